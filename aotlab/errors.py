@@ -139,10 +139,6 @@ class PythonValueError(RefusedError):
     """An argument that is no tensor and cannot be guarded by type and value."""
 
 
-class SymbolicShapeError(RefusedError):
-    """A size is symbolic or depends on data."""
-
-
 class DataDependentError(RefusedError):
     """Python asked for the value of a traced tensor.
 

@@ -62,8 +62,8 @@ from aotlab._torch.guards import (
 )
 from aotlab._torch.views import (
     BASE_GETTER, VERSION_GETTER, base_of, is_call_of_several_views, is_hooked, is_leaf_by_its_base,
-    is_one_of_several_views, is_over_another, is_view_by_custom_function, keeps_through_writes, may_be_written,
-    set_version, share_version, version_of, versions_of, viewing_function,
+    is_one_of_several_views, is_over_another, keeps_through_writes, may_be_written,
+    set_version, share_version, version_of, versions_of,
     was_made_under_no_grad,
 )
 from aotlab._torch.saved import (

@@ -9,28 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotlab._torch.ops import unseen_by_dynamo
-
 #: How `torch.overrides` names the reading of a version counter, and of what a tensor is a view of.
 VERSION_GETTER = Tensor._version.__get__  # type: ignore[attr-defined]  # a getter
 BASE_GETTER = Tensor._base.__get__  # type: ignore[union-attr]  # a getter
 #: Returns the tensor of which another one is a differentiable view.
 base_of: Callable[[Tensor], Tensor | None] = attrgetter("_base")
-
-
-def viewing_function(name: str) -> Callable[[Tensor], Tensor]:
-    """Make a custom Function that returns a view, by the name by which autograd's errors are to call it."""
-
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return tensor.view_as(tensor)
-
-    @unseen_by_dynamo
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient
-
-    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    made: Any = type(name, (torch.autograd.Function,), members)
-    return made.apply  # type: ignore[no-any-return]  # untyped in torch
 
 
 def may_be_written(view: Tensor) -> bool:
@@ -78,11 +61,6 @@ def is_one_of_several_views(tensor: Tensor) -> bool:
 def is_call_of_several_views(node: Any) -> bool:
     """Tell whether an autograd node is that of a view op with several results."""
     return node.name() in ("SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0")
-
-
-def is_view_by_custom_function(tensor: Tensor) -> bool:
-    """Tell whether ``tensor`` is a view, or a view of one, that a user's `torch.autograd.Function` returned."""
-    return _was_created(tensor, torch._C._autograd.CreationMeta.IN_CUSTOM_FUNCTION)
 
 
 def was_made_under_no_grad(tensor: Tensor) -> bool:

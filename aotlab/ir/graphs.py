@@ -101,10 +101,7 @@ def is_view(node: fx.Node) -> bool:
 
 def moves_nothing(target: OpOverload) -> bool:
     """Tell whether an op's results are views, one or several, or would be if its schema said so."""
-    if target is UNSAFE_VIEW:
-        return True
-    first = target._schema.arguments[0].alias_info if target._schema.arguments else None
-    return first is not None and not first.is_write
+    return target is UNSAFE_VIEW or is_view_op(target)
 
 
 def is_random(target: object) -> bool:
@@ -149,15 +146,13 @@ def placeholders(graph: fx.Graph) -> list[fx.Node]:
 
 def output_args(graph: fx.Graph) -> tuple[fx.Node | None, ...]:
     """Return what ``graph`` returns, as a flat tuple."""
-    output = next(node for node in reversed(graph.nodes) if node.op == "output")
-    returned: Any = output.args[0]
+    returned: Any = graph.output_node().args[0]
     return tuple(returned)
 
 
 def return_from(graph: fx.Graph, outputs: Sequence[fx.Node | None]) -> None:
     """Let ``graph`` return something else."""
-    output = next(node for node in reversed(graph.nodes) if node.op == "output")
-    output.args = (tuple(outputs),)
+    graph.output_node().args = (tuple(outputs),)
 
 
 def check_graph(module: fx.GraphModule, name: str, *, writes_inputs: bool = False) -> None:

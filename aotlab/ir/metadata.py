@@ -76,7 +76,6 @@ class OutputType(Enum):
     ALIAS_OF_INTERMEDIATE = "alias of intermediate, base already saved"
     ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT = "alias of intermediate, base is user output"
     UNSAFE_VIEW_ALIAS = "unsafe view"
-    CUSTOM_FUNCTION_VIEW = "custom-function view"
 
 
 _ALIASES_OF_INTERMEDIATES = (
@@ -105,15 +104,13 @@ class OutputAliasInfo:
     """How one flat output is given back.
 
     ``spec`` is the output as eager would return it, None if it is no tensor; ``base_idx`` the input, intermediate base
-    or user output that it aliases, as ``output_type`` says; ``views`` the view ops that lead from the base to it, None
-    where only ``as_strided`` can say it; ``same_as`` the index of an earlier output that is the same object.
+    or user output that it aliases, as ``output_type`` says; ``views`` the view ops that lead from the base to it;
+    ``same_as`` the index of an earlier output that is the same object.
 
     ``made_under_no_grad``: it is a view that was made so, and autograd does not connect it to its base. (Such a view of
-    a tensor that requires grad says that it requires grad and is a leaf.) ``is_detached``: autograd takes it for none.
-    ``is_new_leaf``: the function made it a leaf that requires grad. ``made_by`` names the custom Function that made it
-    as a view of an intermediate. ``precedes_write``: it is a view of an input that was written later: the epilogue
-    makes it before its writes. ``made_together`` is a number shared by views by one call of a function such as
-    ``unbind``, which is one autograd node.
+    a tensor that requires grad says that it requires grad and is a leaf.) ``precedes_write``: it is a view of an input
+    that was written later: the epilogue makes it before its writes. ``made_together`` is a number shared by views by
+    one call of a function such as ``unbind``, which is one autograd node.
     """
 
     index: int
@@ -124,20 +121,11 @@ class OutputAliasInfo:
     base_idx: int | None = None
     dynamic_dims: frozenset[int] = frozenset()
     requires_grad: bool = False
-    views: tuple[ViewStep, ...] | None = None
+    views: tuple[ViewStep, ...] = ()
     same_as: int | None = None
     made_under_no_grad: bool = False
-    is_detached: bool = False
-    is_new_leaf: bool = False
-    made_by: str | None = None
     precedes_write: bool = False
     made_together: int | None = None
-
-    @property
-    def is_made_by_views(self) -> bool:
-        """Whether the epilogue makes it from another tensor: by view ops or, without these, by sizes and strides."""
-        by_strides = self.output_type is OutputType.ALIAS_OF_INPUT or self.aliases_intermediate
-        return bool(self.views) or (self.views is None and by_strides)
 
     @property
     def aliases_intermediate(self) -> bool:

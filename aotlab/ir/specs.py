@@ -62,8 +62,7 @@ class StorageNumbers:
     """
 
     def __init__(self) -> None:
-        self._numbers: dict[int, int] = {}
-        self._alive: list[torch.UntypedStorage] = []
+        self._known: dict[int, tuple[int, torch.UntypedStorage]] = {}
 
     def number(self, tensor: torch.Tensor) -> int | None:
         """Return the number of ``tensor``'s storage; None for a tensor without one."""
@@ -71,11 +70,7 @@ class StorageNumbers:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):
             return None
-        key = storage_key(tensor)
-        if key not in self._numbers:
-            self._numbers[key] = len(self._numbers)
-            self._alive.append(storage)
-        return self._numbers[key]
+        return self._known.setdefault(storage_key(tensor), (len(self._known), storage))[0]
 
 
 def size_of(value: int | torch.SymInt) -> Size:

@@ -35,7 +35,7 @@ from aotlab.trace.inputs import Entered
 from aotlab.trace.outputs import Outputs
 from aotlab.trace.quirk import Handler, Quirk
 from aotlab.trace.records import Hook, HookKind
-from aotlab.trace.sources import is_made_by_strides, ways_back
+from aotlab.trace.sources import ways_back
 
 if TYPE_CHECKING:
     from aotlab.trace.escapes import EscapeGuard
@@ -136,10 +136,7 @@ def _check_partners(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[En
 
 
 def _passed(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) -> Iterator[tuple[int, Hook]]:
-    """Go through the outputs that are made by views, each with the hooks that its gradient passes on its way back.
-
-    So it passes the hooks on the output itself, if that is not made by views of the function but by sizes and strides.
-    """
+    """Go through the outputs that are made by views, each with the hooks that its gradient passes on its way back."""
     at: dict[Edge, list[Hook]] = {}
     for hook in hooks:
         if hook.kind == "hook":
@@ -147,9 +144,6 @@ def _passed(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) 
     if at:
         for i, edge in ways_back(outputs, inputs):
             yield from ((i, hook) for hook in at.get(edge, ()))
-        for i, info in enumerate(outputs.infos):
-            if is_made_by_strides(info, outputs):
-                yield from ((i, hook) for hook in at.get(edge_of(outputs.tensors[i]), ()))
 
 
 class _Outside:

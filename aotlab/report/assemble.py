@@ -191,10 +191,8 @@ def reach(tensor: TensorInfo) -> tuple[int, int] | None:
     return start, start + (last + 1) * itemsize
 
 
-def chain(base: str, views: Sequence[ViewStep] | None) -> str:
-    """Write a chain of view ops as code: ``"x[1:].transpose(0, 1)"``; ``"as_strided"`` where there is no chain."""
-    if views is None:
-        return "as_strided"
+def chain(base: str, views: Sequence[ViewStep]) -> str:
+    """Write a chain of view ops as code: ``"x[1:].transpose(0, 1)"``."""
     text = base
     for step in views:
         # "aten.transpose.int" is called transpose; the overload says nothing that the arguments do not.
@@ -485,10 +483,7 @@ def _relation(info: OutputAliasInfo, row: Output) -> str:
     """Say in words how an output is related to inputs and intermediates."""
     if info.spec is None:
         return "no tensor"
-    if row.views is None or row.views == "as_strided":
-        way = " (as_strided)" if row.views else ""
-    else:
-        way = f": {row.views}"
+    way = "" if row.views is None else f": {row.views}"
     match info.output_type:
         case OutputType.IS_INPUT:
             return f"is input {row.base} itself"
@@ -502,8 +497,6 @@ def _relation(info: OutputAliasInfo, row: Output) -> str:
             return f"view of output {row.base}{way}" if info.views != () else f"is output {row.base} itself"
         case OutputType.UNSAFE_VIEW_ALIAS:
             return "memory of its own (an unsafe view whose base nobody else sees)"
-        case OutputType.CUSTOM_FUNCTION_VIEW:
-            return "view made by a custom autograd function"
         case OutputType.NON_ALIAS:
             return "memory of its own"
 

@@ -40,7 +40,6 @@ OUTPUTS: dict[OutputType, str] = {
         "It is a view of a tensor made inside that is an output of the function's own."
     ),
     OutputType.UNSAFE_VIEW_ALIAS: "An op that looks like a view made it; nobody sees its base, so it counts as new.",
-    OutputType.CUSTOM_FUNCTION_VIEW: "A custom autograd function returned it as a view; autograd has rules for those.",
 }
 
 

@@ -331,7 +331,7 @@ class Output:
     base_kind, base
         What it is made from: ``"input"``, ``"intermediate"`` or ``"output"``, and that one's name.
     views
-        The views that lead from the base to it, as code (``"x.t()"``); ``"as_strided"`` where no chain is known.
+        The views that lead from the base to it, as code (``"x.t()"``).
     relation
         The same as a sentence.
     requires_grad

@@ -224,8 +224,8 @@ class OwnNodes:
         own: list[int] = []
         for n, ((node, _), i) in enumerate(self._entries):
             output = None if i is None else draft.returned_output(i)
-            if (output is None and i is not None and i < len(trace.writes)) or (output and output.made_by):
-                continue  # what a custom Function viewed has its node
+            if output is None and i is not None and i < len(trace.writes):
+                continue
             together.setdefault(node, []).append(n)
             if (self._is_shared and (output or i in hooked)) or (output and i is not None and trace.is_view(i)):
                 own.append(n)
@@ -235,11 +235,6 @@ class OwnNodes:
     def write(self, names: Sequence[str]) -> None:
         """Write it; ``names`` are the expressions of the entries."""
         draft = self._draft
-        for (_, i), name in zip(self._entries, names, strict=True):
-            output = None if i is None else draft.returned_output(i)
-            if output is not None and output.made_by is not None:
-                view = draft.w.constant(output.made_by, internals.viewing_function(output.made_by))
-                draft.with_grad(f"{name} = {view}({name})")
         lines = []
         for group in self._groups():
             listed = ", ".join(names[n] for n in group)

@@ -13,7 +13,7 @@ from aotlab import _torch as internals
 from aotlab.capture import nesting
 from aotlab.capture.nesting import Given, Leaf, Tree
 from aotlab.errors import GraphInvariantError
-from aotlab.ir.metadata import OutputAliasInfo, OutputType, TangentSource, ViewStep
+from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewStep
 from aotlab.ir.specs import TensorSpec
 from aotlab.runtime.arguments import DEEPEST, step_text
 from aotlab.runtime.draft import Draft, Writer
@@ -63,45 +63,33 @@ class Outputs:
         if output.same_as is not None:
             return self.expression(output.same_as)
         if output.index in trace.returned_outputs:
-            returned = self.draft.results[len(trace.writes) + trace.returned_outputs.index(output.index)]
-            if output.is_new_leaf:
-                self.w.add(f"{returned}.requires_grad_()")
-            return returned
+            return self.draft.results[len(trace.writes) + trace.returned_outputs.index(output.index)]
         return self._make_alias(output)
 
     def _make_alias(self, output: OutputAliasInfo) -> str:
         """Write what makes an output that is, or is a view of, something that the caller can see."""
-        base, base_requires = self._base(output)
-        if output.views == ():
+        base = self._base(output)
+        if not output.views:
             return base
         through = self.draft.trace.outputs.made_through.get(output.index)
         if through is not None:
             other = self.meta.output_info[through]
-            assert other.views is not None
-            assert output.views is not None
             rest = output.views[len(other.views) :]
             base, output = self.expression(through), replace(output, views=rest)
         name = self.w.local(output.name)
-        if output.views is None and base_requires and not output.requires_grad:
-            base = f"{base}.detach()"  # which is not among the views if only sizes and strides say what it is
         want = not output.made_under_no_grad
         self._views.write(name, base, output, want if want != self.draft.grad_on else None)
-        if output.is_detached:
-            self.w.add(f"{name} = {name}.detach()")
-        if output.is_new_leaf:
-            self.w.add(f"{name}.requires_grad_()")
         return name
 
-    def _base(self, output: OutputAliasInfo) -> tuple[str, bool]:
-        """Return the expression of what an output is a view of, and whether that requires grad."""
-        meta, trace, k = self.meta, self.draft.trace, output.base_idx
+    def _base(self, output: OutputAliasInfo) -> str:
+        """Return the expression of what an output is a view of."""
+        trace, k = self.draft.trace, output.base_idx
         assert k is not None
         if output.output_type in (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT):
-            return self.draft.kept(k), meta.input_info[k].requires_grad_after
+            return self.draft.kept(k)
         if output.output_type is OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT:
-            return self.expression(k), meta.output_info[k].requires_grad
-        base = self.draft.results[len(trace.writes) + len(trace.returned_outputs) + k]
-        return base, any(t.source is TangentSource.INTERMEDIATE_BASE and t.index == k for t in meta.tangents)
+            return self.expression(k)
+        return self.draft.results[len(trace.writes) + len(trace.returned_outputs) + k]
 
 
 class ViewCalls:
@@ -119,13 +107,6 @@ class ViewCalls:
 
     def write(self, name: str, base: str, output: OutputAliasInfo, grad_mode: bool | None) -> None:
         """Make ``output`` from ``base`` under ``name``."""
-        if output.views is None:
-            spec = output.spec
-            assert spec is not None
-            offset = self._as_strided_offset(base, output)
-            line = f"{name} = {base}.as_strided({spec.shape}, {spec.stride}, {offset})"
-            self.draft.in_context(line, grad_mode=grad_mode)
-            return
         expression = base
         for n, step in enumerate(output.views):
             call = self._call(expression, step)
@@ -144,15 +125,6 @@ class ViewCalls:
             given.add(step.item)
             expression = f"{made}[{step.item}]"
         self.draft.in_context(f"{name} = {expression}", grad_mode=grad_mode)
-
-    def _as_strided_offset(self, base: str, output: OutputAliasInfo) -> str:
-        assert output.spec is not None
-        assert output.base_idx is not None
-        if output.output_type is OutputType.ALIAS_OF_INPUT:
-            here = self.draft.trace.inputs.final_offsets[output.base_idx]
-            assert isinstance(output.spec.offset, int)
-            return f"{base}.storage_offset() + {output.spec.offset - here}"
-        return str(output.spec.offset)
 
     def _call(self, base: str, step: ViewStep) -> str:
         arguments = [self._literal(a) for a in step.args] + [f"{k}={self._literal(v)}" for k, v in step.kwargs]

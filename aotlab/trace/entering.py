@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
@@ -26,6 +25,7 @@ from aotlab.trace.inputs import Entered, enter, entered, non_leaf
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Write
 from aotlab.trace.surroundings import tracing
+from aotlab.trace.write_calls import may_overlap_itself
 
 
 def enter_inputs(recorder: Recorder, call: Call, dedupe: DedupeRecord, bases: Sequence[Base]) -> list[Entered]:
@@ -50,48 +50,37 @@ def _windows(recorder: Recorder, base: Base, members: Sequence[Tensor]) -> list[
     """
     first = members[0]
     origin = first.data_ptr() + base.shift
-    dtypes = {real.dtype for real in members}
     for real in members:
-        aligned = (real.data_ptr() - origin) % real.element_size() == 0
         together = internals.share_version(first, real) or (first.is_inference() and real.is_inference())
-        related = real.requires_grad and (len(dtypes) > 1 or internals.base_of(real) is not None)
-        if related or not aligned or not together or (len(dtypes) > 1 and torch.bool in dtypes):
+        is_view = real.requires_grad and internals.base_of(real) is not None
+        aligned = real.dtype == first.dtype and (real.data_ptr() - origin) % real.element_size() == 0
+        if is_view or not together or not aligned or may_overlap_itself(_once(real), real.stride()):
             return []
     fake = internals.new_fake(recorder.fake_mode, (base.count,), (1,), base.dtype, first.device)
     base.fake = recorder.tape.enter(fake)
-    wrapper = internals.to_functional(base.fake)
+    base.wrapper = internals.to_functional(base.fake)
     with tracing(recorder):
-        offsets = [(real.data_ptr() - origin) // real.element_size() for real in members]
-        made = [_window(wrapper, offset, real) for offset, real in zip(offsets, members, strict=True)]
-        found = [_placed(window, real) for window, real in zip(made, members, strict=True) if window is not None]
-    if len(found) < len(members):
-        return []
-    base.wrapper = wrapper
-    return found
+        return [_window(base.wrapper, (real.data_ptr() - origin) // real.element_size(), real) for real in members]
 
 
-def _placed(window: Tensor, real: Tensor) -> Tensor:
-    """Make what stands for ``real`` of its window; it requires grad as that does: a leaf, or something computed."""
+def _window(memory: Tensor, offset: int, real: Tensor) -> Tensor:
+    """Make what stands for ``real``, ``offset`` elements behind the beginning of the base's memory."""
+    window = memory
+    if real.is_contiguous():  # a slice, which compilers fuse better
+        window = memory.narrow(0, offset, real.numel()).view(real.shape)
+    if window.stride() != real.stride():
+        window = memory.as_strided(_once(real), real.stride(), offset)
+    if window.shape != real.shape:
+        window = window.expand(real.shape)
     if not real.requires_grad or real.is_leaf:
         return window.detach().requires_grad_(real.requires_grad)
     leaf = internals.to_functional(internals.from_functional(window.detach())).requires_grad_(True)
     return non_leaf(leaf, window.detach)
 
 
-def _window(flat: Tensor, offset: int, like: Tensor) -> Tensor | None:
-    """Make a window with the sizes and strides of ``like`` of a one-dimensional tensor; None if it cannot be written.
-
-    Functionalization cannot write through ``as_strided`` behind another view, as a window of bytes would be.
-    """
-    of_bytes = flat.dtype != like.dtype
-    if of_bytes:
-        size = like.element_size()
-        flat = flat.narrow(0, 0, flat.numel() // size * size).view(like.dtype)
-    if like.is_contiguous():
-        window = flat.narrow(0, offset, like.numel()).view(like.shape)
-        if window.stride() == like.stride():
-            return window
-    return None if of_bytes else flat.as_strided(like.shape, like.stride(), offset)
+def _once(tensor: Tensor) -> list[int]:
+    """Return the sizes of a tensor without the repetition that ``expand`` makes, through which nobody may write."""
+    return [size if step else min(size, 1) for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
 
 
 def placeholders_of(

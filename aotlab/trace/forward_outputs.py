@@ -13,7 +13,7 @@ from aotlab.ir.extents import byte_interval
 from aotlab.ir.metadata import InputAliasInfo, MutationType, TangentSource
 from aotlab.trace.edges import Edge, edge_of
 from aotlab.trace.function import Findings
-from aotlab.trace.inputs import Entered, bases_of, is_written
+from aotlab.trace.inputs import Entered, bases_of
 from aotlab.trace.records import Write
 from aotlab.trace.write_calls import overlaps_itself
 
@@ -45,7 +45,7 @@ class ForwardOutputs:
     @property
     def training(self) -> bool:
         """Whether anything can be differentiated."""
-        return any(item.root is not None for item in self.returned)
+        return bool(self.positions)
 
     @property
     def positions(self) -> list[int]:
@@ -69,39 +69,31 @@ def writes_of(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> lis
         def f(a, b):           # b = a[2:], so both are windows of one base
             a.mul_(2)          # a is written; b shows it, and gets nothing of its own
 
-    Of tensors that share memory those are written that the program wrote, and the others only where that leaves bytes
-    of theirs out.
+    Of tensors that share memory those are written that leave bytes out of none of the others.
     """
     found: list[Write] = []
     for k, info in enumerate(infos):
         if info.mutates_data and inputs[k].base is None:
             found.append(Write(k, inputs[k].written_visibly, info.moves_version))
     for base in bases_of(inputs):
-        if not is_written(base, inputs):
+        if not any(infos[k].mutates_data for k in base.members):
             if any(infos[k].moves_version for k in base.members):
                 raise RunEagerly(f"a write to `{inputs[base.members[0]].name}`, which shares memory, changes nothing")
             continue
-        if not any(infos[k].mutates_data for k in base.members):  # no version counter tells through which it was
-            raise RunEagerly(f"`{inputs[base.members[0]].name}`, which shares memory, is written unseen")
         covered: list[tuple[int, int]] = []
         spans = {k: byte_interval(inputs[k].real) for k in base.members}
-        for k in sorted(base.members, key=lambda k: (not infos[k].moves_version, spans[k][0] - spans[k][1])):
+        for k in sorted(base.members, key=lambda k: spans[k][0] - spans[k][1]):  # the longest first
             real, (start, stop) = inputs[k].real, spans[k]
-            inside = any(a <= start and stop <= b for a, b in covered)
-            if not inside and overlaps_itself(real):  # eager lets nobody write it
-                raise RunEagerly(f"`{inputs[k].name}` overlaps itself and may be written")
-            if inside or any(_are_one_window(inputs[w.index].real, real) for w in found):
+            if any(a <= start and stop <= b for a, b in covered):
                 continue
+            if overlaps_itself(real):  # eager lets nobody write it
+                raise RunEagerly(f"`{inputs[k].name}` overlaps itself and may be written")
             found.append(Write(k, visible=False, counts=infos[k].moves_version))
             if internals.is_dense(real):
                 covered.append((start, stop))
     # After a write that requires grad torch lets nobody write another part of the memory through a view without a
     # history: such writes come last.
     return sorted(found, key=lambda write: (write.visible, write.index))
-
-
-def _are_one_window(a: Tensor, b: Tensor) -> bool:
-    return (a.data_ptr(), a.dtype, a.shape, a.stride()) == (b.data_ptr(), b.dtype, b.shape, b.stride())
 
 
 def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> ForwardOutputs:
@@ -111,42 +103,38 @@ def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> Forwar
     none of its ops may raise.
     """
     inputs, infos, outputs = findings.inputs, findings.infos, findings.outputs
-    finals = [internals.from_functional(i.wrapper) for i in inputs]
-    writes = writes_of(inputs, infos)
-    returned: list[Returned] = []
-    for write in writes:
-        wrapper = inputs[write.index].wrapper
-        root = wrapper if write.visible and wrapper.requires_grad else None
-        label = f"mutated input {infos[write.index].name}"
-        returned.append(Returned(TangentSource.MUTATED_INPUT, write.index, finals[write.index], root, label))
-    for i, value, root in outputs.returned:
-        returned.append(Returned(TangentSource.OUTPUT, i, value, root, outputs.infos[i].name))
+    finals = [internals.from_functional(item.wrapper) for item in inputs]
+    results = [Returned(TangentSource.OUTPUT, i, v, root, outputs.infos[i].name) for i, v, root in outputs.returned]
     for i, (value, root) in enumerate(outputs.bases):
-        returned.append(Returned(TangentSource.INTERMEDIATE_BASE, i, value, root, f"intermediate base {i}"))
-    found = ForwardOutputs(returned=returned, writes=writes, write_back=[], infos=infos)
-    if found.training:
-        return found
-    operations = findings.recorder.tape.operations
-    if not keep_input_mutations or any(o.may_raise_late for o in operations if o.phase == "forward"):
-        return found  # what raises must leave the inputs as they were: eager has to write them, and to raise its error
-    return _written_in_graph(found, findings, finals)
-
-
-def _written_in_graph(found: ForwardOutputs, findings: Findings, finals: Sequence[Tensor]) -> ForwardOutputs:
-    """Leave to the graph the writes that it can do as eager does."""
-    inputs = findings.inputs
-    if any(info.precedes_write for info in findings.outputs.infos):
-        return found  # such an output has to be made before the write, and the graph runs first
-    # a write in the graph moves the version counter; where eager's does not, the epilogue writes
-    infos = tuple(
-        replace(info, keep_input_mutations=True) if info.moves_version and item.base is None else info
-        for info, item in zip(found.infos, inputs, strict=True)
-    )
-    kept = {i.index for i in infos if i.mutation_type is MutationType.MUTATED_IN_GRAPH}
-    return replace(
-        found,
-        returned=[r for r in found.returned if r.source is not TangentSource.MUTATED_INPUT or r.index not in kept],
-        writes=[write for write in found.writes if write.index not in kept],
+        results.append(Returned(TangentSource.INTERMEDIATE_BASE, i, value, root, f"intermediate base {i}"))
+    new_values = []
+    writes = writes_of(inputs, infos)
+    for write in writes:
+        wrapper, label = inputs[write.index].wrapper, f"mutated input {infos[write.index].name}"
+        root = wrapper if write.visible and wrapper.requires_grad else None
+        new_values.append(Returned(TangentSource.MUTATED_INPUT, write.index, finals[write.index], root, label))
+    kept: set[int] = set()
+    if keep_input_mutations and all(item.root is None for item in (*new_values, *results)) and _may_write(findings):
+        # a write in the graph moves the version counter; where eager's does not, the epilogue writes
+        infos = tuple(
+            replace(info, keep_input_mutations=True) if info.moves_version and item.base is None else info
+            for info, item in zip(infos, inputs, strict=True)
+        )
+        kept = {info.index for info in infos if info.mutation_type is MutationType.MUTATED_IN_GRAPH}
+    return ForwardOutputs(
+        returned=[*(item for item in new_values if item.index not in kept), *results],
+        writes=[write for write in writes if write.index not in kept],
         write_back=[(inputs[k].fake, finals[k]) for k in sorted(kept)],
         infos=infos,
     )
+
+
+def _may_write(findings: Findings) -> bool:
+    """Tell whether a graph may write inputs itself.
+
+    What raises must leave them as they were, since eager has to write them and to raise its error. And a view from
+    before a write has to be made before it, where the graph runs first.
+    """
+    operations = findings.recorder.tape.operations
+    raises = any(operation.may_raise_late for operation in operations if operation.phase == "forward")
+    return not raises and not any(info.precedes_write for info in findings.outputs.infos)

@@ -82,11 +82,6 @@ class Entered:
         """Whether autograd has seen a write; a view's own node is made anew after any write, so its base is asked."""
         return owner_of(self.wrapper).grad_fn is not self.history
 
-    @property
-    def counts_unseen(self) -> bool:
-        """Whether writes to the caller's tensor are counted and those to its wrapper, an inference tensor, are not."""
-        return self.wrapper.is_inference() and not self.real.is_inference()
-
     def check_attributes(self) -> None:
         """Refuse a function that hangs something on its argument, or swaps it for another tensor."""
         now, before = vars(self.wrapper), self.attributes
@@ -116,10 +111,9 @@ def enter(tape: Tape, fake_mode: FakeTensorMode, name: str, real: Tensor) -> Ent
 
 def entered(name: str, real: Tensor, fake: Tensor, wrapper: Tensor, base: Base | None) -> Entered:
     """Note what the stand-in of an input is like before the program runs."""
-    attributes = dict(vars(real))
+    vars(wrapper).update(vars(real))
     if isinstance(real, torch.nn.Parameter):
-        attributes["_is_param"] = True  # by which torch tells that any tensor stands for a parameter
-    vars(wrapper).update(attributes)
+        vars(wrapper)["_is_param"] = True  # by which torch tells that any tensor stands for a parameter
     return Entered(
         name=name,
         real=real,
@@ -166,26 +160,21 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
             argument=item.name,
             pattern=r"\bbackward\(",
         )
-    requires_grad = item.real.requires_grad
+    requires_grad, visible = item.real.requires_grad, item.written_visibly
     mutated = internals.has_data_mutation(wrapper) and final is not item.fake
-    if item.base is not None:  # a write to another window of the base is not one to this input
-        mutated = mutated and (internals.version_of(wrapper) != item.version)
-    if item.base is not None and item.written_visibly:
+    if item.base is not None and visible:
         raise RunEagerly(f"`{item.name}` shares memory with another input, and a write gives it a history")
     if mutated and item.base is None and overlaps_itself(item.real):
         raise RunEagerly(f"`{item.name}` overlaps itself and is written")
-    visible, moved = item.written_visibly, internals.version_of(wrapper) != item.version
     # under inference_mode around the call the wrapper counts nothing, where the caller's ordinary tensor does
-    moved = moved or (mutated and item.counts_unseen)
-    in_grad_mode = mutated and item.real.requires_grad and not internals.mutations_under_no_grad(wrapper)
+    uncounted = mutated and wrapper.is_inference() and not item.real.is_inference()
+    moved = uncounted or internals.version_of(wrapper) != item.version
+    under_no_grad = mutated and internals.mutations_under_no_grad(wrapper)
     allowed = internals.may_be_written(item.real) if visible else not moved or internals.keeps_through_writes(item.real)
-    if in_grad_mode and not allowed:
+    if mutated and requires_grad and not under_no_grad and not allowed:
         raise RunEagerly(f"`{item.name}` is a view that may not be written in grad mode")
     if moved and not mutated and requires_grad and item.base is None:
         raise RunEagerly(f"the version of `{item.name}` moves, and nothing is written")
-    # torch does not say which writes went through `detach()` or `.data`; that autograd's node did not change does
-    hidden = requires_grad and not visible
-    under_no_grad = mutated and internals.mutations_under_no_grad(wrapper)
     return InputAliasInfo(
         index=index,
         name=item.name,
@@ -195,7 +184,8 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
         mutates_data=mutated,
         mutates_metadata=bool(item.steps),
         metadata_steps=tuple(item.steps),
-        mutations_hidden_from_autograd=mutated and hidden and not under_no_grad,
+        # torch does not say which writes went through `detach()` or `.data`; that autograd's node did not change does
+        mutations_hidden_from_autograd=mutated and requires_grad and not visible and not under_no_grad,
         mutations_under_no_grad_or_inference_mode=under_no_grad,
         moves_version=moved,
         requires_grad_after=wrapper.requires_grad,
@@ -221,21 +211,11 @@ def _check_sizes(item: Entered, final: Tensor, tape: Tape) -> None:
 def _requires_grad_set(item: Entered) -> bool | None:
     """Return what `requires_grad_` made of an input, None if it is as it would be without."""
     wrapper = item.wrapper
-    if not wrapper.is_leaf:
-        return None
-    if wrapper.requires_grad == item.real.requires_grad:
+    if not wrapper.is_leaf or wrapper.requires_grad == item.real.requires_grad:
         return None
     if item.base is not None or item.steps:
         raise RunEagerly(f"`{item.name}` shares memory or was moved, and is made to require grad or not to")
     return wrapper.requires_grad
-
-
-def is_written(base: Base, inputs: Sequence[Entered]) -> bool:
-    """Tell whether a write to a base's memory was recorded that left something else in one of its windows."""
-    assert base.wrapper is not None
-    return internals.has_data_mutation(base.wrapper) and any(
-        internals.from_functional(inputs[k].wrapper) is not inputs[k].fake for k in base.members
-    )
 
 
 def bases_of(inputs: Sequence[Entered]) -> list[Base]:

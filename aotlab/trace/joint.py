@@ -125,7 +125,6 @@ def _graph_inputs(findings: Findings, forward: ForwardOutputs) -> GraphInputs:
         placeholders=placeholders,
         sources=sources,
         offsets_read=findings.offsets_read,
-        final_offsets=[int(item.wrapper.storage_offset()) for item in findings.inputs],
     )
 
 

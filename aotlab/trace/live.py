@@ -32,9 +32,8 @@ class GraphInputs:
     #: The name and fake tensor of each graph input; and the flat argument that it is, or the synthetic base.
     placeholders: Sequence[tuple[str, Tensor]]
     sources: Sequence[int | Base]
-    #: The kept inputs whose offset in their storage the function looked at, and the offset of each when it returned.
+    #: The kept inputs whose offset in their storage the function looked at.
     offsets_read: Sequence[int]
-    final_offsets: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

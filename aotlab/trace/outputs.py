@@ -12,7 +12,7 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab.capture.given import is_constant
 from aotlab.capture.signals import RunEagerly
-from aotlab.errors import OutputError, SymbolicShapeError
+from aotlab.errors import OutputError
 from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewStep
 from aotlab.ir.specs import StorageNumbers, spec_of
 from aotlab.trace.chronicle import Chronicle
@@ -20,19 +20,15 @@ from aotlab.trace.inputs import Entered, owner_of, value_of
 from aotlab.trace.tape import Tape
 from aotlab.trace.views import (
     call_of_several,
-    canonical_base,
-    common_base,
     covers_storage,
-    ends_nowhere,
     is_new_leaf,
     is_view_of,
-    reaches,
+    top_of,
     views_between,
     with_detach,
 )
 from aotlab.trace.write_calls import overlaps_itself
 
-_OF_INPUTS = (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT)
 _LAZY = ("aten._conj.default", "aten._neg_view.default")
 _CLONE = "return a clone, to have it compiled"
 
@@ -48,23 +44,21 @@ class Outputs:
     tensors: dict[int, Tensor] = field(default_factory=dict)  # output → what the program returned
 
 
+@dataclass(slots=True)
 class OutputReader:
     """Classifies the outputs of a trace; ``chronicle`` tells which views were made before a write."""
 
-    def __init__(
-        self, tape: Tape, leaves: Sequence[Any], names: Sequence[str], inputs: Sequence[Entered], chronicle: Chronicle
-    ) -> None:
-        self.tape = tape
-        self.leaves = leaves
-        self.names = names
-        self.inputs = inputs
-        self.chronicle = chronicle
-        self.read = Outputs()
-        self.values: dict[int, Tensor] = {}
-        self._infos: dict[int, OutputAliasInfo] = {}
-        self._storages = StorageNumbers()
-        self._first_of: dict[int, int] = {}
-        self._calls: dict[Any, int] = {}
+    tape: Tape
+    leaves: Sequence[Any]
+    names: Sequence[str]
+    inputs: Sequence[Entered]
+    chronicle: Chronicle
+    read: Outputs = field(default_factory=Outputs)
+    values: dict[int, Tensor] = field(default_factory=dict)
+    _infos: dict[int, OutputAliasInfo] = field(default_factory=dict)
+    _storages: StorageNumbers = field(default_factory=StorageNumbers)
+    _first_of: dict[int, int] = field(default_factory=dict)
+    _calls: dict[Any, int] = field(default_factory=dict)
 
     def run(self) -> Outputs:
         """Classify the outputs by the memory that they have."""
@@ -93,8 +87,6 @@ class OutputReader:
     def _constant(self, i: int, leaf: Any) -> None:
         """Take an output that is no tensor."""
         name, kind = self.names[i], type(leaf)
-        if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
-            raise SymbolicShapeError(f"`{name}` is a symbolic number", why="that is not supported yet")
         if not is_constant(leaf):
             raise OutputError(
                 f"`{name}` is a `{kind.__module__}.{kind.__qualname__}`",
@@ -110,16 +102,22 @@ class OutputReader:
         """Take an output that is a tensor."""
         self.values[i] = value_of(leaf, f"`{self.names[i]}`")
         self.read.tensors[i] = leaf
-        if vars(leaf) and not any(leaf is item.wrapper for item in self.inputs):
+        if any(leaf is item.wrapper for item in self.inputs):
+            return
+        if is_new_leaf(leaf):
+            raise OutputError(
+                f"`{self.names[i]}` is a leaf that the function made to require grad",
+                why="what is computed from it would accumulate its gradient inside the graph, out of reach",
+                suggestion="create it outside and pass it in",
+            )
+        if vars(leaf):
             raise OutputError(
                 f"`{self.names[i]}` has the attribute `{next(iter(vars(leaf)))}`",
                 why="a compiled call would return a tensor without it",
                 suggestion="return the value",
             )
 
-    def _info(
-        self, i: int, kind: OutputType, base: int | None = None, views: tuple[ViewStep, ...] | None = None
-    ) -> None:
+    def _info(self, i: int, kind: OutputType, base: int | None = None, views: tuple[ViewStep, ...] = ()) -> None:
         """Write down what an output is."""
         leaf = self.leaves[i]
         if leaf.is_inference() and not torch.is_inference_mode_enabled():
@@ -129,7 +127,7 @@ class OutputReader:
             )
         item = None if base is None or kind is not OutputType.ALIAS_OF_INPUT else self.inputs[base]
         several = call_of_several(leaf)
-        if several is not None and views != () and all(step.item is None for step in views or ()):
+        if several is not None and views and all(step.item is None for step in views):
             raise RunEagerly(f"`{self.names[i]}` is one of several views that were made together, and is made anew")
         first = self._first_of.setdefault(id(leaf), i)
         self._infos[i] = OutputAliasInfo(
@@ -142,14 +140,7 @@ class OutputReader:
             requires_grad=leaf.requires_grad,
             views=views,
             same_as=None if first == i else first,
-            is_detached=views is None and internals.base_of(leaf) is None,
-            made_under_no_grad=views != () and internals.was_made_under_no_grad(leaf),
-            is_new_leaf=kind not in _OF_INPUTS and is_new_leaf(leaf),
-            made_by=(
-                str(leaf.grad_fn.name()).rsplit("::", 1)[-1].split("Backward")[0]  # as autograd's errors call it
-                if kind is OutputType.CUSTOM_FUNCTION_VIEW
-                else None
-            ),
+            made_under_no_grad=bool(views) and internals.was_made_under_no_grad(leaf),
             precedes_write=item is not None and self._precedes_write(i, item),
             made_together=None if several is None else self._calls.setdefault(several, len(self._calls)),
         )
@@ -159,12 +150,9 @@ class OutputReader:
         output = self.leaves[i]
         if output is item.wrapper or not self.chronicle.is_older(output):
             return False
-        # the caller may let its base require grad, which then asks for its history
-        may_require = not item.wrapper.requires_grad and (output.is_floating_point() or output.is_complex())
-        several = internals.is_one_of_several_views(output)
-        if output.requires_grad or (may_require and (item.base is not None or several)):
+        if output.requires_grad or item.base is not None or internals.is_one_of_several_views(output):
             raise RunEagerly(f"`{self.names[i]}` is a view of `{item.name}` from before that was changed")
-        return may_require
+        return True  # the caller may let its base require grad, which then asks for its history
 
     # --- views of inputs
 
@@ -191,127 +179,80 @@ class OutputReader:
             if output is item.wrapper:
                 self._info(i, OutputType.IS_INPUT, k, ())
                 continue
-            if output.requires_grad and (ends_nowhere(output) or not is_view_of(output, item.wrapper)):
+            if output.requires_grad and not is_view_of(output, item.wrapper):
                 raise RunEagerly(
                     f"`{name}` shares memory with `{item.name}` and has an autograd history of its own",
                     suggestion=_CLONE,
                 )
-            if (
-                output.requires_grad
-                and overlaps_itself(item.real)
-                and item.version != internals.version_of(item.wrapper)
-            ):
+            moved = item.version != internals.version_of(item.wrapper)
+            if output.requires_grad and moved and overlaps_itself(item.real):
                 # autograd makes the history again by sizes and strides, which share gradients out among equal places
                 raise RunEagerly(f"a view of `{item.name}`, which overlaps itself and is changed, is returned")
-            views = with_detach(views_between(self.tape, base_value, self.values[i]), output, item.wrapper)
-            lazy = views is not None and len(views) > 1 and any(step.target in _LAZY for step in views)
-            if lazy or (views is None and _reads_otherwise(self.values[i], base_value)):
+            views = self._views(i, base_value, item.wrapper)
+            if len(views) > 1 and any(step.target in _LAZY for step in views):
                 raise RunEagerly(f"the views from `{item.name}` to `{name}` cannot be made again", suggestion=_CLONE)
             self._info(i, OutputType.ALIAS_OF_INPUT, k, views)
+
+    def _views(self, i: int, base: Tensor, root: Tensor | None) -> tuple[ViewStep, ...]:
+        """Return the views that lead to an output from a value, which that of ``root`` is."""
+        views = views_between(self.tape, base, self.values[i])
+        if views is None:
+            raise RunEagerly(f"the views to `{self.names[i]}` cannot be made again", suggestion=_CLONE)
+        return with_detach(views, self.leaves[i], root)
 
     # --- intermediates
 
     def _intermediates(self, members: Sequence[int]) -> None:
         """Classify outputs that share the storage of one intermediate."""
-        leaves, values, names = self.leaves, self.values, self.names
+        leaves, values = self.leaves, self.values
         distinct = list({id(leaves[i]): i for i in reversed(members)}.values())[::-1]
-        self._check_intermediates(distinct)
-        lone = leaves[distinct[0]]
-        new_leaf = is_new_leaf(lone)  # it is the only one then
-        if len(distinct) == 1 and covers_storage(values[distinct[0]]) and not self._is_made_by_views(distinct[0]):
-            i = distinct[0]
-            made = self.tape.producer(values[i])
+        lone = distinct[0]
+        if len(distinct) == 1 and covers_storage(values[lone]) and not self._is_made_by_views(lone):
+            made = self.tape.producer(values[lone])
             unsafe = made is not None and made[0].target is internals.UNSAFE_VIEW
-            if not new_leaf and lone.requires_grad and internals.is_view_by_custom_function(lone):
-                self._info(i, OutputType.CUSTOM_FUNCTION_VIEW)
-            else:
-                self._info(i, OutputType.UNSAFE_VIEW_ALIAS if unsafe else OutputType.NON_ALIAS)
-            self.read.returned.append((i, values[i], lone if lone.requires_grad and not new_leaf else None))
+            self._info(lone, OutputType.UNSAFE_VIEW_ALIAS if unsafe else OutputType.NON_ALIAS)
+            self.read.returned.append((lone, values[lone], leaves[lone] if leaves[lone].requires_grad else None))
             for again in members[1:]:
-                self._info(again, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT, i, ())
+                self._info(again, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT, lone, ())
             return
         base, root = self._common_base(distinct)
         owner = next((i for i in distinct if values[i] is base and leaves[i].requires_grad == (root is not None)), None)
         if owner is not None:
             self._info(owner, OutputType.NON_ALIAS)
             self.read.returned.append((owner, base, root))
-            where, first = owner, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT
-            following = first
+            where, kind = owner, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT
         else:
-            where = len(self.read.bases)
+            where, kind = len(self.read.bases), OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT
             self.read.bases.append((base, root))
-            first, following = OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT, OutputType.ALIAS_OF_INTERMEDIATE
-        for i in members:
-            if i == owner:
-                continue
-            views = views_between(self.tape, base, values[i])
-            if views is None and (leaves[i].requires_grad or _reads_otherwise(values[i], base)):
-                raise RunEagerly(f"the views to `{names[i]}` cannot be made again", suggestion=_CLONE)
+        for i in (i for i in members if i != owner):
             if self.chronicle.is_made_again(leaves[i]):
-                raise RunEagerly(f"`{names[i]}` is a view of an intermediate from before that was written")
-            self._info(i, first, where, with_detach(views, leaves[i], root))
-            first = following
-
-    def _check_intermediates(self, distinct: Sequence[int]) -> None:
-        """Refuse outputs on one intermediate that a compiled call cannot make."""
-        new_leaf = next((i for i in distinct if is_new_leaf(self.leaves[i])), None)
-        roots = [t for t in (*self.read.tensors.values(), *(i.wrapper for i in self.inputs)) if t.requires_grad]
-        if new_leaf is not None and (len(distinct) > 1 or any(reaches(o, self.leaves[new_leaf]) for o in roots)):
-            raise OutputError(
-                f"`{self.names[new_leaf]}` is a leaf that the function made to require grad, and uses or views",
-                why="its gradient would be accumulated inside the graph, out of reach",
-                suggestion="create it outside and pass it in",
-            )
+                raise RunEagerly(f"`{self.names[i]}` is a view of an intermediate from before that was written")
+            self._info(i, kind, where, self._views(i, base, root))
+            if owner is None:
+                kind = OutputType.ALIAS_OF_INTERMEDIATE
 
     def _is_made_by_views(self, i: int) -> bool:
         """Tell whether an output with an intermediate's memory to itself is to be a view of that for the caller, too.
 
         The caller's later write makes another thing of a view's history and hooks, and may not be allowed.
         """
-        output, base = self.leaves[i], internals.base_of(self.leaves[i])
-        if is_new_leaf(output):
+        output = self.leaves[i]
+        if internals.base_of(output) is None or output.is_inference():
             return False
-        if output.requires_grad:
-            by_function = internals.is_view_by_custom_function(output)
-            several = internals.is_one_of_several_views(output)
-            return output.is_leaf or several or (base is not None and (not by_function or ends_nowhere(output)))
-        if base is None or output.is_inference():
-            return False
-        top, value = canonical_base(self.tape, value_of(base, "a base")), self.values[i]
-        return top is not value and (
-            views_between(self.tape, top, value) is not None or not _reads_otherwise(value, top)
-        )
+        return output.requires_grad or top_of(self.tape, self.values[i]) is not self.values[i]
 
     def _common_base(self, distinct: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         """Return the value that outputs on one intermediate are made from, and the tensor to differentiate for them."""
-        leaves, values, names = self.leaves, self.values, self.names
-        differentiable = [leaves[i] for i in distinct if leaves[i].requires_grad and not is_new_leaf(leaves[i])]
-        root = next((owner_of(output) for output in differentiable), None)
-        if root is not None and is_new_leaf(root) and all(root is not leaves[i] for i in distinct):
-            raise RunEagerly(f"`{names[distinct[0]]}` is a view of a leaf that the function made to require grad")
-        for i in distinct:
-            if leaves[i].requires_grad and internals.base_of(leaves[i]) is not None and ends_nowhere(leaves[i]):
-                raise RunEagerly(f"`{names[i]}` is a view of a view that was made under no_grad")
-        starts = [canonical_base(self.tape, value_of(owner_of(leaves[i]), f"`{names[i]}`")) for i in distinct]
-        base = common_base(self.tape, starts)
-        top = None if root is None else value_of(root, "a base")
-        if (
-            base is not None
-            and top is not None
-            and all(views_between(self.tape, top, values[i]) is not None for i in distinct)
-        ):
-            base = top  # also where it is an alias of something else, or was made a part of its memory in place
-        connected = root is None or all(is_view_of(output, root) for output in differentiable)
-        if base is None or not connected or (top is not None and top is not base):
+        differentiable = [self.leaves[i] for i in distinct if self.leaves[i].requires_grad]
+        if not differentiable:
+            return top_of(self.tape, self.values[distinct[0]]), None
+        root = owner_of(differentiable[0])
+        named = ", ".join(f"`{self.names[i]}`" for i in distinct)
+        if is_new_leaf(root):
+            raise RunEagerly(f"{named} are views of a leaf that the function made to require grad")
+        if not all(is_view_of(output, root) for output in differentiable):
             raise RunEagerly(
-                f"the outputs {', '.join(f'`{names[i]}`' for i in distinct)} share memory in a way that cannot be made "
-                "again from one tensor",
+                f"the outputs {named} share memory in a way that cannot be made again from one tensor",
                 suggestion="return clones, to have it compiled",
             )
-        return base, root
-
-
-def _reads_otherwise(value: Tensor, base: Tensor) -> bool:
-    """Tell whether the bytes of two aliases mean different numbers: no ``as_strided`` makes one of the other."""
-    ways = [(t.dtype, t.is_conj(), t.is_neg()) for t in (value, base)]
-    return ways[0] != ways[1]
+        return value_of(root, "a base"), root

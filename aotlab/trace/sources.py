@@ -13,7 +13,7 @@ from typing import Any
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
-from aotlab.ir.metadata import OutputAliasInfo, OutputType, TangentSource
+from aotlab.ir.metadata import OutputType, TangentSource
 from aotlab.trace.edges import Edge, edge_of, edges_behind, next_edges
 from aotlab.trace.forward_outputs import ForwardOutputs, Returned
 from aotlab.trace.function import Findings
@@ -79,7 +79,7 @@ def _seen(outputs: Outputs, roots: Sequence[Returned]) -> dict[Edge, tuple[int, 
     found: dict[Edge, tuple[int, tuple[int, ...]]] = {}
     for info in outputs.infos:
         leaf = outputs.tensors.get(info.index)
-        if leaf is None or not info.is_made_by_views or leaf.grad_fn is None:
+        if leaf is None or not info.views or leaf.grad_fn is None:
             continue
         kind = {
             OutputType.ALIAS_OF_INPUT: TangentSource.MUTATED_INPUT,
@@ -130,7 +130,7 @@ def check_passed(findings: Findings) -> None:
             return v, w.exp()
 
     A hook on ``v`` is called with None when a gradient comes from the second output, since ``v`` and ``w`` have one
-    node in common. And views of an output that is made by sizes and strides would have to be made through it.
+    node in common.
     """
     outputs, inputs = findings.outputs, findings.inputs
     tensors = [*outputs.tensors.values(), *(item.wrapper for item in inputs)]
@@ -146,15 +146,6 @@ def check_passed(findings: Findings) -> None:
                 "an output is one of several views that were made together, and gradients pass another one",
                 suggestion="return all of them or none, to have it compiled",
             )
-    by_strides = {edge_of(outputs.tensors[info.index]) for info in outputs.infos if is_made_by_strides(info, outputs)}
-    for i, edge in ways_back(outputs, inputs) if by_strides else ():
-        if edge in by_strides:
-            raise RunEagerly(f"`{outputs.infos[i].name}` is a view of a view that is made by sizes and strides")
-
-
-def is_made_by_strides(info: OutputAliasInfo, outputs: Outputs) -> bool:
-    """Tell whether an output has a history and is made by sizes and strides, so that no other is made from it."""
-    return info.is_made_by_views and info.views is None and outputs.tensors[info.index].grad_fn is not None
 
 
 def ways_back(outputs: Outputs, inputs: Sequence[Entered]) -> Iterator[tuple[int, Edge]]:
@@ -164,7 +155,7 @@ def ways_back(outputs: Outputs, inputs: Sequence[Entered]) -> Iterator[tuple[int
     roots = [*(root for _, _, root in outputs.returned), *(root for _, root in outputs.bases)]
     ends.update(edge_of(root) for root in roots if root is not None)
     for i, tensor in outputs.tensors.items():
-        edges = next_edges(tensor.grad_fn) if outputs.infos[i].is_made_by_views and tensor.grad_fn is not None else []
+        edges = next_edges(tensor.grad_fn) if outputs.infos[i].views and tensor.grad_fn is not None else []
         while len(edges) == 1 and edges[0] not in ends:
             yield i, edges[0]
             edges = next_edges(edges[0][0])

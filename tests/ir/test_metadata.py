@@ -47,9 +47,9 @@ def test_the_one_rule(changes, expected):
     assert an_input(**changes).mutation_type is expected
 
 
-def test_all_eight_output_types():
-    """There are eight, and three of them alias an intermediate."""
-    assert len(OutputType) == 8
+def test_all_seven_output_types():
+    """There are seven, and three of them alias an intermediate."""
+    assert len(OutputType) == 7
     aliasing = {kind for kind in OutputType if an_output(0, kind).aliases_intermediate}
     assert aliasing == {
         OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT,

@@ -180,12 +180,12 @@ class Story:
             input_info=tuple(inputs),
             output_info=(
                 _output(0, OutputType.NON_ALIAS, h),
-                _output(1, OutputType.ALIAS_OF_INPUT, x.t(), 1, (ViewStep(target="aten.t.default"),)),
+                _output(1, OutputType.ALIAS_OF_INPUT, x.t(), 1, _transposed()),
                 _output(2, OutputType.IS_INPUT, torch.ones(3, 2), 2, ()),
                 _output(3, OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT, made[0], 0, _unbind(0)),
                 _output(4, OutputType.ALIAS_OF_INTERMEDIATE, made[1], 0, _unbind(1)),
                 OutputAliasInfo(index=5, name="out[5]", output_type=OutputType.NON_ALIAS, raw_type="int", spec=None),
-                _output(6, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT, h[0], 0, None),
+                _output(6, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT, h.t(), 0, _transposed()),
             ),
             intermediate_bases=(spec_of(made),),
             tangents=(
@@ -301,7 +301,7 @@ def _output(
     kind: OutputType,
     tensor: torch.Tensor,
     base: int | None = None,
-    views: tuple[ViewStep, ...] | None = None,
+    views: tuple[ViewStep, ...] = (),
 ) -> OutputAliasInfo:
     return OutputAliasInfo(
         index=index,
@@ -313,6 +313,10 @@ def _output(
         requires_grad=tensor.requires_grad,
         views=views,
     )
+
+
+def _transposed() -> tuple[ViewStep, ...]:
+    return (ViewStep(target="aten.t.default"),)
 
 
 def _unbind(item: int) -> tuple[ViewStep, ...]:

@@ -69,6 +69,17 @@ def test_views_that_custom_functions_make(function, backward):
             same(function, make(), b, backward=backward, eagerly=make().requires_grad)
 
 
+def test_a_view_that_a_custom_function_makes_without_grad():
+    """It has no gradient function, as other views under `no_grad`, and another protection from writes."""
+
+    def f(a):
+        with torch.no_grad():
+            return Viewed.apply(a), a * 2
+
+    for make in MAKERS:
+        same(f, make(), eagerly=make().requires_grad)
+
+
 def test_a_view_of_a_written_input():
     """It is made of the input as it is by then."""
     same(_written, nonleaf(2, 2), leaf(2, 2), eagerly=True)
