@@ -255,9 +255,9 @@ def _anchors(live: trace.Trace, segment: int) -> tuple[int, ...]:
     own = kept_entries(part, live.saving.bits)
     if own:
         return own
-    carriers = range(len(part.roots), len(part.entries))  # without memory
-    if carriers:
-        return (carriers[0],)
+    cut_edges = range(len(part.roots), len(part.entries))  # without memory
+    if cut_edges:
+        return (cut_edges[0],)
     sizes = [(value.numel() * value.itemsize, n) for n, value in enumerate(live.tangents.fakes[n] for n in part.roots)]
     size, smallest = min(sizes)
     return (smallest,) if size <= _SMALL else ()

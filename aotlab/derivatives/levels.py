@@ -161,7 +161,7 @@ def first_level(trace: Trace, segment: int) -> Level:
 def _is_own_leaf(trace: Trace, edge: Edge) -> bool:
     """Tell whether an edge is of a leaf that the function made, which nobody else can see."""
     source = trace.sources.get(edge)
-    return internals.leaf_of(edge[0]) is not None and (source is None or source.kind == "carrier")
+    return internals.leaf_of(edge[0]) is not None and (source is None or source.kind == "cut")
 
 
 def _level_above(

@@ -134,12 +134,12 @@ class OutputAliasInfo:
 
 
 class TangentSource(Enum):
-    """What a tangent is the gradient of; a carrier's is of a value between two segments of the backward."""
+    """What a tangent is the gradient of; a cut edge's is of a value between two segments of the backward."""
 
     MUTATED_INPUT = "mutated input"
     OUTPUT = "output"
     INTERMEDIATE_BASE = "intermediate base"
-    CARRIER = "carrier"
+    CUT = "cut edge"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
 from aotlab.guards.places import user_line
-from aotlab.trace.chronicle import Ground, span
+from aotlab.trace.chronicle import InputStorage, span
 from aotlab.trace.quirk import Handler, Quirk
 
 if TYPE_CHECKING:
@@ -40,36 +40,36 @@ def _offset(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[s
     tensor: Tensor = args[0]
     with internals.disable_torch_function():
         base = internals.base_of(tensor)
-    if base is not None and internals.storage_key(base) not in guard.chronicle.grounds:
+    if base is not None and internals.storage_key(base) not in guard.chronicle.storages:
         guard.check_strides(base)  # a part of it begins behind so many strides
-    _ground(guard, tensor, "the offset")
+    _storage_of_input(guard, tensor, "the offset")
     return int(tensor.storage_offset())
 
 
 def _as_strided(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Take a window of a tensor, if that is in memory that the graph sees."""
     tensor: Tensor = args[0]
-    ground = _ground(guard, tensor, "`as_strided`")
+    storage = _storage_of_input(guard, tensor, "`as_strided`")
     result = func(*args, **kwargs)
     start, stop = span(result)
-    first, last = (0, tensor.untyped_storage().nbytes()) if ground is None else span(ground.wrapper)
-    has_gaps = ground is not None and not internals.is_dense(ground.wrapper)
+    first, last = (0, tensor.untyped_storage().nbytes()) if storage is None else span(storage.wrapper)
+    has_gaps = storage is not None and not internals.is_dense(storage.wrapper)
     if start < stop and (has_gaps or start < first or last < stop):  # fake tensors do not look
         raise RunEagerly(f"`as_strided` reaches memory that the tensor itself does not show, at {user_line()}")
-    if ground is not None or (result.requires_grad and not internals.is_dense(tensor)):
+    if storage is not None or (result.requires_grad and not internals.is_dense(tensor)):
         # of an intermediate with gaps, its history would be made again by other sizes and strides
         guard.chronicle.fix(result, "is viewed by `as_strided`")
     return result
 
 
-def _ground(guard: EscapeGuard, tensor: Tensor, what: str) -> Ground | None:
+def _storage_of_input(guard: EscapeGuard, tensor: Tensor, what: str) -> InputStorage | None:
     """Return the input's memory that a tensor lies in, which has to be as the caller has it."""
-    ground = guard.chronicle.grounds.get(internals.storage_key(tensor))
-    if ground is None:
+    storage = guard.chronicle.storages.get(internals.storage_key(tensor))
+    if storage is None:
         return None
-    if ground.is_base:
+    if storage.is_base:
         raise RunEagerly(f"{what} of an input that shares memory is asked for, at {user_line()}")
-    if internals.has_data_mutation(ground.wrapper) or internals.has_metadata_mutation(ground.wrapper):
-        raise RunEagerly(f"{what} of `{ground.name}`, which is written, is asked for, at {user_line()}")
-    guard.chronicle.offsets_read.update(ground.members)
-    return ground
+    if internals.has_data_mutation(storage.wrapper) or internals.has_metadata_mutation(storage.wrapper):
+        raise RunEagerly(f"{what} of `{storage.name}`, which is written, is asked for, at {user_line()}")
+    guard.chronicle.offsets_read.update(storage.members)
+    return storage

@@ -114,7 +114,7 @@ class Draft:
         self.grad_on = bool(dict(self.state.settings)["grad mode"])
         self.expressions: dict[int, str] = {}  # flat position → that argument
         self.results: dict[int, str] = {}  # position among the forward outputs → that output
-        self.carriers: set[str] = set()
+        self.cut_edges: set[str] = set()
         #: Which of the trace's writes are done, and which of the inputs are changed as the function did.
         self.written: set[int] = set()
         self.changed: set[int] = set()

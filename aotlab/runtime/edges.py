@@ -32,8 +32,8 @@ class Edges:
                 return draft.kept(source.index)
             case "output":
                 return self._outputs.expression(source.index)
-            case "carrier":
-                return f"carrier_{source.index}"
+            case "cut":
+                return f"cut_{source.index}"
             case "root":
                 position = draft.trace.roots[source.index]
                 if position < len(draft.trace.writes):
@@ -70,7 +70,7 @@ class Edges:
         for n, (kind, source, function) in enumerate(trace.effects.hooks):
             if n in self._hooked or source.kind not in kinds:
                 continue
-            if source.kind == "carrier" and f"carrier_{source.index}" not in draft.carriers:
+            if source.kind == "cut" and f"cut_{source.index}" not in draft.cut_edges:
                 continue
             if source.kind == "root" and trace.roots[source.index] not in draft.results:
                 continue

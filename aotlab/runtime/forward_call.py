@@ -138,7 +138,7 @@ class ForwardCall:
             for edge, name in self._segment(number):
                 self._pass_on(in_order.get(edge, ()), name)
             self._mutations.write(self.draft.results)
-            self._edges.register_hooks("root", "carrier")
+            self._edges.register_hooks("root", "cut")
 
     def _segment(self, number: int) -> list[tuple[Edge, str]]:
         """Write the node of one segment; return the edges at which others send gradients to it, with their names."""
@@ -152,26 +152,26 @@ class ForwardCall:
         positions = [trace.roots[n] for n in part.roots]
         carried = part.entries[len(part.roots) :]
         names = [w.local(draft.label(i)) for i in positions]
-        carriers = [f"carrier_{trace.sources[edge].index}" for edge in carried]
+        cut_edges = [f"cut_{trace.sources[edge].index}" for edge in carried]
         values = [f"out[{i}]{'.detach()' if trace.is_view(i) else ''}" for i in positions]
         values += map(self._like, carried)
         backward = draft.parts.backward[number]
-        results = ", ".join([*names, *carriers, *([] if backward.anchors else ["_"])])
+        results = ", ".join([*names, *cut_edges, *([] if backward.anchors else ["_"])])
         w.shared("Compiled", Compiled)
         arguments = f"{w.constant('backward', backward)}, saved, ({', '.join(values)},), {draft.star(through)}"
         comma = "," if "," not in results else ""
         draft.with_grad(f"{results}{comma} = Compiled.apply({arguments})")
         draft.results.update(zip(positions, names, strict=True))
-        draft.carriers.update(carriers)
+        draft.cut_edges.update(cut_edges)
         entries = list(zip(part.entries, [*positions, *(None for _ in carried)], strict=True))
-        OwnNodes(draft, number, entries).write([*names, *carriers])
+        OwnNodes(draft, number, entries).write([*names, *cut_edges])
         returned = [
             (edge, name)
             for edge, i, name in zip(part.entries, positions, names, strict=False)
             if i >= len(trace.writes) and (source := trace.sources.get(edge)) is not None and source.kind == "root"
             if trace.roots[source.index] == i
         ]
-        return [*zip(carried, carriers, strict=True), *returned]
+        return [*zip(carried, cut_edges, strict=True), *returned]
 
     def _pass_on(self, ways: Sequence[Exit], name: str) -> None:
         """Write a node for each gradient that several segments send to one place.
@@ -205,7 +205,7 @@ class OwnNodes:
     traced program's own node keeps an output, gradients of gradients come in there and are to pass these nodes and
     their hooks as well: so the saved values know them.
 
-    ``entries`` are where gradients come into the segment, each with the position of its forward output (None: carrier).
+    ``entries`` are where gradients come into the segment, each with its forward output (None: a cut edge).
     """
 
     def __init__(self, draft: Draft, segment: int, entries: Sequence[tuple[Edge, int | None]]) -> None:

@@ -33,7 +33,7 @@ def span(tensor: Tensor) -> tuple[int, int]:
     return start, start + (last + 1) * size if tensor.numel() else start
 
 
-class Ground(NamedTuple):
+class InputStorage(NamedTuple):
     """Memory that inputs have in the trace.
 
     ``members`` are the kept inputs in it, ``name`` that of the first; ``wrapper`` is the input, or the base of several.
@@ -46,7 +46,7 @@ class Ground(NamedTuple):
 
 
 class Chronicle:
-    """Notes views and writes while the traced function runs; ``grounds`` are the inputs' memory by its keys.
+    """Notes views and writes while the traced function runs; ``storages`` are the inputs' memory by its keys.
 
     ``viewed_unseen`` has the memory of which views were made or used without autograd, ``fragile`` that of which views
     were made that must not be used once the version moved, ``aliased`` that of which there are aliases that know no
@@ -54,8 +54,8 @@ class Chronicle:
     has the inputs whose offset mattered.
     """
 
-    def __init__(self, grounds: Mapping[int, Ground]) -> None:
-        self.grounds = grounds
+    def __init__(self, storages: Mapping[int, InputStorage]) -> None:
+        self.storages = storages
         self.viewed_unseen: set[int] = set()
         self.fragile: set[int] = set()
         self.aliased: set[int] = set()
@@ -76,7 +76,7 @@ class Chronicle:
                 continue
             self._made[id(tensor)] = weakref.ref(tensor), internals.version_of(tensor)
             key = internals.storage_key(tensor)
-            if key in self.grounds:
+            if key in self.storages:
                 if not torch.is_grad_enabled():
                     self.viewed_unseen.add(key)
                 if not internals.keeps_through_writes(tensor):
@@ -104,9 +104,9 @@ class Chronicle:
                 continue
             key = internals.storage_key(tensor)
             if torch.is_grad_enabled():
-                if key in self.grounds or self.is_made_again(tensor):
+                if key in self.storages or self.is_made_again(tensor):
                     raise RunEagerly(f"a view is used after a write to what it is a view of, at {user_line()}")
-            elif key in self.grounds:
+            elif key in self.storages:
                 self.viewed_unseen.add(key)
 
     def sees_as_dtype(self, tensor: Tensor, view: Tensor) -> None:
@@ -115,11 +115,11 @@ class Chronicle:
         Larger elements have to begin where eager wants them to. A write through the one would put bytes other than 0
         and 1 into a bool tensor, and copies of it take them for 1.
         """
-        ground = self.grounds.get(internals.storage_key(tensor))
-        if ground is not None and view.element_size() > tensor.element_size():
-            if ground.is_base or span(ground.wrapper)[0] % view.element_size():
+        storage = self.storages.get(internals.storage_key(tensor))
+        if storage is not None and view.element_size() > tensor.element_size():
+            if storage.is_base or span(storage.wrapper)[0] % view.element_size():
                 raise RunEagerly(f"a part of some memory is viewed as {view.dtype}, at {user_line()}")
-            self.offsets_read.update(ground.members)
+            self.offsets_read.update(storage.members)
         if (view.dtype is torch.bool) != (tensor.dtype is torch.bool):
             self.fix(view, "is seen as bool and as another dtype")
 
@@ -138,7 +138,7 @@ class Chronicle:
                     raise RunEagerly(f"a part of an {way}ed tensor is written, at {user_line()}")
             key = internals.storage_key(tensor)
             if key in self._fixed:
-                name = f"`{self.grounds[key].name}`" if key in self.grounds else "an intermediate"
+                name = f"`{self.storages[key].name}`" if key in self.storages else "an intermediate"
                 raise RunEagerly(f"{name} {self._fixed[key][0]} and is written, at {user_line()}")
 
     def wrote(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, required_grad: bool) -> None:

@@ -28,7 +28,7 @@ from aotlab.trace.write_calls import may_overlap_itself
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tangents:
-    """The fake tangents, one for each root, then one for each carrier.
+    """The fake tangents, one for each root, then one for each cut edge.
 
     ``wrappers`` stand for them under autograd; ``of_entries`` has for each segment the numbers of those that come in.
     """

@@ -16,7 +16,7 @@ from aotlab.capture.signals import RunEagerly
 from aotlab.errors import DataDependentError
 from aotlab.guards.places import called, user_line
 from aotlab.trace import boundary
-from aotlab.trace.chronicle import Chronicle, Ground
+from aotlab.trace.chronicle import Chronicle, InputStorage
 from aotlab.trace.inputs import Entered
 from aotlab.trace.quirk import Quirk
 from aotlab.trace.records import Hook
@@ -30,19 +30,19 @@ _READS_DATA = Tensor.data.__get__  # type: ignore[attr-defined]  # a slot wrappe
 class EscapeGuard(TorchFunctionMode):
     """Refuse, at the Python level, what would look behind a traced tensor or write around the trace.
 
-    ``grounds`` are the inputs' memory by `_torch.storage_key`; a backward has no inputs. ``hooks`` are what each
+    ``storages`` are the inputs' memory by `_torch.storage_key`; a backward has no inputs. ``hooks`` are what each
     compiled call is to register, by the number of its handle.
     """
 
     def __init__(
         self,
-        grounds: Mapping[int, Ground] | None = None,
+        storages: Mapping[int, InputStorage] | None = None,
         inputs: Sequence[Entered] = (),
         *,
         quirks: Sequence[Quirk] = (),
     ) -> None:
         super().__init__()
-        self.chronicle = Chronicle(grounds or {})
+        self.chronicle = Chronicle(storages or {})
         self.inputs = {id(item.wrapper): item for item in inputs}
         self.hooks: OrderedDict[int, Hook] = OrderedDict()
         # of these memories eager knows by the base, which the trace does not have, what is a leaf

@@ -19,7 +19,7 @@ from aotlab.capture.given import check_containers, given_objects
 from aotlab.capture.signals import RunEagerly
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.ir.specs import StorageNumbers
-from aotlab.trace.chronicle import Chronicle, Ground
+from aotlab.trace.chronicle import Chronicle, InputStorage
 from aotlab.trace.escapes import EscapeGuard
 from aotlab.trace.inputs import Entered, bases_of, input_info
 from aotlab.trace.outputs import OutputReader, Outputs
@@ -142,12 +142,12 @@ def _check_counters(
 
 
 def _escape_guard(inputs: Sequence[Entered], recorder: Recorder) -> EscapeGuard:
-    grounds = {i.storage: Ground((k,), i.name, i.wrapper) for k, i in enumerate(inputs) if i.base is None}
+    storages = {i.storage: InputStorage((k,), i.name, i.wrapper) for k, i in enumerate(inputs) if i.base is None}
     for base in bases_of(inputs):
         assert base.wrapper is not None
         first = inputs[base.members[0]]
-        grounds[first.storage] = Ground(base.members, first.name, base.wrapper, is_base=True)
-    return EscapeGuard(grounds, inputs, quirks=recorder.quirks)
+        storages[first.storage] = InputStorage(base.members, first.name, base.wrapper, is_base=True)
+    return EscapeGuard(storages, inputs, quirks=recorder.quirks)
 
 
 def _input_infos(recorder: Recorder, inputs: list[Entered]) -> tuple[InputAliasInfo, ...]:

@@ -39,8 +39,8 @@ def make_joint(
     forward = forward_outputs(findings, keep_input_mutations=keep_input_mutations)
     inputs = _graph_inputs(findings, forward)
     sources, parts = divide(findings, forward, exact=exact)
-    tangents, tangent_infos, carriers = _make_tangents(recorder, forward.roots, parts)
-    sources.update(carriers)
+    tangents, tangent_infos, cut_edges = _make_tangents(recorder, forward.roots, parts)
+    sources.update(cut_edges)
     check_passed(findings)
     effects = _effects(findings, forward, sources)
     slots = _slots(parts, sources, inputs.sources, findings.dedupe.kept)
@@ -271,10 +271,10 @@ def _value(wrapper: Tensor) -> Tensor:
 def _make_tangents(
     recorder: Recorder, roots: Sequence[Returned], parts: Sequence[Segment]
 ) -> tuple[Tangents, tuple[TangentInfo, ...], dict[Edge, Source]]:
-    """Make a tangent for each root, then one for each carrier; return with them the carriers, by their edges."""
+    """Make a tangent for each root, then one for each cut edge; return with them the sources of the latter."""
     fakes: list[Tensor] = []
     infos: list[TangentInfo] = []
-    carriers: dict[Edge, Source] = {}
+    cut_edges: dict[Edge, Source] = {}
 
     def add(fake: Tensor, source: TangentSource, index: int) -> None:
         fakes.append(fake)
@@ -289,12 +289,12 @@ def _make_tangents(
             shape, dtype, device = internals.edge_metadata(*edge)
             with recorder.fake_mode:
                 tangent = recorder.tape.enter(torch.empty(shape, dtype=dtype, device=device))
-            carriers[edge] = Source("carrier", len(carriers))
+            cut_edges[edge] = Source("cut", len(cut_edges))
             numbers.append(len(fakes))
-            add(tangent, TangentSource.CARRIER, carriers[edge].index)
+            add(tangent, TangentSource.CUT, cut_edges[edge].index)
         of_entries.append(numbers)
     wrappers = [internals.to_functional(fake) for fake in fakes]
-    return Tangents(fakes=fakes, wrappers=wrappers, of_entries=of_entries), tuple(infos), carriers
+    return Tangents(fakes=fakes, wrappers=wrappers, of_entries=of_entries), tuple(infos), cut_edges
 
 
 def _slots(

@@ -66,7 +66,7 @@ class Write:
     counts: bool
 
 
-SourceKind = Literal["input", "root", "output", "carrier"]
+SourceKind = Literal["input", "root", "output", "cut"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Source:
     """What stands at run time for an edge of the traced autograd graph.
 
     ``"input"``: the kept input ``index``; ``"root"``: the differentiable forward output ``index``; ``"output"``: the
-    user's output ``index``, a view; ``"carrier"``: the carrier ``index``.
+    user's output ``index``, a view; ``"cut"``: the cut edge ``index``.
     """
 
     kind: SourceKind

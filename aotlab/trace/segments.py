@@ -8,7 +8,7 @@ In eager the second output hangs on the first: ``autograd.grad(out[1], out[0])``
 what comes down from ``out[1]``. So one autograd node for the call is not enough. The nodes of the traced program are
 divided into *segments*, each of which becomes one node of the caller's graph. Where a gradient goes from one segment to
 another it passes an edge that the caller can see, or, where two ways lead to the same node, an edge that is made for it
-(a *carrier*). Every node of the traced program belongs to one segment, so it runs as often as in eager.
+(a *cut edge*). Every node of the traced program belongs to one segment, so it runs as often as in eager.
 
 A program whose outputs do not hang on each other, and reach the same inputs, has a single segment.
 """
@@ -35,9 +35,9 @@ class Segment:
     """A part of the traced program's autograd graph.
 
     ``entries`` are where gradients come in: the first ``len(roots)`` of them are the edges of ``roots`` (numbers of
-    differentiable forward outputs), the others are carriers. ``stops`` are the edges where they leave. At ``inputs`` of
-    the program all that arrives is summed, except at those that are ``apart``, where several segments' gradients meet;
-    elsewhere each gradient goes on by itself, so that autograd sums as it does in eager. ``nodes`` are what lies
+    differentiable forward outputs), the others are cut edges. ``stops`` are the edges where they leave. At ``inputs``
+    of the program all that arrives is summed, but for those that are ``apart``, where gradients of several segments
+    meet; elsewhere each gradient goes on by itself, so that autograd sums as it does in eager. ``nodes`` are what lies
     between; None if the segment is the only one.
     """
 
@@ -82,7 +82,7 @@ def segments(
     """Divide the graph between ``roots``, the edges of the differentiable forward outputs, and those of the inputs.
 
     ``seen`` are the edges of tensors that the caller gets as views, with the roots that each is made from; none where
-    it is made from an input. ``cuts`` are edges that are to be carriers. The segment that runs first in the forward
+    it is made from an input. ``cuts`` are edges that are to be cut. The segment that runs first in the forward
     comes first.
     """
     ends = set(inputs)
@@ -133,7 +133,7 @@ class _Graph:
         nodes = frozenset(node for node in self.nodes if keys[node] == key)
         own = [n for n, edge in enumerate(self.roots) if edge not in self.ends and edge[0] in nodes]
         own = sorted([*own, *through])
-        carriers = dict.fromkeys(
+        cut_edges = dict.fromkeys(
             edge
             for node in self.nodes
             for edge in next_edges(node)
@@ -145,7 +145,7 @@ class _Graph:
                 for edge in next_edges(node):
                     if self._is_seen(edge) or (edge[0] in self.useful and edge[0] not in nodes):
                         stops[edge] = None
-        entries = (*(self.roots[n] for n in own), *carriers)
+        entries = (*(self.roots[n] for n in own), *cut_edges)
         return Segment(tuple(own), entries, tuple(stops), frozenset(self.ends), nodes & self.useful)
 
     def keys(self) -> dict[Any, _Key]:
@@ -262,11 +262,11 @@ def summed_apart(parts: Sequence[Segment], outside: Collection[Edge]) -> frozens
 def to_be_cut(parts: Sequence[Segment]) -> set[Edge]:
     """Return the edges at which a segment adds gradients of its own, one by one, to some of another.
 
-    What arrives there is to be summed by autograd: these are to be carriers, with a segment behind them.
+    What arrives there is to be summed by autograd: these are to be cut, with a segment behind them.
     """
     senders = _senders(parts)
-    carriers = ((number, edge) for number, part in enumerate(parts) for edge in part.entries[len(part.roots) :])
-    return {edge for number, edge in carriers if number in (own := senders.get(edge, [])) and _are_mixed(own)}
+    cut_edges = ((number, edge) for number, part in enumerate(parts) for edge in part.entries[len(part.roots) :])
+    return {edge for number, edge in cut_edges if number in (own := senders.get(edge, [])) and _are_mixed(own)}
 
 
 def in_order_of_nodes(parts: Sequence[Segment]) -> dict[Edge, list[Exit]]:
