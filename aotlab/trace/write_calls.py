@@ -28,8 +28,9 @@ from aotlab.trace.tape import tensors_in
 _CONVERTS = frozenset(("copy_", "__setitem__", "fill_", "masked_fill_", "index_fill_", "index_put_", "zero_"))
 #: In-place functions with kernels of their own, for which autocast casts nothing; it would for their twins.
 _UNKNOWN_TO_AUTOCAST = frozenset(("__setitem__", "index_copy_", "index_put_", "scatter_add_"))
-#: What leaves an `out` as it is, gives it other memory or counts no write.
+#: What leaves an `out` as it is, gives it other memory or counts no write; what takes gaps in a tensor for elements.
 _OWN_OUT = frozenset(("empty", "empty_permuted", "empty_strided", "fft_ihfftn", "kron", "linear"))
+_MISREADS_GAPS = frozenset(("narrow_copy", "gelu", "avg_pool3d", "native_batch_norm"))
 
 
 @functools.cache
@@ -65,13 +66,17 @@ def _into_out(chronicle: Chronicle, func: Any, args: tuple[Any, ...], kwargs: di
     out, name = kwargs["out"], op_name(func)
     others = {key: value for key, value in kwargs.items() if key != "out"}
     given = tensors_in((args, others))
-    own = not isinstance(out, Tensor) or isinstance(func, OpOverload) or name in _OWN_OUT
-    if own or not all(tensor.is_contiguous() for tensor in (out, *given)):  # gaps, some kernels misread
-        _fall_back(f"`{name}` writes its `out` in a way of its own, or is given a tensor with other strides")
+    if not isinstance(out, Tensor) or isinstance(func, OpOverload) or name in _OWN_OUT:
+        _fall_back(f"`{name}` writes its `out` in a way of its own")
+    if name in _MISREADS_GAPS and not all(tensor.is_contiguous() for tensor in (out, *given)):
+        _fall_back(f"`{name}` with `out` takes tensors with gaps for contiguous ones")
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (out, *given)):
         _fall_back(f"`{name}` is given `out` where gradients are wanted")
     _check_operands(func, (out, *args), others)
+    count = operations_so_far()
     result = func(*args, **others)
+    if not out.is_contiguous() and any(operation.draws_as for operation in operations_since(count)):
+        _fall_back(f"`{name}` draws into an `out` with other strides")
     same = isinstance(result, Tensor) and (result.dtype, result.device) == (out.dtype, out.device)
     if not same or result.shape != out.shape:
         _fall_back(f"`{name}` is given an `out` of another shape, dtype or device than its result")
