@@ -321,7 +321,7 @@ class Output:
     name
         For example ``"out[0]"``.
     output_type
-        One of the eight of `aotlab.ir.metadata.OutputType`, in words.
+        One of the seven of `aotlab.ir.metadata.OutputType`, in words.
     raw_type
         The qualified name of its Python type.
     tensor

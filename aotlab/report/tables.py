@@ -81,7 +81,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         **_KEY,
         "index": (_COUNT, "position among the flat outputs"),
         "name": (_TEXT, "for example out[0]"),
-        "output_type": (_TEXT, "one of the eight output types"),
+        "output_type": (_TEXT, "one of the seven output types"),
         "relation": (_TEXT, "what it shares memory with, in words"),
         "base_kind": (_TEXT, "what it is made from: input, intermediate or output"),
         "base": (_TEXT, "that one's name"),

@@ -28,8 +28,7 @@ export const OUTPUT_TYPES: readonly (readonly [string, string])[] = [
     'alias of intermediate, base is user output',
     'A view of a tensor made inside that the function returns itself as another output.'
   ],
-  ['unsafe view', 'Made by an op that looks like a view; nothing else holds its base, so it is treated as new memory.'],
-  ['custom-function view', 'A view returned by a custom autograd.Function, which autograd treats in its own way.']
+  ['unsafe view', 'Made by an op that looks like a view; nothing else holds its base, so it is treated as new memory.']
 ];
 
 function legend(context: Context, key: string, title: string, words: readonly (readonly [string, string])[]): HTMLElement {
@@ -53,5 +52,5 @@ export function mutationLegend(context: Context): HTMLElement {
 
 /** Explain the output types. */
 export function outputLegend(context: Context): HTMLElement {
-  return legend(context, 'outputs', 'The eight output types', OUTPUT_TYPES);
+  return legend(context, 'outputs', 'The seven output types', OUTPUT_TYPES);
 }
