@@ -222,6 +222,8 @@ class OutputReader:
             self.read.returned.append((owner, base, root))
             where, kind = owner, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT
         else:
+            if any(internals.base_of(leaves[i]) is leaves[j] for i in distinct for j in distinct):
+                raise RunEagerly(f"`{self.names[lone]}` and a view of it are returned, and were written by the view")
             where, kind = len(self.read.bases), OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT
             self.read.bases.append((base, root))
         for i in (i for i in members if i != owner):

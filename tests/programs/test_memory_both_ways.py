@@ -295,8 +295,12 @@ def _base_too(x):
 
 
 OVERLAPS = {
-    "saved before the write": Case(program=_saved_before, arguments=lambda x: _base_too(x)[:2], backward="each"),
-    "several written, the base too": Case(program=_several_written, arguments=_base_too, backward="each", **PROTECTED),
+    "saved before the write": Case(
+        program=_saved_before, arguments=lambda x: _base_too(x)[:2], backward="each", **PROTECTED
+    ),
+    "several written, the base too": Case(
+        program=_several_written, arguments=_base_too, backward="each", eager=BOTH, breaks=BOTH
+    ),
     "x.detach() and x": Case(program=_detached_written, arguments=lambda x: (x.detach()[:5], x)),
     "parts of a flat buffer": Case(
         program=_parameters,
@@ -316,12 +320,14 @@ OVERLAPS = {
     "complex and real": Case(
         program=_numbers,
         arguments=lambda x: (lambda y: (torch.view_as_complex(y.view(4, 2)), y))(x + 0),
-        eager=("training",),
+        eager=BOTH,
         breaks=BOTH,
     ),
     "int32 over int8": Case(
         program=_integers,
         arguments=lambda x: (lambda y: (y.view(torch.int32)[:3], y.view(torch.int8)[5:20]))(x.detach() + 0),
+        eager=BOTH,
+        breaks=BOTH,
     ),
 }
 CASES = {

@@ -23,7 +23,7 @@ def test_fixed_programs(blocks, number):
     check(FIXED, blocks[number])
 
 
-def test_nearly_all_are_compiled(blocks):
+def test_most_are_compiled(blocks):
     """Most are compiled for every call."""
     compiled, reasons = share(blocks.all())
     assert compiled >= COMPILED, reasons
