@@ -16,7 +16,10 @@ hold. What an overlap of inputs means is decided inside trace, where it is known
 
 Words: the *primals* are the inputs of the graph; a *tangent* is the gradient of one of its outputs; the *joint graph*
 computes outputs and gradients together; the *prologue* and *epilogue* are what the run-time function does before and
-after the graphs; an *entry* is one compiled form of a function, for the calls that its *guards* hold for.
+after the graphs; an *entry* is one compiled form of a function, for the calls that its *guards* hold for. *Kept* inputs
+are those that dedupe leaves; *roots* are the forward outputs that can be differentiated. Where the caller can get hold
+of the middle of the autograd graph, that is cut into *segments*, each with an autograd node of its own at run time; the
+*source* of an edge is what stands for it there.
 
 Read the rooms in this order: `aotlab.capture`, `aotlab.trace`, `aotlab.partition`, `aotlab.backends`, `aotlab.runtime`.
 """

@@ -33,6 +33,7 @@ class Switch:
     ``read`` and ``write`` are torch's own functions, which take some 20 ns where the public ones take 100. Where
     ``chooses`` holds, the flag decides how some functions are traced, and entries check it at each call; others are
     read by kernels when they run, so that only entries check them whose code mentions one of the names ``read_as``.
+    To guard another setting, add a row to `SWITCHES`: the check, the sentence and the report follow.
     """
 
     name: str

@@ -7,7 +7,7 @@ Fakes promise strides that kernels do not give::
 
 A wrong promise shows when somebody reads it in the function, when a gradient of that layout is asked for, or in what
 Inductor returns. What is listed was found by `aotlab verify ops`, with ``config.debug_assert`` on, and by the same for
-tensors that do not lie row by row. (What cannot be mended runs eagerly by a row in `aotlab.trace.boundary.EAGER_OPS`;
+tensors that do not lie row by row. (What cannot be mended runs eagerly by a row in `boundary.EAGER_FUNCTIONS`;
 what is recorded as other ops is in `aotlab.quirks.kernels`.)
 """
 

@@ -37,8 +37,8 @@ from aotlab.ir.metadata import InputAliasInfo
 class Base:
     """A synthetic base: the memory that some inputs share, of which the ``members`` are windows.
 
-    It begins ``shift`` bytes (zero or negative) after the first byte of the first member, and has ``nbytes``, seen as
-    ``dtype`` (bytes where the windows have several). ``fake`` and ``wrapper`` are its traced form.
+    It begins at the first member's address plus ``shift`` (zero or negative), and has ``nbytes``, seen as ``dtype``.
+    ``fake`` and ``wrapper`` are its traced form.
     """
 
     members: tuple[int, ...]
@@ -58,8 +58,7 @@ def plan(members: Sequence[int], tensors: Sequence[Tensor]) -> Base:
     """Decide what memory a base for ``tensors`` covers."""
     spans = [byte_interval(t) for t in tensors]
     start, stop = min(begin for begin, _ in spans), max(end for _, end in spans)
-    dtypes = {t.dtype for t in tensors}
-    dtype = tensors[0].dtype if len(dtypes) == 1 else torch.uint8
+    dtype = tensors[0].dtype
     nbytes = stop - start - (stop - start) % dtype.itemsize
     return Base(members=tuple(members), shift=start - tensors[0].data_ptr(), nbytes=nbytes, dtype=dtype)
 

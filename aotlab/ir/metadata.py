@@ -53,8 +53,8 @@ class InputAliasInfo:
         return self.mutations_under_no_grad_or_inference_mode or self.mutations_hidden_from_autograd
 
     @property
-    def may_write_a_view(self) -> bool:
-        """Whether it has a `grad_fn` and is written: autograd regenerates that of a view from its base."""
+    def is_written_non_leaf(self) -> bool:
+        """Whether a non-leaf was written: if it is a view, autograd regenerates its `grad_fn` from its base."""
         return self.requires_grad and not self.is_leaf and self.moves_version
 
     @property

@@ -197,10 +197,10 @@ def _base_maker(base: Base) -> Callable[[Tensor], Tensor]:
 
 
 class OwnNodes:
-    """Gives outputs that the caller gets as they are autograd nodes like those that they have in eager.
+    """Gives outputs an identity node each, so that hooks on one run only for gradients of that one, as in eager.
 
-    A node with several outputs runs the hooks of all of them whenever one gets a gradient; so does one with a single
-    output when a gradient of a gradient passes only the midst of the call. (That matters to bases of outputs with hooks
+    `Compiled` has several outputs, and would run the hooks of all of them whenever one gets a gradient; with a single
+    output, it would when a gradient of a gradient passes inside the call. (That matters to bases of outputs with hooks
     of the function, too.) And retaining gradients of a detached tensor before a write fails in autograd. Where the
     traced program's own node keeps an output, gradients of gradients come in there and are to pass these nodes and
     their hooks as well: so the saved values know them.
@@ -284,7 +284,7 @@ class ForwardFailed(Exception):  # noqa: N818  # a signal to whoever called the 
             return x[i]        # i is out of range: eager raises here, and has written x
 
     The graph is pure, and the epilogue writes ``x`` after it; so ``x`` is as it was, which in eager it is not, and the
-    error may be another than eager's. Both are cured by who called the generated function: he runs the call eagerly.
+    error may be another than eager's. So the caller, `aotlab.cache.CompiledFunction`, then runs the call eagerly.
     """
 
     def __init__(self, error: Exception) -> None:

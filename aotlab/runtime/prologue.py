@@ -134,15 +134,15 @@ class Prologue:
                 self.draft.miss([f"{tensor}._base is not None" if plain else over])
 
     def _may_be_changed(self, info: InputAliasInfo) -> None:
-        """Write the checks that what happened to an input may happen to this one."""
+        """Guard that an input may be written, or made to require grad, as the traced one was."""
         draft, w = self.draft, self.w
         tensor = draft.kept(info.index)
         grad_mode = draft.grad_on or draft.trace.training
         # the history of a view would change, and that of what it is a view of
-        if info.requires_grad_set is not None or (info.may_write_a_view and grad_mode):
+        if info.requires_grad_set is not None or (info.is_written_non_leaf and grad_mode):
             draft.miss([f"{tensor}._base is not None"])
             return
-        if info.may_write_a_view and draft.trace.training:
+        if info.is_written_non_leaf and draft.trace.training:
             draft.miss([f"{tensor}.retains_grad and {tensor}._base is not None"])
         if info.mutates_data and info.requires_grad and not info.is_written_unseen:
             draft.miss([f"not {w.call('may_be_written', internals.may_be_written, tensor)}"])
@@ -175,10 +175,7 @@ class Prologue:
         self._counters()
 
     def _counters(self) -> None:
-        """Write the check that a write counts for the inputs for which it did.
-
-        Those saved before it are spoilt, and so are views of some kinds.
-        """
+        """Guard which inputs share a version counter: a write to one spoils saved values and views of the others."""
         at = {position: k for k, position in enumerate(self.parts.dedupe.kept)}
         watched = {source.index for source in self.draft.trace.saving.watch if source.kind == "input"}
         watched |= {at[position] for pair in self.state.counters for position in pair}

@@ -21,9 +21,10 @@ straight-line Python function per entry, with no case in it that the metadata ru
         out_0 = x.t()                    # an output that aliases an input
         return (out_0, out_1)
 
-For training there is one `Compiled` autograd node per call, which only inputs that can get a gradient go through. Its
-backward is compiled for the tangents that are defined; saved values are kept by `SavedValues`, which does what autograd
-does for its own. A call whose kernels raise is run eagerly, from its beginning.
+For training there is one `Compiled` autograd node for each segment of the traced autograd graph, mostly one; of several
+each is followed by the writes that it has the values for. Only inputs that can get a gradient go through it, and its
+backward is compiled for the tangents that are defined. `SavedValues` does for saved values what autograd does for its
+own. A call whose kernels raise is run eagerly, from its beginning.
 
 Each part of the text has a file, in this order: `prologue` and `arguments`; `forward_call`; `mutations`, `outputs`;
 `saved`. They share one `draft`. The text is kept in the record, and by `linecache` for tracebacks.

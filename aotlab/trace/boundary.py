@@ -92,8 +92,8 @@ _BY_OTHER_KERNELS = (*LAID_OUT_BY_ROWS, *MAX_POOLS, *WITH_VECTORS, *WITHOUT_VECT
 _UNSAFE_VIEW = ("makes views that a trace takes for copies", "use split, chunk or view, to have it compiled")
 _CHANGES = ("changes a tensor in place other than in its values", "call the method, to have it compiled")
 _ITSELF = ("returns its very argument, which a trace takes for a view", "leave it out, to have it compiled")
-#: Ops that are something else to functionalization than to eager, by name: why, and what to call instead.
-EAGER_OPS: Mapping[str, tuple[str, str]] = {
+#: Functions that are something else to functionalization than to eager, by name: why, and what to call instead.
+EAGER_FUNCTIONS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "_unsafe_view"), _UNSAFE_VIEW),
     **dict.fromkeys((method.__name__ for method in CHANGES_SIZES), _CHANGES),  # as ops, which no quirk claims
     "lift_fresh": _ITSELF,

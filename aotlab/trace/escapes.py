@@ -98,8 +98,8 @@ class EscapeGuard(TorchFunctionMode):
         if func in boundary.CLAIMABLE and (traced or first is None or func in boundary.CLAIMED_ANYHOW):
             return self.claimed(func, args, kwargs)
         op = boundary.op_name(func)
-        if op in boundary.EAGER_OPS:
-            why, instead = boundary.EAGER_OPS[op]
+        if op in boundary.EAGER_FUNCTIONS:
+            why, instead = boundary.EAGER_FUNCTIONS[op]
             raise RunEagerly(f"`{op}` {why}, at {user_line()}", suggestion=instead)
         if func in _WRITES_STATISTICS and share_memory(tensors_in((args, kwargs))):
             raise RunEagerly(f"`{name}` is given statistics that share memory, at {user_line()}")

@@ -69,7 +69,7 @@ def writes_of(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> lis
         def f(a, b):           # b = a[2:], so both are windows of one base
             a.mul_(2)          # a is written; b shows it, and gets nothing of its own
 
-    Of tensors that share memory those are written that leave bytes out of none of the others.
+    Of tensors that share memory, the longest come first; one whose bytes all lie inside one that is written is skipped.
     """
     found: list[Write] = []
     for k, info in enumerate(infos):

@@ -165,7 +165,7 @@ def _differentiate(
     if hidden:
         _check_out_of_sight(hidden, lost, callers, hooked=bool(findings.hooks), is_divided=len(parts) > 1)
     for info, item in zip(forward.infos, findings.inputs if forward.training else (), strict=False):
-        if info.may_write_a_view and internals.base_of(item.real) is not None and item.real.retains_grad:
+        if info.is_written_non_leaf and internals.base_of(item.real) is not None and item.real.retains_grad:
             raise RunEagerly(f"`{info.name}` is a view that retains its gradient, and is written", passing=True)
     if reads_by_itself:
         read = read_by_themselves(findings.recorder.tape, [*custom, *bits], bits)

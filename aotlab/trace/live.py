@@ -93,14 +93,14 @@ class Trace:
     forward_outputs: Sequence[Tensor]
     returned_outputs: Sequence[int]
     writes: Sequence[Write]
-    #: The positions among the forward outputs of those that can be differentiated, and what is differentiated for them:
-    #: in torch 2.11 the node of a custom function lives no longer than what it made.
+    #: The positions among the forward outputs of those that can be differentiated, and what is differentiated for them,
+    #: which is held because torch 2.11 drops the node of a custom function with its result.
     roots: Sequence[int]
     root_wrappers: Sequence[Tensor]
     #: The parts of the autograd graph, `aotlab.trace.segments`.
     segments: Sequence[Segment]
-    #: For each segment, where its gradients leave it: for a segment that is the only one, an exit or None for each
-    #: graph input, then those of inputs that are not inputs of the graph; and whether a gradient can reach it.
+    #: For each segment, its exits: where gradients leave it. An only segment has one for each graph input (None: no
+    #: gradient goes there), then those of inputs whose synthetic base is the graph input. And whether each is reached.
     slots: Sequence[Sequence[Exit | None]]
     connected: Sequence[Sequence[bool]]
     #: What stands at run time for each edge.

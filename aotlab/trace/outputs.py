@@ -194,7 +194,7 @@ class OutputReader:
             self._info(i, OutputType.ALIAS_OF_INPUT, k, views)
 
     def _views(self, i: int, base: Tensor, root: Tensor | None) -> tuple[ViewStep, ...]:
-        """Return the views that lead to an output from a value, which that of ``root`` is."""
+        """Return the views that lead to an output from ``base``, the value of ``root``."""
         views = views_between(self.tape, base, self.values[i])
         if views is None:
             raise RunEagerly(f"the views to `{self.names[i]}` cannot be made again", suggestion=_CLONE)

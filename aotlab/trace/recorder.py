@@ -38,7 +38,7 @@ _LIFTS = frozenset(
 
 _QUANTIZED = frozenset((torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4))
 
-#: What functionalization puts for random ops in place; these fill in the order of indices, those in that of memory.
+#: What functionalization puts for random ops in place: it fills in the order of indices, they in that of memory.
 _TWINS_OF_RANDOM_WRITES = frozenset(
     ("bernoulli", "uniform", "normal_functional", "exponential", "geometric", "log_normal", "cauchy", "random")
 )

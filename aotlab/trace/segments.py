@@ -151,11 +151,10 @@ class _Graph:
     def keys(self) -> dict[Any, _Key]:
         """Say for each node to which segment it belongs.
 
-        First by how many things that the caller can see lie on the longest way to it; then by the roots that reach it,
-        as bits: were two roots in one node of the caller's graph, of which one reaches an input and the other does not,
-        a backward from the latter would hand that input None, which its hooks would see, and which would use up the
-        graph behind it. So it is with what the caller can see in the middle. Where all roots reach all of that, nothing
-        is gained by telling them apart.
+        Nodes go together that have the same depth (how many things that the caller can see lie on the longest way to
+        them) and that the same roots reach, given as bits. Were roots A and B in one node of the caller's graph, of
+        which only A reaches an input, a backward from B would hand that input None: its hooks would see that, and the
+        graph behind it would be used up. Where all roots reach all inputs, they need not be told apart.
         """
         depth = dict.fromkeys(self.nodes, 0)
         reached_by = dict.fromkeys(self.nodes, 0)

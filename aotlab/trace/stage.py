@@ -7,7 +7,7 @@
 
 The function runs on fake tensors inside functional wrappers, which are torch's own (its functionalization, in C++).
 A wrapper behaves like the tensor that it stands for,
-mutation included, but passes on only pure ops, which the recorder below writes down::
+mutation included, but passes on only pure ops, which `recorder` writes on the `tape`::
 
     mul = x * 2                # the new value of x; the epilogue will copy it into the caller's x
     z   = mul * y
@@ -26,10 +26,14 @@ joint graph::
 The autograd graph of the wrappers is kept: when later a backward starts from some of the outputs only, its graph is
 derived in the same way, and an input that those do not reach gets None, as in eager.
 
-In order: `entering` and `inputs` (the wrappers), `function` (the run, inside `surroundings`) under `recorder` and
-`escapes`, `outputs` with `views`, and `forward_outputs` (what the forward graph returns), `sources` and
-`segments` (where gradients leave the graph), `joint` with `deriver` (the joint graph). `records` and `live` hold what
-is handed on. The other files are about one thing each, and can be left for later.
+To be read in this order; the other files are about one thing each, and can be left for later:
+
+    entering, inputs            the wrappers, and what happened to them
+    function, recorder, tape    the run and what it writes; `escapes` and `chronicle` watch it at Python's level
+    outputs, views              what is an input, what shares memory, by which view ops
+    forward_outputs             what the forward graph returns
+    sources, segments           where the caller can get hold of the autograd graph, and how it is cut there
+    joint, deriver              the joint graph; `records` and `live` hold what is handed on
 """
 
 from __future__ import annotations
