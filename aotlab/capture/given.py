@@ -11,6 +11,7 @@ the function reaches besides (a dictionary of its module, say) cannot be returne
 
 from __future__ import annotations
 
+import enum
 import sys
 import types
 from collections.abc import Iterable
@@ -37,7 +38,7 @@ def given_objects(args: tuple[Any, ...], kwargs: dict[str, Any], others: Iterabl
 
 
 def _is_nothing(value: Any) -> bool:
-    return type(value) in (tuple, frozenset) and not value
+    return isinstance(value, enum.Enum) or (type(value) in (tuple, frozenset) and not value)
 
 
 def check_containers(call: Call, values: list[Any], args: Any, kwargs: Any) -> None:

@@ -42,7 +42,6 @@ SYMBOLS = (
     "aotlab has no symbolic shapes yet: with dynamic=True too each size is compiled for itself, up to "
     "aotlab.config.recompile_limit of them for each graph; leave out dynamic=True, or pad to a few sizes"
 )
-_NOTED = ("example_value", "grapharg", "tensor_dict")
 
 
 def frames_of_stack(text: str | None) -> list[UserLine]:
@@ -107,7 +106,7 @@ class GraphTarget(Target):
         for module in self.graph.modules():
             if isinstance(module, fx.GraphModule):
                 for node in module.graph.nodes:
-                    for key in _NOTED:
+                    for key in ("example_value", "grapharg", "tensor_dict"):
                         value = node.meta.pop(key, None)
                         if isinstance(value, internals.FakeTensor):
                             internals.forget_tensors(value.fake_mode)

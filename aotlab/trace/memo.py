@@ -48,7 +48,10 @@ def memo_value(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         return ()
     if isinstance(result, (tuple, list)):
         items = [memo_value(item, args, kwargs) for item in result]
-        return None if any(item is None or len(item) == 5 for item in items) else (type(result), items)
+        if any(item is None or len(item) == 5 for item in items):
+            return None
+        keys = [internals.storage_key(tensor) for tensor in tensors_in(result)]
+        return (type(result), items) if len(set(keys)) == len(keys) else None
     if type(result) is not FakeTensor or result.constant is not None or result.layout != torch.strided:
         return None
     if result.is_conj() or result.is_neg():

@@ -27,10 +27,7 @@ from aotlab.trace.tape import Operation, Tape, tensors_in
 
 
 def does_the_same(deriver: Deriver, number: int, pattern: Pattern) -> bool:
-    """Tell whether the first nodes of a segment make of a pattern's tangents what they make of those of usual strides.
-
-    They are run with both.
-    """
+    """Tell whether the first nodes of a segment, run with a pattern's tangents and with usual ones, do the same."""
     part, tape = deriver.segments[number], deriver.recorder.tape
     arriving: dict[Any, dict[int, tuple[Tensor, Tensor]]] = {}
     usual = deriver.given(number, [bool(way) for way in pattern])

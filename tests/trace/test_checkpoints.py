@@ -301,8 +301,7 @@ def test_a_checkpointed_lstm():
         assert all(kept is parameter for kept, parameter in pairs)
         return torch.tensor(losses)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)  # it is not left to eager
+    with pytest.warns(RuntimeWarning, match="computes something else each time"):  # so say torch's fakes
         found = run(compiled)
     assert torch.equal(run(lambda module: module), found)
 
@@ -312,7 +311,7 @@ def test_batch_statistics_in_a_checkpoint(frontend):
     """In eager the backward counts the batch a second time; a compiled one would not."""
     torch.compiler.reset()
     module = blocks(nn.BatchNorm1d(8))
-    with pytest.warns(RuntimeWarning, match="the backward writes a tensor in place"):
+    with pytest.warns(RuntimeWarning, match="computes something else each time"):
         found = train(module, aotlab.compile(module, backend="eager", frontend=frontend))
     expected = blocks(nn.BatchNorm1d(8))
     assert train(expected, expected) == found
