@@ -18,8 +18,7 @@ Words: the *primals* are the inputs of the graph; a *tangent* is the gradient of
 computes outputs and gradients together; the *prologue* and *epilogue* are what the run-time function does before and
 after the graphs; an *entry* is one compiled form of a function, for the calls that its *guards* hold for. *Kept* inputs
 are those that dedupe leaves; *roots* are the forward outputs that can be differentiated. Where the caller can get hold
-of the middle of the autograd graph, that is cut into *segments*, each with an autograd node of its own at run time; the
-*source* of an edge is what stands for it there.
+of its middle, the autograd graph is cut into *segments*; the *source* of an edge is what stands for it at run time.
 
 Read the rooms in this order: `aotlab.capture`, `aotlab.trace`, `aotlab.partition`, `aotlab.backends`, `aotlab.runtime`.
 """

@@ -200,10 +200,9 @@ class OwnNodes:
     """Gives outputs an identity node each, so that hooks on one run only for gradients of that one, as in eager.
 
     `Compiled` has several outputs, and would run the hooks of all of them whenever one gets a gradient; with a single
-    output, it would when a gradient of a gradient passes inside the call. (That matters to bases of outputs with hooks
-    of the function, too.) And retaining gradients of a detached tensor before a write fails in autograd. Where the
-    traced program's own node keeps an output, gradients of gradients come in there and are to pass these nodes and
-    their hooks as well: so the saved values know them.
+    output, it would when a gradient of a gradient passes inside the call. And retaining gradients of a detached tensor
+    before a write fails in autograd. Where the traced program's own node keeps an output, gradients of gradients come
+    in there and are to pass these nodes and their hooks as well: so the saved values know them.
 
     ``entries`` are where gradients come into the segment, each with its forward output (None: a cut edge).
     """

@@ -247,7 +247,9 @@ class OutputReader:
         """Return the value that outputs on one intermediate are made from, and the tensor to differentiate for them."""
         differentiable = [self.leaves[i] for i in distinct if self.leaves[i].requires_grad]
         if not differentiable:
-            return top_of(self.tape, self.values[distinct[0]]), None
+            base = value_of(owner_of(self.leaves[distinct[0]]), "a base")
+            known = all(views_between(self.tape, base, self.values[i]) is not None for i in distinct)
+            return base if known else top_of(self.tape, self.values[distinct[0]]), None
         root = owner_of(differentiable[0])
         named = ", ".join(f"`{self.names[i]}`" for i in distinct)
         if is_new_leaf(root):
