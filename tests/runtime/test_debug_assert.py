@@ -177,7 +177,8 @@ def test_honest_compilers(name, backend):
 def test_honest_programs(name, grad):
     """Views, broadcast gradients, tangents that are handed through, empty outputs: nothing is said."""
     x = nonleaf(2, 3) if grad else nonleaf(2, 3).detach()
-    same(PROGRAMS[name], x)
+    by_eager = torch.__version__.startswith("2.15") and grad and name == "views"  # of an unbind, after a write
+    same(PROGRAMS[name], x, eagerly=by_eager)
 
 
 def test_off_means_off():
