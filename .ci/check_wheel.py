@@ -55,7 +55,7 @@ def check_files(wheel: Path) -> None:
     expected = {path.as_posix() for path in files}
     expected |= {f"aotlab/course/{path.name}" for path in Path("notebooks").glob("*.ipynb")}
     # What the build makes need not be in the checkout, which may have been copied from git.
-    expected |= {f"aotlab/notebook/static/dashboard.{kind}" for kind in ("js", "css")}
+    expected |= {f"aotlab/report/static/dashboard.{kind}" for kind in ("js", "css")}
     assert packed == expected, f"only in the wheel or only in the package: {sorted(packed ^ expected)}"
     data = {name.partition(".data/data/")[2] for name in names if ".data/data/" in name}
     needed = {f"{EXTENSION}/install.json", f"{EXTENSION}/package.json", f"{EXTENSION}/static/style.js"}

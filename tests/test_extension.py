@@ -180,7 +180,7 @@ def test_sources_make_no_markup_and_no_requests(path: Path) -> None:
 
 def test_products_know_no_network() -> None:
     """What was built holds no address, and the widget's module imports nothing."""
-    products = [ROOT / "aotlab" / "notebook" / "static" / f"dashboard.{kind}" for kind in ("js", "css")]
+    products = [ROOT / "aotlab" / "report" / "static" / f"dashboard.{kind}" for kind in ("js", "css")]
     if not all(path.is_file() for path in products):
         pytest.skip("the extension is not built here: `cd extension && npm run build`")
     products += sorted((FOLDER / "dist" / "labextension" / "static").glob("*.js"))
@@ -284,7 +284,7 @@ def test_fresh_products_are_not_built_again(hook: Any, checkout: Path, monkeypat
 @pytest.mark.parametrize(
     "change",
     [
-        "aotlab/notebook/static/dashboard.css",
+        "aotlab/report/static/dashboard.css",
         "extension/dist/labextension/install.json",
         "extension/dist/labextension/static/remoteEntry.1.js",
         "extension/dist/sources.sha256",

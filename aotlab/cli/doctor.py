@@ -199,7 +199,7 @@ def check_extension() -> Finding:
 
 def check_dashboard() -> Finding:
     """Look for the dashboard's JavaScript, which the package carries once it is built."""
-    bundle = Path(__file__).parents[1] / "notebook" / "static" / "dashboard.js"
+    bundle = Path(__file__).parents[1] / "report" / "static" / "dashboard.js"
     if bundle.is_file():
         return Finding(subject="dashboard", status="ok", seen=str(bundle))
     return Finding(

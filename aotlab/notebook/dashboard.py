@@ -29,7 +29,7 @@ from aotlab.report.mime import bundle
 from aotlab.report.views import Views
 
 #: Where the build of ``extension/`` puts the widget's code and style.
-STATIC = Path(__file__).parent / "static"
+STATIC = Path(__file__).parents[1] / "report" / "static"
 
 _WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 

@@ -7,6 +7,7 @@ are percentages of the scale beside them.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -41,29 +42,51 @@ _SHORT_FOOTER = words(
     "`report.to_html(path)` writes it."
 )
 
+_PAGE_STYLE = Markup(
+    ":root { color-scheme: light dark; } body { margin: 0; } .aotlab-page { padding: 1.4rem 1.2rem 3rem; }"
+    "@media (prefers-color-scheme: dark) { body { background: #14181d; } } .aotlab-page > div { margin: 0 auto; }"
+)
+
 _SYMBOLS = {"verified": "✓", "unverified": "●", "different": "✗", "partly": "!", "nothing": "!"}
 _ENGINES = ("eager", "upstream", "aotlab")
 _PHASES = ("forward", "backward", "total")
 
 
 def page(report: Report) -> str:
-    """Write ``report`` as an HTML document that needs nothing else."""
+    """Write ``report`` as an HTML document that needs nothing else.
+
+    It is drawn as in JupyterLab, by the same script, from the report's JSON in the page. Where scripts are off, and where
+    the package was installed without the script, the summary stands there instead.
+    """
     title = f"{report.name} – aotlab report" if report.name else "aotlab report"
-    style = Markup(
-        ":root { color-scheme: light dark; } body { margin: 0; } .aotlab-page { padding: 1.4rem 1.2rem 3rem; }"
-    )
-    backdrop = Markup(
-        "@media (prefers-color-scheme: dark) { body { background: #14181d; } } .aotlab-page > div { margin: 0 auto; }"
-    )
+    script, style = _built("page.js"), _built("page.css")
+    if script and style:
+        data = json.dumps(report.to_dict(sparse=True), separators=(",", ":"))
+        body = join(
+            element("div", id="aotlab-page"),
+            element("noscript", fragment(report, short=True)),
+            # No text can end the element early: the characters that could begin a tag are written as numbers.
+            element("script", Markup(data.replace("<", "\\u003c")), type="application/json", id="aotlab-data"),
+            element("script", script, type="module"),
+        )
+    else:
+        style = join(_PAGE_STYLE, _style())
+        body = element("div", fragment(report), kind="aotlab-page")
     head = element(
         "head",
         element("meta", charset="utf-8"),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("title", title),
-        element("style", join(style, backdrop, _style())),
+        element("style", style),
     )
-    body = element("body", element("div", fragment(report), kind="aotlab-page"))
-    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
+    return f"<!DOCTYPE html>\n{element('html', head, element('body', body), lang='en')}\n"
+
+
+@cache
+def _built(name: str) -> Markup | None:
+    """Return what the build of ``extension/`` made; None where it was not built."""
+    path = resources.files("aotlab.report").joinpath("static", name)
+    return Markup(path.read_text(encoding="utf-8").replace("</", "<\\/")) if path.is_file() else None
 
 
 def fragment(report: Report, *, short: bool = False) -> str:

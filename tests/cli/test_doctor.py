@@ -157,7 +157,7 @@ def test_missing_dashboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """A package without the dashboard's JavaScript is a problem, and says where it looked."""
     monkeypatch.setattr(doctor, "__file__", str(tmp_path / "aotlab" / "cli" / "doctor.py"))
     monkeypatch.setattr(doctor, "_installed", lambda: True)
-    bundle = tmp_path / "aotlab" / "notebook" / "static" / "dashboard.js"
+    bundle = tmp_path / "aotlab" / "report" / "static" / "dashboard.js"
     finding = doctor.check_dashboard()
     assert (finding.status, finding.seen.startswith(f"{bundle} is not there"), finding.advice) == (
         "problem",
