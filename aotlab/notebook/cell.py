@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 from aotlab.notebook.classify import (
     COMPOUND,
+    VARIES,
     Scope,
     batches_derivatives,
     bound_names,
@@ -43,6 +44,7 @@ Compile = Callable[[Any, str, str], types.CodeType]
 _REGION = "aotlab region {}"
 _SHOW = "aotlab shows"
 _RESULT = "aotlab result"
+_SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,8 @@ class CellCode:
         Whether it only imports things and defines functions.
     functions
         The names of the functions that it defines at its outermost level.
+    called
+        Those of them that lines left to Python call, to be compiled by themselves, with their first and last lines.
     """
 
     statements: tuple[ast.stmt, ...]
@@ -103,6 +107,7 @@ class CellCode:
     python: tuple[PythonLines, ...]
     defines_only: bool
     functions: tuple[str, ...]
+    called: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def take_apart(
@@ -156,11 +161,17 @@ def take_apart(
         python=tuple(splitter.python),
         defines_only=False,
         functions=(),
+        called=splitter.called,
     )
 
 
-def linked(code: types.CodeType, regions: Mapping[int, Callable[[], Any]], show: Any, result: Any) -> types.CodeType:
-    """Put callables in the place of the constants that `take_apart` left in the code of a statement."""
+def linked(
+    code: types.CodeType, regions: Mapping[int | str, Callable[..., Any]], show: Any, result: Any
+) -> types.CodeType:
+    """Put callables in the place of the constants that `take_apart` left in the code of a statement.
+
+    Regions go by their numbers, functions that are compiled by themselves by their names.
+    """
     callables = {_REGION.format(number): region for number, region in regions.items()}
     callables |= {_SHOW: show, _RESULT: result}
     constants = tuple(callables.get(each, each) if type(each) is str else each for each in code.co_consts)
@@ -175,6 +186,8 @@ class _Splitter:
     compile_tree: Compile
     regions: list[RegionCode] = field(default_factory=list)
     python: list[PythonLines] = field(default_factory=list)
+    defined: dict[str, tuple[int, int]] = field(default_factory=dict)
+    called: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def split(
         self,
@@ -230,6 +243,11 @@ class _Splitter:
                 flush()
                 out.append(self._left(statement, reason or "no computation with tensors", in_loop=in_loop))
             self.scope.learn(statement)
+            for name in bound_names([statement]):
+                self.defined.pop(name, None)
+            if isinstance(statement, ast.FunctionDef) and not in_loop:
+                lines = _lines(statement, "")
+                self.defined[statement.name] = (lines.first_line, lines.last_line)
         flush()
         return out
 
@@ -243,6 +261,10 @@ class _Splitter:
             if lifted is not None:
                 return lifted
             self.python.append(_lines(statement, reason))
+            if reason.endswith(VARIES):
+                calls = _OwnCalls(self.defined, self.scope)
+                statement = calls.visit(copy.deepcopy(statement))
+                self.called |= {name: self.defined[name] for name in calls.found}
             return statement
         statement = copy.copy(statement)
         looping = isinstance(statement, ast.For | ast.AsyncFor | ast.While)
@@ -326,6 +348,28 @@ class _Splitter:
             first_line=statements[0].lineno,
             last_line=max(each.end_lineno or each.lineno for each in statements),
         )
+
+
+class _OwnCalls(ast.NodeTransformer):
+    """Lets a statement call the compiled forms of functions that the cell defines, but for other numbers each time."""
+
+    def __init__(self, defined: Mapping[str, object], scope: Scope) -> None:
+        self._defined = defined
+        self._scope = scope
+        self.found: dict[str, None] = {}
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        """Replace the function, if it is one of them."""
+        self.generic_visit(node)
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name in self._defined and not any(map(self._scope.varies, (*node.args, *node.keywords))):
+            self.found[name] = None
+            node.func = ast.copy_location(ast.Constant(_REGION.format(name)), node.func)
+        return node
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        """Look into what is not a scope of its own."""
+        return node if isinstance(node, _SCOPES) else super().generic_visit(node)
 
 
 class _Replaced(ast.NodeTransformer):

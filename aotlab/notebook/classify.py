@@ -62,6 +62,8 @@ _CONTAINERS = (list, dict, tuple, set, frozenset, int, float, str, bool, range, 
 #: The optimizers whose step is the same arithmetic when Dynamo captures it. The others compute their corrections in
 #: Python's doubles in eager, and in tensors when captured.
 _CAPTURED_EXACTLY = (torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Rprop)
+#: How the reason ends for lines that are not compiled, since they would be in each round anew.
+VARIES = "which is another number in each round"
 #: How reasons end for which computations with tensors are left out: these lines count as run eagerly.
 LEFT_OUT = ("which compiled graphs do not have yet", "whose captured form rounds otherwise than eager")
 
@@ -178,6 +180,11 @@ class Scope:
                 return False
         return any(self.tensorish(each) for each in ast.iter_child_nodes(node) if not isinstance(each, _MARKS))
 
+    def varies(self, node: ast.AST) -> bool:
+        """Tell whether ``node`` is no tensor, and another thing in each round of a loop."""
+        names = [each.id for each in ast.walk(node) if isinstance(each, ast.Name)]
+        return not self.tensorish(node) and any(self.kinds.get(name) == "varying" for name in names)
+
     def refusal(self, statement: ast.stmt, *, in_loop: bool) -> str | None:
         """Say why a statement is left to Python; None if it is worth handing over whole.
 
@@ -234,7 +241,7 @@ class Scope:
         elif isinstance(node, ast.Name):
             if isinstance(node.ctx, ast.Load):
                 if in_loop and self.kinds.get(node.id) == "varying":
-                    yield f"depends on `{node.id}`, which is another number in each round"
+                    yield f"depends on `{node.id}`, {VARIES}"
                 value = self.value(node)
                 if not isinstance(value, types.ModuleType | type) and _package(type(value)) in _FOREIGN:
                     yield f"works on a {type(value).__name__}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import threading
 import time
@@ -25,6 +26,7 @@ from aotlab.notebook import live
 from aotlab.notebook import measure as timing
 from aotlab.notebook.cell import CellCode, PythonLines, RegionCode
 from aotlab.notebook.classify import LEFT_OUT
+from aotlab.notebook.functions import compiled_function
 from aotlab.notebook.graphs import CapturedGraph, RunInstead, dynamo_callable, title_of
 from aotlab.notebook.names import Watch, WatchedArgument, named_tensors
 from aotlab.notebook.options import Options
@@ -174,7 +176,8 @@ class CompiledCell(Views):
         self.python_code: dict[int, types.CodeType] = {}
         self.shown: Shown | None = None
         self._shown_state: tuple[int, ...] = ()
-        self.regions = {each.number: self._region(each) for each in code.regions}
+        self.regions: dict[int | str, Callable[..., Any]] = {each.number: self._region(each) for each in code.regions}
+        self.regions |= {name: self._by_itself(name, lines) for name, lines in code.called.items()}
 
     @property
     def identifier(self) -> str:
@@ -316,6 +319,24 @@ class CompiledCell(Views):
             for each in part.graphs:
                 each.surprising = each.surprising or each.failure is not None
             return result
+
+        return call
+
+    def _by_itself(self, name: str, lines: tuple[int, int]) -> Callable[..., Any]:
+        """Return what calls a function of the cell, compiled by itself, from lines that Python runs."""
+        made: list[object] = []
+        compiled: Any = None
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal made, compiled
+            function = self._playground.namespace[name]
+            if not isinstance(function, types.FunctionType) or function.__code__.co_filename != self.file:
+                return function(*args, **kwargs)
+            # Defined by a repeated run of the cell, it is the same function if its parts are.
+            parts = [function.__code__, *(function.__defaults__ or ()), function.__kwdefaults__, function.__closure__]
+            if len(parts) != len(made) or not all(map(operator.is_, parts, made)):
+                made, compiled = parts, compiled_function(self, name, function, lines)
+            return compiled(*args, **kwargs)
 
         return call
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aotlab import _torch as internals
 from aotlab import config
-from aotlab.notebook.compiled_cell import CompiledCell
 from aotlab.notebook.graphs import RunInstead
 from aotlab.notebook.names import watch_arguments
 from aotlab.notebook.tracebacks import cleaned
 from aotlab.trace.running import is_tracing
+
+if TYPE_CHECKING:
+    from aotlab.notebook.compiled_cell import CompiledCell
 
 #: How often a function is handed to Dynamo anew of which no call has been captured yet.
 MOST_TRIES = 8

@@ -131,3 +131,31 @@ def test_the_step_is_compiled(shell: InteractiveShell) -> None:
     weights = set(graphs[graphs["frame"] == "line 5"]["name"])
     assert {"model.0.weight", "optimizer.state[model.0.weight]['momentum_buffer']"} <= weights
     assert {"model.1.running_mean"} <= set(graphs[graphs["frame"] == "line 3"]["name"])
+
+
+LOOP = """\
+def loss_of(x, scale=1.0):
+    return (x * w).sum() * scale
+
+for n in (4, 8, 16):
+    loss = loss_of(torch.ones(n, 8) * 3)
+    loss.backward()
+    other = loss_of(w, n)
+"""
+
+
+def test_a_function_that_a_loop_calls_is_compiled(shell: InteractiveShell) -> None:
+    """It is, although the lines around it are not, and served again; not for a number that is another in each round."""
+    execute(shell, "%load_ext aotlab")
+    execute(shell, "import torch\nw = torch.ones(8, requires_grad=True)")
+    for reused in (False, True):
+        execute(shell, "%%aotcompile -o report --backend eager --quiet\n" + LOOP)
+        report = shell.user_ns["report"]
+        assert [(frame.name, frame.calls.compiled, frame.calls.eager) for frame in report.frames] == [("loss_of", 3, 0)]
+        graphs = report.frames[0].graphs
+        assert [graph.reused for graph in graphs] == [reused] * 3
+        assert [[miss.subject for miss in graph.misses] for graph in graphs] == [[], ["x.size(0)"], ["x.size(0)"] * 2]
+        ways = [(part.first_line, part.how) for part in report.cell.parts]
+        assert ways == [(2, "compiled"), (5, "python"), (6, "python"), (7, "python"), (8, "python")]
+    assert torch.equal(shell.user_ns["w"].grad, torch.full((8,), 2 * 3.0 * (4 + 8 + 16)))
+    assert shell.user_ns["other"].item() == 8 * 16
