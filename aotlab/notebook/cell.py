@@ -100,6 +100,8 @@ class CellCode:
         The names of the functions that it defines at its outermost level.
     called
         Those of them that lines left to Python call, to be compiled by themselves, with their first and last lines.
+    bound
+        The names that it binds.
     """
 
     statements: tuple[ast.stmt, ...]
@@ -108,6 +110,7 @@ class CellCode:
     defines_only: bool
     functions: tuple[str, ...]
     called: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    bound: tuple[str, ...] = ()
 
 
 def take_apart(
@@ -154,6 +157,7 @@ def take_apart(
     splitter = _Splitter(
         Scope(namespace, exact=exact, batched=batches_derivatives(tree)), file, looks_at_tracebacks(tree), compile_tree
     )
+    names = bound_names(body)
     statements = splitter.split(body, shown=shown, last=body[-1] if body else None)
     return CellCode(
         statements=tuple(statements),
@@ -162,6 +166,7 @@ def take_apart(
         defines_only=False,
         functions=(),
         called=splitter.called,
+        bound=tuple(names),
     )
 
 

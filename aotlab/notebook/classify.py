@@ -144,7 +144,9 @@ class Scope:
     def learn(self, statement: ast.stmt) -> None:
         """Note what a statement binds."""
         kind: Kind = "unknown"
-        if isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign) and not self.tensorish(statement):
+        # Another name for a tensor is no computation, but computations with it are.
+        value = statement.value if isinstance(statement, ast.Assign) else statement
+        if isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign) and not self.tensorish(value):
             kind = "python"
         for name in bound_names([statement]):
             self._imported.pop(name, None)

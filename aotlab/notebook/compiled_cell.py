@@ -22,6 +22,8 @@ from aotlab.backends import resolve
 from aotlab.cache import next_number
 from aotlab.errors import UsageError
 from aotlab.frontends.dynamo import prepare_dynamo, watch_captures
+from aotlab.ir.metadata import OutputType
+from aotlab.ir.specs import StorageNumbers, spec_of
 from aotlab.notebook import live
 from aotlab.notebook import measure as timing
 from aotlab.notebook.cell import CellCode, PythonLines, RegionCode
@@ -36,6 +38,7 @@ from aotlab.notebook.shown import Shown
 from aotlab.notebook.tracebacks import cleaned, walk
 from aotlab.notebook.traced import TracedFunction
 from aotlab.report import Cell, Recording, Report, VerificationRow
+from aotlab.report.assemble import tensor_info
 from aotlab.report.collect import function_of
 from aotlab.report.model import CellPart, Frame, Graph, GraphBreakRow, Input, Output, Span, Storage, TimingRow
 from aotlab.report.text import why_dynamo_stopped
@@ -103,6 +106,7 @@ class _Part:
     first_line: int
     last_line: int
     function: str | None = None
+    statements: tuple[tuple[int, int], ...] = ()  # their lines
     calls: int = 0
     off: bool = False
     mended: bool = False
@@ -165,6 +169,8 @@ class CompiledCell(Views):
         self._timings: tuple[TimingRow, ...] = ()
         self._notes: dict[str, None] = {}
         self._error: str | None = None
+        self._error_line: int | None = None
+        self._inputs_again: dict[int, tuple[Output, ...]] = {}
         self._execution_count: int | None = None
         self._cell_id: str | None = None
         self._outside: tuple[Input, ...] = ()
@@ -202,7 +208,7 @@ class CompiledCell(Views):
         """Keep account of one run of the cell, which happens in the block; it ``began_ns`` before."""
         self.recording.begin_run(began_ns, again=again)
         with self._lock:
-            self._error, self._notes, self._outside = None, {}, ()
+            self._error, self._error_line, self._notes, self._outside = None, None, {}, ()
             self._execution_count, self._cell_id = execution_count, cell_id
             self._finished_lines = 0
             for part in self._parts.values():
@@ -213,7 +219,7 @@ class CompiledCell(Views):
         try:
             yield run
         except BaseException as error:
-            self._error = _one_line(error)
+            self._error, self._error_line = _one_line(error), self._line_of(error)
             raise
         finally:
             self._names = None
@@ -229,6 +235,37 @@ class CompiledCell(Views):
                 for entry, names in each.result_names(known).items():
                     if names:
                         self._result_names[entry] = names
+                    self._inputs_again[entry] = self._further_names(each, known)
+
+    def _further_names(
+        self, graph: CapturedGraph | TracedFunction, known: Mapping[int, tuple[str, Tensor]]
+    ) -> tuple[Output, ...]:
+        """Describe the inputs of a graph for which the cell has made one more name."""
+        inputs = (graph.inputs() or ()) if isinstance(graph, CapturedGraph) else ()
+        names = {id(each): known[id(each)][0] for each in inputs if id(each) in known}
+        found = {name: self._playground.namespace.get(name) for name in self.code.bound}
+        return tuple(
+            [
+                Output(
+                    name=name,
+                    output_type=OutputType.IS_INPUT.value,
+                    raw_type=f"{type(value).__module__}.{type(value).__qualname__}",
+                    tensor=tensor_info(spec_of(value, StorageNumbers())),
+                    base_kind="input",
+                    base=names[id(value)],
+                    relation=f"is input {names[id(value)]} itself",
+                    requires_grad=value.requires_grad,
+                )
+                for name, value in found.items()
+                if isinstance(value, Tensor) and names.get(id(value), name) != name
+            ]
+        )
+
+    def _line_of(self, error: BaseException) -> int | None:
+        """Return the line of the cell, or of a part that was cut out of it, that an error came through."""
+        frames = [(each.tb_frame.f_code, each.tb_lineno) for each in walk(error.__traceback__)]
+        lines = [line for code, line in frames if code.co_filename == self.file and code.co_name == "<module>"]
+        return lines[-1] if lines else None
 
     def compile_function(self, function: types.FunctionType, name: str, line: tuple[int, int]) -> Any:
         """Return ``function`` compiled by the frontend that was asked for, with its graphs in this cell's report."""
@@ -258,7 +295,8 @@ class CompiledCell(Views):
     def _region(self, region: RegionCode, key: object = None) -> Callable[[], Any]:
         namespace = self._playground.namespace
         function = types.FunctionType(region.code, namespace)
-        part = _Part(first_line=region.first_line, last_line=region.last_line)
+        statements = tuple([(each.first_line, each.last_line) for each in region.pieces])
+        part = _Part(first_line=region.first_line, last_line=region.last_line, statements=statements)
         self._parts[region.number if key is None else key] = part
         compiled = self._compile(function, part)
         pieces: list[Callable[[], Any]] = []
@@ -531,6 +569,7 @@ class CompiledCell(Views):
                     options=self.options_text,
                     kind="definitions" if self.code.defines_only else "statements",
                     error=self._error,
+                    error_line=self._error_line,
                     parts=tuple(self._cell_parts(frames)),
                     mutated_outside=self._outside,
                 ),
@@ -567,6 +606,7 @@ class CompiledCell(Views):
 
     def _frame(self, frame: Frame) -> Frame:
         graphs = [_with_names(each, self._result_names.get(each.entry, {})) for each in frame.graphs]
+        graphs = [replace(g, outputs=(*g.outputs, *self._inputs_again.get(g.entry, ()))) for g in graphs]
         return replace(frame, graphs=tuple(graphs))
 
     def _verification(
@@ -615,9 +655,13 @@ class CompiledCell(Views):
                 how, reason = "eager", "Dynamo captured nothing of its first call, and does not look at it again"
             else:
                 how, reason = "python", "no computation with tensors"
-            parts.append(
-                CellPart(first_line=part.first_line, last_line=part.last_line, how=how, frames=used, reason=reason)
-            )
+            last_line, line = part.last_line, self._error_line
+            if line is not None and part.calls == 1 and part.first_line <= line:
+                for first, last in part.statements:
+                    if line < first:  # the cell ended before it
+                        last_line = min(last_line, first - 1)
+                        parts.append(CellPart(first_line=first, last_line=last, how="not run"))
+            parts.append(CellPart(first_line=part.first_line, last_line=last_line, how=how, frames=used, reason=reason))
         captured = self._captured_lines(frames)
         for each in self.code.python:
             if not self._is_function(each):

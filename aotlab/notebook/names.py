@@ -189,7 +189,7 @@ class Watch:
         storages = StorageNumbers()
         for each in self._watched:
             tensor = each.written()
-            if tensor is None or each.name in in_graphs:
+            if tensor is None or in_graphs.get(each.name) is tensor:
                 continue
             through, elsewhere = [], False
             for name, other in in_graphs.items():
@@ -213,7 +213,17 @@ class Watch:
                     requires_grad_after=tensor.requires_grad,
                 )
             )
-        return tuple(rows)
+        return (*rows, *self._gradients(storages))
+
+    def _gradients(self, storages: StorageNumbers) -> Iterator[Input]:
+        """Describe the gradients that are new."""
+        tensors = [(each.name, tensor) for each in self._watched if (tensor := each.tensor()) is not None]
+        old = {id(tensor) for _, tensor in tensors}
+        for name, tensor in tensors:
+            gradient = tensor.grad if tensor.is_leaf else None
+            if gradient is not None and id(gradient) not in old:
+                info = tensor_info(spec_of(gradient, storages))
+                yield Input(name=f"{name}.grad", kind="new", tensor=info, mutates_data=False, mutates_metadata=False)
 
 
 def _bits(tensor: Tensor) -> Tensor | None:

@@ -67,7 +67,8 @@ def _facts(report: Report) -> Iterator[Fact]:
     graphs = [graph for frame in report.frames for graph in frame.graphs]
     traced = any(graph.status == "compiled" for graph in graphs)  # a refused one says nothing of what the function did
     if report.cell is not None and report.cell.error is not None:
-        yield Fact(key="error", title="ended with", sentence=report.cell.error)
+        at = "" if report.cell.error_line is None else f" (line {report.cell.error_line})"
+        yield Fact(key="error", title="ended with", sentence=report.cell.error + at)
     changed = dict(_changed(report, graphs))
     if traced or changed:
         names = [f"{name} ({how})" for name, how in changed.items()]
@@ -91,7 +92,7 @@ def _changed(report: Report, graphs: list[Graph]) -> Iterator[tuple[str, str]]:
                 yield row.name, _how(row)
     for row in () if report.cell is None else report.cell.mutated_outside:
         where = f"through {', '.join(row.overlaps)}" if row.kind == "alias" else "outside the graphs"
-        yield row.name, f"{_how(row)}, {where}"
+        yield row.name, "new" if row.kind == "new" else f"{_how(row)}, {where}"
 
 
 def _how(row: Input) -> str:

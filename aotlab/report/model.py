@@ -260,7 +260,8 @@ class Input:
     name
         The caller's name for it: ``"x"``, ``"args[0]['w']"``, ``"model.weight"``.
     kind
-        ``"parameter"``, ``"buffer"``, ``"input"`` or ``"python"``.
+        ``"parameter"``, ``"buffer"``, ``"input"`` or ``"python"``; of what a cell changed outside of its graphs
+        ``"outside"``, ``"alias"`` (through another name) or ``"new"`` (a gradient that there was not before).
     value
         The repr of an argument that is no tensor.
     tensor
@@ -396,11 +397,13 @@ class Cell:
         called.
     error
         The exception that ended the cell, as one line; None if it ran to its end.
+    error_line
+        The line of the cell that it came from; None if nobody knows.
     parts
         How its lines ran, in order.
     mutated_outside
         Tensors that the notebook held before the cell, and that the cell changed outside of every compiled graph: in
-        Python, or while autograd accumulated gradients.
+        Python, or while autograd accumulated gradients; and their gradients that are new.
     """
 
     source: str
@@ -409,6 +412,7 @@ class Cell:
     options: str = ""
     kind: str = "statements"
     error: str | None = None
+    error_line: int | None = None
     parts: tuple[CellPart, ...] = ()
     mutated_outside: tuple[Input, ...] = ()
 

@@ -83,7 +83,7 @@ def verdict(report: Report) -> Verdict:
             f"{amount(len(refused), 'compilation')} refused, first {_short(frame.function)} ({refusal.reason})."
         )
     if report.cell is not None and report.cell.error is not None:
-        sentences.append(_sentence(f"the cell ended with {_gist(report.cell.error)}"))
+        sentences.append(_sentence(f"the cell {_ended(report.cell)}"))
     return Verdict(sentence=_one_line(" ".join(sentences)), state=state)
 
 
@@ -199,14 +199,14 @@ def _why_nothing(report: Report, differing: list[tuple[Frame, Refusal]]) -> str:
 
 def _why_nothing_in(cell: Cell, differing: list[tuple[Frame, Refusal]]) -> str:
     """Give the reason, and the line, for which there is no compiled graph of a cell."""
-    ended = "" if cell.error is None else " " + _sentence(f"the cell ended with {_gist(cell.error)}")
+    ended = "" if cell.error is None else " " + _sentence(f"the cell {_ended(cell)}")
     if differing:
         return f"NOT equal to eager, so not used: {_difference(differing)}.{ended}"
     eager = _eager(cell)
     if eager:
         return f"{_ran_eagerly(eager)}.{ended}"
     if cell.error is not None:
-        return f"the cell ended with {_gist(cell.error)}."
+        return f"the cell {_ended(cell)}."
     if cell.kind == "definitions" and any(part.how == "not run" for part in cell.parts):
         return "no function of the cell was called yet."
     reasons: dict[str, CellPart] = {}
@@ -217,6 +217,11 @@ def _why_nothing_in(cell: Cell, differing: list[tuple[Frame, Refusal]]) -> str:
         return f"there is {NO_TENSORS} in the cell."
     clauses = [f"{lines_of(part)} ({_gist(reason)})" for reason, part in reasons.items()]
     return f"no line was handed to the compiler: {listed(clauses, 4)}."
+
+
+def _ended(cell: Cell) -> str:
+    at = "" if cell.error_line is None else f" at line {cell.error_line}"
+    return f"ended{at} with {_gist(cell.error or '')}"
 
 
 def _eager(cell: Cell) -> list[CellPart]:

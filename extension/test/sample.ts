@@ -38,6 +38,7 @@ export function sample(graphs = 1): Json {
       execution_count: 3,
       kind: 'statements',
       error: null,
+      error_line: null,
       parts: [
         { first_line: 2, last_line: 2, how: 'python', frames: [], reason: 'an import' },
         { first_line: 3, last_line: 3, how: 'compiled', frames: ['step'], reason: '' },

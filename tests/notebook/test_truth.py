@@ -14,6 +14,8 @@ pytest.importorskip("IPython")
 from IPython.core.interactiveshell import InteractiveShell
 
 from aotlab.notebook import unload_ipython_extension
+from aotlab.report import Report
+from aotlab.report.counts import summary
 
 SETUP = """
 import torch
@@ -159,3 +161,57 @@ def test_a_function_that_a_loop_calls_is_compiled(shell: InteractiveShell) -> No
         assert ways == [(2, "compiled"), (5, "python"), (6, "python"), (7, "python"), (8, "python")]
     assert torch.equal(shell.user_ns["w"].grad, torch.full((8,), 2 * 3.0 * (4 + 8 + 16)))
     assert shell.user_ns["other"].item() == 8 * 16
+
+
+def reported(shell: InteractiveShell, setup: str, cell: str) -> Report:
+    """Run two cells, the second under the magic, whether it raises or not, and return its report."""
+    execute(shell, "%load_ext aotlab")
+    execute(shell, setup)
+    shell.run_cell("%%aotcompile -o report --backend eager --quiet\n" + cell)
+    return shell.user_ns["report"].report()
+
+
+def test_new_gradients_are_changes(shell: InteractiveShell) -> None:
+    """Those that there were are written, those that there were not are new; both are in the table and in the facts."""
+    setup = "import torch\na, b = (torch.ones(2, requires_grad=True) for _ in 'ab')\nb.sum().backward()"
+    report = reported(shell, setup, "loss = (a * b).sum()\nloss.backward()")
+    table = report.inputs[report.inputs["graph"].isna()]
+    assert table[["name", "kind", "mutates_data"]].values.tolist() == [
+        ["b.grad", "outside", True],
+        ["a.grad", "new", False],
+    ]
+    facts = {fact.key: fact.sentence for fact in summary(report).facts}
+    assert facts["mutated"] == "b.grad (data, outside the graphs) and a.grad (new)"
+
+
+def test_a_further_name_of_an_input_is_an_output(shell: InteractiveShell) -> None:
+    """Also where the line that makes it computes nothing."""
+    report = reported(shell, "import torch\nx = torch.ones(2)", "other = x\ny = other * 2\nsame = x")
+    table = report.outputs[["name", "output_type", "base"]].fillna("").values.tolist()
+    assert table == [["y", "non-alias", ""], ["other", "is input", "x"], ["same", "is input", "x"]]
+
+
+ERRORS = {
+    "in a compiled line": ("y = x * 2\nz = x @ torch.ones(3)\nv = x + 1", 3, [(2, 3, "eager"), (4, 4, "not run")]),
+    "in a line of Python": (
+        "y = x * 2\nraise ValueError\nz = x + 1",
+        3,
+        [(2, 2, "compiled"), (3, 3, "python"), (4, 4, "not run")],
+    ),
+    "in a function that a compiled line calls": (
+        "def f(t):\n    return t @ torch.ones(3)\n\ny = x * 2\nz = f(y)\nv = y + 1",
+        6,
+        [(2, 3, "python"), (5, 6, "eager"), (7, 7, "not run")],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(ERRORS))
+def test_the_line_of_an_error(shell: InteractiveShell, name: str) -> None:
+    """It is told, with what ran before it; what stands after it did not run."""
+    cell, line, parts = ERRORS[name]
+    report = reported(shell, "import torch\nx = torch.ones(2)", cell)
+    assert report.cell is not None
+    assert report.cell.error_line == line
+    assert f"The cell ended at line {line} with " in report.verdict
+    assert [(part.first_line, part.last_line, part.how) for part in report.cell.parts] == parts

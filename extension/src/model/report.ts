@@ -185,6 +185,7 @@ const cell = record('Cell', {
   options: text(),
   kind: text('statements'),
   error: maybe(text()),
+  error_line: maybe(number()),
   parts: list(part),
   mutated_outside: list(input)
 });
