@@ -35,7 +35,7 @@ from aotlab.notebook.options import Options
 from aotlab.notebook.playground import Playground
 from aotlab.notebook.quiet import quiet_dynamo
 from aotlab.notebook.shown import Shown
-from aotlab.notebook.tracebacks import cleaned, walk
+from aotlab.notebook.tracebacks import cleaned, line_in, walk
 from aotlab.notebook.traced import TracedFunction
 from aotlab.report import Cell, Recording, Report, VerificationRow
 from aotlab.report.assemble import tensor_info
@@ -219,7 +219,7 @@ class CompiledCell(Views):
         try:
             yield run
         except BaseException as error:
-            self._error, self._error_line = _one_line(error), self._line_of(error)
+            self._error, self._error_line = _one_line(error), line_in(error, self.file)
             raise
         finally:
             self._names = None
@@ -260,12 +260,6 @@ class CompiledCell(Views):
                 if isinstance(value, Tensor) and names.get(id(value), name) != name
             ]
         )
-
-    def _line_of(self, error: BaseException) -> int | None:
-        """Return the line of the cell, or of a part that was cut out of it, that an error came through."""
-        frames = [(each.tb_frame.f_code, each.tb_lineno) for each in walk(error.__traceback__)]
-        lines = [line for code, line in frames if code.co_filename == self.file and code.co_name == "<module>"]
-        return lines[-1] if lines else None
 
     def compile_function(self, function: types.FunctionType, name: str, line: tuple[int, int]) -> Any:
         """Return ``function`` compiled by the frontend that was asked for, with its graphs in this cell's report."""

@@ -85,4 +85,5 @@ def _gist(text: str) -> str:
     if raised is not None:  # Dynamo says that an op raised; what a user can use is what the op said
         return f"{raised[1]}: {raised[3]}"
     named = [line for line in lines if line.startswith(("torch._dynamo.exc.", "RuntimeError", "NotImplementedError"))]
-    return named[-1].removeprefix("torch._dynamo.exc.") if named else ""
+    said = named[-1].removeprefix("torch._dynamo.exc.") if named else ""
+    return said.replace("InternalTorchDynamoError:", "an error inside Dynamo:")

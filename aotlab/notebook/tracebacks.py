@@ -12,6 +12,7 @@ from aotlab._torch import RESUME_PREFIX
 
 _OURS = str(Path(__file__).resolve().parent.parent)
 _TORCH = str(Path(torch.__file__).resolve().parent)
+_INSTALLED = (str(Path(_TORCH).parent), str(Path(types.__file__).parent))
 _MACHINERY = (
     _OURS,
     str(Path(_TORCH) / "_dynamo"),
@@ -19,10 +20,13 @@ _MACHINERY = (
     str(Path(_TORCH) / "fx"),
     str(Path(_TORCH) / "_compile.py"),
 )
+_COMPILERS = (*_MACHINERY, str(Path(_TORCH) / "_inductor"))
 
 
 def cleaned(error: BaseException, cell_file: str | None = None) -> None:
     """Take the compilers' frames out of the tracebacks of ``error`` and of what led to it.
+
+    An interrupt that met the compilers, or what they compiled, is shown as one line.
 
     Parameters
     ----------
@@ -32,6 +36,11 @@ def cleaned(error: BaseException, cell_file: str | None = None) -> None:
         The file name of the cell's code; frames before its first one are left out. None: no frame before the
         compilers' is.
     """
+    if isinstance(error, KeyboardInterrupt) and _in_machinery(error):
+        line = line_in(error, cell_file)
+        at = f", at line {line}" if line is not None else ""
+        told = f"KeyboardInterrupt: while aotlab compiled, or compiled code ran{at}"
+        error._render_traceback_ = lambda: [told]  # type: ignore[attr-defined]  # IPython's convention
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:
@@ -41,6 +50,21 @@ def cleaned(error: BaseException, cell_file: str | None = None) -> None:
         seen.add(id(each))
         each.__traceback__ = _chain(_frames(each.__traceback__, cell_file))
         pending += [each.__cause__, each.__context__]
+
+
+def _in_machinery(error: BaseException) -> bool:
+    """Tell whether the innermost of the user's frames has called a compiler, or compiled code."""
+    files = [each.tb_frame.f_code.co_filename for each in walk(error.__traceback__)]
+    users = [not file.startswith((*_INSTALLED, _OURS, "<frozen", "<aotlab", "<eval_with_key>")) for file in files]
+    after = files[len(users) - users[::-1].index(True) :] if any(users) else []
+    return any(file.startswith((*_COMPILERS, "<aotlab")) for file in after)
+
+
+def line_in(error: BaseException, cell_file: str | None) -> int | None:
+    """Return the line of a cell, or of a part that was cut out of it, that an error came through."""
+    frames = [(each.tb_frame.f_code, each.tb_lineno) for each in walk(error.__traceback__)]
+    lines = [line for code, line in frames if code.co_filename == cell_file and code.co_name == "<module>"]
+    return max(lines, default=None)  # a part that has not begun stands at the first line
 
 
 def walk(traceback: types.TracebackType | None) -> Iterator[types.TracebackType]:

@@ -48,6 +48,8 @@ from aotlab.report.spent import Spent
 from aotlab.report.text import place, why_dynamo_stopped
 from aotlab.report.views import Views
 
+#: Where Dynamo's own versions of builtin functions are, which are called by a line of the user's.
+_DYNAMO = str(Path(torch.__file__).parent / "_dynamo")
 #: The reason that Dynamo gives where it goes back to an earlier line, after which it leaves the function to Python.
 _STEPPED = "step_unsupported"
 _RESUMED = re.compile(rf"^{internals.RESUME_PREFIX}(.+)_at_(\d+)$")
@@ -237,7 +239,8 @@ class Recording(Views):
                 return
         if stepped:
             reason = next(reversed(_dynamo_reasons()), reason)
-        row = graph_break(event.stack[-1] if event.stack else None, reason, event.at_ns - self._begin_ns)
+        own = [each for each in event.stack if not each.filename.startswith(_DYNAMO)] or event.stack
+        row = graph_break(own[-1] if own else None, reason, event.at_ns - self._begin_ns)
         self._led_to.append((places, row.words))
         self._breaks.append(self._in_cell(row, event))
 

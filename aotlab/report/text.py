@@ -114,6 +114,7 @@ _STOPS = [(re.compile(pattern, re.DOTALL), words) for pattern, words in (
     (r"^Data dependent operator.*?Explanation: Operator `(.+?)`", r"`\1` returns a number that depends on values"),
     (r"^Attempted to \w+ function marked as skipped.*?qualname: ([\w.]+)", r"Dynamo does not look into `\1`"),
     (r"^logging\.Logger", "it logs"),
+    (r"^step_unsupported", "Dynamo cannot go on in the middle of it"),
     (r"^Attempted to wrap RNN", "Dynamo captures no LSTM, GRU or RNN"),
     (r"sparse [Tt]ensor", "Dynamo takes no sparse tensors"),
     (r"^Dynamo recompile limit", "it was compiled too often"),

@@ -20,6 +20,7 @@ torch._dynamo.exc.TorchRuntimeError: RuntimeError when making fake tensor call
     [
         (FAKE, "RuntimeError: 2x3"),
         ("torch._dynamo.exc.Unsupported: no rule", "Unsupported: no rule"),
+        ("torch._dynamo.exc.InternalTorchDynamoError: NameError: x", "an error inside Dynamo: NameError: x"),
         ("torch._dynamo hit config.recompile_limit (8)", "Dynamo compiled it again too often"),
     ],
 )

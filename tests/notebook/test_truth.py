@@ -215,3 +215,18 @@ def test_the_line_of_an_error(shell: InteractiveShell, name: str) -> None:
     assert report.cell.error_line == line
     assert f"The cell ended at line {line} with " in report.verdict
     assert [(part.first_line, part.last_line, part.how) for part in report.cell.parts] == parts
+
+
+def test_an_interrupt_is_one_line(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of an interrupt in a compiler nothing but a line is shown; of one in the user's code, where that was."""
+    scope: dict[str, Any] = {}
+    exec(compile("def interrupted(*_, **__):\n    raise KeyboardInterrupt", "<aotlab compiler>", "exec"), scope)
+    monkeypatch.setattr("aotlab.notebook.graphs.compare", scope["interrupted"])
+    reported(shell, "import torch\nx = torch.ones(2)", "y = x * 2\nz = y + 1")
+    assert capsys.readouterr().out == "KeyboardInterrupt: while aotlab compiled, or compiled code ran, at line 2\n"
+    shell.run_cell("%%aotcompile --backend eager --quiet\nraise KeyboardInterrupt")
+    shown = capsys.readouterr().out
+    assert "raise" in shown
+    assert "while aotlab compiled" not in shown
