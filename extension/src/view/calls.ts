@@ -24,7 +24,7 @@ export function callsPanel(context: Context): Child[] {
     const again = entries.filter(entry => entry.graph.misses.length > 0).length;
     drawn.push(
       heading('Graphs', again > 0 ? `${entries.length}, ${again} of them because no earlier one served` : `${entries.length}`),
-      table({
+      table(context, {
         name: 'recompiles',
         label: 'Why each graph was compiled, and how many calls it served',
         columns: GRAPH_COLUMNS,
@@ -39,7 +39,7 @@ export function callsPanel(context: Context): Child[] {
   if (refusals.length > 0) {
     drawn.push(
       heading('Refused', `${amount(refusals.length, 'compilation')} that did not come about`),
-      table({
+      table(context, {
         name: 'refusals',
         label: 'Compilations that were refused',
         columns: REFUSAL_COLUMNS,
@@ -51,13 +51,13 @@ export function callsPanel(context: Context): Child[] {
   if (report.graph_break_rows.length > 0) {
     drawn.push(
       heading('Graph breaks', `${report.graph_break_rows.length}, where Dynamo split a function`),
-      table({
+      table(context, {
         name: 'graph_breaks',
         label: 'Graph breaks',
         columns: [
-          { name: 'frame', title: 'where', kind: 'code', cell: row => row.where },
+          { name: 'frame', title: 'where', help: LINE, kind: 'code', cell: row => row.where },
           { name: 'reason', title: 'reason', kind: 'words', cell: row => h('span', { title: row.reason }, spoken(row.words)) },
-          { name: 'at_ns', title: 'at', help: AT, kind: 'number', cell: row => duration(row.at_ns) }
+          { name: 'at_ns', title: 'at', help: AT, kind: 'number', value: row => row.at_ns, cell: row => duration(row.at_ns) }
         ],
         rows: report.graph_break_rows,
         key: row => row.frame
@@ -67,11 +67,12 @@ export function callsPanel(context: Context): Child[] {
   return drawn.length > 0 ? drawn : [soft('No calls were recorded.')];
 }
 
-const AT = 'Counted from the beginning of the recording';
+const AT = 'When, counted from the beginning of the recording';
+const LINE = 'The line of your program';
 
 const GRAPH_COLUMNS: readonly Column<Entry>[] = [
   { name: 'frame', title: 'function', kind: 'code', cell: entry => short(entry.frame.name) },
-  { name: 'graph', title: 'graph', kind: 'number', cell: entry => String(entry.graph.index) },
+  { name: 'graph', title: 'graph', kind: 'number', value: entry => entry.graph.index, cell: entry => String(entry.graph.index) },
   {
     name: 'status',
     title: 'status',
@@ -86,12 +87,13 @@ const GRAPH_COLUMNS: readonly Column<Entry>[] = [
   {
     name: 'reason',
     title: 'why no earlier graph served',
+    help: 'What each earlier graph expected and the call did not meet',
     kind: 'words',
     cell: ({ graph }) => (graph.misses.length > 0 ? h('div', {}, ...graph.misses.map(missed)) : soft('the first'))
   },
-  { name: 'calls', title: 'calls', kind: 'number', cell: ({ graph }) => grouped(graph.calls) },
-  { name: 'at_ns', title: 'at', help: AT, kind: 'number', cell: ({ graph }) => duration(graph.at_ns) },
-  { name: 'duration_ns', title: 'took', kind: 'number', cell: ({ graph }) => duration(graph.duration_ns) }
+  { name: 'calls', title: 'calls', help: 'How many calls it served', kind: 'number', value: ({ graph }) => graph.calls, cell: ({ graph }) => grouped(graph.calls) },
+  { name: 'at_ns', title: 'at', help: AT, kind: 'number', value: ({ graph }) => graph.at_ns, cell: ({ graph }) => duration(graph.at_ns) },
+  { name: 'duration_ns', title: 'took', kind: 'number', value: ({ graph }) => graph.duration_ns, cell: ({ graph }) => duration(graph.duration_ns) }
 ];
 
 /** Why one earlier graph did not serve, where the guard comes from, and what would avoid it. */
@@ -115,13 +117,14 @@ interface RefusalRow {
 
 const REFUSAL_COLUMNS: readonly Column<RefusalRow>[] = [
   { name: 'frame', title: 'function', kind: 'code', cell: row => short(row.frame.name) },
-  { name: 'graph', title: 'graph', kind: 'number', cell: row => String(row.refusal.graph) },
+  { name: 'graph', title: 'graph', kind: 'number', value: row => row.refusal.graph, cell: row => String(row.refusal.graph) },
   { name: 'reason', title: 'reason', cell: row => mark(row.refusal.reason, 'warn') },
   { name: 'outcome', title: 'what happened instead', cell: row => row.refusal.outcome },
   { name: 'message', title: 'message', kind: 'words', cell: row => row.refusal.message },
   {
     name: 'line',
     title: 'line',
+    help: LINE,
     kind: 'code',
     cell: ({ refusal }) => (refusal.line === null ? null : h('span', { title: refusal.line.code }, place(refusal.line)))
   }

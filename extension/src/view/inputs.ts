@@ -27,38 +27,32 @@ const COLUMNS: readonly Column<Input>[] = [
   {
     name: 'requires_grad',
     title: 'requires grad',
-    help: 'requires_grad at the call',
     cell: row => (row.tensor === null ? null : row.tensor.requires_grad ? 'yes' : 'no')
   },
   {
     name: 'mutates_data',
     title: 'mutates data',
-    help: 'Its values changed',
     cell: row => answer(row, row.mutates_data)
   },
   {
     name: 'mutates_metadata',
     title: 'mutates metadata',
-    help: 'Its sizes, strides or offset changed',
     cell: row => answer(row, row.mutates_metadata)
   },
   {
     name: 'mutates_storage',
     title: 'mutates storage',
-    help: 'It was given other memory',
     cell: row => answer(row, row.mutates_storage)
   },
   {
     name: 'duplicate_of',
     title: 'same tensor as',
-    help: 'An earlier argument that is the very same tensor',
     kind: 'code',
     cell: row => row.duplicate_of
   },
   {
     name: 'overlaps',
     title: 'shares bytes with',
-    help: 'Other arguments whose bytes it shares',
     kind: 'code',
     cell: row => row.overlaps.join(', ')
   },
@@ -67,6 +61,7 @@ const COLUMNS: readonly Column<Input>[] = [
     title: 'storage',
     help: 'Its storage in the storage map',
     kind: 'number',
+    value: row => row.storage,
     cell: row => (row.storage === null ? null : `#${row.storage}`)
   },
   {
@@ -78,13 +73,11 @@ const COLUMNS: readonly Column<Input>[] = [
   {
     name: 'mutation_hidden_from_autograd',
     title: 'hidden from autograd',
-    help: 'Every write went through detach() or the like',
     cell: row => (mutated(row) ? yesNo(row.mutation_hidden_from_autograd) : null)
   },
   {
     name: 'mutation_under_no_grad',
     title: 'under no_grad',
-    help: 'Every write happened under no_grad or inference_mode',
     cell: row => (mutated(row) ? yesNo(row.mutation_under_no_grad) : null)
   },
   {
@@ -112,9 +105,9 @@ function columnsFor(rows: readonly Input[]): readonly Column<Input>[] {
 }
 
 /** The table of inputs of one graph. */
-function inputTable(entry: Entry): HTMLElement {
+function inputTable(context: Context, entry: Entry): HTMLElement {
   const rows = entry.graph.inputs;
-  return table({
+  return table(context, {
     name: 'inputs',
     label: `Inputs of ${entry.title}`,
     columns: columnsFor(rows),
@@ -133,14 +126,15 @@ export function inputsPanel(context: Context): Child[] {
     const inputs = entry.graph.inputs;
     const counts = countsOf(entry.graph);
     drawn.push(graphHeading(context, entry, `${amount(counts.inputs, 'input')}, ${grouped(counts.mutated)} mutated`));
-    drawn.push(inputs.length > 0 ? inputTable(entry) : soft(entry.graph.status === 'compiled' ? 'It takes none.' : 'Not known: it was not traced.'));
+    drawn.push(inputs.length > 0 ? inputTable(context, entry) : soft(entry.graph.status === 'compiled' ? 'It takes none.' : 'Not known: it was not traced.'));
   }
   const outside = context.report.cell?.mutated_outside ?? [];
   if (outside.length > 0) {
     drawn.push(
       heading('Outside the graphs', `${amount(outside.length, 'tensor')} that the cell changed in Python or in autograd`),
-      table({
+      table(context, {
         name: 'outside',
+        meanings: 'inputs',
         label: 'Tensors that the cell changed outside of every compiled graph',
         columns: columnsFor(outside),
         rows: outside,

@@ -32,9 +32,10 @@ const COLUMNS: readonly Column<Output>[] = [
     title: 'storage',
     help: 'Its storage in the storage map',
     kind: 'number',
+    value: row => row.storage,
     cell: row => (row.storage === null ? null : `#${row.storage}`)
   },
-  { name: 'base', title: 'base', help: 'What it is made from', kind: 'code', cell: row => row.base },
+  { name: 'base', title: 'base', help: 'The name of what it is made from', kind: 'code', cell: row => row.base },
   { name: 'relation', title: 'relation', kind: 'words', cell: row => row.relation },
   {
     name: 'requires_grad',
@@ -42,7 +43,7 @@ const COLUMNS: readonly Column<Output>[] = [
     cell: row => (row.tensor === null ? null : row.requires_grad ? 'yes' : 'no')
   },
   { name: 'device', title: 'device', cell: row => row.tensor?.device ?? null },
-  { name: 'views', title: 'views', help: 'The views that lead from the base to it', kind: 'code', cell: row => row.views }
+  { name: 'views', title: 'views', kind: 'code', cell: row => row.views }
 ];
 
 /** Draw the panel. */
@@ -54,7 +55,7 @@ export function outputsPanel(context: Context): Child[] {
     drawn.push(
       graphHeading(context, entry, `${amount(counts.outputs, 'output')}, ${grouped(counts.aliased)} aliased`),
       outputs.length > 0
-        ? table({
+        ? table(context, {
             name: 'outputs',
             label: `Outputs of ${entry.title}`,
             columns: COLUMNS,

@@ -24,7 +24,7 @@ export function overviewPanel(context: Context): Child[] {
   return [
     ...happened(report),
     ...(report.cell === null ? [] : cellSource(report.cell)),
-    ...frameTable(report),
+    ...frameTable(context),
     environmentFold(context)
   ];
 }
@@ -95,40 +95,39 @@ function happened(report: Report): Child[] {
 
 // The functions
 
+/** A column of counts; `warn` if any is worth a second look. */
+function count(name: string, title: string, help: string, value: (frame: Frame) => number, warn = false): Column<Frame> {
+  const cell = (frame: Frame): Child => (warn && value(frame) > 0 ? mark(grouped(value(frame)), 'warn') : grouped(value(frame)));
+  return { name, title, help, kind: 'number', value, cell };
+}
+
 const FRAME_COLUMNS: readonly Column<Frame>[] = [
-  { name: 'frame', title: 'function', kind: 'code', cell: frame => short(frame.name) },
-  { name: 'line', title: 'where', kind: 'code', cell: frame => place(frame.line) },
-  { name: 'graphs', title: 'graphs', kind: 'number', cell: frame => grouped(frameCountsOf(frame).graphs) },
-  { name: 'calls', title: 'calls', kind: 'number', cell: frame => grouped(frame.calls.total) },
-  { name: 'compiled', title: 'compiled', kind: 'number', cell: frame => grouped(frame.calls.compiled) },
-  {
-    name: 'eager',
-    title: 'eager',
-    kind: 'number',
-    cell: frame => (frame.calls.eager > 0 ? mark(grouped(frame.calls.eager), 'warn') : '0')
-  },
-  {
-    name: 'refused',
-    title: 'refused',
-    kind: 'number',
-    cell: frame => (frameCountsOf(frame).refusals > 0 ? mark(grouped(frameCountsOf(frame).refusals), 'warn') : '0')
-  },
+  { name: 'frame', title: 'function', help: 'A function that was compiled or called', kind: 'code', cell: frame => short(frame.name) },
+  { name: 'line', title: 'where', help: 'Where it is defined', kind: 'code', cell: frame => place(frame.line) },
+  count('graphs', 'graphs', 'How many graphs were compiled for it', frame => frameCountsOf(frame).graphs),
+  count('calls', 'calls', 'How often it was called', frame => frame.calls.total),
+  count('compiled', 'compiled', 'How many calls ran compiled code', frame => frame.calls.compiled),
+  count('eager', 'eager', 'How many calls ran eagerly', frame => frame.calls.eager, true),
+  count('refused', 'refused', 'How many compilations did not come about', frame => frameCountsOf(frame).refusals, true),
   {
     name: 'compile_ns',
     title: 'compiling took',
+    help: 'Wall time of all compilations',
     kind: 'number',
+    value: frame => frameCountsOf(frame).compile_ns,
     cell: frame => duration(frameCountsOf(frame).compile_ns)
   }
 ];
 
-function frameTable(report: Report): Child[] {
+function frameTable(context: Context): Child[] {
+  const { report } = context;
   const count = Math.max(report.summary?.frames ?? 0, report.frames.length);
   if (count === 0) {
     return [soft('No function was compiled or called.')];
   }
   return [
     heading('Functions', amount(count, 'function')),
-    table({
+    table(context, {
       name: 'frames',
       label: 'Functions that were compiled or called',
       columns: FRAME_COLUMNS,

@@ -2,12 +2,13 @@
 
 import { countsOf } from '../model/counts';
 import type { Code, Kernel, Saved, Stage, TimeRow } from '../model/report';
-import { amount, dataSize, duration, grouped, notHere, place, tensorText } from '../model/words';
+import { amount, dataSize, duration, grouped, known, notHere, place, tensorText } from '../model/words';
 import { codeBlock, fold } from './context';
 import type { Context, Entry } from './context';
 import { h, heading, mark, soft } from './dom';
 import type { Child } from './dom';
 import { graphFacts } from './graph';
+import { nodesFold } from './nodes';
 import { table } from './table';
 import type { Column } from './table';
 
@@ -54,7 +55,8 @@ const TIME: Readonly<Record<string, string>> = {
 };
 
 /** Where the time of the cell, or of the recording, went: the rows add up to it. */
-function timeTable({ report }: Context): Child[] {
+function timeTable(context: Context): Child[] {
+  const { report } = context;
   const rows = report.time_rows.filter(row => row.duration_ns > 0);
   const total = report.duration_ns;
   if (rows.length < 2) {
@@ -62,14 +64,14 @@ function timeTable({ report }: Context): Child[] {
   }
   return [
     heading('Where the time went', `${duration(total)}, each moment counted once`),
-    table<TimeRow>({
+    table<TimeRow>(context, {
       name: 'time',
       label: 'Where the time went',
       columns: [
         { name: 'kind', title: 'what', kind: 'words', cell: row => TIME[row.kind] ?? row.kind },
-        { name: 'count', title: 'times', kind: 'number', cell: row => (row.kind === 'rest' ? null : grouped(row.count)) },
-        { name: 'share', title: 'share', cell: row => share(row.duration_ns, total) },
-        { name: 'duration_ns', title: 'time', kind: 'number', cell: row => duration(row.duration_ns) }
+        { name: 'count', title: 'times', kind: 'number', value: row => (row.kind === 'rest' ? null : row.count), cell: row => (row.kind === 'rest' ? null : grouped(row.count)) },
+        { name: 'share', title: 'share', help: SHARE, value: row => row.duration_ns, cell: row => share(row.duration_ns, total) },
+        { name: 'duration_ns', title: 'time', kind: 'number', value: row => row.duration_ns, cell: row => duration(row.duration_ns) }
       ],
       rows,
       key: row => row.kind
@@ -82,22 +84,25 @@ function graphStages(context: Context, entry: Entry): Child[] {
   return [
     graph.backward_error === null ? null : h('p', { class: 'al-note' }, `The backward raises: ${graph.backward_error}`),
     ...stageTable(context, entry),
+    nodesFold(context, entry),
     ...stageCodes(context, entry),
-    ...savedTable(entry),
+    ...savedTable(context, entry),
     ...kernels(context, entry),
     ...guards(context, entry)
   ];
 }
 
+const SHARE = 'Its share of the whole time';
+
 const STAGE_COLUMNS = (total: number): readonly Column<Stage>[] => [
   { name: 'stage', title: 'stage', kind: 'code', cell: row => row.name },
-  { name: 'duration_ns', title: 'wall time', kind: 'number', cell: row => duration(row.duration_ns) },
-  { name: 'share', title: 'share', cell: row => share(row.duration_ns, total) },
+  { name: 'duration_ns', title: 'wall time', kind: 'number', value: row => row.duration_ns, cell: row => duration(row.duration_ns) },
+  { name: 'share', title: 'share', help: SHARE, value: row => row.duration_ns, cell: row => share(row.duration_ns, total) },
   {
     name: 'nodes',
     title: 'nodes',
-    help: 'Ops in the graph that it handed on',
     kind: 'number',
+    value: row => row.node_count,
     cell: row => (row.node_count === null ? null : grouped(row.node_count))
   },
   { name: 'summary', title: 'what it did', kind: 'words', cell: row => row.summary }
@@ -126,7 +131,7 @@ function stageTable(context: Context, entry: Entry): Child[] {
   const missing = counts.stages - stages.length;
   const shown: Child[] = [
     heading('Stages', `${duration(total)} in ${amount(counts.stages, 'stage')}`),
-    table({ name: 'stages', label, columns, rows, total: rows.length + missing, key: row => row.name, data })
+    table(context, { name: 'stages', label, columns, rows, total: rows.length + missing, key: row => row.name, data })
   ];
   if (later.length > 1) {
     const took = duration(later.reduce((sum, stage) => sum + stage.duration_ns, 0));
@@ -135,7 +140,7 @@ function stageTable(context: Context, entry: Entry): Child[] {
         context,
         `backwards ${entry.key}`,
         [`${amount(later.length, 'backward')} compiled later `, h('small', {}, took)],
-        () => [table({ name: 'backwards', label: `${label}, backward`, columns, rows: later, key: row => row.summary })],
+        () => [table(context, { name: 'backwards', meanings: 'stages', label: `${label}, backward`, columns, rows: later, key: row => row.summary })],
         false
       )
     );
@@ -165,8 +170,8 @@ function lines(code: Code): string {
 
 const SAVED_COLUMNS: readonly Column<Saved>[] = [
   { name: 'name', title: 'name', kind: 'code', cell: row => row.name },
-  { name: 'tensor', title: 'tensor', kind: 'code', cell: row => (row.tensor === null ? null : tensorText(row.tensor)) },
-  { name: 'nbytes', title: 'bytes', kind: 'number', cell: row => dataSize(row.nbytes) },
+  { name: 'tensor', title: 'tensor', help: 'Its element type and sizes', kind: 'code', cell: row => (row.tensor === null ? null : tensorText(row.tensor)) },
+  { name: 'nbytes', title: 'bytes', kind: 'number', value: row => known(row.nbytes), cell: row => dataSize(row.nbytes) },
   {
     name: 'reason',
     title: 'why it is kept',
@@ -185,7 +190,7 @@ const SAVED_COLUMNS: readonly Column<Saved>[] = [
   }
 ];
 
-function savedTable(entry: Entry): Child[] {
+function savedTable(context: Context, entry: Entry): Child[] {
   const { graph } = entry;
   if (graph.training !== true) {
     return [];
@@ -198,7 +203,7 @@ function savedTable(entry: Entry): Child[] {
   about += counts.held_bytes > 0 ? `; ${dataSize(counts.held_bytes)} that the caller holds anyway` : '';
   return [
     heading('Saved for backward', about),
-    table({
+    table(context, {
       name: 'saved',
       label: `Values that ${entry.title} keeps for the backward`,
       columns: SAVED_COLUMNS,
@@ -253,7 +258,7 @@ function guards(context: Context, entry: Entry): Child[] {
   const title = ['Guards ', h('small', {}, `${amount(total, 'assumption')} that a call must meet to be served`)];
   return [
     fold(context, `guards ${entry.key}`, title, () => [
-      table({
+      table(context, {
         name: 'guards',
         label: `Guards of ${entry.title}`,
         columns: [

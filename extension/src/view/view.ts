@@ -16,6 +16,7 @@ import { outputsPanel } from './outputs';
 import { overviewPanel } from './overview';
 import { stagesPanel } from './stages';
 import { storagesPanel } from './storages';
+import type { TableState } from './table';
 import { measuring, timingPanel } from './timing';
 import { verificationPanel } from './verification';
 
@@ -72,6 +73,7 @@ class View implements Disposable {
   private readonly root = h('div', { class: 'aotlab-report aotlab-view' });
   private readonly prefix = uniqueId();
   private readonly folds = new Map<string, boolean>();
+  private readonly tables = new Map<string, TableState>();
   private readonly unsubscribe: () => void;
   private tab = 'overview';
   private scope = ALL;
@@ -255,7 +257,7 @@ class View implements Disposable {
     }
     const entries = entriesOf(report);
     const chosen = this.scope === ALL ? entries : entries.filter(entry => entry.key === this.scope);
-    const context: Context = { source: this.source, report, entries, chosen, folds: this.folds };
+    const context: Context = { source: this.source, report, entries, chosen, folds: this.folds, tables: this.tables };
     for (const tab of TABS) {
       const panel = this.root.querySelector<HTMLElement>(`[data-panel=${tab.name}]`);
       const shown = tab.name === this.tab;
