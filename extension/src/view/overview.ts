@@ -31,6 +31,13 @@ export function overviewPanel(context: Context): Child[] {
 
 // The cell
 
+const CELL_COLUMNS: readonly (readonly [string, string])[] = [
+  ['line', 'Counted from the magic’s own line'],
+  ['source', 'As you wrote it'],
+  ['ran', 'How the line ran'],
+  ['why', 'Why it, or some of it, is not compiled']
+];
+
 function cellSource(cell: Cell): Child[] {
   const count = cell.execution_count === null ? '' : `In [${cell.execution_count}]`;
   const definitions = cell.kind === 'definitions' ? 'its functions compile when they are called' : '';
@@ -47,7 +54,7 @@ function cellSource(cell: Cell): Child[] {
         h(
           'thead',
           {},
-          h('tr', {}, ...['line', 'source', 'ran', 'why'].map(title => h('th', { scope: 'col' }, title)))
+          h('tr', {}, ...CELL_COLUMNS.map(([title, help]) => h('th', { scope: 'col', title: help }, title)))
         ),
         h('tbody', {}, ...rows)
       )
