@@ -65,7 +65,9 @@ function press(element: HTMLElement, key: string): KeyboardEvent {
   return event as unknown as KeyboardEvent;
 }
 
-const NAMES = ['overview', 'inputs', 'outputs', 'storages', 'stages', 'calls', 'timing', 'verification'];
+const NAMES = [
+  'overview', 'inputs', 'outputs', 'storages', 'stages', 'saved', 'kernels', 'breaks', 'calls', 'timing', 'verification'
+];
 
 test('the verdict comes first, and the root says whose report it is and how it went', () => {
   const root = show(sample());
@@ -165,15 +167,19 @@ test('code is put on the page when its fold is opened', async () => {
   assert.notEqual(one('details[data-stage=trace]').querySelector('pre'), null);
 });
 
-test('saved tensors, kernels and guards are listed with the stages', () => {
+test('stages, saved tensors, kernels and graph breaks have tabs of their own', () => {
   show(sample());
   tab('stages');
   assert.deepEqual(all('table[data-table=stages] td').map(each => each.textContent), ['trace', '1.00 ms', '', '4', 'traced']);
+  tab('saved');
   assert.deepEqual(
     all('table[data-table=saved] td').map(each => each.textContent),
     ['mm', 'float32[2, 4]', '32 B', 'read by relu’s backward', '']
   );
+  tab('kernels');
   assert.equal(all('details[data-kernel=kernel_0]').length, 1);
+  tab('breaks');
+  assert.equal(text('table[data-table=graph_breaks] td[data-column=reason]'), 'print() is called');
 });
 
 test('recompiles have reasons, refusals outcomes, and calls are counted', () => {
@@ -185,7 +191,6 @@ test('recompiles have reasons, refusals outcomes, and calls are counted', () => 
   assert.equal(text('table[data-table=refusals] td[data-column=outcome]'), 'ran eagerly');
   assert.deepEqual(all('[data-count]').map(each => each.textContent), ['3 in all', '2 compiled', '1 eager']);
   assert.equal(all('[data-call]').length, 3);
-  assert.equal(text('table[data-table=graph_breaks] td[data-column=reason]'), 'print() is called');
 });
 
 test('timings stand beside eager, with the ratios, and what is noise says so first', () => {
@@ -254,7 +259,7 @@ test('arrows move between tabs, and the notebook hears nothing of them', () => {
   assert.equal(heard, 0);
   press(one('[data-tab=overview]'), 's');
   assert.equal(heard, 1);
-  assert.deepEqual(all('[role=tab]').map(each => each.tabIndex), [0, -1, -1, -1, -1, -1, -1, -1]);
+  assert.deepEqual(all('[role=tab]').map(each => each.tabIndex), NAMES.map((_, index) => (index === 0 ? 0 : -1)));
 });
 
 test('only a live report offers to measure, and says how far it is', () => {
@@ -373,8 +378,8 @@ test('a cut report counts what the whole one held, and says what is missing', ()
   tab('inputs');
   assert.match(text('[data-panel=inputs] .al-heading:first-child'), /2,900 inputs, 31 mutated/);
   assert.match(text('[data-panel=inputs] [data-cut]'), /more rows, cut from this output/);
-  tab('stages');
-  assert.match(text('[data-panel=stages]'), /370 values, 1.00 MiB of new memory/);
+  tab('saved');
+  assert.match(text('[data-panel=saved]'), /370 values, 1.00 MiB of new memory/);
   tab('verification');
   assert.match(text('[data-panel=verification] .al-counts'), /1 of 4,000 differ/);
   view.dispose();

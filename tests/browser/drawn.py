@@ -10,7 +10,10 @@ import pytest
 
 #: The report drawn by our renderer; the static page has the same class, and no identifier.
 DRAWN = ".aotlab-report[data-live]"
-TABS = ("overview", "inputs", "outputs", "storages", "stages", "calls", "timing", "verification")
+TABS = (
+    *("overview", "inputs", "outputs", "storages", "stages", "saved", "kernels", "breaks", "calls"),
+    *("timing", "verification"),
+)
 
 #: The columns that the tests compare, where a drawn table has to hold what the report's table holds.
 COMPARED = {

@@ -208,5 +208,5 @@ def test_large_report(lab: Lab, extension: None) -> None:
     assert len(next(iter(tables(still, "outputs").values()))) < 450
     assert still.locator("[data-cut]").first.inner_text().endswith("cut from this output to fit a notebook.")
     assert re.search(saved, panel(still, "overview").locator("[data-fact=saved]").inner_text())
-    assert re.search(saved, panel(still, "stages").inner_text())
+    assert re.search(saved, panel(still, "saved").inner_text())
     lab.shoot("large-still")

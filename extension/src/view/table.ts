@@ -30,6 +30,8 @@ export interface TableOptions<T> {
   readonly key: (row: T) => string;
   /** A class for the whole row. */
   readonly tone?: (row: T) => string | null;
+  /** More attributes of a row. */
+  readonly rowData?: (row: T) => Readonly<Record<string, string>>;
   /** More attributes of the table. */
   readonly data?: Readonly<Record<string, string>>;
 }
@@ -76,7 +78,7 @@ export function table<T>(options: TableOptions<T>): HTMLElement {
 function tableRow<T>(row: T, options: TableOptions<T>): HTMLElement {
   return h(
     'tr',
-    { 'data-name': options.key(row), class: options.tone?.(row) ?? null },
+    { 'data-name': options.key(row), class: options.tone?.(row) ?? null, ...options.rowData?.(row) },
     ...options.columns.map((column, index) => {
       const attributes = { class: kindClass(column), 'data-column': column.name };
       // The first cell names the row, for those who hear the table.

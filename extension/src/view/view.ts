@@ -5,6 +5,7 @@ import { verdict } from '../model/verdict';
 import type { State } from '../model/verdict';
 import { amount } from '../model/words';
 import type { Disposable, Source } from '../source';
+import { breaksPanel } from './breaks';
 import { callsPanel } from './calls';
 import { entriesOf } from './context';
 import type { Context, Entry } from './context';
@@ -12,8 +13,10 @@ import { h, spoken, uniqueId } from './dom';
 import type { Child } from './dom';
 import { graphFacts } from './graph';
 import { inputsPanel } from './inputs';
+import { kernelsPanel } from './kernels';
 import { outputsPanel } from './outputs';
 import { overviewPanel } from './overview';
+import { savedPanel } from './saved';
 import { stagesPanel } from './stages';
 import { storagesPanel } from './storages';
 import { measuring, timingPanel } from './timing';
@@ -31,6 +34,9 @@ const TABS: readonly Tab[] = [
   { name: 'outputs', title: 'Outputs', draw: outputsPanel },
   { name: 'storages', title: 'Storage map', draw: storagesPanel },
   { name: 'stages', title: 'Stages', draw: stagesPanel },
+  { name: 'saved', title: 'Saved', draw: savedPanel },
+  { name: 'kernels', title: 'Kernels', draw: kernelsPanel },
+  { name: 'breaks', title: 'Graph breaks', draw: breaksPanel },
   { name: 'calls', title: 'Recompiles & calls', draw: callsPanel },
   { name: 'timing', title: 'Timing', draw: timingPanel },
   { name: 'verification', title: 'Verification', draw: verificationPanel }
@@ -50,7 +56,9 @@ const KEYS: ReadonlySet<string> = new Set([
 ]);
 
 /** The tabs that show what may have been cut from a graph. */
-const WHOLE_GRAPHS: ReadonlySet<string> = new Set(['inputs', 'outputs', 'storages', 'stages', 'calls']);
+const WHOLE_GRAPHS: ReadonlySet<string> = new Set([
+  'inputs', 'outputs', 'storages', 'stages', 'saved', 'kernels', 'calls'
+]);
 
 /** So many graphs of one function are asked for at most. */
 const MOST_ASKED = 500;
