@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from aotlab.report.text import amount, duration, first_line, lines_of, listed, place_in
@@ -48,7 +48,7 @@ class Verdict:
 
     sentence: str
     state: State
-    status: str = ""
+    status: str = field(default="", compare=False)
 
 
 def verdict(report: Report) -> Verdict:

@@ -23,7 +23,8 @@ function relation(row: Output): Child {
   type.title = MEANINGS.get(row.output_type) ?? '';
   const coded = row.views !== null && row.relation.endsWith(row.views);
   const words = coded ? row.relation.slice(0, -(row.views ?? '').length) : row.relation;
-  return h('span', {}, spoken(words), coded ? h('code', {}, row.views) : null, ' ', type);
+  const said = h('span', { 'data-said': '' }, spoken(words), coded ? h('code', {}, row.views) : null);
+  return h('span', {}, said, ' ', type);
 }
 
 const COLUMNS: readonly Column<OfGraph<Output>>[] = [
@@ -41,7 +42,7 @@ const COLUMNS: readonly Column<OfGraph<Output>>[] = [
     kind: 'number',
     cell: ({ row }) => storageCell(row.storage)
   },
-  { name: 'autograd', title: 'autograd', cell: ({ row }) => autograd(row.requires_grad, row.tensor?.is_leaf ?? true) },
+  { name: 'autograd', title: 'autograd', cell: ({ row }) => autograd(row.requires_grad) },
   { name: 'relation', title: 'what it is', kind: 'words', cell: ({ row }) => relation(row) }
 ];
 
