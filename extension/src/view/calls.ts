@@ -1,7 +1,9 @@
-/** Recompiles and calls: why each graph was made, which calls it served, what was refused and where Dynamo broke. */
+/** Recompiles and calls: why each graph was made, which calls it served, what was refused, and the guards. */
 
+import { countsOf } from '../model/counts';
 import type { Call, Frame, Miss, Refusal } from '../model/report';
 import { amount, duration, grouped, place, short } from '../model/words';
+import { fold } from './context';
 import type { Context, Entry } from './context';
 import { h, heading, mark, soft, spoken, svg } from './dom';
 import type { Child } from './dom';
@@ -48,27 +50,11 @@ export function callsPanel(context: Context): Child[] {
       })
     );
   }
-  if (report.graph_break_rows.length > 0) {
-    drawn.push(
-      heading('Graph breaks', `${report.graph_break_rows.length}, where Dynamo split a function`),
-      table(context, {
-        name: 'graph_breaks',
-        label: 'Graph breaks',
-        columns: [
-          { name: 'frame', title: 'where', help: LINE, kind: 'code', cell: row => row.where },
-          { name: 'reason', title: 'reason', kind: 'words', cell: row => h('span', { title: row.reason }, spoken(row.words)) },
-          { name: 'at_ns', title: 'at', help: AT, kind: 'number', value: row => row.at_ns, cell: row => duration(row.at_ns) }
-        ],
-        rows: report.graph_break_rows,
-        key: row => row.frame
-      })
-    );
-  }
+  drawn.push(...entries.flatMap(entry => guards(context, entry)));
   return drawn.length > 0 ? drawn : [soft('No calls were recorded.')];
 }
 
-const AT = 'When, counted from the beginning of the recording';
-const LINE = 'The line of your program';
+export const AT = 'When, counted from the beginning of the recording';
 
 const GRAPH_COLUMNS: readonly Column<Entry>[] = [
   { name: 'frame', title: 'function', kind: 'code', cell: entry => short(entry.frame.name) },
@@ -124,12 +110,11 @@ const REFUSAL_COLUMNS: readonly Column<RefusalRow>[] = [
   {
     name: 'line',
     title: 'line',
-    help: LINE,
+    help: 'The line of your program',
     kind: 'code',
     cell: ({ refusal }) => (refusal.line === null ? null : h('span', { title: refusal.line.code }, place(refusal.line)))
   }
 ];
-
 
 function framesOf(context: Context): Frame[] {
   if (context.chosen.length === context.entries.length) {
@@ -225,4 +210,30 @@ function aboutCall(call: Call): string {
   }
   const served = call.graph === null ? 'an unknown graph' : `graph ${call.graph}`;
   return `${duration(call.duration_ns)}, ${served}${call.cold ? ', compilation included' : ''}`;
+}
+
+function guards(context: Context, entry: Entry): Child[] {
+  const rows = entry.graph.guards;
+  const { guards: total } = countsOf(entry.graph);
+  if (total === 0) {
+    return [];
+  }
+  const name = context.entries.length > 1 ? [h('code', {}, entry.title), ' '] : [];
+  const title = ['Guards ', ...name, h('small', {}, `${amount(total, 'assumption')} that a call must meet to be served`)];
+  return [
+    fold(context, `guards ${entry.key}`, title, () => [
+      table(context, {
+        name: 'guards',
+        label: `Guards of ${entry.title}`,
+        columns: [
+          { name: 'subject', title: 'about', kind: 'code', cell: row => row.subject },
+          { name: 'kind', title: 'kind', cell: row => row.kind },
+          { name: 'sentence', title: 'assumption', kind: 'words', cell: row => row.sentence }
+        ],
+        rows,
+        total,
+        key: row => row.subject
+      })
+    ])
+  ];
 }

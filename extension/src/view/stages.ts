@@ -1,11 +1,11 @@
-/** Stages: what each step of the pipeline handed on, what is kept for the backward, kernels and guards. */
+/** Stages: where the time went, and what each step of the pipeline handed on. */
 
 import { countsOf } from '../model/counts';
-import type { Code, Kernel, Saved, Stage, TimeRow } from '../model/report';
-import { amount, dataSize, duration, grouped, known, notHere, place, tensorText } from '../model/words';
+import type { Code, Stage, TimeRow } from '../model/report';
+import { amount, duration, grouped } from '../model/words';
 import { codeBlock, fold } from './context';
 import type { Context, Entry } from './context';
-import { h, heading, mark, soft } from './dom';
+import { h, heading, soft } from './dom';
 import type { Child } from './dom';
 import { graphFacts } from './graph';
 import { nodesFold } from './nodes';
@@ -85,10 +85,7 @@ function graphStages(context: Context, entry: Entry): Child[] {
     graph.backward_error === null ? null : h('p', { class: 'al-note' }, `The backward raises: ${graph.backward_error}`),
     ...stageTable(context, entry),
     nodesFold(context, entry),
-    ...stageCodes(context, entry),
-    ...savedTable(context, entry),
-    ...kernels(context, entry),
-    ...guards(context, entry)
+    ...stageCodes(context, entry)
   ];
 }
 
@@ -166,110 +163,4 @@ function stageCodes(context: Context, entry: Entry): Child[] {
 
 function lines(code: Code): string {
   return amount(code.text.trimEnd().split('\n').length, 'line');
-}
-
-const SAVED_COLUMNS: readonly Column<Saved>[] = [
-  { name: 'name', title: 'name', kind: 'code', cell: row => row.name },
-  { name: 'tensor', title: 'tensor', help: 'Its element type and sizes', kind: 'code', cell: row => (row.tensor === null ? null : tensorText(row.tensor)) },
-  { name: 'nbytes', title: 'bytes', kind: 'number', value: row => known(row.nbytes), cell: row => dataSize(row.nbytes) },
-  {
-    name: 'reason',
-    title: 'why it is kept',
-    kind: 'words',
-    cell: row => {
-      const held = row.is_input ? 'an input' : row.is_output ? 'an output' : '';
-      return held === '' ? row.reason : h('span', {}, `${row.reason} `, mark(held));
-    }
-  },
-  {
-    name: 'line',
-    title: 'line',
-    help: 'The line of your program that made it',
-    kind: 'code',
-    cell: row => (row.line === null ? null : h('span', { title: row.line.code }, place(row.line)))
-  }
-];
-
-function savedTable(context: Context, entry: Entry): Child[] {
-  const { graph } = entry;
-  if (graph.training !== true) {
-    return [];
-  }
-  const counts = countsOf(graph);
-  if (counts.saved === 0) {
-    return [heading('Saved for backward', 'nothing')];
-  }
-  let about = `${amount(counts.saved, 'value')}, ${dataSize(counts.saved_bytes)} of new memory`;
-  about += counts.held_bytes > 0 ? `; ${dataSize(counts.held_bytes)} that the caller holds anyway` : '';
-  return [
-    heading('Saved for backward', about),
-    table(context, {
-      name: 'saved',
-      label: `Values that ${entry.title} keeps for the backward`,
-      columns: SAVED_COLUMNS,
-      rows: graph.saved,
-      total: counts.saved,
-      key: row => row.name,
-      data: { 'data-frame': entry.frame.name, 'data-graph': String(graph.index) }
-    })
-  ];
-}
-
-function kernels(context: Context, entry: Entry): Child[] {
-  const all = entry.graph.kernels;
-  const counts = countsOf(entry.graph);
-  if (counts.kernels === 0) {
-    return [];
-  }
-  const [called, written, left] = [
-    counts.kernels_called,
-    counts.kernels - counts.kernels_called,
-    counts.kernels - all.length
-  ];
-  const about = [
-    written > 0 ? `${grouped(written)} written` : '',
-    called > 0 ? `${grouped(called)} called from libraries` : ''
-  ];
-  return [
-    heading('Kernels', about.filter(each => each !== '').join(', ')),
-    ...all.map((kernel, index) => kernelFold(context, entry, kernel, index)),
-    left > 0 ? soft(notHere(left, 'kernel')) : null
-  ];
-}
-
-function kernelFold(context: Context, entry: Entry, kernel: Kernel, index: number): HTMLElement {
-  const facts = [kernel.language, kernel.kind, kernel.graph_name].filter(fact => fact !== '').join(' · ');
-  const details = fold(
-    context,
-    `kernel ${entry.key} ${index}`,
-    [h('code', {}, kernel.name), ' ', h('small', {}, facts)],
-    () => [codeBlock(kernel.source, kernel.language)]
-  );
-  details.dataset['kernel'] = kernel.name;
-  return details;
-}
-
-function guards(context: Context, entry: Entry): Child[] {
-  const rows = entry.graph.guards;
-  const { guards: total } = countsOf(entry.graph);
-  if (total === 0) {
-    return [];
-  }
-  const title = ['Guards ', h('small', {}, `${amount(total, 'assumption')} that a call must meet to be served`)];
-  return [
-    fold(context, `guards ${entry.key}`, title, () => [
-      table(context, {
-        name: 'guards',
-        label: `Guards of ${entry.title}`,
-        columns: [
-          { name: 'subject', title: 'about', kind: 'code', cell: row => row.subject },
-          { name: 'kind', title: 'kind', cell: row => row.kind },
-          { name: 'sentence', title: 'assumption', kind: 'words', cell: row => row.sentence }
-        ],
-        rows,
-        total,
-        key: row => row.subject
-      })
-    ])
-  ];
 }

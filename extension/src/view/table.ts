@@ -39,12 +39,16 @@ export interface TableOptions<T> {
   readonly label: string;
   readonly columns: readonly Column<T>[];
   readonly rows: readonly T[];
+  /** The rows that are searched and sorted, where some of `rows` stand for several. */
+  readonly all?: readonly T[];
   /** How many rows there were before the report was cut to fit a notebook. */
   readonly total?: number;
   /** The name of the thing in a row. */
   readonly key: (row: T) => string;
   /** A class for the whole row. */
   readonly tone?: (row: T) => string | null;
+  /** More attributes of a row. */
+  readonly rowData?: (row: T) => Readonly<Record<string, string>>;
   /** More attributes of the table. */
   readonly data?: Readonly<Record<string, string>>;
 }
@@ -86,6 +90,7 @@ class Table<T> {
   readonly root: HTMLElement;
   private readonly options: TableOptions<T>;
   private readonly state: TableState;
+  private readonly all: readonly T[];
   private readonly long: boolean;
   private readonly head: HTMLElement;
   private readonly body = h('tbody');
@@ -93,9 +98,9 @@ class Table<T> {
   private readonly box: HTMLElement;
   private readonly found = h('span', { class: 'al-soft', role: 'status' });
   /** The texts of the cells of the rows that were asked for. */
-  private readonly texts: string[][] = [];
+  private readonly texts = new Map<T, readonly string[]>();
   /** The rows that are shown, in order, and which of these stand in the page. */
-  private shown: number[] = [];
+  private shown: readonly T[] = [];
   private first = 0;
   private last = 0;
 
@@ -105,7 +110,8 @@ class Table<T> {
     const key = [name, label, ...Object.values(data ?? {})].join(' ');
     this.state = states.get(key) ?? { sorted: '', down: false, search: '', top: 0, left: 0 };
     states.set(key, this.state);
-    this.long = rows.length > MOST_ROWS;
+    this.all = options.all ?? rows;
+    this.long = this.all.length > MOST_ROWS;
     this.head = h('tr', { 'aria-rowindex': this.long ? 1 : null }, ...columns.map(column => this.heading(column, key)));
     const widest = this.long ? this.widest() : null;
     this.table = h('table', { 'data-table': name, 'aria-label': label, ...data }, h('thead', {}, this.head, widest), this.body);
@@ -139,7 +145,7 @@ class Table<T> {
 
   /** A search field where there is much to search, and a button that copies. */
   private tools(key: string): HTMLElement {
-    const { label, rows } = this.options;
+    const { label } = this.options;
     const copy = h('button', { type: 'button', class: 'al-button al-copy', title: 'Copy the rows that are shown' }, 'Copy');
     copy.addEventListener('click', () => {
       void copied(this.asText(), this.root).then(done => {
@@ -147,7 +153,7 @@ class Table<T> {
         setTimeout(() => copy.replaceChildren('Copy'), 1500);
       });
     });
-    if (rows.length <= FEW_ROWS && this.state.search === '') {
+    if (this.all.length <= FEW_ROWS && this.state.search === '') {
       return h('div', { class: 'al-tools al-few' }, copy);
     }
     const input = h('input', {
@@ -181,22 +187,22 @@ class Table<T> {
       heading.setAttribute('aria-sort', heading.dataset['sort'] === sorted ? direction : 'none');
     }
     const sought = search.trim().toLowerCase();
-    this.shown = [...rows.keys()];
+    this.shown = sought === '' && sorted === '' ? rows : this.all;
     if (sought !== '') {
-      const texts = rows.map((_, index) => this.textsOf(index).join('\n').toLowerCase());
-      const having = (words: readonly string[]): number[] =>
-        this.shown.filter(index => words.every(word => texts[index]?.includes(word)));
+      const texts = this.all.map(row => this.textsOf(row).join('\n').toLowerCase());
+      const having = (words: readonly string[]): T[] =>
+        this.all.filter((_, index) => words.every(word => texts[index]?.includes(word)));
       const found = having([sought]);
       this.shown = found.length > 0 ? found : having(sought.split(/\s+/));
     }
     const at = columns.findIndex(column => column.name === sorted);
     const column = columns[at];
     if (column !== undefined) {
-      const value = (row: T, index: number): Value => (column.value ? column.value(row) : (this.textsOf(index)[at] ?? ''));
-      const values = rows.map(value);
-      this.shown.sort((a, b) => compared(values[a] ?? '', values[b] ?? '', down));
+      const value = (row: T): Value => (column.value ? column.value(row) : (this.textsOf(row)[at] ?? ''));
+      const values = this.shown.map(row => [row, value(row) ?? ''] as const);
+      this.shown = values.sort(([, a], [, b]) => compared(a, b, down)).map(([row]) => row);
     }
-    this.found.textContent = sought !== '' ? `${grouped(this.shown.length)} of ${grouped(rows.length)}` : '';
+    this.found.textContent = sought === '' ? '' : `${grouped(this.shown.length)} of ${grouped(this.all.length)}`;
     if (this.long) {
       this.table.setAttribute('aria-rowcount', String(this.shown.length + 1));
     }
@@ -206,14 +212,14 @@ class Table<T> {
   private draw(): void {
     const { shown, state } = this;
     if (!this.long) {
-      this.body.replaceChildren(...shown.map(index => this.row(index)));
+      this.body.replaceChildren(...shown.map(row => this.row(row)));
       return;
     }
     const height = this.box.clientHeight || BOX;
     this.first = Math.max(Math.min(Math.floor(state.top / ROW), shown.length) - AROUND, 0);
     this.last = Math.min(this.first + Math.ceil(height / ROW) + 2 * AROUND, shown.length);
-    const drawn = shown.slice(this.first, this.last).map((index, place) => {
-      const row = this.row(index);
+    const drawn = shown.slice(this.first, this.last).map((each, place) => {
+      const row = this.row(each);
       row.setAttribute('aria-rowindex', String(this.first + place + 2));
       return row;
     });
@@ -229,12 +235,11 @@ class Table<T> {
     }
   }
 
-  private row(index: number): HTMLElement {
-    const { columns, rows, key, tone } = this.options;
-    const row = rows[index] as T;
+  private row(row: T): HTMLElement {
+    const { columns, key, tone, rowData } = this.options;
     return h(
       'tr',
-      { 'data-name': key(row), class: tone?.(row) ?? null },
+      { 'data-name': key(row), class: tone?.(row) ?? null, ...rowData?.(row) },
       ...columns.map((column, place) => {
         const content = shown(column, row);
         // The first cell names the row, for those who hear the table.
@@ -255,8 +260,8 @@ class Table<T> {
   /** A row that nobody sees, of each column's longest text: columns keep their widths while other rows come into sight. */
   private widest(): HTMLElement {
     const longest = this.options.columns.map(() => '');
-    for (const index of this.options.rows.keys()) {
-      this.textsOf(index).forEach((text, place) => {
+    for (const row of this.all) {
+      this.textsOf(row).forEach((text, place) => {
         if (text.length > (longest[place] ?? '').length) {
           longest[place] = text;
         }
@@ -266,12 +271,14 @@ class Table<T> {
     return h('tr', { class: 'al-widest', 'aria-hidden': 'true' }, ...cells);
   }
 
-  private textsOf(index: number): readonly string[] {
-    return (this.texts[index] ??= this.options.columns.map(column => textOf(column, this.options.rows[index] as T)));
+  private textsOf(row: T): readonly string[] {
+    const texts = this.texts.get(row) ?? this.options.columns.map(column => textOf(column, row));
+    this.texts.set(row, texts);
+    return texts;
   }
 
   private asText(): string {
-    const lines = [this.options.columns.map(column => column.title), ...this.shown.map(index => this.textsOf(index))];
+    const lines = [this.options.columns.map(column => column.title), ...this.shown.map(row => this.textsOf(row))];
     return lines.map(cells => cells.map(cell => cell.replace(/\s+/g, ' ')).join('\t')).join('\n');
   }
 }
