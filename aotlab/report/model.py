@@ -878,11 +878,13 @@ class GraphBreakRow:
     Attributes
     ----------
     frame
-        Where, as Dynamo says it; empty if it captured nothing there.
+        Where, as ``file:line``; empty if nobody knows.
     where
-        The same as a reader knows it: a notebook's cell by its number.
-    code
-        The line itself.
+        The same as a reader knows it: a line of the report's cell by its number, of another cell by both numbers.
+    line
+        The same with its function and its code.
+    cell_line
+        The line of the report's cell that led there; None if none did.
     words
         Why, in a clause.
     reason
@@ -893,7 +895,8 @@ class GraphBreakRow:
 
     frame: str
     where: str = ""
-    code: str = ""
+    line: UserLine | None = None
+    cell_line: int | None = None
     words: str = ""
     reason: str
     at_ns: int = 0

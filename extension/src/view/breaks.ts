@@ -22,8 +22,14 @@ export function breaksPanel(context: Context): Child[] {
       name: 'graph_breaks',
       label: 'Graph breaks',
       columns: [
-        { name: 'frame', title: 'where', kind: 'code', cell: row => row.where },
-        { name: 'code', title: 'line', kind: 'code', cell: row => row.code },
+        {
+          name: 'cell_line',
+          title: 'line',
+          help: 'The line of the cell that led there',
+          kind: 'number',
+          cell: row => (row.cell_line === null ? null : String(row.cell_line))
+        },
+        { name: 'frame', title: 'where', kind: 'code', cell: where },
         { name: 'reason', title: 'why', kind: 'words', cell: row => why(context, row) },
         { name: 'at_ns', title: 'at', help: AT, kind: 'number', cell: row => duration(row.at_ns) }
       ],
@@ -32,6 +38,11 @@ export function breaksPanel(context: Context): Child[] {
       key: row => row.frame
     })
   ];
+}
+
+/** The line that stops, in the cell or in what it calls. */
+function where({ where: at, line }: GraphBreakRow): Child {
+  return line === null || line.code === '' ? at : h('span', {}, line.code, h('span', { class: 'al-soft al-below' }, at));
 }
 
 /** Our words first; Dynamo's, where they say more, behind a fold. */
