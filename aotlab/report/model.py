@@ -1047,8 +1047,8 @@ class Summary:
         The line in a few words: ``"equal to eager"``.
     graphs, recompiles, refused
         How many graphs served, how many were made because no earlier one did, and how many were refused.
-    mutated
-        How many tensors changed, in the graphs and outside of them.
+    mutated, outside
+        How many tensors changed, and how many of those outside of the graphs.
     breaks, eager_lines
         How many graph breaks there were, and how many lines of the cell ran eagerly.
     speed
@@ -1068,6 +1068,7 @@ class Summary:
     recompiles: int = 0
     refused: int = 0
     mutated: int = 0
+    outside: int = 0
     breaks: int = 0
     eager_lines: int = 0
     speed: str = ""

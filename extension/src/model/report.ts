@@ -253,6 +253,7 @@ const summary = record('Summary', {
   recompiles: number(),
   refused: number(),
   mutated: number(),
+  outside: number(),
   breaks: number(),
   eager_lines: number(),
   speed: text(),

@@ -41,8 +41,11 @@ export function breaksPanel(context: Context): Child[] {
 }
 
 /** The line that stops, in the cell or in what it calls. */
-function where({ where: at, line }: GraphBreakRow): Child {
-  return line === null || line.code === '' ? at : h('span', {}, line.code, h('span', { class: 'al-soft al-below' }, at));
+function where({ where: at, line, cell_line: cell }: GraphBreakRow): Child {
+  if (line === null || line.code === '') {
+    return at;
+  }
+  return h('span', {}, line.code, at === `line ${cell}` ? null : h('span', { class: 'al-soft al-below' }, at));
 }
 
 /** Our words first; Dynamo's, where they say more, behind a fold. */
