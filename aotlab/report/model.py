@@ -1080,7 +1080,7 @@ class Report(Views):
     """What happened while something was compiled and run.
 
     Reports come from `Report.record` and from `Report.load`. The tables (``report.inputs`` and so on) are pandas
-    DataFrames made on demand; `aotlab.report.tables.COLUMNS` documents their columns.
+    DataFrames made on demand; `describe` documents their columns.
 
     Attributes
     ----------

@@ -54,8 +54,8 @@ class Verdict:
 def verdict(report: Report) -> Verdict:
     """Say in one line what ``report`` tells; of a report that was cut, what the whole one told."""
     if report.summary is not None and report.summary.state in get_args(State):
-        told = report.summary
-        return Verdict(sentence=told.sentence, state=cast("State", told.state), status=told.status)
+        head = report.summary
+        return Verdict(sentence=head.sentence, state=cast("State", head.state), status=head.status)
     differing = [each for each in _refusals(report) if each[1].message.startswith(DIFFERS)]
     graphs = [graph for frame in report.frames for graph in frame.graphs if served(graph)]
     if not graphs:

@@ -43,6 +43,17 @@ const stage = record('Stage', {
   summary: text(),
   codes: list(code)
 });
+const node = record('Node', {
+  stage: text(),
+  part: text(),
+  name: text(),
+  target: text(),
+  phase: text(),
+  dtype: maybe(text()),
+  shape: maybe(list(size)),
+  nbytes: maybe(size),
+  line: maybe(line)
+});
 const input = record('Input', {
   name: text(),
   kind: text(),
@@ -139,6 +150,7 @@ const graph = record('Graph', {
   duration_ns: maybe(number()),
   calls: number(),
   stages: list(stage),
+  nodes: list(node),
   inputs: list(input),
   outputs: list(output),
   storages: list(storage),
@@ -279,6 +291,7 @@ export type UserLine = Read<typeof line>;
 export type TensorInfo = Read<typeof tensor>;
 export type Code = Read<typeof code>;
 export type Stage = Read<typeof stage>;
+export type Node = Read<typeof node>;
 export type Input = Read<typeof input>;
 export type Output = Read<typeof output>;
 export type Span = Read<typeof span>;
@@ -307,7 +320,7 @@ export const NO_COUNTS: Counts = counts({}, '$', { note: () => undefined });
 
 /** Every record and its fields, for the test that compares them with the schema. */
 export const RECORDS: readonly RecordReader<unknown>[] = [
-  symbol, line, tensor, code, stage, input, output, span, storage, saved, kernel, guard, counts, graph, call, calls,
+  symbol, line, tensor, code, stage, node, input, output, span, storage, saved, kernel, guard, counts, graph, call, calls,
   refusal, frameCounts, frame, part, cell, device, setting, environment, graphBreak, ratio, timing, verification, fact, summary,
   report
 ];
@@ -315,6 +328,11 @@ export const RECORDS: readonly RecordReader<unknown>[] = [
 /** Read a graph that a kernel sent by itself. */
 export function readGraph(value: unknown): Graph {
   return graph(value, '$', { note: () => undefined });
+}
+
+/** Read nodes of a graph that a kernel sent by themselves. */
+export function readNodes(value: unknown): readonly Node[] {
+  return list(node)(value, '$', { note: () => undefined });
 }
 
 /** Read rows of a verification that a kernel sent by themselves. */

@@ -18,7 +18,7 @@ export function breaksPanel(context: Context): Child[] {
   }
   return [
     heading('Graph breaks', `${amount(all, 'place')} where Dynamo stopped and Python took over`),
-    table({
+    table(context, {
       name: 'graph_breaks',
       label: 'Graph breaks',
       columns: [
@@ -27,11 +27,12 @@ export function breaksPanel(context: Context): Child[] {
           title: 'line',
           help: 'The line of the cell that led there',
           kind: 'number',
+          value: row => row.cell_line,
           cell: row => (row.cell_line === null ? null : String(row.cell_line))
         },
-        { name: 'frame', title: 'where', kind: 'code', cell: where },
+        { name: 'frame', title: 'where', help: 'The line that stops, in the cell or in what it calls', kind: 'code', cell: where },
         { name: 'reason', title: 'why', kind: 'words', cell: row => why(context, row) },
-        { name: 'at_ns', title: 'at', help: AT, kind: 'number', cell: row => duration(row.at_ns) }
+        { name: 'at_ns', title: 'at', help: AT, kind: 'number', value: row => row.at_ns, cell: row => duration(row.at_ns) }
       ],
       rows,
       total: all,

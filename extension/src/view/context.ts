@@ -6,6 +6,7 @@ import { short } from '../model/words';
 import type { Source } from '../source';
 import { h } from './dom';
 import type { Child } from './dom';
+import type { TableState } from './table';
 
 /** A graph and the function that it was compiled for. */
 export interface Entry {
@@ -28,6 +29,8 @@ export interface Context {
   readonly chosen: readonly Entry[];
   /** The keys of the folds that the reader opened (true) or closed (false). */
   readonly folds: Map<string, boolean>;
+  /** What the reader did to the tables, by their keys. */
+  readonly tables: Map<string, TableState>;
   /** Draw the panel anew, after a change of what is open. */
   readonly redraw: () => void;
 }

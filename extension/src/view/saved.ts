@@ -1,7 +1,7 @@
 /** Saved: what each graph keeps for its backward, and why. */
 
 import type { Saved } from '../model/report';
-import { amount, dataSize, place } from '../model/words';
+import { amount, dataSize, known, place } from '../model/words';
 import type { Context } from './context';
 import { h, heading, mark, soft, spoken } from './dom';
 import type { Child } from './dom';
@@ -12,8 +12,8 @@ import type { Column } from './table';
 import { tensorCell } from './tensor';
 
 const COLUMNS: readonly Column<OfGraph<Saved>>[] = [
-  { name: 'tensor', title: 'tensor', kind: 'code', cell: ({ row }) => tensorCell(row.tensor) },
-  { name: 'nbytes', title: 'bytes', kind: 'number', cell: ({ row }) => dataSize(row.nbytes) },
+  { name: 'tensor', title: 'tensor', help: 'Element type, sizes, and what is unusual about it', kind: 'code', cell: ({ row }) => tensorCell(row.tensor) },
+  { name: 'nbytes', title: 'bytes', kind: 'number', value: ({ row }) => known(row.nbytes), cell: ({ row }) => dataSize(row.nbytes) },
   { name: 'reason', title: 'why it is kept', kind: 'words', cell: ({ row }) => why(row) },
   {
     name: 'line',
@@ -42,7 +42,7 @@ export function savedPanel(context: Context): Child[] {
       'Saved for backward',
       `${amount(saved, 'value')}${ofGraphs(context)}, ${fresh}${held > 0 ? `; ${dataSize(held)} that the caller holds anyway` : ''}`
     ),
-    table({
+    table(context, {
       name: 'saved',
       label: 'Values that are kept for the backward',
       columns: [{ name: 'name', title: 'name', kind: 'code', cell: ({ row }) => row.name }, ...graphColumn<Saved>(context), ...COLUMNS],

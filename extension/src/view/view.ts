@@ -19,6 +19,7 @@ import { deviceText, overviewPanel } from './overview';
 import { savedPanel } from './saved';
 import { stagesPanel } from './stages';
 import { storagesPanel } from './storages';
+import type { TableState } from './table';
 import { measuring, timingPanel } from './timing';
 import { verificationPanel } from './verification';
 
@@ -90,6 +91,7 @@ class View implements Disposable {
   private readonly root = h('div', { class: 'aotlab-report aotlab-view' });
   private readonly prefix = uniqueId();
   private readonly folds = new Map<string, boolean>();
+  private readonly tables = new Map<string, TableState>();
   private readonly unsubscribe: () => void;
   private tab = 'overview';
   private scope = ALL;
@@ -320,6 +322,7 @@ class View implements Disposable {
       entries,
       chosen,
       folds: this.folds,
+      tables: this.tables,
       redraw: () => this.redraw()
     };
     for (const tab of TABS) {
