@@ -25,7 +25,6 @@ export function breaksPanel(context: Context): Child[] {
         {
           name: 'cell_line',
           title: 'line',
-          help: 'The line of the cell that led there',
           kind: 'number',
           value: row => row.cell_line,
           cell: row => (row.cell_line === null ? null : String(row.cell_line))
