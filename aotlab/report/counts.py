@@ -70,6 +70,7 @@ def summary(report: Report) -> Summary:
         recompiles=sum(bool(graph.misses) for graph in graphs),
         refused=sum(count_frame(frame).refusals for frame in report.frames),
         mutated=len(dict(_changed(report, graphs))),
+        outside=0 if report.cell is None else len(report.cell.mutated_outside),
         breaks=len(report.graph_break_rows),
         eager_lines=0 if report.cell is None else eager_lines(report.cell),
         speed=speed(report),

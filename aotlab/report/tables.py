@@ -197,8 +197,10 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "frame": (_TEXT, "the line, as Dynamo names it"),
         "reason": (_TEXT, "why, in a clause"),
         "where": (_TEXT, "the line, as a reader knows it"),
+        "cell_line": (_COUNT, "the line of the cell that led there"),
         "dynamo": (_TEXT, "why, as Dynamo words it"),
         "at_ns": (_COUNT, "when, in ns since the recording began"),
+        **_LINE,
     },
     "time": {
         "kind": (_TEXT, "what the time went into: a stage, dynamo, verification, calls, the rest"),
@@ -506,8 +508,10 @@ def _graph_break_rows(report: Report) -> Iterator[Row]:
             "frame": row.frame,
             "reason": row.words,
             "where": row.where,
+            "cell_line": row.cell_line,
             "dynamo": row.reason,
             "at_ns": row.at_ns,
+            **_line(row.line),
         }
 
 

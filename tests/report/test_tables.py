@@ -113,7 +113,7 @@ def test_kernels_guards_and_breaks(report: Report) -> None:
         ["backward", "cpp_fused_backward", "c++", "int main() {}"],
     ]
     assert report.guards.sentence.tolist()[:2] == ["`x` is float32", "`again` is the same tensor as `x`"]
-    assert report.graph_breaks[["frame", "reason"]].values.tolist() == [["forward", "call to print()"]]
+    assert report.graph_breaks[["frame", "reason"]].values.tolist() == [["/home/me/train.py:7", "call to print()"]]
 
 
 def test_stages_are_in_order(report: Report) -> None:

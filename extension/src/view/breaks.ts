@@ -22,8 +22,14 @@ export function breaksPanel(context: Context): Child[] {
       name: 'graph_breaks',
       label: 'Graph breaks',
       columns: [
-        { name: 'frame', title: 'where', help: 'The line of your program', kind: 'code', cell: row => row.where },
-        { name: 'code', title: 'line', help: 'The code on that line', kind: 'code', cell: row => row.code },
+        {
+          name: 'cell_line',
+          title: 'line',
+          kind: 'number',
+          value: row => row.cell_line,
+          cell: row => (row.cell_line === null ? null : String(row.cell_line))
+        },
+        { name: 'frame', title: 'where', help: 'The line that stops, in the cell or in what it calls', kind: 'code', cell: where },
         { name: 'reason', title: 'why', kind: 'words', cell: row => why(context, row) },
         { name: 'at_ns', title: 'at', help: AT, kind: 'number', value: row => row.at_ns, cell: row => duration(row.at_ns) }
       ],
@@ -32,6 +38,14 @@ export function breaksPanel(context: Context): Child[] {
       key: row => row.frame
     })
   ];
+}
+
+/** The line that stops, in the cell or in what it calls. */
+function where({ where: at, line, cell_line: cell }: GraphBreakRow): Child {
+  if (line === null || line.code === '') {
+    return at;
+  }
+  return h('span', {}, line.code, at === `line ${cell}` ? null : h('span', { class: 'al-soft al-below' }, at));
 }
 
 /** Our words first; Dynamo's, where they say more, behind a fold. */

@@ -198,11 +198,12 @@ export function inputsPanel(context: Context): Child[] {
     );
   }
   const outside = (context.report.cell?.mutated_outside ?? []).map(row => ({ entry: null, row }));
-  if (outside.length > 0) {
+  const allOutside = context.head.outside;
+  if (allOutside > 0) {
     const label = 'Tensors that the cell changed outside of every compiled graph';
     drawn.push(
-      heading('Outside the graphs', `${amount(outside.length, 'tensor')} that the cell changed in Python or in autograd`),
-      inputTable(context, 'outside', label, outside, outside.length)
+      heading('Outside the graphs', `${amount(allOutside, 'tensor')} that the cell changed in Python or in autograd`),
+      inputTable(context, 'outside', label, outside, allOutside)
     );
   }
   if (drawn.length === 0) {

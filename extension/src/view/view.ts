@@ -39,7 +39,7 @@ const TABS: readonly Tab[] = [
     name: 'inputs',
     title: 'Inputs',
     draw: inputsPanel,
-    size: ({ counts }, { cell }) => counts.inputs || (cell?.mutated_outside.length ?? 0),
+    size: ({ counts, outside }) => counts.inputs || outside,
     counted: true
   },
   { name: 'outputs', title: 'Outputs', draw: outputsPanel, size: ({ counts }) => counts.outputs, counted: true },
