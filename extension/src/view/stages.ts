@@ -5,7 +5,7 @@ import type { Code, Stage, TimeRow } from '../model/report';
 import { amount, duration, grouped } from '../model/words';
 import { codeBlock, fold } from './context';
 import type { Context, Entry } from './context';
-import { h, heading, soft } from './dom';
+import { h, heading, soft, spoken } from './dom';
 import type { Child } from './dom';
 import { graphFacts } from './graph';
 import { nodesFold } from './nodes';
@@ -82,7 +82,7 @@ function timeTable(context: Context): Child[] {
 function graphStages(context: Context, entry: Entry): Child[] {
   const { graph } = entry;
   return [
-    graph.backward_error === null ? null : h('p', { class: 'al-note' }, `The backward raises: ${graph.backward_error}`),
+    graph.backward_error === null ? null : h('p', { class: 'al-note' }, 'The backward raises: ', spoken(graph.backward_error)),
     ...stageTable(context, entry),
     nodesFold(context, entry),
     ...stageCodes(context, entry)
