@@ -77,9 +77,22 @@ const GRAPH_COLUMNS: readonly Column<Entry>[] = [
     kind: 'words',
     cell: ({ graph }) => (graph.misses.length > 0 ? h('div', {}, ...graph.misses.map(missed)) : soft('the first'))
   },
-  { name: 'calls', title: 'calls', help: 'How many calls it served', kind: 'number', value: ({ graph }) => graph.calls, cell: ({ graph }) => grouped(graph.calls) },
+  {
+    name: 'calls',
+    title: 'calls',
+    help: 'How many calls it served',
+    kind: 'number',
+    value: ({ graph }) => graph.calls,
+    cell: ({ graph }) => grouped(graph.calls)
+  },
   { name: 'at_ns', title: 'at', help: AT, kind: 'number', value: ({ graph }) => graph.at_ns, cell: ({ graph }) => duration(graph.at_ns) },
-  { name: 'duration_ns', title: 'took', kind: 'number', value: ({ graph }) => graph.duration_ns, cell: ({ graph }) => duration(graph.duration_ns) }
+  {
+    name: 'duration_ns',
+    title: 'took',
+    kind: 'number',
+    value: ({ graph }) => graph.duration_ns,
+    cell: ({ graph }) => duration(graph.duration_ns)
+  }
 ];
 
 /** Why one earlier graph did not serve, where the guard comes from, and what would avoid it. */

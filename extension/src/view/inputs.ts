@@ -170,14 +170,15 @@ function nameCell(context: Context, { entry, row, group }: Row): Child {
 /** A table of inputs; `all` is how many there were before the report was cut. */
 function inputTable(context: Context, name: string, label: string, rows: readonly OfGraph<Input>[], all: number): HTMLElement {
   const shown = withGroups(context, rows);
-  const known = columns(context).filter(column => shown.some(row => (column.cell(row) ?? '') !== ''));
+  const single = rows.map(row => ({ ...row, group: null }));
+  const known = columns(context).filter(column => single.some(row => (column.cell(row) ?? '') !== ''));
   return table<Row>(context, {
     name,
     meanings: 'inputs',
     label,
     columns: known,
     rows: shown,
-    all: rows.map(row => ({ ...row, group: null })),
+    all: single,
     total: shown.length + all - rows.length,
     key: ({ row }) => row.name,
     tone: ({ row }) => (mutated(row) ? 'al-written' : null),
