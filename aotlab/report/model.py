@@ -878,9 +878,13 @@ class GraphBreakRow:
     Attributes
     ----------
     frame
-        Where, as Dynamo says it; empty if it captured nothing there.
+        Where, as ``file:line``; empty if nobody knows.
     where
-        The same as a reader knows it: a notebook's cell by its number.
+        The same as a reader knows it: a line of the report's cell by its number, of another cell by both numbers.
+    line
+        The same with its function and its code.
+    cell_line
+        The line of the report's cell that led there; None if none did.
     words
         Why, in a clause.
     reason
@@ -891,6 +895,8 @@ class GraphBreakRow:
 
     frame: str
     where: str = ""
+    line: UserLine | None = None
+    cell_line: int | None = None
     words: str = ""
     reason: str
     at_ns: int = 0
@@ -1037,6 +1043,18 @@ class Summary:
         How many functions were compiled or called.
     compared, different
         How many observables were compared with eager, and how many of them differ.
+    status
+        The line in a few words: ``"equal to eager"``.
+    graphs, recompiles, refused
+        How many graphs served, how many were made because no earlier one did, and how many were refused.
+    mutated, outside
+        How many tensors changed, and how many of those outside of the graphs.
+    breaks, eager_lines
+        How many graph breaks there were, and how many lines of the cell ran eagerly.
+    speed
+        How the slowest graph compares with eager, ``"3.8× faster"``; empty if nothing was timed.
+    counts
+        The counts of all graphs, added up.
     """
 
     sentence: str
@@ -1045,6 +1063,16 @@ class Summary:
     frames: int = 0
     compared: int = 0
     different: int = 0
+    status: str = ""
+    graphs: int = 0
+    recompiles: int = 0
+    refused: int = 0
+    mutated: int = 0
+    outside: int = 0
+    breaks: int = 0
+    eager_lines: int = 0
+    speed: str = ""
+    counts: Counts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1052,7 +1080,7 @@ class Report(Views):
     """What happened while something was compiled and run.
 
     Reports come from `Report.record` and from `Report.load`. The tables (``report.inputs`` and so on) are pandas
-    DataFrames made on demand; `aotlab.report.tables.COLUMNS` documents their columns.
+    DataFrames made on demand; `describe` documents their columns.
 
     Attributes
     ----------

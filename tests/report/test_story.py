@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from aotlab.errors import UserLine
 from aotlab.report import Report
-from aotlab.report.collect import graph_break
 from aotlab.report.html import fragment
 from aotlab.report.mime import CAP, bundle, embedded_size, plain
-from aotlab.report.model import Cell, CellPart, Frame, Graph, Input, Refusal, TensorInfo
+from aotlab.report.model import Cell, CellPart, Frame, Graph, GraphBreakRow, Input, Refusal, TensorInfo
 from aotlab.report.verdict import DIFFERS
 
 SOURCE = """\
@@ -139,21 +137,23 @@ def test_lines_are_aligned_and_pieces_apart(told: Report) -> None:
 
 
 def test_graph_breaks_stand_with_their_lines(told: Report) -> None:
-    """Where Dynamo stopped within compiled lines of this cell, the page and the first line say so."""
-    line = UserLine(file="/tmp/ipykernel_7/8.py", line=6, function="", code="y = x @ weight")
-    frame = replace(told.frames[0], line=line, refusals=())
+    """Where Dynamo stopped in compiled lines of this cell, or in what they call, is told at these lines."""
+    words = "calls `x.t_`"
     rows = (
-        graph_break("/tmp/ipykernel_7/8.py:6", "Unsupported\n  Explanation: calls `G['x'].t_`.", 0),
-        graph_break("/tmp/ipykernel_7/8.py:8", "of other lines", 0),
-        graph_break("/tmp/ipykernel_7/9.py:5", "elsewhere", 0),
+        GraphBreakRow(frame="/tmp/cell.py:6", where="line 6", cell_line=6, words=words, reason="…"),
+        GraphBreakRow(frame="/tmp/u.py:8", where="tmp/u.py:8", cell_line=5, words="it logs", reason="…"),
+        GraphBreakRow(frame="/tmp/u.py:9", where="tmp/u.py:9", words="elsewhere", reason="…"),
     )
-    made = replace(told, frames=(frame,), graph_break_rows=rows)
+    made = replace(told, frames=(replace(told.frames[0], refusals=()),), graph_break_rows=rows)
     assert Tables(fragment(made)).of("The")[2][2] == (
-        "lines 5–6: 2 graphs, 4 calls; Python took over at line 6: Unsupported: calls `x.t_`"
+        "lines 5–6: 2 graphs, 4 calls; Python took over at line 6: calls `x.t_`; "
+        "Python took over at line 5: it logs, at tmp/u.py:8"
     )
-    assert "3 graph breaks, where Python took over, first at line 6 (Unsupported: calls `x.t_`)." in made.verdict
+    assert "3 graph breaks, where Python took over, first at line 6 (calls `x.t_`)." in made.verdict
+    other = replace(made, graph_break_rows=rows[1:])
+    assert "first at line 5 (it logs, at tmp/u.py:8)." in other.verdict
     other = replace(made, graph_break_rows=rows[2:])
-    assert "1 graph break, where Python took over, at notebook cell, line 5 (elsewhere)." in other.verdict
+    assert "1 graph break, where Python took over, at tmp/u.py:9 (elsewhere)." in other.verdict
     assert Tables(fragment(other)).of("The")[2][2] == "lines 5–6: 2 graphs, 4 calls"
 
 
