@@ -105,7 +105,7 @@ class GraphTarget(Target):
         for module in self.graph.modules():
             if isinstance(module, fx.GraphModule):
                 for node in module.graph.nodes:
-                    for key in ("example_value", "grapharg", "tensor_dict"):
+                    for key in ("example_value", "grapharg"):
                         value = node.meta.pop(key, None)
                         if isinstance(value, internals.FakeTensor):
                             internals.forget_tensors(value.fake_mode)

@@ -96,8 +96,7 @@ def compiled_from(value: Any) -> Any:
 
 def is_library_module(module: types.ModuleType) -> bool:
     """Tell whether a module is not the user's own: of the standard library, or installed."""
-    file = str(getattr(module, "__file__", None) or "")
-    return root_of(module.__name__) in _LIBRARIES or is_installed(file)
+    return root_of(module.__name__) in _LIBRARIES or is_installed(str(getattr(module, "__file__", None) or ""))
 
 
 def is_of_others(kind: type) -> bool:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, fields
 from typing import get_args
 
 from aotlab.report.model import Counts, Fact, Frame, FrameCounts, Graph, Input, Report, Summary
 from aotlab.report.text import amount, data_size, known_size, listed
-from aotlab.report.verdict import State, verdict
+from aotlab.report.verdict import State, eager_lines, served, speed, verdict
 
 #: So many names, and so many sentences, stand in one fact.
 _MOST_NAMES, _MOST_SENTENCES = 8, 4
+#: So many tensors of one variable are counted instead.
+_MANY = 4
 
 
 def count(graph: Graph) -> Counts:
@@ -52,14 +57,31 @@ def summary(report: Report) -> Summary:
     if report.summary is not None and report.summary.state in get_args(State):
         return report.summary
     found = verdict(report)
+    graphs = [graph for frame in report.frames for graph in frame.graphs]
     return Summary(
         sentence=found.sentence,
         state=found.state,
+        status=found.status,
         facts=tuple(_facts(report)),
         frames=len(report.frames),
         compared=len(report.verification_rows),
         different=sum(not row.equal for row in report.verification_rows),
+        graphs=sum(map(served, graphs)),
+        recompiles=sum(bool(graph.misses) for graph in graphs),
+        refused=sum(count_frame(frame).refusals for frame in report.frames),
+        mutated=len(dict(_changed(report, graphs))),
+        outside=0 if report.cell is None else len(report.cell.mutated_outside),
+        breaks=len(report.graph_break_rows),
+        eager_lines=0 if report.cell is None else eager_lines(report.cell),
+        speed=speed(report),
+        counts=_added(map(count, graphs)),
     )
+
+
+def _added(counts: Iterable[Counts]) -> Counts:
+    """Add up the counts of graphs."""
+    found = [astuple(each) for each in counts]
+    return Counts(**{field.name: sum(each[i] for each in found) for i, field in enumerate(fields(Counts))})
 
 
 def _facts(report: Report) -> Iterator[Fact]:
@@ -71,13 +93,15 @@ def _facts(report: Report) -> Iterator[Fact]:
         yield Fact(key="error", title="ended with", sentence=report.cell.error + at)
     changed = dict(_changed(report, graphs))
     if traced or changed:
-        names = [f"{name} ({how})" for name, how in changed.items()]
+        names = list(dict.fromkeys(_together(changed)))
         text = listed(names, _MOST_NAMES) if names else _nothing(report)
         yield Fact(key="mutated", title="mutated", sentence=text)
     if traced:
         aliases = [f"{row.name}: {row.relation}" for graph in graphs for row in graph.outputs if row.base is not None]
-        text = listed(list(dict.fromkeys(aliases)), _MOST_SENTENCES) if aliases else "no output shares memory"
-        yield Fact(key="aliases", title="aliases", sentence=text)
+        told = list(dict.fromkeys(aliases)) or ["no output shares memory"]
+        more = [f"{len(told) - _MOST_SENTENCES} more"] if len(told) > _MOST_SENTENCES else []
+        for index, sentence in enumerate([*told[:_MOST_SENTENCES], *more]):
+            yield Fact(key="aliases", title="" if index else "aliases", sentence=sentence)
     training = [count(graph) for graph in graphs if graph.training]
     if training:
         values = amount(sum(each.saved for each in training), "value")
@@ -93,6 +117,16 @@ def _changed(report: Report, graphs: list[Graph]) -> Iterator[tuple[str, str]]:
     for row in () if report.cell is None else report.cell.mutated_outside:
         where = f"through {', '.join(row.overlaps)}" if row.kind == "alias" else "outside the graphs"
         yield row.name, "new" if row.kind == "new" else f"{_how(row)}, {where}"
+
+
+def _together(changed: dict[str, str]) -> Iterator[str]:
+    """Say what changed, and how; many tensors of one variable, to which the same happened, are counted."""
+    owners = {name: re.match(r"\w+(?=[.\[])", name) for name in changed}
+    keys = {name: (name if (owner := owners[name]) is None else owner[0], how) for name, how in changed.items()}
+    times = Counter(keys.values())
+    for name, how in changed.items():
+        many = times[keys[name]]
+        yield f"{name if many < _MANY else f'{many} tensors of {keys[name][0]}'} ({how})"
 
 
 def _how(row: Input) -> str:

@@ -1,8 +1,8 @@
 """Make a report small enough to be kept in a notebook, and say what was left out.
 
 A notebook stores every output. A graph of a thousand nodes with its kernels takes megabytes, and a reader looks at
-little of it; so what a cell's output embeds is cut until it fits: code, then long tables, then whole graphs. Nodes, of
-which no notebook shows a list, are never in it. The verdict and all counts are those of the whole report, and each cut
+little of it; so what a cell's output embeds is cut until it fits: code, then long tables, then whole graphs. Nodes, for
+which a page asks the kernel, are never in it. The verdict and all counts are those of the whole report, and each cut
 is noted.
 """
 
@@ -20,7 +20,7 @@ from aotlab.report.text import amount, listed
 
 R = TypeVar("R")
 
-#: The fields of a graph that no notebook shows.
+#: The fields of a graph that no notebook holds.
 _UNSEEN = frozenset({"nodes", "autograd", "compiled"})
 
 #: The fields that hold code.

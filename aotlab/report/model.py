@@ -1047,6 +1047,18 @@ class Summary:
         How many functions were compiled or called.
     compared, different
         How many observables were compared with eager, and how many of them differ.
+    status
+        The line in a few words: ``"equal to eager"``.
+    graphs, recompiles, refused
+        How many graphs served, how many were made because no earlier one did, and how many were refused.
+    mutated, outside
+        How many tensors changed, and how many of those outside of the graphs.
+    breaks, eager_lines
+        How many graph breaks there were, and how many lines of the cell ran eagerly.
+    speed
+        How the slowest graph compares with eager, ``"3.8× faster"``; empty if nothing was timed.
+    counts
+        The counts of all graphs, added up.
     """
 
     sentence: str
@@ -1055,6 +1067,16 @@ class Summary:
     frames: int = 0
     compared: int = 0
     different: int = 0
+    status: str = ""
+    graphs: int = 0
+    recompiles: int = 0
+    refused: int = 0
+    mutated: int = 0
+    outside: int = 0
+    breaks: int = 0
+    eager_lines: int = 0
+    speed: str = ""
+    counts: Counts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1062,7 +1084,7 @@ class Report(Views):
     """What happened while something was compiled and run.
 
     Reports come from `Report.record` and from `Report.load`. The tables (``report.inputs`` and so on) are pandas
-    DataFrames made on demand; `aotlab.report.tables.COLUMNS` documents their columns.
+    DataFrames made on demand; `describe` documents their columns.
 
     Attributes
     ----------

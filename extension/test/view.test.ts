@@ -65,7 +65,9 @@ function press(element: HTMLElement, key: string): KeyboardEvent {
   return event as unknown as KeyboardEvent;
 }
 
-const NAMES = ['overview', 'inputs', 'outputs', 'storages', 'stages', 'calls', 'timing', 'verification'];
+const NAMES = [
+  'overview', 'inputs', 'outputs', 'storages', 'stages', 'saved', 'kernels', 'breaks', 'calls', 'timing', 'verification'
+];
 
 test('the verdict comes first, and the root says whose report it is and how it went', () => {
   const root = show(sample());
@@ -74,6 +76,24 @@ test('the verdict comes first, and the root says whose report it is and how it w
   assert.equal(root.dataset['state'], 'different');
   assert.match(root.firstElementChild?.textContent ?? '', /NOT equal to eager/);
   assert.match(text('.al-environment'), /torch 2\.13\.0.*cpu \(a processor\)/);
+});
+
+test('the status and the numbers open their tabs, and tabs of nothing are dimmed', () => {
+  show(sample());
+  assert.match(text('.al-sentence'), /^1 graph compiled; NOT equal to eager/);
+  assert.deepEqual(all('.al-chip').map(each => each.dataset['chip']), [
+    'verification', 'stages', 'inputs', 'outputs', 'saved', 'breaks', 'calls'
+  ]);
+  for (const chip of all('.al-chip')) {
+    chip.click();
+    assert.equal(one('[role=tabpanel]:not([hidden])').dataset['panel'], chip.dataset['chip']);
+    assert.equal(document.activeElement, one(`[data-tab=${chip.dataset['chip']}]`));
+  }
+  assert.equal(text('[data-tab=inputs]'), 'Inputs 3');
+  assert.deepEqual(all('[role=tab].al-empty'), []);
+  view.dispose();
+  show({ ...sample(), graph_break_rows: [], timing_rows: [] });
+  assert.deepEqual(all('[role=tab].al-empty').map(each => each.textContent), ['Graph breaks', 'Timing']);
 });
 
 test('there is one tab and one panel per part, and one panel is shown', () => {
@@ -108,26 +128,57 @@ test('the inputs’ table says exactly what was mutated, also outside of the gra
   const cell = (row: string, column: string, table = 'inputs'): string =>
     text(`table[data-table=${table}] tr[data-name="${row}"] td[data-column=${column}]`);
   assert.deepEqual(
-    ['name', 'kind', 'shape', 'dtype', 'mutates_data', 'mutates_metadata', 'mutation_type', 'mutation_under_no_grad'].map(
-      column => cell('x', column)
-    ),
-    ['x', 'input', '[2, 3]', 'float32', 'yes', 'no', 'mutated out of graph', 'yes']
+    ['name', 'kind', 'tensor', 'nbytes', 'storage', 'autograd'].map(column => cell('x', column)),
+    ['x', 'input', 'float32[2, 3]', '24 B', '#0', '']
   );
-  assert.equal(cell('weight', 'mutates_data'), 'no');
-  assert.equal(cell('weight', 'requires_grad'), 'yes');
-  assert.equal(cell('scale', 'value'), '2.5');
-  assert.equal(cell('scale', 'mutates_data'), '');
-  assert.equal(cell('weight.grad', 'mutates_data', 'outside'), 'yes');
-  assert.equal(cell('weight.grad', 'mutates_storage', 'outside'), 'not known');
+  const marks = (row: string, table = 'inputs'): (string | null)[] =>
+    all(`table[data-table=${table}] tr[data-name="${row}"] .al-marks > *`).map(each => each.textContent);
+  assert.deepEqual(marks('x'), ['data mutated', 'under no_grad', 'out of graph']);
+  assert.equal(cell('weight', 'happened'), '–');
+  assert.equal(cell('weight', 'autograd'), 'requires grad');
+  assert.equal(cell('scale', 'tensor'), '2.5');
+  assert.equal(cell('scale', 'happened'), '');
+  assert.deepEqual(marks('weight.grad', 'outside'), ['data mutated']);
+});
+
+test('the inputs of a module that nothing happened to stand in one row, which opens', () => {
+  const report = sample();
+  const [frame] = report['frames'] as Json[];
+  const [graph] = (frame?.['graphs'] ?? []) as Json[];
+  const [x, weight] = (graph?.['inputs'] ?? []) as Json[];
+  assert.ok(graph !== undefined);
+  const layers = Array.from({ length: 6 }, (_, index) => ({ ...weight, name: `model.${index}.weight` }));
+  // One alias a row, and what was written by itself.
+  const others = [{ ...weight, name: 'model.tied', duplicate_of: 'model.0.weight' }, { ...x, name: 'model.steps' }];
+  graph['inputs'] = [x, ...layers, ...others];
+  show(report);
+  tab('inputs');
+  const names = (): (string | null)[] => all('table[data-table=inputs] td[data-column=name]').map(each => each.textContent);
+  assert.deepEqual(names(), ['x', '6 parameters of model', 'model.tied', 'model.steps']);
+  assert.equal(text('tr[data-group] td[data-column=nbytes]'), '288 B');
+  one('button[data-group]').focus();
+  one('button[data-group]').click();
+  assert.equal(names().length, 10);
+  assert.equal(document.activeElement, one('button[data-group][aria-expanded=true]'));
+  one('button[data-group]').click();
+  assert.equal(names().length, 4);
+  // What is sought may stand behind it.
+  search('model.3');
+  assert.deepEqual(names(), ['model.3.weight']);
+  search('');
+  assert.equal(names().length, 4);
+  sortBy('inputs', 'nbytes');
+  assert.equal(names().length, 9);
 });
 
 test('the outputs’ table says what shares memory with what', () => {
   show(sample());
   tab('outputs');
-  const cells = ['output_type', 'base', 'views', 'relation', 'storage', 'requires_grad'].map(column =>
-    text(`table[data-table=outputs] tr[data-name="out[1]"] td[data-column=${column}]`)
-  );
-  assert.deepEqual(cells, ['alias of input', 'x', 'x.select(1, 0)', 'view of input x: x.select(1, 0)', '#0', 'no']);
+  const row = 'table[data-table=outputs] tr[data-name="out[1]"]';
+  const cells = ['tensor', 'storage', 'autograd', 'relation'].map(column => text(`${row} td[data-column=${column}]`));
+  assert.deepEqual(cells, ['float32[2]stride [3]', '#0', '', 'view of input x: x.select(1, 0) alias of input']);
+  assert.equal(text(`${row} code`), 'x.select(1, 0)');
+  assert.equal(text(`${row} .al-mark`), 'alias of input');
 });
 
 test('the storage map draws the bytes that tensors have, hatches what is written, and says it in words', () => {
@@ -165,15 +216,19 @@ test('code is put on the page when its fold is opened', async () => {
   assert.notEqual(one('details[data-stage=trace]').querySelector('pre'), null);
 });
 
-test('saved tensors, kernels and guards are listed with the stages', () => {
+test('stages, saved tensors, kernels and graph breaks have tabs of their own', () => {
   show(sample());
   tab('stages');
   assert.deepEqual(all('table[data-table=stages] td').map(each => each.textContent), ['trace', '1.00 ms', '', '4', 'traced']);
+  tab('saved');
   assert.deepEqual(
     all('table[data-table=saved] td').map(each => each.textContent),
     ['mm', 'float32[2, 4]', '32 B', 'read by relu’s backward', '']
   );
+  tab('kernels');
   assert.equal(all('details[data-kernel=kernel_0]').length, 1);
+  tab('breaks');
+  assert.match(text('table[data-table=graph_breaks] td[data-column=reason]'), /^print\(\) is called/);
 });
 
 test('recompiles have reasons, refusals outcomes, and calls are counted', () => {
@@ -185,7 +240,6 @@ test('recompiles have reasons, refusals outcomes, and calls are counted', () => 
   assert.equal(text('table[data-table=refusals] td[data-column=outcome]'), 'ran eagerly');
   assert.deepEqual(all('[data-count]').map(each => each.textContent), ['3 in all', '2 compiled', '1 eager']);
   assert.equal(all('[data-call]').length, 3);
-  assert.equal(text('table[data-table=graph_breaks] td[data-column=reason]'), 'print() is called');
 });
 
 test('timings stand beside eager, with the ratios, and what is noise says so first', () => {
@@ -216,25 +270,184 @@ test('differences come before everything that was compared', () => {
 test('the reader chooses one of several graphs', () => {
   show(sample(3));
   tab('inputs');
-  assert.equal(all('table[data-table=inputs]').length, 3);
+  const graphs = (): string[] => [
+    ...new Set(all('table[data-table=inputs] tr[data-graph]').map(each => each.dataset['graph'] ?? ''))
+  ];
+  assert.deepEqual(graphs(), ['0', '1', '2']);
+  assert.equal(all('table[data-table=inputs]').length, 1);
+  assert.deepEqual(all('tr[data-name=x] td[data-column=graph]').map(each => each.textContent), ['step · 0', 'step · 1', 'step · 2']);
   const select = one('select') as HTMLSelectElement;
   select.value = 'step/1';
   select.dispatchEvent(new dom.window.Event('change'));
-  assert.deepEqual(all('table[data-table=inputs]').map(each => each.dataset['graph']), ['1']);
+  assert.deepEqual(graphs(), ['1']);
   // The choice outlives a change of the report.
   source.update({ reading: readReport(sample(4)) });
-  assert.deepEqual(all('table[data-table=inputs]').map(each => each.dataset['graph']), ['1']);
+  assert.deepEqual(graphs(), ['1']);
 });
 
-test('a long table is cut until the reader asks for all of it', () => {
+/** A report whose one graph has so many nodes; the later ones are larger. */
+function withNodes(count: number): Json {
   const report = sample();
-  const row = (report['verification_rows'] as Json[])[0];
-  report['verification_rows'] = Array.from({ length: 450 }, () => row);
-  show(report);
-  tab('verification');
-  assert.equal(all('table[data-table=verification] tbody tr').length, 200);
-  one('[data-panel=verification] .al-button').click();
-  assert.equal(all('table[data-table=verification] tbody tr').length, 450);
+  const [graph] = ((report['frames'] as Json[])[0]?.['graphs'] ?? []) as Json[];
+  assert.ok(graph !== undefined);
+  const line = { file: '/home/user/a.py', line: 7, function: 'step', code: 'y = x @ w' };
+  graph['nodes'] = Array.from({ length: count }, (_, index) => ({
+    stage: 'trace', part: 'joint', name: `mm_${index}`, target: 'aten.mm.default', phase: 'forward', dtype: 'float32', shape: [2, index], nbytes: 8 * index, line
+  }));
+  return report;
+}
+
+async function openNodes(): Promise<void> {
+  tab('stages');
+  const details = one('details[data-nodes]') as HTMLDetailsElement;
+  const toggled = new Promise(resolve => details.addEventListener('toggle', resolve));
+  details.open = true;
+  await toggled;
+}
+
+function rows(table: string): (string | undefined)[] {
+  return all(`table[data-table=${table}] tr[data-name]`).map(row => row.dataset['name']);
+}
+
+function sortBy(table: string, column: string): void {
+  one(`table[data-table=${table}] th[data-sort=${column}] button`).click();
+}
+
+function search(words: string): void {
+  const input = one('[type=search]') as HTMLInputElement;
+  input.value = words;
+  input.dispatchEvent(new dom.window.Event('input'));
+}
+
+test('of a long table only the rows in sight stand in the page, and the reader’s place outlives a change', async () => {
+  show(withNodes(3000));
+  await openNodes();
+  assert.equal(one('table[data-table=nodes]').getAttribute('aria-rowcount'), '3001');
+  assert.ok(rows('nodes').length < 100);
+  assert.equal(rows('nodes')[0], 'mm_0');
+  const box = (): HTMLElement => one('details[data-nodes] .al-scroll');
+  box().scrollTop = 2990 * 24;
+  box().dispatchEvent(new dom.window.Event('scroll'));
+  assert.equal(rows('nodes').at(-1), 'mm_2999');
+  assert.ok(rows('nodes').length < 100);
+  assert.equal(one('tr[data-name=mm_2999]').getAttribute('aria-rowindex'), '3001');
+  const heights = all('tr.al-space').map(row => parseInt(row.style.height));
+  assert.equal(heights[0], (3000 - rows('nodes').length) * 24);
+  source.update({ reading: readReport({ ...withNodes(3000), name: 'again' }) });
+  await Promise.resolve();
+  assert.equal(rows('nodes').at(-1), 'mm_2999');
+  assert.equal(box().scrollTop, 2990 * 24);
+});
+
+test('a column sorts up, down and back, numbers by number', async () => {
+  show(withNodes(12));
+  await openNodes();
+  const order = rows('nodes');
+  const header = (): (string | null)[] => ['nbytes', 'name'].map(name => one(`table[data-table=nodes] th[data-sort=${name}]`).getAttribute('aria-sort'));
+  sortBy('nodes', 'nbytes');
+  assert.deepEqual(header(), ['ascending', 'none']);
+  sortBy('nodes', 'nbytes');
+  assert.deepEqual(header(), ['descending', 'none']);
+  assert.deepEqual(rows('nodes'), [...order].reverse());
+  source.update({ reading: readReport({ ...withNodes(12), name: 'again' }) });
+  assert.deepEqual(rows('nodes'), [...order].reverse());
+  sortBy('nodes', 'nbytes');
+  assert.deepEqual(header(), ['none', 'none']);
+  assert.deepEqual(rows('nodes'), order);
+  // Names with numbers come as people count.
+  sortBy('nodes', 'name');
+  assert.deepEqual(rows('nodes'), order);
+  tab('inputs');
+  sortBy('inputs', 'storage');
+  assert.deepEqual(rows('inputs'), ['x', 'weight', 'scale']);
+  sortBy('inputs', 'storage');
+  // What has no value comes last either way.
+  assert.deepEqual(rows('inputs'), ['weight', 'x', 'scale']);
+});
+
+test('a table is searched in all its cells, and the notebook hears nothing of it', async () => {
+  show(withNodes(370));
+  let heard = 0;
+  document.body.addEventListener('keydown', () => {
+    heard += 1;
+  });
+  await openNodes();
+  press(one('[type=search]'), 'd');
+  assert.equal(heard, 0);
+  assert.equal(text('details[data-nodes] [role=status]'), '');
+  search('MM_36 trace');
+  assert.equal(text('details[data-nodes] [role=status]'), '11 of 370');
+  assert.deepEqual(rows('nodes').slice(0, 2), ['mm_36', 'mm_360']);
+  one('[type=search]').focus();
+  source.update({ reading: readReport({ ...withNodes(370), name: 'again' }) });
+  assert.equal(rows('nodes').length, 11);
+  assert.equal(document.activeElement, one('[type=search]'));
+  search('[2, 17]');
+  assert.deepEqual(rows('nodes'), ['mm_17']);
+  search('nothing like this');
+  assert.deepEqual(rows('nodes'), []);
+  search('');
+  assert.equal(rows('nodes')[0], 'mm_0');
+  // Short tables have nothing to search.
+  tab('inputs');
+  assert.equal(all('[type=search]').length, 0);
+});
+
+test('the rows that are shown are copied as text, also where the page may not write to the clipboard', async () => {
+  show(withNodes(370));
+  await openNodes();
+  search('mm_36');
+  sortBy('nodes', 'nbytes');
+  sortBy('nodes', 'nbytes');
+  const taken: string[] = [];
+  Object.assign(document, {
+    execCommand: () => {
+      taken.push((one('textarea') as HTMLTextAreaElement).value);
+      return true;
+    }
+  });
+  one('details[data-nodes] .al-copy').click();
+  await new Promise(resolve => setTimeout(resolve));
+  assert.equal(text('details[data-nodes] .al-copy'), 'Copied');
+  assert.equal(all('textarea').length, 0);
+  const lines = (taken[0] ?? '').split('\n');
+  assert.equal(lines.length, 12);
+  assert.equal(lines[0], 'name\tstage\tgraph\tphase\top\tvalue\tline\tbytes\tcode');
+  assert.equal(lines[1], 'mm_369\ttrace\tjoint\tforward\taten.mm.default\tfloat32[2, 369]\ta.py:7\t2.88 KiB\ty = x @ w');
+});
+
+test('every column of every table says on hover what it means', () => {
+  const report = withNodes(9);
+  show({ ...report, time_rows: ['trace', 'rest'].map(kind => ({ kind, duration_ns: 5, count: 1 })) });
+  for (const name of NAMES) {
+    tab(name);
+    for (const details of all('details')) {
+      (details as HTMLDetailsElement).open = true;
+      details.dispatchEvent(new dom.window.Event('toggle'));
+    }
+    const silent = all('th[scope=col]').filter(heading => heading.title === '');
+    assert.deepEqual(silent.map(each => `${name}: ${each.textContent}`), []);
+  }
+  tab('inputs');
+  assert.equal(one('table[data-table=inputs] th[data-sort=name]').title, 'The caller\'s name for it');
+});
+
+test('nodes, which no notebook holds, are asked for when their fold is opened, and kept', async () => {
+  show(withNodes(0));
+  assert.equal(all('details[data-nodes]').length, 0);
+  const asked: unknown[] = [];
+  source.onAsk = request => asked.push(request);
+  source.receive({ kind: 'report', report: withNodes(0), figure: null });
+  asked.length = 0;
+  await openNodes();
+  assert.match(text('details[data-nodes] .al-inside'), /asked/);
+  assert.deepEqual(asked, [{ kind: 'nodes', frame: 'step', index: 0 }]);
+  const [graph] = ((withNodes(3)['frames'] as Json[])[0]?.['graphs'] ?? []) as Json[];
+  source.receive({ kind: 'nodes', frame: 'step', index: 0, nodes: graph?.['nodes'] });
+  assert.deepEqual(rows('nodes'), ['mm_0', 'mm_1', 'mm_2']);
+  source.receive({ kind: 'report', report: withNodes(0), figure: null });
+  assert.deepEqual(rows('nodes'), ['mm_0', 'mm_1', 'mm_2']);
+  assert.equal(asked.length, 1);
 });
 
 test('arrows move between tabs, and the notebook hears nothing of them', () => {
@@ -254,7 +467,7 @@ test('arrows move between tabs, and the notebook hears nothing of them', () => {
   assert.equal(heard, 0);
   press(one('[data-tab=overview]'), 's');
   assert.equal(heard, 1);
-  assert.deepEqual(all('[role=tab]').map(each => each.tabIndex), [0, -1, -1, -1, -1, -1, -1, -1]);
+  assert.deepEqual(all('[role=tab]').map(each => each.tabIndex), NAMES.map((_, index) => (index === 0 ? 0 : -1)));
 });
 
 test('only a live report offers to measure, and says how far it is', () => {
@@ -293,13 +506,13 @@ test('the figure is an image, so that nothing in it can run', () => {
 test('a report that cannot be read is one line, and the next report is drawn', () => {
   const root = show({ version: 99, environment: {} });
   assert.equal(root.dataset['state'], 'unreadable');
-  assert.match(root.textContent ?? '', /^!This report has version 99/);
+  assert.match(root.textContent ?? '', /^! This report has version 99/);
   source.update({ reading: readReport(sample()) });
   assert.equal(all('[role=tab]').length, NAMES.length);
 });
 
-test('damage and notes are said above the tabs', () => {
-  show({ ...sample(), notes: ['cut to fit'], graph_break_rows: 'none' });
+test('damage and notes are said in the overview', () => {
+  show({ ...sample(), notes: ['cut `to` fit'], graph_break_rows: 'none' });
   assert.deepEqual(
     all('.al-note').map(each => each.textContent),
     ['cut to fit', 'This report is damaged; what could not be read is left out. First: $.graph_break_rows should be a list.']
@@ -356,7 +569,7 @@ test('what was refused is said to be refused, not to have mutated nothing', () =
   show({ ...report, cell: null });
   assert.deepEqual(all('[data-fact]').map(each => each.textContent), []);
   tab('inputs');
-  assert.equal(text('tr[data-name=x] td[data-column=mutates_data]'), 'not known');
+  assert.equal(text('tr[data-name=x] td[data-column=happened]'), 'not traced');
 });
 
 test('a cut report counts what the whole one held, and says what is missing', () => {
@@ -373,8 +586,8 @@ test('a cut report counts what the whole one held, and says what is missing', ()
   tab('inputs');
   assert.match(text('[data-panel=inputs] .al-heading:first-child'), /2,900 inputs, 31 mutated/);
   assert.match(text('[data-panel=inputs] [data-cut]'), /more rows, cut from this output/);
-  tab('stages');
-  assert.match(text('[data-panel=stages]'), /370 values, 1.00 MiB of new memory/);
+  tab('saved');
+  assert.match(text('[data-panel=saved]'), /370 values, 1.00 MiB of new memory/);
   tab('verification');
   assert.match(text('[data-panel=verification] .al-counts'), /1 of 4,000 differ/);
   view.dispose();

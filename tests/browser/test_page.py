@@ -1,4 +1,4 @@
-"""A page of its own, as `report.to_html` writes it, in a browser without Jupyter: drawn, accessible, within its width."""
+"""A page of its own, as `report.to_html` writes it, in a browser without Jupyter: drawn, accessible, not cut."""
 
 from __future__ import annotations
 

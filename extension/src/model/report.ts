@@ -25,8 +25,10 @@ const line = record('UserLine', { file: text(), line: number(), function: text()
 const tensor = record('TensorInfo', {
   dtype: text(),
   device: text(),
+  layout: text('strided'),
   shape: list(size),
   stride: list(size),
+  offset: size,
   byte_offset: size,
   nbytes: size,
   requires_grad: flag(),
@@ -40,6 +42,17 @@ const stage = record('Stage', {
   node_count: maybe(number()),
   summary: text(),
   codes: list(code)
+});
+const node = record('Node', {
+  stage: text(),
+  part: text(),
+  name: text(),
+  target: text(),
+  phase: text(),
+  dtype: maybe(text()),
+  shape: maybe(list(size)),
+  nbytes: maybe(size),
+  line: maybe(line)
 });
 const input = record('Input', {
   name: text(),
@@ -55,7 +68,9 @@ const input = record('Input', {
   mutation_hidden_from_autograd: maybe(flag()),
   mutation_under_no_grad: maybe(flag()),
   mutation_type: maybe(text()),
-  requires_grad_after: maybe(flag())
+  requires_grad_after: maybe(flag()),
+  steps: list(text()),
+  synthetic_base: maybe(number())
 });
 const output = record('Output', {
   name: text(),
@@ -135,6 +150,7 @@ const graph = record('Graph', {
   duration_ns: maybe(number()),
   calls: number(),
   stages: list(stage),
+  nodes: list(node),
   inputs: list(input),
   outputs: list(output),
   storages: list(storage),
@@ -200,7 +216,15 @@ const environment = record('Environment', {
   devices: list(device),
   config: list(setting)
 });
-const graphBreak = record('GraphBreakRow', { frame: text(), where: text(), line: maybe(line), cell_line: maybe(number()), words: text(), reason: text(), at_ns: number() });
+const graphBreak = record('GraphBreakRow', {
+  frame: text(),
+  where: text(),
+  line: maybe(line),
+  cell_line: maybe(number()),
+  words: text(),
+  reason: text(),
+  at_ns: number()
+});
 const time = record('TimeRow', { kind: text(), duration_ns: number(), count: number(1) });
 const ratio = record('Ratio', { over: text(), median: number(), p10: number(), p90: number(), noise: text() });
 const timing = record('TimingRow', {
@@ -236,7 +260,17 @@ const summary = record('Summary', {
   facts: list(fact),
   frames: number(),
   compared: number(),
-  different: number()
+  different: number(),
+  status: text(),
+  graphs: number(),
+  recompiles: number(),
+  refused: number(),
+  mutated: number(),
+  outside: number(),
+  breaks: number(),
+  eager_lines: number(),
+  speed: text(),
+  counts: maybe(counts)
 });
 const report = record('Report', {
   name: text(),
@@ -258,6 +292,7 @@ export type UserLine = Read<typeof line>;
 export type TensorInfo = Read<typeof tensor>;
 export type Code = Read<typeof code>;
 export type Stage = Read<typeof stage>;
+export type Node = Read<typeof node>;
 export type Input = Read<typeof input>;
 export type Output = Read<typeof output>;
 export type Span = Read<typeof span>;
@@ -273,15 +308,20 @@ export type FrameCounts = Read<typeof frameCounts>;
 export type Frame = Read<typeof frame>;
 export type CellPart = Read<typeof part>;
 export type Cell = Read<typeof cell>;
+export type GraphBreakRow = Read<typeof graphBreak>;
+export type Summary = Read<typeof summary>;
 export type Environment = Read<typeof environment>;
 export type TimeRow = Read<typeof time>;
 export type TimingRow = Read<typeof timing>;
 export type VerificationRow = Read<typeof verification>;
 export type Report = Read<typeof report>;
 
+/** The counts of nothing. */
+export const NO_COUNTS: Counts = counts({}, '$', { note: () => undefined });
+
 /** Every record and its fields, for the test that compares them with the schema. */
 export const RECORDS: readonly RecordReader<unknown>[] = [
-  symbol, line, tensor, code, stage, input, output, span, storage, saved, kernel, guard, counts, graph, call, calls,
+  symbol, line, tensor, code, stage, node, input, output, span, storage, saved, kernel, guard, counts, graph, call, calls,
   refusal, frameCounts, frame, part, cell, device, setting, environment, graphBreak, ratio, timing, verification, fact, summary,
   report
 ];
@@ -289,6 +329,11 @@ export const RECORDS: readonly RecordReader<unknown>[] = [
 /** Read a graph that a kernel sent by itself. */
 export function readGraph(value: unknown): Graph {
   return graph(value, '$', { note: () => undefined });
+}
+
+/** Read nodes of a graph that a kernel sent by themselves. */
+export function readNodes(value: unknown): readonly Node[] {
+  return list(node)(value, '$', { note: () => undefined });
 }
 
 /** Read rows of a verification that a kernel sent by themselves. */

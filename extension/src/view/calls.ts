@@ -1,7 +1,9 @@
-/** Recompiles and calls: why each graph was made, which calls it served, what was refused and where Dynamo broke. */
+/** Recompiles and calls: why each graph was made, which calls it served, what was refused, and the guards. */
 
+import { countsOf } from '../model/counts';
 import type { Call, Frame, Miss, Refusal } from '../model/report';
 import { amount, duration, grouped, place, short } from '../model/words';
+import { fold } from './context';
 import type { Context, Entry } from './context';
 import { h, heading, mark, soft, spoken, svg } from './dom';
 import type { Child } from './dom';
@@ -24,7 +26,7 @@ export function callsPanel(context: Context): Child[] {
     const again = entries.filter(entry => entry.graph.misses.length > 0).length;
     drawn.push(
       heading('Graphs', again > 0 ? `${entries.length}, ${again} of them because no earlier one served` : `${entries.length}`),
-      table({
+      table(context, {
         name: 'recompiles',
         label: 'Why each graph was compiled, and how many calls it served',
         columns: GRAPH_COLUMNS,
@@ -39,7 +41,7 @@ export function callsPanel(context: Context): Child[] {
   if (refusals.length > 0) {
     drawn.push(
       heading('Refused', `${amount(refusals.length, 'compilation')} that did not come about`),
-      table({
+      table(context, {
         name: 'refusals',
         label: 'Compilations that were refused',
         columns: REFUSAL_COLUMNS,
@@ -48,30 +50,15 @@ export function callsPanel(context: Context): Child[] {
       })
     );
   }
-  if (report.graph_break_rows.length > 0) {
-    drawn.push(
-      heading('Graph breaks', `${report.graph_break_rows.length}, where Dynamo split a function`),
-      table({
-        name: 'graph_breaks',
-        label: 'Graph breaks',
-        columns: [
-          { name: 'frame', title: 'where', kind: 'code', cell: row => row.where },
-          { name: 'reason', title: 'reason', kind: 'words', cell: row => h('span', { title: row.reason }, spoken(row.words)) },
-          { name: 'at_ns', title: 'at', help: AT, kind: 'number', cell: row => duration(row.at_ns) }
-        ],
-        rows: report.graph_break_rows,
-        key: row => row.frame
-      })
-    );
-  }
+  drawn.push(...entries.flatMap(entry => guards(context, entry)));
   return drawn.length > 0 ? drawn : [soft('No calls were recorded.')];
 }
 
-const AT = 'Counted from the beginning of the recording';
+export const AT = 'When, counted from the beginning of the recording';
 
 const GRAPH_COLUMNS: readonly Column<Entry>[] = [
   { name: 'frame', title: 'function', kind: 'code', cell: entry => short(entry.frame.name) },
-  { name: 'graph', title: 'graph', kind: 'number', cell: entry => String(entry.graph.index) },
+  { name: 'graph', title: 'graph', kind: 'number', value: entry => entry.graph.index, cell: entry => String(entry.graph.index) },
   {
     name: 'status',
     title: 'status',
@@ -86,12 +73,26 @@ const GRAPH_COLUMNS: readonly Column<Entry>[] = [
   {
     name: 'reason',
     title: 'why no earlier graph served',
+    help: 'What each earlier graph expected and the call did not meet',
     kind: 'words',
     cell: ({ graph }) => (graph.misses.length > 0 ? h('div', {}, ...graph.misses.map(missed)) : soft('the first'))
   },
-  { name: 'calls', title: 'calls', kind: 'number', cell: ({ graph }) => grouped(graph.calls) },
-  { name: 'at_ns', title: 'at', help: AT, kind: 'number', cell: ({ graph }) => duration(graph.at_ns) },
-  { name: 'duration_ns', title: 'took', kind: 'number', cell: ({ graph }) => duration(graph.duration_ns) }
+  {
+    name: 'calls',
+    title: 'calls',
+    help: 'How many calls it served',
+    kind: 'number',
+    value: ({ graph }) => graph.calls,
+    cell: ({ graph }) => grouped(graph.calls)
+  },
+  { name: 'at_ns', title: 'at', help: AT, kind: 'number', value: ({ graph }) => graph.at_ns, cell: ({ graph }) => duration(graph.at_ns) },
+  {
+    name: 'duration_ns',
+    title: 'took',
+    kind: 'number',
+    value: ({ graph }) => graph.duration_ns,
+    cell: ({ graph }) => duration(graph.duration_ns)
+  }
 ];
 
 /** Why one earlier graph did not serve, where the guard comes from, and what would avoid it. */
@@ -115,18 +116,18 @@ interface RefusalRow {
 
 const REFUSAL_COLUMNS: readonly Column<RefusalRow>[] = [
   { name: 'frame', title: 'function', kind: 'code', cell: row => short(row.frame.name) },
-  { name: 'graph', title: 'graph', kind: 'number', cell: row => String(row.refusal.graph) },
+  { name: 'graph', title: 'graph', kind: 'number', value: row => row.refusal.graph, cell: row => String(row.refusal.graph) },
   { name: 'reason', title: 'reason', cell: row => mark(row.refusal.reason, 'warn') },
   { name: 'outcome', title: 'what happened instead', cell: row => row.refusal.outcome },
   { name: 'message', title: 'message', kind: 'words', cell: row => row.refusal.message },
   {
     name: 'line',
     title: 'line',
+    help: 'The line of your program',
     kind: 'code',
     cell: ({ refusal }) => (refusal.line === null ? null : h('span', { title: refusal.line.code }, place(refusal.line)))
   }
 ];
-
 
 function framesOf(context: Context): Frame[] {
   if (context.chosen.length === context.entries.length) {
@@ -222,4 +223,30 @@ function aboutCall(call: Call): string {
   }
   const served = call.graph === null ? 'an unknown graph' : `graph ${call.graph}`;
   return `${duration(call.duration_ns)}, ${served}${call.cold ? ', compilation included' : ''}`;
+}
+
+function guards(context: Context, entry: Entry): Child[] {
+  const rows = entry.graph.guards;
+  const { guards: total } = countsOf(entry.graph);
+  if (total === 0) {
+    return [];
+  }
+  const name = context.entries.length > 1 ? [h('code', {}, entry.title), ' '] : [];
+  const title = ['Guards ', ...name, h('small', {}, `${amount(total, 'assumption')} that a call must meet to be served`)];
+  return [
+    fold(context, `guards ${entry.key}`, title, () => [
+      table(context, {
+        name: 'guards',
+        label: `Guards of ${entry.title}`,
+        columns: [
+          { name: 'subject', title: 'about', kind: 'code', cell: row => row.subject },
+          { name: 'kind', title: 'kind', cell: row => row.kind },
+          { name: 'sentence', title: 'assumption', kind: 'words', cell: row => row.sentence }
+        ],
+        rows,
+        total,
+        key: row => row.subject
+      })
+    ])
+  ];
 }

@@ -1,7 +1,8 @@
 /** Overview: the cell with what became of each line, and what happened to the user's tensors, in a few lines. */
 
 import { countsOf, frameCountsOf } from '../model/counts';
-import type { Cell, CellPart, Frame, Report } from '../model/report';
+import type { Cell, CellPart, Environment, Frame } from '../model/report';
+import type { Head } from '../model/verdict';
 import { amount, dataSize, duration, grouped, place, short } from '../model/words';
 import type { Context } from './context';
 import { fold } from './context';
@@ -22,14 +23,33 @@ const WAYS: Readonly<Record<string, readonly [string, string, string]>> = {
 export function overviewPanel(context: Context): Child[] {
   const { report } = context;
   return [
-    ...happened(report),
+    h('p', { class: 'al-sentence' }, spoken(context.head.sentence)),
+    ...happened(context.head),
+    ...notes(context),
     ...(report.cell === null ? [] : cellSource(report.cell)),
-    ...frameTable(report),
+    ...frameTable(context),
     environmentFold(context)
   ];
 }
 
+function notes({ report, source }: Context): HTMLElement[] {
+  // A kernel that answers gives what was cut when it is looked at.
+  const texts = report.notes.filter(note => !source.live || !note.startsWith('This output is cut to fit a notebook'));
+  const [first] = source.reading.damage;
+  if (first !== undefined) {
+    texts.push(`This report is damaged; what could not be read is left out. First: ${first}.`);
+  }
+  return texts.map(text => h('p', { class: 'al-note' }, spoken(text)));
+}
+
 // The cell
+
+const CELL_COLUMNS: readonly (readonly [string, string])[] = [
+  ['line', 'Counted from the magic’s own line'],
+  ['source', 'As you wrote it'],
+  ['ran', 'How the line ran'],
+  ['why', 'Why it, or some of it, is not compiled']
+];
 
 function cellSource(cell: Cell): Child[] {
   const count = cell.execution_count === null ? '' : `In [${cell.execution_count}]`;
@@ -47,7 +67,7 @@ function cellSource(cell: Cell): Child[] {
         h(
           'thead',
           {},
-          h('tr', {}, ...['line', 'source', 'ran', 'why'].map(title => h('th', { scope: 'col' }, title)))
+          h('tr', {}, ...CELL_COLUMNS.map(([title, help]) => h('th', { scope: 'col', title: help }, title)))
         ),
         h('tbody', {}, ...rows)
       )
@@ -74,14 +94,13 @@ function sourceRow(text: string, line: number, parts: readonly CellPart[]): HTML
     h('td', { class: 'al-number al-soft', 'data-column': 'line' }, String(line)),
     h('td', { class: 'al-line', 'data-column': 'source' }, text),
     h('td', { 'data-column': 'how' }, how),
-    h('td', { class: 'al-words al-soft', 'data-column': 'reason' }, part !== undefined && first ? part.reason : '')
+    h('td', { class: 'al-words al-soft', 'data-column': 'reason' }, part !== undefined && first ? spoken(part.reason) : '')
   );
 }
 
 // What happened
 
-function happened(report: Report): Child[] {
-  const facts = report.summary?.facts ?? [];
+function happened({ facts }: Head): Child[] {
   if (facts.length === 0) {
     return [];
   }
@@ -95,40 +114,39 @@ function happened(report: Report): Child[] {
 
 // The functions
 
+/** A column of counts; `warn` if any is worth a second look. */
+function count(name: string, title: string, help: string, value: (frame: Frame) => number, warn = false): Column<Frame> {
+  const cell = (frame: Frame): Child => (warn && value(frame) > 0 ? mark(grouped(value(frame)), 'warn') : grouped(value(frame)));
+  return { name, title, help, kind: 'number', value, cell };
+}
+
 const FRAME_COLUMNS: readonly Column<Frame>[] = [
-  { name: 'frame', title: 'function', kind: 'code', cell: frame => short(frame.name) },
-  { name: 'line', title: 'where', kind: 'code', cell: frame => place(frame.line) },
-  { name: 'graphs', title: 'graphs', kind: 'number', cell: frame => grouped(frameCountsOf(frame).graphs) },
-  { name: 'calls', title: 'calls', kind: 'number', cell: frame => grouped(frame.calls.total) },
-  { name: 'compiled', title: 'compiled', kind: 'number', cell: frame => grouped(frame.calls.compiled) },
-  {
-    name: 'eager',
-    title: 'eager',
-    kind: 'number',
-    cell: frame => (frame.calls.eager > 0 ? mark(grouped(frame.calls.eager), 'warn') : '0')
-  },
-  {
-    name: 'refused',
-    title: 'refused',
-    kind: 'number',
-    cell: frame => (frameCountsOf(frame).refusals > 0 ? mark(grouped(frameCountsOf(frame).refusals), 'warn') : '0')
-  },
+  { name: 'frame', title: 'function', help: 'A function that was compiled or called', kind: 'code', cell: frame => short(frame.name) },
+  { name: 'line', title: 'where', help: 'Where it is defined', kind: 'code', cell: frame => place(frame.line) },
+  count('graphs', 'graphs', 'How many graphs were compiled for it', frame => frameCountsOf(frame).graphs),
+  count('calls', 'calls', 'How often it was called', frame => frame.calls.total),
+  count('compiled', 'compiled', 'How many calls ran compiled code', frame => frame.calls.compiled),
+  count('eager', 'eager', 'How many calls ran eagerly', frame => frame.calls.eager, true),
+  count('refused', 'refused', 'How many compilations did not come about', frame => frameCountsOf(frame).refusals, true),
   {
     name: 'compile_ns',
     title: 'compiling took',
+    help: 'Wall time of all compilations',
     kind: 'number',
+    value: frame => frameCountsOf(frame).compile_ns,
     cell: frame => duration(frameCountsOf(frame).compile_ns)
   }
 ];
 
-function frameTable(report: Report): Child[] {
+function frameTable(context: Context): Child[] {
+  const { report } = context;
   const count = Math.max(report.summary?.frames ?? 0, report.frames.length);
   if (count === 0) {
     return [soft('No function was compiled or called.')];
   }
   return [
     heading('Functions', amount(count, 'function')),
-    table({
+    table(context, {
       name: 'frames',
       label: 'Functions that were compiled or called',
       columns: FRAME_COLUMNS,
@@ -139,9 +157,17 @@ function frameTable(report: Report): Child[] {
   ];
 }
 
+/** Name a device. */
+export function deviceText({ kind, index, name }: Environment['devices'][number]): string {
+  const place = index === null ? kind : `${kind}:${index}`;
+  return name === '' ? place : `${place} (${name})`;
+}
+
 function environmentFold(context: Context): HTMLElement {
   const { environment, duration_ns: took, created } = context.report;
   const rows: (readonly [string, string])[] = [
+    ['versions', `torch ${environment.torch}, Python ${environment.python}, aotlab ${environment.aotlab}`],
+    ['devices', environment.devices.map(deviceText).join(', ')],
     ['platform', environment.platform],
     ['threads', environment.threads === null ? '' : String(environment.threads)],
     ['recorded', [created, took > 0 ? `over ${duration(took)}` : ''].filter(each => each !== '').join(', ')],

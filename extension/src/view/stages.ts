@@ -1,13 +1,14 @@
-/** Stages: what each step of the pipeline handed on, what is kept for the backward, kernels and guards. */
+/** Stages: where the time went, and what each step of the pipeline handed on. */
 
 import { countsOf } from '../model/counts';
-import type { Code, Kernel, Saved, Stage, TimeRow } from '../model/report';
-import { amount, dataSize, duration, grouped, notHere, place, tensorText } from '../model/words';
+import type { Code, Stage, TimeRow } from '../model/report';
+import { amount, duration, grouped } from '../model/words';
 import { codeBlock, fold } from './context';
 import type { Context, Entry } from './context';
-import { h, heading, mark, soft } from './dom';
+import { h, heading, soft, spoken } from './dom';
 import type { Child } from './dom';
 import { graphFacts } from './graph';
+import { nodesFold } from './nodes';
 import { table } from './table';
 import type { Column } from './table';
 
@@ -54,7 +55,8 @@ const TIME: Readonly<Record<string, string>> = {
 };
 
 /** Where the time of the cell, or of the recording, went: the rows add up to it. */
-function timeTable({ report }: Context): Child[] {
+function timeTable(context: Context): Child[] {
+  const { report } = context;
   const rows = report.time_rows.filter(row => row.duration_ns > 0);
   const total = report.duration_ns;
   if (rows.length < 2) {
@@ -62,14 +64,14 @@ function timeTable({ report }: Context): Child[] {
   }
   return [
     heading('Where the time went', `${duration(total)}, each moment counted once`),
-    table<TimeRow>({
+    table<TimeRow>(context, {
       name: 'time',
       label: 'Where the time went',
       columns: [
         { name: 'kind', title: 'what', kind: 'words', cell: row => TIME[row.kind] ?? row.kind },
-        { name: 'count', title: 'times', kind: 'number', cell: row => (row.kind === 'rest' ? null : grouped(row.count)) },
-        { name: 'share', title: 'share', cell: row => share(row.duration_ns, total) },
-        { name: 'duration_ns', title: 'time', kind: 'number', cell: row => duration(row.duration_ns) }
+        { name: 'count', title: 'times', kind: 'number', value: row => (row.kind === 'rest' ? null : row.count), cell: row => (row.kind === 'rest' ? null : grouped(row.count)) },
+        { name: 'share', title: 'share', help: SHARE, value: row => row.duration_ns, cell: row => share(row.duration_ns, total) },
+        { name: 'duration_ns', title: 'time', kind: 'number', value: row => row.duration_ns, cell: row => duration(row.duration_ns) }
       ],
       rows,
       key: row => row.kind
@@ -80,24 +82,24 @@ function timeTable({ report }: Context): Child[] {
 function graphStages(context: Context, entry: Entry): Child[] {
   const { graph } = entry;
   return [
-    graph.backward_error === null ? null : h('p', { class: 'al-note' }, `The backward raises: ${graph.backward_error}`),
+    graph.backward_error === null ? null : h('p', { class: 'al-note' }, 'The backward raises: ', spoken(graph.backward_error)),
     ...stageTable(context, entry),
-    ...stageCodes(context, entry),
-    ...savedTable(entry),
-    ...kernels(context, entry),
-    ...guards(context, entry)
+    nodesFold(context, entry),
+    ...stageCodes(context, entry)
   ];
 }
 
+const SHARE = 'Its share of the whole time';
+
 const STAGE_COLUMNS = (total: number): readonly Column<Stage>[] => [
   { name: 'stage', title: 'stage', kind: 'code', cell: row => row.name },
-  { name: 'duration_ns', title: 'wall time', kind: 'number', cell: row => duration(row.duration_ns) },
-  { name: 'share', title: 'share', cell: row => share(row.duration_ns, total) },
+  { name: 'duration_ns', title: 'wall time', kind: 'number', value: row => row.duration_ns, cell: row => duration(row.duration_ns) },
+  { name: 'share', title: 'share', help: SHARE, value: row => row.duration_ns, cell: row => share(row.duration_ns, total) },
   {
     name: 'nodes',
     title: 'nodes',
-    help: 'Ops in the graph that it handed on',
     kind: 'number',
+    value: row => row.node_count,
     cell: row => (row.node_count === null ? null : grouped(row.node_count))
   },
   { name: 'summary', title: 'what it did', kind: 'words', cell: row => row.summary }
@@ -126,7 +128,7 @@ function stageTable(context: Context, entry: Entry): Child[] {
   const missing = counts.stages - stages.length;
   const shown: Child[] = [
     heading('Stages', `${duration(total)} in ${amount(counts.stages, 'stage')}`),
-    table({ name: 'stages', label, columns, rows, total: rows.length + missing, key: row => row.name, data })
+    table(context, { name: 'stages', label, columns, rows, total: rows.length + missing, key: row => row.name, data })
   ];
   if (later.length > 1) {
     const took = duration(later.reduce((sum, stage) => sum + stage.duration_ns, 0));
@@ -135,7 +137,7 @@ function stageTable(context: Context, entry: Entry): Child[] {
         context,
         `backwards ${entry.key}`,
         [`${amount(later.length, 'backward')} compiled later `, h('small', {}, took)],
-        () => [table({ name: 'backwards', label: `${label}, backward`, columns, rows: later, key: row => row.summary })],
+        () => [table(context, { name: 'backwards', meanings: 'stages', label: `${label}, backward`, columns, rows: later, key: row => row.summary })],
         false
       )
     );
@@ -161,110 +163,4 @@ function stageCodes(context: Context, entry: Entry): Child[] {
 
 function lines(code: Code): string {
   return amount(code.text.trimEnd().split('\n').length, 'line');
-}
-
-const SAVED_COLUMNS: readonly Column<Saved>[] = [
-  { name: 'name', title: 'name', kind: 'code', cell: row => row.name },
-  { name: 'tensor', title: 'tensor', kind: 'code', cell: row => (row.tensor === null ? null : tensorText(row.tensor)) },
-  { name: 'nbytes', title: 'bytes', kind: 'number', cell: row => dataSize(row.nbytes) },
-  {
-    name: 'reason',
-    title: 'why it is kept',
-    kind: 'words',
-    cell: row => {
-      const held = row.is_input ? 'an input' : row.is_output ? 'an output' : '';
-      return held === '' ? row.reason : h('span', {}, `${row.reason} `, mark(held));
-    }
-  },
-  {
-    name: 'line',
-    title: 'line',
-    help: 'The line of your program that made it',
-    kind: 'code',
-    cell: row => (row.line === null ? null : h('span', { title: row.line.code }, place(row.line)))
-  }
-];
-
-function savedTable(entry: Entry): Child[] {
-  const { graph } = entry;
-  if (graph.training !== true) {
-    return [];
-  }
-  const counts = countsOf(graph);
-  if (counts.saved === 0) {
-    return [heading('Saved for backward', 'nothing')];
-  }
-  let about = `${amount(counts.saved, 'value')}, ${dataSize(counts.saved_bytes)} of new memory`;
-  about += counts.held_bytes > 0 ? `; ${dataSize(counts.held_bytes)} that the caller holds anyway` : '';
-  return [
-    heading('Saved for backward', about),
-    table({
-      name: 'saved',
-      label: `Values that ${entry.title} keeps for the backward`,
-      columns: SAVED_COLUMNS,
-      rows: graph.saved,
-      total: counts.saved,
-      key: row => row.name,
-      data: { 'data-frame': entry.frame.name, 'data-graph': String(graph.index) }
-    })
-  ];
-}
-
-function kernels(context: Context, entry: Entry): Child[] {
-  const all = entry.graph.kernels;
-  const counts = countsOf(entry.graph);
-  if (counts.kernels === 0) {
-    return [];
-  }
-  const [called, written, left] = [
-    counts.kernels_called,
-    counts.kernels - counts.kernels_called,
-    counts.kernels - all.length
-  ];
-  const about = [
-    written > 0 ? `${grouped(written)} written` : '',
-    called > 0 ? `${grouped(called)} called from libraries` : ''
-  ];
-  return [
-    heading('Kernels', about.filter(each => each !== '').join(', ')),
-    ...all.map((kernel, index) => kernelFold(context, entry, kernel, index)),
-    left > 0 ? soft(notHere(left, 'kernel')) : null
-  ];
-}
-
-function kernelFold(context: Context, entry: Entry, kernel: Kernel, index: number): HTMLElement {
-  const facts = [kernel.language, kernel.kind, kernel.graph_name].filter(fact => fact !== '').join(' · ');
-  const details = fold(
-    context,
-    `kernel ${entry.key} ${index}`,
-    [h('code', {}, kernel.name), ' ', h('small', {}, facts)],
-    () => [codeBlock(kernel.source, kernel.language)]
-  );
-  details.dataset['kernel'] = kernel.name;
-  return details;
-}
-
-function guards(context: Context, entry: Entry): Child[] {
-  const rows = entry.graph.guards;
-  const { guards: total } = countsOf(entry.graph);
-  if (total === 0) {
-    return [];
-  }
-  const title = ['Guards ', h('small', {}, `${amount(total, 'assumption')} that a call must meet to be served`)];
-  return [
-    fold(context, `guards ${entry.key}`, title, () => [
-      table({
-        name: 'guards',
-        label: `Guards of ${entry.title}`,
-        columns: [
-          { name: 'subject', title: 'about', kind: 'code', cell: row => row.subject },
-          { name: 'kind', title: 'kind', cell: row => row.kind },
-          { name: 'sentence', title: 'assumption', kind: 'words', cell: row => row.sentence }
-        ],
-        rows,
-        total,
-        key: row => row.subject
-      })
-    ])
-  ];
 }

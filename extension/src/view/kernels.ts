@@ -1,0 +1,50 @@
+/** Kernels: the code that the backend wrote, and what it calls from libraries. */
+
+import { countsOf } from '../model/counts';
+import type { Kernel } from '../model/report';
+import { grouped, notHere } from '../model/words';
+import { codeBlock, fold } from './context';
+import type { Context, Entry } from './context';
+import { h, soft } from './dom';
+import type { Child } from './dom';
+import { graphHeading } from './graph';
+
+/** Draw the panel. */
+export function kernelsPanel(context: Context): Child[] {
+  const drawn = context.chosen.flatMap(entry => kernels(context, entry));
+  return drawn.length > 0 ? drawn : [soft('No kernels: the backend wrote none, or nothing was compiled.')];
+}
+
+function kernels(context: Context, entry: Entry): Child[] {
+  const all = entry.graph.kernels;
+  const counts = countsOf(entry.graph);
+  if (counts.kernels === 0) {
+    return [];
+  }
+  const [called, written, left] = [
+    counts.kernels_called,
+    counts.kernels - counts.kernels_called,
+    counts.kernels - all.length
+  ];
+  const about = [
+    written > 0 ? `${grouped(written)} written` : '',
+    called > 0 ? `${grouped(called)} called from libraries` : ''
+  ];
+  return [
+    graphHeading(context, entry, about.filter(each => each !== '').join(', ')),
+    ...all.map((kernel, index) => kernelFold(context, entry, kernel, index)),
+    left > 0 ? soft(notHere(left, 'kernel')) : null
+  ];
+}
+
+function kernelFold(context: Context, entry: Entry, kernel: Kernel, index: number): HTMLElement {
+  const facts = [kernel.language, kernel.kind, kernel.graph_name].filter(fact => fact !== '').join(' · ');
+  const details = fold(
+    context,
+    `kernel ${entry.key} ${index}`,
+    [h('code', {}, kernel.name), ' ', h('small', {}, facts)],
+    () => [codeBlock(kernel.source, kernel.language)]
+  );
+  details.dataset['kernel'] = kernel.name;
+  return details;
+}
