@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import types
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from aotlab._torch import RESUME_PREFIX
+from aotlab._torch import RESUME_PREFIX, compiling
 
 _OURS = str(Path(__file__).resolve().parent.parent)
 _TORCH = str(Path(torch.__file__).resolve().parent)
@@ -20,6 +21,7 @@ _MACHINERY = (
     str(Path(_TORCH) / "fx"),
     str(Path(_TORCH) / "_compile.py"),
 )
+_HANDLER = compiling.__file__
 _COMPILERS = (*_MACHINERY, str(Path(_TORCH) / "_inductor"))
 
 
@@ -55,6 +57,8 @@ def cleaned(error: BaseException, cell_file: str | None = None) -> None:
 def _in_machinery(error: BaseException) -> bool:
     """Tell whether the innermost of the user's frames has called a compiler, or compiled code."""
     files = [each.tb_frame.f_code.co_filename for each in walk(error.__traceback__)]
+    while files and files[-1] in (_HANDLER, signal.__file__):  # what the interrupt itself called
+        files.pop()
     users = [not file.startswith((*_INSTALLED, _OURS, "<frozen", "<aotlab", "<eval_with_key>")) for file in files]
     after = files[len(users) - users[::-1].index(True) :] if any(users) else []
     return any(file.startswith((*_COMPILERS, "<aotlab")) for file in after)

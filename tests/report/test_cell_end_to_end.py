@@ -98,7 +98,7 @@ def test_a_graph_break_within_a_line(run: Run) -> None:
 def test_a_cell_that_fails(run: Run) -> None:
     """The error stands in the first line and above the cell's lines; what was not reached is marked."""
     report = run("y = x + 1\nprint(y.sum())\nundefined\nz = 1", fails=True)
-    assert report.verdict.endswith("The cell ended with NameError: name 'undefined' is not defined.")
+    assert report.verdict.endswith("The cell ended at line 4 with NameError: name 'undefined' is not defined.")
     assert "<td>not run</td>" in fragment(report)
 
 
