@@ -429,8 +429,8 @@ class Span:
     mutated
         Whether the function writes it.
     writes, may_write
-        How many of its bytes are written, and how many more may be, as the values of an index or a mask say.
-        None where that is not known.
+        How many of its bytes are written, None where that is not known; and how many more may be, as the values of an
+        index or a mask say.
     """
 
     name: str
@@ -439,7 +439,7 @@ class Span:
     stop: int | None
     mutated: bool = False
     writes: int | None = None
-    may_write: int | None = None
+    may_write: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

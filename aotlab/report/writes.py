@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -233,14 +234,22 @@ def _folded(start: int, counts: Sequence[int], steps: Sequence[int], length: int
 
 
 def _joined(windows: Iterable[Written]) -> tuple[Written, ...]:
-    """Join windows that touch, as those of all columns do; of too many only keep between which bytes they lie."""
+    """Join windows that touch or are equally far apart; of too many only keep between which bytes they lie."""
     kinds: dict[Any, list[Written]] = {}
     for each in windows:
         kinds.setdefault((each.certain, each.counts, each.steps), []).append(each)
     found: dict[Written, None] = {}
     for (certain, counts, steps), alike in kinds.items():
+        lengths: dict[int, list[int]] = {}
         for start, stop in union([(each.start, each.start + each.length) for each in alike]):
-            found[_folded(start, counts, steps, stop - start, certain=certain)] = None
+            lengths.setdefault(stop - start, []).append(start)
+        for length, starts in lengths.items():
+            gaps = {later - start for start, later in pairwise(starts)}
+            if len(gaps) == 1:  # as a loop over rows leaves them
+                found[_folded(starts[0], (len(starts), *counts), (*gaps, *steps), length, certain=certain)] = None
+                continue
+            for start in starts:
+                found[_folded(start, counts, steps, length, certain=certain)] = None
     if len(found) > MOST_WINDOWS:
         start = min(each.start for each in found)
         return (Written(start=start, length=max(map(_stop, found)) - start, certain=False),)
@@ -252,7 +261,7 @@ def _stop(window: Written) -> int:
     return window.start + window.length + sum((count - 1) * step for count, step in steps)
 
 
-def bytes_written(own: Sequence[Written], windows: Sequence[Written]) -> tuple[int | None, int | None]:
+def bytes_written(own: Sequence[Written], windows: Sequence[Written]) -> tuple[int | None, int]:
     """Count how many bytes of a tensor's ``own`` are in windows that are written, and in others; None: not counted."""
     if not windows:
         return 0, 0
@@ -268,7 +277,7 @@ def bytes_written(own: Sequence[Written], windows: Sequence[Written]) -> tuple[i
         len(own) == 1 and not own[0].counts and own[0].start <= first and max(map(_stop, windows)) <= _stop(own[0])
     )
     if not (apart and inside):
-        return None, None
+        return None, 0
     count = sum(each.length * prod(each.counts) for each in windows)
     return (count, 0) if windows[0].certain else (0, count)
 
