@@ -822,6 +822,51 @@ def test_inductor_parts_exist():
     assert internals.TracingContext.try_get() is None
 
 
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_torchs_backends_can_be_called_without_dynamo():
+    """What torch's own backends are told of a graph is what Dynamo tells them, and what they make of it can be called.
+
+    Which inputs keep their addresses they know in both ways: parameters and buffers.
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    class Seen(BaseException):
+        pass
+
+    def kernels(module, inputs, **more):
+        static.append(sorted(more["static_input_idxs"]))
+        raise Seen
+
+    def inductor(module, inputs):
+        return compile_fx(module, inputs, inner_compile=kernels)
+
+    def keep(module, inputs):
+        graphs.append(module)
+        return module.forward
+
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, affine=False))
+    static, graphs = [], []
+    x = torch.randn(2, 3)
+    with pytest.raises(Seen):
+        torch.compile(model, backend=inductor)(x)
+    torch.compiler.reset()
+    torch.compile(model, backend=keep)(x)
+    inputs = dict([*model.named_parameters(), *model.named_buffers()])
+    placeholders = graphs[0].graph.find_nodes(op="placeholder")
+    given = [next((v for n, v in inputs.items() if n.split(".")[1] in node.name), x) for node in placeholders]
+    assert len({id(each) for each in given}) == 6
+    whole = fx.GraphModule(graphs[0], graphs[0].graph)
+    with pytest.raises(Seen):
+        internals.stock_compiled(whole, given, inductor)
+    assert len(static[0]) == 5
+    assert static[0] == static[1]
+    for backend in ("aot_eager", "inductor"):
+        graph = fx.symbolic_trace(lambda x: (x * 2,))
+        x = leaf(2)
+        internals.stock_compiled(graph, (x,), backend)(x)[0].sum().backward()
+        assert x.grad.tolist() == [2.0, 2.0]
+
+
 def test_ops_that_inductor_decomposes_are_lowered():
     """While a graph with such an op is compiled there is a lowering for it, and then there is none again."""
     from torch._inductor.lowering import lowerings

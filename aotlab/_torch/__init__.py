@@ -36,17 +36,14 @@ from aotlab._torch.fake import (
     memory_window, new_fake, new_fake_view, quiet_fake_tensors, storage_key, suggest_memory_format,
 )
 from aotlab._torch.modules import (
-    MODULE_DICTIONARIES, buffers_held, children_held, global_hooks_held, has_backward_hooks, hooks_held,
-    module_call, parameters_held, parametrization_cache, registered_container, set_module_call,
+    MODULE_DICTIONARIES, buffers_held, children_held, global_hooks_held, has_backward_hooks, hooks_held, module_call,
+    parameters_held, parametrization_cache, registered_container, set_module_call,
 )
-from aotlab._torch.graphs import (
-    boxed_forward_of, forward_of, graph_module, has_effects, marked_budget, tracing_context,
-)
+from aotlab._torch.graphs import boxed_forward_of, forward_of, graph_module, has_effects, marked_budget, tracing_context
 from aotlab._torch.ops import (
-    ASSERTIONS, CAST, CONJUGATE, DATA_OF, FUNCTION_APPLY, ONEDNN_RNN_LAYER, ONE_HOT, PUTS,
-    PUT_BY_KERNEL, SETS_DATA, SOFTMAX, TORCHS_OWN, TRILINEAR, UNSAFE_VIEW, VECTORS_FLAG, default_generator,
-    eager_kernels, has_composite_kernel_only, no_python_dispatcher, replace_unguarded,
-    unseen_by_dynamo, without_onednn,
+    ASSERTIONS, CAST, CONJUGATE, DATA_OF, FUNCTION_APPLY, ONEDNN_RNN_LAYER, ONE_HOT, PUTS, PUT_BY_KERNEL, SETS_DATA,
+    SOFTMAX, TORCHS_OWN, TRILINEAR, UNSAFE_VIEW, VECTORS_FLAG, default_generator, eager_kernels,
+    has_composite_kernel_only, no_python_dispatcher, replace_unguarded, unseen_by_dynamo, without_onednn,
 )
 from aotlab._torch.kernels import LAID_OUT, as_in_eager, may_raise, may_raise_late
 from aotlab._torch.modes import (
@@ -62,9 +59,8 @@ from aotlab._torch.guards import (
 )
 from aotlab._torch.views import (
     BASE_GETTER, VERSION_GETTER, base_of, is_call_of_several_views, is_hooked, is_leaf_by_its_base,
-    is_one_of_several_views, is_over_another, keeps_through_writes, may_be_written,
-    set_version, share_version, version_of, versions_of,
-    was_made_under_no_grad,
+    is_one_of_several_views, is_over_another, keeps_through_writes, may_be_written, set_version, share_version,
+    version_of, versions_of, was_made_under_no_grad,
 )
 from aotlab._torch.saved import (
     CHECKPOINT, CHECKPOINT_CONTEXTS, ONCE_DIFFERENTIABLE, checkpoint_settings, hooks_are_foreign, is_checkpointed,
@@ -73,8 +69,8 @@ from aotlab._torch.saved import (
 )
 from aotlab._torch.nodes import (
     always_raises, arrivals, current_graph_task, current_node, current_node_sequence, edge_metadata, fills_by_mask,
-    is_copy_slices, is_custom_function_node, is_to_be_run, keeps_graph, leaf_of, pass_on,
-    run_node, sequence_number, sequence_of, turns, with_common_node, with_own_node,
+    is_copy_slices, is_custom_function_node, is_to_be_run, keeps_graph, leaf_of, pass_on, run_node, sequence_number,
+    sequence_of, turns, with_common_node, with_own_node,
 )
 from aotlab._torch.inductor import (
     _lowered, eager_draws_by_inductor, inductor_compile, inductor_decompositions, inductor_draws_as_eager,
@@ -82,10 +78,8 @@ from aotlab._torch.inductor import (
 )
 from aotlab._torch.dynamo import (
     RESUME_PREFIX, as_made_by_dynamo, dynamo_cleanups, dynamo_compile_id, dynamo_compiles, dynamo_disable,
-    dynamo_failed_guards, dynamo_makes_symbols, dynamo_reasons, dynamo_settings, hear_dynamo,
-    in_guard, innermost_backend, leaves_padding_out, let_dynamo_follow_eager, log_handlers,
-    recurrent_layers_captured, unmark_static,
+    dynamo_failed_guards, dynamo_makes_symbols, dynamo_reasons, dynamo_settings, hear_dynamo, in_guard,
+    innermost_backend, leaves_padding_out, let_dynamo_follow_eager, log_handlers, recurrent_layers_captured,
+    stock_compiled, unmark_static,
 )
-from aotlab._torch.samples import (
-    module_database, op_database, samples_do_not_seed,
-)
+from aotlab._torch.samples import module_database, op_database, samples_do_not_seed

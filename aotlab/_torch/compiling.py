@@ -5,12 +5,10 @@ the op that is running: neither can bear two threads. A backward that is compile
 from the trace of the forward, in the thread of the backward; on a GPU that is autograd's own. So nothing is held here
 while a backward or a kernel runs: autograd's thread may be the one that is waiting.
 
-    with torch.no_grad():     # an interrupt in ``__exit__`` leaves gradients off in the notebook
-        y = x * 2
-
 Dynamo takes an exception in a guard that is written in Python for "does not hold", KeyboardInterrupt too. And a context
-manager that is interrupted while it closes does not close. So an interrupt that finds Python in a guard, or in the
-opening or closing of a context manager of ours or torch's, is put off by a moment, as often as it takes.
+manager that is interrupted while it closes does not close: ``torch.no_grad()`` would leave gradients off. So an
+interrupt that finds Python in a guard, or in the opening or closing of a context manager of ours or torch's, is put off
+by a moment, as often as it takes.
 """
 
 from __future__ import annotations

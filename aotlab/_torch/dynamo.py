@@ -8,11 +8,10 @@ import logging
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NoReturn, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -22,7 +21,7 @@ RESUME_PREFIX = "torch_dynamo_resume_in_"
 dynamo_disable: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.compiler.disable
 
 
-def recurrent_layers_captured() -> AbstractContextManager[Any]:
+def recurrent_layers_captured() -> contextlib.AbstractContextManager[Any]:
     """Let Dynamo capture LSTM, GRU and RNN, which it leaves to eager by itself."""
     from torch._dynamo import config
 
@@ -80,6 +79,24 @@ def unmark_static(tensor: Tensor) -> None:
     tensor.__dict__.pop("_dynamo_static_input_type", None)
 
 
+def stock_compiled(module: fx.GraphModule, inputs: Sequence[Any], backend: str) -> Callable[..., Any]:
+    """Compile a graph that is like one of Dynamo's by a backend of torch's; return what Dynamo's code would call.
+
+    The backend changes ``module``. It is told, as by Dynamo, which inputs keep their addresses: parameters, and what a
+    node's ``tensor_dict`` marks, such as buffers. Kernels on a GPU are then called without a look at these.
+    """
+    from torch._dynamo import lookup_backend
+
+    module.meta["dynamo_compile_id"] = None
+    for node, value in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        node._dynamo_source = None
+        if isinstance(value, torch.nn.Parameter):
+            node.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
+    if not [*module.parameters(), *module.buffers()]:  # else those are taken to keep their addresses, without marks
+        module._param_name_to_source = {}  # type: ignore[assignment]
+    return lookup_backend(backend)(module, list(inputs))
+
+
 def hear_dynamo(start: Callable[[Any], None], end: Callable[[Any], None]) -> None:
     """Call ``start`` before and ``end`` after Dynamo compiles a frame, until ``torch.compiler.reset()``."""
     from torch._dynamo.callback import callback_handler
@@ -107,8 +124,7 @@ def dynamo_cleanups(scope: dict[str, Any]) -> list[Any]:
     """Return the hooks that will take away what Dynamo put into ``scope``; each has a ``scope`` and a ``name``."""
     from torch._dynamo.utils import CleanupManager
 
-    every = list(CleanupManager.instance.values.values())
-    return [hook for hooks in every for hook in hooks if hook.scope is scope]
+    return [hook for hooks in list(CleanupManager.instance.values.values()) for hook in hooks if hook.scope is scope]
 
 
 def as_made_by_dynamo(wrapper: _Function) -> _Function:
@@ -121,8 +137,7 @@ def innermost_backend(backend: object) -> object:
     """Return the function that ``torch.compile`` was given as a backend, without what it has put around it."""
     for _ in range(8):  # it has put a few around; an object that has every attribute would never end
         inner = getattr(backend, "_torchdynamo_orig_backend", None) or getattr(backend, "compiler_fn", None)
-        if inner is None:
-            inner = backend.func if isinstance(backend, functools.partial) else None
+        inner = backend.func if inner is None and isinstance(backend, functools.partial) else inner
         if inner is None:
             break
         backend = inner
@@ -198,11 +213,8 @@ def let_dynamo_follow_eager(is_ours: Callable[[object], bool]) -> None:
         (builder.VariableBuilder, "_wrap", wrap, lambda made_by, *_: made_by.tx.output),
         (InliningInstructionTranslator, "inline_call", inline, lambda parent, *_: parent.output),
     ):
-        _replace(owner, name, method, lambda *args, of=output_of: is_ours(_backend_of(of(*args))))
-
-
-def _backend_of(output: Any) -> object:
-    return innermost_backend(getattr(output, "compiler_fn", None))
+        # The output of a capture refers to its backend as one wrapper refers to the next.
+        _replace(owner, name, method, lambda *args, of=output_of: is_ours(innermost_backend(of(*args))))
 
 
 def _replace(owner: Any, name: str, method: Callable[..., Any], applies: Callable[..., bool]) -> None:

@@ -7,7 +7,7 @@ import functools
 import itertools
 import linecache
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,11 +57,9 @@ def boxed_forward_of(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
 _graphs = itertools.count()
 
 
-@contextlib.contextmanager
-def tracing_context(fake_mode: FakeTensorMode) -> Iterator[None]:
+def tracing_context(fake_mode: FakeTensorMode) -> contextlib.AbstractContextManager[Any]:
     """Give Inductor the context in which it expects to find the fake mode."""
-    with tracing(TracingContext(fake_mode)):
-        yield
+    return tracing(TracingContext(fake_mode))
 
 
 def has_effects(op: OpOverload | HigherOrderOperator) -> bool:

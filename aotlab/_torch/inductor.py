@@ -6,7 +6,6 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor, fx
@@ -28,7 +27,7 @@ def inductor_draws_as_eager() -> bool:
     return bool(config.fallback_random)
 
 
-def eager_draws_by_inductor() -> AbstractContextManager[Any]:
+def eager_draws_by_inductor() -> contextlib.AbstractContextManager[Any]:
     """Set Inductor to that for the length of a block."""
     from torch._inductor import config
 

@@ -54,8 +54,7 @@ def frames_of_stack(text: str | None) -> list[UserLine]:
 
 def line_of_stack(text: str | None) -> UserLine | None:
     """Read the innermost frame off the stack trace that Dynamo keeps with a node."""
-    frames = frames_of_stack(text)
-    return frames[-1] if frames else None
+    return next(reversed(frames_of_stack(text)), None)
 
 
 class GraphTarget(Target):
@@ -106,7 +105,7 @@ class GraphTarget(Target):
         for module in self.graph.modules():
             if isinstance(module, fx.GraphModule):
                 for node in module.graph.nodes:
-                    for key in ("example_value", "grapharg", "tensor_dict"):
+                    for key in ("example_value", "grapharg"):
                         value = node.meta.pop(key, None)
                         if isinstance(value, internals.FakeTensor):
                             internals.forget_tensors(value.fake_mode)

@@ -4,16 +4,16 @@ What Dynamo captured can be run twice: as the graph of torch ops that it is, and
 Both are timed in turns (`aotlab.bench.timing`), with what stock ``torch.compile`` makes of the graph where that is
 asked for, on copies of the inputs that alias each other as the inputs do, under the grad mode, inference mode and
 autocast of the capture. The user's tensors, gradients, random state, call counters and compiled entries stay as they
-are: an entry is called directly, so that neither the counters nor a recording see it, and nothing but stock's form is
-compiled anew. Where an input is gone, or looks no longer as it did (a tensor that the graph itself has given a history,
-say), a tensor of the same kind takes its place, and a sentence says so.
+are: an entry is called through a function made for that, so that neither the counters nor a recording see it, and
+nothing but stock's form is compiled anew. Where an input is gone, or looks no longer as it did (a tensor that the graph
+itself has given a history, say), a tensor of the same kind takes its place, and a sentence says so.
 
 An input that the graph writes is copied afresh for every call, untimed, so that each call sees the same values. A
 training graph is timed by whole steps, with the clock read between the forward and the backward, so that these add up
-to the step. What is not in the times: Dynamo's own guards, and the Python between graphs. Into what stock
-``torch.compile`` has compiled there is no public way but through Dynamo: its times hold, without the guards, Dynamo's
-part of a call, and a sentence says so. The main thread must not be running anything else meanwhile;
-`aotlab.notebook.live` sees to that. An interrupt ends a measurement and leaves nothing behind.
+to the step. Each form is called as Dynamo's code would call it: eager's is the graph's Python, ours and stock's are
+what the backend returns to Dynamo, with what it checks and counts at each call. What is not in the times: Dynamo's own
+part of a call, its guards among it, and the Python between graphs. The main thread must not be running anything else
+meanwhile; `aotlab.notebook.live` sees to that. An interrupt ends a measurement and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx, nn
 
 from aotlab import _torch as internals
+from aotlab._torch.compiling import compiling, never_lost
 from aotlab.bench.timing import Case, Comparison, Parts, compare, tensors_in, training_parts
 from aotlab.cache import CompiledFunction, Entry
 from aotlab.errors import UsageError
@@ -158,35 +160,58 @@ def _measure_one(captured: Captured, seconds: float, skip: Callable[[str], None]
         undo.enter_context(restored(tuple(held)))
         entry, inputs, replaced = _entry_for(captured)
         fresh = partial(_copy, Cloner(_anything), inputs)
+        alone = None if entry is None else _alone(captured.compiled, entry)
         eager: Run = partial(_spread, internals.forward_of(captured.graph))
-        ours: Run = partial(_spread, captured.compiled) if entry is None else partial(_enter, entry.run)
+        called = captured.compiled if alone is None else internals.dynamo_disable(alone.__call__)
         undo.enter_context(_settings(entry))
         behaviour = _behaviour(eager, fresh, entry)
-        runs = {"eager": eager, "aotlab": ours}
-        if captured.stock is not None:
-            runs["upstream"] = partial(_spread, _stock(captured.graph, captured.stock))
+        stock = None if captured.stock is None else partial(_stock, captured.graph, captured.stock)
         timer = _Timer(
-            runs={engine: behaviour.wrap(run) for engine, run in runs.items()},
+            runs={"eager": behaviour.wrap(eager), "aotlab": behaviour.wrap(partial(_spread, called))},
+            stock=stock,
             ready=fresh if behaviour.mutates else _always(fresh()),
             behaviour=behaviour,
             held=tuple([tensor for _, tensor in held if tensor.requires_grad]),
             device=_device(inputs),
         )
         timed = timer.timed(seconds, lambda text: skip(f"{captured.frame}: {text}"))
+        if alone is not None and alone.calls.eager:
+            raise _Skipped("it ran eagerly when it was called again")
     if replaced:
         skip(f"{captured.frame} was timed with other values for {listed(replaced)}, gone or changed since it ran")
     return timed.rows(frame=captured.frame, graph=_index(captured, entry))
 
 
-def _stock(graph: fx.GraphModule, backend: str) -> Callable[..., Any]:
-    """Let stock ``torch.compile`` compile a graph at its first call, without Dynamo's guards.
+def _alone(compiled: Any, entry: Entry) -> CompiledFunction:
+    """Make a function that does at each call what the compiled one does, with one entry, and counts for itself."""
+    function = getattr(compiled, "compiled", compiled)
+    alone = CompiledFunction(function._target, _not_anew, backend_name="", warn=False)
+    vars(alone).update(_entries=(replace(entry, calls=0),), _announce=_tell_nobody)
+    return alone
 
-    Of code of its own, so that nothing is looked up among what was compiled of it for other inputs.
-    """
-    own = internals.forward_of(fx.GraphModule(graph, graph.graph))
-    options: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
-    compiled: Callable[..., Any] = torch.compile(own, backend=backend, dynamic=False, options=options)
-    return compiled
+
+def _not_anew(*_: Any) -> NoReturn:
+    raise _Skipped("its guards do not hold for a copy of its inputs")
+
+
+def _tell_nobody(*_: Any, **__: Any) -> None:
+    """Announce no call."""
+
+
+def _stock(graph: fx.GraphModule, backend: str, inputs: Inputs) -> Callable[..., Any]:
+    """Let a backend of stock ``torch.compile`` compile a graph, and return what it would hand to Dynamo."""
+    # A trace of a graph that changes the grad mode may leave it changed.
+    with compiling(), never_lost(), torch.set_grad_enabled(torch.is_grad_enabled()):
+        return internals.stock_compiled(_copied(graph), inputs, backend)
+
+
+def _copied(graph: fx.GraphModule) -> fx.GraphModule:
+    """Copy a graph and those within it, with the same tensors."""
+    copied = fx.GraphModule(graph, deepcopy(graph.graph))
+    for name, inner in list(copied.named_children()):
+        if isinstance(inner, fx.GraphModule):
+            setattr(copied, name, _copied(inner))
+    return copied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -285,12 +310,13 @@ def _behaviour(eager: Run, fresh: Callable[[], _Copy], entry: Entry | None) -> _
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Timer:
-    """The forms of one graph by engine, and what timing them takes.
+    """The forms of one graph by engine, and what timing them takes; ``stock`` makes one more, of inputs.
 
     ``ready`` gives each call its inputs: fresh ones if calls change them, else the same for all, as they may be large.
     """
 
     runs: dict[str, Run]
+    stock: Callable[[Inputs], Callable[..., Any]] | None
     ready: Callable[[], _Copy]
     behaviour: _Behaviour
     held: tuple[Tensor, ...]
@@ -299,14 +325,14 @@ class _Timer:
     def timed(self, seconds: float, skip: Callable[[str], None]) -> Comparison:
         """Time all engines in turns, each by whole calls of which the phases are parts, and one of them twice."""
         trains = bool(self.behaviour.outputs or self.behaviour.written)
-        if "upstream" in self.runs:
+        if self.stock is not None:
             try:
-                self._once(self._case("upstream", trains))  # compiles
+                compiled = self.stock(self.ready().inputs)
+                self.runs["upstream"] = self.behaviour.wrap(partial(_spread, compiled))
+                self._once(self._case("upstream", trains))
             except Exception as error:  # noqa: BLE001  # what stock torch.compile cannot do is no reason not to time ours
                 skip(f"stock torch.compile was not timed: it raises {_line(error)}")
-                del self.runs["upstream"]
-            else:
-                skip("stock torch.compile was timed with Dynamo's part of a call, some µs that are in no other time")
+                self.runs.pop("upstream", None)
         end_ns = time.perf_counter_ns() + round(seconds * 1e9)
         cases, costs = self._tried(False, seconds)
         if trains:
@@ -469,13 +495,6 @@ def _index(captured: Captured, entry: Entry | None) -> int:
 
 def _spread(function: Callable[..., Any], inputs: Inputs) -> Any:
     return function(*inputs)
-
-
-def _enter(run: Callable[[Inputs, dict[str, Any]], Any], inputs: Inputs) -> Any:
-    result = run(inputs, {})
-    if result is MISS:
-        raise _Skipped("its guards do not hold for a copy of its inputs")
-    return result
 
 
 def _with_grad_mode(run: Run, mode: bool, inputs: Inputs) -> Any:

@@ -162,8 +162,6 @@ def _timed(report: Report) -> list[str]:
     for ratio in slowest.ratios:
         doubt = f"noise, since {ratio.noise}: " if ratio.noise and not common else ""
         whose = {"eager": "eager's", "upstream": "stock torch.compile's"}.get(ratio.over, ratio.over)
-        if ratio.over == "upstream" and report.cell is not None:
-            whose += " with Dynamo's part of a call, which ours is timed without,"
         clauses.append(f"{doubt}{ratio.median:.2f}× {whose} ({ratio.p10:.2f}–{ratio.p90:.2f})")
     told = f"time of {what}, with the range of eight rounds in ten: {'; '.join(clauses)}"
     return [_sentence(f"noise, since {common}: {told}" if common else told)]

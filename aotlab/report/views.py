@@ -128,7 +128,7 @@ class Views:
     def to_html(self, path: str | Path) -> Path:
         """Write the report as one self-contained page that opens anywhere, and return the path.
 
-        The page has no scripts and loads nothing; it follows the reader's light or dark theme.
+        It is drawn as in JupyterLab, from the whole report, loads nothing, and follows the light or dark scheme.
         """
         path = Path(path)
         path.write_text(DRAWING["page"](self.report()), encoding="utf-8")

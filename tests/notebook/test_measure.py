@@ -12,8 +12,13 @@ from typing import Any
 import pytest
 import torch
 from torch import fx, nn
+from torch._dynamo import config as dynamo_config
+from torch._functorch import config as functorch_config
+from torch._inductor import config as inductor_config
 
-from aotlab import observe
+from aotlab import _torch as internals
+from aotlab import config, observe
+from aotlab.cache import CompiledFunction
 from aotlab.errors import UsageError
 from aotlab.frontends.dynamo import backend
 from aotlab.guards.call_state import TensorFacts, tensor_facts
@@ -122,24 +127,22 @@ def test_the_modes_of_the_capture_are_the_measurements(notebook: Notebook, monke
 
 
 def test_every_call_sees_the_inputs_as_they_are(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph that writes its input gets a fresh copy each time, under both engines; the input itself stays."""
+    """A graph that writes its input gets a fresh copy each time, under all engines; the input itself stays."""
     sums = set()
-    spread, enter = module._spread, module._enter
+    spread = module._spread
 
-    def spy(run: Callable[..., Any]) -> Callable[..., Any]:
-        def call(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
-            sums.add(inputs[0].sum().item())
-            return run(function, inputs)
+    def spy(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+        sums.add((function.__qualname__, inputs[0].sum().item()))
+        return spread(function, inputs)
 
-        return call
-
-    monkeypatch.setattr(module, "_spread", spy(spread))
-    monkeypatch.setattr(module, "_enter", spy(enter))
+    monkeypatch.setattr(module, "_spread", spy)
     x = torch.ones(4)
     notebook.compile(lambda x: x.mul_(2))(x)
+    notebook.captured = [replace(each, stock="aot_eager") for each in notebook.captured]
     version = x._version
     notebook.measure()
-    assert sums == {8.0}
+    assert len(sums) == 3
+    assert {found for _, found in sums} == {8.0}
     assert (x.tolist(), x._version) == ([2.0] * 4, version)
 
 
@@ -505,13 +508,12 @@ def test_stock_is_timed_beside_both(notebook: Notebook) -> None:
     rows = notebook.measure()
     assert kinds(rows) == [*expected, *[(engine, "forward") for engine in three], *expected]
     assert [[ratio.over for ratio in row.ratios] for row in rows[:3]] == [[], ["eager"], ["eager", "upstream"]]
-    assert all("with Dynamo's part of a call" in note for note in notebook.notes)
-    assert len(notebook.notes) == 3
+    assert notebook.notes == []
     # For other inputs, what was compiled for these must not serve.
     notebook.inputs[2] = (torch.randn(3, requires_grad=True),)
     notebook.captured[2].compiled(*notebook.inputs[2])
     assert kinds(notebook.measure()) == kinds(rows)
-    assert len(notebook.notes) == 6
+    assert notebook.notes == []
 
 
 def test_what_stock_cannot_do_is_a_note(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -520,11 +522,154 @@ def test_what_stock_cannot_do_is_a_note(notebook: Notebook, monkeypatch: pytest.
     def stock(*_: Any) -> Any:
         raise ValueError("not this graph")
 
+    note = "frame 0: stock torch.compile was not timed: it raises ValueError: not this graph"
     notebook.compile(lambda x: x.sin())(torch.ones(2))
     notebook.captured = [replace(each, stock="inductor") for each in notebook.captured]
-    monkeypatch.setattr(module, "_stock", lambda graph, backend: stock)
+    for each in (stock, lambda *_: stock):  # when it compiles, and when it runs
+        monkeypatch.setattr(module, "_stock", each)
+        assert kinds(notebook.measure()) == FORWARD
+    assert notebook.notes == [note, note]
+
+
+@pytest.mark.parametrize("stock", ["aot_eager", "inductor"])
+def test_stock_is_called_without_dynamo(notebook: Notebook, monkeypatch: pytest.MonkeyPatch, stock: str) -> None:
+    """What stock's backend would hand to Dynamo is called as it is, and Dynamo compiles nothing."""
+    made: list[Any] = []
+    called: list[Any] = []
+    stock_compiled, spread = internals.stock_compiled, module._spread
+
+    def compile_by_stock(*args: Any) -> Any:
+        made.append(stock_compiled(*args))
+        return made[-1]
+
+    def spy(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+        called.append(function)
+        return spread(function, inputs)
+
+    weight = torch.randn(4, 4, requires_grad=True)
+    notebook.compile(lambda x: (x @ weight).relu())(torch.randn(2, 4))
+    notebook.captured = [replace(each, stock=stock) for each in notebook.captured]
+    monkeypatch.setattr(internals, "stock_compiled", compile_by_stock)
+    monkeypatch.setattr(module, "_spread", spy)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        rows = notebook.measure()
+    assert ("upstream", "total") in kinds(rows)
+    assert notebook.notes == []
+    assert len(made) == 1
+    forms = {id(each): each for each in called}
+    assert len(forms) == 3
+    assert id(made[0]) in forms
+    # What `torch.compile` returns knows what it was made of.
+    assert not any(hasattr(each, "get_compiler_config") for each in forms.values())
+
+
+def test_stock_is_told_which_inputs_stay(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo's marks of parameters and buffers are still there when stock compiles the graph."""
+    marked: list[bool] = []
+    stock_compiled = internals.stock_compiled
+
+    def compile_by_stock(graph: fx.GraphModule, *args: Any) -> Any:
+        compiled = stock_compiled(graph, *args)
+        nodes = graph.graph.find_nodes(op="placeholder")
+        marked.extend(bool(node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")) for node in nodes)
+        return compiled
+
+    model = nn.BatchNorm1d(3)
+    notebook.compile(lambda x: model(x))(torch.randn(2, 3))
+    notebook.captured = [replace(each, stock="aot_eager") for each in notebook.captured]
+    monkeypatch.setattr(internals, "stock_compiled", compile_by_stock)
+    assert ("upstream", "total") in kinds(notebook.measure())
+    assert sorted(marked) == [False, True, True, True, True, True]
+
+
+def test_ours_is_called_as_dynamo_calls_it(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our form is timed by whole calls, with the choice of an entry and the counting; only the counts are others."""
+    calls = []
+    whole = CompiledFunction.__call__
+
+    def spy(self: CompiledFunction, *args: Any) -> Any:
+        calls.append(self)
+        return whole(self, *args)
+
+    notebook.compile(lambda x: x.sin())(torch.ones(2))
+    function = notebook.captured[0].compiled.compiled
+    before = function.calls
+    monkeypatch.setattr(CompiledFunction, "__call__", spy)
     assert kinds(notebook.measure()) == FORWARD
-    assert notebook.notes == ["frame 0: stock torch.compile was not timed: it raises ValueError: not this graph"]
+    assert function.calls == before
+    assert len(set(map(id, calls))) == 1
+    assert (calls[0].calls.eager, calls[0].calls.total) == (0, len(calls))
+    assert function not in calls
+
+
+def test_what_runs_eagerly_by_then_is_not_timed_as_ours(notebook: Notebook) -> None:
+    """Where calls of our form are served by eager, as when aotlab is switched off, no time is called ours."""
+    notebook.compile(lambda x: x.sin())(torch.ones(2))
+    message = "frame 0 was not timed: it ran eagerly when it was called again"
+    with config.patch(enabled=False), pytest.raises(UsageError, match=message):
+        notebook.measure()
+
+
+def test_all_is_as_before_stock_was_timed(notebook: Notebook) -> None:
+    """Settings, random numbers and the captured graph stay, also where the graph leaves grad mode off."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        result = torch.nn.functional.dropout(x * weight)
+        torch.set_grad_enabled(False)
+        return result
+
+    weight = torch.randn(4, requires_grad=True)
+    notebook.compile(function)(torch.randn(4))
+    torch.set_grad_enabled(True)
+    notebook.captured = [replace(each, stock="inductor") for each in notebook.captured]
+    graph = notebook.captured[0].graph
+
+    def state() -> dict[str, Any]:
+        return {
+            "grad mode": torch.is_grad_enabled(),
+            "random": torch.get_rng_state().tolist(),
+            "settings": internals.global_state(),
+            "inductor": inductor_config.save_config(),
+            "dynamo": dynamo_config.save_config(),
+            "functorch": functorch_config.save_config(),
+            "graph": graph.code,
+            "nodes": [(node.name, sorted(node.meta)) for node in graph.graph.nodes],
+            "meta": sorted(graph.meta),
+            "marks": sorted(vars(weight)),
+        }
+
+    before = state()
+    assert kinds(notebook.measure())[-1] == ("aotlab", "total")
+    assert notebook.notes == []
+    assert state() == before
+
+
+def test_an_interrupt_while_stock_compiles(notebook: Notebook) -> None:
+    """It comes through, and modes and random numbers are as before; the next measurement is whole."""
+    calls = 0
+
+    def interrupted(x: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise KeyboardInterrupt
+        return x.sin() + torch.rand(2)
+
+    graph = fx.Graph()
+    graph.output((graph.call_function(interrupted, (graph.placeholder("x"),)),))
+    held = fx.GraphModule(nn.Module(), graph)
+    one = Captured(frame="f", graph=held, compiled=held, inputs=lambda: (torch.ones(2),), stock="aot_eager")
+    before = torch.get_rng_state()
+    with torch.no_grad():
+        with pytest.raises(KeyboardInterrupt):
+            measure([one], notebook.progress.append, SECONDS)
+        assert not torch.is_grad_enabled()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert internals.TracingContext.try_get() is None
+    assert calls == 2
+    assert kinds(measure([one], notebook.progress.append, SECONDS)) == [
+        (engine, "forward") for engine in ("eager", "upstream", "aotlab")
+    ]
 
 
 def test_inputs_that_are_not_written_are_copied_once(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
