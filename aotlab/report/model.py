@@ -428,6 +428,9 @@ class Span:
         None where they are symbolic.
     mutated
         Whether the function writes it.
+    writes, may_write
+        How many of its bytes are written, None where that is not known; and how many more may be, as the values of an
+        index or a mask say.
     """
 
     name: str
@@ -435,6 +438,30 @@ class Span:
     start: int | None
     stop: int | None
     mutated: bool = False
+    writes: int | None = None
+    may_write: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """Bytes of a storage that the function writes: a run of bytes, repeated in steps.
+
+    Attributes
+    ----------
+    start, length
+        The first byte of the first run, and how many bytes each has.
+    counts, steps
+        How often it is repeated, and with how many bytes from one to the next, dimension by dimension, the outermost
+        first.
+    certain
+        False if only some of them are written: values say which, or it is not known.
+    """
+
+    start: int
+    length: int
+    counts: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()
+    certain: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -454,6 +481,8 @@ class Storage:
         Where it is.
     spans
         The tensors in it.
+    written
+        What of it the function writes; None if nothing is known of it.
     """
 
     number: int
@@ -461,6 +490,7 @@ class Storage:
     nbytes: Size | None
     device: str
     spans: tuple[Span, ...] = ()
+    written: tuple[Written, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
