@@ -100,6 +100,18 @@ test('the status and the numbers open their tabs, and tabs of nothing are dimmed
   assert.deepEqual(all('[role=tab].al-empty').map(each => each.textContent), ['Graph breaks', 'Timing']);
 });
 
+test('a report can be opened in a tab only where somebody can do so', () => {
+  show(sample());
+  assert.equal(all('[data-action=open]').length, 0);
+  view.dispose();
+  let opened = 0;
+  view = mount(host, source, () => {
+    opened += 1;
+  });
+  one('[data-action=open]').click();
+  assert.equal(opened, 1);
+});
+
 test('there is one tab and one panel per part, and one panel is shown', () => {
   show(sample());
   assert.deepEqual(all('[role=tab]').map(each => each.dataset['tab']), NAMES);
