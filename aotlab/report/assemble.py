@@ -8,7 +8,7 @@ alias, both with the memory that they live in.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -23,6 +23,7 @@ from aotlab.report.model import (
     Kernel,
     Node,
     Output,
+    Placeholder,
     Saved,
     Span,
     Stage,
@@ -73,12 +74,15 @@ class TraceFacts:
     random_ops: tuple[str, ...]
     autograd: tuple[AutogradNode, ...] = ()
     bases: tuple[tuple[int, ...], ...] = ()
+    placeholders: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
     """What `assemble` makes of the snapshots of one entry."""
 
+    placeholders: tuple[Placeholder, ...] = ()
     inputs: tuple[Input, ...] = ()
     outputs: tuple[Output, ...] = ()
     storages: tuple[Storage, ...] = ()
@@ -134,18 +138,17 @@ def assemble(snapshots: Iterable[Snapshot]) -> Joined:
     capture: CaptureRecord | None = None
     dedupe: DedupeRecord | None = None
     overlaps: SyntheticBasesRecord | None = None
-    metadata: ViewAndMutationMeta | None = None
-    bases: tuple[tuple[int, ...], ...] = ()
+    trace: TraceFacts | None = None
     for each in snapshots:
         capture = each.capture or capture
         dedupe = each.dedupe or dedupe
         overlaps = each.overlaps or overlaps
-        metadata = each.trace.metadata if each.trace is not None else metadata
-        bases = each.trace.bases if each.trace is not None else bases
+        trace = each.trace or trace
     if capture is None:
         return Joined()
-    inputs = _inputs(capture, dedupe, overlaps, metadata, bases)
-    if metadata is None:
+    metadata = None if trace is None else trace.metadata
+    inputs = _inputs(capture, dedupe, overlaps, metadata, () if trace is None else trace.bases)
+    if trace is None or metadata is None:
         return Joined(inputs=inputs, storages=_storages(inputs, (), capture, {}))
     # Positions in the metadata count the tensors that dedupe kept.
     tensors = [i for i, argument in enumerate(capture.arguments) if argument.spec is not None]
@@ -153,7 +156,12 @@ def assemble(snapshots: Iterable[Snapshot]) -> Joined:
     outputs, owners = _outputs(
         metadata, kept, first=1 + max((i.storage for i in inputs if i.storage is not None), default=-1)
     )
-    return Joined(inputs=inputs, outputs=outputs, storages=_storages(inputs, outputs, capture, owners))
+    return Joined(
+        placeholders=tuple(_placeholders(inputs, tensors, dedupe, trace)),
+        inputs=inputs,
+        outputs=outputs,
+        storages=_storages(inputs, outputs, capture, owners),
+    )
 
 
 def tensor_info(spec: TensorSpec) -> TensorInfo:
@@ -272,6 +280,8 @@ def _trace(stage: Stage, record: TraceRecord) -> Snapshot:
                 [AutogradNode(number=n.number, makes=n.makes, goes_to=n.goes_to) for n in record.autograd_nodes]
             ),
             bases=record.bases,
+            placeholders=record.inputs,
+            results=record.outputs,
         ),
     )
 
@@ -316,7 +326,15 @@ def _compile(stage: Stage, graphs: Sequence[CompiledGraphRecord]) -> Snapshot:
             title = f"{graph.backend}'s output code for {graph.name}"
             codes.append(Code(title=title, language="python", text=graph.wrapper))
     kernels = [
-        Kernel(name=kernel.name, language=kernel.language, graph_name=graph.name, kind=graph.kind, source=kernel.source)
+        Kernel(
+            name=kernel.name,
+            language=kernel.language,
+            graph_name=graph.name,
+            kind=graph.kind,
+            source=kernel.source,
+            # what has to keep its order stands in a graph of its own, under such a name
+            nodes=tuple(dict.fromkeys(name.removeprefix("subgraph_") for name in kernel.nodes)),
+        )
         for graph in graphs
         for kernel in graph.kernels
     ]
@@ -369,6 +387,30 @@ def _nodes(stage: str, part: str, records: Sequence[NodeRecord]) -> tuple[Node, 
             )
         )
     return tuple(found)
+
+
+def _placeholders(
+    inputs: Sequence[Input], tensors: Sequence[int], dedupe: DedupeRecord | None, trace: TraceFacts
+) -> Iterator[Placeholder]:
+    """Name what the graphs take: arguments, for those that share written memory their base, gradients of results."""
+    kept = tuple(dedupe.kept) if dedupe is not None else tuple(tensors)
+    positions = tuple(dedupe.placeholders) if dedupe is not None else kept
+    base_of = {kept[k]: members for members in trace.bases for k in members}
+    seen: set[tuple[int, ...]] = set()
+    names = []
+    for position in positions:
+        members = base_of.get(position)
+        if members is None:
+            names.append(inputs[position].name)
+        elif members not in seen:
+            seen.add(members)
+            names.append(f"base_of_{inputs[kept[min(members)]].name}")
+    if len(names) == len(trace.placeholders):  # another tracer may take something else
+        yield from (Placeholder(name=n, user_name=name) for n, name in zip(trace.placeholders, names, strict=True))
+    roots = {name for node in trace.autograd for name in node.makes}
+    for number, result in enumerate([each for each in trace.results if each in roots], 1):
+        name = result.removeprefix("mutated input ").replace("intermediate base ", "base_")
+        yield Placeholder(name=f"tangents_{number}", user_name=f"grad_of_{name}")
 
 
 def _inputs(

@@ -32,7 +32,7 @@ def call(args):
 
 def test_kernels_in_output_code():
     """Kernels that Inductor wrote, by language, and library calls."""
-    kernels = kernels_in(OUTPUT_CODE)
+    kernels = kernels_in(OUTPUT_CODE, {})
     assert [(k.name, k.language) for k in kernels] == [
         ("cpp_fused_sin_0", "c++"),
         ("triton_poi_fused_1", "triton"),
