@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import linecache
 import platform
 import sys
 import threading
@@ -346,9 +347,10 @@ class Recording(Views):
 
 def graph_break(frame: str, reason: str, at_ns: int) -> GraphBreakRow:
     """Describe a graph break, which Dynamo explains in ``reason``."""
-    return GraphBreakRow(
-        frame=frame, where=place_in(frame), words=why_dynamo_stopped(reason), reason=reason, at_ns=at_ns
-    )
+    file, _, number = frame.rpartition(":")
+    code = linecache.getline(file, int(number)).strip() if number.isdecimal() else ""
+    words = why_dynamo_stopped(reason)
+    return GraphBreakRow(frame=frame, where=place_in(frame), code=code, words=words, reason=reason, at_ns=at_ns)
 
 
 @contextmanager

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, fields
 from typing import get_args
 
 from aotlab.report.model import Counts, Fact, Frame, FrameCounts, Graph, Input, Report, Summary
 from aotlab.report.text import amount, data_size, known_size, listed
-from aotlab.report.verdict import State, verdict
+from aotlab.report.verdict import State, eager_lines, served, speed, verdict
 
 #: So many names, and so many sentences, stand in one fact.
 _MOST_NAMES, _MOST_SENTENCES = 8, 4
@@ -52,14 +53,30 @@ def summary(report: Report) -> Summary:
     if report.summary is not None and report.summary.state in get_args(State):
         return report.summary
     found = verdict(report)
+    graphs = [graph for frame in report.frames for graph in frame.graphs]
     return Summary(
         sentence=found.sentence,
         state=found.state,
+        status=found.status,
         facts=tuple(_facts(report)),
         frames=len(report.frames),
         compared=len(report.verification_rows),
         different=sum(not row.equal for row in report.verification_rows),
+        graphs=sum(map(served, graphs)),
+        recompiles=sum(bool(graph.misses) for graph in graphs),
+        refused=sum(count_frame(frame).refusals for frame in report.frames),
+        mutated=len(dict(_changed(report, graphs))),
+        breaks=len(report.graph_break_rows),
+        eager_lines=0 if report.cell is None else eager_lines(report.cell),
+        speed=speed(report),
+        counts=_added(map(count, graphs)),
     )
+
+
+def _added(counts: Iterable[Counts]) -> Counts:
+    """Add up the counts of graphs."""
+    found = [astuple(each) for each in counts]
+    return Counts(**{field.name: sum(each[i] for each in found) for i, field in enumerate(fields(Counts))})
 
 
 def _facts(report: Report) -> Iterator[Fact]:

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 
@@ -55,13 +56,13 @@ _PHASES = ("forward", "backward", "total")
 def page(report: Report) -> str:
     """Write ``report`` as an HTML document that needs nothing else.
 
-    It is drawn as in JupyterLab, by the same script, from the report's JSON in the page. Where scripts are off, and where
-    the package was installed without the script, the summary stands there instead.
+    It is drawn as in JupyterLab, by the same script, from the report's JSON in the page. Where scripts are off, and
+    where the package was installed without the script, the summary stands there instead.
     """
     title = f"{report.name} – aotlab report" if report.name else "aotlab report"
     script, style = _built("page.js"), _built("page.css")
     if script and style:
-        data = json.dumps(report.to_dict(sparse=True), separators=(",", ":"))
+        data = json.dumps(replace(report, summary=summary(report)).to_dict(sparse=True), separators=(",", ":"))
         body = join(
             element("div", id="aotlab-page"),
             element("noscript", fragment(report, short=True)),

@@ -902,6 +902,8 @@ class GraphBreakRow:
         Where, as Dynamo says it; empty if it captured nothing there.
     where
         The same as a reader knows it: a notebook's cell by its number.
+    code
+        The line itself.
     words
         Why, in a clause.
     reason
@@ -912,6 +914,7 @@ class GraphBreakRow:
 
     frame: str
     where: str = ""
+    code: str = ""
     words: str = ""
     reason: str
     at_ns: int = 0
@@ -1058,6 +1061,18 @@ class Summary:
         How many functions were compiled or called.
     compared, different
         How many observables were compared with eager, and how many of them differ.
+    status
+        The line in a few words: ``"equal to eager"``.
+    graphs, recompiles, refused
+        How many graphs served, how many were made because no earlier one did, and how many were refused.
+    mutated
+        How many tensors changed, in the graphs and outside of them.
+    breaks, eager_lines
+        How many graph breaks there were, and how many lines of the cell ran eagerly.
+    speed
+        How the slowest graph compares with eager, ``"3.8× faster"``; empty if nothing was timed.
+    counts
+        The counts of all graphs, added up.
     """
 
     sentence: str
@@ -1066,6 +1081,15 @@ class Summary:
     frames: int = 0
     compared: int = 0
     different: int = 0
+    status: str = ""
+    graphs: int = 0
+    recompiles: int = 0
+    refused: int = 0
+    mutated: int = 0
+    breaks: int = 0
+    eager_lines: int = 0
+    speed: str = ""
+    counts: Counts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

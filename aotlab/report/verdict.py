@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, cast, get_args
 from aotlab.report.text import amount, duration, first_line, lines_of, listed, place_in
 
 if TYPE_CHECKING:
-    from aotlab.report.model import Cell, CellPart, Frame, Graph, Refusal, Report
+    from aotlab.report.model import Cell, CellPart, Frame, Graph, Refusal, Report, TimingRow
 
 State = Literal["verified", "unverified", "different", "partly", "nothing"]
 
@@ -17,6 +17,13 @@ State = Literal["verified", "unverified", "different", "partly", "nothing"]
 DIFFERS = "its compiled form differs from eager"
 #: How the reason ends for lines in which there is nothing to compile.
 NO_TENSORS = "no computation with tensors"
+#: What the verification showed, in a few words.
+_STATUS = {
+    "verified": "equal to eager",
+    "unverified": "not compared with eager",
+    "different": "NOT equal to eager",
+    "partly": "not all of it compared with eager",
+}
 #: How many characters of one reason the sentence holds; the page has all of it.
 _LONGEST_REASON = 160
 #: A line as errors name it: the file, the number, and perhaps the code.
@@ -35,24 +42,30 @@ class Verdict:
         ``"verified"``, ``"unverified"``, ``"different"`` (an engine's results are not eager's, or those of a graph
         that therefore was not used), ``"partly"`` (something was refused, or lines of a cell ran eagerly, beside what
         was compiled) or ``"nothing"`` (nothing was compiled).
+    status
+        The line in a few words.
     """
 
     sentence: str
     state: State
+    status: str = ""
 
 
 def verdict(report: Report) -> Verdict:
     """Say in one line what ``report`` tells; of a report that was cut, what the whole one told."""
     if report.summary is not None and report.summary.state in get_args(State):
-        return Verdict(sentence=report.summary.sentence, state=cast("State", report.summary.state))
+        told = report.summary
+        return Verdict(sentence=told.sentence, state=cast("State", told.state), status=told.status)
     differing = [each for each in _refusals(report) if each[1].message.startswith(DIFFERS)]
     graphs = [graph for frame in report.frames for graph in frame.graphs if served(graph)]
     if not graphs:
         return Verdict(
             sentence=_one_line(f"Nothing was compiled: {_why_nothing(report, differing)}"),
             state="different" if differing else "nothing",
+            status=f"{_STATUS['different']}, not used" if differing else "nothing was compiled",
         )
     state, ending = _verified(report)
+    status = _STATUS["different" if differing else state]
     sentences = [f"{_compiled(report, graphs)}; {ending}.", *_timed(report)]
     if differing:
         state = "different"
@@ -60,13 +73,10 @@ def verdict(report: Report) -> Verdict:
     told = {refusal.message for _, refusal in differing}
     eager = [] if report.cell is None else [part for part in _eager(report.cell) if part.reason not in told]
     if eager:
-        state = state if state == "different" else "partly"
         sentences.append(_sentence(_ran_eagerly(eager)))
         told.update(part.reason for part in eager)
     breaks = [] if report.cell is None else breaks_of(report)
     parts = [] if report.cell is None else _incomplete(report.cell, told)
-    if breaks or parts:
-        state = state if state == "different" else "partly"
     if breaks:
         where = "at" if len(breaks) == 1 else "first at"
         first = f"{breaks[0].place} ({_gist(breaks[0].reason)})"
@@ -77,14 +87,15 @@ def verdict(report: Report) -> Verdict:
         told.update(part.reason for part in parts)
     refused = [(frame, refusal) for frame, refusal in _refusals(report) if refusal.message not in told]
     if refused:
-        state = state if state == "different" else "partly"
         frame, refusal = refused[0]
         sentences.append(
             f"{amount(len(refused), 'compilation')} refused, first {_short(frame.function)} ({refusal.reason})."
         )
     if report.cell is not None and report.cell.error is not None:
         sentences.append(_sentence(f"the cell ended with {_gist(report.cell.error)}"))
-    return Verdict(sentence=_one_line(" ".join(sentences)), state=state)
+    if state != "different" and (eager or breaks or parts or refused):
+        state, status = "partly", f"compiled in part, {status}"
+    return Verdict(sentence=_one_line(" ".join(sentences)), state=state, status=status)
 
 
 def served(graph: Graph) -> bool:
@@ -147,15 +158,12 @@ def _verified(report: Report) -> tuple[State, str]:
 
 def _timed(report: Report) -> list[str]:
     """Say how many times as long as eager and stock ``torch.compile`` the slowest graph takes; nothing if untimed."""
-    rows = {(row.frame, row.graph, row.phase): row for row in report.timing_rows if row.engine == "aotlab"}
-    whole = [row for row in rows.values() if row.phase == "total"]
-    whole = [row for row in whole or rows.values() if row.ratios]
-    if not whole:
+    slowest, whole = _slowest(report)
+    if slowest is None:
         return []
-    slowest = max(whole, key=lambda row: row.median_ns)
     what = "a whole step" if slowest.phase == "total" else f"a {slowest.phase}"
-    if len(whole) > 1:
-        what += f" of {_short(slowest.frame or 'it')}, the slowest of {amount(len(whole), 'graph')}"
+    if whole > 1:
+        what += f" of {_short(slowest.frame or 'it')}, the slowest of {amount(whole, 'graph')}"
     # What holds for both ratios is said once, before both.
     common = slowest.noise if len({ratio.noise for ratio in slowest.ratios}) == 1 else ""
     clauses = []
@@ -167,6 +175,29 @@ def _timed(report: Report) -> list[str]:
         clauses.append(f"{doubt}{ratio.median:.2f}× {whose} ({ratio.p10:.2f}–{ratio.p90:.2f})")
     told = f"time of {what}, with the range of eight rounds in ten: {'; '.join(clauses)}"
     return [_sentence(f"noise, since {common}: {told}" if common else told)]
+
+
+def speed(report: Report) -> str:
+    """Say in a word how the slowest graph compares with eager; what may be noise says so first."""
+    slowest, _ = _slowest(report)
+    for ratio in () if slowest is None else slowest.ratios:
+        if ratio.over == "eager" and ratio.median > 0:
+            factor, how = (1 / ratio.median, "faster") if ratio.median < 1 else (ratio.median, "slower")
+            return f"{'noise: ' if ratio.noise else ''}{factor:.{1 if factor >= 1.995 else 2}f}× {how}"
+    return ""
+
+
+def _slowest(report: Report) -> tuple[TimingRow | None, int]:
+    """Return the timing of the slowest graph that was set beside others, and how many such graphs there are."""
+    rows = {(row.frame, row.graph, row.phase): row for row in report.timing_rows if row.engine == "aotlab"}
+    whole = [row for row in rows.values() if row.phase == "total"]
+    whole = [row for row in whole or rows.values() if row.ratios]
+    return max(whole, key=lambda row: row.median_ns, default=None), len(whole)
+
+
+def eager_lines(cell: Cell) -> int:
+    """Count the lines of a cell that the compiler was given for nothing."""
+    return sum(_length(part) for part in _eager(cell))
 
 
 # What was not

@@ -5,7 +5,7 @@ import { test } from 'node:test';
 import { runs, union } from '../src/model/layout';
 import { readReport, RECORDS } from '../src/model/report';
 import type { Report } from '../src/model/report';
-import { verdict } from '../src/model/verdict';
+import { chips, headOf } from '../src/model/verdict';
 import { amount, dataSize, duration, grouped, listed, place, short } from '../src/model/words';
 import { sample } from './sample';
 
@@ -97,7 +97,9 @@ test('a strided tensor has gaps, a contiguous or expanded one has none', () => {
     nbytes: 4 * shape.reduce((product, length) => product * length, 1),
     requires_grad: false,
     is_leaf: true,
-    type_name: ''
+    type_name: '',
+    layout: 'strided',
+    offset: 0
   });
   assert.deepEqual(runs(tensor([2, 3], [3, 1]), 0), [{ start: 0, stop: 24 }]);
   assert.deepEqual(runs(tensor([3, 2], [1, 3]), 8), [{ start: 8, stop: 32 }]);
@@ -114,6 +116,12 @@ test('a strided tensor has gaps, a contiguous or expanded one has none', () => {
   ]);
 });
 
+/** The head in what tests compare. */
+function verdict(report: Report): { sentence: string; state: string } {
+  const { sentence, state } = headOf(report);
+  return { sentence, state };
+}
+
 test('the verdict is Python’s where the report has it, and else counts', () => {
   const whole = read(sample());
   assert.deepEqual(verdict(whole), {
@@ -125,6 +133,22 @@ test('the verdict is Python’s where the report has it, and else counts', () =>
   const strange = read({ ...sample(), summary: { sentence: 'Trust me.', state: 'perfect' } });
   assert.equal(verdict(strange).state, 'different');
   assert.deepEqual(verdict(read({ version: 1, environment: {} })), { sentence: 'Nothing was compiled.', state: 'nothing' });
+});
+
+test('the chips are Python’s numbers where the report has them, and only those that are not zero', () => {
+  const counts = { inputs: 12, aliased: 1, saved: 370, saved_bytes: 6.6 * 2 ** 20 };
+  const numbers = { status: 'equal to eager', graphs: 2, mutated: 3, breaks: 1, recompiles: 5, speed: 'noise: 3.8× faster', counts };
+  const head = headOf(read({ ...sample(), summary: { sentence: 'fine', state: 'verified', ...numbers } }));
+  assert.equal(head.status, 'equal to eager');
+  assert.deepEqual(
+    chips(head).map(({ tab, text }) => `${tab}: ${text}`),
+    ['stages: 2 graphs', 'inputs: 3 mutated', 'outputs: 1 alias', 'saved: 370 saved 6.60 MiB', 'breaks: 1 break']
+      .concat(['calls: 5 recompiles', 'timing: noise: 3.8× faster'])
+  );
+  assert.deepEqual(
+    chips(headOf(read(sample(2)))).map(chip => chip.text),
+    ['2 graphs', '2 mutated', '2 aliases', '2 saved 64 B', '1 break', '1 refused', '1 recompile']
+  );
 });
 
 test('the verdict that counts is good only where nothing is missing', () => {

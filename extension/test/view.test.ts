@@ -78,6 +78,24 @@ test('the verdict comes first, and the root says whose report it is and how it w
   assert.match(text('.al-environment'), /torch 2\.13\.0.*cpu \(a processor\)/);
 });
 
+test('the status and the numbers open their tabs, and tabs of nothing are dimmed', () => {
+  show(sample());
+  assert.match(text('.al-sentence'), /^1 graph compiled; NOT equal to eager/);
+  assert.deepEqual(all('.al-chip').map(each => each.dataset['chip']), [
+    'verification', 'stages', 'inputs', 'outputs', 'saved', 'breaks', 'calls'
+  ]);
+  for (const chip of all('.al-chip')) {
+    chip.click();
+    assert.equal(one('[role=tabpanel]:not([hidden])').dataset['panel'], chip.dataset['chip']);
+    assert.equal(document.activeElement, one(`[data-tab=${chip.dataset['chip']}]`));
+  }
+  assert.equal(text('[data-tab=inputs]'), 'Inputs 3');
+  assert.deepEqual(all('[role=tab].al-empty'), []);
+  view.dispose();
+  show({ ...sample(), graph_break_rows: [], timing_rows: [] });
+  assert.deepEqual(all('[role=tab].al-empty').map(each => each.textContent), ['Graph breaks', 'Timing']);
+});
+
 test('there is one tab and one panel per part, and one panel is shown', () => {
   show(sample());
   assert.deepEqual(all('[role=tab]').map(each => each.dataset['tab']), NAMES);
@@ -110,26 +128,50 @@ test('the inputs’ table says exactly what was mutated, also outside of the gra
   const cell = (row: string, column: string, table = 'inputs'): string =>
     text(`table[data-table=${table}] tr[data-name="${row}"] td[data-column=${column}]`);
   assert.deepEqual(
-    ['name', 'kind', 'shape', 'dtype', 'mutates_data', 'mutates_metadata', 'mutation_type', 'mutation_under_no_grad'].map(
-      column => cell('x', column)
-    ),
-    ['x', 'input', '[2, 3]', 'float32', 'yes', 'no', 'mutated out of graph', 'yes']
+    ['name', 'kind', 'tensor', 'nbytes', 'storage', 'autograd'].map(column => cell('x', column)),
+    ['x', 'input', 'float32[2, 3]', '24 B', '#0', '']
   );
-  assert.equal(cell('weight', 'mutates_data'), 'no');
-  assert.equal(cell('weight', 'requires_grad'), 'yes');
-  assert.equal(cell('scale', 'value'), '2.5');
-  assert.equal(cell('scale', 'mutates_data'), '');
-  assert.equal(cell('weight.grad', 'mutates_data', 'outside'), 'yes');
-  assert.equal(cell('weight.grad', 'mutates_storage', 'outside'), 'not known');
+  const marks = (row: string, table = 'inputs'): (string | null)[] =>
+    all(`table[data-table=${table}] tr[data-name="${row}"] .al-marks > *`).map(each => each.textContent);
+  assert.deepEqual(marks('x'), ['data mutated', 'under no_grad', 'out of graph']);
+  assert.equal(cell('weight', 'happened'), '–');
+  assert.equal(cell('weight', 'autograd'), 'requires grad');
+  assert.equal(cell('scale', 'tensor'), '2.5');
+  assert.equal(cell('scale', 'happened'), '');
+  assert.deepEqual(marks('weight.grad', 'outside'), ['data mutated']);
+});
+
+test('the inputs of a module that nothing happened to stand in one row, which opens', () => {
+  const report = sample();
+  const [frame] = report['frames'] as Json[];
+  const [graph] = (frame?.['graphs'] ?? []) as Json[];
+  const [x, weight] = (graph?.['inputs'] ?? []) as Json[];
+  assert.ok(graph !== undefined);
+  const layers = Array.from({ length: 5 }, (_, index) => ({ ...weight, name: `model.${index}.weight` }));
+  // One alias a row, and what was written by itself.
+  const others = [{ ...weight, name: 'model.tied', duplicate_of: 'model.0.weight' }, { ...x, name: 'model.steps' }];
+  graph['inputs'] = [x, ...layers, ...others];
+  show(report);
+  tab('inputs');
+  const names = (): (string | null)[] => all('table[data-table=inputs] td[data-column=name]').map(each => each.textContent);
+  assert.deepEqual(names(), ['x', '5 parameters of model', 'model.tied', 'model.steps']);
+  assert.equal(text('tr[data-group] td[data-column=nbytes]'), '240 B');
+  one('button[data-group]').focus();
+  one('button[data-group]').click();
+  assert.equal(names().length, 9);
+  assert.equal(document.activeElement, one('button[data-group][aria-expanded=true]'));
+  one('button[data-group]').click();
+  assert.equal(names().length, 4);
 });
 
 test('the outputs’ table says what shares memory with what', () => {
   show(sample());
   tab('outputs');
-  const cells = ['output_type', 'base', 'views', 'relation', 'storage', 'requires_grad'].map(column =>
-    text(`table[data-table=outputs] tr[data-name="out[1]"] td[data-column=${column}]`)
-  );
-  assert.deepEqual(cells, ['alias of input', 'x', 'x.select(1, 0)', 'view of input x: x.select(1, 0)', '#0', 'no']);
+  const row = 'table[data-table=outputs] tr[data-name="out[1]"]';
+  const cells = ['tensor', 'storage', 'autograd', 'relation'].map(column => text(`${row} td[data-column=${column}]`));
+  assert.deepEqual(cells, ['float32[2]stride [3]', '#0', '', 'view of input x: x.select(1, 0) alias of input']);
+  assert.equal(text(`${row} code`), 'x.select(1, 0)');
+  assert.equal(text(`${row} .al-mark`), 'alias of input');
 });
 
 test('the storage map draws the bytes that tensors have, hatches what is written, and says it in words', () => {
@@ -179,7 +221,7 @@ test('stages, saved tensors, kernels and graph breaks have tabs of their own', (
   tab('kernels');
   assert.equal(all('details[data-kernel=kernel_0]').length, 1);
   tab('breaks');
-  assert.equal(text('table[data-table=graph_breaks] td[data-column=reason]'), 'print() is called');
+  assert.match(text('table[data-table=graph_breaks] td[data-column=reason]'), /^print\(\) is called/);
 });
 
 test('recompiles have reasons, refusals outcomes, and calls are counted', () => {
@@ -221,14 +263,19 @@ test('differences come before everything that was compared', () => {
 test('the reader chooses one of several graphs', () => {
   show(sample(3));
   tab('inputs');
-  assert.equal(all('table[data-table=inputs]').length, 3);
+  const graphs = (): string[] => [
+    ...new Set(all('table[data-table=inputs] tr[data-graph]').map(each => each.dataset['graph'] ?? ''))
+  ];
+  assert.deepEqual(graphs(), ['0', '1', '2']);
+  assert.equal(all('table[data-table=inputs]').length, 1);
+  assert.deepEqual(all('tr[data-name=x] td[data-column=graph]').map(each => each.textContent), ['step · 0', 'step · 1', 'step · 2']);
   const select = one('select') as HTMLSelectElement;
   select.value = 'step/1';
   select.dispatchEvent(new dom.window.Event('change'));
-  assert.deepEqual(all('table[data-table=inputs]').map(each => each.dataset['graph']), ['1']);
+  assert.deepEqual(graphs(), ['1']);
   // The choice outlives a change of the report.
   source.update({ reading: readReport(sample(4)) });
-  assert.deepEqual(all('table[data-table=inputs]').map(each => each.dataset['graph']), ['1']);
+  assert.deepEqual(graphs(), ['1']);
 });
 
 test('a long table is cut until the reader asks for all of it', () => {
@@ -298,13 +345,13 @@ test('the figure is an image, so that nothing in it can run', () => {
 test('a report that cannot be read is one line, and the next report is drawn', () => {
   const root = show({ version: 99, environment: {} });
   assert.equal(root.dataset['state'], 'unreadable');
-  assert.match(root.textContent ?? '', /^!This report has version 99/);
+  assert.match(root.textContent ?? '', /^! This report has version 99/);
   source.update({ reading: readReport(sample()) });
   assert.equal(all('[role=tab]').length, NAMES.length);
 });
 
-test('damage and notes are said above the tabs', () => {
-  show({ ...sample(), notes: ['cut to fit'], graph_break_rows: 'none' });
+test('damage and notes are said in the overview', () => {
+  show({ ...sample(), notes: ['cut `to` fit'], graph_break_rows: 'none' });
   assert.deepEqual(
     all('.al-note').map(each => each.textContent),
     ['cut to fit', 'This report is damaged; what could not be read is left out. First: $.graph_break_rows should be a list.']
@@ -361,7 +408,7 @@ test('what was refused is said to be refused, not to have mutated nothing', () =
   show({ ...report, cell: null });
   assert.deepEqual(all('[data-fact]').map(each => each.textContent), []);
   tab('inputs');
-  assert.equal(text('tr[data-name=x] td[data-column=mutates_data]'), 'not known');
+  assert.equal(text('tr[data-name=x] td[data-column=happened]'), 'not traced');
 });
 
 test('a cut report counts what the whole one held, and says what is missing', () => {

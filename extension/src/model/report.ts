@@ -25,8 +25,10 @@ const line = record('UserLine', { file: text(), line: number(), function: text()
 const tensor = record('TensorInfo', {
   dtype: text(),
   device: text(),
+  layout: text('strided'),
   shape: list(size),
   stride: list(size),
+  offset: size,
   byte_offset: size,
   nbytes: size,
   requires_grad: flag(),
@@ -55,7 +57,9 @@ const input = record('Input', {
   mutation_hidden_from_autograd: maybe(flag()),
   mutation_under_no_grad: maybe(flag()),
   mutation_type: maybe(text()),
-  requires_grad_after: maybe(flag())
+  requires_grad_after: maybe(flag()),
+  steps: list(text()),
+  synthetic_base: maybe(number())
 });
 const output = record('Output', {
   name: text(),
@@ -199,7 +203,7 @@ const environment = record('Environment', {
   devices: list(device),
   config: list(setting)
 });
-const graphBreak = record('GraphBreakRow', { frame: text(), where: text(), words: text(), reason: text(), at_ns: number() });
+const graphBreak = record('GraphBreakRow', { frame: text(), where: text(), code: text(), words: text(), reason: text(), at_ns: number() });
 const time = record('TimeRow', { kind: text(), duration_ns: number(), count: number(1) });
 const ratio = record('Ratio', { over: text(), median: number(), p10: number(), p90: number(), noise: text() });
 const timing = record('TimingRow', {
@@ -235,7 +239,16 @@ const summary = record('Summary', {
   facts: list(fact),
   frames: number(),
   compared: number(),
-  different: number()
+  different: number(),
+  status: text(),
+  graphs: number(),
+  recompiles: number(),
+  refused: number(),
+  mutated: number(),
+  breaks: number(),
+  eager_lines: number(),
+  speed: text(),
+  counts: maybe(counts)
 });
 const report = record('Report', {
   name: text(),
@@ -272,11 +285,16 @@ export type FrameCounts = Read<typeof frameCounts>;
 export type Frame = Read<typeof frame>;
 export type CellPart = Read<typeof part>;
 export type Cell = Read<typeof cell>;
+export type GraphBreakRow = Read<typeof graphBreak>;
+export type Summary = Read<typeof summary>;
 export type Environment = Read<typeof environment>;
 export type TimeRow = Read<typeof time>;
 export type TimingRow = Read<typeof timing>;
 export type VerificationRow = Read<typeof verification>;
 export type Report = Read<typeof report>;
+
+/** The counts of nothing. */
+export const NO_COUNTS: Counts = counts({}, '$', { note: () => undefined });
 
 /** Every record and its fields, for the test that compares them with the schema. */
 export const RECORDS: readonly RecordReader<unknown>[] = [

@@ -1,6 +1,7 @@
 /** What every panel is given: the report, which of its graphs are looked at, and what the reader opened. */
 
 import type { Frame, Graph, Report } from '../model/report';
+import type { Head } from '../model/verdict';
 import { short } from '../model/words';
 import type { Source } from '../source';
 import { h } from './dom';
@@ -19,12 +20,16 @@ export interface Entry {
 export interface Context {
   readonly source: Source;
   readonly report: Report;
+  /** The report in words and numbers. */
+  readonly head: Head;
   /** All graphs of the report. */
   readonly entries: readonly Entry[];
   /** Those that the reader chose. */
   readonly chosen: readonly Entry[];
   /** The keys of the folds that the reader opened (true) or closed (false). */
   readonly folds: Map<string, boolean>;
+  /** Draw the panel anew, after a change of what is open. */
+  readonly redraw: () => void;
 }
 
 /** List the graphs of a report. */

@@ -1,7 +1,8 @@
 /** What panels say of the graph that a row or a table belongs to. */
 
-import { countsOf } from '../model/counts';
+import { countsOf, frameCountsOf } from '../model/counts';
 import type { Counts, Graph } from '../model/report';
+import { short } from '../model/words';
 import type { Context, Entry } from './context';
 import { h } from './dom';
 import type { Column } from './table';
@@ -21,7 +22,8 @@ export function graphHeading(context: Context, entry: Entry, remark: string): HT
 
 /** A row of a graph's table, with the graph: the rows of all graphs stand in one table. */
 export interface OfGraph<T> {
-  readonly entry: Entry;
+  /** Null for what happened outside of every graph. */
+  readonly entry: Entry | null;
   readonly row: T;
 }
 
@@ -35,14 +37,24 @@ export function total(context: Context, count: (counts: Counts) => number): numb
   return context.chosen.reduce((sum, entry) => sum + count(countsOf(entry.graph)), 0);
 }
 
+/** How many graphs a table is about, where that is worth a word: the same tensor may be in several. */
+export function ofGraphs({ chosen }: Context): string {
+  return chosen.length > 1 ? ` of ${chosen.length} graphs` : '';
+}
+
+/** The graph in a few letters: its number is said where its function has several. */
+function graphName({ frame, graph }: Entry): string {
+  return `${short(frame.name)}${frameCountsOf(frame).graphs > 1 ? ` · ${graph.index}` : ''}`;
+}
+
 /** A column that names the graph, where there are several. */
 export function graphColumn<T>(context: Context): Column<OfGraph<T>>[] {
   return context.entries.length < 2
     ? []
-    : [{ name: 'graph', title: 'graph', kind: 'code', cell: ({ entry }) => entry.title }];
+    : [{ name: 'graph', title: 'graph', kind: 'code', cell: ({ entry }) => (entry === null ? null : graphName(entry)) }];
 }
 
 /** The graph of a row, for those who read the page by program. */
 export function graphData({ entry }: OfGraph<unknown>): Readonly<Record<string, string>> {
-  return { 'data-frame': entry.frame.name, 'data-graph': String(entry.graph.index) };
+  return entry === null ? {} : { 'data-frame': entry.frame.name, 'data-graph': String(entry.graph.index) };
 }

@@ -1,156 +1,207 @@
-/** Inputs: what each tensor is, whether it was mutated and how, which are the same or share bytes. */
+/** Inputs: what each tensor is and what happened to it; those of one module with the same fate stand in one row. */
 
-import { countsOf, mutated } from '../model/counts';
+import { mutated } from '../model/counts';
 import type { Input } from '../model/report';
-import { amount, grouped, sizes } from '../model/words';
-import type { Context, Entry } from './context';
-import { heading, mark, soft } from './dom';
+import { amount, dataSize, grouped, known } from '../model/words';
+import type { Context } from './context';
+import { h, heading, mark, soft } from './dom';
 import type { Child } from './dom';
-import { graphHeading } from './graph';
-import { mutationLegend } from './legend';
+import { graphColumn, graphData, ofGraphs, rowsOf, total } from './graph';
+import type { OfGraph } from './graph';
+import { MUTATION_TYPES, mutationLegend } from './legend';
 import { table } from './table';
 import type { Column } from './table';
+import { autograd, storageCell, tensorCell } from './tensor';
 
-/** Yes or no about a tensor; nothing for an argument that is none. */
-function answer(input: Input, value: boolean | null): Child {
-  if (value === null) {
-    return input.tensor === null ? null : 'not known';
+/** An input, or several in one row. */
+interface Row extends OfGraph<Input> {
+  readonly group: readonly Input[] | null;
+}
+
+/** So many inputs that nothing happened to, and so many to which the same happened, are worth a row for all of them. */
+const LEAST_QUIET = 3;
+const LEAST_CHANGED = 8;
+
+const MEANINGS: ReadonlyMap<string, string> = new Map(MUTATION_TYPES);
+
+/** Say what happened to an input, and with whom it shares memory: one mark for each. */
+export function happenings(row: Input): HTMLElement[] {
+  const marks: HTMLElement[] = [];
+  const add = (said: boolean | null, text: string, tone: string, help = ''): void => {
+    if (said === true) {
+      const made = mark(text, tone);
+      made.title = help;
+      marks.push(made);
+    }
+  };
+  add(row.mutates_data, 'data mutated', 'write', 'Its values changed');
+  add(row.mutates_metadata, 'metadata mutated', 'write', 'Its sizes, strides or offset changed');
+  add(row.mutates_storage, 'storage replaced', 'write', 'It was given other memory');
+  if (mutated(row)) {
+    const type = row.mutation_type ?? '';
+    // Without a gradient there is nothing that a write could be hidden from.
+    const hidden = row.mutation_hidden_from_autograd === true && row.tensor?.requires_grad === true;
+    add(hidden, 'hidden from autograd', 'plain', 'Every write went through detach() or the like');
+    add(row.mutation_under_no_grad, 'under no_grad', 'plain', 'Every write happened under no_grad or inference_mode');
+    add(type.startsWith('mutated '), type.replace('mutated ', ''), 'plain', MEANINGS.get(type));
+    row.steps.forEach(step => add(true, step, 'write'));
   }
-  return value ? mark('yes', 'write') : 'no';
+  add(row.synthetic_base !== null, `window of synthetic base ${row.synthetic_base}`, 'alias');
+  add(row.duplicate_of !== null, `same tensor as ${row.duplicate_of}`, 'alias');
+  add(row.overlaps.length > 0, `shares bytes with ${row.overlaps.join(', ')}`, 'alias');
+  const becomes = row.requires_grad_after !== null && row.requires_grad_after !== (row.tensor?.requires_grad ?? false);
+  add(becomes, `requires_grad becomes ${row.requires_grad_after === true ? 'True' : 'False'}`, 'brand');
+  return marks;
 }
 
-const COLUMNS: readonly Column<Input>[] = [
-  { name: 'name', title: 'name', kind: 'code', cell: row => row.name },
-  { name: 'kind', title: 'kind', cell: row => row.kind },
-  { name: 'shape', title: 'shape', kind: 'code', cell: row => (row.tensor === null ? null : sizes(row.tensor.shape)) },
-  { name: 'dtype', title: 'dtype', cell: row => row.tensor?.dtype ?? null },
-  {
-    name: 'requires_grad',
-    title: 'requires grad',
-    help: 'requires_grad at the call',
-    cell: row => (row.tensor === null ? null : row.tensor.requires_grad ? 'yes' : 'no')
-  },
-  {
-    name: 'mutates_data',
-    title: 'mutates data',
-    help: 'Its values changed',
-    cell: row => answer(row, row.mutates_data)
-  },
-  {
-    name: 'mutates_metadata',
-    title: 'mutates metadata',
-    help: 'Its sizes, strides or offset changed',
-    cell: row => answer(row, row.mutates_metadata)
-  },
-  {
-    name: 'mutates_storage',
-    title: 'mutates storage',
-    help: 'It was given other memory',
-    cell: row => answer(row, row.mutates_storage)
-  },
-  {
-    name: 'duplicate_of',
-    title: 'same tensor as',
-    help: 'An earlier argument that is the very same tensor',
-    kind: 'code',
-    cell: row => row.duplicate_of
-  },
-  {
-    name: 'overlaps',
-    title: 'shares bytes with',
-    help: 'Other arguments whose bytes it shares',
-    kind: 'code',
-    cell: row => row.overlaps.join(', ')
-  },
-  {
-    name: 'storage',
-    title: 'storage',
-    help: 'Its storage in the storage map',
-    kind: 'number',
-    cell: row => (row.storage === null ? null : `#${row.storage}`)
-  },
-  {
-    name: 'mutation_type',
-    title: 'mutation type',
-    help: 'Who writes the new value: the graph, or the code after it',
-    cell: row => row.mutation_type
-  },
-  {
-    name: 'mutation_hidden_from_autograd',
-    title: 'hidden from autograd',
-    help: 'Every write went through detach() or the like',
-    cell: row => (mutated(row) ? yesNo(row.mutation_hidden_from_autograd) : null)
-  },
-  {
-    name: 'mutation_under_no_grad',
-    title: 'under no_grad',
-    help: 'Every write happened under no_grad or inference_mode',
-    cell: row => (mutated(row) ? yesNo(row.mutation_under_no_grad) : null)
-  },
-  {
-    name: 'requires_grad_after',
-    title: 'requires grad after',
-    help: 'requires_grad when the function had returned, where that is another than before',
-    cell: row =>
-      row.requires_grad_after === null || row.requires_grad_after === row.tensor?.requires_grad
-        ? null
-        : yesNo(row.requires_grad_after)
-  },
-  { name: 'device', title: 'device', cell: row => row.tensor?.device ?? null },
-  { name: 'value', title: 'value', kind: 'code', cell: row => row.value }
-];
-
-/** Columns that say nothing for most functions: shown only where they say something. */
-const RARE: ReadonlySet<string> = new Set(['requires_grad_after', 'value']);
-
-function yesNo(value: boolean | null): string | null {
-  return value === null ? null : value ? 'yes' : 'no';
+function happened({ row, group }: Row): Child {
+  const marks = happenings(row);
+  if (marks.length === 0) {
+    return row.tensor === null && group === null ? null : soft(row.mutates_data === null ? 'not traced' : '–');
+  }
+  return h('span', { class: 'al-marks' }, ...marks);
 }
 
-function columnsFor(rows: readonly Input[]): readonly Column<Input>[] {
-  return COLUMNS.filter(column => !RARE.has(column.name) || rows.some(row => column.cell(row) !== null));
+function columns(context: Context): readonly Column<Row>[] {
+  return [
+    { name: 'name', title: 'name', kind: 'code', cell: row => nameCell(context, row) },
+    ...graphColumn<Input>(context),
+    { name: 'kind', title: 'kind', cell: ({ row }) => row.kind },
+    {
+      name: 'tensor',
+      title: 'tensor or value',
+      kind: 'code',
+      cell: ({ row, group }) => (group !== null ? null : row.tensor === null ? row.value : tensorCell(row.tensor))
+    },
+    {
+      name: 'nbytes',
+      title: 'bytes',
+      kind: 'number',
+      cell: ({ row, group }) => (group === null ? (row.tensor === null ? null : dataSize(row.tensor.nbytes)) : dataSize(bytes(group)))
+    },
+    {
+      name: 'storage',
+      title: 'storage',
+      help: 'Its storage in the storage map',
+      kind: 'number',
+      cell: ({ row, group }) => (group === null ? storageCell(row.storage) : null)
+    },
+    {
+      name: 'autograd',
+      title: 'autograd',
+      help: 'At the call',
+      cell: ({ row }) => autograd(row.tensor?.requires_grad ?? false, row.tensor?.is_leaf ?? true)
+    },
+    { name: 'happened', title: 'what happened to it', kind: 'words', cell: happened }
+  ];
 }
 
-/** The table of inputs of one graph. */
-function inputTable(entry: Entry): HTMLElement {
-  const rows = entry.graph.inputs;
-  return table({
-    name: 'inputs',
-    label: `Inputs of ${entry.title}`,
-    columns: columnsFor(rows),
-    rows,
-    total: countsOf(entry.graph).inputs,
-    key: row => row.name,
-    tone: row => (mutated(row) ? 'al-written' : null),
-    data: { 'data-frame': entry.frame.name, 'data-graph': String(entry.graph.index) }
+function bytes(rows: readonly Input[]): number {
+  return rows.reduce((sum, row) => sum + (known(row.tensor?.nbytes ?? 0) ?? 0), 0);
+}
+
+// Groups
+
+/** What a tensor is called among others of its kind. */
+function noun(row: Input): string {
+  if (row.kind === 'parameter' || row.tensor?.type_name === 'torch.nn.parameter.Parameter') {
+    return 'parameter';
+  }
+  return row.kind === 'buffer' ? 'buffer' : row.name.endsWith('.grad') ? 'gradient' : 'tensor';
+}
+
+/** The variable that a tensor belongs to, `model` of `model.0.weight`; empty if it is one by itself. */
+function owner(row: Input): string {
+  const end = row.name.search(/[.[]/);
+  return end > 0 && row.tensor !== null ? row.name.slice(0, end) : '';
+}
+
+/** What inputs have in common that may share a row; empty for one that shares memory: each alias has its own. */
+function groupKey({ entry, row }: OfGraph<Input>): string {
+  const alone = row.duplicate_of !== null || row.overlaps.length > 0 || row.synthetic_base !== null;
+  if (owner(row) === '' || alone) {
+    return '';
+  }
+  const fate = happenings(row).map(each => each.textContent);
+  return JSON.stringify([entry?.key, owner(row), noun(row), row.tensor?.requires_grad, row.mutates_data, fate]);
+}
+
+/** Put inputs that belong together behind one row, which the reader opens. */
+function withGroups(context: Context, rows: readonly OfGraph<Input>[]): Row[] {
+  const keys = rows.map(groupKey);
+  const groups = new Map<string, Input[]>();
+  rows.forEach(({ row }, index) => {
+    const key = keys[index] ?? '';
+    groups.set(key, groups.get(key) ?? []).get(key)?.push(row);
+  });
+  return rows.flatMap((each, index) => {
+    const key = keys[index] ?? '';
+    const group = groups.get(key) ?? [];
+    const own: Row = { ...each, group: null };
+    if (key === '' || group.length < (mutated(each.row) ? LEAST_CHANGED : LEAST_QUIET)) {
+      return [own];
+    }
+    const head = group[0] === each.row ? [{ ...own, group }] : [];
+    return context.folds.get(`inputs ${key}`) === true ? [...head, own] : head;
+  });
+}
+
+function nameCell(context: Context, { entry, row, group }: Row): Child {
+  if (group === null) {
+    return row.name;
+  }
+  const key = `inputs ${groupKey({ entry, row })}`;
+  const open = context.folds.get(key) === true;
+  const button = h(
+    'button',
+    { type: 'button', class: 'al-opener', 'data-key': key, 'data-group': '', 'aria-expanded': String(open) },
+    `${amount(group.length, noun(row))} of ${owner(row)}`
+  );
+  button.addEventListener('click', () => {
+    context.folds.set(key, !open);
+    context.redraw();
+  });
+  return button;
+}
+
+/** A table of inputs; `all` is how many there were before the report was cut. */
+function inputTable(context: Context, name: string, label: string, rows: readonly OfGraph<Input>[], all: number): HTMLElement {
+  const shown = withGroups(context, rows);
+  const known = columns(context).filter(column => shown.some(row => (column.cell(row) ?? '') !== ''));
+  return table<Row>({
+    name,
+    label,
+    columns: known,
+    rows: shown,
+    total: shown.length + all - rows.length,
+    key: ({ row }) => row.name,
+    tone: ({ row }) => (mutated(row) ? 'al-written' : null),
+    rowData: row => (row.group === null ? graphData(row) : { 'data-group': '' })
   });
 }
 
 /** Draw the panel. */
 export function inputsPanel(context: Context): Child[] {
   const drawn: Child[] = [];
-  for (const entry of context.chosen) {
-    const inputs = entry.graph.inputs;
-    const counts = countsOf(entry.graph);
-    drawn.push(graphHeading(context, entry, `${amount(counts.inputs, 'input')}, ${grouped(counts.mutated)} mutated`));
-    drawn.push(inputs.length > 0 ? inputTable(entry) : soft(entry.graph.status === 'compiled' ? 'It takes none.' : 'Not known: it was not traced.'));
+  const rows = rowsOf(context, graph => graph.inputs);
+  const all = total(context, counts => counts.inputs);
+  if (all > 0) {
+    const changed = total(context, counts => counts.mutated);
+    drawn.push(
+      heading('Inputs', `${amount(all, 'input')}${ofGraphs(context)}, ${grouped(changed)} mutated`),
+      inputTable(context, 'inputs', 'Inputs of the graphs', rows, all)
+    );
   }
-  const outside = context.report.cell?.mutated_outside ?? [];
+  const outside = (context.report.cell?.mutated_outside ?? []).map(row => ({ entry: null, row }));
   if (outside.length > 0) {
+    const label = 'Tensors that the cell changed outside of every compiled graph';
     drawn.push(
       heading('Outside the graphs', `${amount(outside.length, 'tensor')} that the cell changed in Python or in autograd`),
-      table({
-        name: 'outside',
-        label: 'Tensors that the cell changed outside of every compiled graph',
-        columns: columnsFor(outside),
-        rows: outside,
-        key: row => row.name,
-        tone: row => (mutated(row) ? 'al-written' : null)
-      })
+      inputTable(context, 'outside', label, outside, outside.length)
     );
   }
   if (drawn.length === 0) {
-    drawn.push(soft('Nothing was compiled, so no inputs were recorded.'));
+    drawn.push(soft(context.chosen.length > 0 ? 'None, or none that are known.' : 'Nothing was compiled, so no inputs were recorded.'));
   }
   drawn.push(mutationLegend(context));
   return drawn;

@@ -37,16 +37,17 @@ function legend(context: Context, key: string, title: string, words: readonly (r
   ]);
 }
 
-/** Explain the columns about mutation. */
+/** Explain what can have happened to an input. */
 export function mutationLegend(context: Context): HTMLElement {
-  return legend(context, 'mutation', 'What the columns mean', [
-    ['data', 'Its values changed.'],
-    ['metadata', 'Its sizes, strides or offset changed.'],
-    ['storage', 'It was given other memory.'],
-    ['hidden', 'Every write went through detach() or the like, so autograd does not know of it.'],
-    ['no_grad', 'Every write happened under no_grad or inference_mode.'],
-    ['not known', 'The graph was never traced, so what it would have done is not known.'],
-    ...MUTATION_TYPES
+  return legend(context, 'mutation', 'What the words mean', [
+    ['data mutated', 'Its values changed.'],
+    ['metadata mutated', 'Its sizes, strides or offset changed.'],
+    ['storage replaced', 'It was given other memory.'],
+    ['hidden from autograd', 'Every write went through detach() or the like, so autograd does not know of it.'],
+    ['under no_grad', 'Every write happened under no_grad or inference_mode.'],
+    ['window of synthetic base', 'The graph takes one tensor in place of inputs that share memory, of which one is mutated.'],
+    ['not traced', 'The graph was never traced, so what it would have done is not known.'],
+    ...MUTATION_TYPES.slice(1).map(([word, meaning]) => [word.replace('mutated ', ''), meaning] as const)
   ]);
 }
 

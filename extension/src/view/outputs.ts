@@ -1,74 +1,68 @@
 /** Outputs: what each tensor is and what it shares memory with. */
 
-import { countsOf } from '../model/counts';
 import type { Output } from '../model/report';
-import { amount, grouped, sizes } from '../model/words';
+import { amount, dataSize, grouped } from '../model/words';
 import type { Context } from './context';
-import { h, mark, soft } from './dom';
+import { h, heading, mark, soft, spoken } from './dom';
 import type { Child } from './dom';
-import { graphHeading } from './graph';
+import { graphColumn, graphData, ofGraphs, rowsOf, total } from './graph';
+import type { OfGraph } from './graph';
 import { OUTPUT_TYPES, outputLegend } from './legend';
 import { table } from './table';
 import type { Column } from './table';
+import { autograd, storageCell, tensorCell } from './tensor';
 
 const MEANINGS: ReadonlyMap<string, string> = new Map(OUTPUT_TYPES);
 
-function outputType(row: Output): Child {
+/** Say how an output is related to inputs and to what is made inside, with the views as code. */
+function relation(row: Output): Child {
   if (row.tensor === null) {
-    return row.raw_type;
+    return null;
   }
-  const word = mark(row.output_type, row.base === null ? 'plain' : 'alias');
-  word.title = MEANINGS.get(row.output_type) ?? '';
-  return word;
+  const type = mark(row.output_type, row.base === null ? 'plain' : 'alias');
+  type.title = MEANINGS.get(row.output_type) ?? '';
+  const coded = row.views !== null && row.relation.endsWith(row.views);
+  const words = coded ? row.relation.slice(0, -(row.views ?? '').length) : row.relation;
+  return h('span', {}, spoken(words), coded ? h('code', {}, row.views) : null, ' ', type);
 }
 
-const COLUMNS: readonly Column<Output>[] = [
-  { name: 'name', title: 'name', kind: 'code', cell: row => row.name },
-  { name: 'shape', title: 'shape', kind: 'code', cell: row => (row.tensor === null ? null : sizes(row.tensor.shape)) },
-  { name: 'dtype', title: 'dtype', cell: row => row.tensor?.dtype ?? null },
-  { name: 'output_type', title: 'output type', cell: outputType },
+const COLUMNS: readonly Column<OfGraph<Output>>[] = [
+  {
+    name: 'tensor',
+    title: 'tensor or type',
+    kind: 'code',
+    cell: ({ row }) => (row.tensor === null ? row.raw_type : tensorCell(row.tensor))
+  },
+  { name: 'nbytes', title: 'bytes', kind: 'number', cell: ({ row }) => (row.tensor === null ? null : dataSize(row.tensor.nbytes)) },
   {
     name: 'storage',
     title: 'storage',
     help: 'Its storage in the storage map',
     kind: 'number',
-    cell: row => (row.storage === null ? null : `#${row.storage}`)
+    cell: ({ row }) => storageCell(row.storage)
   },
-  { name: 'base', title: 'base', help: 'What it is made from', kind: 'code', cell: row => row.base },
-  { name: 'relation', title: 'relation', kind: 'words', cell: row => row.relation },
-  {
-    name: 'requires_grad',
-    title: 'requires grad',
-    cell: row => (row.tensor === null ? null : row.requires_grad ? 'yes' : 'no')
-  },
-  { name: 'device', title: 'device', cell: row => row.tensor?.device ?? null },
-  { name: 'views', title: 'views', help: 'The views that lead from the base to it', kind: 'code', cell: row => row.views }
+  { name: 'autograd', title: 'autograd', cell: ({ row }) => autograd(row.requires_grad, row.tensor?.is_leaf ?? true) },
+  { name: 'relation', title: 'what it is', kind: 'words', cell: ({ row }) => relation(row) }
 ];
 
 /** Draw the panel. */
 export function outputsPanel(context: Context): Child[] {
-  const drawn: Child[] = [];
-  for (const entry of context.chosen) {
-    const outputs = entry.graph.outputs;
-    const counts = countsOf(entry.graph);
-    drawn.push(
-      graphHeading(context, entry, `${amount(counts.outputs, 'output')}, ${grouped(counts.aliased)} aliased`),
-      outputs.length > 0
-        ? table({
-            name: 'outputs',
-            label: `Outputs of ${entry.title}`,
-            columns: COLUMNS,
-            rows: outputs,
-            total: counts.outputs,
-            key: row => row.name,
-            data: { 'data-frame': entry.frame.name, 'data-graph': String(entry.graph.index) }
-          })
-        : soft(entry.graph.status === 'compiled' ? 'It returns nothing.' : 'Not known: it was not traced to its end.')
-    );
+  const all = total(context, counts => counts.outputs);
+  if (all === 0) {
+    return [soft(context.chosen.length > 0 ? 'None, or none that are known.' : 'Nothing was compiled, so no outputs were recorded.')];
   }
-  if (drawn.length === 0) {
-    drawn.push(soft('Nothing was compiled, so no outputs were recorded.'));
-  }
-  drawn.push(h('div', {}, outputLegend(context)));
-  return drawn;
+  const aliased = total(context, counts => counts.aliased);
+  return [
+    heading('Outputs', `${amount(all, 'output')}${ofGraphs(context)}, ${grouped(aliased)} aliased`),
+    table({
+      name: 'outputs',
+      label: 'Outputs of the graphs',
+      columns: [{ name: 'name', title: 'name', kind: 'code', cell: ({ row }) => row.name }, ...graphColumn<Output>(context), ...COLUMNS],
+      rows: rowsOf(context, graph => graph.outputs),
+      total: all,
+      key: ({ row }) => row.name,
+      rowData: graphData
+    }),
+    outputLegend(context)
+  ];
 }

@@ -1,7 +1,8 @@
 /** Overview: the cell with what became of each line, and what happened to the user's tensors, in a few lines. */
 
 import { countsOf, frameCountsOf } from '../model/counts';
-import type { Cell, CellPart, Frame, Report } from '../model/report';
+import type { Cell, CellPart, Environment, Frame, Report } from '../model/report';
+import type { Head } from '../model/verdict';
 import { amount, dataSize, duration, grouped, place, short } from '../model/words';
 import type { Context } from './context';
 import { fold } from './context';
@@ -22,11 +23,23 @@ const WAYS: Readonly<Record<string, readonly [string, string, string]>> = {
 export function overviewPanel(context: Context): Child[] {
   const { report } = context;
   return [
-    ...happened(report),
+    h('p', { class: 'al-sentence' }, spoken(context.head.sentence)),
+    ...notes(context),
+    ...happened(context.head),
     ...(report.cell === null ? [] : cellSource(report.cell)),
     ...frameTable(report),
     environmentFold(context)
   ];
+}
+
+function notes({ report, source }: Context): HTMLElement[] {
+  // A kernel that answers gives what was cut when it is looked at.
+  const texts = report.notes.filter(note => !source.live || !note.startsWith('This output is cut to fit a notebook'));
+  const [first] = source.reading.damage;
+  if (first !== undefined) {
+    texts.push(`This report is damaged; what could not be read is left out. First: ${first}.`);
+  }
+  return texts.map(text => h('p', { class: 'al-note' }, spoken(text)));
 }
 
 // The cell
@@ -74,14 +87,13 @@ function sourceRow(text: string, line: number, parts: readonly CellPart[]): HTML
     h('td', { class: 'al-number al-soft', 'data-column': 'line' }, String(line)),
     h('td', { class: 'al-line', 'data-column': 'source' }, text),
     h('td', { 'data-column': 'how' }, how),
-    h('td', { class: 'al-words al-soft', 'data-column': 'reason' }, part !== undefined && first ? part.reason : '')
+    h('td', { class: 'al-words al-soft', 'data-column': 'reason' }, part !== undefined && first ? spoken(part.reason) : '')
   );
 }
 
 // What happened
 
-function happened(report: Report): Child[] {
-  const facts = report.summary?.facts ?? [];
+function happened({ facts }: Head): Child[] {
   if (facts.length === 0) {
     return [];
   }
@@ -139,9 +151,17 @@ function frameTable(report: Report): Child[] {
   ];
 }
 
+/** Name a device. */
+export function deviceText({ kind, index, name }: Environment['devices'][number]): string {
+  const place = index === null ? kind : `${kind}:${index}`;
+  return name === '' ? place : `${place} (${name})`;
+}
+
 function environmentFold(context: Context): HTMLElement {
   const { environment, duration_ns: took, created } = context.report;
   const rows: (readonly [string, string])[] = [
+    ['versions', `torch ${environment.torch}, Python ${environment.python}, aotlab ${environment.aotlab}`],
+    ['devices', environment.devices.map(deviceText).join(', ')],
     ['platform', environment.platform],
     ['threads', environment.threads === null ? '' : String(environment.threads)],
     ['recorded', [created, took > 0 ? `over ${duration(took)}` : ''].filter(each => each !== '').join(', ')],

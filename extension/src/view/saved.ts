@@ -1,18 +1,18 @@
 /** Saved: what each graph keeps for its backward, and why. */
 
 import type { Saved } from '../model/report';
-import { amount, dataSize, place, tensorText } from '../model/words';
+import { amount, dataSize, place } from '../model/words';
 import type { Context } from './context';
 import { h, heading, mark, soft, spoken } from './dom';
 import type { Child } from './dom';
-import { graphColumn, graphData, rowsOf, total } from './graph';
+import { graphColumn, graphData, ofGraphs, rowsOf, total } from './graph';
 import type { OfGraph } from './graph';
 import { table } from './table';
 import type { Column } from './table';
+import { tensorCell } from './tensor';
 
 const COLUMNS: readonly Column<OfGraph<Saved>>[] = [
-  { name: 'name', title: 'name', kind: 'code', cell: ({ row }) => row.name },
-  { name: 'tensor', title: 'tensor', kind: 'code', cell: ({ row }) => (row.tensor === null ? null : tensorText(row.tensor)) },
+  { name: 'tensor', title: 'tensor', kind: 'code', cell: ({ row }) => tensorCell(row.tensor) },
   { name: 'nbytes', title: 'bytes', kind: 'number', cell: ({ row }) => dataSize(row.nbytes) },
   { name: 'reason', title: 'why it is kept', kind: 'words', cell: ({ row }) => why(row) },
   {
@@ -40,12 +40,12 @@ export function savedPanel(context: Context): Child[] {
   return [
     heading(
       'Saved for backward',
-      `${amount(saved, 'value')}, ${fresh}${held > 0 ? `; ${dataSize(held)} that the caller holds anyway` : ''}`
+      `${amount(saved, 'value')}${ofGraphs(context)}, ${fresh}${held > 0 ? `; ${dataSize(held)} that the caller holds anyway` : ''}`
     ),
     table({
       name: 'saved',
       label: 'Values that are kept for the backward',
-      columns: [...graphColumn<Saved>(context), ...COLUMNS],
+      columns: [{ name: 'name', title: 'name', kind: 'code', cell: ({ row }) => row.name }, ...graphColumn<Saved>(context), ...COLUMNS],
       rows: rowsOf(context, graph => graph.saved),
       total: saved,
       key: ({ row }) => row.name,

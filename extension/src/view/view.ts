@@ -1,21 +1,21 @@
 /** The report, drawn: the verdict, the environment, and tabs; redrawn when the source changes. */
 
 import type { Environment, Report } from '../model/report';
-import { verdict } from '../model/verdict';
-import type { State } from '../model/verdict';
-import { amount } from '../model/words';
+import { chips, headOf } from '../model/verdict';
+import type { Head, State } from '../model/verdict';
+import { amount, grouped } from '../model/words';
 import type { Disposable, Source } from '../source';
 import { breaksPanel } from './breaks';
 import { callsPanel } from './calls';
 import { entriesOf } from './context';
 import type { Context, Entry } from './context';
-import { h, spoken, uniqueId } from './dom';
+import { h, uniqueId } from './dom';
 import type { Child } from './dom';
 import { graphFacts } from './graph';
 import { inputsPanel } from './inputs';
 import { kernelsPanel } from './kernels';
 import { outputsPanel } from './outputs';
-import { overviewPanel } from './overview';
+import { deviceText, overviewPanel } from './overview';
 import { savedPanel } from './saved';
 import { stagesPanel } from './stages';
 import { storagesPanel } from './storages';
@@ -26,20 +26,30 @@ interface Tab {
   readonly name: string;
   readonly title: string;
   readonly draw: (context: Context) => Child[];
+  /** How many things there are; a tab that has none is dimmed. */
+  readonly size: (head: Head, report: Report) => number;
+  /** Whether the number stands beside the title. */
+  readonly counted?: boolean;
 }
 
 const TABS: readonly Tab[] = [
-  { name: 'overview', title: 'Overview', draw: overviewPanel },
-  { name: 'inputs', title: 'Inputs', draw: inputsPanel },
-  { name: 'outputs', title: 'Outputs', draw: outputsPanel },
-  { name: 'storages', title: 'Storage map', draw: storagesPanel },
-  { name: 'stages', title: 'Stages', draw: stagesPanel },
-  { name: 'saved', title: 'Saved', draw: savedPanel },
-  { name: 'kernels', title: 'Kernels', draw: kernelsPanel },
-  { name: 'breaks', title: 'Graph breaks', draw: breaksPanel },
-  { name: 'calls', title: 'Recompiles & calls', draw: callsPanel },
-  { name: 'timing', title: 'Timing', draw: timingPanel },
-  { name: 'verification', title: 'Verification', draw: verificationPanel }
+  { name: 'overview', title: 'Overview', draw: overviewPanel, size: () => 1 },
+  {
+    name: 'inputs',
+    title: 'Inputs',
+    draw: inputsPanel,
+    size: ({ counts }, { cell }) => counts.inputs || (cell?.mutated_outside.length ?? 0),
+    counted: true
+  },
+  { name: 'outputs', title: 'Outputs', draw: outputsPanel, size: ({ counts }) => counts.outputs, counted: true },
+  { name: 'storages', title: 'Storage map', draw: storagesPanel, size: ({ counts }) => counts.storages },
+  { name: 'stages', title: 'Stages', draw: stagesPanel, size: ({ counts }) => counts.stages },
+  { name: 'saved', title: 'Saved', draw: savedPanel, size: ({ counts }) => counts.saved, counted: true },
+  { name: 'kernels', title: 'Kernels', draw: kernelsPanel, size: ({ counts }) => counts.kernels, counted: true },
+  { name: 'breaks', title: 'Graph breaks', draw: breaksPanel, size: ({ breaks }) => breaks, counted: true },
+  { name: 'calls', title: 'Recompiles & calls', draw: callsPanel, size: ({ frames }) => frames },
+  { name: 'timing', title: 'Timing', draw: timingPanel, size: (_, { timing_rows: rows }) => rows.length },
+  { name: 'verification', title: 'Verification', draw: verificationPanel, size: ({ compared }) => compared, counted: true }
 ];
 
 const SYMBOLS: Readonly<Record<State, string>> = {
@@ -69,10 +79,10 @@ const ALL = '*';
 /**
  * Draw `source` into `host` and keep it up to date until disposed.
  *
- * Only the panel that is looked at is drawn.
+ * Only the panel that is looked at is drawn. `open`, where it can be done, shows the report in a tab of its own.
  */
-export function mount(host: HTMLElement, source: Source): Disposable {
-  return new View(host, source);
+export function mount(host: HTMLElement, source: Source, open: (() => void) | null = null): Disposable {
+  return new View(host, source, open);
 }
 
 class View implements Disposable {
@@ -86,7 +96,11 @@ class View implements Disposable {
   private drawn: Report | null = null;
   private before: Pick<Source, 'reading' | 'figure' | 'live'> | null = null;
 
-  constructor(host: HTMLElement, source: Source) {
+  constructor(
+    host: HTMLElement,
+    source: Source,
+    private readonly open: (() => void) | null
+  ) {
     this.source = source;
     host.append(this.root);
     this.root.addEventListener('keydown', this.onKey);
@@ -153,21 +167,20 @@ class View implements Disposable {
     if (report === null) {
       this.root.dataset['identifier'] = '';
       this.root.dataset['state'] = 'unreadable';
-      this.root.replaceChildren(h('p', { class: 'al-verdict al-state-unreadable' }, h('b', {}, '!'), reading.problem));
+      this.root.replaceChildren(h('p', { class: 'al-verdict al-state-unreadable' }, `! ${reading.problem}`));
       return;
     }
-    const found = verdict(report);
+    const head = headOf(report);
     this.root.dataset['identifier'] = report.identifier;
-    this.root.dataset['state'] = found.state;
+    this.root.dataset['state'] = head.state;
     const entries = entriesOf(report);
     if (!entries.some(entry => entry.key === this.scope)) {
       this.scope = ALL;
     }
     this.root.replaceChildren(
-      h('p', { class: `al-verdict al-state-${found.state}` }, h('b', {}, SYMBOLS[found.state]), spoken(found.sentence)),
-      this.environmentLine(report),
-      ...notes(report, reading.damage, live),
-      h('div', { class: 'al-bar' }, this.tabList(), this.graphList(entries)),
+      this.verdictLine(head),
+      this.environmentLine(report, entries),
+      this.tabList(head, report),
       ...TABS.map(tab => this.emptyPanel(tab))
     );
     this.drawPanels();
@@ -195,28 +208,65 @@ class View implements Disposable {
     return this.root.querySelector<HTMLElement>('[role=tabpanel]:not([hidden])');
   }
 
-  private environmentLine(report: Report): HTMLElement {
-    const live = this.source.live ? h('span', { class: 'al-live', title: 'The kernel answers for this report' }, 'live') : null;
-    return h('p', { class: 'al-environment' }, live, environmentText(report.environment, report.name));
+  /** The status and the numbers, each of which opens its tab. */
+  private verdictLine(head: Head): HTMLElement {
+    const status = { tab: 'verification', text: `${SYMBOLS[head.state]} ${head.status}`, tone: 'status' };
+    const buttons = [status, ...chips(head)].map(({ tab, text, tone }) => {
+      const title = TABS.find(each => each.name === tab)?.title ?? tab;
+      const button = h(
+        'button',
+        { type: 'button', class: `al-chip al-${tone ?? 'plain'}`, 'data-chip': tab, 'data-key': `chip ${tab} ${tone ?? ''}`, title: `Open ${title}` },
+        text
+      );
+      button.addEventListener('click', () => this.select(tab, true));
+      return button;
+    });
+    return h('div', { class: `al-verdict al-state-${head.state}`, role: 'group', 'aria-label': 'How it went' }, ...buttons);
   }
 
-  private tabList(): HTMLElement {
+  private environmentLine(report: Report, entries: readonly Entry[]): HTMLElement {
+    const live = this.source.live ? h('span', { class: 'al-live', title: 'The kernel answers for this report' }, 'live') : null;
+    const text = environmentText(report.environment, report.name);
+    return h(
+      'div',
+      { class: 'al-environment' },
+      live,
+      h('span', { class: 'al-about', title: text }, text),
+      this.graphList(entries),
+      this.openButton()
+    );
+  }
+
+  private openButton(): HTMLElement | null {
+    const { open } = this;
+    if (open === null) {
+      return null;
+    }
+    const button = h('button', { type: 'button', class: 'al-button', 'data-key': 'open', 'data-action': 'open' }, 'Open in a tab');
+    button.addEventListener('click', open);
+    return button;
+  }
+
+  private tabList(head: Head, report: Report): HTMLElement {
     const list = h('div', { role: 'tablist', 'aria-label': 'Parts of the report' });
-    for (const { name, title } of TABS) {
+    for (const { name, title, size, counted } of TABS) {
       const chosen = name === this.tab;
+      const count = size(head, report);
       const button = h(
         'button',
         {
           type: 'button',
           role: 'tab',
           id: `${this.prefix}-tab-${name}`,
+          class: count > 0 ? null : 'al-empty',
           'data-tab': name,
           'data-key': `tab ${name}`,
           'aria-selected': String(chosen),
           'aria-controls': `${this.prefix}-panel-${name}`,
           tabindex: chosen ? '0' : '-1'
         },
-        title
+        title,
+        counted === true && count > 0 ? h('small', {}, ` ${grouped(count)}`) : null
       );
       button.addEventListener('click', () => this.select(name, false));
       list.append(button);
@@ -263,7 +313,15 @@ class View implements Disposable {
     }
     const entries = entriesOf(report);
     const chosen = this.scope === ALL ? entries : entries.filter(entry => entry.key === this.scope);
-    const context: Context = { source: this.source, report, entries, chosen, folds: this.folds };
+    const context: Context = {
+      source: this.source,
+      report,
+      head: headOf(report),
+      entries,
+      chosen,
+      folds: this.folds,
+      redraw: () => this.redraw()
+    };
     for (const tab of TABS) {
       const panel = this.root.querySelector<HTMLElement>(`[data-panel=${tab.name}]`);
       const shown = tab.name === this.tab;
@@ -274,6 +332,17 @@ class View implements Disposable {
     }
     if (this.source.live) {
       this.askForMore(context);
+    }
+  }
+
+  /** Draw the panel anew; what had the focus keeps it. */
+  private redraw(): void {
+    const focused = this.focusedKey();
+    const scroll = this.panel()?.scrollTop ?? 0;
+    this.drawPanels();
+    this.panel()?.scrollTo?.({ top: scroll });
+    if (focused !== null) {
+      this.focus(focused);
     }
   }
 
@@ -299,21 +368,8 @@ class View implements Disposable {
   }
 }
 
+/** Where it ran, in a line; all of it is in the overview. */
 function environmentText(environment: Environment, name: string): string {
-  const devices = environment.devices.slice(0, 8).map(device => {
-    const place = device.index === null ? device.kind : `${device.kind}:${device.index}`;
-    return device.name === '' ? place : `${place} (${device.name})`;
-  });
-  const versions = [`torch ${environment.torch}`, `Python ${environment.python}`, `aotlab ${environment.aotlab}`];
-  return [name, ...versions, ...devices].filter(each => each !== '').join(' · ');
-}
-
-function notes(report: Report, damage: readonly string[], live: boolean): HTMLElement[] {
-  // A kernel that answers gives what was cut when it is looked at.
-  const texts = report.notes.filter(note => !live || !note.startsWith('This output is cut to fit a notebook'));
-  const [first] = damage;
-  if (first !== undefined) {
-    texts.push(`This report is damaged; what could not be read is left out. First: ${first}.`);
-  }
-  return texts.map(text => h('p', { class: 'al-note' }, text));
+  const devices = environment.devices.slice(0, 8).map(deviceText);
+  return [name, `torch ${environment.torch}`, ...devices].filter(each => each !== '').join(' · ');
 }

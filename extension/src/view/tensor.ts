@@ -1,0 +1,49 @@
+/** A tensor in a cell: its type, and below it what is unusual about it. */
+
+import type { TensorInfo } from '../model/report';
+import { sizes, sizeText, tensorText } from '../model/words';
+import { h, mark } from './dom';
+import type { Child } from './dom';
+
+const PLAIN_TYPES: ReadonlySet<string> = new Set(['torch.Tensor', 'torch.nn.parameter.Parameter']);
+
+/** Write `float32[2, 3]`, and strides, an offset, a device and a type that one does not expect. */
+export function tensorCell(tensor: TensorInfo | null): Child {
+  if (tensor === null) {
+    return null;
+  }
+  const unusual = [
+    tensor.layout !== 'strided' ? tensor.layout : contiguous(tensor) ? '' : `stride ${sizes(tensor.stride)}`,
+    tensor.offset === 0 ? '' : `offset ${sizeText(tensor.offset)}`,
+    tensor.device.startsWith('cpu') ? '' : tensor.device,
+    PLAIN_TYPES.has(tensor.type_name) ? '' : tensor.type_name
+  ].filter(each => each !== '');
+  return h(
+    'span',
+    { 'data-device': tensor.device, title: `stride ${sizes(tensor.stride)} on ${tensor.device}` },
+    h('span', { 'data-type': '' }, tensorText(tensor)),
+    unusual.length > 0 ? h('span', { class: 'al-soft al-below' }, unusual.join(', ')) : null
+  );
+}
+
+function contiguous(tensor: TensorInfo): boolean {
+  let expected = 1;
+  for (let dim = tensor.shape.length - 1; dim >= 0; dim -= 1) {
+    const [size, step] = [tensor.shape[dim], tensor.stride[dim]];
+    if (typeof size !== 'number' || typeof step !== 'number' || (size !== 1 && step !== expected)) {
+      return false;
+    }
+    expected *= Math.max(size, 1);
+  }
+  return true;
+}
+
+/** Say that a tensor requires grad, and that it is no leaf. */
+export function autograd(requires: boolean, leaf: boolean): Child {
+  return requires ? h('span', {}, mark('requires grad', 'brand'), leaf ? '' : ' non-leaf') : null;
+}
+
+/** Name a storage as the storage map does. */
+export function storageCell(number: number | null): string | null {
+  return number === null ? null : `#${number}`;
+}
