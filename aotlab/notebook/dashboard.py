@@ -24,7 +24,7 @@ import anywidget
 import traitlets
 
 from aotlab.errors import UsageError
-from aotlab.notebook.live import LiveReport, Message, find, report_message, request_measurement, send_part, watch
+from aotlab.notebook.live import PARTS, LiveReport, Message, find, report_message, request_measurement, send_part, watch
 from aotlab.report.mime import bundle
 from aotlab.report.views import Views
 
@@ -112,7 +112,7 @@ class Dashboard(anywidget.AnyWidget):
                     self.set_trait("progress", "")
             elif kind == "progress":
                 self.set_trait("progress", message["text"])
-            elif kind in ("graph", "verification"):
+            elif kind in PARTS:
                 self.send(message)
             elif kind == "error":
                 self.set_trait("progress", "")
@@ -126,7 +126,7 @@ class Dashboard(anywidget.AnyWidget):
         kind = content.get("kind") if isinstance(content, dict) else None
         if kind == "measure":
             request_measurement(self._identifier, self._receive)
-        elif kind in ("graph", "verification"):
+        elif kind in PARTS:
             send_part(self._identifier, content, self._receive)
 
     def _repr_mimebundle_(self, **chosen: Any) -> tuple[dict[str, object], dict[str, object]]:

@@ -9,9 +9,11 @@ report as it stands now, and a measurement of forward and backward beside eager.
                          {"kind": "error", "message": "…"}                              a measurement failed; it is over
                          {"kind": "unknown"}                                            no such report; the comm closes
                          {"kind": "graph", "frame": "…", "graph": {…}}                  one graph as a whole
+                         {"kind": "nodes", "frame": "…", "index": 0, "nodes": […]}      the nodes of one graph
                          {"kind": "verification", "rows": […]}                          all rows
     front end → kernel   {"kind": "measure"}
                          {"kind": "graph", "frame": "…", "index": 0}
+                         {"kind": "nodes", "frame": "…", "index": 0}
                          {"kind": "verification"}
                          {"kind": "leave"}                                              nobody looks; the comm closes
 
@@ -54,6 +56,9 @@ from aotlab.report.model import Report
 
 #: The name under which front ends open their comms.
 TARGET = "aotlab.report"
+
+#: The parts of a report that a front end may ask for.
+PARTS = ("graph", "nodes", "verification")
 
 #: How many live reports are kept; the oldest goes first, and is then as dead as those of other kernels.
 MOST_REPORTS = 64
@@ -191,6 +196,9 @@ def part_message(report: Report, asked: object) -> Message | None:
     for frame in report.frames:
         for graph in frame.graphs:
             if (frame.name, graph.index) == (fields.get("frame"), fields.get("index")):
+                if fields.get("kind") == "nodes":
+                    nodes = [encode(cleaned(node), sparse=True) for node in graph.nodes]
+                    return {"kind": "nodes", "frame": frame.name, "index": graph.index, "nodes": nodes}
                 return {"kind": "graph", "frame": frame.name, "graph": encode(cleaned(graph))}
     return None
 
@@ -561,14 +569,14 @@ def _opened(comm: Any, message: Any) -> None:
         kind = data.get("kind") if isinstance(data, dict) else None
         if kind == "measure":
             request_measurement(identifier, viewer)
-        elif kind in ("graph", "verification"):
+        elif kind in PARTS:
             send_part(identifier, data, viewer)
         elif kind == "leave":
             stop()
             with contextlib.suppress(Exception):
                 context.copy().run(comm.close)
         else:
-            known = "'measure', 'graph', 'verification' and 'leave'"
+            known = "'measure', 'graph', 'nodes', 'verification' and 'leave'"
             viewer({"kind": "error", "message": f"the kernel knows no request {kind!r:.80}; it knows {known}"})
 
     comm.on_msg(received)

@@ -1,9 +1,9 @@
 """Make a report small enough to be kept in a notebook, and say what was left out.
 
 A notebook stores every output. A graph of a thousand nodes with its kernels takes megabytes, and a reader looks at
-little of it; so what a cell's output embeds is cut until it fits: code, then long tables, then whole graphs. Nodes are
-never in it: a page asks the kernel for them. The verdict and all counts are those of the whole report, and each cut is
-noted.
+little of it; so what a cell's output embeds is cut until it fits: code, then long tables, then whole graphs. Nodes, for
+which a page asks the kernel, are never in it. The verdict and all counts are those of the whole report, and each cut
+is noted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aotlab.report.text import amount, listed
 
 R = TypeVar("R")
 
-#: The fields of a graph that no notebook keeps.
+#: The fields of a graph that no notebook holds.
 _UNSEEN = frozenset({"nodes", "autograd", "compiled"})
 
 #: The fields that hold code.
@@ -85,11 +85,8 @@ def fitting(report: Report, fits: Callable[[Report], bool], most: int | None = N
 
 
 def cleaned(value: R) -> R:
-    """Return a record of a report, a graph with its nodes, with what a message cannot carry replaced in its texts."""
-    whole = _Cutter(None).visit("", value)
-    if isinstance(whole, Graph) and isinstance(value, Graph):
-        whole = replace(whole, nodes=_Cutter(None).visit("nodes", value.nodes))
-    return whole
+    """Return a record of a report with what a message cannot carry replaced in its texts."""
+    return _Cutter(None).visit("", value)
 
 
 #: For the latest reports, by their graphs, how far they had to be cut.

@@ -1,6 +1,6 @@
 /** What the view draws from: a report that may change, and what can be asked of whoever made it. */
 
-import type { Reading } from './model/report';
+import type { Node, Reading } from './model/report';
 
 export interface Source {
   /** The report as it stands, or why there is none. */
@@ -19,6 +19,8 @@ export interface Source {
   onChange(callback: () => void): () => void;
   /** Ask the kernel for a graph of which rows or code were cut to fit a notebook; only of use while live. */
   askGraph(frame: string, index: number): void;
+  /** The nodes of a graph, which no notebook holds; null, and the kernel is asked for them, until it has sent them. */
+  nodes(frame: string, index: number): readonly Node[] | null;
   /** Ask the kernel for all rows of the verification; only of use while live. */
   askVerification(): void;
   /** Ask the kernel to time the report's graphs beside eager; only of use while live. */

@@ -1,13 +1,14 @@
 /** A report that changes: set from a notebook's output, from a kernel's messages, or from a widget's traits. */
 
-import { readGraph, readReport, readVerification } from '../model/report';
-import type { Graph, Reading, Report } from '../model/report';
+import { readGraph, readNodes, readReport, readVerification } from '../model/report';
+import type { Graph, Node, Reading, Report } from '../model/report';
 import type { Source } from '../source';
 
 /** What a kernel says of a report. */
 export type Message =
   | { readonly kind: 'report'; readonly report: unknown; readonly figure: string | null }
   | { readonly kind: 'graph'; readonly frame: string; readonly graph: unknown }
+  | { readonly kind: 'nodes'; readonly frame: string; readonly index: number; readonly nodes: unknown }
   | { readonly kind: 'verification'; readonly rows: unknown }
   | { readonly kind: 'unknown' }
   | { readonly kind: 'progress'; readonly text: string }
@@ -25,6 +26,8 @@ export function readMessage(data: unknown): Message | null {
       return { kind: 'report', report: fields['report'], figure: words(fields['figure']) || null };
     case 'graph':
       return { kind: 'graph', frame: words(fields['frame']), graph: fields['graph'] };
+    case 'nodes':
+      return { kind: 'nodes', frame: words(fields['frame']), index: Number(fields['index']), nodes: fields['nodes'] };
     case 'verification':
       return { kind: 'verification', rows: fields['rows'] };
     case 'unknown':
@@ -41,7 +44,7 @@ export function readMessage(data: unknown): Message | null {
 /** What a view asks of the kernel. */
 export type Request =
   | { readonly kind: 'measure' }
-  | { readonly kind: 'graph'; readonly frame: string; readonly index: number }
+  | { readonly kind: 'graph' | 'nodes'; readonly frame: string; readonly index: number }
   | { readonly kind: 'verification' };
 
 interface State {
@@ -62,6 +65,8 @@ export class ReportSource implements Source {
   private readonly listeners = new Set<() => void>();
   /** What was asked for since the last report came. */
   private readonly asked = new Set<string>();
+  /** Nodes that came; those of a graph never change. */
+  private readonly known = new Map<string, readonly Node[]>();
 
   get reading(): Reading {
     return this.state.reading;
@@ -111,6 +116,14 @@ export class ReportSource implements Source {
     this.askOnce({ kind: 'graph', frame, index });
   }
 
+  nodes(frame: string, index: number): readonly Node[] | null {
+    const known = this.known.get(`${frame}/${index}`);
+    if (known === undefined) {
+      this.askOnce({ kind: 'nodes', frame, index });
+    }
+    return known ?? null;
+  }
+
   askVerification(): void {
     this.askOnce({ kind: 'verification' });
   }
@@ -135,6 +148,9 @@ export class ReportSource implements Source {
   update(changes: Partial<State>): void {
     if (changes.reading !== undefined) {
       this.asked.clear();
+      if (changes.reading.report?.identifier !== this.identifier) {
+        this.known.clear();
+      }
     }
     this.replace(changes);
   }
@@ -156,6 +172,10 @@ export class ReportSource implements Source {
         }));
         break;
       }
+      case 'nodes':
+        this.known.set(`${message.frame}/${message.index}`, readNodes(message.nodes));
+        this.complete(() => ({}));
+        break;
       case 'verification':
         this.complete(() => ({ verification_rows: readVerification(message.rows) }));
         break;

@@ -43,6 +43,17 @@ const stage = record('Stage', {
   summary: text(),
   codes: list(code)
 });
+const node = record('Node', {
+  stage: text(),
+  part: text(),
+  name: text(),
+  target: text(),
+  phase: text(),
+  dtype: maybe(text()),
+  shape: maybe(list(size)),
+  nbytes: maybe(size),
+  line: maybe(line)
+});
 const input = record('Input', {
   name: text(),
   kind: text(),
@@ -101,8 +112,10 @@ const kernel = record('Kernel', {
   language: text(),
   graph_name: text(),
   kind: text(),
-  source: text()
+  source: text(),
+  nodes: list(text())
 });
+const placeholder = record('Placeholder', { name: text(), user_name: text() });
 const guard = record('Guard', { kind: text(), subject: text(), sentence: text() });
 const counts = record('Counts', {
   stages: number(),
@@ -139,6 +152,8 @@ const graph = record('Graph', {
   duration_ns: maybe(number()),
   calls: number(),
   stages: list(stage),
+  nodes: list(node),
+  placeholders: list(placeholder),
   inputs: list(input),
   outputs: list(output),
   storages: list(storage),
@@ -270,6 +285,7 @@ export type UserLine = Read<typeof line>;
 export type TensorInfo = Read<typeof tensor>;
 export type Code = Read<typeof code>;
 export type Stage = Read<typeof stage>;
+export type Node = Read<typeof node>;
 export type Input = Read<typeof input>;
 export type Output = Read<typeof output>;
 export type Span = Read<typeof span>;
@@ -298,7 +314,7 @@ export const NO_COUNTS: Counts = counts({}, '$', { note: () => undefined });
 
 /** Every record and its fields, for the test that compares them with the schema. */
 export const RECORDS: readonly RecordReader<unknown>[] = [
-  symbol, line, tensor, code, stage, input, output, span, storage, saved, kernel, guard, counts, graph, call, calls,
+  symbol, line, tensor, code, stage, node, placeholder, input, output, span, storage, saved, kernel, guard, counts, graph, call, calls,
   refusal, frameCounts, frame, part, cell, device, setting, environment, graphBreak, ratio, timing, verification, fact, summary,
   report
 ];
@@ -306,6 +322,11 @@ export const RECORDS: readonly RecordReader<unknown>[] = [
 /** Read a graph that a kernel sent by itself. */
 export function readGraph(value: unknown): Graph {
   return graph(value, '$', { note: () => undefined });
+}
+
+/** Read nodes of a graph that a kernel sent by themselves. */
+export function readNodes(value: unknown): readonly Node[] {
+  return list(node)(value, '$', { note: () => undefined });
 }
 
 /** Read rows of a verification that a kernel sent by themselves. */

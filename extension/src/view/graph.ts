@@ -58,3 +58,8 @@ export function graphColumn<T>(context: Context): Column<OfGraph<T>>[] {
 export function graphData({ entry }: OfGraph<unknown>): Readonly<Record<string, string>> {
   return entry === null ? {} : { 'data-frame': entry.frame.name, 'data-graph': String(entry.graph.index) };
 }
+
+/** What the user calls what a graph takes. */
+export function userNames({ graph }: Entry): ReadonlyMap<string, string> {
+  return new Map(graph.placeholders.map(each => [each.name, each.user_name]));
+}

@@ -1,17 +1,17 @@
 /** Saved: what each graph keeps for its backward, and why. */
 
 import type { Saved } from '../model/report';
-import { amount, dataSize, place } from '../model/words';
+import { amount, dataSize } from '../model/words';
 import type { Context } from './context';
 import { h, heading, mark, soft, spoken } from './dom';
 import type { Child } from './dom';
-import { graphColumn, graphData, ofGraphs, rowsOf, total } from './graph';
+import { graphColumn, graphData, ofGraphs, rowsOf, total, userNames } from './graph';
 import type { OfGraph } from './graph';
 import { table } from './table';
 import type { Column } from './table';
 import { tensorCell } from './tensor';
 
-const COLUMNS: readonly Column<OfGraph<Saved>>[] = [
+const columns = ({ selection }: Context): readonly Column<OfGraph<Saved>>[] => [
   { name: 'tensor', title: 'tensor', kind: 'code', cell: ({ row }) => tensorCell(row.tensor) },
   { name: 'nbytes', title: 'bytes', kind: 'number', cell: ({ row }) => dataSize(row.nbytes) },
   { name: 'reason', title: 'why it is kept', kind: 'words', cell: ({ row }) => why(row) },
@@ -20,9 +20,15 @@ const COLUMNS: readonly Column<OfGraph<Saved>>[] = [
     title: 'line',
     help: 'The line of your program that made it',
     kind: 'code',
-    cell: ({ row }) => (row.line === null ? null : h('span', { title: row.line.code }, place(row.line)))
+    cell: ({ row }) => selection.lineButton(row.line)
   }
 ];
+
+/** The name in the code; of an input what the user calls it. */
+function name({ entry, row }: OfGraph<Saved>): Child {
+  const yours = entry === null ? undefined : userNames(entry).get(row.name);
+  return yours === undefined ? row.name : h('span', { title: row.name }, yours);
+}
 
 function why(row: Saved): Child {
   const held = row.is_input ? 'an input' : row.is_output ? 'an output' : '';
@@ -45,11 +51,15 @@ export function savedPanel(context: Context): Child[] {
     table({
       name: 'saved',
       label: 'Values that are kept for the backward',
-      columns: [{ name: 'name', title: 'name', kind: 'code', cell: ({ row }) => row.name }, ...graphColumn<Saved>(context), ...COLUMNS],
+      columns: [{ name: 'name', title: 'name', kind: 'code', cell: name }, ...graphColumn<Saved>(context), ...columns(context)],
       rows: rowsOf(context, graph => graph.saved),
       total: saved,
       key: ({ row }) => row.name,
-      rowData: graphData
+      rowData: each => {
+        const { selection } = context;
+        const origins = each.entry === null ? [] : selection.lines(false).behind(each.entry, each.row.line);
+        return { ...graphData(each), ...selection.linked(origins.map(origin => origin.id)) };
+      }
     })
   ];
 }
