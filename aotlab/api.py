@@ -216,8 +216,7 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> AotModule:
     """
     if not isinstance(mod, nn.Module):
         raise UsageError(f"aot_module takes a module, not {mod!r:.80}; for functions, use aot_function")
-    compiled = _module_function(mod, *args, **kwargs)
-    return AotModule(mod, compiled)
+    return AotModule(mod, _module_function(mod, *args, **kwargs))
 
 
 def _module_function(

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from traceback import FrameSummary
 from typing import Any, Literal
 
 
@@ -113,9 +114,9 @@ class Spent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphBreak(Event):
-    """Dynamo handed on a further graph of one frame; ``reason`` as Dynamo words it."""
+    """Dynamo broke a capture off at the last line of ``stack``; ``reason`` as Dynamo words it."""
 
-    frame: str
+    stack: tuple[FrameSummary, ...]
     reason: str
 
 

@@ -20,6 +20,7 @@ from aotlab.errors import RefusedError
 from aotlab.ir.metadata import MutationType, OutputType
 from aotlab.report.mime import MIME_TYPE, bundle
 from aotlab.report.model import Report
+from aotlab.report.tables import meanings
 from aotlab.report.verdict import verdict
 from tests.engine_helpers import refusing
 
@@ -135,6 +136,11 @@ def test_names_are_pythons() -> None:
     assert re.findall(r"^export const TARGET = '(.*)';$", text("src/live/connection.ts"), re.MULTILINE) == [live.TARGET]
     assert json.loads(text("package.json"))["version"] == aotlab.__version__
     assert json.loads(text("package-lock.json"))["version"] == aotlab.__version__
+
+
+def test_meanings_are_pythons() -> None:
+    """What the page says of a column is what `Report.describe` says; the file is written from `meanings()`."""
+    assert json.loads(text("src/model/meanings.json")) == meanings()
 
 
 def test_oldest_jupyterlab_is_the_same() -> None:

@@ -17,7 +17,7 @@ def test_listeners_hear_in_order():
     with observe.listen(lambda e: heard.append(("first", e))):
         with observe.listen(lambda e: heard.append(("second", e))):
             assert observe.listening() is True
-            event = GraphBreak(frame="f", reason="print")
+            event = GraphBreak(stack=(), reason="print")
             observe.emit(event)
         observe.emit(event)
     observe.emit(event)

@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import aotlab
+from aotlab.report import COLUMNS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -93,6 +94,11 @@ def test_readme_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             exec(compile(source, f"README.md block {number}", "exec"), namespace)
         printed.append(out.getvalue())
     assert printed == blocks("text")
+
+
+def test_tables_are_named() -> None:
+    """The README names every table of a report."""
+    assert [name for name in COLUMNS if f"`{name}`" not in README] == []
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\(((?!https?:)[^)#]+)\)", README))))

@@ -81,9 +81,9 @@ from aotlab._torch.inductor import (
     inductor_joint_passes, inductor_keeps_draws_in_order, inductor_replace_random, is_inductors_draw,
 )
 from aotlab._torch.dynamo import (
-    RESUME_PREFIX, as_made_by_dynamo, dynamo_cleanups, dynamo_compile_id, dynamo_compiles, dynamo_disable,
-    dynamo_failed_guards, dynamo_makes_symbols, dynamo_reasons, dynamo_settings, hear_dynamo,
-    in_guard, innermost_backend, leaves_padding_out, let_dynamo_follow_eager, log_handlers,
+    RESUME_PREFIX, as_made_by_dynamo, dynamo_breaks, dynamo_cleanups, dynamo_compile_id, dynamo_compiles,
+    dynamo_disable, dynamo_failed_guards, dynamo_makes_symbols, dynamo_reasons, dynamo_settings, hear_dynamo,
+    in_guard, innermost_backend, leave_frame_to_python, leaves_padding_out, let_dynamo_follow_eager, log_handlers,
     recurrent_layers_captured, unmark_static,
 )
 from aotlab._torch.samples import (

@@ -117,6 +117,11 @@ def as_made_by_dynamo(wrapper: _Function) -> _Function:
     return wrapper
 
 
+def leave_frame_to_python(code: types.CodeType) -> None:
+    """Keep Dynamo from capturing a frame that runs ``code``, though not from looking at the frames that it calls."""
+    set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
+
+
 def innermost_backend(backend: object) -> object:
     """Return the function that ``torch.compile`` was given as a backend, without what it has put around it."""
     for _ in range(8):  # it has put a few around; an object that has every attribute would never end
@@ -183,7 +188,7 @@ def let_dynamo_follow_eager(is_ours: Callable[[object], bool]) -> None:
     def inline(original: Any, parent: Any, func: Any, args: Any, kwargs: Any, *more: Any, **others: Any) -> Any:
         is_encoder = isinstance(func, variables.UserFunctionVariable) and func.get_code() is encoder
         if is_encoder and leaves_padding_out(getattr(args[0], "value", None), args[1:], kwargs):
-            set_code_exec_strategy(encoder, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
+            leave_frame_to_python(encoder)
             why = "Eager leaves padded places out where nothing is differentiated; Dynamo does not."
             _break_graph("TransformerEncoder with a padding mask", why)
         return original(parent, func, args, kwargs, *more, **others)
@@ -235,6 +240,13 @@ def dynamo_reasons() -> dict[str, int]:
 
     kinds = ("graph_break", "unimplemented")
     return {str(reason): count for kind in kinds for reason, count in counters[kind].items()}
+
+
+def dynamo_breaks() -> list[Any]:
+    """Return why Dynamo broke captures off so far, each with a ``reason`` and a ``user_stack``."""
+    from torch._dynamo.utils import graph_break_reasons
+
+    return graph_break_reasons
 
 
 @functools.cache

@@ -132,8 +132,7 @@ def has_composite_kernel_only(op: OpOverload, device_type: str) -> bool:
 @functools.cache
 def _has_kernel(op: OpOverload, key: str) -> bool:
     # some overloads are TorchScript's, on lists and numbers, and unknown to the dispatcher
-    known = torch._C._dispatch_has_kernel(op.name())
-    return known and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+    return torch._C._dispatch_has_kernel(op.name()) and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
 
 
 def _calling_higher_order_op(frame: types.FrameType | None) -> str | None:

@@ -123,8 +123,7 @@ class Higher:
             return self._of(saved, given[: len(tangents)], {e: value for e, value in waiting if value is not None})
 
         values = [*tangents, *came.values()]
-        by_itself = self._exact and not torch.is_grad_enabled()
-        return of(values) if by_itself else by_samples(of, saved, values, self.name)
+        return of(values) if self._exact and not torch.is_grad_enabled() else by_samples(of, saved, values, self.name)
 
     def _of(
         self, saved: SavedValues, tangents: Sequence[Tensor | None], came: dict[Edge, Tensor]

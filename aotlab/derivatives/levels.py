@@ -61,8 +61,7 @@ class Level:
     def mask(self, pattern: Sequence[bool], extras: Sequence[Edge]) -> int:
         """Return the bits of the nodes that are reached from the defined entries and from the midst."""
         own = [mask for mask, is_defined in zip(self.masks, pattern, strict=True) if is_defined]
-        midst = state_masks([replace(self.part, entries=tuple(extras))], self.bits)[0]
-        return reduce(or_, [*own, *midst], 0)
+        return reduce(or_, [*own, *state_masks([replace(self.part, entries=tuple(extras))], self.bits)[0]], 0)
 
     def derive(self, kind: Kind) -> Derived:
         """Run the nodes for what comes in; what they raise is raised."""

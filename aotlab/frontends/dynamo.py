@@ -54,8 +54,7 @@ def frames_of_stack(text: str | None) -> list[UserLine]:
 
 def line_of_stack(text: str | None) -> UserLine | None:
     """Read the innermost frame off the stack trace that Dynamo keeps with a node."""
-    frames = frames_of_stack(text)
-    return frames[-1] if frames else None
+    return next(reversed(frames_of_stack(text)), None)
 
 
 class GraphTarget(Target):
@@ -159,22 +158,24 @@ def _called_by_torch(graph: fx.GraphModule) -> type[torch.nn.Module] | None:
     return kind if path == "L['fn']" and isinstance(kind, type) else None
 
 
-_began: list[int] = []
+_began: list[tuple[int, int]] = []
 
 
 def watch_captures() -> None:
-    """Announce from now on, or from now on again, how long each capture by Dynamo takes."""
+    """Announce from now on, or from now on again, how long each capture by Dynamo takes, and where it broke off."""
     internals.hear_dynamo(_capture_begins, _capture_ends)
 
 
 def _capture_begins(_event: Any) -> None:
-    _began.append(time.perf_counter_ns())
+    _began.append((time.perf_counter_ns(), len(internals.dynamo_breaks())))
 
 
 def _capture_ends(_event: Any) -> None:
     if _began:
-        duration = time.perf_counter_ns() - _began.pop()
-        observe.emit(observe.Spent(kind="dynamo", duration_ns=duration))
+        began, breaks = _began.pop()
+        observe.emit(observe.Spent(kind="dynamo", duration_ns=time.perf_counter_ns() - began))
+        for each in internals.dynamo_breaks()[breaks:] if observe.listening() else ():
+            observe.emit(observe.GraphBreak(stack=tuple(each.user_stack), reason=str(each.reason)))
 
 
 @functools.cache
@@ -234,10 +235,6 @@ def compile_graph(
         guards = [(next((e.number for e in each), None), text) for each, (_, text) in zip(entries, failed, strict=True)]
         file = code.co_filename
         observe.emit(observe.CapturedAgain(function_id=number, file=file, failed=tuple(guards), scope=scope))
-    reason = getattr(target.graph, "compile_subgraph_reason", None)
-    if observe.listening() and reason is not None and reason.graph_break:
-        where = next((f"{frame.filename}:{frame.lineno}" for frame in reversed(reason.user_stack)), "")
-        observe.emit(observe.GraphBreak(frame=where, reason=str(reason.reason)))
     made = pipeline.Options(backend=compiler, partitioner=partitioner, keep_inference_input_mutations=True)
     function = pipeline.function_for(target, made, number=number, **settings)
     _captures[internals.dynamo_compile_id()[1]] = function

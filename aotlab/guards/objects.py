@@ -104,8 +104,7 @@ def is_of_others(kind: type) -> bool:
     """Tell whether a class is a library's or a package's, and does not just hold what its user puts there."""
     if kind.__name__ in ("Namespace", "SimpleNamespace"):
         return False
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return is_library(kind) or is_installed(str(file or ""))
+    return is_library(kind) or is_installed(str(getattr(sys.modules.get(kind.__module__), "__file__", None) or ""))
 
 
 def is_installed(file: str) -> bool:
@@ -131,8 +130,7 @@ def is_holding(value: Any) -> bool:
     """Tell whether ``value`` holds something that no guard looks at, though the code may read it."""
     if isinstance(value, types.FunctionType):
         return value.__code__ is _DISPATCHER and "registry" in vars(value)
-    of_ctypes = any(each.__module__ == "_ctypes" for each in type(type(value)).__mro__)
-    return of_ctypes or isinstance(value, _HOLDING)
+    return any(each.__module__ == "_ctypes" for each in type(type(value)).__mro__) or isinstance(value, _HOLDING)
 
 
 def is_random(value: Any) -> bool:

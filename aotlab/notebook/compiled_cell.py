@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,7 +34,19 @@ from aotlab.notebook.shown import Shown
 from aotlab.notebook.tracebacks import cleaned, walk
 from aotlab.notebook.traced import TracedFunction
 from aotlab.report import Cell, Recording, Report, VerificationRow
-from aotlab.report.model import CellPart, Frame, Graph, Input, Output, Placeholder, Span, Storage, TimingRow
+from aotlab.report.collect import function_of
+from aotlab.report.model import (
+    CellPart,
+    Frame,
+    Graph,
+    GraphBreakRow,
+    Input,
+    Output,
+    Placeholder,
+    Span,
+    Storage,
+    TimingRow,
+)
 from aotlab.report.text import why_dynamo_stopped
 from aotlab.report.views import Views
 from aotlab.verification import Comparison
@@ -48,8 +61,9 @@ _BREAK = "User-inserted graph break"
 class CellRecording(Recording):
     """A recording that hears only of the graphs of one cell."""
 
-    def __init__(self, name: str | None = None) -> None:
+    def __init__(self, name: str | None = None, file: str = "") -> None:
         super().__init__(name)
+        self._file = file
         self.numbers: set[int] = set()
         self.inside = False
 
@@ -74,11 +88,21 @@ class CellRecording(Recording):
             case observe.Spent():
                 mine = self.inside or event.kind == "timing"
             case observe.GraphBreak():
-                mine = self.inside and not (_BREAK in event.reason and "/torch/" in event.frame)
+                mine = self.inside and not (_BREAK in event.reason and "/torch/" in str(event.stack[-1:]))
             case _:
                 mine = getattr(event, "entry", None) in self._entries
         if mine:
             super().hear(event)
+
+    def _in_cell(self, row: GraphBreakRow, event: observe.GraphBreak) -> GraphBreakRow:
+        """Look for the cell's line among those that run and those that Dynamo was capturing."""
+        running = [(frame.f_code, line) for frame, line in traceback.walk_stack(None)]
+        lines = [(function_of(code.co_name), line) for code, line in running[::-1] if code.co_filename == self._file]
+        lines += [(function_of(each.name), each.lineno or 0) for each in event.stack if each.filename == self._file]
+        # The frame that ran, and perhaps its rest after an earlier break, in which the line is the later one.
+        line = next((line for name, line in reversed(lines) if name == lines[0][0]), None)
+        own = row.line is not None and row.line.file == self._file
+        return replace(row, cell_line=line, where=f"line {row.line.line}" if own and row.line else row.where)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -140,7 +164,7 @@ class CompiledCell(Views):
         self.options = options
         self.options_text = options_text
         self.say: Callable[[str], None] = lambda _text: None
-        self.recording = CellRecording(options.name)
+        self.recording = CellRecording(options.name, file)
         self._playground = playground
         self._backend = resolve(options.backend, draws="eager")  # a cell does what eager does
         self._device = options.wanted_device()

@@ -7,6 +7,7 @@ import inspect
 import types
 from typing import Any
 
+from aotlab import _torch as internals
 from aotlab import config
 from aotlab.notebook.compiled_cell import CompiledCell
 from aotlab.notebook.graphs import RunInstead
@@ -33,8 +34,8 @@ def compiled_function(cell: CompiledCell, name: str, function: object, lines: tu
 
     tries = 0
 
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    @internals.dynamo_disable  # code that Dynamo has captured in part comes here as well
+    def run(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         nonlocal call, tries
         if part.calls and not part.graphs and tries < MOST_TRIES:
@@ -58,7 +59,13 @@ def compiled_function(cell: CompiledCell, name: str, function: object, lines: tu
             cell.settle(part)
             cell.note_outside(part, function, watched)
 
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        return run(*args, **kwargs)
+
     signature: Any = wrapper
+    internals.leave_frame_to_python(signature.__code__)
     signature.__defaults__, signature.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
     # Code that Dynamo captures and that calls this function gets the function, not what surrounds it here.
     wrapper._torchdynamo_inline = function  # type: ignore[attr-defined]  # Dynamo's convention

@@ -22,6 +22,7 @@ from aotlab.cache import Entry
 from aotlab.errors import RefusedError
 from aotlab.frontends.dynamo import GraphTarget, compile_graph, frames_of_stack
 from aotlab.partition.default import default_partition
+from aotlab.report.collect import function_of
 from aotlab.runtime.draft import MISS
 from aotlab.runtime.forward_call import ForwardFailed
 from aotlab.verification import Comparison, compare
@@ -346,13 +347,13 @@ def wrong_device(name: str, tensor: Tensor, device: torch.device) -> str:
 
 def title_of(graph: fx.GraphModule, cell_file: str, first: int, last: int, function: str | None) -> str:
     """Name a graph by the lines of the cell that it comes from, or by the function whose code it is."""
-    lines = set()
-    for node in graph.graph.nodes:
-        for each in frames_of_stack(node.meta.get("stack_trace")):
-            if each.file == cell_file and first <= each.line <= last:
-                lines.add(each.line)
     if function is not None:
         return function
+    stacks = [frames_of_stack(node.meta.get("stack_trace")) for node in graph.graph.nodes]
+    lines = {each.line for stack in stacks for each in stack if each.file == cell_file and first <= each.line <= last}
+    called = next((function_of(stack[0].function) for stack in stacks if stack), "")
+    if not lines and first < last and called.isidentifier():
+        return called  # one of the lines calls it; it is captured by itself where Dynamo broke them off
     start, stop = (min(lines), max(lines)) if lines else (first, last)
     return f"line {start}" if start == stop else f"lines {start}–{stop}"
 

@@ -78,8 +78,7 @@ class Chooser:
         return self._walk(least + int((most - least) * budget), above, below, own, kept)
 
     def _weighed(self, choice: Choice, own: Collection[fx.Node]) -> Choice:
-        weight = sum(self.weights[node] for node in choice.kept if node in own)
-        return choice._replace(weight=weight)
+        return choice._replace(weight=sum(self.weights[node] for node in choice.kept if node in own))
 
     def _least(self, own: Collection[fx.Node], kept: frozenset[fx.Node] | None) -> Choice:
         # at this price a byte costs more than all the time that there is

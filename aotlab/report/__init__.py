@@ -14,7 +14,7 @@ from aotlab.report.model import (
     VerificationRow,
     report_schema,
 )
-from aotlab.report.tables import COLUMNS, table
+from aotlab.report.tables import COLUMNS, describe, table
 from aotlab.report.verdict import verdict
 from aotlab.report.views import DRAWING
 
@@ -30,4 +30,4 @@ __all__ = [
     "report_schema",
 ]
 
-DRAWING.update(verdict=verdict, page=page, plain=plain, bundle=bundle, table=table, record=record)
+DRAWING.update(verdict=verdict, page=page, plain=plain, bundle=bundle, table=table, describe=describe, record=record)

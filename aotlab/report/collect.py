@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import datetime
 import functools
-import linecache
 import platform
+import re
 import sys
 import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from traceback import FrameSummary
 from typing import NamedTuple
 
 import torch
 
 from aotlab import __version__, config, observe
 from aotlab import _torch as internals
-from aotlab.errors import RefusedError
+from aotlab.errors import RefusedError, UserLine
 from aotlab.report.assemble import Joined, Snapshot, assemble, backward_snapshot, snapshot
 from aotlab.report.model import (
     Call,
@@ -44,8 +45,12 @@ from aotlab.report.model import (
 )
 from aotlab.report.recompiles import misses
 from aotlab.report.spent import Spent
-from aotlab.report.text import place_in, why_dynamo_stopped
+from aotlab.report.text import place, why_dynamo_stopped
 from aotlab.report.views import Views
+
+#: The reason that Dynamo gives where it goes back to an earlier line, after which it leaves the function to Python.
+_STEPPED = "step_unsupported"
+_RESUMED = re.compile(rf"^{internals.RESUME_PREFIX}(.+)_at_(\d+)$")
 
 #: How many calls a report remembers one by one, per frame; the counters count all.
 RECENT_CALLS = 1000
@@ -111,6 +116,7 @@ class Recording(Views):
         self._entries: dict[int, _EntryLog] = {}
         self._captured_again: dict[int, tuple[tuple[int | None, Miss], ...]] = {}
         self._breaks: list[GraphBreakRow] = []
+        self._led_to: list[tuple[list[tuple[str, int]], str]] = []  # each break's lines, outermost first, and words
         self._notes: list[str] = []
         self._built: Report | None = None
 
@@ -136,7 +142,7 @@ class Recording(Views):
             if not again:
                 return
             self._created = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-            self._breaks.clear()
+            self._breaks = [replace(row, at_ns=0) for row in self._breaks]  # a captured frame breaks off in each run
             self._notes.clear()
             for log in self._frames.values():
                 log.compiled = log.eager = 0
@@ -220,8 +226,24 @@ class Recording(Views):
             case observe.Spent():
                 self._spent.add(event.kind, event.at_ns, event.duration_ns)
             case observe.GraphBreak():
-                at_ns = event.at_ns - self._begin_ns
-                self._breaks.append(graph_break(event.frame, event.reason, at_ns))
+                self._note_break(event)
+
+    def _note_break(self, event: observe.GraphBreak) -> None:
+        """Take note of a graph break; what led to it is told by the outermost frame, which Dynamo captured first."""
+        places = [(each.filename, each.lineno or 0) for each in event.stack]
+        reason, stepped = event.reason, event.reason == _STEPPED
+        for known, words in self._led_to:
+            if places and (stepped or words == why_dynamo_stopped(reason)) and _within(places, known):
+                return
+        if stepped:
+            reason = next(reversed(_dynamo_reasons()), reason)
+        row = graph_break(event.stack[-1] if event.stack else None, reason, event.at_ns - self._begin_ns)
+        self._led_to.append((places, row.words))
+        self._breaks.append(self._in_cell(row, event))
+
+    def _in_cell(self, row: GraphBreakRow, _event: observe.GraphBreak) -> GraphBreakRow:
+        """Tell where in the cell a graph break is, if the recording is one of a cell."""
+        return row
 
     def _note_dynamo(self, reasons: Iterable[str]) -> None:
         """Take note of why Dynamo handed over nothing, which no graph tells: it skipped a frame, or failed at it."""
@@ -230,7 +252,7 @@ class Recording(Views):
             at_ns = time.perf_counter_ns() - self._begin_ns
             for words, reason in {why_dynamo_stopped(reason): reason for reason in reasons}.items():
                 if words not in told:
-                    self._breaks.append(graph_break("", reason, at_ns))
+                    self._breaks.append(graph_break(None, reason, at_ns))
 
     def _frame(self, function_id: int, function: str) -> _FrameLog:
         key = (function_id, function)
@@ -245,9 +267,10 @@ class Recording(Views):
         spent = self._spent.rows(end_ns)
         frames = []
         for log in self._frames.values():
-            seen[log.function] = seen.get(log.function, 0) + 1
-            name = log.function if seen[log.function] == 1 else f"{log.function} #{seen[log.function]}"
-            frames.append(self._build_frame(name, log))
+            function = _RESUMED.sub(r"\1 after line \2", log.function)
+            seen[function] = seen.get(function, 0) + 1
+            name = function if seen[function] == 1 else f"{function} #{seen[function]}"
+            frames.append(self._build_frame(name, function, log))
         return Report(
             name=self._name,
             identifier=self.identifier,
@@ -260,7 +283,7 @@ class Recording(Views):
             notes=tuple(self._notes),
         )
 
-    def _build_frame(self, name: str, log: _FrameLog) -> Frame:
+    def _build_frame(self, name: str, function: str, log: _FrameLog) -> Frame:
         indices: dict[int | None, int] = {entry: index for index, entry in enumerate(log.entries)}
         graphs = [self._build_graph(indices[entry], each, indices) for entry, each in log.entries.items()]
         captures = [s.capture for each in log.entries.values() for s in each.snapshots if s.capture is not None]
@@ -277,7 +300,7 @@ class Recording(Views):
         ]
         return Frame(
             name=name,
-            function=log.function,
+            function=function,
             line=captures[0].line if captures else None,
             graphs=tuple(graphs),
             refusals=tuple([self._build_refusal(indices[e.entry], e.failed) for e in log.entries.values() if e.failed]),
@@ -345,12 +368,23 @@ class Recording(Views):
             self._built = None
 
 
-def graph_break(frame: str, reason: str, at_ns: int) -> GraphBreakRow:
-    """Describe a graph break, which Dynamo explains in ``reason``."""
-    file, _, number = frame.rpartition(":")
-    code = linecache.getline(file, int(number)).strip() if number.isdecimal() else ""
+def graph_break(at: FrameSummary | None, reason: str, at_ns: int) -> GraphBreakRow:
+    """Describe a graph break at a line, which Dynamo explains in ``reason``."""
     words = why_dynamo_stopped(reason)
-    return GraphBreakRow(frame=frame, where=place_in(frame), code=code, words=words, reason=reason, at_ns=at_ns)
+    if at is None:
+        return GraphBreakRow(frame="", words=words, reason=reason, at_ns=at_ns)
+    line = UserLine(file=at.filename, line=at.lineno or 0, function=function_of(at.name), code=at.line or "")
+    frame = f"{line.file}:{line.line}"
+    return GraphBreakRow(frame=frame, where=place(line), line=line, words=words, reason=reason, at_ns=at_ns)
+
+
+def function_of(name: str) -> str:
+    """Return the name of a function without what Dynamo puts around it in the name of its rest after a graph break."""
+    return _RESUMED.sub(r"\1", name)
+
+
+def _within(part: Sequence[object], whole: Sequence[object]) -> bool:
+    return any(whole[i : i + len(part)] == part for i in range(len(whole) - len(part) + 1))
 
 
 @contextmanager

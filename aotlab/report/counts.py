@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, fields
 from typing import get_args
@@ -12,6 +14,8 @@ from aotlab.report.verdict import State, eager_lines, served, speed, verdict
 
 #: So many names, and so many sentences, stand in one fact.
 _MOST_NAMES, _MOST_SENTENCES = 8, 4
+#: So many tensors of one variable are counted instead.
+_MANY = 4
 
 
 def count(graph: Graph) -> Counts:
@@ -66,6 +70,7 @@ def summary(report: Report) -> Summary:
         recompiles=sum(bool(graph.misses) for graph in graphs),
         refused=sum(count_frame(frame).refusals for frame in report.frames),
         mutated=len(dict(_changed(report, graphs))),
+        outside=0 if report.cell is None else len(report.cell.mutated_outside),
         breaks=len(report.graph_break_rows),
         eager_lines=0 if report.cell is None else eager_lines(report.cell),
         speed=speed(report),
@@ -87,13 +92,15 @@ def _facts(report: Report) -> Iterator[Fact]:
         yield Fact(key="error", title="ended with", sentence=report.cell.error)
     changed = dict(_changed(report, graphs))
     if traced or changed:
-        names = [f"{name} ({how})" for name, how in changed.items()]
+        names = list(dict.fromkeys(_together(changed)))
         text = listed(names, _MOST_NAMES) if names else _nothing(report)
         yield Fact(key="mutated", title="mutated", sentence=text)
     if traced:
         aliases = [f"{row.name}: {row.relation}" for graph in graphs for row in graph.outputs if row.base is not None]
-        text = listed(list(dict.fromkeys(aliases)), _MOST_SENTENCES) if aliases else "no output shares memory"
-        yield Fact(key="aliases", title="aliases", sentence=text)
+        told = list(dict.fromkeys(aliases)) or ["no output shares memory"]
+        more = [f"{len(told) - _MOST_SENTENCES} more"] if len(told) > _MOST_SENTENCES else []
+        for index, sentence in enumerate([*told[:_MOST_SENTENCES], *more]):
+            yield Fact(key="aliases", title="" if index else "aliases", sentence=sentence)
     training = [count(graph) for graph in graphs if graph.training]
     if training:
         values = amount(sum(each.saved for each in training), "value")
@@ -109,6 +116,16 @@ def _changed(report: Report, graphs: list[Graph]) -> Iterator[tuple[str, str]]:
     for row in () if report.cell is None else report.cell.mutated_outside:
         where = f"through {', '.join(row.overlaps)}" if row.kind == "alias" else "outside the graphs"
         yield row.name, f"{_how(row)}, {where}"
+
+
+def _together(changed: dict[str, str]) -> Iterator[str]:
+    """Say what changed, and how; many tensors of one variable, to which the same happened, are counted."""
+    owners = {name: re.match(r"\w+(?=[.\[])", name) for name in changed}
+    keys = {name: (name if (owner := owners[name]) is None else owner[0], how) for name, how in changed.items()}
+    times = Counter(keys.values())
+    for name, how in changed.items():
+        many = times[keys[name]]
+        yield f"{name if many < _MANY else f'{many} tensors of {keys[name][0]}'} ({how})"
 
 
 def _how(row: Input) -> str:

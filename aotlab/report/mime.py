@@ -80,5 +80,5 @@ def plain(report: Report) -> str:
 
 
 def _bundle(report: Report) -> dict[str, object]:
-    html = fragment(report, short=True)
+    html = fragment(report)
     return {MIME_TYPE: report.to_dict(sparse=True), "text/html": html, "text/plain": plain(report)}

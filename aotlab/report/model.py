@@ -899,11 +899,13 @@ class GraphBreakRow:
     Attributes
     ----------
     frame
-        Where, as Dynamo says it; empty if it captured nothing there.
+        Where, as ``file:line``; empty if nobody knows.
     where
-        The same as a reader knows it: a notebook's cell by its number.
-    code
-        The line itself.
+        The same as a reader knows it: a line of the report's cell by its number, of another cell by both numbers.
+    line
+        The same with its function and its code.
+    cell_line
+        The line of the report's cell that led there; None if none did.
     words
         Why, in a clause.
     reason
@@ -914,7 +916,8 @@ class GraphBreakRow:
 
     frame: str
     where: str = ""
-    code: str = ""
+    line: UserLine | None = None
+    cell_line: int | None = None
     words: str = ""
     reason: str
     at_ns: int = 0
@@ -1065,8 +1068,8 @@ class Summary:
         The line in a few words: ``"equal to eager"``.
     graphs, recompiles, refused
         How many graphs served, how many were made because no earlier one did, and how many were refused.
-    mutated
-        How many tensors changed, in the graphs and outside of them.
+    mutated, outside
+        How many tensors changed, and how many of those outside of the graphs.
     breaks, eager_lines
         How many graph breaks there were, and how many lines of the cell ran eagerly.
     speed
@@ -1086,6 +1089,7 @@ class Summary:
     recompiles: int = 0
     refused: int = 0
     mutated: int = 0
+    outside: int = 0
     breaks: int = 0
     eager_lines: int = 0
     speed: str = ""
@@ -1097,7 +1101,7 @@ class Report(Views):
     """What happened while something was compiled and run.
 
     Reports come from `Report.record` and from `Report.load`. The tables (``report.inputs`` and so on) are pandas
-    DataFrames made on demand; `aotlab.report.tables.COLUMNS` documents their columns.
+    DataFrames made on demand; `describe` documents their columns.
 
     Attributes
     ----------

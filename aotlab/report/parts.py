@@ -1,17 +1,13 @@
-"""The small parts that pages are made of: titles, folds, tables, marks, bars, code."""
+"""The small parts that the summary is made of: titles, folds, tables, marks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from aotlab.errors import UserLine
 from aotlab.ir.specs import SymExpr
 from aotlab.report.markup import Child, Markup, element, escape, join
-from aotlab.report.model import Code, TensorInfo
-from aotlab.report.text import place, sizes
-
-#: So many rows of one line a table shows at once.
-MOST_SEEN = 15
+from aotlab.report.model import TensorInfo
+from aotlab.report.text import sizes
 
 
 def words(text: str) -> Markup:
@@ -33,57 +29,27 @@ def fold(title: Child, about: str, content: Markup) -> Markup:
 
 
 def grid(columns: Sequence[str], rows: Iterable[Sequence[Markup]]) -> Markup:
-    """Write a table; a column whose title ends in ``#`` holds numbers."""
-    head = [
-        element("th", title.removesuffix("#"), kind="number" if title.endswith("#") else None, scope="col")
-        for title in columns
-    ]
+    """Write a table."""
+    head = [element("th", title, scope="col") for title in columns]
     body = [element("tr", *row) for row in rows]
-    table = element("table", element("thead", element("tr", *head)), element("tbody", *body))
-    box = element("div", table, kind="scroll")
-    if len(body) <= MOST_SEEN:
-        return box
-    return join(box, element("p", f"{len(body):,} rows: the table scrolls.", kind="soft hint"))
+    return element("table", element("thead", element("tr", *head)), element("tbody", *body))
 
 
-def cell(*children: Child, kind: str | None = None) -> Markup:
+def cell(*children: Child) -> Markup:
     """Write a cell of a table."""
-    return element("td", *children, kind=kind)
+    return element("td", *children)
 
 
-def mark(text: str, tone: str = "") -> Markup:
-    """Write a word on a coloured ground."""
-    # The space is for readers without the style sheet: JupyterLab drops it where a notebook is not trusted.
-    return join(element("span", text, kind=f"mark {tone}".strip()), " ")
-
-
-def track(
-    start: int,
-    stop: int,
-    scale: int,
-    tone: str,
-    whisker: tuple[int, int] | None = None,
-    note: str | None = None,
-) -> Markup:
-    """Draw ``start`` to ``stop`` as a bar on a track that stands for 0 to ``scale``."""
-    bars = [element("i", kind=tone, style=_extent(start, stop, scale))]
-    if whisker is not None:
-        bars.append(element("i", kind="whisker", style=_extent(*whisker, scale)))
-    return element("span", *bars, kind="track", title=note)
-
-
-def _extent(start: int, stop: int, scale: int) -> str:
-    whole = max(scale, 1)
-    left = min(100 * start / whole, 100)
-    return f"left:{left:.2f}%;width:{max(min(100 * stop / whole, 100) - left, 0):.2f}%"
+def mark(text: str) -> Markup:
+    """Write words that one of the reader's first looks should meet."""
+    # The space separates marks that stand side by side.
+    return join(element("b", text), " ")
 
 
 def tensor_cell(tensor: TensorInfo) -> Markup:
-    """Write a tensor's type, and below it what is unusual about it."""
-    return join(
-        element("code", str(tensor), kind="nowrap"),
-        element("span", f" {_layout(tensor)}", kind="line") if _layout(tensor) else None,
-    )
+    """Write a tensor's type, and what is unusual about it."""
+    layout = _layout(tensor)
+    return join(element("code", str(tensor)), f" {layout}" if layout else None)
 
 
 def _layout(tensor: TensorInfo) -> str:
@@ -111,27 +77,3 @@ def _contiguous(tensor: TensorInfo) -> bool:
             return False
         expected *= max(size, 1)
     return True
-
-
-def line_cell(line: UserLine | None) -> Markup | None:
-    """Write the user's code, and where it stands."""
-    if line is None:
-        return None
-    code = join(element("code", line.code), " ") if line.code else None
-    return element("span", " ", code, place(line), kind="line")
-
-
-def preformatted(text: str) -> Markup:
-    """Write text as it stands."""
-    return element("pre", text)
-
-
-def code_block(code: Code) -> Markup:
-    """Write code with its comments subdued: in our graphs they say the shapes."""
-    if code.language != "python":
-        return preformatted(code.text)
-    lines: list[Child] = []
-    for line in code.text.splitlines():
-        before, mark, comment = line.partition("  # ")
-        lines += [before, element("span", mark + comment, kind="comment") if mark else None, "\n"]
-    return element("pre", *lines)

@@ -4,6 +4,9 @@
 columns with these dtypes also when it has no rows, so that code which reads a table need not ask whether there was
 anything to read. All dtypes admit missing values (``pd.NA``). Tables are keyed by ``frame`` and ``graph``.
 
+`describe` shows it as a table, and each table carries its columns' meanings in ``attrs["columns"]``. The page shows the
+same meanings: ``extension/src/model/meanings.json`` holds a copy, which a test compares.
+
 A size that is symbolic stands in a numeric column with the value that it had in the traced call.
 """
 
@@ -194,8 +197,10 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "frame": (_TEXT, "the line, as Dynamo names it"),
         "reason": (_TEXT, "why, in a clause"),
         "where": (_TEXT, "the line, as a reader knows it"),
+        "cell_line": (_COUNT, "the line of the cell that led there"),
         "dynamo": (_TEXT, "why, as Dynamo words it"),
         "at_ns": (_COUNT, "when, in ns since the recording began"),
+        **_LINE,
     },
     "time": {
         "kind": (_TEXT, "what the time went into: a stage, dynamo, verification, calls, the rest"),
@@ -234,6 +239,14 @@ COLUMNS: dict[str, dict[str, Column]] = {
     },
 }
 
+#: The units of columns, by name; those that end in ``_ns`` are times.
+_UNITS = {
+    **dict.fromkeys(("nbytes", "byte_offset", "start", "stop"), "bytes"),
+    **dict.fromkeys(("offset", "stride"), "elements"),
+    **{f"over_{other}{end}": "×" for other in ("eager", "upstream") for end in ("", "_p10", "_p90")},
+    "again": "×",
+}
+
 
 def table(report: Report, name: str) -> pd.DataFrame:
     """Make the table ``name`` of ``report``: one of `COLUMNS`, with the columns and dtypes written there."""
@@ -243,7 +256,26 @@ def table(report: Report, name: str) -> pd.DataFrame:
     rows = [[row[column] for column in columns] for row in _ROWS[name](report)]
     # By way of objects: left alone, pandas would read a column of integers with gaps as floats.
     made = pd.DataFrame(rows, columns=list(columns), dtype=object)
-    return made.astype({column: dtype for column, (dtype, _) in columns.items()})
+    made = made.astype({column: dtype for column, (dtype, _) in columns.items()})
+    made.attrs["columns"] = meanings()[name]
+    return made
+
+
+def meanings() -> dict[str, dict[str, str]]:
+    """Return table → column → meaning."""
+    return {name: {column: meaning for column, (_, meaning) in columns.items()} for name, columns in COLUMNS.items()}
+
+
+def describe() -> pd.DataFrame:
+    """Make the table of all columns of all tables."""
+    import pandas as pd
+
+    rows = [
+        (name, column, dtype, meaning, "ns" if column.endswith("_ns") else _UNITS.get(column, ""))
+        for name, columns in COLUMNS.items()
+        for column, (dtype, meaning) in columns.items()
+    ]
+    return pd.DataFrame(rows, columns=["table", "column", "dtype", "meaning", "unit"], dtype="string")
 
 
 def _graphs(report: Report) -> Iterator[tuple[Frame, Graph, dict[str, object]]]:
@@ -476,8 +508,10 @@ def _graph_break_rows(report: Report) -> Iterator[Row]:
             "frame": row.frame,
             "reason": row.words,
             "where": row.where,
+            "cell_line": row.cell_line,
             "dynamo": row.reason,
             "at_ns": row.at_ns,
+            **_line(row.line),
         }
 
 

@@ -107,7 +107,7 @@ _STOPS = [(re.compile(pattern, re.DOTALL), words) for pattern, words in (
     (r"^generic_jump|^Data-dependent branching", "a branch depends on the value of a tensor"),
     (r"builtin operator `(\w+)`", r"`\1()` is called"),
     (r"^Unsupported Tensor\.item\(\)", "`.item()` asks for the value of a tensor"),
-    (r"^Unsupported Tensor\.(\w+)\(\)", r"`.\1()` of a tensor is called"),
+    (r"^(?:Unsupported )?Tensor\.(\w+)\(\)", r"`.\1()` of a tensor is called"),
     (r"Call to `(torch\._dynamo\.\w+)\(\)`", r"`\1()` is called"),
     (r"^Dynamic slicing with Tensor", "a slice has a tensor as its bound"),
     (r"^Dynamic shape operator.*?Explanation: Operator `(.+?)`", r"the size of what `\1` returns depends on values"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from aotlab.report.text import amount, duration, first_line, lines_of, listed, place_in
@@ -48,14 +48,14 @@ class Verdict:
 
     sentence: str
     state: State
-    status: str = ""
+    status: str = field(default="", compare=False)
 
 
 def verdict(report: Report) -> Verdict:
     """Say in one line what ``report`` tells; of a report that was cut, what the whole one told."""
     if report.summary is not None and report.summary.state in get_args(State):
-        told = report.summary
-        return Verdict(sentence=told.sentence, state=cast("State", told.state), status=told.status)
+        head = report.summary
+        return Verdict(sentence=head.sentence, state=cast("State", head.state), status=head.status)
     differing = [each for each in _refusals(report) if each[1].message.startswith(DIFFERS)]
     graphs = [graph for frame in report.frames for graph in frame.graphs if served(graph)]
     if not graphs:
@@ -280,19 +280,11 @@ class Break:
 
 def breaks_of(report: Report) -> list[Break]:
     """Return the graph breaks of a report, with the lines of its cell."""
-    lines = [] if report.cell is None else report.cell.source.split("\n")
-    # The cell's code has a file name of its own, which a report does not hold: a line that stands there tells it.
-    own = {
-        frame.line.file
-        for frame in report.frames
-        if frame.line is not None and frame.line.code and frame.line.code in "".join(lines[frame.line.line - 1 :][:1])
-    }
     found = []
     for row in report.graph_break_rows:
-        file, _, number = row.frame.rpartition(":")
-        line = int(number) if file in own and number.isdecimal() else None
-        place = place_in(row.frame) if line is None else f"line {line}"
-        found.append(Break(place=place, line=line, reason=row.words))
+        place = row.where if row.cell_line is None else f"line {row.cell_line}"
+        elsewhere = f", at {row.where}" if row.where != place else ""
+        found.append(Break(place=place, line=row.cell_line, reason=row.words + elsewhere))
     return found
 
 

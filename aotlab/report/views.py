@@ -120,6 +120,14 @@ class Views:
         """One row per comparison with eager."""
         return self._table("verification")
 
+    def describe(self) -> pd.DataFrame:
+        """Return what the columns of all tables mean: one row per table and column, with dtype, meaning and unit.
+
+        Each table has its own columns' meanings in ``attrs["columns"]``.
+        """
+        described: pd.DataFrame = DRAWING["describe"]()
+        return described
+
     @property
     def verdict(self) -> str:
         """One line: what was compiled, on what, whether it was verified; or why nothing was compiled."""
@@ -128,7 +136,7 @@ class Views:
     def to_html(self, path: str | Path) -> Path:
         """Write the report as one self-contained page that opens anywhere, and return the path.
 
-        The page has no scripts and loads nothing; it follows the reader's light or dark theme.
+        The page loads nothing; it follows the reader's light or dark theme.
         """
         path = Path(path)
         path.write_text(DRAWING["page"](self.report()), encoding="utf-8")

@@ -120,8 +120,7 @@ def survey(parts: Sequence[Segment]) -> tuple[list[Any], list[Any], list[Any]]:
 
 def reachable(part: Segment) -> set[Edge]:
     """Return the stops to which there is a way, whether or not a gradient goes it."""
-    passed = {*part.entries, *(edge for node in nodes_of(part) for edge in next_edges(node))}
-    return passed.intersection(part.stops)
+    return {*part.entries, *(edge for node in nodes_of(part) for edge in next_edges(node))}.intersection(part.stops)
 
 
 def nodes_before(part: Segment, ways: Sequence[Exit]) -> list[Any]:

@@ -94,8 +94,7 @@ def drawn(op: OpOverload) -> OpOverload:
         return (*_tuple(results), after)
 
     def fake(state: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        results = _tuple(op(*args, **kwargs))
-        return (*results, torch.empty_like(state))
+        return (*_tuple(op(*args, **kwargs)), torch.empty_like(state))
 
     if not hasattr(torch.ops.aotlab, made):  # a module that is loaded once more finds what the first one defined
         _define(f"{made}(Tensor state, {arguments}) -> ({', '.join(kinds)}, Tensor)", run, fake)

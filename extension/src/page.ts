@@ -17,4 +17,6 @@ function readData(): unknown {
 
 const source = new ReportSource();
 source.update({ reading: readReport(readData()), figure: null });
-mount(document.getElementById('aotlab-page') ?? document.body, source);
+const host = document.getElementById('aotlab-page') ?? document.body;
+host.classList.add('aotlab-whole');
+mount(host, source);

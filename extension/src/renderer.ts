@@ -9,6 +9,7 @@ import { Connection } from './live/connection';
 import { ReportSource } from './live/source';
 import { MIME_TYPE, readReport } from './model/report';
 import type { Disposable } from './source';
+import type { OpenTab } from './tab';
 import { mount } from './view/view';
 
 export class ReportRenderer extends Widget implements IRenderMime.IRenderer {
@@ -19,12 +20,13 @@ export class ReportRenderer extends Widget implements IRenderMime.IRenderer {
   private connection: Connection | null = null;
   private given: unknown = null;
 
-  constructor(options: IRenderMime.IRendererOptions, tracker: INotebookTracker | null) {
+  constructor(options: IRenderMime.IRendererOptions, tracker: INotebookTracker | null, open: OpenTab | null) {
     super();
     this.addClass('aotlab-output');
     this.resolver = options.resolver;
     this.tracker = tracker;
-    this.view = mount(this.node, this.source);
+    const show = open === null ? null : (): void => open(this.source.reading, this.notebook());
+    this.view = mount(this.node, this.source, show);
     tracker?.widgetAdded.connect(this.onNotebook, this);
   }
 
@@ -62,27 +64,33 @@ export class ReportRenderer extends Widget implements IRenderMime.IRenderer {
     this.connect();
   }
 
-  /** Find the notebook that holds the output, and its kernel. */
-  private connect(): void {
-    if (this.connection !== null || this.source.identifier === '' || this.isDisposed) {
-      return;
-    }
+  /** Find the notebook that holds the output. */
+  private notebook(): NotebookPanel | null {
     // An output that was moved to a tab of its own keeps its notebook's resolver.
     const holds = (panel: NotebookPanel): boolean =>
       (this.resolver !== null && panel.context.urlResolver === this.resolver) || panel.node.contains(this.node);
     const panel = this.tracker?.find(holds);
-    if (panel !== undefined && !panel.isDisposed) {
+    return panel === undefined || panel.isDisposed ? null : panel;
+  }
+
+  /** Connect to the notebook's kernel. */
+  private connect(): void {
+    if (this.connection !== null || this.source.identifier === '' || this.isDisposed) {
+      return;
+    }
+    const panel = this.notebook();
+    if (panel !== null) {
       this.connection = new Connection(panel.sessionContext, this.source);
     }
   }
 }
 
-/** Make the factory of renderers. `tracker` is null where there are no notebooks. */
-export function rendererFactory(tracker: INotebookTracker | null): IRenderMime.IRendererFactory {
+/** Make the factory of renderers. `tracker` is null where there are no notebooks, `open` where there are no tabs. */
+export function rendererFactory(tracker: INotebookTracker | null, open: OpenTab | null): IRenderMime.IRendererFactory {
   return {
     // A report is drawn as text and shapes, whoever wrote it, so it needs no trust.
     safe: true,
     mimeTypes: [MIME_TYPE],
-    createRenderer: options => new ReportRenderer(options, tracker)
+    createRenderer: options => new ReportRenderer(options, tracker, open)
   };
 }

@@ -75,7 +75,7 @@ export function sample(graphs = 1): Json {
         }
       }
     ],
-    graph_break_rows: [{ frame: 'step', where: 'step', words: '`print()` is called', reason: 'a print\nlong text', at_ns: 3 }],
+    graph_break_rows: [{ frame: 'step', where: 'step', line: null, cell_line: null, words: '`print()` is called', reason: 'a print\nlong text', at_ns: 3 }],
     timing_rows: [timing('eager', 2000), timing('aotlab', 1000)],
     verification_rows: [
       { engine: 'aotlab', kind: 'value', subject: 'out[0]', equal: true, expected: '1', actual: '1', frame: 'step', graph: 0 },

@@ -147,21 +147,28 @@ test('the inputs of a module that nothing happened to stand in one row, which op
   const [graph] = (frame?.['graphs'] ?? []) as Json[];
   const [x, weight] = (graph?.['inputs'] ?? []) as Json[];
   assert.ok(graph !== undefined);
-  const layers = Array.from({ length: 5 }, (_, index) => ({ ...weight, name: `model.${index}.weight` }));
+  const layers = Array.from({ length: 6 }, (_, index) => ({ ...weight, name: `model.${index}.weight` }));
   // One alias a row, and what was written by itself.
   const others = [{ ...weight, name: 'model.tied', duplicate_of: 'model.0.weight' }, { ...x, name: 'model.steps' }];
   graph['inputs'] = [x, ...layers, ...others];
   show(report);
   tab('inputs');
   const names = (): (string | null)[] => all('table[data-table=inputs] td[data-column=name]').map(each => each.textContent);
-  assert.deepEqual(names(), ['x', '5 parameters of model', 'model.tied', 'model.steps']);
-  assert.equal(text('tr[data-group] td[data-column=nbytes]'), '240 B');
+  assert.deepEqual(names(), ['x', '6 parameters of model', 'model.tied', 'model.steps']);
+  assert.equal(text('tr[data-group] td[data-column=nbytes]'), '288 B');
   one('button[data-group]').focus();
   one('button[data-group]').click();
-  assert.equal(names().length, 9);
+  assert.equal(names().length, 10);
   assert.equal(document.activeElement, one('button[data-group][aria-expanded=true]'));
   one('button[data-group]').click();
   assert.equal(names().length, 4);
+  // What is sought may stand behind it.
+  search('model.3');
+  assert.deepEqual(names(), ['model.3.weight']);
+  search('');
+  assert.equal(names().length, 4);
+  sortBy('inputs', 'nbytes');
+  assert.equal(names().length, 9);
 });
 
 test('the outputs’ table says what shares memory with what', () => {
@@ -278,15 +285,169 @@ test('the reader chooses one of several graphs', () => {
   assert.deepEqual(graphs(), ['1']);
 });
 
-test('a long table is cut until the reader asks for all of it', () => {
+/** A report whose one graph has so many nodes; the later ones are larger. */
+function withNodes(count: number): Json {
   const report = sample();
-  const row = (report['verification_rows'] as Json[])[0];
-  report['verification_rows'] = Array.from({ length: 450 }, () => row);
-  show(report);
-  tab('verification');
-  assert.equal(all('table[data-table=verification] tbody tr').length, 200);
-  one('[data-panel=verification] .al-button').click();
-  assert.equal(all('table[data-table=verification] tbody tr').length, 450);
+  const [graph] = ((report['frames'] as Json[])[0]?.['graphs'] ?? []) as Json[];
+  assert.ok(graph !== undefined);
+  const line = { file: '/home/user/a.py', line: 7, function: 'step', code: 'y = x @ w' };
+  graph['nodes'] = Array.from({ length: count }, (_, index) => ({
+    stage: 'trace', part: 'joint', name: `mm_${index}`, target: 'aten.mm.default', phase: 'forward', dtype: 'float32', shape: [2, index], nbytes: 8 * index, line
+  }));
+  return report;
+}
+
+async function openNodes(): Promise<void> {
+  tab('stages');
+  const details = one('details[data-nodes]') as HTMLDetailsElement;
+  const toggled = new Promise(resolve => details.addEventListener('toggle', resolve));
+  details.open = true;
+  await toggled;
+}
+
+function rows(table: string): (string | undefined)[] {
+  return all(`table[data-table=${table}] tr[data-name]`).map(row => row.dataset['name']);
+}
+
+function sortBy(table: string, column: string): void {
+  one(`table[data-table=${table}] th[data-sort=${column}] button`).click();
+}
+
+function search(words: string): void {
+  const input = one('[type=search]') as HTMLInputElement;
+  input.value = words;
+  input.dispatchEvent(new dom.window.Event('input'));
+}
+
+test('of a long table only the rows in sight stand in the page, and the reader’s place outlives a change', async () => {
+  show(withNodes(3000));
+  await openNodes();
+  assert.equal(one('table[data-table=nodes]').getAttribute('aria-rowcount'), '3001');
+  assert.ok(rows('nodes').length < 100);
+  assert.equal(rows('nodes')[0], 'mm_0');
+  const box = (): HTMLElement => one('details[data-nodes] .al-scroll');
+  box().scrollTop = 2990 * 24;
+  box().dispatchEvent(new dom.window.Event('scroll'));
+  assert.equal(rows('nodes').at(-1), 'mm_2999');
+  assert.ok(rows('nodes').length < 100);
+  assert.equal(one('tr[data-name=mm_2999]').getAttribute('aria-rowindex'), '3001');
+  const heights = all('tr.al-space').map(row => parseInt(row.style.height));
+  assert.equal(heights[0], (3000 - rows('nodes').length) * 24);
+  source.update({ reading: readReport({ ...withNodes(3000), name: 'again' }) });
+  await Promise.resolve();
+  assert.equal(rows('nodes').at(-1), 'mm_2999');
+  assert.equal(box().scrollTop, 2990 * 24);
+});
+
+test('a column sorts up, down and back, numbers by number', async () => {
+  show(withNodes(12));
+  await openNodes();
+  const order = rows('nodes');
+  const header = (): (string | null)[] => ['nbytes', 'name'].map(name => one(`table[data-table=nodes] th[data-sort=${name}]`).getAttribute('aria-sort'));
+  sortBy('nodes', 'nbytes');
+  assert.deepEqual(header(), ['ascending', 'none']);
+  sortBy('nodes', 'nbytes');
+  assert.deepEqual(header(), ['descending', 'none']);
+  assert.deepEqual(rows('nodes'), [...order].reverse());
+  source.update({ reading: readReport({ ...withNodes(12), name: 'again' }) });
+  assert.deepEqual(rows('nodes'), [...order].reverse());
+  sortBy('nodes', 'nbytes');
+  assert.deepEqual(header(), ['none', 'none']);
+  assert.deepEqual(rows('nodes'), order);
+  // Names with numbers come as people count.
+  sortBy('nodes', 'name');
+  assert.deepEqual(rows('nodes'), order);
+  tab('inputs');
+  sortBy('inputs', 'storage');
+  assert.deepEqual(rows('inputs'), ['x', 'weight', 'scale']);
+  sortBy('inputs', 'storage');
+  // What has no value comes last either way.
+  assert.deepEqual(rows('inputs'), ['weight', 'x', 'scale']);
+});
+
+test('a table is searched in all its cells, and the notebook hears nothing of it', async () => {
+  show(withNodes(370));
+  let heard = 0;
+  document.body.addEventListener('keydown', () => {
+    heard += 1;
+  });
+  await openNodes();
+  press(one('[type=search]'), 'd');
+  assert.equal(heard, 0);
+  assert.equal(text('details[data-nodes] [role=status]'), '');
+  search('MM_36 trace');
+  assert.equal(text('details[data-nodes] [role=status]'), '11 of 370');
+  assert.deepEqual(rows('nodes').slice(0, 2), ['mm_36', 'mm_360']);
+  one('[type=search]').focus();
+  source.update({ reading: readReport({ ...withNodes(370), name: 'again' }) });
+  assert.equal(rows('nodes').length, 11);
+  assert.equal(document.activeElement, one('[type=search]'));
+  search('[2, 17]');
+  assert.deepEqual(rows('nodes'), ['mm_17']);
+  search('nothing like this');
+  assert.deepEqual(rows('nodes'), []);
+  search('');
+  assert.equal(rows('nodes')[0], 'mm_0');
+  // Short tables have nothing to search.
+  tab('inputs');
+  assert.equal(all('[type=search]').length, 0);
+});
+
+test('the rows that are shown are copied as text, also where the page may not write to the clipboard', async () => {
+  show(withNodes(370));
+  await openNodes();
+  search('mm_36');
+  sortBy('nodes', 'nbytes');
+  sortBy('nodes', 'nbytes');
+  const taken: string[] = [];
+  Object.assign(document, {
+    execCommand: () => {
+      taken.push((one('textarea') as HTMLTextAreaElement).value);
+      return true;
+    }
+  });
+  one('details[data-nodes] .al-copy').click();
+  await new Promise(resolve => setTimeout(resolve));
+  assert.equal(text('details[data-nodes] .al-copy'), 'Copied');
+  assert.equal(all('textarea').length, 0);
+  const lines = (taken[0] ?? '').split('\n');
+  assert.equal(lines.length, 12);
+  assert.equal(lines[0], 'name\tstage\tgraph\tphase\top\tvalue\tline\tbytes\tcode');
+  assert.equal(lines[1], 'mm_369\ttrace\tjoint\tforward\taten.mm.default\tfloat32[2, 369]\ta.py:7\t2.88 KiB\ty = x @ w');
+});
+
+test('every column of every table says on hover what it means', () => {
+  const report = withNodes(9);
+  show({ ...report, time_rows: ['trace', 'rest'].map(kind => ({ kind, duration_ns: 5, count: 1 })) });
+  for (const name of NAMES) {
+    tab(name);
+    for (const details of all('details')) {
+      (details as HTMLDetailsElement).open = true;
+      details.dispatchEvent(new dom.window.Event('toggle'));
+    }
+    const silent = all('th[scope=col]').filter(heading => heading.title === '');
+    assert.deepEqual(silent.map(each => `${name}: ${each.textContent}`), []);
+  }
+  tab('inputs');
+  assert.equal(one('table[data-table=inputs] th[data-sort=name]').title, 'The caller\'s name for it');
+});
+
+test('nodes, which no notebook holds, are asked for when their fold is opened, and kept', async () => {
+  show(withNodes(0));
+  assert.equal(all('details[data-nodes]').length, 0);
+  const asked: unknown[] = [];
+  source.onAsk = request => asked.push(request);
+  source.receive({ kind: 'report', report: withNodes(0), figure: null });
+  asked.length = 0;
+  await openNodes();
+  assert.match(text('details[data-nodes] .al-inside'), /asked/);
+  assert.deepEqual(asked, [{ kind: 'nodes', frame: 'step', index: 0 }]);
+  const [graph] = ((withNodes(3)['frames'] as Json[])[0]?.['graphs'] ?? []) as Json[];
+  source.receive({ kind: 'nodes', frame: 'step', index: 0, nodes: graph?.['nodes'] });
+  assert.deepEqual(rows('nodes'), ['mm_0', 'mm_1', 'mm_2']);
+  source.receive({ kind: 'report', report: withNodes(0), figure: null });
+  assert.deepEqual(rows('nodes'), ['mm_0', 'mm_1', 'mm_2']);
+  assert.equal(asked.length, 1);
 });
 
 test('arrows move between tabs, and the notebook hears nothing of them', () => {

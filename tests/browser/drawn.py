@@ -15,16 +15,13 @@ TABS = (
     *("timing", "verification"),
 )
 
-#: The columns that the tests compare, where a drawn table has to hold what the report's table holds.
+#: What the tests compare, where a drawn table has to say what the report's table holds.
 COMPARED = {
-    "inputs": (
-        *("name", "kind", "shape", "dtype", "device", "requires_grad"),
-        *("mutates_data", "mutates_metadata", "mutates_storage", "mutation_type", "duplicate_of", "overlaps"),
-    ),
-    "outputs": ("name", "shape", "dtype", "device", "output_type", "base", "views", "relation", "requires_grad"),
+    "inputs": ("name", "kind", "tensor", "device", "storage", "autograd", "marks"),
+    "outputs": ("name", "tensor", "device", "storage", "autograd", "relation", "marks"),
 }
 
-Row = dict[str, str]
+Row = dict[str, Any]
 #: Tables by frame and graph.
 Tables = dict[str, list[Row]]
 Span = dict[str, Any]
@@ -53,36 +50,83 @@ def unfold(content: Any) -> None:
 
 
 def tables(report: Any, name: str, tab: str | None = None) -> Tables:
-    """Read the tables ``name`` of a drawn report, keyed ``frame/graph``; the tab has the table's name or its own.
+    """Read the table ``name`` of a drawn report, by graph, ``frame/graph``; the tab has the table's name or its own.
 
-    With the inputs comes what the cell changed outside of its graphs.
+    Rows that stand for several are opened. With the inputs comes what the cell changed outside of its graphs.
     """
-    found: Tables = panel(report, tab or name).evaluate(
-        """(panel, name) => Object.fromEntries(
-            [...panel.querySelectorAll(`table[data-table="${name}"], table[data-table=outside]`)].map(table => [
-                table.dataset.table === 'outside' ? 'outside' : `${table.dataset.frame}/${table.dataset.graph}`,
-                [...table.querySelectorAll('tr[data-name]')].map(row => Object.fromEntries(
-                    [...row.querySelectorAll('td[data-column]')].map(cell => [cell.dataset.column, cell.textContent])
-                )),
-            ])
-        )""",
+    content = panel(report, tab or name)
+    closed = content.locator("button[data-group][aria-expanded=false]")
+    while closed.count():
+        closed.first.click()
+    rows: list[Row] = content.evaluate(
+        """(panel, name) => [
+            ...panel.querySelectorAll(`:is(table[data-table="${name}"], table[data-table=outside]) tr[data-name]`),
+        ].filter(row => !('group' in row.dataset)).map(row => ({
+            of: row.closest('table').dataset.table === 'outside'
+                ? 'outside' : `${row.dataset.frame}/${row.dataset.graph}`,
+            ...Object.fromEntries([...row.querySelectorAll('td[data-column]')].map(
+                cell => [cell.dataset.column, (cell.querySelector('[data-said]') ?? cell).textContent]
+            )),
+            device: row.querySelector('[data-device]')?.dataset.device ?? '',
+            marks: [...row.querySelectorAll('td:is([data-column=happened], [data-column=relation]) .al-mark')]
+                .map(mark => mark.textContent),
+        })).map(row => ({...row, marks: row.marks.length ? row.marks : [row.happened ?? '']}))""",
         name,
     )
+    found: Tables = {}
+    for row in rows:
+        found.setdefault(row.pop("of"), []).append(row)
     return found
 
 
 def compared(found: Tables, name: str) -> Tables:
-    """Reduce drawn tables to the columns that are compared."""
-    return {key: [{column: row[column] for column in COMPARED[name]} for row in rows] for key, rows in found.items()}
+    """Reduce drawn tables to what is compared; a column in which nothing stood was not drawn."""
+    return {key: [{each: row.get(each, "") for each in COMPARED[name]} for row in rows] for key, rows in found.items()}
 
 
-def expected(rows: Iterable[Mapping[str, object]], name: str) -> Tables:
+def expected(rows: Iterable[Mapping[str, Any]], name: str) -> Tables:
     """Write rows of the report's own table as they should be drawn."""
     made: Tables = {}
     for row in rows:
         key = "outside" if row["graph"] is None else f"{row['frame']}/{row['graph']}"
-        made.setdefault(key, []).append({column: in_words(row, column) for column in COMPARED[name]})
+        tensor = row["dtype"] is not None
+        said = {
+            "name": row["name"],
+            "tensor": f"{row['dtype']}{row['shape']}" if tensor else row.get("value") or row.get("raw_type") or "",
+            "device": row["device"] if tensor else "",
+            "storage": "" if row["storage"] is None else f"#{row['storage']:.0f}",
+            "autograd": "requires grad" if row["requires_grad"] else "",
+        }
+        if name == "inputs":
+            said |= {"kind": row["kind"], "marks": happened(row)}
+            said["autograd"] += " non-leaf" if row["requires_grad"] and not row["is_leaf"] else ""
+        else:
+            said |= {"relation": row["relation"], "marks": [row["output_type"]]} if tensor else {"marks": [""]}
+            said.setdefault("relation", "")
+        made.setdefault(key, []).append(said)
     return made
+
+
+def happened(row: Mapping[str, Any]) -> list[str]:
+    """Say in order what has to be marked as having happened to an input."""
+    wrote = {
+        "data mutated": row["mutates_data"],
+        "metadata mutated": row["mutates_metadata"],
+        "storage replaced": row["mutates_storage"],
+    }
+    marks = [mark for mark, said in wrote.items() if said]
+    if marks:
+        marks += ["hidden from autograd"] if row["mutation_hidden_from_autograd"] and row["requires_grad"] else []
+        marks += ["under no_grad"] if row["mutation_under_no_grad"] else []
+        marks += [row["mutation_type"].removeprefix("mutated ")] if row["mutation_type"] else []
+        marks += row["steps"].split("; ") if row["steps"] else []
+    if row["synthetic_base"] is not None:
+        marks.append(f"window of synthetic base {row['synthetic_base']:.0f}")
+    marks += [f"same tensor as {row['duplicate_of']}"] if row["duplicate_of"] else []
+    marks += [f"shares bytes with {row['overlaps']}"] if row["overlaps"] else []
+    after = row["requires_grad_after"]
+    marks += [] if after in (None, row["requires_grad"]) else [f"requires_grad becomes {after}"]
+    return marks or ["" if row["dtype"] is None else "not traced" if row["mutates_data"] is None else "–"]
 
 
 def spans(report: Any) -> list[Span]:
@@ -130,15 +174,6 @@ def expected_spans(rows: Iterable[Mapping[str, object]]) -> list[Span]:
             "right": pytest.approx(stop * percent, abs=0.01),
         })  # fmt: skip
     return made
-
-
-def in_words(row: Mapping[str, object], column: str) -> str:
-    """Write a value of a report's table as the drawn table's cell does."""
-    value = row[column]
-    if value is None:
-        # Of a tensor that no trace saw; an argument that is no tensor has nothing to be mutated.
-        return "not known" if column.startswith("mutates_") and row["dtype"] is not None else ""
-    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
 def records(frame: Any) -> list[dict[str, object]]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import torch
 
 import aotlab
-from aotlab.report.model import Report
+from aotlab.errors import UserLine
+from aotlab.report.model import Code, Guard, Node, Report
 
 #: Runs if it is taken for markup in text, in an attribute, or in a script.
 HOSTILE = (
@@ -38,6 +40,37 @@ def training_step() -> Report:
             loss, _ = compiled(torch.ones(rows, 3), torch.ones(4, 5), torch.ones(3, 4, requires_grad=True))
             loss.backward()
     return recording.report()
+
+
+def large(nodes: int = 10_000, rows: int = 400) -> Report:
+    """Return the training step's report with so many nodes and the code of them, inputs, storages and saved values."""
+    report = training_step()
+    frame = report.frames[0]
+    graph = frame.graphs[0]
+    x, value = graph.inputs[0], graph.saved[0]
+    line = UserLine(file="/home/me/model.py", line=7, function="forward", code="x = self.layer(x).relu() + x")
+    node = Node(stage="trace", part="joint", name="", op="call_function", target="aten.add.Tensor", phase="forward")
+    node = replace(node, dtype="float32", shape=(64, 128), device="cpu", nbytes=32768, users=1)
+    names = [f"add_{i}" for i in range(nodes)]
+    made = [
+        replace(node, name=name, nbytes=i + 1, inputs=(f"add_{i - 1}",), line=replace(line, line=i % 100 + 1))
+        for i, name in enumerate(names)
+    ]
+    code = "\n".join(f"    {name} = aten.add.Tensor(add, 1)  # float32[64, 128], model.py:7" for name in names)
+    stages = [
+        replace(stage, codes=tuple(Code(title=each.title, language="python", text=code) for each in stage.codes))
+        for stage in graph.stages
+    ]
+    graph = replace(
+        graph,
+        nodes=tuple(made),
+        stages=tuple(stages),
+        inputs=tuple(replace(x, name=f"model.layers.{i}.weight", storage=i) for i in range(rows)),
+        storages=tuple(replace(graph.storages[0], number=i) for i in range(rows)),
+        saved=tuple(replace(value, name=f"add_{i}", nbytes=1000 - i) for i in range(rows)),
+        guards=tuple(Guard(kind="shape", subject=f"x{i}", sentence=f"`x{i}` has shape (2, 3)") for i in range(500)),
+    )
+    return replace(report, frames=(replace(frame, graphs=(graph,)),))
 
 
 def hostile(*, also_chosen: bool) -> Report:

@@ -48,7 +48,7 @@ def test_interrupt(lab: Lab, extension: None, doing: str) -> None:
     report = lab.cell(2).locator(f"{DRAWN}[data-live=true]")
     report.wait_for()
     (rows,) = tables(report, "inputs").values()
-    assert [(row["name"], row["mutates_data"]) for row in rows] == [("x", "yes")]
+    assert [(row["name"], row["marks"][0]) for row in rows] == [("x", "data mutated")]
 
 
 def test_restarted_kernel(lab: Lab, extension: None) -> None:
@@ -83,6 +83,29 @@ def test_equal_cells(lab: Lab, extension: None) -> None:
         report.wait_for()
         lab.wait_for_outputs(index, 1)
         assert f"In [{index + 1}]" in panel(report, "overview").inner_text()
+
+
+def test_report_in_a_tab(lab: Lab, extension: None) -> None:
+    """A report opens beside its notebook, once, is live as long as the kernel answers, and can be closed."""
+    write_notebook(lab.server.root / "tab.ipynb", [SETUP, STEP])
+    lab.open("tab.ipynb")
+    lab.run_all()
+    report = lab.cell(1).locator(f"{DRAWN}[data-live=true]")
+    report.locator("[data-action=open]").click()
+    tab = lab.page.locator(f".aotlab-tab {DRAWN}")
+    lab.page.locator(f".aotlab-tab {DRAWN}[data-live=true]").wait_for()
+    assert tab.locator("[data-action=open]").count() == 0
+    assert tables(report, "inputs") == tables(tab, "inputs")
+    lab.shoot("tab")
+    report.locator("[data-action=open]").click()
+    assert tab.count() == 1
+    title = lab.page.locator(".lm-TabBar-tab", has_text="report of [2] – tab.ipynb")
+    assert title.count() == 1
+    lab.open("tab.ipynb")
+    lab.shut_down_kernel()
+    lab.page.locator(f".aotlab-tab {DRAWN}[data-live=false]").wait_for()
+    title.locator(".lm-TabBar-tabCloseIcon").click()
+    tab.wait_for(state="detached")
 
 
 def test_two_notebooks(lab: Lab, extension: None) -> None:
@@ -190,12 +213,18 @@ def test_large_report(lab: Lab, extension: None) -> None:
     report = lab.cell(1).locator(f"{DRAWN}[data-live=true]")
     report.wait_for()
     cut = report.locator(".al-note", has_text="This output is cut to fit a notebook")
-    heading, everything = "450 outputs, 0 aliased", "Show all 450 rows"
+    heading = "450 outputs, 0 aliased"
     saved = r"450 values, 7\.03 KiB of new memory"
     assert heading in panel(report, "outputs").inner_text()
     outputs = panel(report, "outputs")
-    outputs.locator("button", has_text=everything).click()
-    assert outputs.locator("tr[data-name]").count() == 450
+    # All rows can be reached; those in sight are drawn.
+    outputs.locator("table[aria-rowcount='451']").wait_for()
+    outputs.locator(".al-scroll").evaluate("box => { box.scrollTop = box.scrollHeight; }")
+    outputs.locator("tr[aria-rowindex='451']").wait_for()
+    assert outputs.locator("tr[data-name]").count() < 100
+    nodes = panel(report, "stages").locator("details[data-nodes]")
+    nodes.locator("summary").click()
+    nodes.locator("tr[data-name]").first.wait_for()
     assert re.search(saved, panel(report, "overview").locator("[data-fact=saved]").inner_text())
     assert not cut.count()
     lab.shoot("large-live")

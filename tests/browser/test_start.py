@@ -112,11 +112,14 @@ def test_every_text_can_be_read(ran: Lab) -> None:
 def test_known_answers(ran: Lab) -> None:
     """What the page's own prose says of its cells is what the tables show."""
     first = tables(report_of(ran, "first"), "inputs")
-    assert [[(row["name"], row["mutates_data"]) for row in rows] for rows in first.values()] == [[("x", "yes")]]
+    assert [[(row["name"], row["marks"][0]) for row in rows] for rows in first.values()] == [[("x", "data mutated")]]
     (outputs,) = tables(report_of(ran, "first"), "outputs").values()
-    assert {row["name"]: row["base"] for row in outputs} == {"row": "x", "doubled": ""}
+    said = {row["name"]: row["relation"] for row in outputs}
+    assert set(said) == {"row", "doubled"}
+    assert said["row"].startswith("view of input x: ")
+    assert said["doubled"] == "memory of its own"
     step = tables(report_of(ran, "step"), "inputs")
-    written = {row["name"] for rows in step.values() for row in rows if row["mutates_data"] == "yes"}
+    written = {row["name"] for rows in step.values() for row in rows if "data mutated" in row["marks"]}
     assert {"model.weight", "model.bias"} == written
     states = {name: report_of(ran, name).get_attribute("data-state") for name in ("first", "step", "refused")}
     assert states == {"first": "verified", "step": "verified", "refused": "nothing"}

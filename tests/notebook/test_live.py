@@ -483,6 +483,10 @@ def test_parts_of_a_report_come_as_a_whole(fake: Fake) -> None:
     assert decode(Graph, eye.next()["graph"]) == replace(graph, nodes=())
     live.send_part(fake.identifier, {"kind": "verification"}, eye.seen.put)
     assert tuple(decode(VerificationRow, row) for row in eye.next()["rows"]) == rows
+    live.send_part(fake.identifier, {"kind": "nodes", "frame": "f", "index": 1}, eye.seen.put)
+    nodes = eye.next()
+    assert (nodes["kind"], nodes["frame"], nodes["index"]) == ("nodes", "f", 1)
+    assert [decode(Node, each) for each in nodes["nodes"]] == [node]
     for nonsense in ({"kind": "graph", "frame": "g", "index": 1}, {"kind": "graph", "index": []}, None):
         live.send_part(fake.identifier, nonsense, eye.seen.put)
     assert eye.seen.empty()

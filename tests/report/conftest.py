@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from traceback import FrameSummary
 
 import pytest
 import torch
@@ -346,7 +347,8 @@ def recording(story: Story) -> Iterator[Recording]:
         story.called(second)
         story.called(None)
         story.refused(function="dropout_net")
-        observe.emit(observe.GraphBreak(frame="forward", reason="call to print()"))
+        stack = (FrameSummary("/home/me/train.py", 7, "forward"),)
+        observe.emit(observe.GraphBreak(stack=stack, reason="call to print()"))
     return recording
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from aotlab.report import COLUMNS, Report
 from aotlab.report.model import GraphBreakRow
+from aotlab.report.views import Views
 
 
 def full(report: Report) -> Report:
@@ -43,10 +44,30 @@ def test_columns_are_documented_and_keyed(name: str) -> None:
     assert all("byte" in columns[column][1] for column in columns if "bytes" in column)
 
 
+def test_describe_documents_every_column_of_every_table(report: Report) -> None:
+    """`describe` lists what the tables hold, and nothing else; each table carries the meanings of its columns."""
+    tables = {name: getattr(report, name) for name, value in vars(Views).items() if isinstance(value, property)}
+    tables = {name: table for name, table in tables.items() if isinstance(table, pd.DataFrame)}
+    described = report.describe()
+    held = [(name, column, str(dtype)) for name, table in tables.items() for column, dtype in table.dtypes.items()]
+    rows = list(described[["table", "column", "dtype"]].itertuples(index=False, name=None))
+    assert sorted(rows) == sorted(held)
+    assert len(set(rows)) == len(rows)
+    for name, table in tables.items():
+        mine = described[described.table.eq(name)]
+        assert table.attrs["columns"] == dict(zip(mine.column, mine.meaning, strict=True))
+    assert described.meaning.str.len().min() > 3
+    for row in described.itertuples():
+        for word in ("in ns", "in bytes", "in elements"):
+            assert word not in row.meaning or word.endswith(row.unit), row
+    assert set(described.unit) == {"", "ns", "bytes", "elements", "×"}
+
+
 def test_a_recording_has_every_table(recording: Any) -> None:
     """`Recording` and `Report` give the same tables."""
     for name in COLUMNS:
         pd.testing.assert_frame_equal(getattr(recording, name), getattr(recording.report(), name))
+    pd.testing.assert_frame_equal(recording.describe(), recording.report().describe())
 
 
 def test_inputs(report: Report) -> None:
@@ -92,7 +113,7 @@ def test_kernels_guards_and_breaks(report: Report) -> None:
         ["backward", "cpp_fused_backward", "c++", "int main() {}"],
     ]
     assert report.guards.sentence.tolist()[:2] == ["`x` is float32", "`again` is the same tensor as `x`"]
-    assert report.graph_breaks[["frame", "reason"]].values.tolist() == [["forward", "call to print()"]]
+    assert report.graph_breaks[["frame", "reason"]].values.tolist() == [["/home/me/train.py:7", "call to print()"]]
 
 
 def test_stages_are_in_order(report: Report) -> None:

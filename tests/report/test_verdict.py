@@ -6,6 +6,7 @@ What it says of reports without a cell is tested with the recordings that they c
 from __future__ import annotations
 
 from dataclasses import replace
+from traceback import FrameSummary
 from typing import Any
 
 import pytest
@@ -142,12 +143,14 @@ def test_a_part_that_is_compiled_in_part(one: Report) -> None:
     expected = f"{COMPILED} Not all of lines 2–3 was captured (calls t_ on an input)."
     assert Verdict(sentence=expected, state="partly") == verdict(one.with_cell(made))
     rows = (
-        graph_break("<ipython-input-7-0af>:3", "Unsupported call\n  Explanation: t_ of an input.\n\n", 0),
-        graph_break("<ipython-input-7-0af>:4", "generic_jump TensorVariable()", 0),
+        graph_break(
+            FrameSummary("<ipython-input-7-0af>", 3, "f"), "Unsupported\n  Explanation: t_ of an input.\n\n", 0
+        ),
+        graph_break(FrameSummary("<ipython-input-7-0af>", 4, "f"), "generic_jump TensorVariable()", 0),
     )
     made = cell(part(2, 3, "compiled", "", "line 2"))
     found = verdict(replace(one.with_cell(made), graph_break_rows=rows))
-    first = "In [7], line 3 (Unsupported call: t_ of an input)"
+    first = "In [7], line 3 (Unsupported: t_ of an input)"
     assert f"{COMPILED} 2 graph breaks, where Python took over, first at {first}." == found.sentence
     found = verdict(replace(one.with_cell(made), graph_break_rows=rows[1:]))
     last = "In [7], line 4 (a branch depends on the value of a tensor)"

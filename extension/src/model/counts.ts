@@ -18,7 +18,7 @@ export function countsOf(graph: Graph): Counts {
     graph.counts ?? {
       stages: graph.stages.length,
       stages_ns: graph.stages.reduce((sum, stage) => sum + stage.duration_ns, 0),
-      nodes: 0, // the page lists none
+      nodes: graph.nodes.filter(node => node.stage === 'trace').length,
       inputs: graph.inputs.length,
       mutated: graph.inputs.filter(row => mutated(row) && row.duplicate_of === null).length,
       outputs: graph.outputs.length,

@@ -218,7 +218,15 @@ const environment = record('Environment', {
   devices: list(device),
   config: list(setting)
 });
-const graphBreak = record('GraphBreakRow', { frame: text(), where: text(), code: text(), words: text(), reason: text(), at_ns: number() });
+const graphBreak = record('GraphBreakRow', {
+  frame: text(),
+  where: text(),
+  line: maybe(line),
+  cell_line: maybe(number()),
+  words: text(),
+  reason: text(),
+  at_ns: number()
+});
 const time = record('TimeRow', { kind: text(), duration_ns: number(), count: number(1) });
 const ratio = record('Ratio', { over: text(), median: number(), p10: number(), p90: number(), noise: text() });
 const timing = record('TimingRow', {
@@ -260,6 +268,7 @@ const summary = record('Summary', {
   recompiles: number(),
   refused: number(),
   mutated: number(),
+  outside: number(),
   breaks: number(),
   eager_lines: number(),
   speed: text(),

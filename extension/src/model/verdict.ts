@@ -71,6 +71,7 @@ function counted(report: Report): Head {
     recompiles: graphs.filter(graph => graph.misses.length > 0).length,
     refused,
     mutated: counts.mutated,
+    outside: report.cell?.mutated_outside.length ?? 0,
     breaks: report.graph_break_rows.length,
     eager_lines: 0,
     speed: '',
@@ -106,11 +107,12 @@ export interface Chip {
 /** What stands beside the verdict: only what there is. */
 export function chips(head: Head): Chip[] {
   const { counts } = head;
+  const memory = counts.saved_bytes > 0 ? ` ${dataSize(counts.saved_bytes)}` : '';
   const all: (Chip & { readonly count: number })[] = [
     { tab: 'stages', count: head.graphs, text: amount(head.graphs, 'graph') },
     { tab: 'inputs', count: head.mutated, text: `${grouped(head.mutated)} mutated`, tone: 'write' },
     { tab: 'outputs', count: counts.aliased, text: `${grouped(counts.aliased)} alias${counts.aliased === 1 ? '' : 'es'}` },
-    { tab: 'saved', count: counts.saved, text: `${grouped(counts.saved)} saved ${dataSize(counts.saved_bytes)}` },
+    { tab: 'saved', count: counts.saved, text: `${grouped(counts.saved)} saved${memory}` },
     { tab: 'overview', count: head.eager_lines, text: `${amount(head.eager_lines, 'line')} eager`, tone: 'warn' },
     { tab: 'breaks', count: head.breaks, text: amount(head.breaks, 'break'), tone: 'warn' },
     { tab: 'calls', count: head.refused, text: `${grouped(head.refused)} refused`, tone: 'warn' },

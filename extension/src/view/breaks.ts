@@ -18,20 +18,35 @@ export function breaksPanel(context: Context): Child[] {
   }
   return [
     heading('Graph breaks', `${amount(all, 'place')} where Dynamo stopped and Python took over`),
-    table({
+    table(context, {
       name: 'graph_breaks',
       label: 'Graph breaks',
       columns: [
-        { name: 'frame', title: 'where', kind: 'code', cell: row => row.where },
-        { name: 'code', title: 'line', kind: 'code', cell: row => row.code },
+        {
+          name: 'cell_line',
+          title: 'line',
+          help: 'The line of the cell that led there',
+          kind: 'number',
+          value: row => row.cell_line,
+          cell: row => (row.cell_line === null ? null : String(row.cell_line))
+        },
+        { name: 'frame', title: 'where', help: 'The line that stops, in the cell or in what it calls', kind: 'code', cell: where },
         { name: 'reason', title: 'why', kind: 'words', cell: row => why(context, row) },
-        { name: 'at_ns', title: 'at', help: AT, kind: 'number', cell: row => duration(row.at_ns) }
+        { name: 'at_ns', title: 'at', help: AT, kind: 'number', value: row => row.at_ns, cell: row => duration(row.at_ns) }
       ],
       rows,
       total: all,
       key: row => row.frame
     })
   ];
+}
+
+/** The line that stops, in the cell or in what it calls. */
+function where({ where: at, line, cell_line: cell }: GraphBreakRow): Child {
+  if (line === null || line.code === '') {
+    return at;
+  }
+  return h('span', {}, line.code, at === `line ${cell}` ? null : h('span', { class: 'al-soft al-below' }, at));
 }
 
 /** Our words first; Dynamo's, where they say more, behind a fold. */

@@ -26,7 +26,7 @@ export function callsPanel(context: Context): Child[] {
     const again = entries.filter(entry => entry.graph.misses.length > 0).length;
     drawn.push(
       heading('Graphs', again > 0 ? `${entries.length}, ${again} of them because no earlier one served` : `${entries.length}`),
-      table({
+      table(context, {
         name: 'recompiles',
         label: 'Why each graph was compiled, and how many calls it served',
         columns: GRAPH_COLUMNS,
@@ -41,7 +41,7 @@ export function callsPanel(context: Context): Child[] {
   if (refusals.length > 0) {
     drawn.push(
       heading('Refused', `${amount(refusals.length, 'compilation')} that did not come about`),
-      table({
+      table(context, {
         name: 'refusals',
         label: 'Compilations that were refused',
         columns: REFUSAL_COLUMNS,
@@ -54,11 +54,11 @@ export function callsPanel(context: Context): Child[] {
   return drawn.length > 0 ? drawn : [soft('No calls were recorded.')];
 }
 
-export const AT = 'Counted from the beginning of the recording';
+export const AT = 'When, counted from the beginning of the recording';
 
 const GRAPH_COLUMNS: readonly Column<Entry>[] = [
   { name: 'frame', title: 'function', kind: 'code', cell: entry => short(entry.frame.name) },
-  { name: 'graph', title: 'graph', kind: 'number', cell: entry => String(entry.graph.index) },
+  { name: 'graph', title: 'graph', kind: 'number', value: entry => entry.graph.index, cell: entry => String(entry.graph.index) },
   {
     name: 'status',
     title: 'status',
@@ -73,12 +73,13 @@ const GRAPH_COLUMNS: readonly Column<Entry>[] = [
   {
     name: 'reason',
     title: 'why no earlier graph served',
+    help: 'What each earlier graph expected and the call did not meet',
     kind: 'words',
     cell: ({ graph }) => (graph.misses.length > 0 ? h('div', {}, ...graph.misses.map(missed)) : soft('the first'))
   },
-  { name: 'calls', title: 'calls', kind: 'number', cell: ({ graph }) => grouped(graph.calls) },
-  { name: 'at_ns', title: 'at', help: AT, kind: 'number', cell: ({ graph }) => duration(graph.at_ns) },
-  { name: 'duration_ns', title: 'took', kind: 'number', cell: ({ graph }) => duration(graph.duration_ns) }
+  { name: 'calls', title: 'calls', help: 'How many calls it served', kind: 'number', value: ({ graph }) => graph.calls, cell: ({ graph }) => grouped(graph.calls) },
+  { name: 'at_ns', title: 'at', help: AT, kind: 'number', value: ({ graph }) => graph.at_ns, cell: ({ graph }) => duration(graph.at_ns) },
+  { name: 'duration_ns', title: 'took', kind: 'number', value: ({ graph }) => graph.duration_ns, cell: ({ graph }) => duration(graph.duration_ns) }
 ];
 
 /** Why one earlier graph did not serve, where the guard comes from, and what would avoid it. */
@@ -102,13 +103,14 @@ interface RefusalRow {
 
 const REFUSAL_COLUMNS: readonly Column<RefusalRow>[] = [
   { name: 'frame', title: 'function', kind: 'code', cell: row => short(row.frame.name) },
-  { name: 'graph', title: 'graph', kind: 'number', cell: row => String(row.refusal.graph) },
+  { name: 'graph', title: 'graph', kind: 'number', value: row => row.refusal.graph, cell: row => String(row.refusal.graph) },
   { name: 'reason', title: 'reason', cell: row => mark(row.refusal.reason, 'warn') },
   { name: 'outcome', title: 'what happened instead', cell: row => row.refusal.outcome },
   { name: 'message', title: 'message', kind: 'words', cell: row => row.refusal.message },
   {
     name: 'line',
     title: 'line',
+    help: 'The line of your program',
     kind: 'code',
     cell: ({ refusal }) => (refusal.line === null ? null : h('span', { title: refusal.line.code }, place(refusal.line)))
   }
@@ -220,7 +222,7 @@ function guards(context: Context, entry: Entry): Child[] {
   const title = ['Guards ', ...name, h('small', {}, `${amount(total, 'assumption')} that a call must meet to be served`)];
   return [
     fold(context, `guards ${entry.key}`, title, () => [
-      table({
+      table(context, {
         name: 'guards',
         label: `Guards of ${entry.title}`,
         columns: [

@@ -124,7 +124,7 @@ class CodeBlock {
 
   private tools(): HTMLElement {
     const { selection } = this.context;
-    const copy = h('button', { type: 'button', class: 'al-button' }, 'Copy');
+    const copy = h('button', { type: 'button', class: 'al-button al-copy' }, 'Copy');
     copy.addEventListener('click', () => {
       const text = this.raw.map((_, index) => this.shown(index)).join('\n');
       void copied(text, this.root).then(done => {
@@ -154,7 +154,7 @@ class CodeBlock {
       }
     });
     const button = (sign: string, label: string, by: number): HTMLElement => {
-      const made = h('button', { type: 'button', class: 'al-button', 'aria-label': label, title: label }, sign);
+      const made = h('button', { type: 'button', class: 'al-button al-copy', 'aria-label': label, title: label }, sign);
       made.addEventListener('click', () => this.step(by));
       return made;
     };

@@ -7,6 +7,7 @@ import type { Source } from '../source';
 import { h } from './dom';
 import type { Child } from './dom';
 import type { Selection } from './selection';
+import type { TableState } from './table';
 
 /** A graph and the function that it was compiled for. */
 export interface Entry {
@@ -31,6 +32,8 @@ export interface Context {
   readonly folds: Map<string, boolean>;
   /** The line of the program that is chosen, and all that comes from it. */
   readonly selection: Selection;
+  /** What the reader did to the tables, by their keys. */
+  readonly tables: Map<string, TableState>;
   /** Draw the panel anew, after a change of what is open. */
   readonly redraw: () => void;
 }

@@ -5,6 +5,7 @@ import type { Counts, Graph } from '../model/report';
 import { short } from '../model/words';
 import type { Context, Entry } from './context';
 import { h } from './dom';
+import type { Child } from './dom';
 import type { Column } from './table';
 
 /** `training, compiled` and the like. */
@@ -51,7 +52,7 @@ function graphName({ frame, graph }: Entry): string {
 export function graphColumn<T>(context: Context): Column<OfGraph<T>>[] {
   return context.entries.length < 2
     ? []
-    : [{ name: 'graph', title: 'graph', kind: 'code', cell: ({ entry }) => (entry === null ? null : graphName(entry)) }];
+    : [{ name: 'graph', title: 'graph', help: 'The function, and which of its graphs', kind: 'code', cell: ({ entry }) => (entry === null ? null : graphName(entry)) }];
 }
 
 /** The graph of a row, for those who read the page by program. */
@@ -62,4 +63,10 @@ export function graphData({ entry }: OfGraph<unknown>): Readonly<Record<string, 
 /** What the user calls what a graph takes. */
 export function userNames({ graph }: Entry): ReadonlyMap<string, string> {
   return new Map(graph.placeholders.map(each => [each.name, each.user_name]));
+}
+
+/** A name in the code of a graph, or what the user calls it. */
+export function yours(entry: Entry | null, name: string): Child {
+  const known = entry?.graph.placeholders.find(each => each.name === name);
+  return known === undefined ? name : h('span', { title: name }, known.user_name);
 }

@@ -70,6 +70,7 @@ function columns(context: Context): readonly Column<Row>[] {
     {
       name: 'tensor',
       title: 'tensor or value',
+      help: 'Element type, sizes, and what is unusual about it; of what is no tensor, the value',
       kind: 'code',
       cell: ({ row, group }) => (group !== null ? null : row.tensor === null ? row.value : tensorCell(row.tensor))
     },
@@ -77,6 +78,7 @@ function columns(context: Context): readonly Column<Row>[] {
       name: 'nbytes',
       title: 'bytes',
       kind: 'number',
+      value: ({ row }) => known(row.tensor?.nbytes ?? null),
       cell: ({ row, group }) => (group === null ? (row.tensor === null ? null : dataSize(row.tensor.nbytes)) : dataSize(bytes(group)))
     },
     {
@@ -84,15 +86,16 @@ function columns(context: Context): readonly Column<Row>[] {
       title: 'storage',
       help: 'Its storage in the storage map',
       kind: 'number',
+      value: ({ row }) => row.storage,
       cell: ({ row, group }) => (group === null ? storageCell(row.storage) : null)
     },
     {
       name: 'autograd',
       title: 'autograd',
-      help: 'At the call',
+      help: 'Whether it required grad at the call, and was a leaf',
       cell: ({ row }) => autograd(row.tensor?.requires_grad ?? false, row.tensor?.is_leaf ?? true)
     },
-    { name: 'happened', title: 'what happened to it', kind: 'words', cell: happened }
+    { name: 'happened', title: 'what happened to it', help: 'How it was mutated, and what it shares memory with', kind: 'words', cell: happened }
   ];
 }
 
@@ -168,11 +171,13 @@ function nameCell(context: Context, { entry, row, group }: Row): Child {
 function inputTable(context: Context, name: string, label: string, rows: readonly OfGraph<Input>[], all: number): HTMLElement {
   const shown = withGroups(context, rows);
   const known = columns(context).filter(column => shown.some(row => (column.cell(row) ?? '') !== ''));
-  return table<Row>({
+  return table<Row>(context, {
     name,
+    meanings: 'inputs',
     label,
     columns: known,
     rows: shown,
+    all: rows.map(row => ({ ...row, group: null })),
     total: shown.length + all - rows.length,
     key: ({ row }) => row.name,
     tone: ({ row }) => (mutated(row) ? 'al-written' : null),
@@ -193,11 +198,12 @@ export function inputsPanel(context: Context): Child[] {
     );
   }
   const outside = (context.report.cell?.mutated_outside ?? []).map(row => ({ entry: null, row }));
-  if (outside.length > 0) {
+  const allOutside = context.head.outside;
+  if (allOutside > 0) {
     const label = 'Tensors that the cell changed outside of every compiled graph';
     drawn.push(
-      heading('Outside the graphs', `${amount(outside.length, 'tensor')} that the cell changed in Python or in autograd`),
-      inputTable(context, 'outside', label, outside, outside.length)
+      heading('Outside the graphs', `${amount(allOutside, 'tensor')} that the cell changed in Python or in autograd`),
+      inputTable(context, 'outside', label, outside, allOutside)
     );
   }
   if (drawn.length === 0) {

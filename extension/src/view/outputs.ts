@@ -1,7 +1,7 @@
 /** Outputs: what each tensor is and what it shares memory with. */
 
 import type { Output } from '../model/report';
-import { amount, dataSize, grouped } from '../model/words';
+import { amount, dataSize, grouped, known } from '../model/words';
 import type { Context } from './context';
 import { h, heading, mark, soft, spoken } from './dom';
 import type { Child } from './dom';
@@ -23,26 +23,29 @@ function relation(row: Output): Child {
   type.title = MEANINGS.get(row.output_type) ?? '';
   const coded = row.views !== null && row.relation.endsWith(row.views);
   const words = coded ? row.relation.slice(0, -(row.views ?? '').length) : row.relation;
-  return h('span', {}, spoken(words), coded ? h('code', {}, row.views) : null, ' ', type);
+  const said = h('span', { 'data-said': '' }, spoken(words), coded ? h('code', {}, row.views) : null);
+  return h('span', {}, said, ' ', type);
 }
 
 const COLUMNS: readonly Column<OfGraph<Output>>[] = [
   {
     name: 'tensor',
     title: 'tensor or type',
+    help: 'Element type, sizes, and what is unusual about it; of what is no tensor, the type',
     kind: 'code',
     cell: ({ row }) => (row.tensor === null ? row.raw_type : tensorCell(row.tensor))
   },
-  { name: 'nbytes', title: 'bytes', kind: 'number', cell: ({ row }) => (row.tensor === null ? null : dataSize(row.tensor.nbytes)) },
+  { name: 'nbytes', title: 'bytes', kind: 'number', value: ({ row }) => known(row.tensor?.nbytes ?? null), cell: ({ row }) => (row.tensor === null ? null : dataSize(row.tensor.nbytes)) },
   {
     name: 'storage',
     title: 'storage',
     help: 'Its storage in the storage map',
     kind: 'number',
+    value: ({ row }) => row.storage,
     cell: ({ row }) => storageCell(row.storage)
   },
-  { name: 'autograd', title: 'autograd', cell: ({ row }) => autograd(row.requires_grad, row.tensor?.is_leaf ?? true) },
-  { name: 'relation', title: 'what it is', kind: 'words', cell: ({ row }) => relation(row) }
+  { name: 'autograd', title: 'autograd', help: 'Whether it requires grad', cell: ({ row }) => autograd(row.requires_grad) },
+  { name: 'relation', title: 'what it is', help: 'What it shares memory with, in words, and its output type', kind: 'words', cell: ({ row }) => relation(row) }
 ];
 
 /** Draw the panel. */
@@ -54,7 +57,7 @@ export function outputsPanel(context: Context): Child[] {
   const aliased = total(context, counts => counts.aliased);
   return [
     heading('Outputs', `${amount(all, 'output')}${ofGraphs(context)}, ${grouped(aliased)} aliased`),
-    table({
+    table(context, {
       name: 'outputs',
       label: 'Outputs of the graphs',
       columns: [{ name: 'name', title: 'name', kind: 'code', cell: ({ row }) => row.name }, ...graphColumn<Output>(context), ...COLUMNS],

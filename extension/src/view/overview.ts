@@ -1,7 +1,7 @@
 /** Overview: the cell with what became of each line, and what happened to the user's tensors, in a few lines. */
 
 import { countsOf, frameCountsOf } from '../model/counts';
-import type { Cell, CellPart, Environment, Frame, Report } from '../model/report';
+import type { Cell, CellPart, Environment, Frame } from '../model/report';
 import type { Head } from '../model/verdict';
 import { amount, dataSize, duration, grouped, place, short } from '../model/words';
 import type { Context } from './context';
@@ -27,7 +27,7 @@ export function overviewPanel(context: Context): Child[] {
     ...notes(context),
     ...happened(context.head),
     ...(report.cell === null ? [] : cellSource(context, report.cell)),
-    ...frameTable(report),
+    ...frameTable(context),
     environmentFold(context)
   ];
 }
@@ -43,6 +43,13 @@ function notes({ report, source }: Context): HTMLElement[] {
 }
 
 // The cell
+
+const CELL_COLUMNS: readonly (readonly [string, string])[] = [
+  ['line', 'Counted from the magic’s own line'],
+  ['source', 'As you wrote it'],
+  ['ran', 'How the line ran'],
+  ['why', 'Why it, or some of it, is not compiled']
+];
 
 function cellSource(context: Context, cell: Cell): Child[] {
   const count = cell.execution_count === null ? '' : `In [${cell.execution_count}]`;
@@ -60,7 +67,7 @@ function cellSource(context: Context, cell: Cell): Child[] {
         h(
           'thead',
           {},
-          h('tr', {}, ...['line', 'source', 'ran', 'why'].map(title => h('th', { scope: 'col' }, title)))
+          h('tr', {}, ...CELL_COLUMNS.map(([title, help]) => h('th', { scope: 'col', title: help }, title)))
         ),
         h('tbody', {}, ...rows)
       )
@@ -112,40 +119,39 @@ function happened({ facts }: Head): Child[] {
 
 // The functions
 
+/** A column of counts; `warn` if any is worth a second look. */
+function count(name: string, title: string, help: string, value: (frame: Frame) => number, warn = false): Column<Frame> {
+  const cell = (frame: Frame): Child => (warn && value(frame) > 0 ? mark(grouped(value(frame)), 'warn') : grouped(value(frame)));
+  return { name, title, help, kind: 'number', value, cell };
+}
+
 const FRAME_COLUMNS: readonly Column<Frame>[] = [
-  { name: 'frame', title: 'function', kind: 'code', cell: frame => short(frame.name) },
-  { name: 'line', title: 'where', kind: 'code', cell: frame => place(frame.line) },
-  { name: 'graphs', title: 'graphs', kind: 'number', cell: frame => grouped(frameCountsOf(frame).graphs) },
-  { name: 'calls', title: 'calls', kind: 'number', cell: frame => grouped(frame.calls.total) },
-  { name: 'compiled', title: 'compiled', kind: 'number', cell: frame => grouped(frame.calls.compiled) },
-  {
-    name: 'eager',
-    title: 'eager',
-    kind: 'number',
-    cell: frame => (frame.calls.eager > 0 ? mark(grouped(frame.calls.eager), 'warn') : '0')
-  },
-  {
-    name: 'refused',
-    title: 'refused',
-    kind: 'number',
-    cell: frame => (frameCountsOf(frame).refusals > 0 ? mark(grouped(frameCountsOf(frame).refusals), 'warn') : '0')
-  },
+  { name: 'frame', title: 'function', help: 'A function that was compiled or called', kind: 'code', cell: frame => short(frame.name) },
+  { name: 'line', title: 'where', help: 'Where it is defined', kind: 'code', cell: frame => place(frame.line) },
+  count('graphs', 'graphs', 'How many graphs were compiled for it', frame => frameCountsOf(frame).graphs),
+  count('calls', 'calls', 'How often it was called', frame => frame.calls.total),
+  count('compiled', 'compiled', 'How many calls ran compiled code', frame => frame.calls.compiled),
+  count('eager', 'eager', 'How many calls ran eagerly', frame => frame.calls.eager, true),
+  count('refused', 'refused', 'How many compilations did not come about', frame => frameCountsOf(frame).refusals, true),
   {
     name: 'compile_ns',
     title: 'compiling took',
+    help: 'Wall time of all compilations',
     kind: 'number',
+    value: frame => frameCountsOf(frame).compile_ns,
     cell: frame => duration(frameCountsOf(frame).compile_ns)
   }
 ];
 
-function frameTable(report: Report): Child[] {
+function frameTable(context: Context): Child[] {
+  const { report } = context;
   const count = Math.max(report.summary?.frames ?? 0, report.frames.length);
   if (count === 0) {
     return [soft('No function was compiled or called.')];
   }
   return [
     heading('Functions', amount(count, 'function')),
-    table({
+    table(context, {
       name: 'frames',
       label: 'Functions that were compiled or called',
       columns: FRAME_COLUMNS,

@@ -1,19 +1,19 @@
 /** Saved: what each graph keeps for its backward, and why. */
 
 import type { Saved } from '../model/report';
-import { amount, dataSize } from '../model/words';
+import { amount, dataSize, known } from '../model/words';
 import type { Context } from './context';
 import { h, heading, mark, soft, spoken } from './dom';
 import type { Child } from './dom';
-import { graphColumn, graphData, ofGraphs, rowsOf, total, userNames } from './graph';
+import { graphColumn, graphData, ofGraphs, rowsOf, total, yours } from './graph';
 import type { OfGraph } from './graph';
 import { table } from './table';
 import type { Column } from './table';
 import { tensorCell } from './tensor';
 
 const columns = ({ selection }: Context): readonly Column<OfGraph<Saved>>[] => [
-  { name: 'tensor', title: 'tensor', kind: 'code', cell: ({ row }) => tensorCell(row.tensor) },
-  { name: 'nbytes', title: 'bytes', kind: 'number', cell: ({ row }) => dataSize(row.nbytes) },
+  { name: 'tensor', title: 'tensor', help: 'Element type, sizes, and what is unusual about it', kind: 'code', cell: ({ row }) => tensorCell(row.tensor) },
+  { name: 'nbytes', title: 'bytes', kind: 'number', value: ({ row }) => known(row.nbytes), cell: ({ row }) => dataSize(row.nbytes) },
   { name: 'reason', title: 'why it is kept', kind: 'words', cell: ({ row }) => why(row) },
   {
     name: 'line',
@@ -23,12 +23,6 @@ const columns = ({ selection }: Context): readonly Column<OfGraph<Saved>>[] => [
     cell: ({ row }) => selection.lineButton(row.line)
   }
 ];
-
-/** The name in the code; of an input what the user calls it. */
-function name({ entry, row }: OfGraph<Saved>): Child {
-  const yours = entry === null ? undefined : userNames(entry).get(row.name);
-  return yours === undefined ? row.name : h('span', { title: row.name }, yours);
-}
 
 function why(row: Saved): Child {
   const held = row.is_input ? 'an input' : row.is_output ? 'an output' : '';
@@ -48,10 +42,10 @@ export function savedPanel(context: Context): Child[] {
       'Saved for backward',
       `${amount(saved, 'value')}${ofGraphs(context)}, ${fresh}${held > 0 ? `; ${dataSize(held)} that the caller holds anyway` : ''}`
     ),
-    table({
+    table(context, {
       name: 'saved',
       label: 'Values that are kept for the backward',
-      columns: [{ name: 'name', title: 'name', kind: 'code', cell: name }, ...graphColumn<Saved>(context), ...columns(context)],
+      columns: [{ name: 'name', title: 'name', kind: 'code', cell: ({ entry, row }) => yours(entry, row.name) }, ...graphColumn<Saved>(context), ...columns(context)],
       rows: rowsOf(context, graph => graph.saved),
       total: saved,
       key: ({ row }) => row.name,

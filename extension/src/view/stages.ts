@@ -9,6 +9,7 @@ import type { Context, Entry } from './context';
 import { h, heading, soft } from './dom';
 import type { Child } from './dom';
 import { graphFacts, userNames } from './graph';
+import { nodesFold } from './nodes';
 import { codeKey, partOf } from './selection';
 import { table } from './table';
 import type { Column } from './table';
@@ -56,7 +57,8 @@ const TIME: Readonly<Record<string, string>> = {
 };
 
 /** Where the time of the cell, or of the recording, went: the rows add up to it. */
-function timeTable({ report }: Context): Child[] {
+function timeTable(context: Context): Child[] {
+  const { report } = context;
   const rows = report.time_rows.filter(row => row.duration_ns > 0);
   const total = report.duration_ns;
   if (rows.length < 2) {
@@ -64,14 +66,14 @@ function timeTable({ report }: Context): Child[] {
   }
   return [
     heading('Where the time went', `${duration(total)}, each moment counted once`),
-    table<TimeRow>({
+    table<TimeRow>(context, {
       name: 'time',
       label: 'Where the time went',
       columns: [
         { name: 'kind', title: 'what', kind: 'words', cell: row => TIME[row.kind] ?? row.kind },
-        { name: 'count', title: 'times', kind: 'number', cell: row => (row.kind === 'rest' ? null : grouped(row.count)) },
-        { name: 'share', title: 'share', cell: row => share(row.duration_ns, total) },
-        { name: 'duration_ns', title: 'time', kind: 'number', cell: row => duration(row.duration_ns) }
+        { name: 'count', title: 'times', kind: 'number', value: row => (row.kind === 'rest' ? null : row.count), cell: row => (row.kind === 'rest' ? null : grouped(row.count)) },
+        { name: 'share', title: 'share', help: SHARE, value: row => row.duration_ns, cell: row => share(row.duration_ns, total) },
+        { name: 'duration_ns', title: 'time', kind: 'number', value: row => row.duration_ns, cell: row => duration(row.duration_ns) }
       ],
       rows,
       key: row => row.kind
@@ -84,19 +86,22 @@ function graphStages(context: Context, entry: Entry): Child[] {
   return [
     graph.backward_error === null ? null : h('p', { class: 'al-note' }, `The backward raises: ${graph.backward_error}`),
     ...stageTable(context, entry),
+    nodesFold(context, entry),
     ...stageCodes(context, entry)
   ];
 }
 
+const SHARE = 'Its share of the whole time';
+
 const STAGE_COLUMNS = (total: number): readonly Column<Stage>[] => [
   { name: 'stage', title: 'stage', kind: 'code', cell: row => row.name },
-  { name: 'duration_ns', title: 'wall time', kind: 'number', cell: row => duration(row.duration_ns) },
-  { name: 'share', title: 'share', cell: row => share(row.duration_ns, total) },
+  { name: 'duration_ns', title: 'wall time', kind: 'number', value: row => row.duration_ns, cell: row => duration(row.duration_ns) },
+  { name: 'share', title: 'share', help: SHARE, value: row => row.duration_ns, cell: row => share(row.duration_ns, total) },
   {
     name: 'nodes',
     title: 'nodes',
-    help: 'Ops in the graph that it handed on',
     kind: 'number',
+    value: row => row.node_count,
     cell: row => (row.node_count === null ? null : grouped(row.node_count))
   },
   { name: 'summary', title: 'what it did', kind: 'words', cell: row => row.summary }
@@ -125,7 +130,7 @@ function stageTable(context: Context, entry: Entry): Child[] {
   const missing = counts.stages - stages.length;
   const shown: Child[] = [
     heading('Stages', `${duration(total)} in ${amount(counts.stages, 'stage')}`),
-    table({ name: 'stages', label, columns, rows, total: rows.length + missing, key: row => row.name, data })
+    table(context, { name: 'stages', label, columns, rows, total: rows.length + missing, key: row => row.name, data })
   ];
   if (later.length > 1) {
     const took = duration(later.reduce((sum, stage) => sum + stage.duration_ns, 0));
@@ -134,7 +139,7 @@ function stageTable(context: Context, entry: Entry): Child[] {
         context,
         `backwards ${entry.key}`,
         [`${amount(later.length, 'backward')} compiled later `, h('small', {}, took)],
-        () => [table({ name: 'backwards', label: `${label}, backward`, columns, rows: later, key: row => row.summary })],
+        () => [table(context, { name: 'backwards', meanings: 'stages', label: `${label}, backward`, columns, rows: later, key: row => row.summary })],
         false
       )
     );

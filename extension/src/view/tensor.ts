@@ -21,7 +21,7 @@ export function tensorCell(tensor: TensorInfo | null): Child {
   return h(
     'span',
     { 'data-device': tensor.device, title: `stride ${sizes(tensor.stride)} on ${tensor.device}` },
-    h('span', { 'data-type': '' }, tensorText(tensor)),
+    h('span', { 'data-said': '' }, tensorText(tensor)),
     unusual.length > 0 ? h('span', { class: 'al-soft al-below' }, unusual.join(', ')) : null
   );
 }
@@ -38,8 +38,8 @@ function contiguous(tensor: TensorInfo): boolean {
   return true;
 }
 
-/** Say that a tensor requires grad, and that it is no leaf. */
-export function autograd(requires: boolean, leaf: boolean): Child {
+/** Say that a tensor requires grad, and where it is said also that it is no leaf. */
+export function autograd(requires: boolean, leaf = true): Child {
   return requires ? h('span', {}, mark('requires grad', 'brand'), leaf ? '' : ' non-leaf') : null;
 }
 

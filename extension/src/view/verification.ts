@@ -16,9 +16,9 @@ const COLUMNS: readonly Column<VerificationRow>[] = [
   { name: 'actual', title: 'compiled has', kind: 'code', cell: row => row.actual },
   { name: 'sentence', title: 'difference', kind: 'words', cell: row => row.sentence },
   { name: 'engine', title: 'engine', cell: row => row.engine },
-  { name: 'call', title: 'call', kind: 'number', cell: row => (row.call === null ? null : String(row.call)) },
+  { name: 'call', title: 'call', kind: 'number', value: row => row.call, cell: row => (row.call === null ? null : String(row.call)) },
   { name: 'frame', title: 'function', kind: 'code', cell: row => (row.frame === null ? null : short(row.frame)) },
-  { name: 'graph', title: 'graph', kind: 'number', cell: row => (row.graph === null ? null : String(row.graph)) }
+  { name: 'graph', title: 'graph', kind: 'number', value: row => row.graph, cell: row => (row.graph === null ? null : String(row.graph)) }
 ];
 
 /** Draw the panel. */
@@ -51,15 +51,16 @@ export function verificationPanel(context: Context): Child[] {
     )
   ];
   if (different.length > 0) {
-    drawn.push(heading('Differences'), verificationTable('differences', different));
+    drawn.push(heading('Differences'), verificationTable(context, 'differences', different));
   }
-  drawn.push(heading('Everything that was compared'), verificationTable('verification', rows, compared ?? rows.length));
+  drawn.push(heading('Everything that was compared'), verificationTable(context, 'verification', rows, compared ?? rows.length));
   return drawn;
 }
 
-function verificationTable(name: string, rows: readonly VerificationRow[], total = rows.length): HTMLElement {
-  return table({
+function verificationTable(context: Context, name: string, rows: readonly VerificationRow[], total = rows.length): HTMLElement {
+  return table(context, {
     name,
+    meanings: 'verification',
     label: name === 'differences' ? 'Differences from eager' : 'Everything that was compared with eager',
     columns: COLUMNS.filter(column => rows.some(row => (column.cell(row) ?? '') !== '')),
     rows,

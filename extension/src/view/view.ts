@@ -22,6 +22,7 @@ import { Selection } from './selection';
 import type { Target } from './selection';
 import { stagesPanel } from './stages';
 import { storagesPanel } from './storages';
+import type { TableState } from './table';
 import { measuring, timingPanel } from './timing';
 import { verificationPanel } from './verification';
 
@@ -41,7 +42,7 @@ const TABS: readonly Tab[] = [
     name: 'inputs',
     title: 'Inputs',
     draw: inputsPanel,
-    size: ({ counts }, { cell }) => counts.inputs || (cell?.mutated_outside.length ?? 0),
+    size: ({ counts, outside }) => counts.inputs || outside,
     counted: true
   },
   { name: 'outputs', title: 'Outputs', draw: outputsPanel, size: ({ counts }) => counts.outputs, counted: true },
@@ -94,6 +95,7 @@ class View implements Disposable {
   private readonly prefix = uniqueId();
   private readonly folds = new Map<string, boolean>();
   private readonly selection: Selection;
+  private readonly tables = new Map<string, TableState>();
   private readonly unsubscribe: () => void;
   private tab = 'overview';
   private scope = ALL;
@@ -333,6 +335,7 @@ class View implements Disposable {
       chosen,
       folds: this.folds,
       selection: this.selection,
+      tables: this.tables,
       redraw: () => this.redraw()
     };
     for (const tab of TABS) {

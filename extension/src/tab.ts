@@ -1,0 +1,68 @@
+/** A report in a tab of JupyterLab's main area, beside its notebook. */
+
+import type { ILabShell } from '@jupyterlab/application';
+import type { NotebookPanel } from '@jupyterlab/notebook';
+import type { Message } from '@lumino/messaging';
+import { Widget } from '@lumino/widgets';
+
+import { Connection } from './live/connection';
+import { ReportSource } from './live/source';
+import type { Reading } from './model/report';
+import type { Disposable } from './source';
+import { uniqueId } from './view/dom';
+import { mount } from './view/view';
+
+/** Shows a report in a tab; `panel` is the notebook that it came from, whose kernel may answer for it. */
+export type OpenTab = (reading: Reading, panel: NotebookPanel | null) => void;
+
+class ReportTab extends Widget {
+  // Its own, so that it lives on when the cell runs again or is deleted.
+  private readonly source = new ReportSource();
+  private readonly connection: Connection | null;
+  private readonly view: Disposable;
+
+  constructor(reading: Reading, panel: NotebookPanel | null) {
+    super();
+    this.id = uniqueId();
+    this.addClass('aotlab-tab');
+    this.addClass('aotlab-whole');
+    const { name = '', cell = null } = reading.report ?? {};
+    const count = cell?.execution_count ?? null;
+    const what = name !== '' ? name : count === null ? 'report' : `report of [${count}]`;
+    this.title.label = [what, panel?.title.label ?? ''].filter(each => each !== '').join(' – ');
+    this.title.caption = `aotlab: ${this.title.label}`;
+    this.title.closable = true;
+    this.source.update({ reading });
+    this.view = mount(this.node, this.source);
+    this.connection = panel === null ? null : new Connection(panel.sessionContext, this.source);
+  }
+
+  override dispose(): void {
+    if (!this.isDisposed) {
+      this.connection?.dispose();
+      this.view.dispose();
+    }
+    super.dispose();
+  }
+
+  protected override onCloseRequest(message: Message): void {
+    super.onCloseRequest(message);
+    this.dispose();
+  }
+}
+
+/** Make what opens tabs in `shell`: one for each report, which is shown again when it is asked for again. */
+export function tabOpener(shell: ILabShell): OpenTab {
+  const tabs = new Map<string, ReportTab>();
+  return (reading, panel) => {
+    const key = reading.report?.identifier ?? '';
+    let tab = tabs.get(key);
+    if (tab === undefined || tab.isDisposed) {
+      tab = new ReportTab(reading, panel);
+      tabs.set(key, tab);
+      tab.disposed.connect(() => tabs.delete(key));
+      shell.add(tab, 'main', panel === null ? {} : { mode: 'split-right', ref: panel.id });
+    }
+    shell.activateById(tab.id);
+  };
+}

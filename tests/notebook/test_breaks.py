@@ -1,0 +1,119 @@
+"""Where the report says that Dynamo broke off: at the line of the cell, at that of what it calls, in our words, once."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+pytest.importorskip("IPython")
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from aotlab.notebook import unload_ipython_extension
+from aotlab.report import Report
+
+SETUP = """\
+import torch
+x = torch.randn(8, 4, requires_grad=True)
+def helper(t):
+    print(end="")
+    if t.sum() > 1e6:
+        t = t + 1
+    return t * 2
+def outer(t):
+    return helper(t + 1).sin()
+"""
+PRINTED, BRANCHED = "`print()` is called", "a branch depends on the value of a tensor"
+IN_HELPER = [("In [1], line 4", PRINTED), ("In [1], line 5", BRANCHED)]
+
+
+@pytest.fixture
+def shell() -> Iterator[InteractiveShell]:
+    """Make a shell of its own, and let Dynamo forget what earlier tests compiled."""
+    torch._dynamo.reset()
+    made = InteractiveShell()
+    made.history_manager.enabled = False
+    module = types.ModuleType("__main__")
+    made.user_module, made.user_ns = module, vars(module)
+    made.init_user_ns()
+    made.run_cell("%load_ext aotlab").raise_error()
+    made.run_cell(SETUP).raise_error()
+    yield made
+    unload_ipython_extension(made)
+
+
+def execute(shell: InteractiveShell, text: str) -> Report:
+    """Run a cell, and return its report."""
+    shell.run_cell(f"%%aotcompile -o report --backend eager --quiet\n{text}").raise_error()
+    return shell.user_ns["report"].report()
+
+
+CELLS = {
+    "a branch": ("y = x * 2\nif y.sum() > 1e6:\n    y = y + 1\nz = y.cos()", [(3, "line 3", BRANCHED)]),
+    "a call before which there is nothing to compile": ("y = helper(x)", [(2, *each) for each in IN_HELPER]),
+    "a call of a call": ("y = x.sin()\nz = outer(y)", [(3, *each) for each in IN_HELPER]),
+    "the same function at two lines": (
+        "y = helper(x)\nz = helper(y.cos())",
+        [*((2, *each) for each in IN_HELPER), (3, *IN_HELPER[0])],
+    ),
+    "a function of the cell": (
+        "def own(t):\n    t = t + 1\n    print(end='')\n    return t * 2\n\ny = own(x)",
+        [(7, "line 4", PRINTED)],
+    ),
+    "a block that Dynamo cannot go on with": (
+        "with torch.no_grad():\n    y = x * 2\n    z = helper(y)",
+        [(4, *each) for each in IN_HELPER],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(CELLS))
+def test_breaks_stand_at_their_lines(shell: InteractiveShell, name: str) -> None:
+    """Each break is told once, however many frames Dynamo tried in vain, and again where the cell runs unchanged."""
+    text, expected = CELLS[name]
+    for _ in range(2):
+        report = execute(shell, text)
+        assert [(row.cell_line, row.where, row.words) for row in report.graph_break_rows] == expected
+        line, where, words = expected[0]
+        place = f"line {line} ({words}" + ("" if where == f"line {line}" else f", at {where}")
+        assert f"{len(expected)} graph break" in report.verdict
+        assert f"at {place})" in report.verdict
+    assert all(row.line is not None and row.line.code for row in report.graph_break_rows)
+
+
+def test_what_is_left_of_a_function_goes_by_its_name(shell: InteractiveShell) -> None:
+    """The rest of a function after a break is called as the function is, not as its caller's lines."""
+    report = execute(shell, "y = x.sin()\nz = helper(y)\nv = z + 1")
+    assert [frame.name for frame in report.frames] == ["line 2", "helper", "helper (2)", "lines 3–4"]
+
+
+def test_functions_that_call_each_other(shell: InteractiveShell) -> None:
+    """Of compiled functions one of which calls the other after a break, nothing of ours is captured."""
+    text = "def first(t):\n    t = second(t + 1)\n    return t.sin()\n\ndef second(t):\n    print(end='')\n    return t * 2"
+    shell.run_cell(f"%%aotcompile -o report --backend eager --quiet\n{text}").raise_error()
+    shell.run_cell("y = first(x)").raise_error()
+    report = shell.user_ns["report"].report()
+    assert [(row.cell_line, row.where, row.words) for row in report.graph_break_rows] == [(3, "line 7", PRINTED)]
+    assert [frame.name for frame in report.frames] == ["first", "second", "first (2)"]
+    assert [frame.refusals for frame in report.frames] == [()] * 3
+    assert torch.equal(shell.user_ns["y"], ((shell.user_ns["x"] + 1) * 2).sin())
+
+
+def test_breaks_outside_of_cells(shell: InteractiveShell) -> None:
+    """A recording of `torch.compile` tells the same breaks, and calls what is left of a function by its name."""
+    shell.run_cell(
+        "from aotlab.report import Report\n"
+        "with Report.record() as report:\n"
+        "    torch.compile(outer, backend='aotlab', options={'compiler': 'eager'})(x)"
+    ).raise_error()
+    report = shell.user_ns["report"].report()
+    assert [(row.where, row.words) for row in report.graph_break_rows] == IN_HELPER
+    assert [frame.name for frame in report.frames] == [
+        "outer",
+        "helper after line 4",
+        "helper after line 5",
+        "outer after line 9",
+    ]
