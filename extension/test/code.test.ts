@@ -7,7 +7,8 @@ import { ReportSource } from '../src/live/source';
 import { readReport } from '../src/model/report';
 import type { Disposable } from '../src/source';
 import { MOST_LINES } from '../src/view/code';
-import { tokenLines } from '../src/view/tokens';
+import { Code } from '../src/view/tokens';
+import type { Token } from '../src/view/tokens';
 import { mount } from '../src/view/view';
 import { sample } from './sample';
 import type { Json } from './sample';
@@ -109,6 +110,11 @@ function linked(): Json {
 function show(report: unknown): void {
   source.update({ reading: readReport(report) });
   view = mount(host, source);
+}
+
+function tokenLines(text: string, language: string): (readonly Token[])[] {
+  const code = new Code(text, language);
+  return code.lines.map((_, index) => code.tokens(index));
 }
 
 test('code is read into tokens that are the code', () => {

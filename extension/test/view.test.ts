@@ -223,7 +223,7 @@ test('stages, saved tensors, kernels and graph breaks have tabs of their own', (
   tab('saved');
   assert.deepEqual(
     all('table[data-table=saved] td').map(each => each.textContent),
-    ['mm', 'float32[2, 4]', '32 B', 'read by relu’s backward', '']
+    ['mm', '', 'float32[2, 4]', '32 B', 'read by relu’s backward']
   );
   tab('kernels');
   assert.equal(all('details[data-kernel=kernel_0]').length, 1);

@@ -104,8 +104,8 @@ def test_kernels_name_the_nodes_that_they_were_fused_of():
         with aotlab.Report.record() as recording:
             g(torch.ones(4, 8), leaf(8, 6)).backward()
         (graph,) = recording.report().frames[0].graphs
-        known = {node.name: node.target for node in graph.nodes if node.stage == "compile"}
-        targets = {(k.language, k.kind): {known[name] for name in k.nodes} for k in graph.kernels}
+        known = {(node.part, node.name): node.target for node in graph.nodes if node.stage == "compile"}
+        targets = {(k.language, k.kind): {known[k.kind, name] for name in k.nodes} for k in graph.kernels}
         assert targets["extern", "forward"] == {"aten.mm.default"}
         assert targets["c++", "forward"] == {"aten.relu.default", "aten.mul.Tensor", "aten.sum.default"}
         assert targets["extern", "backward"] == {"aten.mm.default"}

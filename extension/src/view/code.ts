@@ -9,7 +9,7 @@ import type { Context } from './context';
 import { copied } from './copy';
 import { h } from './dom';
 import type { Child } from './dom';
-import { tokenLines } from './tokens';
+import { Code } from './tokens';
 import type { Token } from './tokens';
 
 export interface CodeOptions {
@@ -60,8 +60,8 @@ export function codeBlock(context: Context, options: CodeOptions): HTMLElement {
 
 class CodeBlock {
   readonly root: HTMLElement;
+  private readonly code: Code;
   private readonly raw: readonly string[];
-  private readonly tokens: readonly (readonly Token[])[];
   private readonly links: readonly (readonly number[])[];
   private readonly names: ReadonlyMap<string, string>;
   private readonly inner = h('div', { class: 'al-lines' });
@@ -79,12 +79,12 @@ class CodeBlock {
     options: CodeOptions
   ) {
     const text = options.text.replace(/\n$/, '');
-    this.raw = text.split('\n');
-    this.tokens = tokenLines(text, options.language);
+    this.code = new Code(text, options.language);
+    this.raw = this.code.lines;
     this.links = this.raw.map(line => options.links?.(line) ?? []);
     this.active = this.links.findIndex(ids => ids.length > 0);
-    const used = [...(options.names ?? [])].filter(([name]) => text.includes(name));
-    this.names = new Map(used);
+    const names = [...(options.names ?? [])];
+    this.names = names.some(([name]) => text.includes(name)) ? new Map(names) : new Map();
     this.box = h('div', { class: 'al-scroller', tabindex: '0', role: 'region', 'aria-label': options.label }, this.inner);
     this.box.addEventListener('scroll', () => this.draw());
     this.box.addEventListener('keydown', event => this.onKey(event));
@@ -95,7 +95,10 @@ class CodeBlock {
 
   /** Draw the code with the names that are wanted now. */
   rename(): void {
-    const widest = this.raw.reduce((most, _, index) => Math.max(most, this.shown(index).length), 0);
+    const named = (word: string): string => this.names.get(word) ?? word;
+    const renamed = (line: string): string => (this.context.selection.names ? line.replace(/[A-Za-z_]\w*/g, named) : line);
+    const text = this.names.size === 0 ? this.raw : this.raw.map(renamed);
+    const widest = text.reduce((most, line) => Math.max(most, line.length), 0);
     this.inner.style.width = `max(100%, calc(${widest}ch + 5.5em))`;
     const check = this.root.querySelector<HTMLInputElement>('input[type=checkbox]');
     if (check !== null) {
@@ -119,7 +122,7 @@ class CodeBlock {
   }
 
   private shown(line: number): string {
-    return (this.tokens[line] ?? []).map(token => this.shownToken(token)).join('');
+    return this.code.tokens(line).map(token => this.shownToken(token)).join('');
   }
 
   private tools(): HTMLElement {
@@ -254,7 +257,7 @@ class CodeBlock {
   private pieces(index: number): Child[] {
     const matches = this.matches.filter(match => match.line === index);
     let at = 0;
-    return (this.tokens[index] ?? []).map(token => {
+    return this.code.tokens(index).map(token => {
       const text = this.shownToken(token);
       const [from, to] = [at, (at += text.length)];
       const parts: Child[] = [];

@@ -68,5 +68,5 @@ export function userNames({ graph }: Entry): ReadonlyMap<string, string> {
 /** A name in the code of a graph, or what the user calls it. */
 export function yours(entry: Entry | null, name: string): Child {
   const known = entry?.graph.placeholders.find(each => each.name === name);
-  return known === undefined ? name : h('span', { title: name }, known.user_name);
+  return known === undefined ? name : h('span', { class: 'al-yours', title: `${known.user_name}\n${name} in the code` }, known.user_name);
 }

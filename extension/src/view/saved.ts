@@ -12,16 +12,16 @@ import type { Column } from './table';
 import { tensorCell } from './tensor';
 
 const columns = ({ selection }: Context): readonly Column<OfGraph<Saved>>[] => [
-  { name: 'tensor', title: 'tensor', help: 'Element type, sizes, and what is unusual about it', kind: 'code', cell: ({ row }) => tensorCell(row.tensor) },
-  { name: 'nbytes', title: 'bytes', kind: 'number', value: ({ row }) => known(row.nbytes), cell: ({ row }) => dataSize(row.nbytes) },
-  { name: 'reason', title: 'why it is kept', kind: 'words', cell: ({ row }) => why(row) },
   {
     name: 'line',
     title: 'line',
     help: 'The line of your program that made it',
     kind: 'code',
     cell: ({ row }) => selection.lineButton(row.line)
-  }
+  },
+  { name: 'tensor', title: 'tensor', help: 'Element type, sizes, and what is unusual about it', kind: 'code', cell: ({ row }) => tensorCell(row.tensor) },
+  { name: 'nbytes', title: 'bytes', kind: 'number', value: ({ row }) => known(row.nbytes), cell: ({ row }) => dataSize(row.nbytes) },
+  { name: 'reason', title: 'why it is kept', kind: 'words', cell: ({ row }) => why(row) }
 ];
 
 function why(row: Saved): Child {

@@ -23,37 +23,72 @@ const NUMBER = String.raw`0[xX][\da-fA-F]+|(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\
 const QUOTED = String.raw`"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?`;
 const LONG = String.raw`"""(?:\\[\s\S]|[^\\])*?(?:"""|$)|'''(?:\\[\s\S]|[^\\])*?(?:'''|$)`;
 
-function grammar(comment: string, string: string, word: string): RegExp {
-  return new RegExp(`(?<comment>${comment})|(?<string>${string})|(?<word>${word})|(?<number>${NUMBER})`, 'g');
+interface Language {
+  readonly keywords: ReadonlySet<string>;
+  readonly all: RegExp;
+  /** Only what may go over several lines, and what it may stand in. */
+  readonly long: RegExp;
 }
 
-const PYTHON = grammar(String.raw`#[^\n]*`, `[rRbBfFuU]{0,2}(?:${LONG}|${QUOTED})`, String.raw`[A-Za-z_]\w*`);
-const CPP = grammar(String.raw`//[^\n]*|/\*[\s\S]*?(?:\*/|$)`, QUOTED, String.raw`#?[A-Za-z_]\w*`);
+function language(keywords: ReadonlySet<string>, comment: string, string: string, word: string): Language {
+  const long = `(?<comment>${comment})|(?<string>${string})`;
+  return { keywords, all: new RegExp(`${long}|(?<word>${word})|(?<number>${NUMBER})`, 'g'), long: new RegExp(long, 'g') };
+}
 
-/** Read code into the tokens of its lines. */
-export function tokenLines(text: string, language: string): Token[][] {
-  const [pattern, keywords] = language === 'c++' ? [CPP, CPP_WORDS] : [PYTHON, PYTHON_WORDS];
-  let line: Token[] = [];
-  const lines = [line];
-  const add = (kind: Kind, piece: string): void => {
-    piece.split('\n').forEach((row, index) => {
-      if (index > 0) {
-        lines.push((line = []));
+const PYTHON = language(PYTHON_WORDS, String.raw`#[^\n]*`, `[rRbBfFuU]{0,2}(?:${LONG}|${QUOTED})`, String.raw`[A-Za-z_]\w*`);
+const CPP = language(CPP_WORDS, String.raw`//[^\n]*|/\*[\s\S]*?(?:\*/|$)`, QUOTED, String.raw`#?[A-Za-z_]\w*`);
+
+/** The tokens of code, read line by line when they are asked for. */
+export class Code {
+  readonly lines: readonly string[];
+  private readonly language: Language;
+  private readonly read = new Map<number, readonly Token[]>();
+  /** For lines that something longer than a line reaches into: what it is, and up to which column. */
+  private readonly begun = new Map<number, readonly [Kind, number]>();
+
+  constructor(text: string, name: string) {
+    this.language = name === 'c++' ? CPP : PYTHON;
+    this.lines = text.split('\n');
+    let [line, start] = [0, 0];
+    for (const match of text.matchAll(this.language.long)) {
+      const rows = match[0].split('\n');
+      if (rows.length > 1) {
+        while (start + (this.lines[line]?.length ?? 0) < match.index) {
+          start += (this.lines[line]?.length ?? 0) + 1;
+          line += 1;
+        }
+        const kind = match.groups?.['comment'] === undefined ? 'string' : 'comment';
+        rows.slice(1).forEach((row, index) => this.begun.set(line + 1 + index, [kind, row.length]));
       }
-      if (row !== '') {
-        line.push({ kind, text: row });
-      }
-    });
-  };
-  let end = 0;
-  for (const match of text.matchAll(pattern)) {
-    const { comment, string, number } = match.groups ?? {};
-    const [piece] = match;
-    add('plain', text.slice(end, match.index));
-    end = match.index + piece.length;
-    const word = keywords.has(piece) ? 'keyword' : text[end] === '(' ? 'call' : 'name';
-    add(comment !== undefined ? 'comment' : string !== undefined ? 'string' : number !== undefined ? 'number' : word, piece);
+    }
   }
-  add('plain', text.slice(end));
-  return lines;
+
+  /** The tokens of a line. */
+  tokens(line: number): readonly Token[] {
+    const known = this.read.get(line);
+    if (known !== undefined) {
+      return known;
+    }
+    const text = this.lines[line] ?? '';
+    const found: Token[] = [];
+    const add = (kind: Kind, piece: string): void => {
+      if (piece !== '') {
+        found.push({ kind, text: piece });
+      }
+    };
+    const [kind, column] = this.begun.get(line) ?? ['plain', 0];
+    add(kind, text.slice(0, column));
+    let end = column;
+    for (const match of text.slice(column).matchAll(this.language.all)) {
+      const { comment, string, number } = match.groups ?? {};
+      const [piece] = match;
+      add('plain', text.slice(end, column + match.index));
+      end = column + match.index + piece.length;
+      const word = this.language.keywords.has(piece) ? 'keyword' : text[end] === '(' ? 'call' : 'name';
+      add(comment !== undefined ? 'comment' : string !== undefined ? 'string' : number !== undefined ? 'number' : word, piece);
+    }
+    add('plain', text.slice(end));
+    this.read.set(line, found);
+    return found;
+  }
 }
