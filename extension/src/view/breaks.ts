@@ -25,7 +25,6 @@ export function breaksPanel(context: Context): Child[] {
         {
           name: 'cell_line',
           title: 'line',
-          help: 'The line of the cell that led there',
           kind: 'number',
           value: row => row.cell_line,
           cell: row => (row.cell_line === null ? null : String(row.cell_line))
@@ -46,7 +45,7 @@ function where({ where: at, line, cell_line: cell }: GraphBreakRow): Child {
   if (line === null || line.code === '') {
     return at;
   }
-  return h('span', {}, line.code, at === `line ${cell}` ? null : h('span', { class: 'al-soft al-below' }, at));
+  return h('span', {}, line.code, at === `line ${cell}` ? null : h('span', { class: 'al-below' }, at));
 }
 
 /** Our words first; Dynamo's, where they say more, behind a fold. */

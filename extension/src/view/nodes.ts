@@ -12,9 +12,9 @@ import type { Column } from './table';
 
 const columns = ({ selection }: Context, entry: Entry): readonly Column<Node>[] => [
   { name: 'name', title: 'name', kind: 'code', cell: row => yours(entry, row.name) },
-  { name: 'stage', title: 'stage', cell: row => row.stage },
-  { name: 'part', title: 'graph', cell: row => row.part },
-  { name: 'phase', title: 'phase', cell: row => row.phase },
+  { name: 'stage', title: 'stage', kind: 'code', cell: row => row.stage },
+  { name: 'part', title: 'graph', kind: 'code', cell: row => row.part },
+  { name: 'phase', title: 'phase', kind: 'code', cell: row => row.phase },
   { name: 'target', title: 'op', kind: 'code', cell: row => row.target },
   {
     name: 'tensor',

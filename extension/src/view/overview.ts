@@ -24,8 +24,8 @@ export function overviewPanel(context: Context): Child[] {
   const { report } = context;
   return [
     h('p', { class: 'al-sentence' }, spoken(context.head.sentence)),
-    ...notes(context),
     ...happened(context.head),
+    ...notes(context),
     ...(report.cell === null ? [] : cellSource(context, report.cell)),
     ...frameTable(context),
     environmentFold(context)

@@ -6,7 +6,7 @@ import { amount, duration, grouped } from '../model/words';
 import { codeBlock } from './code';
 import { fold } from './context';
 import type { Context, Entry } from './context';
-import { h, heading, soft } from './dom';
+import { h, heading, soft, spoken } from './dom';
 import type { Child } from './dom';
 import { graphFacts, userNames } from './graph';
 import { nodesFold } from './nodes';
@@ -84,7 +84,7 @@ function timeTable(context: Context): Child[] {
 function graphStages(context: Context, entry: Entry): Child[] {
   const { graph } = entry;
   return [
-    graph.backward_error === null ? null : h('p', { class: 'al-note' }, `The backward raises: ${graph.backward_error}`),
+    graph.backward_error === null ? null : h('p', { class: 'al-note' }, 'The backward raises: ', spoken(graph.backward_error)),
     ...stageTable(context, entry),
     nodesFold(context, entry),
     ...stageCodes(context, entry)

@@ -64,8 +64,9 @@ export interface TableState {
   left: number;
 }
 
-/** Cells of more characters can be read in full on hover. */
+/** Cells of more characters can be read in full on hover, and in a table of which each row is one line all that are long. */
 const LONG = 40;
+const LONG_LINE = 12;
 
 /** Tables of more rows can be searched. */
 const FEW_ROWS = 8;
@@ -114,8 +115,8 @@ class Table<T> {
     this.all = options.all ?? rows;
     this.long = this.all.length > MOST_ROWS;
     this.head = h('tr', { 'aria-rowindex': this.long ? 1 : null }, ...columns.map(column => this.heading(column, key)));
-    const widest = this.long ? this.widest() : null;
-    this.table = h('table', { 'data-table': name, 'aria-label': label, ...data }, h('thead', {}, this.head, widest), this.body);
+    const widths = this.long ? this.widths() : null;
+    this.table = h('table', { 'data-table': name, 'aria-label': label, ...data }, h('thead', {}, this.head, widths), this.body);
     this.box = h('div', { class: this.long ? 'al-scroll al-long' : 'al-scroll' }, this.table);
     this.box.addEventListener('scroll', () => this.scrolled());
     const left = (options.total ?? rows.length) - rows.length;
@@ -249,7 +250,7 @@ class Table<T> {
         const inside = this.long && content !== null ? h('div', {}, content) : content;
         const cell = h('td', { class: kindClass(column), 'data-column': column.name, role }, inside);
         const text = cell.textContent ?? '';
-        if (text.length > LONG) {
+        if (text.length > (this.long ? LONG_LINE : LONG)) {
           // Where it does not fit, its end is not seen.
           cell.title = text;
         }
@@ -258,18 +259,19 @@ class Table<T> {
     );
   }
 
-  /** A row that nobody sees, of each column's longest text: columns keep their widths while other rows come into sight. */
-  private widest(): HTMLElement {
-    const longest = this.options.columns.map(() => '');
-    for (const row of this.all) {
-      this.textsOf(row).forEach((text, place) => {
-        if (text.length > (longest[place] ?? '').length) {
-          longest[place] = text;
-        }
-      });
-    }
-    const cells = this.options.columns.map((column, place) => h('td', { class: kindClass(column) }, h('div', {}, longest[place] ?? '')));
-    return h('tr', { class: 'al-widest', 'aria-hidden': 'true' }, ...cells);
+  /** A row that nobody sees, whose widths are the table's, whichever rows are in sight: nine texts in ten fit; words take the rest. */
+  private widths(): HTMLElement {
+    const cells = this.options.columns.map((column, place) => {
+      const inside = h('div');
+      if (column.kind !== 'words') {
+        const lengths = this.all.map(row => this.textsOf(row)[place]?.length ?? 0).sort((a, b) => a - b);
+        const usual = lengths[Math.floor(0.9 * lengths.length)] ?? 0;
+        // Letters are narrower than the digits that `ch` measures, and may stand in a mark.
+        inside.style.width = `${column.kind === 'code' ? usual : 0.85 * usual + (column.kind === 'number' ? 0.5 : 2)}ch`;
+      }
+      return h('td', { class: kindClass(column) }, inside);
+    });
+    return h('tr', { class: 'al-widths', 'aria-hidden': 'true' }, ...cells);
   }
 
   private textsOf(row: T): readonly string[] {
