@@ -85,7 +85,7 @@ class CodeBlock {
     this.active = this.links.findIndex(ids => ids.length > 0);
     const names = [...(options.names ?? [])];
     this.names = names.some(([name]) => text.includes(name)) ? new Map(names) : new Map();
-    this.box = h('div', { class: 'al-scroller', tabindex: '0', role: 'region', 'aria-label': options.label }, this.inner);
+    this.box = h('div', { class: 'al-scroller', tabindex: '0', role: 'group', 'aria-label': options.label }, this.inner);
     this.box.addEventListener('scroll', () => this.draw());
     this.box.addEventListener('keydown', event => this.onKey(event));
     this.root = h('div', { class: 'al-codebox' }, this.tools(), this.box);

@@ -5,7 +5,7 @@
  * it, chooses the first, then the next, then none.
  */
 
-import type { Cell, Kernel, Node as GraphNode, Report, Saved, UserLine } from '../model/report';
+import type { Kernel, Node as GraphNode, Report, Saved, UserLine } from '../model/report';
 import { amount, place } from '../model/words';
 import type { Source } from '../source';
 import { entriesOf } from './context';
@@ -37,12 +37,14 @@ export class Origins {
   readonly all = new Map<number, Origin>();
   /** Of each graph the numbers of its nodes' lines, by stage, part and name, and by part and name. */
   private readonly named = new Map<string, readonly number[]>();
+  private readonly cell: readonly string[];
 
   constructor(
     private readonly report: Report | null,
     private readonly numbers: Map<string, number>,
     nodesOf: (entry: Entry) => readonly GraphNode[]
   ) {
+    this.cell = report?.cell?.source.split('\n') ?? [];
     for (const part of report?.cell?.parts ?? []) {
       for (let line = part.first_line; part.how === 'compiled' && line <= part.last_line; line += 1) {
         this.ofCell(line);
@@ -72,7 +74,7 @@ export class Origins {
     if (line === null) {
       return null;
     }
-    const inCell = cellLine(this.report?.cell ?? null, line);
+    const inCell = this.cellLine(line);
     return inCell === null ? this.make(`${line.file}:${line.line}`, null, place(line), line.code) : this.ofCell(inCell);
   }
 
@@ -82,8 +84,7 @@ export class Origins {
   }
 
   private ofCell(line: number): Origin {
-    const code = this.report?.cell?.source.split('\n')[line - 1]?.trim() ?? '';
-    return this.make(`cell ${line}`, line, `line ${line}`, code);
+    return this.make(`cell ${line}`, line, `line ${line}`, this.cell[line - 1]?.trim() ?? '');
   }
 
   /** The lines that something in a graph comes from: its own, and the cell's that called the function with it. */
@@ -109,6 +110,12 @@ export class Origins {
     return [...new Set(kernel.nodes.flatMap(name => this.ofNode(entry, kernel.kind, name)))].sort((a, b) => a - b);
   }
 
+  /** The number of a line in the cell, if it is one of it: files of cells have names that nobody knows. */
+  private cellLine({ file, line, code }: UserLine): number | null {
+    const isCell = /^<ipython-input-|ipykernel_\d+[\\/]\d+\.py$/.test(file);
+    return isCell && this.cell[line - 1]?.trim() === code.trim() ? line : null;
+  }
+
   private make(key: string, inCell: number | null, where: string, code: string): Origin {
     const id = this.numbers.get(key) ?? this.numbers.size;
     this.numbers.set(key, id);
@@ -116,12 +123,6 @@ export class Origins {
     this.all.set(id, origin);
     return origin;
   }
-}
-
-/** The number of a line in the cell, if it is one of it: files of cells have names that nobody knows. */
-function cellLine(cell: Cell | null, { file, line, code }: UserLine): number | null {
-  const isCell = /^<ipython-input-|ipykernel_\d+[\\/]\d+\.py$/.test(file);
-  return isCell && cell !== null && cell.source.split('\n')[line - 1]?.trim() === code.trim() ? line : null;
 }
 
 /** Where something that comes from a line stands: a tab, the folds to be opened, and how to find it there. */
@@ -193,8 +194,8 @@ export class Selection {
 
   /** A button that names a line and chooses it. */
   lineButton(line: UserLine | null): HTMLElement | null {
-    const origin = line === null ? null : this.lines(false).of(line);
-    return origin === null || line === null ? null : this.originButton(origin, place(line));
+    const origin = this.lines(false).of(line);
+    return origin === null ? null : this.originButton(origin, origin.where);
   }
 
   /** The same for a line that is known by its number. */
