@@ -8,6 +8,7 @@ alias, both with the memory that they live in.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from aotlab.trace.records import TraceRecord
 
 _TO_THE_END = 2**63 - 1
+
+#: A comment of Inductor's that numbers a call of a kernel; kernels have their nodes by it.
+_HANDLE = re.compile(r"^[ \t]*# \[Provenance debug handles\].*\n", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,7 +328,7 @@ def _compile(stage: Stage, graphs: Sequence[CompiledGraphRecord]) -> Snapshot:
         codes.append(Code(title=f"{graph.kind} graph {graph.name}", language="python", text=graph.code))
         if graph.wrapper is not None:
             title = f"{graph.backend}'s output code for {graph.name}"
-            codes.append(Code(title=title, language="python", text=graph.wrapper))
+            codes.append(Code(title=title, language="python", text=_HANDLE.sub("", graph.wrapper)))
     kernels = [
         Kernel(
             name=kernel.name,
