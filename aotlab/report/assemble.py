@@ -8,7 +8,8 @@ alias, both with the memory that they live in.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, cast
@@ -24,6 +25,7 @@ from aotlab.report.model import (
     Kernel,
     Node,
     Output,
+    Placeholder,
     Saved,
     Span,
     Stage,
@@ -45,6 +47,9 @@ if TYPE_CHECKING:
     from aotlab.trace.records import TraceRecord
 
 _TO_THE_END = 2**63 - 1
+
+#: A comment of Inductor's that numbers a call of a kernel; kernels have their nodes by it.
+_HANDLE = re.compile(r"^[ \t]*# \[Provenance debug handles\].*\n", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +82,15 @@ class TraceFacts:
     autograd: tuple[AutogradNode, ...] = ()
     bases: tuple[tuple[int, ...], ...] = ()
     written: tuple[tuple[Written, ...], ...] = ()
+    placeholders: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
     """What `assemble` makes of the snapshots of one entry."""
 
+    placeholders: tuple[Placeholder, ...] = ()
     inputs: tuple[Input, ...] = ()
     outputs: tuple[Output, ...] = ()
     storages: tuple[Storage, ...] = ()
@@ -161,6 +169,7 @@ def assemble(snapshots: Iterable[Snapshot]) -> Joined:
         written.setdefault(row.storage, []).extend(windows)
     tensors_of = {row.name: row.tensor for row in inputs}
     return Joined(
+        placeholders=tuple(_placeholders(inputs, tensors, dedupe, facts)),
         inputs=inputs,
         outputs=outputs,
         storages=tuple([_marked(each, written.get(each.number, ()), tensors_of) for each in storages]),
@@ -281,6 +290,8 @@ def _trace(stage: Stage, record: TraceRecord) -> Snapshot:
             ),
             bases=record.bases,
             written=written_windows(record),
+            placeholders=record.inputs,
+            results=record.outputs,
         ),
     )
 
@@ -323,9 +334,17 @@ def _compile(stage: Stage, graphs: Sequence[CompiledGraphRecord]) -> Snapshot:
         codes.append(Code(title=f"{graph.kind} graph {graph.name}", language="python", text=graph.code))
         if graph.wrapper is not None:
             title = f"{graph.backend}'s output code for {graph.name}"
-            codes.append(Code(title=title, language="python", text=graph.wrapper))
+            codes.append(Code(title=title, language="python", text=_HANDLE.sub("", graph.wrapper)))
     kernels = [
-        Kernel(name=kernel.name, language=kernel.language, graph_name=graph.name, kind=graph.kind, source=kernel.source)
+        Kernel(
+            name=kernel.name,
+            language=kernel.language,
+            graph_name=graph.name,
+            kind=graph.kind,
+            source=kernel.source,
+            # what has to keep its order stands in a graph of its own, under such a name
+            nodes=tuple(dict.fromkeys(name.removeprefix("subgraph_") for name in kernel.nodes)),
+        )
         for graph in graphs
         for kernel in graph.kernels
     ]
@@ -378,6 +397,30 @@ def _nodes(stage: str, part: str, records: Sequence[NodeRecord]) -> tuple[Node, 
             )
         )
     return tuple(found)
+
+
+def _placeholders(
+    inputs: Sequence[Input], tensors: Sequence[int], dedupe: DedupeRecord | None, trace: TraceFacts
+) -> Iterator[Placeholder]:
+    """Name what the graphs take: arguments, for those that share written memory their base, gradients of results."""
+    kept = tuple(dedupe.kept) if dedupe is not None else tuple(tensors)
+    positions = tuple(dedupe.placeholders) if dedupe is not None else kept
+    base_of = {kept[k]: members for members in trace.bases for k in members}
+    seen: set[tuple[int, ...]] = set()
+    names = []
+    for position in positions:
+        members = base_of.get(position)
+        if members is None:
+            names.append(inputs[position].name)
+        elif members not in seen:
+            seen.add(members)
+            names.append(f"base_of_{inputs[kept[min(members)]].name}")
+    if len(names) == len(trace.placeholders):  # another tracer may take something else
+        yield from (Placeholder(name=n, user_name=name) for n, name in zip(trace.placeholders, names, strict=True))
+    roots = {name for node in trace.autograd for name in node.makes}
+    for number, result in enumerate([each for each in trace.results if each in roots], 1):
+        name = result.removeprefix("mutated input ").replace("intermediate base ", "base_")
+        yield Placeholder(name=f"tangents_{number}", user_name=f"grad_of_{name}")
 
 
 def _inputs(

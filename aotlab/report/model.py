@@ -252,6 +252,23 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Placeholder:
+    """What a graph takes, and what the user calls it.
+
+    Attributes
+    ----------
+    name
+        Its name in the code of all stages: ``"primals_3"``, ``"tangents_1"``.
+    user_name
+        The argument's name; ``"grad_of_loss"`` for the gradient of an output, ``"base_of_x"`` for the memory that
+        ``x`` shares with others.
+    """
+
+    name: str
+    user_name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
     """One argument, and what the function did to it.
 
@@ -566,6 +583,8 @@ class Kernel:
         The compiled graph that it belongs to, and which that is: ``"forward"``, ``"backward"`` or ``"inference"``.
     source
         Its source.
+    nodes
+        The nodes of that graph which it computes; empty where the backend does not say so.
     """
 
     name: str
@@ -573,6 +592,7 @@ class Kernel:
     graph_name: str
     kind: str
     source: str
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -719,7 +739,7 @@ class Graph:
         When it was compiled, counted from the beginning of the recording, and how long that took.
     calls
         How many calls it served while recording.
-    stages, nodes, inputs, outputs, storages, autograd, saved, compiled, kernels, guards
+    stages, nodes, placeholders, inputs, outputs, storages, autograd, saved, compiled, kernels, guards
         See the records of those names.
     random_ops
         The random ops in it.
@@ -745,6 +765,7 @@ class Graph:
     calls: int = 0
     stages: tuple[Stage, ...] = ()
     nodes: tuple[Node, ...] = ()
+    placeholders: tuple[Placeholder, ...] = ()
     inputs: tuple[Input, ...] = ()
     outputs: tuple[Output, ...] = ()
     storages: tuple[Storage, ...] = ()

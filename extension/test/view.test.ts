@@ -261,15 +261,15 @@ test('code is put on the page when its fold is opened', async () => {
   show(sample());
   tab('stages');
   const details = one('details[data-stage=trace]');
-  assert.equal(details.querySelector('pre'), null);
+  assert.equal(details.querySelector('.al-codebox'), null);
   const toggled = new Promise(resolve => details.addEventListener('toggle', resolve));
   (details as HTMLDetailsElement).open = true;
   await toggled;
-  assert.equal(details.querySelector('pre')?.textContent, 'def forward(x):  # a.py:7\n    return x');
+  assert.equal(details.querySelector('.al-lines')?.textContent, 'def forward(x):  # a.py:7\n    return x\n');
   // What was open stays open when the report changes.
   source.update({ reading: readReport({ ...sample(), name: 'again' }) });
   assert.equal((one('details[data-stage=trace]') as HTMLDetailsElement).open, true);
-  assert.notEqual(one('details[data-stage=trace]').querySelector('pre'), null);
+  assert.notEqual(one('details[data-stage=trace]').querySelector('.al-codebox'), null);
 });
 
 test('stages, saved tensors, kernels and graph breaks have tabs of their own', () => {
@@ -279,7 +279,7 @@ test('stages, saved tensors, kernels and graph breaks have tabs of their own', (
   tab('saved');
   assert.deepEqual(
     all('table[data-table=saved] td').map(each => each.textContent),
-    ['mm', 'float32[2, 4]', '32 B', 'read by relu’s backward', '']
+    ['mm', '', 'float32[2, 4]', '32 B', 'read by relu’s backward']
   );
   tab('kernels');
   assert.equal(all('details[data-kernel=kernel_0]').length, 1);

@@ -1,4 +1,4 @@
-"""Where the report says that Dynamo broke off: at the line of the cell, at that of what it calls, in our words, once."""
+"""Where the report says that Dynamo broke off: at the line of the cell, at that of what it calls, in our words."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ def test_what_is_left_of_a_function_goes_by_its_name(shell: InteractiveShell) ->
 
 def test_functions_that_call_each_other(shell: InteractiveShell) -> None:
     """Of compiled functions one of which calls the other after a break, nothing of ours is captured."""
-    text = "def first(t):\n    t = second(t + 1)\n    return t.sin()\n\ndef second(t):\n    print(end='')\n    return t * 2"
+    second = "def second(t):\n    print(end='')\n    return t * 2"
+    text = f"def first(t):\n    t = second(t + 1)\n    return t.sin()\n\n{second}"
     shell.run_cell(f"%%aotcompile -o report --backend eager --quiet\n{text}").raise_error()
     shell.run_cell("y = first(x)").raise_error()
     report = shell.user_ns["report"].report()

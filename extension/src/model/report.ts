@@ -122,8 +122,10 @@ const kernel = record('Kernel', {
   language: text(),
   graph_name: text(),
   kind: text(),
-  source: text()
+  source: text(),
+  nodes: list(text())
 });
+const placeholder = record('Placeholder', { name: text(), user_name: text() });
 const guard = record('Guard', { kind: text(), subject: text(), sentence: text() });
 const counts = record('Counts', {
   stages: number(),
@@ -161,6 +163,7 @@ const graph = record('Graph', {
   calls: number(),
   stages: list(stage),
   nodes: list(node),
+  placeholders: list(placeholder),
   inputs: list(input),
   outputs: list(output),
   storages: list(storage),
@@ -331,8 +334,8 @@ export const NO_COUNTS: Counts = counts({}, '$', { note: () => undefined });
 
 /** Every record and its fields, for the test that compares them with the schema. */
 export const RECORDS: readonly RecordReader<unknown>[] = [
-  symbol, line, tensor, code, stage, node, input, output, span, written, storage, saved, kernel, guard, counts, graph,
-  call, calls,
+  symbol, line, tensor, code, stage, node, placeholder, input, output, span, written, storage, saved, kernel, guard,
+  counts, graph, call, calls,
   refusal, frameCounts, frame, part, cell, device, setting, environment, graphBreak, ratio, timing, verification, fact, summary,
   report
 ];
