@@ -97,7 +97,7 @@ def inductor_compile(
     ``shared`` is what the forward and the backward of one entry have in common; it is filled here at first use.
     With ``exact_random`` random ops take their numbers from torch's generators, as eager does; else from a seed each.
     """
-    from torch._inductor import config
+    from torch._inductor import config, debug
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.cudagraph_utils import BoxedDeviceIndex
     from torch._inductor.utils import BoxedBool
@@ -107,7 +107,8 @@ def inductor_compile(
         shared["cudagraphs"] = BoxedBool(config.triton.cudagraphs)
         shared["boxed_forward_device_index"] = BoxedDeviceIndex(None)
     with (
-        config.patch(fallback_random=exact_random),
+        config.patch({"fallback_random": exact_random, "trace.provenance_tracking_level": 2}),
+        debug.reset_provenance_globals(),  # where it collects of which nodes it makes each kernel
         V.set_fake_mode(fake_mode),
         _constants_allowed(fake_mode),
         _lowered(module),
@@ -159,7 +160,7 @@ def _writes_before_reads() -> Iterator[None]:
     before = getattr(_ordering, "active", False)
     _ordering.active = True
     try:
-        with config.patch(cache_key_tag=f"{config.cache_key_tag}aotlab: writes before reads"):  # type: ignore[attr-defined]
+        with config.patch(cache_key_tag=f"{config.cache_key_tag}aotlab: writes before reads, origins"):  # type: ignore[attr-defined]
             yield
     finally:
         _ordering.active = before

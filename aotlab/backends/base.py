@@ -20,12 +20,13 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSource:
-    """One kernel that a compiler wrote or calls (``extern``), for ``graph``; ``source`` is its text, or the call."""
+    """A kernel that a compiler wrote, or calls (``extern``), for ``nodes`` of ``graph``; its text or the call."""
 
     name: str
     language: Literal["triton", "c++", "python", "extern"]
     source: str
     graph: str = ""
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,10 @@ the first one found.
 from __future__ import annotations
 
 import ast
+import json
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -89,6 +90,7 @@ class InductorBackend(Backend):
                 internals.inductor_joint_passes(module, request.fake_mode, exact_random=exact)
             results = (node.meta.get("val") if isinstance(node, fx.Node) else None for node in output.args[0][:count])
             groups = _memory(results)
+            targets = [node.target for node in module.graph.nodes]
             compiled = internals.inductor_compile(
                 module,
                 request.example_inputs,
@@ -98,7 +100,7 @@ class InductorBackend(Backend):
                 static_inputs=request.static_inputs,
                 graph_id=request.graph_id,
                 shared=request.shared,
-                exact_random=_draws_exactly(module),
+                exact_random=any(map(is_random, targets)) and not any(map(internals.is_inductors_draw, targets)),
             )
         return compiled if request.kind == "backward" else _apart(compiled, groups)
 
@@ -108,17 +110,22 @@ class InductorBackend(Backend):
         return source if isinstance(source, str) and source else None
 
     def kernels(self, compiled: Any) -> tuple[KernelSource, ...]:
-        """Read the kernels off Inductor's output code."""
+        """Read the kernels off Inductor's output code, and their nodes off what it says beside."""
         source = self.source(compiled)
-        return () if source is None else kernels_in(source)
+        origins = json.loads(getattr(compiled, "inductor_provenance_mapping_str", None) or "{}")
+        return () if source is None else kernels_in(source, origins.get("cppCodeToPost", {}))
 
 
 _EXTERN = re.compile(r"^\s*(?:\w+ = )?((?:extern_kernels\.|torch\.ops\.)[\w.]+)\(.*$", re.MULTILINE)
 
 
-def kernels_in(source: str) -> tuple[KernelSource, ...]:
+def kernels_in(source: str, origins: Mapping[str, Sequence[str]]) -> tuple[KernelSource, ...]:
     """Find the kernels in Inductor's output code: those that it defines, and the library calls that it makes."""
     found = []
+
+    def made_of(call: str) -> tuple[str, ...]:  # a call goes by the kernel's name and a number, as in comments above it
+        return tuple(name for key, names in origins.items() if f"{key}:".startswith(f"{call}:") for name in names)
+
     for statement in ast.parse(source).body:
         if not (isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call)):
             continue
@@ -128,9 +135,12 @@ def kernels_in(source: str) -> tuple[KernelSource, ...]:
         if not called.startswith("async_compile.") or not texts or not isinstance(target, ast.Name):
             continue
         language = "triton" if called.endswith("triton") else "c++"
-        found.append(KernelSource(name=target.id, language=language, source=texts[-1].strip()))  # type: ignore[arg-type]
+        text, nodes = texts[-1].strip(), made_of(target.id)
+        found.append(KernelSource(name=target.id, language=language, source=text, nodes=nodes))  # type: ignore[arg-type]
     for match in _EXTERN.finditer(source):
-        found.append(KernelSource(name=match.group(1), language="extern", source=match.group(0).strip()))
+        above = source.rfind(f"handles] {match[1]}:", 0, match.start())
+        nodes = made_of(source[above : match.start()].partition("\n")[0].removeprefix("handles] "))
+        found.append(KernelSource(name=match[1], language="extern", source=match[0].strip(), nodes=nodes))
     return tuple(found)
 
 
@@ -163,7 +173,8 @@ def _apart(compiled: Any, groups: list[int | None]) -> Callable[..., Any]:
         return results
 
     call._boxed_call = True  # type: ignore[attr-defined]  # the mark that upstream's users look for
-    call.source_code = getattr(compiled, "source_code", None)  # type: ignore[attr-defined]  # Inductor's own
+    for name in ("source_code", "inductor_provenance_mapping_str"):  # Inductor's own
+        setattr(call, name, getattr(compiled, name, None))
     return call
 
 
@@ -205,12 +216,6 @@ def _put_into_copies(module: fx.GraphModule) -> None:
 
 #: Ops for which Inductor takes a seed.
 _SEEDED = (_ATEN.rand.default, _ATEN.randn.default, _ATEN.randint.low)
-
-
-def _draws_exactly(module: fx.GraphModule) -> bool:
-    """Tell whether a graph has random ops that were not made Inductor's own, and none that were."""
-    targets = [node.target for node in module.graph.nodes]
-    return any(map(is_random, targets)) and not any(map(internals.is_inductors_draw, targets))
 
 
 def _drop_unused_draws(module: fx.GraphModule) -> None:

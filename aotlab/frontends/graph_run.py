@@ -95,7 +95,7 @@ def _differentiable(graph: fx.GraphModule, called_at: str, kept: Sequence[Any]) 
     ``called_at`` is the stack trace of the call of the user's function; ``kept`` is what that kept, of which
     `once_differentiable` does not ask whether it requires grad.
     """
-    if not _is_once_differentiable(graph):
+    if not any(internals.ONCE_DIFFERENTIABLE in node.meta.get("stack_trace", "") for node in graph.graph.nodes):
         return partial(_run, graph, kept, without=_switches_around(graph, called_at))
 
     def run_once(_: Any, *gradients: Any) -> tuple[Any, ...]:
@@ -103,11 +103,6 @@ def _differentiable(graph: fx.GraphModule, called_at: str, kept: Sequence[Any]) 
         return tuple(found) if isinstance(found, (tuple, list)) else (found,)
 
     return partial(internals.once_differentiable(run_once), None)
-
-
-def _is_once_differentiable(graph: fx.GraphModule) -> bool:
-    """Tell whether the user's backward is marked with `torch.autograd.function.once_differentiable`."""
-    return any(internals.ONCE_DIFFERENTIABLE in node.meta.get("stack_trace", "") for node in graph.graph.nodes)
 
 
 def _switches_around(graph: fx.GraphModule, called_at: str) -> list[fx.Node]:
@@ -241,15 +236,11 @@ class GraphRun(fx.Interpreter):
         run = GraphRun(body, self._line).run
         # Dynamo hands over all that the body uses. What it keeps, and may not find written in the backward, are the
         # arguments of the user's function; a module's own tensors, batch statistics say, are none.
-        own = [isinstance(each, fx.Node) and _is_of_module(each) for each in self._node.args[1:]]
+        found = [isinstance(each, fx.Node) and each.op == "placeholder" and each.target for each in self._node.args[1:]]
+        own = [re.search(r"_(parameters|buffers)_", str(name)) is not None for name in found]
 
         def call(*given: Any) -> Any:
             left = iter(given)
             return run(*(value if is_own else next(left) for value, is_own in zip(rest, own, strict=True)), **others)
 
         return checkpoint(call, *(value for value, is_own in zip(rest, own, strict=True) if not is_own), **settings)
-
-
-def _is_of_module(node: fx.Node) -> bool:
-    """Tell whether a node is a module's parameter or buffer, which Dynamo names by where it found it."""
-    return node.op == "placeholder" and re.search(r"_(parameters|buffers)_", str(node.target)) is not None

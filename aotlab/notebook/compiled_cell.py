@@ -40,7 +40,18 @@ from aotlab.notebook.traced import TracedFunction
 from aotlab.report import Cell, Recording, Report, VerificationRow
 from aotlab.report.assemble import tensor_info
 from aotlab.report.collect import function_of
-from aotlab.report.model import CellPart, Frame, Graph, GraphBreakRow, Input, Output, Span, Storage, TimingRow
+from aotlab.report.model import (
+    CellPart,
+    Frame,
+    Graph,
+    GraphBreakRow,
+    Input,
+    Output,
+    Placeholder,
+    Span,
+    Storage,
+    TimingRow,
+)
 from aotlab.report.text import why_dynamo_stopped
 from aotlab.report.views import Views
 from aotlab.verification import Comparison
@@ -773,8 +784,12 @@ def _with_names(graph: Graph, names: Mapping[str, str]) -> Graph:
     def storage(each: Storage) -> Storage:
         return replace(each, spans=tuple([span(one) for one in each.spans]))
 
+    def placeholder(each: Placeholder) -> Placeholder:
+        return replace(each, user_name=rename(each.user_name)) if each.user_name.startswith("grad_of_") else each
+
     return replace(
         graph,
+        placeholders=tuple([placeholder(each) for each in graph.placeholders]),
         outputs=tuple([output(each) for each in graph.outputs]),
         storages=tuple([storage(each) for each in graph.storages]),
     )

@@ -8,8 +8,10 @@ alias, both with the memory that they live in.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING, cast
 
 from aotlab.ir.graphs import NodeRecord, node_records, readable
@@ -23,13 +25,16 @@ from aotlab.report.model import (
     Kernel,
     Node,
     Output,
+    Placeholder,
     Saved,
     Span,
     Stage,
     Storage,
     TensorInfo,
+    Written,
 )
 from aotlab.report.text import amount, data_size, listed
+from aotlab.report.writes import bytes_written, strided, written_windows
 
 if TYPE_CHECKING:
     from aotlab.backends.stage import BackwardRecord, CompiledGraphRecord, CompileRecord
@@ -42,6 +47,9 @@ if TYPE_CHECKING:
     from aotlab.trace.records import TraceRecord
 
 _TO_THE_END = 2**63 - 1
+
+#: A comment of Inductor's that numbers a call of a kernel; kernels have their nodes by it.
+_HANDLE = re.compile(r"^[ \t]*# \[Provenance debug handles\].*\n", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +81,16 @@ class TraceFacts:
     random_ops: tuple[str, ...]
     autograd: tuple[AutogradNode, ...] = ()
     bases: tuple[tuple[int, ...], ...] = ()
+    written: tuple[tuple[Written, ...], ...] = ()
+    placeholders: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
     """What `assemble` makes of the snapshots of one entry."""
 
+    placeholders: tuple[Placeholder, ...] = ()
     inputs: tuple[Input, ...] = ()
     outputs: tuple[Output, ...] = ()
     storages: tuple[Storage, ...] = ()
@@ -134,26 +146,34 @@ def assemble(snapshots: Iterable[Snapshot]) -> Joined:
     capture: CaptureRecord | None = None
     dedupe: DedupeRecord | None = None
     overlaps: SyntheticBasesRecord | None = None
-    metadata: ViewAndMutationMeta | None = None
-    bases: tuple[tuple[int, ...], ...] = ()
+    facts: TraceFacts | None = None
     for each in snapshots:
         capture = each.capture or capture
         dedupe = each.dedupe or dedupe
         overlaps = each.overlaps or overlaps
-        metadata = each.trace.metadata if each.trace is not None else metadata
-        bases = each.trace.bases if each.trace is not None else bases
+        facts = each.trace or facts
     if capture is None:
         return Joined()
-    inputs = _inputs(capture, dedupe, overlaps, metadata, bases)
-    if metadata is None:
+    inputs = _inputs(capture, dedupe, overlaps, facts)
+    if facts is None:
         return Joined(inputs=inputs, storages=_storages(inputs, (), capture, {}))
     # Positions in the metadata count the tensors that dedupe kept.
     tensors = [i for i, argument in enumerate(capture.arguments) if argument.spec is not None]
     kept = [inputs[i] for i in (dedupe.kept if dedupe is not None else tensors)]
     outputs, owners = _outputs(
-        metadata, kept, first=1 + max((i.storage for i in inputs if i.storage is not None), default=-1)
+        facts.metadata, kept, first=1 + max((i.storage for i in inputs if i.storage is not None), default=-1)
     )
-    return Joined(inputs=inputs, outputs=outputs, storages=_storages(inputs, outputs, capture, owners))
+    storages = _storages(inputs, outputs, capture, owners)
+    written: dict[int | None, list[Written]] = {}
+    for row, windows in zip(kept, facts.written, strict=False):
+        written.setdefault(row.storage, []).extend(windows)
+    tensors_of = {row.name: row.tensor for row in inputs}
+    return Joined(
+        placeholders=tuple(_placeholders(inputs, tensors, dedupe, facts)),
+        inputs=inputs,
+        outputs=outputs,
+        storages=tuple([_marked(each, written.get(each.number, ()), tensors_of) for each in storages]),
+    )
 
 
 def tensor_info(spec: TensorSpec) -> TensorInfo:
@@ -181,12 +201,9 @@ def reach(tensor: TensorInfo) -> tuple[int, int] | None:
         return None
     shape, stride = cast("tuple[int, ...]", tensor.shape), cast("tuple[int, ...]", tensor.stride)
     start, nbytes = cast("int", tensor.byte_offset), cast("int", tensor.nbytes)
-    elements = 1
-    for size in shape:
-        elements *= size
-    if elements == 0:
+    if 0 in shape:
         return start, start
-    itemsize = nbytes // elements
+    itemsize = nbytes // prod(shape)
     last = sum((size - 1) * step for size, step in zip(shape, stride, strict=False))
     return start, start + (last + 1) * itemsize
 
@@ -272,6 +289,9 @@ def _trace(stage: Stage, record: TraceRecord) -> Snapshot:
                 [AutogradNode(number=n.number, makes=n.makes, goes_to=n.goes_to) for n in record.autograd_nodes]
             ),
             bases=record.bases,
+            written=written_windows(record),
+            placeholders=record.inputs,
+            results=record.outputs,
         ),
     )
 
@@ -314,9 +334,17 @@ def _compile(stage: Stage, graphs: Sequence[CompiledGraphRecord]) -> Snapshot:
         codes.append(Code(title=f"{graph.kind} graph {graph.name}", language="python", text=graph.code))
         if graph.wrapper is not None:
             title = f"{graph.backend}'s output code for {graph.name}"
-            codes.append(Code(title=title, language="python", text=graph.wrapper))
+            codes.append(Code(title=title, language="python", text=_HANDLE.sub("", graph.wrapper)))
     kernels = [
-        Kernel(name=kernel.name, language=kernel.language, graph_name=graph.name, kind=graph.kind, source=kernel.source)
+        Kernel(
+            name=kernel.name,
+            language=kernel.language,
+            graph_name=graph.name,
+            kind=graph.kind,
+            source=kernel.source,
+            # what has to keep its order stands in a graph of its own, under such a name
+            nodes=tuple(dict.fromkeys(name.removeprefix("subgraph_") for name in kernel.nodes)),
+        )
         for graph in graphs
         for kernel in graph.kernels
     ]
@@ -371,12 +399,35 @@ def _nodes(stage: str, part: str, records: Sequence[NodeRecord]) -> tuple[Node, 
     return tuple(found)
 
 
+def _placeholders(
+    inputs: Sequence[Input], tensors: Sequence[int], dedupe: DedupeRecord | None, trace: TraceFacts
+) -> Iterator[Placeholder]:
+    """Name what the graphs take: arguments, for those that share written memory their base, gradients of results."""
+    kept = tuple(dedupe.kept) if dedupe is not None else tuple(tensors)
+    positions = tuple(dedupe.placeholders) if dedupe is not None else kept
+    base_of = {kept[k]: members for members in trace.bases for k in members}
+    seen: set[tuple[int, ...]] = set()
+    names = []
+    for position in positions:
+        members = base_of.get(position)
+        if members is None:
+            names.append(inputs[position].name)
+        elif members not in seen:
+            seen.add(members)
+            names.append(f"base_of_{inputs[kept[min(members)]].name}")
+    if len(names) == len(trace.placeholders):  # another tracer may take something else
+        yield from (Placeholder(name=n, user_name=name) for n, name in zip(trace.placeholders, names, strict=True))
+    roots = {name for node in trace.autograd for name in node.makes}
+    for number, result in enumerate([each for each in trace.results if each in roots], 1):
+        name = result.removeprefix("mutated input ").replace("intermediate base ", "base_")
+        yield Placeholder(name=f"tangents_{number}", user_name=f"grad_of_{name}")
+
+
 def _inputs(
     capture: CaptureRecord,
     dedupe: DedupeRecord | None,
     overlaps: SyntheticBasesRecord | None,
-    metadata: ViewAndMutationMeta | None,
-    bases: Sequence[Sequence[int]],
+    facts: TraceFacts | None,
 ) -> tuple[Input, ...]:
     """Join each argument with the position that serves it, and that with what happened to it."""
     arguments = capture.arguments
@@ -396,8 +447,8 @@ def _inputs(
             duplicate_of=None if first == argument else arguments[first].name,
             overlaps=tuple([arguments[kept[other]].name for other in partners.get(position, ())]),
         )
-        if metadata is not None:
-            info = metadata.input_info[position]
+        if facts is not None:
+            info = facts.metadata.input_info[position]
             row = replace(
                 row,
                 mutates_data=info.mutates_data,
@@ -408,7 +459,7 @@ def _inputs(
                 mutation_type=info.mutation_type.value,
                 requires_grad_after=info.requires_grad_after,
                 steps=info.metadata_steps,
-                synthetic_base=next((n for n, members in enumerate(bases) if position in members), None),
+                synthetic_base=next((n for n, members in enumerate(facts.bases) if position in members), None),
             )
         rows[argument] = row
     return tuple(rows.values())
@@ -543,3 +594,21 @@ def _span(name: str, role: str, tensor: TensorInfo, mutated: bool) -> Span:
     reached = reach(tensor)
     start, stop = reached if reached is not None else (None, None)
     return Span(name=name, role=role, start=start, stop=stop, mutated=mutated)
+
+
+def _marked(storage: Storage, windows: Sequence[Written], tensors: Mapping[str, TensorInfo | None]) -> Storage:
+    """Say what of a storage is written, and how many bytes of each tensor that is."""
+    if not any(span.mutated for span in storage.spans):
+        return storage
+    windows = tuple(dict.fromkeys(windows))  # of inputs that share memory each tells of all of it
+
+    def marked(span: Span) -> Span:
+        tensor = tensors.get(span.name)
+        if span.role == "output" or tensor is None or span.start is None or span.stop is None:
+            return span
+        shape, stride = cast("tuple[int, ...]", tensor.shape), cast("tuple[int, ...]", tensor.stride)
+        itemsize = cast("int", tensor.nbytes) // max(prod(shape), 1)
+        sure, perhaps = bytes_written(strided(span.start, shape, stride, itemsize), windows)
+        return replace(span, writes=sure, may_write=perhaps)
+
+    return replace(storage, written=windows, spans=tuple([marked(span) for span in storage.spans]))

@@ -334,6 +334,7 @@ class Recording(Views):
             calls=log.calls,
             stages=tuple([each.stage for each in log.snapshots]),
             nodes=tuple([node for each in log.snapshots for node in each.nodes]),
+            placeholders=joined.placeholders,
             inputs=joined.inputs,
             outputs=joined.outputs,
             storages=joined.storages,

@@ -168,7 +168,7 @@ class _Cutter:
             return rows
         if name == "notes":
             return rows[:20]
-        if not is_dataclass(rows[0]):  # a shape, or names that belong to one row
+        if not is_dataclass(rows[0]) or name == "written":  # a shape, names, windows: they belong to one row
             return rows
         most = self._limits.graphs if name in ("frames", "graphs") else self._limits.rows
         if len(rows) <= most:

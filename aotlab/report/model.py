@@ -252,6 +252,23 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Placeholder:
+    """What a graph takes, and what the user calls it.
+
+    Attributes
+    ----------
+    name
+        Its name in the code of all stages: ``"primals_3"``, ``"tangents_1"``.
+    user_name
+        The argument's name; ``"grad_of_loss"`` for the gradient of an output, ``"base_of_x"`` for the memory that
+        ``x`` shares with others.
+    """
+
+    name: str
+    user_name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
     """One argument, and what the function did to it.
 
@@ -432,6 +449,9 @@ class Span:
         None where they are symbolic.
     mutated
         Whether the function writes it.
+    writes, may_write
+        How many of its bytes are written, None where that is not known; and how many more may be, as the values of an
+        index or a mask say.
     """
 
     name: str
@@ -439,6 +459,30 @@ class Span:
     start: int | None
     stop: int | None
     mutated: bool = False
+    writes: int | None = None
+    may_write: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """Bytes of a storage that the function writes: a run of bytes, repeated in steps.
+
+    Attributes
+    ----------
+    start, length
+        The first byte of the first run, and how many bytes each has.
+    counts, steps
+        How often it is repeated, and with how many bytes from one to the next, dimension by dimension, the outermost
+        first.
+    certain
+        False if only some of them are written: values say which, or it is not known.
+    """
+
+    start: int
+    length: int
+    counts: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()
+    certain: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -458,6 +502,8 @@ class Storage:
         Where it is.
     spans
         The tensors in it.
+    written
+        What of it the function writes; None if nothing is known of it.
     """
 
     number: int
@@ -465,6 +511,7 @@ class Storage:
     nbytes: Size | None
     device: str
     spans: tuple[Span, ...] = ()
+    written: tuple[Written, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -540,6 +587,8 @@ class Kernel:
         The compiled graph that it belongs to, and which that is: ``"forward"``, ``"backward"`` or ``"inference"``.
     source
         Its source.
+    nodes
+        The nodes of that graph which it computes; empty where the backend does not say so.
     """
 
     name: str
@@ -547,6 +596,7 @@ class Kernel:
     graph_name: str
     kind: str
     source: str
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -693,7 +743,7 @@ class Graph:
         When it was compiled, counted from the beginning of the recording, and how long that took.
     calls
         How many calls it served while recording.
-    stages, nodes, inputs, outputs, storages, autograd, saved, compiled, kernels, guards
+    stages, nodes, placeholders, inputs, outputs, storages, autograd, saved, compiled, kernels, guards
         See the records of those names.
     random_ops
         The random ops in it.
@@ -719,6 +769,7 @@ class Graph:
     calls: int = 0
     stages: tuple[Stage, ...] = ()
     nodes: tuple[Node, ...] = ()
+    placeholders: tuple[Placeholder, ...] = ()
     inputs: tuple[Input, ...] = ()
     outputs: tuple[Output, ...] = ()
     storages: tuple[Storage, ...] = ()

@@ -105,6 +105,8 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "start": (_COUNT, "the first byte that the tensor reaches"),
         "stop": (_COUNT, "the byte after the last that it reaches"),
         "mutated": (_TRUTH, "whether the function writes the tensor"),
+        "writes": (_COUNT, "how many of its bytes are written, where that is known"),
+        "may_write": (_COUNT, "how many more may be written, as values say"),
     },
     "stages": {
         **_KEY,
@@ -376,6 +378,8 @@ def _storage_rows(report: Report) -> Iterator[Row]:
                     "start": span.start,
                     "stop": span.stop,
                     "mutated": span.mutated,
+                    "writes": span.writes,
+                    "may_write": span.may_write,
                 }
 
 

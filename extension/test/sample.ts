@@ -174,8 +174,12 @@ function graph(index: number): object {
         nbytes: 24,
         device: 'cpu',
         spans: [
-          { name: 'x', role: 'input', start: 0, stop: 24, mutated: true },
+          { name: 'x', role: 'input', start: 0, stop: 24, mutated: true, writes: 8, may_write: 4 },
           { name: 'out[1]', role: 'output', start: 0, stop: 16, mutated: false }
+        ],
+        written: [
+          { start: 4, length: 4, counts: [2], steps: [12] },
+          { start: 20, length: 4, certain: false }
         ]
       },
       { number: 1, owner: 'input', nbytes: 48, device: 'cpu', spans: [{ name: 'weight', role: 'input', start: 0, stop: 48 }] }

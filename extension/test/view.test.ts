@@ -59,6 +59,10 @@ function tab(name: string): void {
   one(`[data-tab=${name}]`).click();
 }
 
+function firstGraph(report: Json): Json {
+  return ((report['frames'] as Json[])[0]?.['graphs'] as Json[])[0] as Json;
+}
+
 function press(element: HTMLElement, key: string): KeyboardEvent {
   const event = new dom.window.KeyboardEvent('keydown', { key, bubbles: true, cancelable: true });
   element.dispatchEvent(event);
@@ -94,6 +98,18 @@ test('the status and the numbers open their tabs, and tabs of nothing are dimmed
   view.dispose();
   show({ ...sample(), graph_break_rows: [], timing_rows: [] });
   assert.deepEqual(all('[role=tab].al-empty').map(each => each.textContent), ['Graph breaks', 'Timing']);
+});
+
+test('a report can be opened in a tab only where somebody can do so', () => {
+  show(sample());
+  assert.equal(all('[data-action=open]').length, 0);
+  view.dispose();
+  let opened = 0;
+  view = mount(host, source, () => {
+    opened += 1;
+  });
+  one('[data-action=open]').click();
+  assert.equal(opened, 1);
 });
 
 test('there is one tab and one panel per part, and one panel is shown', () => {
@@ -187,17 +203,57 @@ test('the storage map draws the bytes that tensors have, hatches what is written
   const map = one('svg[data-storage="0"]');
   assert.match(
     map.getAttribute('aria-label') ?? '',
-    /Storage 0, 24 B on cpu.*input x: bytes 0 to 24, mutated; output out\[1\]: bytes 0 to 16 in 2 runs\./
+    /Storage 0, 24 B on cpu.*input x: bytes 0 to 24, writes 8 of 24 bytes, and some of 4 more; output out\[1\]: bytes 0 to 16 in 2 runs\./
   );
   const spans = [...map.querySelectorAll('g[data-span]')].map(each => [
     each.getAttribute('data-span'),
     each.getAttribute('data-mutated'),
     each.querySelectorAll('rect:not(.al-hatch)').length,
-    each.querySelectorAll('rect.al-hatch').length
+    [...each.querySelectorAll('rect.al-hatch')].map(one => [
+      one.classList.item(1),
+      ...['x', 'width'].map(name => (parseFloat(one.getAttribute(name) ?? '') * 24) / 100)
+    ])
   ]);
   assert.deepEqual(spans, [
-    ['x', 'true', 1, 1],
-    ['out[1]', 'false', 2, 0]
+    ['x', 'true', 1, [['al-hatch-some', 20, 4], ['al-hatch-all', 4, 4], ['al-hatch-all', 16, 4]]],
+    ['out[1]', 'false', 2, []]
+  ]);
+  assert.equal(map.querySelectorAll('g[data-span=x] .al-element-input').length, 5);
+});
+
+test('of a report that does not say which bytes are written, the whole tensor is hatched', () => {
+  const old = sample();
+  const [storage] = firstGraph(old)['storages'] as Json[];
+  delete storage?.['written'];
+  delete (storage?.['spans'] as Json[])[0]?.['writes'];
+  show(old);
+  tab('storages');
+  assert.match(one('svg[data-storage="0"]').getAttribute('aria-label') ?? '', /input x: bytes 0 to 24, mutated;/);
+  assert.equal(all('g[data-span=x] rect.al-hatch-all').length, 1);
+});
+
+test('a storage of one tensor that is not written is a line that opens to a table', () => {
+  show(sample());
+  tab('storages');
+  assert.equal(all('svg[data-storage="1"]').length, 0);
+  assert.equal(text('[data-panel=storages] summary'), '1 storage with one tensor, unwritten: 48 B');
+});
+
+test('of many storages those that are written as a whole are a line too', () => {
+  const many = sample();
+  const first = firstGraph(many);
+  const span = { name: 'p', role: 'input', start: 0, stop: 48, mutated: true, writes: 48 };
+  const more = Array.from({ length: 9 }, (_, index) => ({
+    ...{ number: 10 + index, owner: 'input', nbytes: 48, device: 'cpu', spans: [span] },
+    written: [{ start: 0, length: 48 }]
+  }));
+  first['storages'] = [...(first['storages'] as Json[]), ...more];
+  show(many);
+  tab('storages');
+  assert.equal(all('[data-panel=storages] svg[data-storage]').length, 1);
+  assert.deepEqual(all('[data-panel=storages] summary').map(each => each.textContent), [
+    '9 storages with one tensor each, written as a whole: 432 B',
+    '1 storage with one tensor, unwritten: 48 B'
   ]);
 });
 
@@ -205,15 +261,15 @@ test('code is put on the page when its fold is opened', async () => {
   show(sample());
   tab('stages');
   const details = one('details[data-stage=trace]');
-  assert.equal(details.querySelector('pre'), null);
+  assert.equal(details.querySelector('.al-codebox'), null);
   const toggled = new Promise(resolve => details.addEventListener('toggle', resolve));
   (details as HTMLDetailsElement).open = true;
   await toggled;
-  assert.equal(details.querySelector('pre')?.textContent, 'def forward(x):  # a.py:7\n    return x');
+  assert.equal(details.querySelector('.al-lines')?.textContent, 'def forward(x):  # a.py:7\n    return x\n');
   // What was open stays open when the report changes.
   source.update({ reading: readReport({ ...sample(), name: 'again' }) });
   assert.equal((one('details[data-stage=trace]') as HTMLDetailsElement).open, true);
-  assert.notEqual(one('details[data-stage=trace]').querySelector('pre'), null);
+  assert.notEqual(one('details[data-stage=trace]').querySelector('.al-codebox'), null);
 });
 
 test('stages, saved tensors, kernels and graph breaks have tabs of their own', () => {
@@ -223,7 +279,7 @@ test('stages, saved tensors, kernels and graph breaks have tabs of their own', (
   tab('saved');
   assert.deepEqual(
     all('table[data-table=saved] td').map(each => each.textContent),
-    ['mm', 'float32[2, 4]', '32 B', 'read by relu’s backward', '']
+    ['mm', '', 'float32[2, 4]', '32 B', 'read by relu’s backward']
   );
   tab('kernels');
   assert.equal(all('details[data-kernel=kernel_0]').length, 1);

@@ -32,7 +32,7 @@ def call(args):
 
 def test_kernels_in_output_code():
     """Kernels that Inductor wrote, by language, and library calls."""
-    kernels = kernels_in(OUTPUT_CODE)
+    kernels = kernels_in(OUTPUT_CODE, {})
     assert [(k.name, k.language) for k in kernels] == [
         ("cpp_fused_sin_0", "c++"),
         ("triton_poi_fused_1", "triton"),
@@ -41,6 +41,17 @@ def test_kernels_in_output_code():
     ]
     assert kernels[0].source.startswith('extern "C"')
     assert "triton.jit" in kernels[1].source
+    assert not any(kernel.nodes for kernel in kernels)
+
+
+def test_a_kernel_has_the_nodes_of_all_its_calls_and_a_library_call_its_own():
+    """Calls go by names and numbers: a kernel may be called for several nodes, as a library is."""
+    source = OUTPUT_CODE.replace("    extern", "    # [Provenance debug handles] extern_kernels.mm:1\n    extern")
+    source += "    # [Provenance debug handles] extern_kernels.mm:12\n    extern_kernels.mm(buf0, arg1_1, out=buf2)\n"
+    origins = {"cpp_fused_sin_0:2": ["sin"], "cpp_fused_sin_0:3": ["sin_1", "view"], "cpp_fused_sin_01:4": ["other"]}
+    origins |= {"extern_kernels.mm:1": ["mm"], "extern_kernels.mm:12": ["mm_1"]}
+    nodes = [kernel.nodes for kernel in kernels_in(source, origins)]
+    assert nodes == [("sin", "sin_1", "view"), (), ("mm",), (), ("mm_1",)]
 
 
 def test_random_ops_are_not_decomposed_where_they_draw_as_in_eager():
@@ -80,6 +91,25 @@ def test_inference_with_mutation_in_the_graph():
     again = g(x, w)
     torch.testing.assert_close(again[0], f(expected, w)[0])
     assert len(g.entries) == 1
+
+
+def test_kernels_name_the_nodes_that_they_were_fused_of():
+    """A matmul that a library computes, and pointwise ops in one kernel with the sum after them; also if cached."""
+
+    def f(x, w):
+        return (x @ w).relu().mul(3).sum()
+
+    for _ in range(2):
+        g = aotlab.compile(f, backend="inductor")
+        with aotlab.Report.record() as recording:
+            g(torch.ones(4, 8), leaf(8, 6)).backward()
+        (graph,) = recording.report().frames[0].graphs
+        known = {(node.part, node.name): node.target for node in graph.nodes if node.stage == "compile"}
+        targets = {(k.language, k.kind): {known[k.kind, name] for name in k.nodes} for k in graph.kernels}
+        assert targets["extern", "forward"] == {"aten.mm.default"}
+        assert targets["c++", "forward"] == {"aten.relu.default", "aten.mul.Tensor", "aten.sum.default"}
+        assert targets["extern", "backward"] == {"aten.mm.default"}
+        assert {"aten.where.self", "aten.mul.Tensor"} <= targets["c++", "backward"]
 
 
 @pytest.mark.tier("quick")

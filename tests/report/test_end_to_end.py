@@ -195,6 +195,16 @@ def test_inputs_of_the_training_step(training: Recording) -> None:
     )
 
 
+def test_placeholders_go_by_the_names_of_the_arguments(aliasing: Recording, training: Recording) -> None:
+    """Each placeholder of the trace has a name that the user knows; duplicates have none of their own."""
+    for recording in (aliasing, training):
+        for graph in recording.report().frames[0].graphs:
+            placeholders = [node.name for node in graph.nodes if (node.stage, node.op) == ("trace", "placeholder")]
+            assert [each.name for each in graph.placeholders] == placeholders
+    assert [each.user_name for each in graph.placeholders][-2:] == ["x", "grad_of_out"]
+    assert "norm.running_mean" in [each.user_name for each in graph.placeholders]
+
+
 def test_saved_values_of_the_training_step(training: Recording) -> None:
     """Something is saved, with bytes, reason and users among the backward's nodes; inputs take no new memory."""
     (graph,) = training.report().frames[0].graphs
@@ -322,6 +332,14 @@ def test_the_autograd_nodes_and_the_synthetic_bases() -> None:
         ["y", None, 0],
         ["w", "t_()", None],
         ["v", None, None],
+    ]
+    (graph,) = recording.report().frames[0].graphs
+    assert [(each.name, each.user_name) for each in graph.placeholders] == [
+        ("primals_1", "base_of_x"),
+        ("primals_2", "w"),
+        ("primals_3", "v"),
+        ("tangents_1", "grad_of_out[0]"),
+        ("tangents_2", "grad_of_out[1]"),
     ]
     assert Report.from_json(recording.to_json()) == recording.report()
     assert "window of synthetic base 0" in recording.report()._repr_html_()

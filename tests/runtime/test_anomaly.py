@@ -72,6 +72,9 @@ def test_a_call_under_the_mode(program, frontend):
     error, _ = run(program, make)
     assert error is not None
     assert "returned nan values in its" in error
+    if program is hooked and frontend == "dynamo" and torch.__version__.startswith("2.11"):
+        # There Dynamo writes a hook as a custom Function: a node of its own, as with Dynamo alone.
+        error = error.replace("MulBackward0", "_AppliedBackward")
     g = compiled(program) if frontend == "direct" else behind_dynamo(program)
     with open(__file__) as file:
         number = next(

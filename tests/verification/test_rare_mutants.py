@@ -83,6 +83,22 @@ def are_none(found):
     return [each is None for each in found]
 
 
+def write_one(x, y):
+    """Write an argument, and compute with the other."""
+    x.mul_(2)
+    return y * 3
+
+
+def windows_at(offset):
+    """Make two windows of one buffer, of which the second begins at ``offset``."""
+
+    def make():
+        buffer = torch.arange(1.0, 7.0)
+        return buffer[:3], buffer[offset : offset + 3]
+
+    return make
+
+
 SCALES: list[Fraction] = []
 
 
@@ -142,6 +158,7 @@ def two_histories():
 
 
 PROGRAMS = {
+    "stale window guard": Program(function=write_one, calls=(windows_at(1), windows_at(2))),
     "mutated input saved": Program(
         function=clone_of_the_input,
         calls=(two_histories,),

@@ -98,11 +98,6 @@ GUARDS: tuple[Mutant, ...] = (
         changes=((Prologue, "_overlaps", skip),),
     ),
     Mutant(
-        name="stale window guard",
-        breaks="An entry that was compiled for windows of one base serves windows that lie otherwise.",
-        changes=((Draft, "miss", without_conditions("shares_memory_otherwise")),),
-    ),
-    Mutant(
         name="stale offset guard",
         breaks="An entry that read where an input begins serves inputs that begin elsewhere.",
         changes=((Draft, "miss", without_conditions(r"\.storage_offset\(\) != ")),),

@@ -76,6 +76,11 @@ def _zeros_for_undefined(original: Callable[..., Any]) -> Callable[..., Any]:
 
 RARE: tuple[Mutant, ...] = (
     Mutant(
+        name="stale window guard",
+        breaks="An entry that was compiled for windows of one base serves windows that lie otherwise.",
+        changes=((Draft, "miss", without_conditions("shares_memory_otherwise")),),
+    ),
+    Mutant(
         name="mutated input saved",
         breaks="The backward uses an input that the epilogue has overwritten since.",
         changes=((partition, "save_clones", skip),),

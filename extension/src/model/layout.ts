@@ -1,6 +1,6 @@
 /** Which bytes of a storage a tensor really has: with strides, not all between its first and its last. */
 
-import type { Size, TensorInfo } from './report';
+import type { Size, TensorInfo, Written } from './report';
 
 /** Bytes from `start` up to, not including, `stop`. */
 export interface Range {
@@ -55,12 +55,42 @@ export function runs(tensor: TensorInfo, start: number): readonly Range[] | null
   return union(offsets.map(offset => ({ start: start + offset, stop: start + offset + block })));
 }
 
-/** The same bytes as ranges that neither overlap nor touch, in order. */
-export function union(ranges: readonly Range[]): readonly Range[] {
+/**
+ * The runs of bytes of a window that is written; `whole` says whether all bytes of them are.
+ *
+ * Of too many, those of the inner dimensions are taken together with the gaps between them.
+ */
+export function windowRuns(window: Written): { readonly runs: readonly Range[]; readonly whole: boolean } {
+  let starts = [window.start];
+  let block = window.length;
+  let whole = window.certain;
+  window.counts.forEach((count, index) => {
+    const step = window.steps[index] ?? 0;
+    if (block === window.length && starts.length * count <= MOST_RUNS) {
+      starts = starts.flatMap(start => Array.from({ length: count }, (_, each) => start + each * step));
+    } else {
+      block += (count - 1) * step;
+      whole = false;
+    }
+  });
+  return { runs: union(starts.map(start => ({ start, stop: start + block }))), whole };
+}
+
+/** What two lists of ranges, each in order, have in common. */
+export function common(some: readonly Range[], others: readonly Range[]): Range[] {
+  return some.flatMap(one =>
+    others
+      .map(other => ({ start: Math.max(one.start, other.start), stop: Math.min(one.stop, other.stop) }))
+      .filter(range => range.start < range.stop)
+  );
+}
+
+/** The same bytes as ranges that neither overlap nor touch, in order; gaps of up to `least` bytes are closed. */
+export function union(ranges: readonly Range[], least = 0): readonly Range[] {
   const merged: { start: number; stop: number }[] = [];
   for (const range of [...ranges].sort((a, b) => a.start - b.start)) {
     const last = merged.at(-1);
-    if (last !== undefined && range.start <= last.stop) {
+    if (last !== undefined && range.start <= last.stop + least) {
       last.stop = Math.max(last.stop, range.stop);
     } else {
       merged.push({ start: range.start, stop: range.stop });

@@ -89,14 +89,24 @@ const span = record('Span', {
   role: text(),
   start: maybe(number()),
   stop: maybe(number()),
-  mutated: flag()
+  mutated: flag(),
+  writes: maybe(number()),
+  may_write: number()
+});
+const written = record('Written', {
+  start: number(),
+  length: number(),
+  counts: list(number()),
+  steps: list(number()),
+  certain: flag(true)
 });
 const storage = record('Storage', {
   number: number(),
   owner: text(),
   nbytes: maybe(size),
   device: text(),
-  spans: list(span)
+  spans: list(span),
+  written: maybe(list(written))
 });
 const saved = record('Saved', {
   name: text(),
@@ -112,8 +122,10 @@ const kernel = record('Kernel', {
   language: text(),
   graph_name: text(),
   kind: text(),
-  source: text()
+  source: text(),
+  nodes: list(text())
 });
+const placeholder = record('Placeholder', { name: text(), user_name: text() });
 const guard = record('Guard', { kind: text(), subject: text(), sentence: text() });
 const counts = record('Counts', {
   stages: number(),
@@ -151,6 +163,7 @@ const graph = record('Graph', {
   calls: number(),
   stages: list(stage),
   nodes: list(node),
+  placeholders: list(placeholder),
   inputs: list(input),
   outputs: list(output),
   storages: list(storage),
@@ -296,6 +309,7 @@ export type Node = Read<typeof node>;
 export type Input = Read<typeof input>;
 export type Output = Read<typeof output>;
 export type Span = Read<typeof span>;
+export type Written = Read<typeof written>;
 export type Storage = Read<typeof storage>;
 export type Saved = Read<typeof saved>;
 export type Kernel = Read<typeof kernel>;
@@ -321,7 +335,8 @@ export const NO_COUNTS: Counts = counts({}, '$', { note: () => undefined });
 
 /** Every record and its fields, for the test that compares them with the schema. */
 export const RECORDS: readonly RecordReader<unknown>[] = [
-  symbol, line, tensor, code, stage, node, input, output, span, storage, saved, kernel, guard, counts, graph, call, calls,
+  symbol, line, tensor, code, stage, node, placeholder, input, output, span, written, storage, saved, kernel, guard,
+  counts, graph, call, calls,
   refusal, frameCounts, frame, part, cell, device, setting, environment, graphBreak, ratio, timing, verification, fact, summary,
   report
 ];

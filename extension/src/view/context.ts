@@ -6,6 +6,7 @@ import { short } from '../model/words';
 import type { Source } from '../source';
 import { h } from './dom';
 import type { Child } from './dom';
+import type { Selection } from './selection';
 import type { TableState } from './table';
 
 /** A graph and the function that it was compiled for. */
@@ -29,6 +30,8 @@ export interface Context {
   readonly chosen: readonly Entry[];
   /** The keys of the folds that the reader opened (true) or closed (false). */
   readonly folds: Map<string, boolean>;
+  /** The line of the program that is chosen, and all that comes from it. */
+  readonly selection: Selection;
   /** What the reader did to the tables, by their keys. */
   readonly tables: Map<string, TableState>;
   /** Draw the panel anew, after a change of what is open. */
@@ -75,21 +78,4 @@ export function fold(
     show();
   });
   return details;
-}
-
-/** Code as it is, comments in a softer tone. */
-export function codeBlock(text: string, language: string): HTMLElement {
-  const block = h('pre', { class: 'al-code', tabindex: '0' });
-  if (language !== 'python') {
-    block.textContent = text;
-    return block;
-  }
-  text.split('\n').forEach((row, index) => {
-    const begin = /^\s*#|\s{2}#/.exec(row);
-    block.append(index === 0 ? '' : '\n', begin === null ? row : row.slice(0, begin.index));
-    if (begin !== null) {
-      block.append(h('span', { class: 'al-comment' }, row.slice(begin.index)));
-    }
-  });
-  return block;
 }

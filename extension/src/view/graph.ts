@@ -5,6 +5,7 @@ import type { Counts, Graph } from '../model/report';
 import { short } from '../model/words';
 import type { Context, Entry } from './context';
 import { h } from './dom';
+import type { Child } from './dom';
 import type { Column } from './table';
 
 /** `training, compiled` and the like. */
@@ -57,4 +58,15 @@ export function graphColumn<T>(context: Context): Column<OfGraph<T>>[] {
 /** The graph of a row, for those who read the page by program. */
 export function graphData({ entry }: OfGraph<unknown>): Readonly<Record<string, string>> {
   return entry === null ? {} : { 'data-frame': entry.frame.name, 'data-graph': String(entry.graph.index) };
+}
+
+/** What the user calls what a graph takes. */
+export function userNames({ graph }: Entry): ReadonlyMap<string, string> {
+  return new Map(graph.placeholders.map(each => [each.name, each.user_name]));
+}
+
+/** A name in the code of a graph, or what the user calls it. */
+export function yours(entry: Entry | null, name: string): Child {
+  const known = entry?.graph.placeholders.find(each => each.name === name);
+  return known === undefined ? name : h('span', { class: 'al-yours', title: `${known.user_name}\n${name} in the code` }, known.user_name);
 }

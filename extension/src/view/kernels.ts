@@ -3,11 +3,12 @@
 import { countsOf } from '../model/counts';
 import type { Kernel } from '../model/report';
 import { grouped, notHere } from '../model/words';
-import { codeBlock, fold } from './context';
+import { codeBlock } from './code';
+import { fold } from './context';
 import type { Context, Entry } from './context';
 import { h, soft } from './dom';
 import type { Child } from './dom';
-import { graphHeading } from './graph';
+import { graphHeading, userNames } from './graph';
 
 /** Draw the panel. */
 export function kernelsPanel(context: Context): Child[] {
@@ -39,12 +40,19 @@ function kernels(context: Context, entry: Entry): Child[] {
 
 function kernelFold(context: Context, entry: Entry, kernel: Kernel, index: number): HTMLElement {
   const facts = [kernel.language, kernel.kind, kernel.graph_name].filter(fact => fact !== '').join(' · ');
+  const { selection } = context;
+  const origins = selection.lines(true);
+  const ids = origins.ofKernel(entry, kernel);
+  const lines = ids.flatMap(id => origins.all.get(id) ?? []).map(origin => selection.originButton(origin, origin.where));
   const details = fold(
     context,
     `kernel ${entry.key} ${index}`,
-    [h('code', {}, kernel.name), ' ', h('small', {}, facts)],
-    () => [codeBlock(kernel.source, kernel.language)]
+    [h('code', {}, kernel.name), ' ', h('small', {}, facts), h('span', { class: 'al-from' }, ...lines)],
+    () => [codeBlock(context, { label: kernel.name, language: kernel.language, text: kernel.source, names: userNames(entry) })]
   );
   details.dataset['kernel'] = kernel.name;
+  for (const [name, value] of Object.entries(selection.linked(ids))) {
+    details.setAttribute(name, value);
+  }
   return details;
 }

@@ -2,15 +2,16 @@
 
 import { countsOf } from '../model/counts';
 import type { Node } from '../model/report';
-import { dataSize, grouped, known, place, sizes } from '../model/words';
+import { dataSize, grouped, known, sizes } from '../model/words';
 import { fold } from './context';
 import type { Context, Entry } from './context';
 import { h, soft } from './dom';
+import { yours } from './graph';
 import { table } from './table';
 import type { Column } from './table';
 
-const COLUMNS: readonly Column<Node>[] = [
-  { name: 'name', title: 'name', kind: 'code', cell: row => row.name },
+const columns = ({ selection }: Context, entry: Entry): readonly Column<Node>[] => [
+  { name: 'name', title: 'name', kind: 'code', cell: row => yours(entry, row.name) },
   { name: 'stage', title: 'stage', kind: 'code', cell: row => row.stage },
   { name: 'part', title: 'graph', kind: 'code', cell: row => row.part },
   { name: 'phase', title: 'phase', kind: 'code', cell: row => row.phase },
@@ -22,7 +23,7 @@ const COLUMNS: readonly Column<Node>[] = [
     kind: 'code',
     cell: row => `${row.dtype ?? ''}${row.shape === null ? '' : sizes(row.shape)}`
   },
-  { name: 'line', title: 'line', help: 'The line of your program that caused it', kind: 'code', cell: row => place(row.line) },
+  { name: 'line', title: 'line', help: 'The line of your program that caused it', kind: 'code', cell: row => selection.lineButton(row.line) },
   {
     name: 'nbytes',
     title: 'bytes',
@@ -47,7 +48,10 @@ export function nodesFold(context: Context, entry: Entry): HTMLElement | null {
       return [soft(context.source.live ? 'The kernel is asked for them …' : 'A kernel that has the report lists them.')];
     }
     const data = { 'data-frame': frame.name, 'data-graph': String(graph.index) };
-    return [table(context, { name: 'nodes', label: `Nodes of ${entry.title}`, columns: COLUMNS, rows, key: row => row.name, data })];
+    const { selection } = context;
+    const rowData = (row: Node): Record<string, string> =>
+      selection.linked(selection.lines(true).behind(entry, row.line).map(origin => origin.id));
+    return [table(context, { name: 'nodes', label: `Nodes of ${entry.title}`, columns: columns(context, entry), rows, key: row => row.name, data, rowData })];
   });
   made.dataset['nodes'] = '';
   return made;

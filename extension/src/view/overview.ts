@@ -26,7 +26,7 @@ export function overviewPanel(context: Context): Child[] {
     h('p', { class: 'al-sentence' }, spoken(context.head.sentence)),
     ...happened(context.head),
     ...notes(context),
-    ...(report.cell === null ? [] : cellSource(report.cell)),
+    ...(report.cell === null ? [] : cellSource(context, report.cell)),
     ...frameTable(context),
     environmentFold(context)
   ];
@@ -51,11 +51,11 @@ const CELL_COLUMNS: readonly (readonly [string, string])[] = [
   ['why', 'Why it, or some of it, is not compiled']
 ];
 
-function cellSource(cell: Cell): Child[] {
+function cellSource(context: Context, cell: Cell): Child[] {
   const count = cell.execution_count === null ? '' : `In [${cell.execution_count}]`;
   const definitions = cell.kind === 'definitions' ? 'its functions compile when they are called' : '';
   const lines = cell.source.replace(/\n$/, '').split('\n');
-  const rows = lines.map((text, index) => sourceRow(text, index + 1, cell.parts));
+  const rows = lines.map((text, index) => sourceRow(context, text, index + 1, cell.parts));
   return [
     heading('The cell', [count, definitions].filter(each => each !== '').join(' · ')),
     h(
@@ -75,10 +75,14 @@ function cellSource(cell: Cell): Child[] {
   ];
 }
 
-function sourceRow(text: string, line: number, parts: readonly CellPart[]): HTMLElement {
+function sourceRow(context: Context, text: string, line: number, parts: readonly CellPart[]): HTMLElement {
   const part = parts.find(each => each.first_line <= line && line <= each.last_line);
   const [tone, symbol, meaning] = WAYS[part?.how ?? ''] ?? ['plain', '', ''];
   const first = part?.first_line === line;
+  const { selection } = context;
+  const origin = selection.lines(false).inCell(line);
+  const ids = origin === null ? [] : [origin.id];
+  const button = origin === null ? String(line) : selection.originButton(origin, String(line));
   // Each line says how it ran; the reason stands once, at the part's first line.
   const incomplete = part?.how === 'compiled' && part.reason !== '';
   const word = incomplete ? 'compiled in part' : (part?.how ?? '');
@@ -87,11 +91,12 @@ function sourceRow(text: string, line: number, parts: readonly CellPart[]): HTML
   return h(
     'tr',
     {
+      ...selection.linked(ids),
       'data-line': line,
       'data-how': part?.how ?? '',
       class: part === undefined ? 'al-no-part' : `al-part al-${tone}${first ? ' al-first' : ''}`
     },
-    h('td', { class: 'al-number al-soft', 'data-column': 'line' }, String(line)),
+    h('td', { class: 'al-number al-soft', 'data-column': 'line' }, button),
     h('td', { class: 'al-line', 'data-column': 'source' }, text),
     h('td', { 'data-column': 'how' }, how),
     h('td', { class: 'al-words al-soft', 'data-column': 'reason' }, part !== undefined && first ? spoken(part.reason) : '')

@@ -1,27 +1,27 @@
 /** Saved: what each graph keeps for its backward, and why. */
 
 import type { Saved } from '../model/report';
-import { amount, dataSize, known, place } from '../model/words';
+import { amount, dataSize, known } from '../model/words';
 import type { Context } from './context';
 import { h, heading, mark, soft, spoken } from './dom';
 import type { Child } from './dom';
-import { graphColumn, graphData, ofGraphs, rowsOf, total } from './graph';
+import { graphColumn, graphData, ofGraphs, rowsOf, total, yours } from './graph';
 import type { OfGraph } from './graph';
 import { table } from './table';
 import type { Column } from './table';
 import { tensorCell } from './tensor';
 
-const COLUMNS: readonly Column<OfGraph<Saved>>[] = [
-  { name: 'tensor', title: 'tensor', help: 'Element type, sizes, and what is unusual about it', kind: 'code', cell: ({ row }) => tensorCell(row.tensor) },
-  { name: 'nbytes', title: 'bytes', kind: 'number', value: ({ row }) => known(row.nbytes), cell: ({ row }) => dataSize(row.nbytes) },
-  { name: 'reason', title: 'why it is kept', kind: 'words', cell: ({ row }) => why(row) },
+const columns = ({ selection }: Context): readonly Column<OfGraph<Saved>>[] => [
   {
     name: 'line',
     title: 'line',
     help: 'The line of your program that made it',
     kind: 'code',
-    cell: ({ row }) => (row.line === null ? null : h('span', { title: row.line.code }, place(row.line)))
-  }
+    cell: ({ row }) => selection.lineButton(row.line)
+  },
+  { name: 'tensor', title: 'tensor', help: 'Element type, sizes, and what is unusual about it', kind: 'code', cell: ({ row }) => tensorCell(row.tensor) },
+  { name: 'nbytes', title: 'bytes', kind: 'number', value: ({ row }) => known(row.nbytes), cell: ({ row }) => dataSize(row.nbytes) },
+  { name: 'reason', title: 'why it is kept', kind: 'words', cell: ({ row }) => why(row) }
 ];
 
 function why(row: Saved): Child {
@@ -45,11 +45,15 @@ export function savedPanel(context: Context): Child[] {
     table(context, {
       name: 'saved',
       label: 'Values that are kept for the backward',
-      columns: [{ name: 'name', title: 'name', kind: 'code', cell: ({ row }) => row.name }, ...graphColumn<Saved>(context), ...COLUMNS],
+      columns: [{ name: 'name', title: 'name', kind: 'code', cell: ({ entry, row }) => yours(entry, row.name) }, ...graphColumn<Saved>(context), ...columns(context)],
       rows: rowsOf(context, graph => graph.saved),
       total: saved,
       key: ({ row }) => row.name,
-      rowData: graphData
+      rowData: each => {
+        const { selection } = context;
+        const origins = each.entry === null ? [] : selection.lines(false).behind(each.entry, each.row.line);
+        return { ...graphData(each), ...selection.linked(origins.map(origin => origin.id)) };
+      }
     })
   ];
 }

@@ -3,12 +3,14 @@
 import { countsOf } from '../model/counts';
 import type { Code, Stage, TimeRow } from '../model/report';
 import { amount, duration, grouped } from '../model/words';
-import { codeBlock, fold } from './context';
+import { codeBlock } from './code';
+import { fold } from './context';
 import type { Context, Entry } from './context';
 import { h, heading, soft, spoken } from './dom';
 import type { Child } from './dom';
-import { graphFacts } from './graph';
+import { graphFacts, userNames } from './graph';
 import { nodesFold } from './nodes';
+import { codeKey, partOf } from './selection';
 import { table } from './table';
 import type { Column } from './table';
 
@@ -146,19 +148,38 @@ function stageTable(context: Context, entry: Entry): Child[] {
 }
 
 function stageCodes(context: Context, entry: Entry): Child[] {
-  return entry.graph.stages.flatMap(stage =>
+  return entry.graph.stages.flatMap((stage, position) =>
     stage.codes.map((code, index) => {
       const details = fold(
         context,
-        `code ${entry.key} ${stage.name} ${index}`,
+        codeKey(entry, position, index),
         [h('code', {}, stage.name), ' ', code.title, ' ', h('small', {}, lines(code))],
-        () => [codeBlock(code.text, code.language)]
+        () => {
+          const label = `${stage.name}: ${code.title}`;
+          return [codeBlock(context, { ...code, label, names: userNames(entry), links: linksOf(context, entry, stage, code) })];
+        }
       );
       details.dataset['stage'] = stage.name;
       details.dataset['code'] = code.title;
       return details;
     })
   );
+}
+
+/** The user's lines behind the lines of a stage's code: those of nodes in a graph, of kernels in the compiler's code. */
+function linksOf(context: Context, entry: Entry, stage: Stage, code: Code): (line: string) => readonly number[] {
+  const origins = context.selection.lines(true);
+  const part = partOf(code.title);
+  if (part !== '') {
+    return line => origins.ofNode(entry, part, /^ {4}(\w+) = /.exec(line)?.[1] ?? '', stage.name);
+  }
+  const called = entry.graph.kernels.filter(kernel => code.title.endsWith(` for ${kernel.graph_name}`));
+  const written = new Map(called.map(kernel => [kernel.language === 'extern' ? kernel.source : kernel.name, kernel]));
+  return line => {
+    const text = line.trim();
+    const kernel = written.get(text) ?? written.get(/^(\w+)(?: = async_compile\.|\(|\.run\()/.exec(text)?.[1] ?? '');
+    return kernel === undefined ? [] : origins.ofKernel(entry, kernel);
+  };
 }
 
 function lines(code: Code): string {

@@ -1,6 +1,6 @@
 /** The storage map: each storage as a bar of bytes, each tensor in it as the bytes that it has. */
 
-import { runs, union } from '../model/layout';
+import { common, runs, union, windowRuns } from '../model/layout';
 import type { Range } from '../model/layout';
 import { countsOf } from '../model/counts';
 import type { Graph, Span, Storage, TensorInfo } from '../model/report';
@@ -10,10 +10,17 @@ import type { Context, Entry } from './context';
 import { h, soft, svg, uniqueId } from './dom';
 import type { Child } from './dom';
 import { graphHeading } from './graph';
+import { table } from './table';
 
-/** How many storages of one graph are drawn before the reader asks for the rest; of few, all are. */
+/** How many storages of one graph are drawn before the reader asks for the rest; of few, all that tell something are. */
 const MOST_STORAGES = 40;
 const FEW_STORAGES = 8;
+
+/** In memory of no more elements than this each is marked off. */
+const FEW_ELEMENTS = 64;
+
+/** Gaps of less than this part of the width are not seen. */
+const FINEST = 1 / 1500;
 
 const OWNERS: Readonly<Record<string, string>> = {
   input: 'the caller’s',
@@ -27,6 +34,12 @@ const ROW = 30;
 const BOX = 11;
 const AXIS = 18;
 
+/** Bytes that are written: all of each range, or some. */
+interface Marks {
+  readonly all: readonly Range[];
+  readonly some: readonly Range[];
+}
+
 /** A span with the bytes that belong to it. */
 interface Drawn {
   readonly span: Span;
@@ -34,6 +47,11 @@ interface Drawn {
   readonly stop: number;
   /** Null where only the ends are known. */
   readonly runs: readonly Range[] | null;
+  readonly marks: Marks;
+  /** How many bytes it has. */
+  readonly size: number;
+  /** How many bytes an element has; null where that is not known. */
+  readonly item: number | null;
 }
 
 /** Draw the panel. */
@@ -53,46 +71,76 @@ function storagesOf(context: Context, entry: Entry): Child[] {
       { class: 'al-map', 'data-frame': entry.frame.name, 'data-graph': entry.graph.index },
       ...some.map(storage => storageFigure(storage, tensors))
     );
-  // Something happens in it: it is shared or written.
-  const telling = storages.filter(storage => storage.spans.length > 1 || storage.spans.some(span => span.mutated));
-  const plain = storages.filter(storage => !telling.includes(storage));
-  const first = storages.length <= FEW_STORAGES ? [...telling, ...plain] : telling;
-  const rest = storages.filter(storage => !first.includes(storage));
+  const telling = storages.filter(storage => kindOf(storage) !== 'unwritten');
+  const drawn = telling.length <= FEW_STORAGES ? telling : telling.filter(storage => kindOf(storage) === 'part');
+  const rest = storages.filter(storage => !drawn.includes(storage));
+  const more = drawn.slice(MOST_STORAGES);
   const counts = countsOf(entry.graph);
   const left = counts.storages - storages.length;
   return [
     graphHeading(context, entry, `${amount(counts.storages, 'storage')}, ${grouped(counts.shared)} shared`),
-    first.length > 0 ? map(first.slice(0, MOST_STORAGES)) : null,
-    first.length > MOST_STORAGES ? others(context, entry, 'more', first.slice(MOST_STORAGES), map) : null,
-    rest.length > 0 ? others(context, entry, 'plain', rest, map) : null,
+    drawn.length > 0 ? map(drawn.slice(0, MOST_STORAGES)) : null,
+    more.length > 0
+      ? fold(context, `storages more ${entry.key}`, [`${amount(more.length, 'more storage')}: ${sum(more)}`], () => [map(more)])
+      : null,
+    ...(['whole', 'made', 'unwritten'] as const).map(kind => {
+      const alike = rest.filter(storage => kindOf(storage) === kind);
+      return alike.length > 0 ? folded(context, entry, kind, alike) : null;
+    }),
     left > 0 ? soft(notHere(left, 'storage')) : null
   ];
 }
 
-function others(
-  context: Context,
-  entry: Entry,
-  kind: 'more' | 'plain',
-  storages: readonly Storage[],
-  map: (some: readonly Storage[]) => HTMLElement
-): HTMLElement {
-  const bytes = storages.reduce((sum, storage) => sum + (known(storage.nbytes) ?? 0), 0);
-  const about = kind === 'more' ? '' : ' of one tensor each, not written';
-  return fold(
-    context,
-    `storages ${kind} ${entry.key}`,
-    [`${amount(storages.length, kind === 'more' ? 'more storage' : 'storage')}${about} `, h('small', {}, dataSize(bytes))],
-    () => [map(storages)]
-  );
+type Kind = 'part' | 'whole' | 'made' | 'unwritten';
+
+/** What a storage tells: of one tensor little, if it is written as a whole, made by the graph or left as it was. */
+function kindOf(storage: Storage): Kind {
+  const [only, another] = storage.spans;
+  if (only === undefined || another !== undefined) {
+    return 'part';
+  }
+  if (only.mutated) {
+    return only.writes !== null && only.writes === storage.nbytes ? 'whole' : 'part';
+  }
+  return storage.owner === 'input' ? 'unwritten' : 'made';
+}
+
+const FOLDED = {
+  whole: 'with one tensor each, written as a whole',
+  made: 'with one tensor each, made by the graph',
+  unwritten: 'with one tensor each, unwritten'
+};
+
+function sum(storages: readonly Storage[]): string {
+  return dataSize(storages.reduce((bytes, storage) => bytes + (known(storage.nbytes) ?? 0), 0));
+}
+
+/** Storages that are only counted, in a line that opens to a table. */
+function folded(context: Context, entry: Entry, kind: keyof typeof FOLDED, storages: readonly Storage[]): HTMLElement {
+  const title = `${amount(storages.length, 'storage')} ${FOLDED[kind].replace(storages.length === 1 ? ' each' : '', '')}: ${sum(storages)}`;
+  return fold(context, `storages ${kind} ${entry.key}`, [title], () => [
+    table<Storage>(context, {
+      name: 'storages',
+      label: title,
+      columns: [
+        { name: 'storage', title: 'storage', cell: storage => `#${storage.number}` },
+        { name: 'tensor', title: 'tensor', kind: 'code', cell: storage => storage.spans[0]?.name ?? '' },
+        { name: 'nbytes', title: 'size', kind: 'number', value: storage => known(storage.nbytes), cell: storage => dataSize(storage.nbytes) },
+        { name: 'device', title: 'device', cell: storage => storage.device }
+      ],
+      rows: storages,
+      key: storage => String(storage.number)
+    })
+  ]);
 }
 
 /** What the shapes mean. */
 function key(): HTMLElement {
-  const sample = (kind: string, word: string): HTMLElement => {
+  const sample = (kind: 'input' | 'output' | 'all' | 'some', word: string): HTMLElement => {
     const id = uniqueId();
     const picture = svg('svg', { width: 26, height: BOX, 'aria-hidden': 'true', class: 'al-swatch' });
-    if (kind === 'written') {
-      picture.append(hatching(id), svg('rect', { class: 'al-hatch', width: 26, height: BOX, fill: `url(#${id})` }));
+    if (kind === 'all' || kind === 'some') {
+      picture.append(hatching(id), hatched({ start: 0, stop: 1 }, 0, BOX, bytes => `${100 * bytes}%`, id, kind));
     } else {
       picture.append(svg('rect', { class: `al-span-${kind}`, x: 1, y: 1, width: 24, height: BOX - 2, rx: 2 }));
     }
@@ -103,7 +151,8 @@ function key(): HTMLElement {
     { class: 'al-key' },
     sample('input', 'input: solid'),
     sample('output', 'output: outlined'),
-    sample('written', 'hatched: of a tensor that the function writes')
+    sample('all', 'bytes that the function writes: hatched'),
+    sample('some', 'some of these bytes: hatched lightly')
   );
 }
 
@@ -120,42 +169,79 @@ function tensorsOf(graph: Graph): ReadonlyMap<string, TensorInfo> {
 function storageFigure(storage: Storage, tensors: ReadonlyMap<string, TensorInfo>): HTMLElement {
   const owner = OWNERS[storage.owner] ?? storage.owner;
   const about = `${dataSize(storage.nbytes)} on ${storage.device}, ${owner}`;
-  const drawn = storage.spans.flatMap(span => drawnSpan(span, tensors.get(span.name)));
+  const marks = marksOf(storage);
+  const drawn = storage.spans.flatMap(span => drawnSpan(span, tensors.get(span.name), marks));
   const symbolic = storage.spans.filter(span => span.start === null || span.stop === null);
   const total = Math.max(known(storage.nbytes) ?? 0, ...drawn.map(each => each.stop), 1);
   return h(
     'figure',
     { class: 'al-storage' },
     h('figcaption', {}, h('b', {}, `#${storage.number}`), ` ${about}`),
-    picture(storage, about, drawn, total),
+    picture(storage, about, drawn, total, marks),
     symbolic.length > 0
       ? soft(`Of symbolic place, not drawn: ${symbolic.map(span => `${span.role} ${span.name}`).join(', ')}.`)
       : null
   );
 }
 
-function drawnSpan(span: Span, tensor: TensorInfo | undefined): Drawn[] {
-  if (span.start === null || span.stop === null) {
+/** Which bytes of a storage are written; null where a report does not know more than of which tensors. */
+function marksOf(storage: Storage): Marks | null {
+  if (storage.written === null) {
+    return null;
+  }
+  const found = storage.written.map(windowRuns);
+  const ranges = (whole: boolean): readonly Range[] =>
+    union(found.filter(each => each.whole === whole).flatMap(each => each.runs));
+  return { all: ranges(true), some: ranges(false) };
+}
+
+function drawnSpan(span: Span, tensor: TensorInfo | undefined, marks: Marks | null): Drawn[] {
+  const { start, stop } = span;
+  if (start === null || stop === null) {
     return [];
   }
-  const found = tensor === undefined ? null : runs(tensor, span.start);
+  const found = tensor === undefined ? null : runs(tensor, start);
   // Believe the tensor's strides only where they end where the span does.
-  const fits = found !== null && (found.at(-1)?.stop ?? span.start) === span.stop;
-  return [{ span, start: span.start, stop: span.stop, runs: fits ? found : null }];
+  const fits = found !== null && (found.at(-1)?.stop ?? start) === stop;
+  const own = fits ? found : [{ start, stop }];
+  const mine =
+    !span.mutated || start === stop
+      ? { all: [], some: [] }
+      : marks === null
+        ? { all: own, some: [] }
+        : { all: common(own, marks.all), some: common(own, marks.some) };
+  const elements = tensor?.shape.reduce<number>((product, size) => product * (known(size) ?? 0), 1) ?? 0;
+  const nbytes = typeof tensor?.nbytes === 'number' ? tensor.nbytes : stop - start;
+  const size = fits ? found.reduce((bytes, run) => bytes + run.stop - run.start, 0) : Math.min(nbytes, stop - start);
+  const item = elements > 0 ? nbytes / elements : null;
+  return [{ span, start, stop, runs: fits ? found : null, marks: mine, size, item }];
 }
 
-function sentence({ span, start, stop, runs: parts }: Drawn): string {
-  const gaps = parts !== null && parts.length > 1 ? ` in ${parts.length} runs` : '';
+function sentence(drawn: Drawn): string {
+  const { span, start, stop, runs: parts } = drawn;
+  const gaps = parts !== null && parts.length > 1 ? ` in ${grouped(parts.length)} runs` : '';
   const size = stop === start ? 'no bytes' : `bytes ${grouped(start)} to ${grouped(stop)}${gaps}`;
-  return `${span.role} ${span.name}: ${size}${span.mutated ? ', mutated' : ''}`;
+  return `${span.role} ${span.name}: ${size}${span.mutated ? `, ${writes(drawn)}` : ''}`;
 }
 
-function picture(storage: Storage, about: string, drawn: readonly Drawn[], total: number): SVGSVGElement {
+/** How much of a tensor that the function changes is written. */
+function writes({ span, size, marks }: Drawn): string {
+  const more = span.may_write;
+  if (span.writes === null) {
+    return marks.some.length > 0 ? 'writes some of these bytes' : 'mutated';
+  }
+  if (span.writes === 0) {
+    const some = more === size ? 'these' : `${grouped(more)} of its`;
+    return more === 0 ? 'writes none of its bytes' : `writes some of ${some} bytes`;
+  }
+  const all = span.writes === size ? `all of its ${grouped(size)} bytes` : `${grouped(span.writes)} of ${grouped(size)} bytes`;
+  return `writes ${all}${more > 0 ? `, and some of ${grouped(more)} more` : ''}`;
+}
+
+function picture(storage: Storage, about: string, drawn: readonly Drawn[], total: number, marks: Marks | null): SVGSVGElement {
   const id = uniqueId();
   const percent = (bytes: number): string => `${(100 * bytes) / total}%`;
-  const written = union(
-    drawn.filter(each => each.span.mutated).flatMap(each => each.runs ?? [{ start: each.start, stop: each.stop }])
-  );
+  const written = marks ?? { all: union(drawn.flatMap(each => each.marks.all)), some: [] };
   // One tensor that has all of the storage would be the same bar once more.
   const [only] = drawn;
   const whole = drawn.length === 1 && only?.start === 0 && only.stop === total && (only.runs?.length ?? 1) === 1;
@@ -174,7 +260,7 @@ function picture(storage: Storage, about: string, drawn: readonly Drawn[], total
       ? []
       : [
           svg('rect', { class: 'al-whole', x: 0, y: 1, width: '100%', height: BAR - 2, rx: 2 }),
-          ...written.map(range => hatched(range, 1, BAR - 2, percent, id))
+          ...hatches(written, 1, BAR - 2, total, id)
         ]),
     ...drawn.map((each, index) => spanRow(each, top + index * ROW, total, percent, id)),
     axis(top + drawn.length * ROW, total, percent)
@@ -198,34 +284,77 @@ function spanRow(
     { class: 'al-span-label', x: percent(right ? stop : start), y: y + 12, 'text-anchor': right ? 'end' : 'start' },
     sentence(each)
   );
-  const boxes = parts.flatMap(range => {
-    const box = svg('rect', {
+  const boxes = parts.map(range =>
+    svg('rect', {
       class: `al-span-${span.role === 'input' ? 'input' : 'output'}`,
       x: percent(range.start),
       y: y + 16,
       width: percent(Math.max(range.stop - range.start, 0)),
       height: BOX,
       rx: parts.length > 1 ? 0 : 2
-    });
-    return span.mutated ? [box, hatched(range, y + 16, BOX, percent, id)] : [box];
-  });
+    })
+  );
   return svg(
     'g',
     { 'data-span': span.name, 'data-role': span.role, 'data-mutated': String(span.mutated) },
     svg('title', {}, sentence(each)),
     ...boxes,
+    ...elementMarks(each, parts, y + 16, total, percent),
+    ...hatches(each.marks, y + 16, BOX, total, id),
     label
   );
 }
 
-function hatched(range: Range, y: number, height: number, percent: (bytes: number) => string, id: string): SVGElement {
+/** Where memory has few elements, lines between them. */
+function elementMarks(
+  { span, item }: Drawn,
+  parts: readonly Range[],
+  y: number,
+  total: number,
+  percent: (bytes: number) => string
+): SVGElement[] {
+  if (item === null || !Number.isInteger(item) || item * FEW_ELEMENTS < total) {
+    return [];
+  }
+  return parts.flatMap(({ start, stop }) =>
+    Array.from({ length: Math.ceil((stop - start) / item) - 1 }, (_, index) => percent(start + (index + 1) * item)).map(x =>
+      svg('line', { class: `al-element-${span.role === 'input' ? 'input' : 'output'}`, x1: x, x2: x, y1: y + 1, y2: y + BOX - 1 })
+    )
+  );
+}
+
+function hatches(marks: Marks, y: number, height: number, total: number, id: string): SVGElement[] {
+  return (['some', 'all'] as const).flatMap(kind =>
+    union(marks[kind], total * FINEST).map(range =>
+      hatched(range, y, height, bytes => `${(100 * bytes) / total}%`, id, kind)
+    )
+  );
+}
+
+function hatched(
+  range: Range,
+  y: number,
+  height: number,
+  percent: (bytes: number) => string,
+  id: string,
+  kind: 'all' | 'some'
+): SVGElement {
   const width = percent(range.stop - range.start);
-  return svg('rect', { class: 'al-hatch', x: percent(range.start), y, width, height, fill: `url(#${id})` });
+  const look = { class: `al-hatch al-hatch-${kind}`, fill: `url(#${id}-${kind})` };
+  return svg('rect', { ...look, x: percent(range.start), y, width, height });
 }
 
 function hatching(id: string): SVGDefsElement {
-  const shape = { id, width: 5, height: 5, patternUnits: 'userSpaceOnUse', patternTransform: 'rotate(45)' };
-  return svg('defs', {}, svg('pattern', shape, svg('rect', { class: 'al-hatch-line', width: 2, height: 5 })));
+  const shape = (kind: string, side: number): Record<string, string | number> => ({
+    ...{ id: `${id}-${kind}`, width: side, height: side },
+    ...{ patternUnits: 'userSpaceOnUse', patternTransform: 'rotate(45)' }
+  });
+  return svg(
+    'defs',
+    {},
+    svg('pattern', shape('all', 5), svg('rect', { class: 'al-hatch-line', width: 2, height: 5 })),
+    svg('pattern', shape('some', 9), svg('rect', { class: 'al-hatch-line', width: 1, height: 9 }))
+  );
 }
 
 /** The scale: multiples of a power of two, about five of them. */

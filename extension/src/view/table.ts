@@ -6,6 +6,7 @@
 import MEANINGS from '../model/meanings.json';
 import { grouped, notHere } from '../model/words';
 import type { Context } from './context';
+import { copied } from './copy';
 import { h, spoken } from './dom';
 import type { Child } from './dom';
 
@@ -305,26 +306,6 @@ function compared(a: number | string, b: number | string, down: boolean): number
   }
   const order = typeof a === 'number' && typeof b === 'number' ? a - b : collator.compare(String(a), String(b));
   return down ? -order : order;
-}
-
-/** Put text on the clipboard; where the page may not, by way of a field in `place`. Says whether it could. */
-async function copied(text: string, place: HTMLElement): Promise<boolean> {
-  try {
-    await navigator.clipboard.writeText(text);
-    return true;
-  } catch {
-    const field = h('textarea', { class: 'al-aside', 'aria-hidden': 'true' });
-    field.value = text;
-    const focused = document.activeElement;
-    place.append(field);
-    field.select();
-    const done = document.execCommand('copy');
-    field.remove();
-    if (focused instanceof HTMLElement) {
-      focused.focus({ preventScroll: true });
-    }
-    return done;
-  }
 }
 
 function shown<T>(column: Column<T>, row: T): Child {

@@ -7,6 +7,7 @@ import { amount, grouped } from '../model/words';
 import type { Disposable, Source } from '../source';
 import { breaksPanel } from './breaks';
 import { callsPanel } from './calls';
+import { revealLine } from './code';
 import { entriesOf } from './context';
 import type { Context, Entry } from './context';
 import { h, uniqueId } from './dom';
@@ -17,6 +18,8 @@ import { kernelsPanel } from './kernels';
 import { outputsPanel } from './outputs';
 import { deviceText, overviewPanel } from './overview';
 import { savedPanel } from './saved';
+import { Selection } from './selection';
+import type { Target } from './selection';
 import { stagesPanel } from './stages';
 import { storagesPanel } from './storages';
 import type { TableState } from './table';
@@ -91,6 +94,7 @@ class View implements Disposable {
   private readonly root = h('div', { class: 'aotlab-report aotlab-view' });
   private readonly prefix = uniqueId();
   private readonly folds = new Map<string, boolean>();
+  private readonly selection: Selection;
   private readonly tables = new Map<string, TableState>();
   private readonly unsubscribe: () => void;
   private tab = 'overview';
@@ -105,6 +109,12 @@ class View implements Disposable {
   ) {
     this.source = source;
     host.append(this.root);
+    this.selection = new Selection({
+      root: this.root,
+      source,
+      report: () => this.drawn,
+      show: (target, id) => this.show(target, id)
+    });
     this.root.addEventListener('keydown', this.onKey);
     this.unsubscribe = source.onChange(() => this.onChange());
     this.draw();
@@ -165,6 +175,7 @@ class View implements Disposable {
     const height = this.panel()?.style.height ?? '';
     const same = report !== null && report.identifier === this.drawn?.identifier;
     this.drawn = report;
+    this.selection.renew(same);
     this.root.dataset['live'] = String(live);
     if (report === null) {
       this.root.dataset['identifier'] = '';
@@ -183,6 +194,7 @@ class View implements Disposable {
       this.verdictLine(head),
       this.environmentLine(report, entries),
       this.tabList(head, report),
+      this.selection.bar,
       ...TABS.map(tab => this.emptyPanel(tab))
     );
     this.drawPanels();
@@ -322,6 +334,7 @@ class View implements Disposable {
       entries,
       chosen,
       folds: this.folds,
+      selection: this.selection,
       tables: this.tables,
       redraw: () => this.redraw()
     };
@@ -335,6 +348,26 @@ class View implements Disposable {
     }
     if (this.source.live) {
       this.askForMore(context);
+    }
+  }
+
+  /** Go to what comes from a line of the program. */
+  private show({ tab, entry, folds }: Target, id: number): void {
+    const list = this.root.querySelector<HTMLSelectElement>('[data-key=graphs]');
+    if (entry !== null && this.scope !== entry.key && list !== null) {
+      list.value = this.scope = ALL;
+    }
+    folds.forEach(key => this.folds.set(key, true));
+    this.select(tab, false);
+    const panel = this.panel();
+    const fold = [...(panel?.querySelectorAll<HTMLElement>('summary') ?? [])].find(
+      each => each.dataset['key'] === `fold ${folds.at(-1)}`
+    );
+    const place = fold?.parentElement ?? panel?.querySelector<HTMLElement>(`[data-links~="${id}"]`);
+    if (place != null) {
+      revealLine(place, id);
+      place.scrollIntoView?.({ block: 'nearest' });
+      (fold ?? place.querySelector<HTMLElement>('button') ?? place).focus({ preventScroll: true });
     }
   }
 
