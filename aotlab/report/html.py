@@ -28,7 +28,6 @@ MOST_OPENED = 3
 #: The class is named twice so that these rules outrank JupyterLab's; colours are left to what shows the notebook.
 _STYLE = Markup(
     ".aotlab-report.aotlab-report :is(td,th){text-align:left;vertical-align:top}"
-    ".aotlab-report.aotlab-report :is(table,pre,p){margin:0 0 .3em}"
     ".aotlab-report .verdict{font-weight:600}"
 )
 _PAGE_STYLE = Markup(
@@ -94,11 +93,8 @@ def fragment(report: Report, *, footer: bool = True) -> Markup:
     It has the cell's lines, inputs, outputs, recompiles and differences; the ``footer`` says where the rest is.
     """
     frames = [_frame(frame, opened=index < MOST_OPENED) for index, frame in enumerate(report.frames)]
-    rest = (
-        "A summary: JupyterLab with aotlab installed draws all of it; `%%aotcompile -o report` keeps the report, "
-        "`report.to_html(path)` writes it."
-    )
-    return element(
+    rest = "A summary: JupyterLab with aotlab draws all of it; `%%aotcompile -o report` and `report.to_html(path)` write it."
+        "A summary: JupyterLab with aotlab draws all of it; `%%aotcompile -o report`, `report.to_html(path)` write it."
         "div",
         element("style", _STYLE),
         _header(report),
@@ -123,7 +119,6 @@ def _header(report: Report) -> Markup:
         f"Python {environment.python}",
         f"aotlab {environment.aotlab}",
         *[str(device) for device in environment.devices[:9]],
-        report.created,
     ]
     return element(
         "header",

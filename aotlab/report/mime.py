@@ -31,6 +31,8 @@ def bundle(report: Report, *, live: bool = False) -> dict[str, object]:
         if live:
             graphs = [replace(graph, guards=(), kernels=()) for graph in graphs]
         frames.append(replace(frame, graphs=tuple(graphs)))
+    if sum(len(frame.graphs) for frame in frames) == 1:
+        told = replace(told, counts=None)  # those of the only graph
     rows = tuple([row for row in report.verification_rows if not (live and row.equal)])
     report = replace(report, summary=told, frames=tuple(frames), verification_rows=rows)
     found: dict[str, object] = {}

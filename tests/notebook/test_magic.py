@@ -176,7 +176,7 @@ def test_the_report_is_bound_also_when_the_cell_raises(shell: InteractiveShell) 
     report = shell.user_ns["report"]
     assert compiled(report) == ["line 2"]
     assert report.cell.error == "AttributeError: 'Tensor' object has no attribute 'nothing'"
-    assert "The cell ended with AttributeError" in report.verdict
+    assert "The cell ended at line 4 with AttributeError" in report.verdict
     assert report.cell.parts[-1].how == "not run"
     assert "later" not in shell.user_ns
 

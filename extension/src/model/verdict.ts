@@ -38,8 +38,9 @@ export function headOf(report: Report): Head {
   if (summary === null || !isState(state)) {
     return counted(report);
   }
-  if (summary.counts !== null) {
-    return { ...summary, state, counts: summary.counts };
+  if (summary.status !== '') {
+    // Of a single graph they stand with it.
+    return { ...summary, state, counts: summary.counts ?? added(report) };
   }
   // That of an earlier version of aotlab, which did not count.
   const { sentence, facts, frames, compared, different } = summary;
