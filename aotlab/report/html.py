@@ -93,8 +93,8 @@ def fragment(report: Report, *, footer: bool = True) -> Markup:
     It has the cell's lines, inputs, outputs, recompiles and differences; the ``footer`` says where the rest is.
     """
     frames = [_frame(frame, opened=index < MOST_OPENED) for index, frame in enumerate(report.frames)]
-    rest = "A summary: JupyterLab with aotlab draws all of it; `%%aotcompile -o report` and `report.to_html(path)` write it."
-        "A summary: JupyterLab with aotlab draws all of it; `%%aotcompile -o report`, `report.to_html(path)` write it."
+    rest = "A summary: JupyterLab with aotlab draws all of it; `report.to_html(path)` writes it."
+    return element(
         "div",
         element("style", _STYLE),
         _header(report),
