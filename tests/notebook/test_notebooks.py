@@ -122,7 +122,8 @@ def promises_of_start(run: Session) -> None:
     rows = run.table("step-table")
     assert names(rows, mutated=True) == {"model.weight", "model.bias"}
     assert names(rows, mutated=False) >= {"features", "targets"}
-    first, second = dict.fromkeys(row["frame"] for row in rows)
+    first, second, outside = dict.fromkeys(row["frame"] for row in rows)
+    assert {row["name"] for row in rows if row["frame"] == outside} == {"model.weight.grad", "model.bias.grad"}
     assert names([row for row in rows if row["frame"] == first], mutated=True) == set()
     assert {"model.weight", "model.bias"} <= {row["name"] for row in rows if row["frame"] == second}
     saved = json.loads(run.answer("print(step.saved[['is_input', 'reason']].to_json(orient='records'))"))
