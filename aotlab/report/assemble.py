@@ -33,7 +33,7 @@ from aotlab.report.model import (
     TensorInfo,
     Written,
 )
-from aotlab.report.text import amount, data_size, listed
+from aotlab.report.text import amount, data_size, listed, new_memory
 from aotlab.report.writes import bytes_written, strided, written_windows
 
 if TYPE_CHECKING:
@@ -317,8 +317,7 @@ def _partition(stage: Stage, record: PartitionRecord) -> Snapshot:
     )
     summary = f"partitioner {record.partitioner}"
     if record.backward is not None:
-        new = data_size(sum(value.new_bytes for value in saved))
-        summary += f"; {amount(len(saved), 'value')} saved, {new} of new memory"
+        summary += f"; {amount(len(saved), 'value')} saved, {new_memory(sum(value.new_bytes for value in saved))}"
     codes = [Code(title=f"{part} graph", language="python", text=readable(module, part)) for part, module in parts]
     nodes = [node for part, module in parts for node in _nodes("partition", part, node_records(module.graph))]
     return Snapshot(

@@ -9,7 +9,7 @@ from dataclasses import astuple, fields
 from typing import get_args
 
 from aotlab.report.model import Counts, Fact, Frame, FrameCounts, Graph, Input, Report, Summary
-from aotlab.report.text import amount, data_size, known_size, listed
+from aotlab.report.text import amount, known_size, listed, new_memory
 from aotlab.report.verdict import State, eager_lines, served, speed, verdict
 
 #: So many names, and so many sentences, stand in one fact.
@@ -70,6 +70,7 @@ def summary(report: Report) -> Summary:
         recompiles=sum(bool(graph.misses) for graph in graphs),
         refused=sum(count_frame(frame).refusals for frame in report.frames),
         mutated=len(dict(_changed(report, graphs))),
+        new=len(_new(report)),
         outside=0 if report.cell is None else len(report.cell.mutated_outside),
         breaks=len(report.graph_break_rows),
         eager_lines=0 if report.cell is None else eager_lines(report.cell),
@@ -93,9 +94,12 @@ def _facts(report: Report) -> Iterator[Fact]:
         yield Fact(key="error", title="ended with", sentence=report.cell.error + at)
     changed = dict(_changed(report, graphs))
     if traced or changed:
-        names = list(dict.fromkeys(_together(changed)))
+        names = [f"{what} ({how})" for what, how in _together(changed, "tensors")]
         text = listed(names, _MOST_NAMES) if names else _nothing(report)
         yield Fact(key="mutated", title="mutated", sentence=text)
+    if new := _new(report):
+        names = [what for what, _ in _together(dict.fromkeys(new, ""), "gradients")]
+        yield Fact(key="new", title="new", sentence=listed(names, _MOST_NAMES))
     if traced:
         aliases = [f"{row.name}: {row.relation}" for graph in graphs for row in graph.outputs if row.base is not None]
         told = list(dict.fromkeys(aliases)) or ["no output shares memory"]
@@ -105,8 +109,8 @@ def _facts(report: Report) -> Iterator[Fact]:
     training = [count(graph) for graph in graphs if graph.training]
     if training:
         values = amount(sum(each.saved for each in training), "value")
-        new = data_size(sum(each.saved_bytes for each in training))
-        yield Fact(key="saved", title="saved for backward", sentence=f"{values}, {new} of new memory")
+        memory = new_memory(sum(each.saved_bytes for each in training))
+        yield Fact(key="saved", title="saved for backward", sentence=f"{values}, {memory}")
 
 
 def _changed(report: Report, graphs: list[Graph]) -> Iterator[tuple[str, str]]:
@@ -116,17 +120,23 @@ def _changed(report: Report, graphs: list[Graph]) -> Iterator[tuple[str, str]]:
                 yield row.name, _how(row)
     for row in () if report.cell is None else report.cell.mutated_outside:
         where = f"through {', '.join(row.overlaps)}" if row.kind == "alias" else "outside the graphs"
-        yield row.name, "new" if row.kind == "new" else f"{_how(row)}, {where}"
+        if row.kind != "new":
+            yield row.name, f"{_how(row)}, {where}"
 
 
-def _together(changed: dict[str, str]) -> Iterator[str]:
+def _new(report: Report) -> list[str]:
+    """Name the gradients that there were not before the cell."""
+    return [row.name for row in (() if report.cell is None else report.cell.mutated_outside) if row.kind == "new"]
+
+
+def _together(changed: dict[str, str], noun: str) -> dict[tuple[str, str], None]:
     """Say what changed, and how; many tensors of one variable, to which the same happened, are counted."""
     owners = {name: re.match(r"\w+(?=[.\[])", name) for name in changed}
     keys = {name: (name if (owner := owners[name]) is None else owner[0], how) for name, how in changed.items()}
     times = Counter(keys.values())
-    for name, how in changed.items():
-        many = times[keys[name]]
-        yield f"{name if many < _MANY else f'{many} tensors of {keys[name][0]}'} ({how})"
+    many = {name: times[key] for name, key in keys.items()}
+    said = {name: name if many[name] < _MANY else f"{many[name]} {noun} of {keys[name][0]}" for name in changed}
+    return {(said[name], how): None for name, how in changed.items()}
 
 
 def _how(row: Input) -> str:

@@ -1102,8 +1102,8 @@ class Summary:
         The line in a few words: ``"equal to eager"``.
     graphs, recompiles, refused
         How many graphs served, how many were made because no earlier one did, and how many were refused.
-    mutated, outside
-        How many tensors changed, and how many of those outside of the graphs.
+    mutated, new, outside
+        How many tensors changed, how many gradients are new, and how many of both are told of outside of the graphs.
     breaks, eager_lines
         How many graph breaks there were, and how many lines of the cell ran eagerly.
     speed
@@ -1123,6 +1123,7 @@ class Summary:
     recompiles: int = 0
     refused: int = 0
     mutated: int = 0
+    new: int = 0
     outside: int = 0
     breaks: int = 0
     eager_lines: int = 0

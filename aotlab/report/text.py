@@ -97,6 +97,11 @@ def _three(value: float) -> str:
     return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
+def new_memory(nbytes: int) -> str:
+    """Write ``"no new memory"`` or ``"12 B of new memory"``."""
+    return f"{data_size(nbytes)} of new memory" if nbytes else "no new memory"
+
+
 def plain_names(text: str) -> str:
     """Write variables as the user does where Dynamo writes them as items of its dictionaries."""
     return re.sub(r"[`']?\b[GL]\['(\w+)'\]([\w.\[\]]*)[`']?", r"`\1\2`", text)

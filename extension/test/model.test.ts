@@ -137,12 +137,12 @@ test('the verdict is Python’s where the report has it, and else counts', () =>
 
 test('the chips are Python’s numbers where the report has them, and only those that are not zero', () => {
   const counts = { inputs: 12, aliased: 1, saved: 370, saved_bytes: 6.6 * 2 ** 20 };
-  const numbers = { status: 'equal to eager', graphs: 2, mutated: 3, breaks: 1, recompiles: 5, speed: 'noise: 3.8× faster', counts };
+  const numbers = { status: 'equal to eager', graphs: 2, mutated: 3, new: 148, breaks: 1, recompiles: 5, speed: 'noise: 3.8× faster', counts };
   const head = headOf(read({ ...sample(), summary: { sentence: 'fine', state: 'verified', ...numbers } }));
   assert.equal(head.status, 'equal to eager');
   assert.deepEqual(
     chips(head).map(({ tab, text }) => `${tab}: ${text}`),
-    ['stages: 2 graphs', 'inputs: 3 mutated', 'outputs: 1 alias', 'saved: 370 saved 6.60 MiB', 'breaks: 1 break']
+    ['stages: 2 graphs', 'inputs: 3 mutated', 'inputs: 148 new gradients', 'outputs: 1 alias', 'saved: 370 saved 6.60 MiB', 'breaks: 1 break']
       .concat(['calls: 5 recompiles', 'timing: noise: 3.8× faster'])
   );
   assert.deepEqual(

@@ -138,6 +138,42 @@ test('the cell’s lines say how they ran in words, with the reason once', () =>
   ]);
 });
 
+test('a break and an error are marked at their own lines', () => {
+  const report = sample();
+  const cell = report['cell'] as Json;
+  const part = (first: number, last: number, reason: string): Json => ({ first_line: first, last_line: last, how: 'compiled', reason });
+  cell['source'] = '%%aotcompile\na = f(x)\nprint(a)\nb = helper(a)\nb.fail()';
+  cell['parts'] = [part(2, 4, '`print()` is called'), part(5, 5, 'why not')];
+  Object.assign(cell, { error: 'TypeError: no', error_line: 5 });
+  const row = (line: number, where: string): Json => ({ frame: 'f', where, cell_line: line, words: '`print()` is called' });
+  report['graph_break_rows'] = [row(3, 'line 3'), row(3, 'line 3'), row(4, 'In [1], line 2')];
+  show(report);
+  const why = all('table[data-table=cell] td[data-column=reason]');
+  assert.deepEqual(
+    why.map(each => [...each.children].map(child => child.textContent)),
+    [[], [], ['break print() is called'], ['break print() is called, at In [1], line 2'], ['error TypeError: no', 'why not']]
+  );
+  const marks = why.flatMap(each => [...each.querySelectorAll<HTMLElement>('.al-mark')]);
+  assert.equal(marks[0]?.title, 'Dynamo stopped here, and Python took over: print() is called');
+  assert.deepEqual(all('.al-ended').map(each => each.dataset['line']), ['5']);
+});
+
+test('new gradients and no new memory are said so', () => {
+  const report = sample();
+  (report['cell'] as Json)['mutated_outside'] = [{ name: 'w.grad', kind: 'new', tensor: {}, mutates_data: false }];
+  const [frame] = report['frames'] as Json[];
+  const [graph] = (frame?.['graphs'] ?? []) as Json[];
+  assert.ok(graph !== undefined);
+  graph['counts'] = { saved: 2 };
+  show(report);
+  assert.ok(all('[data-chip=inputs]').some(each => each.textContent === '1 new gradient'));
+  tab('inputs');
+  assert.match(text('[data-panel=inputs]'), /Outside the graphs 1 new gradient/);
+  assert.equal(text('table[data-table=outside] td[data-column=happened]'), 'new');
+  tab('saved');
+  assert.match(text('[data-panel=saved]'), /2 values, no new memory/);
+});
+
 test('the inputs’ table says exactly what was mutated, also outside of the graphs', () => {
   show(sample());
   tab('inputs');

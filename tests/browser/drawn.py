@@ -115,7 +115,9 @@ def happened(row: Mapping[str, Any]) -> list[str]:
         "storage replaced": row["mutates_storage"],
     }
     marks = [mark for mark, said in wrote.items() if said]
-    if marks:
+    if row["kind"] == "new":
+        marks = ["new"]
+    elif marks:
         marks += ["hidden from autograd"] if row["mutation_hidden_from_autograd"] and row["requires_grad"] else []
         marks += ["under no_grad"] if row["mutation_under_no_grad"] else []
         marks += [row["mutation_type"].removeprefix("mutated ")] if row["mutation_type"] else []

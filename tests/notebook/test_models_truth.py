@@ -63,7 +63,8 @@ class Told:
         self.namespace = shell.user_ns
         self.captured = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         self.report: Report = shell.user_ns["report"].report()
-        self.facts = {fact.key: fact.sentence for fact in summary(self.report).facts}
+        self.head = summary(self.report)
+        self.facts = {fact.key: fact.sentence for fact in self.head.facts}
 
 
 @pytest.fixture(scope="module", params=list(MODELS))
@@ -107,7 +108,9 @@ def test_inputs_and_changes(told: Told) -> None:
     mutated = set(inputs[inputs["mutates_data"].fillna(False).astype(bool)]["name"])
     assert mutated == told.changed
     assert set(outside[outside["kind"] == "new"]["name"]) == {f"{name}.grad" for name in told.changed}
-    assert re.findall(r"(\d+) tensors of model", told.facts["mutated"]) == [str(told.parameters)] * 2
+    assert re.findall(r"(\d+) tensors of model", told.facts["mutated"]) == [str(told.parameters)]
+    assert told.facts["new"] == f"{told.parameters} gradients of model"
+    assert (told.head.mutated, told.head.new) == (told.parameters, told.parameters)
 
 
 def test_what_is_saved(told: Told) -> None:

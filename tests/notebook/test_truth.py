@@ -181,7 +181,9 @@ def test_new_gradients_are_changes(shell: InteractiveShell) -> None:
         ["a.grad", "new", False],
     ]
     facts = {fact.key: fact.sentence for fact in summary(report).facts}
-    assert facts["mutated"] == "b.grad (data, outside the graphs) and a.grad (new)"
+    assert (facts["mutated"], facts["new"]) == ("b.grad (data, outside the graphs)", "a.grad")
+    head = summary(report)
+    assert (head.mutated, head.new, head.outside) == (1, 1, 2)
 
 
 def test_a_further_name_of_an_input_is_an_output(shell: InteractiveShell) -> None:

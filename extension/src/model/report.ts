@@ -279,6 +279,7 @@ const summary = record('Summary', {
   recompiles: number(),
   refused: number(),
   mutated: number(),
+  new: number(),
   outside: number(),
   breaks: number(),
   eager_lines: number(),

@@ -72,6 +72,7 @@ function counted(report: Report): Head {
     recompiles: graphs.filter(graph => graph.misses.length > 0).length,
     refused,
     mutated: counts.mutated,
+    new: report.cell?.mutated_outside.filter(row => row.kind === 'new').length ?? 0,
     outside: report.cell?.mutated_outside.length ?? 0,
     breaks: report.graph_break_rows.length,
     eager_lines: 0,
@@ -112,6 +113,7 @@ export function chips(head: Head): Chip[] {
   const all: (Chip & { readonly count: number })[] = [
     { tab: 'stages', count: head.graphs, text: amount(head.graphs, 'graph') },
     { tab: 'inputs', count: head.mutated, text: `${grouped(head.mutated)} mutated`, tone: 'write' },
+    { tab: 'inputs', count: head.new, text: amount(head.new, 'new gradient') },
     { tab: 'outputs', count: counts.aliased, text: `${grouped(counts.aliased)} alias${counts.aliased === 1 ? '' : 'es'}` },
     { tab: 'saved', count: counts.saved, text: `${grouped(counts.saved)} saved${memory}` },
     { tab: 'overview', count: head.eager_lines, text: `${amount(head.eager_lines, 'line')} eager`, tone: 'warn' },

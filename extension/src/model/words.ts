@@ -50,6 +50,11 @@ export function dataSize(size: Size | null): string {
   return `${size} B`;
 }
 
+/** Write `no new memory` or `12 B of new memory`. */
+export function newMemory(bytes: number): string {
+  return bytes === 0 ? 'no new memory' : `${dataSize(bytes)} of new memory`;
+}
+
 /** Write `[2, 3]`. */
 export function sizes(values: readonly Size[]): string {
   return `[${values.map(sizeText).join(', ')}]`;

@@ -34,6 +34,7 @@ export function happenings(row: Input): HTMLElement[] {
       marks.push(made);
     }
   };
+  add(row.kind === 'new', 'new', 'plain', 'There was no such gradient before');
   add(row.mutates_data, 'data mutated', 'write', 'Its values changed');
   add(row.mutates_metadata, 'metadata mutated', 'write', 'Its sizes, strides or offset changed');
   add(row.mutates_storage, 'storage replaced', 'write', 'It was given other memory');
@@ -199,11 +200,14 @@ export function inputsPanel(context: Context): Child[] {
     );
   }
   const outside = (context.report.cell?.mutated_outside ?? []).map(row => ({ entry: null, row }));
-  const allOutside = context.head.outside;
+  const { outside: allOutside, new: fresh } = context.head;
   if (allOutside > 0) {
-    const label = 'Tensors that the cell changed outside of every compiled graph';
+    const changed = allOutside - fresh;
+    const told = [changed > 0 ? `${amount(changed, 'tensor')} that the cell changed in Python or in autograd` : '']
+      .concat(fresh > 0 ? amount(fresh, 'new gradient') : '');
+    const label = 'Tensors that the cell changed or made outside of every compiled graph';
     drawn.push(
-      heading('Outside the graphs', `${amount(allOutside, 'tensor')} that the cell changed in Python or in autograd`),
+      heading('Outside the graphs', told.filter(each => each !== '').join(', ')),
       inputTable(context, 'outside', label, outside, allOutside)
     );
   }

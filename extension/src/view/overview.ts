@@ -1,7 +1,7 @@
 /** Overview: the cell with what became of each line, and what happened to the user's tensors, in a few lines. */
 
 import { countsOf, frameCountsOf } from '../model/counts';
-import type { Cell, CellPart, Environment, Frame } from '../model/report';
+import type { Cell, CellPart, Environment, Frame, GraphBreakRow } from '../model/report';
 import type { Head } from '../model/verdict';
 import { amount, dataSize, duration, grouped, place, short } from '../model/words';
 import type { Context } from './context';
@@ -55,7 +55,7 @@ function cellSource(context: Context, cell: Cell): Child[] {
   const count = cell.execution_count === null ? '' : `In [${cell.execution_count}]`;
   const definitions = cell.kind === 'definitions' ? 'its functions compile when they are called' : '';
   const lines = cell.source.replace(/\n$/, '').split('\n');
-  const rows = lines.map((text, index) => sourceRow(context, text, index + 1, cell.parts));
+  const rows = lines.map((text, index) => sourceRow(context, text, index + 1, cell));
   return [
     heading('The cell', [count, definitions].filter(each => each !== '').join(' · ')),
     h(
@@ -75,15 +75,15 @@ function cellSource(context: Context, cell: Cell): Child[] {
   ];
 }
 
-function sourceRow(context: Context, text: string, line: number, parts: readonly CellPart[]): HTMLElement {
-  const part = parts.find(each => each.first_line <= line && line <= each.last_line);
+function sourceRow(context: Context, text: string, line: number, cell: Cell): HTMLElement {
+  const part = cell.parts.find(each => holds(each, line));
   const [tone, symbol, meaning] = WAYS[part?.how ?? ''] ?? ['plain', '', ''];
   const first = part?.first_line === line;
   const { selection } = context;
+  const ended = cell.error !== null && cell.error_line === line;
   const origin = selection.lines(false).inCell(line);
   const ids = origin === null ? [] : [origin.id];
   const button = origin === null ? String(line) : selection.originButton(origin, String(line));
-  // Each line says how it ran; the reason stands once, at the part's first line.
   const incomplete = part?.how === 'compiled' && part.reason !== '';
   const word = incomplete ? 'compiled in part' : (part?.how ?? '');
   const hover = incomplete ? 'compiled graphs ran some of these lines, Python the rest' : meaning;
@@ -94,13 +94,41 @@ function sourceRow(context: Context, text: string, line: number, parts: readonly
       ...selection.linked(ids),
       'data-line': line,
       'data-how': part?.how ?? '',
-      class: part === undefined ? 'al-no-part' : `al-part al-${tone}${first ? ' al-first' : ''}`
+      class: `${part === undefined ? 'al-no-part' : `al-part al-${tone}${first ? ' al-first' : ''}`}${ended ? ' al-ended' : ''}`
     },
     h('td', { class: 'al-number al-soft', 'data-column': 'line' }, button),
     h('td', { class: 'al-line', 'data-column': 'source' }, text),
     h('td', { 'data-column': 'how' }, how),
-    h('td', { class: 'al-words al-soft', 'data-column': 'reason' }, part !== undefined && first ? spoken(part.reason) : '')
+    h('td', { class: 'al-words al-soft', 'data-column': 'reason' }, ...reasons(context, cell, line, part))
   );
+}
+
+/** What happened at a line; the reason of a part stands at its first line, unless a break's line has it. */
+function reasons({ report }: Context, cell: Cell, line: number, part: CellPart | undefined): HTMLElement[] {
+  const breaks = report.graph_break_rows;
+  const here = new Set(breaks.filter(row => row.cell_line === line).map(breakWords));
+  const within = breaks.filter(row => part !== undefined && row.cell_line !== null && holds(part, row.cell_line));
+  const reason = part?.first_line === line && !within.some(row => row.words === part.reason) ? part.reason : '';
+  return [
+    ...(cell.error !== null && cell.error_line === line ? [told('error', 'bad', 'The cell ended here', cell.error)] : []),
+    ...[...here].map(words => told('break', 'warn', 'Dynamo stopped here, and Python took over', words)),
+    ...(reason === '' ? [] : [h('div', {}, spoken(reason))])
+  ];
+}
+
+function holds(part: CellPart, line: number): boolean {
+  return part.first_line <= line && line <= part.last_line;
+}
+
+function told(word: string, tone: string, help: string, words: string): HTMLElement {
+  const pill = mark(word, tone);
+  pill.title = `${help}: ${words.replaceAll('`', '')}`;
+  return h('div', {}, pill, ' ', spoken(words));
+}
+
+/** Why Dynamo stopped, and where if that is in a function that the line calls. */
+function breakWords({ words, where, cell_line: line }: GraphBreakRow): string {
+  return where === `line ${line}` ? words : `${words}, at ${where}`;
 }
 
 // What happened

@@ -1,7 +1,7 @@
 /** Saved: what each graph keeps for its backward, and why. */
 
 import type { Saved } from '../model/report';
-import { amount, dataSize, known } from '../model/words';
+import { amount, dataSize, known, newMemory } from '../model/words';
 import type { Context } from './context';
 import { h, heading, mark, soft, spoken } from './dom';
 import type { Child } from './dom';
@@ -36,7 +36,7 @@ export function savedPanel(context: Context): Child[] {
     return [soft('Nothing is saved for a backward.')];
   }
   const held = total(context, counts => counts.held_bytes);
-  const fresh = `${dataSize(total(context, counts => counts.saved_bytes))} of new memory`;
+  const fresh = newMemory(total(context, counts => counts.saved_bytes));
   return [
     heading(
       'Saved for backward',
