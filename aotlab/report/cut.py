@@ -168,7 +168,8 @@ class _Cutter:
             return rows
         if name == "notes":
             return rows[:20]
-        if not is_dataclass(rows[0]) or name == "written":  # a shape, names, windows: they belong to one row
+        # a shape, names, windows belong to one row; the facts are few, and the head of the page
+        if not is_dataclass(rows[0]) or name in ("facts", "written"):
             return rows
         most = self._limits.graphs if name in ("frames", "graphs") else self._limits.rows
         if len(rows) <= most:
