@@ -196,6 +196,66 @@ def expected_spans(rows: Iterable[Mapping[str, object]]) -> list[Span]:
     return made
 
 
+#: Units of time, in seconds.
+_UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def seconds(text: str) -> float:
+    """Read a time as the page writes it."""
+    number, unit = text.split()
+    return float(number) * _UNITS[unit]
+
+
+def totals(report: Any) -> dict[str, Any]:
+    """Read every number in words that a drawn report tells: chips, tabs, facts, headings, reasons and times."""
+    overview = panel(report, "overview")
+    said: dict[str, Any] = report.evaluate(
+        """report => {
+            const all = (where, selector) => [...where.querySelectorAll(selector)];
+            const facts = {};
+            for (const fact of all(report, '[data-fact]')) (facts[fact.dataset.fact] ??= []).push(fact.textContent);
+            const reason = line => [...line.querySelectorAll('[data-column=reason] > *')].map(each => each.textContent);
+            return {
+                chips: all(report, '[data-chip]:not(.al-status)').map(chip => [chip.dataset.chip, chip.textContent]),
+                state: report.querySelector('.al-status').textContent,
+                tabs: Object.fromEntries(all(report, '[role=tab]:has(small)')
+                    .map(tab => [tab.dataset.tab, tab.querySelector('small').textContent.trim()])),
+                sentence: report.querySelector('.al-sentence').textContent,
+                facts,
+                reasons: Object.fromEntries(all(report, 'table[data-table=cell] tr[data-line]')
+                    .map(line => [line.dataset.line, reason(line).join(' ')])),
+            };
+        }"""
+    )
+    said["headings"] = {"overview": overview.locator(".al-heading").all_text_contents()}
+    for tab in ("inputs", "outputs", "stages", "saved", "kernels", "breaks", "calls", "verification"):
+        said["headings"][tab] = panel(report, tab).locator(".al-heading").all_text_contents()
+    said["compared"] = report.locator("[data-panel=verification] .al-counts .al-mark").all_text_contents()
+    stages = panel(report, "stages")
+    took = stages.locator("table[data-table=time] td[data-column=duration_ns]").all_text_contents()
+    said["times"] = [seconds(each) for each in took]
+    (whole,) = [each for each in said["headings"]["stages"] if each.startswith("Where the time went")]
+    said["whole"] = seconds(whole.removeprefix("Where the time went ").partition(",")[0])
+    return said
+
+
+def beyond(report: Any) -> list[str]:
+    """Name what is drawn beyond the right edge of a report, and tables that have to be scrolled to the side."""
+    found: list[str] = report.evaluate(
+        """report => {
+            const right = report.getBoundingClientRect().right + 1;
+            const name = each => `${each.tagName} ${each.getAttribute('class')} ${each.textContent.slice(0, 40)}`;
+            const shown = [...report.querySelectorAll('*')].filter(each => each.getClientRects().length);
+            const hidden = each => each.matches('.al-scroll') ? each.scrollWidth - each.clientWidth : 0;
+            const scrolled = shown.filter(each => hidden(each) > 1);
+            const out = shown.filter(each => !each.closest('.al-scroll, .al-scroller, pre, .al-aside')
+                && each.getBoundingClientRect().right > right);
+            return [...scrolled.map(each => `scrolls by ${hidden(each)}: ${name(each)}`), ...out.map(name)];
+        }"""
+    )
+    return found
+
+
 def records(frame: Any) -> list[dict[str, object]]:
     """Turn a pandas table of a report into rows of plain values, missing ones as None."""
     return [

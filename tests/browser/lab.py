@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -176,10 +177,12 @@ class Lab:
         self.start_running("notebook:run-all-cells")
         self.wait_until_done(timeout=timeout)
 
-    def run_cell(self, index: int, source: str | None = None, *, timeout: float = 120) -> None:
-        """Run one cell, with another source if one is given, and wait until it is done."""
+    def run_cell(self, index: int, source: str | None = None, *, timeout: float = 120) -> float:
+        """Run one cell, with another source if one is given, and wait until it is done; return the seconds it took."""
+        began = time.monotonic()
         self.start_cell(index, source)
         self.wait_until_done(timeout=timeout)
+        return time.monotonic() - began
 
     def start_cell(self, index: int, source: str | None = None) -> None:
         """Begin to run one cell."""

@@ -15,7 +15,7 @@ from typing import Any
 import nbformat
 
 #: The report's tables that the browser tests read.
-TABLES = ("inputs", "outputs", "storages", "recompiles")
+TABLES = ("inputs", "outputs", "storages", "recompiles", "saved", "graph_breaks", "verification", "time")
 
 Reference = dict[int, dict[str, Any]]
 
