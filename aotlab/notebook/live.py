@@ -11,10 +11,11 @@ report as it stands now, and a measurement of forward and backward beside eager.
                          {"kind": "graph", "frame": "…", "graph": {…}}                  one graph as a whole
                          {"kind": "nodes", "frame": "…", "index": 0, "nodes": […]}      the nodes of one graph
                          {"kind": "verification", "rows": […]}                          all rows
+                         {"kind": "outside", "rows": […]}                               all that changed outside
     front end → kernel   {"kind": "measure"}
                          {"kind": "graph", "frame": "…", "index": 0}
                          {"kind": "nodes", "frame": "…", "index": 0}
-                         {"kind": "verification"}
+                         {"kind": "verification"}, {"kind": "outside"}
                          {"kind": "leave"}                                              nobody looks; the comm closes
 
 It is the kernel that closes a comm: JupyterLab ends the comm's thread in the kernel as soon as it has sent a close of
@@ -58,7 +59,7 @@ from aotlab.report.model import Report
 TARGET = "aotlab.report"
 
 #: The parts of a report that a front end may ask for.
-PARTS = ("graph", "nodes", "verification")
+PARTS = ("graph", "nodes", "outside", "verification")
 
 #: How many live reports are kept; the oldest goes first, and is then as dead as those of other kernels.
 MOST_REPORTS = 64
@@ -193,6 +194,9 @@ def part_message(report: Report, asked: object) -> Message | None:
     fields = asked if isinstance(asked, dict) else {}
     if fields.get("kind") == "verification":
         return {"kind": "verification", "rows": [encode(cleaned(row)) for row in report.verification_rows]}
+    if fields.get("kind") == "outside":
+        outside = () if report.cell is None else report.cell.mutated_outside
+        return {"kind": "outside", "rows": [encode(cleaned(row)) for row in outside]}
     for frame in report.frames:
         for graph in frame.graphs:
             if (frame.name, graph.index) == (fields.get("frame"), fields.get("index")):

@@ -21,8 +21,8 @@ export interface Source {
   askGraph(frame: string, index: number): void;
   /** The nodes of a graph, which no notebook holds; null, and the kernel is asked for them, until it has sent them. */
   nodes(frame: string, index: number): readonly Node[] | null;
-  /** Ask the kernel for all rows of the verification; only of use while live. */
-  askVerification(): void;
+  /** Ask the kernel for all rows of the verification, or of what changed outside of the graphs; only of use while live. */
+  askRows(kind: 'verification' | 'outside'): void;
   /** Ask the kernel to time the report's graphs beside eager; only of use while live. */
   measure(): void;
 }

@@ -35,7 +35,7 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
     });
   const takeMessage = (content: unknown): void => {
     const message = readMessage(content);
-    if (message !== null && ['error', 'graph', 'nodes', 'verification'].includes(message.kind)) {
+    if (message !== null && ['error', 'graph', 'nodes', 'outside', 'verification'].includes(message.kind)) {
       source.receive(message);
     }
   };

@@ -685,10 +685,8 @@ test('a cut report counts what the whole one held, and says what is missing', ()
   view.dispose();
   show({ ...report, verification_rows: [], summary: { sentence: 'fine', state: 'verified', compared: 36 } });
   tab('verification');
-  assert.equal(
-    text('[data-panel=verification]'),
-    '36 observables compared with eager, 0 differ; a kernel that has the report lists them.'
-  );
+  assert.equal(text('[data-panel=verification] .al-mark'), 'all 36 observables equal');
+  assert.match(text('[data-panel=verification]'), /a kernel that has the report lists them/);
 });
 
 test('while the kernel answers, what was cut is asked for once, and shown', () => {
@@ -702,7 +700,7 @@ test('while the kernel answers, what was cut is asked for once, and shown', () =
   frame['counts'] = { graphs: 2 };
   const rows = cut['verification_rows'] as Json[];
   const note = 'This output is cut to fit a notebook: 0 of 3 inputs.';
-  const summary = { sentence: 'fine', state: 'verified', compared: rows.length };
+  const summary = { sentence: 'fine', state: 'verified', compared: rows.length, outside: 2, status: 'equal to eager' };
   show({ ...cut, verification_rows: [], notes: [note], summary });
   assert.equal(text('.al-note'), note);
   const asked: unknown[] = [];
@@ -713,9 +711,12 @@ test('while the kernel answers, what was cut is asked for once, and shown', () =
   assert.equal(all('.al-note').length, 0);
   const name = frame['name'];
   assert.deepEqual(asked, [
+    { kind: 'outside' },
     { kind: 'graph', frame: name, index: 0 },
     { kind: 'graph', frame: name, index: 1 }
   ]);
+  source.receive({ kind: 'outside', rows: [{ name: 'a.grad', kind: 'new' }, { name: 'b', mutates_data: true }] });
+  assert.deepEqual(all('table[data-table=outside] tbody tr').map(row => row.dataset['name']), ['a.grad', 'b']);
   assert.equal(all('tr[data-name=x]').length, 0);
   source.receive({ kind: 'graph', frame: name as string, graph: { ...whole, index: 1 } });
   source.receive({ kind: 'graph', frame: name as string, graph: whole });
@@ -723,10 +724,10 @@ test('while the kernel answers, what was cut is asked for once, and shown', () =
   tab('verification');
   source.receive({ kind: 'verification', rows });
   assert.equal(all('table[data-table=verification] tbody tr').length, rows.length);
-  assert.equal(asked.length, 3);
+  assert.equal(asked.length, 4);
   // Another report may be cut elsewhere.
   source.receive({ kind: 'report', report: { ...cut, verification_rows: [], summary }, figure: null });
-  assert.equal(asked.length, 4);
+  assert.equal(asked.length, 5);
 });
 
 test('when disposed, the view leaves nothing behind', () => {

@@ -228,9 +228,9 @@ def totals(report: Any) -> dict[str, Any]:
         }"""
     )
     said["headings"] = {"overview": overview.locator(".al-heading").all_text_contents()}
-    for tab in ("inputs", "outputs", "stages", "saved", "kernels", "breaks", "calls", "verification"):
+    for tab in ("inputs", "outputs", "stages", "saved", "kernels", "breaks", "calls"):
         said["headings"][tab] = panel(report, tab).locator(".al-heading").all_text_contents()
-    said["compared"] = report.locator("[data-panel=verification] .al-counts .al-mark").all_text_contents()
+    said["compared"] = panel(report, "verification").locator(".al-counts .al-mark").all_text_contents()
     stages = panel(report, "stages")
     took = stages.locator("table[data-table=time] td[data-column=duration_ns]").all_text_contents()
     said["times"] = [seconds(each) for each in took]

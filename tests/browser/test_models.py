@@ -65,7 +65,10 @@ REASONS = {
     "gpt2": {2: "calls .zero_grad()", 3: "break it logs, at transformers/", 4: "calls .backward()"},
     "encoder_step": {2: "calls .zero_grad()", 4: "calls .backward()", 5: "steps Adam, whose captured form rounds"},
     "slices": {},
-    "broken": {3: "break a branch depends on the value of a tensor", 5: "break print() is called, at notebook cell, line 3"},
+    "broken": {
+        3: "break a branch depends on the value of a tensor",
+        5: "break print() is called, at notebook cell, line 3",
+    },
     "again": {},
     "failed": {2: "RuntimeError: size mismatch", 3: "error RuntimeError: size mismatch"},
 }
@@ -312,7 +315,7 @@ def test_values_are_those_of_a_plain_run(shown: Shown, plain: Plain) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("theme", THEMES)
 def test_nothing_is_cut_at_the_right(shown: Shown, width: int, theme: str) -> None:
-    """In every tab all that is drawn lies within the report, in a narrow window and in a wide one."""
+    """In every tab all lies within the report; in a narrow window, of which files take a part, tables may scroll."""
     lab = shown.lab
     lab.page.set_viewport_size({"width": width, "height": 1000})
     lab.theme(theme)
@@ -321,7 +324,8 @@ def test_nothing_is_cut_at_the_right(shown: Shown, width: int, theme: str) -> No
         report = shown.report(name, live=True)
         for tab in TABS:
             panel(report, tab)
-            cut += [f"{name}, {tab}: {each}" for each in beyond(report)]
+            found = [each for each in beyond(report) if width == max(WIDTHS) or not each.startswith("scrolls")]
+            cut += [f"{name}, {tab}: {each}" for each in found]
             lab.shoot(f"models-{name}-{width}-{theme.split()[-1].lower()}-{tab}", report)
     lab.page.set_viewport_size({"width": 1400, "height": 1000})
     assert "\n".join(cut) == ""

@@ -20,7 +20,7 @@ from aotlab.errors import UsageError
 from aotlab.notebook import live
 from aotlab.report.codec import decode
 from aotlab.report.mime import CAP
-from aotlab.report.model import Environment, Frame, Graph, Guard, Node, Report, TimingRow, VerificationRow
+from aotlab.report.model import Cell, Environment, Frame, Graph, Guard, Input, Node, Report, TimingRow, VerificationRow
 
 ROOT = Path(__file__).parents[2]
 
@@ -468,13 +468,15 @@ def test_a_comm_gets_the_report_at_once(kernel: Kernel, known: str) -> None:
 
 
 def test_parts_of_a_report_come_as_a_whole(fake: Fake) -> None:
-    """What the report's message is cut by, a front end gets by asking for it: a graph, the verification."""
+    """What the report's message is cut by, a front end gets by asking: a graph, the verification, what changed outside."""
     guards = tuple(Guard(kind="size", subject=f"x{i}", sentence="x" * 200) for i in range(5000))
     node = Node(stage="trace", part="joint", name="mul", op="call_function", target="mul", phase="forward")
     graph = Graph(index=1, entry=7, status="compiled", guards=guards, nodes=(node,))
     rows = tuple(VerificationRow(engine="aotlab", kind="value", subject=f"out[{i}]", equal=True) for i in range(3000))
     frame = Frame(name="f", function="f", graphs=(graph,))
-    fake.now = replace(fake.now, frames=(frame,), verification_rows=rows)
+    outside = tuple(Input(name=f"x{i}.grad", kind="new", mutates_data=False) for i in range(3000))
+    cell = Cell(source="f(x)", mutated_outside=outside)
+    fake.now = replace(fake.now, frames=(frame,), verification_rows=rows, cell=cell)
     eye = Eye(fake.identifier)
     live.send_report(fake.identifier, eye.seen.put)
     cut = Report.from_dict(eye.next()["report"])
@@ -483,6 +485,8 @@ def test_parts_of_a_report_come_as_a_whole(fake: Fake) -> None:
     assert decode(Graph, eye.next()["graph"]) == replace(graph, nodes=())
     live.send_part(fake.identifier, {"kind": "verification"}, eye.seen.put)
     assert tuple(decode(VerificationRow, row) for row in eye.next()["rows"]) == rows
+    live.send_part(fake.identifier, {"kind": "outside"}, eye.seen.put)
+    assert tuple(decode(Input, row) for row in eye.next()["rows"]) == outside
     live.send_part(fake.identifier, {"kind": "nodes", "frame": "f", "index": 1}, eye.seen.put)
     nodes = eye.next()
     assert (nodes["kind"], nodes["frame"], nodes["index"]) == ("nodes", "f", 1)

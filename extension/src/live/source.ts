@@ -1,6 +1,6 @@
 /** A report that changes: set from a notebook's output, from a kernel's messages, or from a widget's traits. */
 
-import { readGraph, readNodes, readReport, readVerification } from '../model/report';
+import { readGraph, readNodes, readOutside, readReport, readVerification } from '../model/report';
 import type { Graph, Node, Reading, Report } from '../model/report';
 import type { Source } from '../source';
 
@@ -9,7 +9,7 @@ export type Message =
   | { readonly kind: 'report'; readonly report: unknown; readonly figure: string | null }
   | { readonly kind: 'graph'; readonly frame: string; readonly graph: unknown }
   | { readonly kind: 'nodes'; readonly frame: string; readonly index: number; readonly nodes: unknown }
-  | { readonly kind: 'verification'; readonly rows: unknown }
+  | { readonly kind: 'verification' | 'outside'; readonly rows: unknown }
   | { readonly kind: 'unknown' }
   | { readonly kind: 'progress'; readonly text: string }
   | { readonly kind: 'error'; readonly message: string };
@@ -29,7 +29,8 @@ export function readMessage(data: unknown): Message | null {
     case 'nodes':
       return { kind: 'nodes', frame: words(fields['frame']), index: Number(fields['index']), nodes: fields['nodes'] };
     case 'verification':
-      return { kind: 'verification', rows: fields['rows'] };
+    case 'outside':
+      return { kind: fields['kind'], rows: fields['rows'] };
     case 'unknown':
       return { kind: 'unknown' };
     case 'progress':
@@ -45,7 +46,7 @@ export function readMessage(data: unknown): Message | null {
 export type Request =
   | { readonly kind: 'measure' }
   | { readonly kind: 'graph' | 'nodes'; readonly frame: string; readonly index: number }
-  | { readonly kind: 'verification' };
+  | { readonly kind: 'verification' | 'outside' };
 
 interface State {
   readonly reading: Reading;
@@ -124,8 +125,8 @@ export class ReportSource implements Source {
     return known ?? null;
   }
 
-  askVerification(): void {
-    this.askOnce({ kind: 'verification' });
+  askRows(kind: 'verification' | 'outside'): void {
+    this.askOnce({ kind });
   }
 
   private askOnce(request: Request): void {
@@ -178,6 +179,9 @@ export class ReportSource implements Source {
         break;
       case 'verification':
         this.complete(() => ({ verification_rows: readVerification(message.rows) }));
+        break;
+      case 'outside':
+        this.complete(({ cell }) => (cell === null ? {} : { cell: { ...cell, mutated_outside: readOutside(message.rows) } }));
         break;
       case 'report':
         this.update({

@@ -352,6 +352,11 @@ export function readNodes(value: unknown): readonly Node[] {
   return list(node)(value, '$', { note: () => undefined });
 }
 
+/** Read rows about what changed outside of the graphs that a kernel sent by themselves. */
+export function readOutside(value: unknown): readonly Input[] {
+  return list(input)(value, '$', { note: () => undefined });
+}
+
 /** Read rows of a verification that a kernel sent by themselves. */
 export function readVerification(value: unknown): readonly VerificationRow[] {
   return list(verification)(value, '$', { note: () => undefined });

@@ -267,7 +267,8 @@ class Table<T> {
         const lengths = this.all.map(row => this.textsOf(row)[place]?.length ?? 0).sort((a, b) => a - b);
         const usual = lengths[Math.floor(0.9 * lengths.length)] ?? 0;
         // Letters are narrower than the digits that `ch` measures, and may stand in a mark.
-        inside.style.width = `${column.kind === 'code' ? usual : 0.85 * usual + (column.kind === 'number' ? 0.5 : 2)}ch`;
+        const letters = column.kind === 'code' ? usual : 0.85 * usual + (column.kind === 'number' ? 0.5 : 2);
+        inside.style.width = column.kind === 'code' ? `min(${letters}ch, 18cqi)` : `${letters}ch`;
       }
       return h('td', { class: kindClass(column) }, inside);
     });

@@ -383,9 +383,12 @@ class View implements Disposable {
   }
 
   /** Ask the kernel for what was cut from the part that is looked at. */
-  private askForMore({ report, chosen }: Context): void {
+  private askForMore({ report, head, chosen }: Context): void {
     if (this.tab === 'verification' && (report.summary?.compared ?? 0) > report.verification_rows.length) {
-      this.source.askVerification();
+      this.source.askRows('verification');
+    }
+    if (this.tab === 'inputs' && report.cell !== null && head.outside > report.cell.mutated_outside.length) {
+      this.source.askRows('outside');
     }
     if (!WHOLE_GRAPHS.has(this.tab)) {
       return;
