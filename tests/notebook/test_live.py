@@ -468,7 +468,7 @@ def test_a_comm_gets_the_report_at_once(kernel: Kernel, known: str) -> None:
 
 
 def test_parts_of_a_report_come_as_a_whole(fake: Fake) -> None:
-    """What the report's message is cut by, a front end gets by asking: a graph, the verification, what changed outside."""
+    """What the report's message is cut by, a front end asks for: a graph, the verification, what changed outside."""
     guards = tuple(Guard(kind="size", subject=f"x{i}", sentence="x" * 200) for i in range(5000))
     node = Node(stage="trace", part="joint", name="mul", op="call_function", target="mul", phase="forward")
     graph = Graph(index=1, entry=7, status="compiled", guards=guards, nodes=(node,))

@@ -65,8 +65,16 @@ export function userNames({ graph }: Entry): ReadonlyMap<string, string> {
   return new Map(graph.placeholders.map(each => [each.name, each.user_name]));
 }
 
+/** So many letters of a long name are always seen. */
+const END = 14;
+
 /** A name in the code of a graph, or what the user calls it. */
 export function yours(entry: Entry | null, name: string): Child {
   const known = entry?.graph.placeholders.find(each => each.name === name);
-  return known === undefined ? name : h('span', { class: 'al-yours', title: `${known.user_name}\n${name} in the code` }, known.user_name);
+  if (known === undefined) {
+    return name;
+  }
+  // Where there is little room its end is seen: that of a parameter's name says most.
+  const [begin, end] = [known.user_name.slice(0, -END), known.user_name.slice(-END)];
+  return h('span', { class: 'al-yours', title: `${known.user_name}\n${name} in the code` }, h('span', {}, begin), end);
 }
