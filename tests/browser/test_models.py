@@ -14,6 +14,7 @@ import torch
 from aotlab.report.text import amount, data_size
 from tests.browser.drawn import DRAWN, TABS, beyond, compared, expected, expected_spans, panel, spans, tables, totals
 from tests.browser.lab import THEMES, Lab, Shared, write_notebook
+from tests.browser.looks import hard_to_read
 from tests.browser.reference import Reference, reference
 
 pytest.importorskip("transformers")
@@ -314,8 +315,8 @@ def test_values_are_those_of_a_plain_run(shown: Shown, plain: Plain) -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("theme", THEMES)
-def test_nothing_is_cut_at_the_right(shown: Shown, width: int, theme: str) -> None:
-    """In every tab all lies within the report; in a narrow window, of which files take a part, tables may scroll."""
+def test_all_can_be_seen(shown: Shown, width: int, theme: str) -> None:
+    """In every tab all lies within the report, and the cell can be read; beside files, narrow tables may scroll."""
     lab = shown.lab
     lab.page.set_viewport_size({"width": width, "height": 1000})
     lab.theme(theme)
@@ -325,6 +326,7 @@ def test_nothing_is_cut_at_the_right(shown: Shown, width: int, theme: str) -> No
         for tab in TABS:
             panel(report, tab)
             found = [each for each in beyond(report) if width == max(WIDTHS) or not each.startswith("scrolls")]
+            found += hard_to_read(report) if tab == "overview" else []
             cut += [f"{name}, {tab}: {each}" for each in found]
             lab.shoot(f"models-{name}-{width}-{theme.split()[-1].lower()}-{tab}", report)
     lab.page.set_viewport_size({"width": 1400, "height": 1000})
