@@ -344,7 +344,7 @@ test('timings stand beside eager, with the ratios, and what is noise says so fir
   ]);
   assert.deepEqual(rows, [
     ['eager', '2.00 µs', ''],
-    ['aotlab', '1.00 µs', 'noise: 0.50× eager (0.25–1.50); 0.75× torch.compile (0.70–0.80)']
+    ['aotlab', '1.00 µs', 'noise: 0.50× eager (0.25–1.50)0.75× torch.compile (0.70–0.80)']
   ]);
   assert.equal(text('table[data-table=timings] small'), '9 repeats, the same code against itself 1.01×');
   assert.equal(text('table[data-table=timings] [data-noise]'), 'Noise: it changed.');

@@ -123,6 +123,6 @@ function bar(row: TimingRow, scale: number): HTMLElement {
     h('th', { scope: 'row', 'data-column': 'engine' }, row.engine),
     h('td', { class: 'al-bar-cell' }, h('span', { class: 'al-track' }, length, whisker)),
     h('td', { class: 'al-number', 'data-column': 'median_ns' }, duration(row.median_ns)),
-    h('td', { class: 'al-soft', 'data-column': 'ratio' }, ratios.join('; '))
+    h('td', { class: 'al-soft', 'data-column': 'ratio' }, ...ratios.map(each => h('div', {}, each)))
   );
 }
