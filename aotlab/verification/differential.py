@@ -260,7 +260,7 @@ def compare(
 
     expected = run(reference)
     actual = run(candidate)
-    higher = _Higher(run, reference, yardstick) if yardstick is not None and tolerance == "close" else None
+    higher = Higher(run, reference, yardstick) if yardstick is not None and tolerance == "close" else None
     rows: list[Comparison] = []
     for index, (left, right) in enumerate(zip(expected, actual, strict=True)):
         appeal = higher.appeal(index) if higher is not None else None
@@ -528,7 +528,7 @@ class _Page:
         return str(offset)
 
 
-class _Higher:
+class Higher:
     """The float64 run and the yardstick's, made only when a value is not close enough at once."""
 
     def __init__(
