@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from aotlab import _torch as internals
 from aotlab.notebook.classify import PLAIN_METHODS, PLAIN_TORCH, PURE_BUILTINS
+from aotlab.notebook.names import named_tensors
 from aotlab.verification import Comparison, Observation, eager, judge
 from aotlab.verification.clones import State, random_state_restored
 from aotlab.verification.differential import Candidate, Higher
@@ -32,17 +33,7 @@ _PLAIN = (
     bool, int, float, complex, str, bytes, range, slice, type(None), type(...), torch.dtype, torch.device,
     torch.layout, torch.memory_format, torch.Size,
 )  # fmt: skip
-_BUILTINS = PURE_BUILTINS | {
-    "NotImplemented",
-    "all",
-    "any",
-    "callable",
-    "complex",
-    "isinstance",
-    "pow",
-    "super",
-    "type",
-}
+_BUILTINS = PURE_BUILTINS | {"NotImplemented", "all", "any", "callable", "isinstance", "pow", "super", "type"}
 #: Attributes that code may ask for, of whatever it is; all others must belong to what it reads, and are looked into.
 _SAFE = frozenset({"__class__", "graph_break"}).union(
     *map(dir, (Tensor, torch, nn, nn.functional, torch.linalg, torch.fft, torch.special, torch.func, torch.amp, math)),
@@ -79,8 +70,10 @@ class _SeenError(Exception):
 class _Reader:
     """Finds all that some code reads, and raises if it may do anything by which it shows that it ran twice."""
 
-    def __init__(self, namespace: Mapping[str, Any]) -> None:
+    def __init__(self, namespace: dict[str, Any], bound: Sequence[str]) -> None:
         self.namespace = namespace
+        self._bound = bound
+        self._present = named_tensors(namespace)
         self.read: dict[str, Any] = {}
         self.tensors: dict[int, tuple[str, Tensor]] = {}
         self.functions: dict[str, types.FunctionType] = {}
@@ -132,7 +125,11 @@ class _Reader:
             safe = package in ("torch", "math")
         elif isinstance(value, type):
             safe = package == "torch" or issubclass(value, BaseException) or value.__module__ == "builtins"
-        elif isinstance(value, types.FunctionType | types.MethodType):
+        elif isinstance(value, types.MethodType):
+            self.value(value.__self__, name, own=own)
+            self.value(value.__func__, "", own=False)
+            return
+        elif isinstance(value, types.FunctionType):
             self.function(value)
             return
         else:
@@ -144,12 +141,8 @@ class _Reader:
         if not safe:
             raise _SeenError
 
-    def function(self, function: types.FunctionType | types.MethodType) -> None:
+    def function(self, function: types.FunctionType) -> None:
         """Look at a function that the code may call; the notebook's own will run with copies of what it reads."""
-        if isinstance(function, types.MethodType):
-            self.value(function.__self__, "self", own=True)
-            self.value(function.__func__, "", own=False)
-            return
         if _package(function) == "torch":
             return
         inner = vars(function).get("_torchdynamo_inline", function)  # of one that a cell has compiled
@@ -171,7 +164,7 @@ class _Reader:
             if own:
                 self.read[name] = known[name]
             self.value(known[name], name, own=own)
-        elif name not in _BUILTINS:
+        elif name not in _BUILTINS and not (own and name in self._bound):
             kind = vars(builtins).get(name)
             if not (isinstance(kind, type) and issubclass(kind, BaseException)):
                 raise _SeenError
@@ -203,7 +196,7 @@ class _Reader:
     def _tensor(self, tensor: Tensor, name: str) -> None:
         if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout != torch.strided or tensor.is_inference():
             raise _SeenError
-        self.tensors[id(tensor)] = (name, tensor)
+        self.tensors[id(tensor)] = self._present.get(id(tensor), (name, tensor))
         if tensor.is_leaf and tensor.grad is not None:
             self.value(tensor.grad, f"{name}.grad", own=True)
 
@@ -239,9 +232,8 @@ class _Reader:
         self.undoable = self.undoable and name not in _MUTATORS
         held = name in _SAFE
         for owner in list(self._owners):
-            if isinstance(owner, nn.Module) and any(
-                name in vars(owner)[each] for each in internals.MODULE_DICTIONARIES
-            ):
+            held_by = internals.MODULE_DICTIONARIES if isinstance(owner, nn.Module) else ()
+            if any(name in vars(owner)[each] for each in held_by):
                 held = True
                 continue
             found = inspect.getattr_static(owner, name, _MISSING)
@@ -275,17 +267,20 @@ class Rehearsal:
         kwargs: Mapping[str, Any],
         bound: Sequence[str],
         *,
+        grad_mode: bool,
         exact: bool,
     ) -> None:
         self.undoable = reader.undoable
         self._function = function
         self._functions = reader.functions
         self._bound = bound
-        own = {name: each for name, each in reader.read.items() if not isinstance(each, types.FunctionType)}
+        kept = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
+        own = {name: each for name, each in reader.read.items() if not isinstance(each, kept)}
         self._given = _Given(list(reader.tensors.values()), own, tuple(args), dict(kwargs))
         self._namespace = reader.namespace
         self._versions = self._given.versions()
         self._exact = exact
+        self._grad_mode = grad_mode
         self._random = torch.get_rng_state()
         # Values that are not close at once are decided by more runs, from what was there before.
         self._before = None if exact else self._given.copied()
@@ -296,8 +291,7 @@ class Rehearsal:
         found = self._state(result, self._namespace, self._given, self._versions)
         appeal = None
         if self._before is not None:
-            before = self._before
-            appeal = Higher(lambda make, dtype=None: [self._run(make, before, dtype)], eager, _stock).appeal(0)
+            appeal = Higher(self._again, eager, _stock).appeal(0)
         rows = judge(self._expected, found, tolerance="exact" if self._exact else "close", appeal=appeal)
         told = {each.name for each in found.tensors if each.role == "output" or each.version_moved}
         told |= {each.name for each in found.leaves}
@@ -309,6 +303,10 @@ class Rehearsal:
                 kept.setdefault((row.kind, row.subject, row.equal), row)
         return tuple(kept.values())
 
+    def _again(self, make: Candidate, dtype: torch.dtype | None = None) -> list[Observation]:
+        assert self._before is not None
+        return [self._run(make, self._before, dtype)]
+
     def _run(self, make: Candidate, given: _Given, dtype: torch.dtype | None = None) -> Observation:
         copied = given.copied(dtype)
         namespace = {**self._namespace, **copied.read}
@@ -318,14 +316,10 @@ class Rehearsal:
         if function.__globals__ is self._namespace:
             function = _with_globals(function, namespace)
         versions = copied.versions()
-        grad_mode = torch.is_grad_enabled()
-        try:
-            with random_state_restored():
-                torch.set_rng_state(self._random)
-                result = make(function)(*copied.args, **copied.kwargs)
-                return self._state(result, namespace, copied, versions)
-        finally:
-            torch.set_grad_enabled(grad_mode)
+        with random_state_restored(), torch.set_grad_enabled(self._grad_mode):
+            torch.set_rng_state(self._random)
+            result = make(function)(*copied.args, **copied.kwargs)
+            return self._state(result, namespace, copied, versions)
 
     def _state(
         self, result: Any, namespace: Mapping[str, Any], given: _Given, versions: Mapping[int, int | None]
@@ -365,6 +359,7 @@ def rehearse(
     kwargs: Mapping[str, Any] | None = None,
     *,
     bound: Sequence[str] = (),
+    grad_mode: bool,
     exact: bool,
 ) -> Rehearsal | None:
     """Run the Python of a stretch on copies of what it reads; None where running it twice could be seen.
@@ -377,10 +372,12 @@ def rehearse(
         The notebook's variables.
     bound
         The variables that it binds.
+    grad_mode
+        Whether grad mode was on when the stretch began.
     exact
         Whether values have to be equal bit for bit.
     """
-    reader = _Reader(namespace)
+    reader = _Reader(namespace, bound)
     given = dict(kwargs or {})
     own = function.__globals__ is namespace
     try:
@@ -392,7 +389,7 @@ def rehearse(
         reader.fixed(function)
         reader.code(function.__code__, function.__globals__, own=own, stores=bool(bound))
         reader.finish()
-        return Rehearsal(reader, function, args, given, bound, exact=exact)
+        return Rehearsal(reader, function, args, given, bound, grad_mode=grad_mode, exact=exact)
     except Exception:  # noqa: BLE001  # what cannot be copied, or not be run on copies, is compared with the graph only
         return None
 

@@ -544,6 +544,8 @@ class Higher:
         self._failed = False
 
     def appeal(self, index: int) -> Appeal:
+        """Return what decides about the values of one call."""
+
         def decide(key: str, _expected: torch.Tensor, actual: torch.Tensor) -> bool:
             if self._runs is None and not self._failed:
                 try:
