@@ -59,6 +59,7 @@ _OF_MODULES = frozenset(vars(nn.Module()))
 _MUTATORS = frozenset((
     "add", "append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault", "sort", "update",
 ))  # fmt: skip
+_NOTE = "__slotnames__"
 _MOST = 10_000
 _MISSING = object()
 
@@ -78,15 +79,15 @@ class _Reader:
         self.tensors: dict[int, tuple[str, Tensor]] = {}
         self.functions: dict[str, types.FunctionType] = {}
         self.undoable = True
-        self._owners: list[object] = []
+        self.owners: list[object] = []
         self._names: dict[str, None] = {}
         self._done: dict[int, object] = {}
 
     def finish(self) -> None:
         """Look at the names of attributes and methods, which any of the objects may have."""
         seen = (-1, -1)
-        while seen != (len(self._names), len(self._owners)):
-            seen = (len(self._names), len(self._owners))
+        while seen != (len(self._names), len(self.owners)):
+            seen = (len(self._names), len(self.owners))
             for name in list(self._names):
                 self._attribute(name)
 
@@ -186,7 +187,7 @@ class _Reader:
             raise _SeenError
         elif isinstance(value, torch.optim.Optimizer):
             self.undoable = False
-            self._owners.append(value)
+            self.owners.append(value)
             self._class(kind)
             self.value([group["params"] for group in value.param_groups], name, own=True)
             self.value(list(value.state.values()), f"{name}.state", own=True)
@@ -205,7 +206,7 @@ class _Reader:
         if not module and _package(value) == "torch":
             raise _SeenError
         self.undoable = self.undoable and module
-        self._owners.append(value)
+        self.owners.append(value)
         self._class(type(value))
         held = vars(value).items()
         if module:
@@ -231,7 +232,7 @@ class _Reader:
             raise _SeenError
         self.undoable = self.undoable and name not in _MUTATORS
         held = name in _SAFE
-        for owner in list(self._owners):
+        for owner in list(self.owners):
             held_by = internals.MODULE_DICTIONARIES if isinstance(owner, nn.Module) else ()
             if any(name in vars(owner)[each] for each in held_by):
                 held = True
@@ -276,7 +277,8 @@ class Rehearsal:
         self._bound = bound
         kept = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
         own = {name: each for name, each in reader.read.items() if not isinstance(each, kept)}
-        self._given = _Given(list(reader.tensors.values()), own, tuple(args), dict(kwargs))
+        kinds = tuple({type(each): None for each in reader.owners})
+        self._given = _Given(list(reader.tensors.values()), own, tuple(args), dict(kwargs), kinds)
         self._namespace = reader.namespace
         self._versions = self._given.versions()
         self._exact = exact
@@ -337,6 +339,7 @@ class _Given:
     read: dict[str, Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    kinds: tuple[type, ...]
 
     def versions(self) -> dict[int, int | None]:
         """Return how often each tensor was written, by its `id`."""
@@ -349,7 +352,16 @@ class _Given:
         for (name, each), (_, copy) in zip(self.tensors, tensors, strict=True):
             if each.is_leaf and each.grad is not None:
                 copy.grad = state.tensor(each.grad, f"{name}.grad")
-        return _Given(tensors, *state.copy((self.read, self.args, self.kwargs)))
+            if not each.is_leaf and each.retains_grad:
+                copy.retain_grad()
+        # Copying an object leaves a note in its class.
+        new = [kind for kind in self.kinds if _NOTE not in vars(kind)]
+        try:
+            return _Given(tensors, *state.copy((self.read, self.args, self.kwargs)), self.kinds)
+        finally:
+            for kind in new:
+                if _NOTE in vars(kind):
+                    delattr(kind, _NOTE)
 
 
 def rehearse(
