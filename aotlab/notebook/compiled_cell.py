@@ -770,6 +770,11 @@ class CompiledCell(Views):
         for each in self.code.python:
             if not self._is_function(each):
                 parts.append(_python_part(each, self._finished_lines, captured))
+        ranks = ("nothing", "graph", "python")
+        for index, called in enumerate(parts):  # a function's lines, which others call, were compared as these were
+            callers = {one.compared for one in parts if one.compared and set(one.frames) & set(called.frames)}
+            if called.how == "compiled" and not called.compared and callers:
+                parts[index] = replace(called, compared=min(callers, key=ranks.index))
         return _merged(sorted(parts, key=lambda part: (part.first_line, part.last_line)))
 
     def _captured_lines(self, frames: Sequence[Frame]) -> dict[int, set[str]]:

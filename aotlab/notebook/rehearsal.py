@@ -357,7 +357,8 @@ class _Given:
         # Copying an object leaves a note in its class.
         new = [kind for kind in self.kinds if _NOTE not in vars(kind)]
         try:
-            return _Given(tensors, *state.copy((self.read, self.args, self.kwargs)), self.kinds)
+            read, args, kwargs = state.copy((self.read, self.args, self.kwargs))
+            return _Given(tensors, read, args, kwargs, self.kinds)
         finally:
             for kind in new:
                 if _NOTE in vars(kind):

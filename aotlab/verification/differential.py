@@ -55,7 +55,8 @@ class Comparison:
     """One observable, compared.
 
     ``kind`` is what was compared (``"value"``, ``"stride"``, …), ``subject`` of what (``"out[0]"``); ``call`` counts
-    from 1. ``sentence`` says what differs, and is empty if ``equal``.
+    from 1. ``sentence`` says what differs, and is empty if ``equal``. ``against`` says with what: ``"python"``, the
+    function's own code, run eagerly.
     """
 
     call: int
@@ -65,6 +66,7 @@ class Comparison:
     actual: str
     equal: bool
     sentence: str = ""
+    against: str = "python"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +94,15 @@ class Verification:
         Why the engine refused the function, as a sentence; None if it did not.
     ran_eagerly
         How many calls the engine ran eagerly instead of compiling them: those agree, but say nothing about it.
+    against
+        With what it was compared: ``"python"``, the function's own code, run eagerly on copies.
     """
 
     subject: str
     comparisons: tuple[Comparison, ...]
     refused: str | None = None
     ran_eagerly: int = 0
+    against: str = "python"
 
     @property
     def ok(self) -> bool:
@@ -132,9 +137,9 @@ class Verification:
 
     def __repr__(self) -> str:
         count = len(self.comparisons)
-        text = f"all {count} observables equal"
+        text = f"all {count} observables equal to those of its Python, run eagerly"
         if not self.ok:
-            text = f"{len(self.differences)} of {count} observables differ; {self.first}"
+            text = f"{len(self.differences)} of {count} observables differ from its Python, run eagerly; {self.first}"
         if self.ran_eagerly:
             text += f"; {self.ran_eagerly} calls were not compiled and ran eagerly"
         return f"Verification of {self.subject}: {text}"
