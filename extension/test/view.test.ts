@@ -149,7 +149,12 @@ test('the page says which lines were compared with what', () => {
     tab(name);
     assert.ok(all(`[data-panel=${name}] p.al-soft`).some(each => each.textContent === sentence), name);
   }
-  show({ ...report, cell: { ...cell, parts: [{ ...part(2, 'python'), compared: undefined }] } });
+});
+
+test('an older report does not tell what its lines were compared with', () => {
+  const report = sample();
+  const parts = [{ first_line: 2, last_line: 2, how: 'compiled' }];
+  show({ ...report, cell: { ...(report['cell'] as Json), parts } });
   assert.equal(all('p.al-soft').some(each => each.textContent?.includes('compared with')), false);
 });
 
