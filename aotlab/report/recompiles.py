@@ -56,6 +56,7 @@ _OF_TENSORS = {
     "rank": ("{}.dim()", "pass tensors of the same number of dimensions"),
     "dtype": ("{}.dtype", "convert to one dtype before"),
     "requires_grad": ("{}.requires_grad", _TWO_STATES),
+    "is_leaf": ("{}.is_leaf", "each of the two is compiled once; detach() results before to pass leaves only"),
     "device index": ("{}.device", "keep to one device"),
 }
 
@@ -94,6 +95,8 @@ def _of_a_sentence(sentence: str) -> Miss:
         suggestion = _OF_TENSORS[what][1] if what in _OF_TENSORS else "" if what else _PASS_A_TENSOR
     if after in ("True", "False") and not what:
         suggestion = _TWO_STATES
+    if "left out" in (after, before.removeprefix("it to be ")):
+        suggestion = "give it in each call, or in none"
     return Miss(subject=subject, before=before, after=after, sentence=sentence, suggestion=suggestion)
 
 
