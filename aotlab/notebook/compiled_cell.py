@@ -53,7 +53,7 @@ from aotlab.report.model import (
     Storage,
     TimingRow,
 )
-from aotlab.report.text import lines_of, why_dynamo_stopped
+from aotlab.report.text import is_of_cell, lines_of, why_dynamo_stopped
 from aotlab.report.verdict import DIFFERS
 from aotlab.report.views import Views
 from aotlab.verification import Comparison
@@ -108,7 +108,7 @@ class CellRecording(Recording):
         lines += [(function_of(each.name), each.lineno or 0) for each in event.stack if each.filename == self._file]
         # The frame that ran, and perhaps its rest after an earlier break, in which the line is the later one.
         line = next((line for name, line in reversed(lines) if name == lines[0][0]), None)
-        own = row.line is not None and row.line.file == self._file
+        own = row.line is not None and is_of_cell(row.line, self._file)
         return replace(row, cell_line=line, where=f"line {row.line.line}" if own and row.line else row.where)
 
 
@@ -783,7 +783,7 @@ class CompiledCell(Views):
         for frame in frames:
             for graph in frame.graphs:
                 for node in graph.nodes if graph.status == "compiled" else ():
-                    if node.line is not None and node.line.file == self.file:
+                    if node.line is not None and is_of_cell(node.line, self.file):
                         found.setdefault(node.line.line, set()).add(frame.name)
         return found
 

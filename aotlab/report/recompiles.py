@@ -18,7 +18,7 @@ import torch
 from aotlab import observe
 from aotlab.errors import UserLine
 from aotlab.report.model import Miss
-from aotlab.report.text import plain_names
+from aotlab.report.text import in_cell, plain_names
 
 #: A sentence of the direct frontend's.
 _OURS = re.compile(r"^`(.+?)` (?:is|has ([a-z_]+)) ?=?(?:on )?(.+) where the compiled entry expects (.+)$")
@@ -123,7 +123,7 @@ def _apart(text: str, file: str) -> tuple[str, UserLine | None]:
     if found is None:
         return first, None
     named = file if file.endswith(found[3]) else found[3]
-    return found[1], UserLine(file=named, line=int(found[4]), function=found[5], code=found[2].strip())
+    return found[1], in_cell(UserLine(file=named, line=int(found[4]), function=found[5], code=found[2].strip()))
 
 
 def _read(text: str, scope: Mapping[str, Any]) -> _Guard:
