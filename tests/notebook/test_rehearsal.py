@@ -22,6 +22,7 @@ from aotlab.report.html import fragment
 from aotlab.report.verdict import compared_sentence
 
 SETUP = """
+import numpy
 import torch
 from torch import nn
 x = torch.arange(12.0).view(3, 4)
@@ -60,6 +61,11 @@ class Kept(Net):
         seen.append(t)
         return super().forward(t)
 
+class Note:
+    def write(self, t):
+        print("note")
+
+note, logger = Note(), __import__("logging").getLogger("t")
 net, noisy, kept = Net(), Loud(), Kept()
 opt = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
 hooked = Net()
@@ -116,9 +122,10 @@ def test_a_capture_that_is_not_what_python_does_is_found_and_not_used(
 ) -> None:
     """The compiled graph is equal to the captured one; only Python tells that both are wrong, and its result counts."""
     captures_two(monkeypatch)
-    report = run(shell, "x.add_(1)\ny = x * 3")
+    shell.user_ns["y"] = torch.full((4,), 5.0)
+    report = run(shell, "x.add_(1)\ny = x * y")
     assert shell.user_ns["x"][0, 0] == 1
-    assert shell.user_ns["y"][0, 0] == 3
+    assert shell.user_ns["y"][0, 0] == 5
     different = [row for row in report.verification_rows if not row.equal]
     assert different
     assert {row.against for row in different} == {"python"}
@@ -198,18 +205,38 @@ def test_what_is_rounded_otherwise_is_no_difference(shell: Any) -> None:
     assert "python" in compared(report).values()
 
 
+def rehearsed(shell: Any, text: str, head: str = "t") -> object:
+    """Rehearse a function that returns what ``text`` is."""
+    namespace = shell.user_ns
+    exec(f"def outside({head}):\n    return {text}", namespace)
+    function = namespace.pop("outside")
+    return rehearse(function, namespace, (torch.ones(4, 4, requires_grad=True),), grad_mode=True, exact=True)
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "head"),
     [
-        "print(t)", "next(iter([t]))", "open('f')", "t.backward()", "torch.manual_seed(0)", "torch.save(t, 'f')",
-        "seen.append(t)", "loud(t)", "kept(t)", "globals()", "later(t)", "Net()", "t.register_hook(print)",
+        ("print(t)", "t"), ("t + len(input())", "t"), ("[open('/dev/null'), t]", "t"), ("globals()", "t"),
+        ("t.sum().backward()", "t"), ("torch.manual_seed(0)", "t"), ("torch.set_grad_enabled(True)", "t"),
+        ("t.register_hook(len)", "t"), ("logger.warning('t')", "t"), ("note.write(t)", "t"),
+        ("torch.sys.stdout.write('t')", "t"), ("seen.append(t)", "t, seen=seen"), ("loud(t)", "t"),
+        ("noisy(t)", "t"), ("hooked(t)", "t"), ("kept(t)", "t"), ("(yield t)", "t"), ("Net()", "t"),
+        ("setattr(net, 'a', 1)", "t"), ("numpy.ones(3)", "t"),
     ],
 )  # fmt: skip
-def test_code_that_shows_that_it_runs_twice(shell: Any, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever prints, reads, keeps, draws by a seed or makes objects of the user's is not run on copies."""
-    namespace = shell.user_ns
-    exec(f"def outside(t, seen=seen):\n    return {text}", namespace)
-    function = namespace.pop("outside")
-    assert rehearse(function, namespace, (torch.ones(3),), grad_mode=True, exact=True) is None
-    assert not namespace["seen"]
+def test_code_that_shows_that_it_runs_twice(
+    shell: Any, text: str, head: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever prints, reads, keeps, sets something or makes objects of the user's is not run on copies."""
+    monkeypatch.setattr("builtins.input", lambda: "")
+    capsys.readouterr()
+    assert rehearsed(shell, text, head) is None
+    assert not shell.user_ns["seen"]
     assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["net(t)", "scaled(t)", "counted(t)", "torch.stack([t, t]).sum(0)", "net.norm(t) + w"])
+def test_code_that_does_not(shell: Any, text: str) -> None:
+    """The same with computations of torch's only, and with what is copied."""
+    assert rehearsed(shell, text) is not None
+    assert not shell.user_ns["seen"]

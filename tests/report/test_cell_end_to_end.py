@@ -203,6 +203,8 @@ def test_lines_of_other_cells_name_their_cell(run: Run, shell: Any) -> None:
         assert report.cell is not None
         (part,) = report.cell.parts
         assert part.how == "compiled"
+        report = run("if x.sum() > 0:\n    y = x + 1")
+        assert report.graph_break_rows[0].where == "line 2"
 
 
 def test_where_the_time_of_a_cell_went(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
