@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,14 +11,9 @@ from aotlab.guards.call_state import CallState, TensorFacts, ValueFacts
 from aotlab.guards.values import MISSING, same_value, shown
 
 _FIELD_WORDS = {
-    "dtype": "has dtype {}",
-    "device": "is on {}",
-    "shape": "has shape {}",
-    "stride": "has strides {}",
-    "requires_grad": "has requires_grad={}",
-    "is_leaf": "has is_leaf={}",
-    "is_inference": "has is_inference()={}",
-}
+    "dtype": "has dtype {}", "device": "is on {}", "shape": "has shape {}", "stride": "has strides {}",
+    "requires_grad": "has requires_grad={}", "is_leaf": "has is_leaf={}", "is_inference": "has is_inference()={}",
+}  # fmt: skip
 
 
 def _show(value: Any) -> str:
@@ -57,14 +53,22 @@ def _of_nesting(then: CallState, now: CallState) -> Iterator[str]:
     changed = [name for name in {**before, **after} if (name in before) != (name in after)]
     if changed and all(name.isidentifier() for name in changed):
         for name in changed:
-            had = _said(after[name]) if name in after else "left out"
-            expected = _said(before[name]) if name in before else "it to be left out"
+            left = _default(now, name, given := _said({**before, **after}[name]))
+            had, expected = (given, left or "it to be left out") if name in after else (left or "left out", given)
             yield f"`{name}` is {had} where the compiled entry expects {expected}"
         return
-    expected = f"where the compiled entry expects {then.structure}"
-    if then.structure == now.structure:  # two classes of one name, or keys that look the same
-        expected = "in containers or by keys of another type than expected"
+    same = then.structure == now.structure  # two classes of one name, or keys that look the same
+    of_another_type = "in containers or by keys of another type than expected"
+    expected = of_another_type if same else f"where the compiled entry expects {then.structure}"
     yield f"the arguments are nested as {now.structure} {expected}"
+
+
+def _default(state: CallState, name: str, given: str) -> str:
+    """Write what a parameter is that is left out; nothing if that is not known, or is what the other call gives."""
+    roots = (item.place.owner for item in state.reached if item.inline and item.place.key == "__code__")
+    found = next((inspect.signature(root).parameters.get(name) for root in roots), None)
+    text = given if found is None or found.default is found.empty else shown(found.default)
+    return "" if text == given else text
 
 
 def difference(then: CallState, now: CallState) -> str | None:
@@ -87,11 +91,10 @@ def _of_argument(name: str, before: TensorFacts | ValueFacts, after: TensorFacts
             if not same_value(was, is_now):
                 yield f"`{name}.{key}` is {shown(is_now)} where the compiled entry expects {shown(was)}"
     elif isinstance(before, ValueFacts) and isinstance(after, ValueFacts):
-        if not before.matches(after):
-            if before.value is after.value:
-                yield f"`{name}` has other code than the compiled entry expects"
-            else:
-                yield f"`{name}` is {shown(after.value)} where the compiled entry expects {shown(before.value)}"
+        if not before.matches(after) and before.value is after.value:
+            yield f"`{name}` has other code than the compiled entry expects"
+        elif not before.matches(after):
+            yield f"`{name}` is {shown(after.value)} where the compiled entry expects {shown(before.value)}"
     else:
         yield types
 
@@ -121,9 +124,8 @@ def _of_tensors_together(then: CallState, now: CallState) -> Iterator[str]:
     if then.must_not_overlap and then.overlapping != now.overlapping:
         began = [pair for pair in now.overlapping if pair not in then.overlapping]
         a, b, _ = (began or [pair for pair in then.overlapping if pair not in now.overlapping])[0]
-        verb = "share" if began else "no longer share"
-        if began and any(pair[:2] == (a, b) for pair in then.overlapping):
-            verb = "share another part of their"
+        again = any(pair[:2] == (a, b) for pair in then.overlapping)
+        verb = "no longer share" if not began else "share another part of their" if again else "share"
         yield f"`{now.names[a]}` and `{now.names[b]}` {verb} memory, and the function writes to an input"
     if then.counters != now.counters:  # of an entry that takes no notice, nobody asks for a reason any more
         joined = sorted(set(now.counters) - set(then.counters))

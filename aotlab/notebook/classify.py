@@ -36,16 +36,16 @@ _PLAIN_BUILTINS = frozenset((
     "globals", "hash", "help", "id", "input", "iter", "locals", "next", "open", "print", "quit", "repr",
     "setattr", "vars",
 ))  # fmt: skip
-_PURE_BUILTINS = frozenset((
+PURE_BUILTINS = frozenset((
     "abs", "bool", "dict", "enumerate", "float", "frozenset", "int", "len", "list", "max", "min", "range",
     "reversed", "round", "set", "slice", "sorted", "str", "sum", "tuple", "zip",
 ))  # fmt: skip
-_PLAIN_METHODS = frozenset((
+PLAIN_METHODS = frozenset((
     "__setattr__", "apply_", "backward", "cuda", "data_ptr", "eval", "item", "load_state_dict", "manual_seed",
     "map_", "numpy", "requires_grad", "requires_grad_", "retain_grad", "seed", "share_memory_", "state_dict",
     "storage", "tolist", "train", "untyped_storage", "zero_grad",
 ))  # fmt: skip
-_PLAIN_TORCH = frozenset((
+PLAIN_TORCH = frozenset((
     "compile", "from_numpy", "grad", "load", "save", "seed",
 ))  # fmt: skip
 _PLAIN_TARGETS = frozenset({"data", "grad", "requires_grad"})
@@ -167,7 +167,7 @@ class Scope:
                 return self.kinds[node.id] == "unknown"
             return not _is_plain(self.value(node))
         if isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Name) and node.func.id in _PURE_BUILTINS:
+            if isinstance(node.func, ast.Name) and node.func.id in PURE_BUILTINS:
                 if self.value(node.func) is not vars(builtins)[node.func.id]:
                     return True
                 return any(self.tensorish(each) for each in (*node.args, *node.keywords))
@@ -290,7 +290,7 @@ class Scope:
         return value if type(value) is int else None
 
     def _consumes(self, function: ast.expr) -> bool:
-        return isinstance(function, ast.Name) and function.id in _PURE_BUILTINS | {"any", "all"}
+        return isinstance(function, ast.Name) and function.id in PURE_BUILTINS | {"any", "all"}
 
     def _call(self, node: ast.Call) -> Iterator[str]:
         function = node.func
@@ -314,9 +314,9 @@ class Scope:
         owner = self.value(function.value)
         name = function.attr
         if isinstance(owner, types.ModuleType) and _package_of(owner.__name__) == "torch":
-            if name in _PLAIN_TORCH or name.startswith(("set_", "manual_seed", "use_")):
+            if name in PLAIN_TORCH or name.startswith(("set_", "manual_seed", "use_")):
                 yield f"calls {ast.unparse(function)}"
-        elif name in _PLAIN_METHODS or name.startswith("register_"):
+        elif name in PLAIN_METHODS or name.startswith("register_"):
             yield f"calls .{name}()"
         elif name == "step" and isinstance(owner, torch.optim.lr_scheduler.LRScheduler):
             yield "steps a scheduler"

@@ -9,7 +9,7 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,11 +29,12 @@ from aotlab.notebook import measure as timing
 from aotlab.notebook.cell import CellCode, PythonLines, RegionCode
 from aotlab.notebook.classify import LEFT_OUT
 from aotlab.notebook.functions import compiled_function
-from aotlab.notebook.graphs import CapturedGraph, RunInstead, dynamo_callable, title_of
+from aotlab.notebook.graphs import CapturedGraph, RunInstead, calling_code, dynamo_callable, title_of
 from aotlab.notebook.names import Watch, WatchedArgument, named_tensors
 from aotlab.notebook.options import Options
 from aotlab.notebook.playground import Playground
 from aotlab.notebook.quiet import quiet_dynamo
+from aotlab.notebook.rehearsal import Rehearsal, rehearse
 from aotlab.notebook.shown import Shown
 from aotlab.notebook.tracebacks import cleaned, line_in, walk
 from aotlab.notebook.traced import TracedFunction
@@ -52,7 +53,8 @@ from aotlab.report.model import (
     Storage,
     TimingRow,
 )
-from aotlab.report.text import why_dynamo_stopped
+from aotlab.report.text import is_of_cell, lines_of, why_dynamo_stopped
+from aotlab.report.verdict import DIFFERS
 from aotlab.report.views import Views
 from aotlab.verification import Comparison
 
@@ -106,7 +108,7 @@ class CellRecording(Recording):
         lines += [(function_of(each.name), each.lineno or 0) for each in event.stack if each.filename == self._file]
         # The frame that ran, and perhaps its rest after an earlier break, in which the line is the later one.
         line = next((line for name, line in reversed(lines) if name == lines[0][0]), None)
-        own = row.line is not None and row.line.file == self._file
+        own = row.line is not None and is_of_cell(row.line, self._file)
         return replace(row, cell_line=line, where=f"line {row.line.line}" if own and row.line else row.where)
 
 
@@ -126,6 +128,28 @@ class _Part:
     replaced: bool = False
     graphs: list[CapturedGraph | TracedFunction] = field(default_factory=list)
     reasons: dict[str, None] = field(default_factory=dict)
+    trial: _Trial | None = None
+    compared: list[tuple[Comparison, ...]] = field(default_factory=list)  # with Python, call by call
+    as_python: set[int] = field(default_factory=set)  # the entries that were
+    differs: str = ""  # how its results are other than Python's: it runs eagerly from then on
+    in_eager: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class _Trial:
+    """One call of a part, which is compared with Python if something new is compiled for it."""
+
+    function: types.FunctionType
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    bound: tuple[str, ...] = ()
+    values: dict[str, Any] = field(default_factory=dict)  # of these names, before
+    served: Mapping[int, int] = field(default_factory=dict)
+    random: Tensor = field(default_factory=torch.get_rng_state)
+    grad_mode: bool = field(default_factory=torch.is_grad_enabled)
+    began: bool = False
+    rehearsal: Rehearsal | None = None
+    entries: set[int] = field(default_factory=set)
 
 
 class CompiledCell(Views):
@@ -323,18 +347,18 @@ class CompiledCell(Views):
             if part.mended:
                 part.mended = False
                 part.reasons.clear()
-            if not config.enabled:
-                part.off = True
+            if not config.enabled or part.differs:
+                part.off, part.in_eager = not config.enabled, True
                 return function()
             if pieces:
                 return piece_by_piece()
             self._names = None
-            before = dict.fromkeys(name for name in region.bound if name in namespace)
-            random = torch.get_rng_state()
-            served = {id(each): each.served for each in part.graphs}
+            before = {name: namespace[name] for name in region.bound if name in namespace}
+            trial = _Trial(function=function, bound=region.bound, values=before)
+            trial.served = served = {id(each): each.served for each in part.graphs}
             refused = False
             try:
-                with self.compiling(part, region.bound):
+                with self.compiling(part, region.bound), self._trying(part, trial):
                     result = compiled()
             except RunInstead as instead:
                 refused = instead.refused
@@ -350,8 +374,10 @@ class CompiledCell(Views):
                 if not undone:
                     cleaned(error, self.file)
                     raise
-                torch.set_rng_state(random)
+                torch.set_rng_state(trial.random)
             else:
+                if self.differs(part, trial, result):
+                    return function()
                 self.settle(part)
                 _in_order(namespace, [name for name in region.bound if name not in before and name in namespace])
                 return result
@@ -382,6 +408,70 @@ class CompiledCell(Views):
             return compiled(*args, **kwargs)
 
         return call
+
+    def trial(
+        self, part: _Part, function: types.FunctionType, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> AbstractContextManager[_Trial]:
+        """Let a call of a function be compared with its Python, in a block, if something new is compiled for it."""
+        served = {id(each): each.served for each in part.graphs}
+        return self._trying(part, _Trial(function=function, args=args, kwargs=kwargs, served=served))
+
+    @contextmanager
+    def _trying(self, part: _Part, trial: _Trial) -> Iterator[_Trial]:
+        outer, part.trial = part.trial, trial  # a function may call itself
+        try:
+            yield trial
+        finally:
+            part.trial = outer
+
+    def _rehearse(self, part: _Part, entry: int) -> None:
+        """Run the Python of what is being called on copies, if nothing of it has happened yet."""
+        trial = part.trial
+        if trial is None:
+            return
+        trial.entries.add(entry)
+        code = calling_code(self.file)
+        own = trial.function.__code__
+        # Dynamo's code for the whole, not for the rest after a break, and not the code itself, left to Python.
+        if trial.began or code is None or code is own or code.co_name != own.co_name:
+            return
+        trial.began = True
+        began = time.perf_counter_ns()
+        trial.rehearsal = rehearse(
+            trial.function,
+            self._playground.namespace,
+            trial.args,
+            trial.kwargs,
+            bound=trial.bound,
+            grad_mode=trial.grad_mode,
+            exact=self._backend.name == "eager",
+        )
+        observe.emit(observe.Spent(kind="verification", duration_ns=time.perf_counter_ns() - began))
+
+    def differs(self, part: _Part, trial: _Trial, result: object) -> bool:
+        """Compare what a call has done with its Python; True if it differs and was taken back, so that eager counts."""
+        if trial.rehearsal is None:
+            return False
+        began = time.perf_counter_ns()
+        rows = trial.rehearsal.compare(result)
+        observe.emit(observe.Spent(kind="verification", duration_ns=time.perf_counter_ns() - began))
+        part.compared.append(rows)
+        first = next((row.sentence for row in rows if not row.equal), None)
+        if first is None:
+            part.as_python |= trial.entries
+            return False
+        part.differs = f"{DIFFERS}: {first}"
+        active = [g for g in part.graphs if isinstance(g, CapturedGraph) and g.served > trial.served.get(id(g), 0)]
+        if not trial.rehearsal.undoable or not all(not g.written() or g.take_back() for g in reversed(active)):
+            self._notes[f"{_named(part)}: {part.differs}; its results could not be taken back, and count"] = None
+            return False
+        for name in trial.bound:
+            self._playground.namespace.pop(name, None)
+        self._playground.namespace.update(trial.values)
+        torch.set_rng_state(trial.random)
+        self.settle(part)
+        part.in_eager = True
+        return True
 
     def settle(self, part: _Part) -> None:
         """Let go of what was kept to take the writes of graphs back: the code around them has run."""
@@ -487,6 +577,7 @@ class CompiledCell(Views):
             verify=self.options.verify,
             cell_file=self.file,
             progress=lambda text: self.say(text),
+            before=lambda entry: self._rehearse(part, entry),
         )
         part.graphs.append(captured)
         return dynamo_callable(captured)
@@ -555,6 +646,10 @@ class CompiledCell(Views):
             frames = tuple([self._frame(frame) for frame in self.recording.frames_without(base, numbers)])
             rows: list[VerificationRow] = []
             notes = dict.fromkeys(base.notes) | self._notes
+            for part in list(self._parts.values()):
+                name = next((graph.name for graph in part.graphs), None)
+                for comparisons in () if part.replaced else part.compared:
+                    rows += _rows_of(comparisons, name, None, str, "python")
             for graph in graphs:
                 rows += self._verification(graph, frames)
                 notes |= {
@@ -623,7 +718,7 @@ class CompiledCell(Views):
             names = self._result_names.get(entry, {})
             made = self._verification_rows.get(entry)
             if made is None or made[0] != (name, index, names):
-                made = (name, index, dict(names)), _rows_of(comparisons, name, index, _renamer(names))
+                made = (name, index, dict(names)), _rows_of(comparisons, name, index, _renamer(names), _against(graph))
                 self._verification_rows[entry] = made
             yield from made[1]
 
@@ -644,7 +739,9 @@ class CompiledCell(Views):
             refused = [refusals[each] for each in names if each in refusals]
             refused += [graph.refused for graph in part.graphs if graph.refused is not None]
             reasons = [each.strip().splitlines()[0] for each in (*refused, *part.reasons) if each.strip()]
-            if part.off:
+            if part.differs and part.in_eager:
+                how, reason, used = "eager", part.differs, ()
+            elif part.off:
                 how, reason = "eager", "aotlab is switched off: aotlab.disable() was called"
             elif part.interrupted and part.calls <= 1:
                 how, reason = "not run", "interrupted while it was being compiled or run"
@@ -653,7 +750,7 @@ class CompiledCell(Views):
             elif not part.calls:
                 how = "not run"
             elif used:
-                how, reason = "compiled", next(iter(reasons), "")
+                how, reason = "compiled", part.differs or next(iter(reasons), "")
             elif reasons:
                 how, reason = "eager", reasons[0]
             elif part.function is not None:
@@ -666,11 +763,18 @@ class CompiledCell(Views):
                     if line < first:  # the cell ended before it
                         last_line = min(last_line, first - 1)
                         parts.append(CellPart(first_line=first, last_line=last, how="not run"))
-            parts.append(CellPart(first_line=part.first_line, last_line=last_line, how=how, frames=used, reason=reason))
+            compared = _compared(part) if how == "compiled" else ""
+            found = CellPart(first_line=part.first_line, last_line=last_line, how=how, frames=used, reason=reason)
+            parts.append(replace(found, compared=compared))
         captured = self._captured_lines(frames)
         for each in self.code.python:
             if not self._is_function(each):
                 parts.append(_python_part(each, self._finished_lines, captured))
+        ranks = ("nothing", "graph", "python")
+        for index, called in enumerate(parts):  # a function's lines, which others call, were compared as these were
+            callers = {one.compared for one in parts if one.compared and set(one.frames) & set(called.frames)}
+            if called.how == "compiled" and not called.compared and callers:
+                parts[index] = replace(called, compared=min(callers, key=ranks.index))
         return _merged(sorted(parts, key=lambda part: (part.first_line, part.last_line)))
 
     def _captured_lines(self, frames: Sequence[Frame]) -> dict[int, set[str]]:
@@ -679,7 +783,7 @@ class CompiledCell(Views):
         for frame in frames:
             for graph in frame.graphs:
                 for node in graph.nodes if graph.status == "compiled" else ():
-                    if node.line is not None and node.line.file == self.file:
+                    if node.line is not None and is_of_cell(node.line, self.file):
                         found.setdefault(node.line.line, set()).add(frame.name)
         return found
 
@@ -688,7 +792,7 @@ class CompiledCell(Views):
 
 
 def _rows_of(
-    comparisons: Sequence[Comparison], frame: str, graph: int | None, rename: Callable[[str], str]
+    comparisons: Sequence[Comparison], frame: str | None, graph: int | None, rename: Callable[[str], str], against: str
 ) -> tuple[VerificationRow, ...]:
     return tuple(
         VerificationRow(
@@ -701,9 +805,30 @@ def _rows_of(
             sentence=rename(row.sentence),
             frame=frame,
             graph=graph,
+            against=against,
         )
         for row in comparisons
     )
+
+
+def _against(graph: CapturedGraph | TracedFunction) -> str:
+    """Say what a graph was compared with: a function that was traced is compared with itself."""
+    return "python" if isinstance(graph, TracedFunction) else "graph"
+
+
+def _compared(part: _Part) -> str:
+    """Say with what all that is compiled of a part was compared: the least that holds for all of its entries."""
+    every = [(graph, entry.number) for graph in part.graphs for entry in graph.compiled.entries]
+    if not every or any(number not in graph.verified for graph, number in every):
+        return "nothing"
+    whole = all(_against(graph) == "python" or number in part.as_python for graph, number in every)
+    return "python" if whole else "graph"
+
+
+def _named(part: _Part) -> str:
+    if part.function is not None:
+        return part.function
+    return lines_of(CellPart(first_line=part.first_line, last_line=part.last_line, how="compiled"))
 
 
 def _differs(graph: CapturedGraph | TracedFunction) -> bool:

@@ -46,12 +46,14 @@ def compiled_function(cell: CompiledCell, name: str, function: object, lines: tu
             call = cell.compile_again(_copied(function), part)
         part.calls += 1
         part.off = not config.enabled
-        if not config.enabled:
+        if part.off or part.differs:
+            part.in_eager = True
             return function(*args, **kwargs)
         watched = [] if is_tracing() else watch_arguments(args, kwargs)  # called by a function that is traced
         try:
-            with cell.compiling(part):
-                return call(*args, **kwargs)
+            with cell.compiling(part), cell.trial(part, function, args, kwargs) as trial:
+                result = call(*args, **kwargs)
+            return function(*args, **kwargs) if cell.differs(part, trial, result) else result
         except RunInstead:
             return function(*args, **kwargs)
         except BaseException as error:

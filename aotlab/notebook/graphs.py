@@ -88,6 +88,8 @@ class CapturedGraph:
         Whether an entry is compared with eager before it is used.
     cell_file
         The file name of the cell's code.
+    before
+        Hears the number of an entry that is about to be compared.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class CapturedGraph:
         verify: bool,
         cell_file: str,
         progress: Callable[[str], None],
+        before: Callable[[int], None],
     ) -> None:
         self.name = name
         graph, self._held = lift(graph)
@@ -119,6 +122,7 @@ class CapturedGraph:
         self._cell_file = cell_file
         self._inputs: tuple[Any, ...] = ()
         self._progress = progress
+        self._before = before
         self._written: dict[int, list[tuple[str, weakref.ref[Tensor]]]] = {}
         self._results: dict[int, list[weakref.ref[Tensor] | None]] = {}
         self._target = NotebookTarget(graph, name, names)
@@ -248,6 +252,7 @@ class CapturedGraph:
         if not self._verify:
             return None
         self._progress(f"{self.name}: comparing with eager")
+        self._before(entry.number)
         missed: list[bool] = []
         exact = self._backend.name == "eager"
         graph = self.graph
@@ -300,15 +305,16 @@ class CapturedGraph:
 
     def _at_the_beginning(self) -> bool:
         """Tell whether Dynamo's code for a whole region is calling, in which nothing has happened before its graph."""
-        frame: types.FrameType | None = sys._getframe(2)
-        while frame is not None:
-            code = frame.f_code
-            if code.co_filename == self._cell_file:
-                return code.co_name == "<module>"
-            if not _is_machinery(frame):
-                return False
-            frame = frame.f_back
-        return False
+        code = calling_code(self._cell_file)
+        return code is not None and code.co_name == "<module>"
+
+
+def calling_code(cell_file: str) -> types.CodeType | None:
+    """Return the code of a cell that called what is running, if nothing but torch and this package is in between."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != cell_file and _is_machinery(frame):
+        frame = frame.f_back
+    return frame.f_code if frame is not None and frame.f_code.co_filename == cell_file else None
 
 
 def lift(graph: fx.GraphModule) -> tuple[fx.GraphModule, tuple[Tensor, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 import weakref
 from collections import OrderedDict
@@ -11,6 +12,7 @@ from typing import Any
 from aotlab import observe
 from aotlab.notebook.compiled_cell import CompiledCell
 from aotlab.notebook.playground import Playground
+from aotlab.report import text
 
 #: How many cells are kept compiled for the case that they run again unchanged.
 MOST_CELLS = 64
@@ -38,11 +40,19 @@ class Session:
         self.failed: tuple[BaseException, types.TracebackType | None] | None = None
         self._listening = ExitStack()
         self._listening.enter_context(observe.listen(self._hear))
+        text.cell_numbers.append(self._number_of)
+        self._listening.callback(text.cell_numbers.remove, self._number_of)
 
     def close(self) -> None:
         """Forget everything; functions that were compiled go on working, unrecorded."""
         self._listening.close()
         self._kept.clear()
+
+    def _number_of(self, file: str) -> int | None:
+        """Return the number of the cell whose code has this file, as IPython words it for tracebacks."""
+        named = self.shell.compile.format_code_name(file)
+        found = re.search(r"\[(\d+)\]", named[1]) if named else None
+        return int(found[1]) if found else None
 
     def find(self, key: tuple[str, ...]) -> CompiledCell | None:
         """Return the cell that was compiled for ``key``, if it is still kept."""

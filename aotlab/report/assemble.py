@@ -33,7 +33,7 @@ from aotlab.report.model import (
     TensorInfo,
     Written,
 )
-from aotlab.report.text import amount, data_size, listed, new_memory
+from aotlab.report.text import amount, data_size, in_cell, listed, new_memory
 from aotlab.report.writes import bytes_written, strided, written_windows
 
 if TYPE_CHECKING:
@@ -310,7 +310,7 @@ def _partition(stage: Stage, record: PartitionRecord) -> Snapshot:
                 is_input=value.is_input,
                 is_output=value.is_output,
                 used_by=tuple(value.used_by),
-                line=value.line,
+                line=None if value.line is None else in_cell(value.line),
             )
             for value in record.saved
         ]
@@ -392,7 +392,7 @@ def _nodes(stage: str, part: str, records: Sequence[NodeRecord]) -> tuple[Node, 
                 nbytes=None if spec is None else spec.nbytes,
                 inputs=tuple(record.inputs),
                 users=record.users,
-                line=record.line,
+                line=None if record.line is None else in_cell(record.line),
             )
         )
     return tuple(found)

@@ -45,7 +45,7 @@ from aotlab.report.model import (
 )
 from aotlab.report.recompiles import misses
 from aotlab.report.spent import Spent
-from aotlab.report.text import place, why_dynamo_stopped
+from aotlab.report.text import in_cell, place, why_dynamo_stopped
 from aotlab.report.views import Views
 
 #: Where Dynamo's own versions of builtin functions are, which are called by a line of the user's.
@@ -304,7 +304,7 @@ class Recording(Views):
         return Frame(
             name=name,
             function=function,
-            line=captures[0].line if captures else None,
+            line=in_cell(captures[0].line) if captures and captures[0].line is not None else None,
             graphs=tuple(graphs),
             refusals=tuple([self._build_refusal(indices[e.entry], e.failed) for e in log.entries.values() if e.failed]),
             calls=Calls(total=log.compiled + log.eager, compiled=log.compiled, eager=log.eager, recent=tuple(recent)),
@@ -360,7 +360,7 @@ class Recording(Views):
             reason=refused.reason if refused is not None else type(error).__name__,
             message=str(error),
             argument=refused.argument if refused is not None else None,
-            line=refused.line if refused is not None else None,
+            line=in_cell(refused.line) if refused is not None and refused.line is not None else None,
             outcome=event.outcome,
             at_ns=max(0, event.at_ns - self._begin_ns),  # of an earlier run: before this one began
         )
@@ -376,7 +376,7 @@ def graph_break(at: FrameSummary | None, reason: str, at_ns: int) -> GraphBreakR
     words = why_dynamo_stopped(reason)
     if at is None:
         return GraphBreakRow(frame="", words=words, reason=reason, at_ns=at_ns)
-    line = UserLine(file=at.filename, line=at.lineno or 0, function=function_of(at.name), code=at.line or "")
+    line = in_cell(UserLine(file=at.filename, line=at.lineno or 0, function=function_of(at.name), code=at.line or ""))
     frame = f"{line.file}:{line.line}"
     return GraphBreakRow(frame=frame, where=place(line), line=line, words=words, reason=reason, at_ns=at_ns)
 

@@ -386,6 +386,9 @@ class CellPart:
         The names of the report's frames that hold its graphs.
     reason
         Why it, or some of it, is not compiled; empty if all of it is.
+    compared
+        With what compiled lines were compared: ``"python"`` (their own Python, run eagerly on copies), ``"graph"``
+        (only the graph that Dynamo captured of them) or ``"nothing"``; empty for other lines, and in older reports.
     """
 
     first_line: int
@@ -393,6 +396,7 @@ class CellPart:
     how: str
     frames: tuple[str, ...] = ()
     reason: str = ""
+    compared: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1048,6 +1052,9 @@ class VerificationRow:
         Which call of the verification it belongs to, counted from 1.
     frame, graph
         What was compared, where it is one of this report's.
+    against
+        With what: ``"python"`` (the user's own code, run eagerly) or ``"graph"`` (the graph that Dynamo captured of it,
+        run eagerly); empty in older reports.
     """
 
     engine: str
@@ -1060,6 +1067,7 @@ class VerificationRow:
     call: int | None = None
     frame: str | None = None
     graph: int | None = None
+    against: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ import torch
 from aotlab import observe
 from aotlab.errors import UserLine
 from aotlab.report.model import Miss
-from aotlab.report.text import plain_names
+from aotlab.report.text import in_cell, plain_names
 
 #: A sentence of the direct frontend's.
 _OURS = re.compile(r"^`(.+?)` (?:is|has ([a-z_]+)) ?=?(?:on )?(.+) where the compiled entry expects (.+)$")
@@ -56,6 +56,7 @@ _OF_TENSORS = {
     "rank": ("{}.dim()", "pass tensors of the same number of dimensions"),
     "dtype": ("{}.dtype", "convert to one dtype before"),
     "requires_grad": ("{}.requires_grad", _TWO_STATES),
+    "is_leaf": ("{}.is_leaf", "each of the two is compiled once; detach() results before to pass leaves only"),
     "device index": ("{}.device", "keep to one device"),
 }
 
@@ -94,6 +95,8 @@ def _of_a_sentence(sentence: str) -> Miss:
         suggestion = _OF_TENSORS[what][1] if what in _OF_TENSORS else "" if what else _PASS_A_TENSOR
     if after in ("True", "False") and not what:
         suggestion = _TWO_STATES
+    if "left out" in (after, before.removeprefix("it to be ")):
+        suggestion = "give it in each call, or in none"
     return Miss(subject=subject, before=before, after=after, sentence=sentence, suggestion=suggestion)
 
 
@@ -120,7 +123,7 @@ def _apart(text: str, file: str) -> tuple[str, UserLine | None]:
     if found is None:
         return first, None
     named = file if file.endswith(found[3]) else found[3]
-    return found[1], UserLine(file=named, line=int(found[4]), function=found[5], code=found[2].strip())
+    return found[1], in_cell(UserLine(file=named, line=int(found[4]), function=found[5], code=found[2].strip()))
 
 
 def _read(text: str, scope: Mapping[str, Any]) -> _Guard:

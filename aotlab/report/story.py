@@ -8,7 +8,7 @@ from aotlab.report.markup import Child, Markup, element
 from aotlab.report.model import Cell, CellPart, Frame, Report
 from aotlab.report.parts import cell, fold, grid, heading, mark
 from aotlab.report.text import amount
-from aotlab.report.verdict import Break, breaks_of, served
+from aotlab.report.verdict import Break, breaks_of, compared_sentence, served
 
 
 def cell_section(report: Report) -> Markup | None:
@@ -27,6 +27,7 @@ def cell_section(report: Report) -> Markup | None:
         "section",
         heading("The cell", title),
         element("p", mark("ended with"), error) if error is not None else None,
+        element("p", against) if (against := compared_sentence(report)) else None,
         _lines(report, report.cell),
     )
 

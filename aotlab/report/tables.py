@@ -232,6 +232,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         **_KEY,
         "engine": (_TEXT, "aotlab or upstream"),
         "call": (_COUNT, "which call of the verification, from 1"),
+        "against": (_TEXT, "python (the user's code, run eagerly) or graph (what Dynamo captured of it)"),
         "kind": (_TEXT, "what was compared"),
         "subject": (_TEXT, "of what"),
         "equal": (_TRUTH, "whether both agree, within the tolerance rule"),

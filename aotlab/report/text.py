@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aotlab.errors import UserLine
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
     from aotlab.report.model import CellPart
 
 #: The file names that IPython (with the cell's number) and its kernel give to the code of cells.
-_CELL_FILE = re.compile(r"^<ipython-input-(\d+)-\w+>$|[\\/]ipykernel_\d+[\\/]\d+\.py$")
+_CELL_FILE = re.compile(r"^<ipython-input-(\d+)-\w+>$|[\\/]ipykernel_\d+[\\/](\d+)\.py$")
+#: Tell the numbers of cells by the names of their files, one for each shell in which aotlab is loaded.
+cell_numbers: list[Callable[[str], int | None]] = []
 
 
 def duration(ns: int | None) -> str:
@@ -60,8 +63,26 @@ def first_line(text: str, most: int) -> str:
     return f"{whole if len(rest) < most // 4 else line[: most - 2]} …"
 
 
+def in_cell(line: UserLine) -> UserLine:
+    """Name the file of a line as IPython does, with the cell's number, where its kernel has named it without."""
+    found = _CELL_FILE.search(line.file)
+    known = [number for each in cell_numbers if (number := each(line.file)) is not None]
+    if found is None or found[2] is None or not known:
+        return line
+    return replace(line, file=f"<ipython-input-{known[-1]}-{found[2]}>")
+
+
+def is_of_cell(line: UserLine, file: str) -> bool:
+    """Tell whether a line is one of the cell whose code has this file, whatever number it had when it ran."""
+    found = _CELL_FILE.search(file)
+    return line.file == file or (
+        found is not None and found[2] is not None and line.file.startswith("<") and line.file.endswith(f"-{found[2]}>")
+    )
+
+
 def place(line: UserLine) -> str:
     """Name a line; of a long path the last two parts say enough, of a notebook's cell its number."""
+    line = in_cell(line)
     cell = _CELL_FILE.search(line.file)
     if cell is not None:
         return f"In [{cell[1]}], line {line.line}" if cell[1] else f"notebook cell, line {line.line}"

@@ -24,6 +24,8 @@ _STATUS = {
     "different": "NOT equal to eager",
     "partly": "not all of it compared with eager",
 }
+#: What lines were compared with.
+_AGAINST = {"python": "Python", "graph": "the captured graph", "nothing": "nothing"}
 #: How many characters of one reason the sentence holds; the page has all of it.
 _LONGEST_REASON = 160
 #: A line as errors name it: the file, the number, and perhaps the code.
@@ -66,6 +68,9 @@ def verdict(report: Report) -> Verdict:
         )
     state, ending = _verified(report)
     status = _STATUS["different" if differing else state]
+    less = {} if state != "verified" else compared_lines(report)
+    if "graph" in less:
+        status = f"{status}, in part to the captured graph" if "python" in less else "equal to the captured graph"
     sentences = [f"{_compiled(report, graphs)}; {ending}.", *_timed(report)]
     if differing:
         state = "different"
@@ -151,9 +156,33 @@ def _verified(report: Report) -> tuple[State, str]:
     covered = {row.frame for row in rows}
     # A row that names no function is about all of them.
     missing = [] if None in covered else [_short(frame.function) for frame in compiled if frame.name not in covered]
-    if missing:
-        return "partly", f"verified: equal to eager on {compared}, but {listed(missing, 3)} not verified"
-    return "verified", f"verified: equal to eager on {compared}"
+    lines = compared_lines(report)
+    if "graph" not in lines:
+        found = f"verified: equal to eager on {compared}"
+    elif "python" in lines:
+        found = f"verified: equal to eager on {compared}; {lines['graph']} to the captured graph"
+    else:
+        found = f"verified: equal to the captured graph on {compared}"
+    if missing or "nothing" in lines:
+        return "partly", f"{found}, but {listed(missing, 3) or lines['nothing']} not verified"
+    return "verified", found
+
+
+def compared_lines(report: Report) -> dict[str, str]:
+    """Return which compiled lines of a cell were compared with Python, with the captured graph, with nothing."""
+    found: dict[str, list[str]] = {}
+    for kind in ("python", "graph", "nothing"):
+        for part in () if report.cell is None else report.cell.parts:
+            if part.compared == kind:
+                found.setdefault(kind, []).append(lines_of(part))
+    return {kind: listed(lines, 4) for kind, lines in found.items()}
+
+
+def compared_sentence(report: Report) -> str:
+    """Say the same in a line; nothing of a report that does not tell."""
+    lines = compared_lines(report)
+    words = ", ".join(f"{each} with {_AGAINST[kind]}" for kind, each in lines.items())
+    return words.replace(" with ", " compared with ", 1)
 
 
 def _timed(report: Report) -> list[str]:

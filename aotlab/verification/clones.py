@@ -84,7 +84,7 @@ class Cloner:
         self._original = function
         found = captured_tensors(function)
         if isinstance(function, nn.Module):
-            state = _State(dtype=dtype)
+            state = State(dtype=dtype)
             self.captured = tuple((name, state.tensor(tensor, name)) for name, tensor in found)
             self.function: Callable[..., Any] = state.copy(function)
             self._kept = state
@@ -93,7 +93,7 @@ class Cloner:
                 raise UsageError("tensors that a plain function captures cannot be converted to another dtype")
             self.captured = tuple(found)
             self.function = function
-            self._kept = _State(dtype=dtype)
+            self._kept = State(dtype=dtype)
             for _, tensor in found:
                 self._kept.keep(tensor)
         self._watched = tuple(self._kept.watched)
@@ -109,7 +109,7 @@ class Cloner:
         )
 
 
-class _State:
+class State:
     """What has been copied so far: objects by their original's id, memory by its original storage."""
 
     def __init__(self, *, dtype: torch.dtype | None) -> None:
@@ -119,9 +119,9 @@ class _State:
         self._roots: dict[object, torch.Tensor] = {}
         self.watched: list[tuple[str, torch.Tensor]] = []
 
-    def branch(self) -> _State:
+    def branch(self) -> State:
         """Start a state that knows what this one knows and leaves it alone."""
-        state = _State(dtype=self._dtype)
+        state = State(dtype=self._dtype)
         state._memo = dict(self._memo)
         state._alive = list(self._alive)
         state._roots = dict(self._roots)

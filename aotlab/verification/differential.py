@@ -55,7 +55,8 @@ class Comparison:
     """One observable, compared.
 
     ``kind`` is what was compared (``"value"``, ``"stride"``, …), ``subject`` of what (``"out[0]"``); ``call`` counts
-    from 1. ``sentence`` says what differs, and is empty if ``equal``.
+    from 1. ``sentence`` says what differs, and is empty if ``equal``. ``against`` says with what: ``"python"``, the
+    function's own code, run eagerly.
     """
 
     call: int
@@ -65,6 +66,7 @@ class Comparison:
     actual: str
     equal: bool
     sentence: str = ""
+    against: str = "python"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +94,15 @@ class Verification:
         Why the engine refused the function, as a sentence; None if it did not.
     ran_eagerly
         How many calls the engine ran eagerly instead of compiling them: those agree, but say nothing about it.
+    against
+        With what it was compared: ``"python"``, the function's own code, run eagerly on copies.
     """
 
     subject: str
     comparisons: tuple[Comparison, ...]
     refused: str | None = None
     ran_eagerly: int = 0
+    against: str = "python"
 
     @property
     def ok(self) -> bool:
@@ -132,9 +137,9 @@ class Verification:
 
     def __repr__(self) -> str:
         count = len(self.comparisons)
-        text = f"all {count} observables equal"
+        text = f"all {count} observables equal to those of its Python, run eagerly"
         if not self.ok:
-            text = f"{len(self.differences)} of {count} observables differ; {self.first}"
+            text = f"{len(self.differences)} of {count} observables differ from its Python, run eagerly; {self.first}"
         if self.ran_eagerly:
             text += f"; {self.ran_eagerly} calls were not compiled and ran eagerly"
         return f"Verification of {self.subject}: {text}"
@@ -260,7 +265,7 @@ def compare(
 
     expected = run(reference)
     actual = run(candidate)
-    higher = _Higher(run, reference, yardstick) if yardstick is not None and tolerance == "close" else None
+    higher = Higher(run, reference, yardstick) if yardstick is not None and tolerance == "close" else None
     rows: list[Comparison] = []
     for index, (left, right) in enumerate(zip(expected, actual, strict=True)):
         appeal = higher.appeal(index) if higher is not None else None
@@ -528,7 +533,7 @@ class _Page:
         return str(offset)
 
 
-class _Higher:
+class Higher:
     """The float64 run and the yardstick's, made only when a value is not close enough at once."""
 
     def __init__(
@@ -544,6 +549,8 @@ class _Higher:
         self._failed = False
 
     def appeal(self, index: int) -> Appeal:
+        """Return what decides about the values of one call."""
+
         def decide(key: str, _expected: torch.Tensor, actual: torch.Tensor) -> bool:
             if self._runs is None and not self._failed:
                 try:

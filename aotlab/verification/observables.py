@@ -30,6 +30,9 @@ INTERNAL_ASSERTION = "INTERNAL ASSERT FAILED"
 Backward = Literal["all", "first", "each", "reversed", "twice"] | None
 _BACKWARDS = (*get_args(get_args(Backward)[0]), None)
 
+#: Values that their text tells whole.
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), range, slice, torch.dtype, torch.device, torch.Size)
+
 #: What a tensor is to the call. A watched tensor does not go in, but the call can reach it: the base
 #: of a view that goes in, or the leaf behind a non-leaf.
 Role = Literal["input", "captured", "watched", "output"]
@@ -321,6 +324,33 @@ def observe(function: Callable[..., Any], call: Call, *, backward: Backward = "a
     )
 
 
+def described(
+    results: Mapping[str, Any], known: Sequence[tuple[str, torch.Tensor]], versions: Mapping[int, int | None]
+) -> Observation:
+    """Write down what a call that was made elsewhere has left: by name what it gave, and the tensors that went in.
+
+    Of objects that are neither tensors nor plain values the type counts.
+    """
+    nested = {name: flatten(value, name) for name, value in results.items()}
+    leaves = [leaf for _, below in nested.values() for leaf in below]
+    outputs = [(name, value) for name, value in leaves if isinstance(value, torch.Tensor)]
+    return Observation(
+        failure=None,
+        container=", ".join(f"{name}={text}" for name, (text, _) in nested.items()),
+        tensors=_states([("input", *named) for named in known], outputs, versions),
+        leaves=tuple(
+            PythonLeaf(name=name, type_name=_type_name(value), text=_text(value) if type(value) in _PLAIN else "")
+            for name, value in leaves
+            if not isinstance(value, torch.Tensor)
+        ),
+        grad_mode=torch.is_grad_enabled(),
+        random_state=_random_state(),
+        differentiated=(),
+        gradients=(),
+        backward_failure=None,
+    )
+
+
 def flatten(value: Any, name: str) -> tuple[str, list[tuple[str, Any]]]:
     """List the leaves of ``value`` with their names, and describe how they are nested.
 
@@ -485,7 +515,9 @@ def _final_state(name: str, tensor: torch.Tensor) -> FinalState:
 
 
 def _states(
-    known: list[tuple[str, str, torch.Tensor]], outputs: list[tuple[str, torch.Tensor]], versions: dict[int, int | None]
+    known: list[tuple[str, str, torch.Tensor]],
+    outputs: list[tuple[str, torch.Tensor]],
+    versions: Mapping[int, int | None],
 ) -> tuple[TensorState, ...]:
     storages = StorageNumbers()
     first_object: dict[int, str] = {}

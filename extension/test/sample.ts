@@ -41,7 +41,7 @@ export function sample(graphs = 1): Json {
       error_line: null,
       parts: [
         { first_line: 2, last_line: 2, how: 'python', frames: [], reason: 'an import' },
-        { first_line: 3, last_line: 3, how: 'compiled', frames: ['step'], reason: '' },
+        { first_line: 3, last_line: 3, how: 'compiled', frames: ['step'], reason: '', compared: 'graph' },
         { first_line: 4, last_line: 4, how: 'not run', frames: [], reason: 'an error came first' }
       ],
       mutated_outside: [{ name: 'weight.grad', kind: 'input', tensor: tensor([3, 4], [4, 1]), mutates_data: true }]

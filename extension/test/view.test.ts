@@ -174,6 +174,26 @@ test('new gradients and no new memory are said so', () => {
   assert.match(text('[data-panel=saved]'), /2 values, no new memory/);
 });
 
+test('the page says which lines were compared with what', () => {
+  const report = sample();
+  const cell = report['cell'] as Json;
+  const part = (line: number, compared: string): Json => ({ first_line: line, last_line: line, how: 'compiled', compared });
+  const parts = [part(1, 'nothing'), { ...part(2, 'python'), last_line: 3 }, part(4, 'graph'), part(5, 'graph')];
+  show({ ...report, cell: { ...cell, parts } });
+  const sentence = 'lines 2–3 compared with Python, line 4 and line 5 with the captured graph, line 1 with nothing';
+  for (const name of ['overview', 'verification']) {
+    tab(name);
+    assert.ok(all(`[data-panel=${name}] p.al-soft`).some(each => each.textContent === sentence), name);
+  }
+});
+
+test('an older report does not tell what its lines were compared with', () => {
+  const report = sample();
+  const parts = [{ first_line: 2, last_line: 2, how: 'compiled' }];
+  show({ ...report, cell: { ...(report['cell'] as Json), parts } });
+  assert.equal(all('p.al-soft').some(each => each.textContent?.includes('compared with')), false);
+});
+
 test('the inputs’ table says exactly what was mutated, also outside of the graphs', () => {
   show(sample());
   tab('inputs');

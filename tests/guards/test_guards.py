@@ -340,9 +340,29 @@ def test_keyword_or_positional():
     assert g(torch.ones(1), y=3.0).item() == 3.0
     assert g(x=torch.ones(1), y=4.0).item() == 4.0
     given, named, both = g.recompiles
-    assert given == "`y` is 2.0 where the compiled entry expects it to be left out"
+    assert given == "`y` is 2.0 where the compiled entry expects it to be left out"  # it is so by default
     assert "nested as (*, y=*)" in named
     assert "nested as (x=*, y=*)" in both
+
+
+def test_what_is_left_out_is_its_default():
+    """A parameter that only one of two calls gives had its default's value in the other."""
+
+    def scaled(x, scale=1.0, *, eps=0.0, **more):
+        return x * scale + eps + sum(more.values())
+
+    g = compiled(scaled)
+    g(torch.ones(1))
+    g(torch.ones(1), 2.0)
+    g(torch.ones(1), eps=3.0)
+    g(torch.ones(1), other=4.0)
+    assert g.recompiles[0] == "`scale` is 2.0 where the compiled entry expects 1.0"
+    assert "`eps` is 3.0 where the compiled entry expects 0.0" in g.recompiles
+    assert g.recompiles[-1] == "`other` is 4.0 where the compiled entry expects it to be left out"
+    h = compiled(scaled)
+    h(torch.ones(1), 2.0)
+    h(torch.ones(1))
+    assert h.recompiles == ("`scale` is 1.0 where the compiled entry expects 2.0",)
 
 
 def test_identity_begins():

@@ -21,16 +21,22 @@ from aotlab.notebook.magic import Magic
 from aotlab.report import Report
 from aotlab.report.counts import summary
 from aotlab.report.html import fragment
+from aotlab.report.text import place
 from aotlab.report.verdict import verdict
 
 Run = Callable[..., Report]
 
 
 @pytest.fixture
-def run() -> Iterator[Run]:
+def shell() -> InteractiveShell:
+    """Return a fresh shell."""
+    return InteractiveShell()
+
+
+@pytest.fixture
+def run(shell: Any) -> Iterator[Run]:
     """Return what runs plain cells in a fresh shell, then one under the magic, and returns its report."""
     torch._dynamo.reset()
-    shell = InteractiveShell()
     shell.history_manager.enabled = False
     module = types.ModuleType("__main__")
     shell.user_module, shell.user_ns = module, vars(module)
@@ -180,6 +186,25 @@ def test_a_compiled_form_that_differs(run: Run, monkeypatch: pytest.MonkeyPatch)
         "Nothing was compiled: NOT equal to eager, so not used: the compiled form of line 2 (`out[0]` is 3, not 4)."
     )
     assert "differs from eager, not used" in fragment(report)
+
+
+def test_lines_of_other_cells_name_their_cell(run: Run, shell: Any) -> None:
+    """The kernel's names of files say nothing; the shell knows which cell each of them is."""
+    compiler = pytest.importorskip("ipykernel.compiler")
+    shell.compile = compiler.XCachingCompiler()
+    shell.run_cell("def added(t):\n    print('a')\n    return t + 1", store_history=True).raise_error()
+    number = shell.execution_count - 1
+    for _ in range(2):  # a cell that runs again unchanged has another number then, and the same file
+        report = run("y = added(x)\nz = y * 2")
+        lines = {place(node.line) for frame in report.frames for g in frame.graphs for node in g.nodes if node.line}
+        assert f"In [{number}], line 3" in lines
+        assert not any("notebook cell" in line for line in lines)
+        assert report.graph_break_rows[0].where == f"In [{number}], line 2"
+        assert report.cell is not None
+        (part,) = report.cell.parts
+        assert part.how == "compiled"
+        report = run("if x.sum() > 0:\n    y = x + 1")
+        assert report.graph_break_rows[0].where == "line 2"
 
 
 def test_where_the_time_of_a_cell_went(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -269,3 +269,39 @@ def ratio(over: str, median: float, noise: str = "") -> Ratio:
 def test_timings_have_their_headline(one: Report, rows: list[TimingRow], expected: str) -> None:
     """The ratio of a step with its range stands in the verdict, and that it is noise before it."""
     assert verdict(one.with_timings(rows)).sentence == COMPILED + expected
+
+
+@pytest.mark.parametrize(
+    ("compared", "told", "status", "state"),
+    [
+        (("python", "python"), "verified: equal to eager on 1 observable.", "equal to eager", "verified"),
+        (
+            ("python", "graph"),
+            "verified: equal to eager on 1 observable; lines 5–8 to the captured graph.",
+            "equal to eager, in part to the captured graph",
+            "verified",
+        ),
+        (
+            ("graph", "graph"),
+            "verified: equal to the captured graph on 1 observable.",
+            "equal to the captured graph",
+            "verified",
+        ),
+        (
+            ("python", "nothing"),
+            "verified: equal to eager on 1 observable, but lines 5–8 not verified.",
+            "not all of it compared with eager",
+            "partly",
+        ),
+        (("", ""), "verified: equal to eager on 1 observable.", "equal to eager", "verified"),  # an older report
+    ],
+)
+def test_equal_to_eager_is_said_of_what_was_compared_with_python(
+    one: Report, compared: tuple[str, str], told: str, status: str, state: str
+) -> None:
+    """Of the other lines the sentence says what they were compared with."""
+    parts = [part(2, 2, "compiled", "", "line 2"), part(5, 8, "compiled", "", "line 2")]
+    made = cell(*[replace(each, compared=how) for each, how in zip(parts, compared, strict=True)])
+    found = verdict(one.with_cell(made))
+    assert found.sentence.endswith(told)
+    assert (found.status, found.state) == (status, state)

@@ -468,8 +468,11 @@ def test_table_and_text():
     bad = against(Broken.wrong_type, subject="<f>")
     assert list(good.table.columns) == ["kind", "subject", "expected", "actual", "equal", "call"]
     assert (good.table["equal"].dtype, good.table["call"].dtype) == (bool, "int64")
-    assert repr(good) == f"Verification of function: all {len(good.table)} observables equal"
-    assert repr(bad).startswith(f"Verification of <f>: 4 of {len(bad.table)} observables differ; `out[4]['count']` is")
+    told = f"all {len(good.table)} observables equal to those of its Python, run eagerly"
+    assert repr(good) == f"Verification of function: {told}"
+    assert good.against == "python"
+    told = f"4 of {len(bad.table)} observables differ from its Python, run eagerly; `out[4]['count']` is"
+    assert repr(bad).startswith(f"Verification of <f>: {told}")
     assert bad._repr_html_().startswith("<p>Verification of &lt;f&gt;: 4 of")
     assert isinstance(bad.table[~bad.table["equal"]], pd.DataFrame)
     with pytest.raises(FrozenInstanceError):

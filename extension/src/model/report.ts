@@ -206,7 +206,8 @@ const part = record('CellPart', {
   last_line: number(),
   how: text(),
   frames: list(text()),
-  reason: text()
+  reason: text(),
+  compared: text()
 });
 const cell = record('Cell', {
   source: text(),
@@ -264,7 +265,8 @@ const verification = record('VerificationRow', {
   sentence: text(),
   call: maybe(number()),
   frame: maybe(text()),
-  graph: maybe(number())
+  graph: maybe(number()),
+  against: text()
 });
 const fact = record('Fact', { key: text(), title: text(), sentence: text() });
 const summary = record('Summary', {

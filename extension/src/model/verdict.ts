@@ -7,8 +7,8 @@
 
 import { countsOf, frameCountsOf } from './counts';
 import { NO_COUNTS } from './report';
-import type { Counts, Report, Summary } from './report';
-import { amount, dataSize, grouped } from './words';
+import type { CellPart, Counts, Report, Summary } from './report';
+import { amount, dataSize, grouped, listed } from './words';
 
 export const STATES = ['verified', 'unverified', 'different', 'partly', 'nothing'] as const;
 
@@ -97,6 +97,22 @@ function counted(report: Report): Head {
     found += rows.length > 0 && !whole ? ', but not everything was compared' : '';
   }
   return { ...head, sentence: `${amount(graphs.length, 'graph')} compiled; ${found}.${also}`, state, status: WORDS[state] };
+}
+
+/** What lines of a cell were compared with. */
+const AGAINST: Readonly<Record<string, string>> = { python: 'Python', graph: 'the captured graph', nothing: 'nothing' };
+
+/** Which compiled lines of the cell were compared with what, in a line; empty where the report does not tell. */
+export function comparedLines({ cell }: Report): string {
+  const clauses = Object.entries(AGAINST).flatMap(([kind, words]) => {
+    const lines = (cell?.parts ?? []).filter(part => part.compared === kind).map(linesOf);
+    return lines.length === 0 ? [] : [`${listed(lines, 4)} with ${words}`];
+  });
+  return clauses.join(', ').replace(' with ', ' compared with ');
+}
+
+function linesOf({ first_line: first, last_line: last }: CellPart): string {
+  return first === last ? `line ${first}` : `lines ${first}–${last}`;
 }
 
 /** A number of the head that opens the tab which lists what was counted. */

@@ -2,6 +2,7 @@
 
 import { countsOf, frameCountsOf } from '../model/counts';
 import type { Cell, CellPart, Environment, Frame, GraphBreakRow } from '../model/report';
+import { comparedLines } from '../model/verdict';
 import type { Head } from '../model/verdict';
 import { amount, dataSize, duration, grouped, place, short } from '../model/words';
 import type { Context } from './context';
@@ -56,8 +57,10 @@ function cellSource(context: Context, cell: Cell): Child[] {
   const definitions = cell.kind === 'definitions' ? 'its functions compile when they are called' : '';
   const lines = cell.source.replace(/\n$/, '').split('\n');
   const rows = lines.map((text, index) => sourceRow(context, text, index + 1, cell));
+  const compared = comparedLines(context.report);
   return [
     heading('The cell', [count, definitions].filter(each => each !== '').join(' · ')),
+    ...(compared === '' ? [] : [soft(compared)]),
     h(
       'div',
       { class: 'al-scroll al-source' },

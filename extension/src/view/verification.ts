@@ -1,12 +1,15 @@
 /** Verification: what was compared with eager, differences first. */
 
 import type { VerificationRow } from '../model/report';
+import { comparedLines } from '../model/verdict';
 import { amount, grouped, listed, short } from '../model/words';
 import type { Context } from './context';
 import { h, heading, mark, soft } from './dom';
 import type { Child } from './dom';
 import { table } from './table';
 import type { Column } from './table';
+
+const AGAINST: Readonly<Record<string, string>> = { python: 'its Python', graph: 'captured graph' };
 
 const COLUMNS: readonly Column<VerificationRow>[] = [
   { name: 'equal', title: 'equal', cell: row => mark(row.equal ? 'yes' : 'no', row.equal ? 'good' : 'bad') },
@@ -15,6 +18,7 @@ const COLUMNS: readonly Column<VerificationRow>[] = [
   { name: 'expected', title: 'eager has', kind: 'code', cell: row => row.expected },
   { name: 'actual', title: 'compiled has', kind: 'code', cell: row => row.actual },
   { name: 'sentence', title: 'difference', kind: 'words', cell: row => row.sentence },
+  { name: 'against', title: 'compared with', cell: row => AGAINST[row.against] ?? '' },
   { name: 'engine', title: 'engine', cell: row => row.engine },
   { name: 'call', title: 'call', kind: 'number', value: row => row.call, cell: row => (row.call === null ? null : String(row.call)) },
   { name: 'frame', title: 'function', kind: 'code', cell: row => (row.frame === null ? null : short(row.frame)) },
@@ -47,7 +51,8 @@ export function verificationPanel(context: Context): Child[] {
         ? mark(`${grouped(differing)}${compared === null ? '' : ` of ${grouped(compared)}`} differ`, 'bad')
         : mark(`all ${amount(compared ?? rows.length, 'observable')} equal`, 'good'),
       h('span', { class: 'al-soft' }, rows.length > 0 ? `${engines} against eager` : 'a kernel that has the report lists them')
-    )
+    ),
+    ...(comparedLines(context.report) === '' ? [] : [soft(comparedLines(context.report))])
   ];
   if (rows.length === 0) {
     return drawn;
