@@ -30,7 +30,7 @@ def fold(title: Child, about: str, content: Markup) -> Markup:
 
 def grid(columns: Sequence[str], rows: Iterable[Sequence[Markup]]) -> Markup:
     """Write a table."""
-    head = [element("th", title, scope="col") for title in columns]
+    head = [element("th", title) for title in columns]
     body = [element("tr", *row) for row in rows]
     return element("table", element("thead", element("tr", *head)), element("tbody", *body))
 
