@@ -68,7 +68,7 @@ REASONS = {
     "slices": {},
     "broken": {
         3: "break a branch depends on the value of a tensor",
-        5: "break print() is called, at notebook cell, line 3",
+        5: "break print() is called, at In [",
     },
     "again": {},
     "failed": {2: "RuntimeError: size mismatch", 3: "error RuntimeError: size mismatch"},
