@@ -10,9 +10,7 @@
 >>> scale(x, 2.0).shape, x[0, 0].item()
 (torch.Size([3, 2]), 2.0)
 
-The public names are listed below, each beside the room it comes from. They are looked up when first
-used (PEP 562), so that importing aotlab costs next to nothing and loads neither pandas nor anything of
-Jupyter's.
+The public names below are looked up when first used (PEP 562), so that importing aotlab costs next to nothing.
 """
 
 from __future__ import annotations
@@ -73,16 +71,13 @@ __all__ = [
 
 #: Public name → the module that defines it.
 _ROOMS = {
-    "aot_function": "aotlab.api",
-    "aot_module": "aotlab.api",
-    "aot_module_simplified": "aotlab.api",
-    "compile": "aotlab.api",
-    "compiled_function": "aotlab.api",
-    "compiled_module": "aotlab.api",
-    "get_aot_compilation_context": "aotlab.api",
-    "make_boxed_compiler": "aotlab.api",
-    "make_boxed_func": "aotlab.api",
-    "nop": "aotlab.api",
+    **dict.fromkeys(
+        (
+            "aot_function", "aot_module", "aot_module_simplified", "compile", "compiled_function", "compiled_module",
+            "get_aot_compilation_context", "make_boxed_compiler", "make_boxed_func", "nop",
+        ),
+        "aotlab.api",
+    ),
     "default_partition": "aotlab.partition.default",
     "min_cut_rematerialization_partition": "aotlab.partition.min_cut",
     "Report": "aotlab.report",
@@ -90,7 +85,7 @@ _ROOMS = {
     "dashboard": "aotlab.notebook.dashboard",
     "load_ipython_extension": "aotlab.notebook",
     "unload_ipython_extension": "aotlab.notebook",
-}
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

@@ -381,15 +381,8 @@ class CompiledFunction:
         refusal = TransformError(text, why=_NO_PART, suggestion=suggestion)
         if observe.listening():
             number, target = observe.next_entry(), self._target
-            observe.emit(
-                observe.CompileStarted(
-                    function=target.name,
-                    function_id=self._id,
-                    entry=number,
-                    frontend=target.frontend,
-                    backend=self._backend_name,
-                )
-            )
+            ours: dict[str, Any] = {"function": target.name, "function_id": self._id, "backend": self._backend_name}
+            observe.emit(observe.CompileStarted(entry=number, frontend=target.frontend, **ours))
             self._failed(number, time.perf_counter_ns(), refusal, "raised" if raises else "ran eagerly")
         if self._tells or raises:
             raise refusal

@@ -10,13 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-#: Whether anything is compiled at all. While it is False, every function and cell runs eagerly, also those that were
-#: compiled before. Read at every call; `aotlab.disable` and `aotlab.enable` set it.
+#: Whether anything is compiled at all, or called compiled. Read at every call; set by `aotlab.disable` and `enable`.
 enabled: bool = True
 
-#: What happens to a program that cannot be compiled faithfully. ``"eager"``: it runs eagerly, with one warning that
-#: says why. ``"error"``: that sentence is raised, as a `RefusedError`, before anything was changed. Read at every call
-#: that compiles.
+#: What becomes of a program that cannot be compiled faithfully. ``"eager"``: it runs eagerly, and a warning says why.
+#: ``"error"``: that is raised as a `RefusedError`, before anything was changed. Read at every call that compiles.
 fallback: Literal["eager", "error"] = "eager"
 
 #: How many entries one function may have before further signatures run eagerly with a warning.
@@ -26,20 +24,18 @@ recompile_limit: int = 8
 #: promised (dtype, sizes, strides, requires_grad, memory of their own). Costs microseconds per output and call.
 debug_assert: bool = False
 
-#: Make graphs that draw random numbers functions of their arguments: the state of each generator that they draw from
-#: is their last input, and what it is then their last output, to which the runtime sets the generator. Each random op
-#: takes a state and returns the next one, so that a partitioner may let the backward draw a dropout's mask again and
-#: keep the state (5056 bytes on the CPU; 16 on a GPU, a seed and an offset) in the place of the mask. The numbers are
-#: eager's, on every backend. (Upstream's switch of this name is for GPUs alone, with seed and offset as two numbers.)
+#: Make graphs that draw random numbers functions of their arguments: the state of each generator is their last input,
+#: and the one to which the runtime sets it their last output. So a partitioner may let the backward draw a dropout's
+#: mask again, and keep the state (5056 bytes on the CPU; 16 on a GPU) in place of the mask. The numbers are eager's, on
+#: every backend. (Upstream's switch of this name is for GPUs alone, with seed and offset as two numbers.)
 functionalize_rng_ops: bool = False
 
 #: Compile the backward of all outputs together with the forward (False), or at the first backward (True).
 lazy_backward: bool = False
 
-#: What happens to a call under ``saved_tensors_hooks`` that are not torch's own (``save_on_cpu`` and checkpoint are).
-#: ``"eager"``: it runs eagerly with one warning, because a pack that changes values, or counts them, sees other values
-#: of a compiled forward than of eager. ``"apply"``: it is compiled, and pack and unpack are given what the compiled
-#: forward saves: right where unpack returns what was packed. Read at every call.
+#: What becomes of a call under ``saved_tensors_hooks`` that are not torch's own (``save_on_cpu`` and checkpoint are).
+#: ``"eager"``: it runs eagerly with one warning, as pack would see other values of a compiled forward. ``"apply"``: it
+#: is given what that saves: right where unpack returns what was packed. Read at every call.
 saved_tensors_hooks: Literal["eager", "apply"] = "eager"
 
 #: The corners that are compiled; what is left out of them runs eagerly. See `aotlab.quirks`, one file each.
@@ -47,16 +43,7 @@ quirks: tuple[str, ...] = ("hooks", "moves", "windows", "gradients", "warnings",
 
 
 def disable() -> None:
-    """Switch all compilation off, at once: compiled functions and cells run eagerly until `enable` is called.
-
-    Examples
-    --------
-    >>> import aotlab
-    >>> aotlab.disable()
-    >>> aotlab.config.enabled
-    False
-    >>> aotlab.enable()
-    """
+    """Switch all compilation off, at once: compiled functions and cells run eagerly until `enable` is called."""
     global enabled
     enabled = False
 

@@ -1,8 +1,7 @@
 """The exceptions that aotlab raises.
 
-A program that cannot be compiled faithfully runs eagerly, with a warning that says why; under
-``config.fallback = "error"`` that sentence is raised as a `RefusedError`, before anything that the caller owns has been
-changed. Each kind of refusal has a class of its own, under which reports count it.
+A program that cannot be compiled faithfully runs eagerly, with a warning that says why; if `config.fallback` says so,
+that is raised as a `RefusedError`. Reports count refusals by their classes.
 """
 
 from __future__ import annotations
@@ -38,13 +37,7 @@ class UserLine:
 
 
 def brief(error: BaseException) -> str:
-    """Name an error of torch's by its class and what a user can use of its text.
-
-    Examples
-    --------
-    >>> brief(RuntimeError('n > 0 INTERNAL ASSERT FAILED at "x.cpp":3, please report a bug to PyTorch. Too small'))
-    'RuntimeError: a check inside torch failed (Too small)'
-    """
+    """Name an error of torch's by its class and what a user can use of its text."""
     text = str(error).strip()
     found = _ASSERTION.match(text)
     if found is not None:
@@ -79,8 +72,7 @@ class RefusedError(AotlabError):
     """A program that aotlab cannot compile faithfully, refused before any side effect.
 
     ``seen`` is what was found, ``why`` says why it matters, each as a clause; ``suggestion`` is what the caller can do,
-    ``argument`` the name of the argument concerned (``"args[0]['w']"``), ``line`` that of the user's program;
-    ``pattern`` is what the text of that line looks like, where it is not known.
+    ``argument`` the argument concerned (``"args[0]['w']"``), ``line`` the user's, or ``pattern`` what its text is like.
     """
 
     def __init__(
@@ -140,10 +132,7 @@ class PythonValueError(RefusedError):
 
 
 class DataDependentError(RefusedError):
-    """Python asked for the value of a traced tensor.
-
-    ``of_size`` says that it is a result's size that depends on values, ``inputs`` names what these are computed from.
-    """
+    """Python asked for a traced tensor's value or, ``of_size``, for a size by values, computed from ``inputs``."""
 
     of_size: bool = False
     inputs: tuple[str, ...] = ()

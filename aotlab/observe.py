@@ -1,7 +1,6 @@
 """What the engine says while it works: events, and who listens.
 
-The engine emits; it never waits for an answer and does not know who listens. A listener is a
-callable that takes one event. Without listeners an event costs one truth test.
+A listener is a callable that takes one event. Without listeners an event costs one truth test.
 """
 
 from __future__ import annotations
@@ -32,11 +31,10 @@ class Miss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileStarted(Event):
-    """An entry begins to be compiled.
+    """An entry, unique in the process, begins to be compiled.
 
-    ``function`` is the qualified name, ``function_id`` tells functions of one name apart, ``entry`` is unique
-    in the process, ``misses`` say why no earlier entry served, the nearest first.
-    ``frontend`` is ``"direct"`` or ``"dynamo"``, ``backend`` the compiler's name.
+    ``function`` is a qualified name, ``function_id`` tells apart those of one name; ``misses`` say why no earlier entry
+    served, the nearest first; ``frontend`` is ``"direct"`` or ``"dynamo"``.
     """
 
     function: str
@@ -79,10 +77,7 @@ class CompileFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Called(Event):
-    """A call was served by ``entry`` (None: it ran eagerly). Emitted only while somebody listens.
-
-    ``compiled`` says that this very call had to wait until the entry was compiled.
-    """
+    """A call was served by ``entry`` (None: eagerly), which it waited for if ``compiled``. Only for listeners."""
 
     function: str
     function_id: int
@@ -93,10 +88,7 @@ class Called(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackwardCompiled(Event):
-    """A backward for one pattern of defined tangents was derived and compiled.
-
-    ``record`` is its `aotlab.backends.stage.BackwardRecord`; ``pattern`` has one bool per tangent.
-    """
+    """A backward was compiled, a `BackwardRecord`, for a ``pattern`` that has one bool per tangent."""
 
     entry: int
     pattern: tuple[bool, ...]

@@ -1,14 +1,10 @@
 """One compilation at a time, in whichever thread; and an interrupt in it leaves all settings as they were.
 
-A trace puts traced tensors in the place of a module's parameters, and torch's fake tensors keep notes in their mode on
-the op that is running: neither can bear two threads. A backward that is compiled when it is first asked for is compiled
-from the trace of the forward, in the thread of the backward; on a GPU that is autograd's own. So nothing is held here
-while a backward or a kernel runs: autograd's thread may be the one that is waiting.
+A trace puts traced tensors in the place of parameters, and fake tensors keep notes in their mode on the running op:
+neither can bear two threads. Nothing is held while a backward or a kernel runs, as autograd's thread may compile.
 
-Dynamo takes an exception in a guard that is written in Python for "does not hold", KeyboardInterrupt too. And a context
-manager that is interrupted while it closes does not close: ``torch.no_grad()`` would leave gradients off. So an
-interrupt that finds Python in a guard, or in the opening or closing of a context manager of ours or torch's, is put off
-by a moment, as often as it takes.
+Dynamo takes KeyboardInterrupt in a guard for "does not hold", and a context manager that is interrupted while it closes
+does not close. So an interrupt there, in what is ours or torch's, is put off by a moment, as often as it takes.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, fx
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
+from aotlab._torch.replaced import replaced
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 #: How Dynamo names the function that holds the rest of a frame after a graph break.
 RESUME_PREFIX = "torch_dynamo_resume_in_"
@@ -30,10 +32,7 @@ def recurrent_layers_captured() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def dynamo_settings(*, exact: bool) -> Iterator[None]:
-    """Let Dynamo capture as little as keeps eager's meaning, and leave to Python whatever it cannot capture.
-
-    With ``exact`` it does not capture what torch's optimizers compute otherwise for it than for eager.
-    """
+    """Let Dynamo capture what it computes as eager does; with ``exact`` it leaves more of torch's optimizers."""
     from torch._dynamo import config
 
     changes = {
@@ -55,14 +54,10 @@ def _optimizer_modules() -> tuple[tuple[Any, Any], ...]:
 
 @contextlib.contextmanager
 def _eager_optimizers() -> Iterator[None]:
-    before = [(module, module._get_value) for module, _ in _optimizer_modules()]
-    for module, replacement in _optimizer_modules():
-        module._get_value = replacement
-    try:
+    with contextlib.ExitStack() as stack:
+        for module, replacement in _optimizer_modules():
+            stack.enter_context(replaced(module, "_get_value", replacement))
         yield
-    finally:
-        for module, original in before:
-            module._get_value = original
 
 
 def in_guard(frame: types.FrameType | None) -> bool:
@@ -80,11 +75,7 @@ def unmark_static(tensor: Tensor) -> None:
 
 
 def stock_compiled(module: fx.GraphModule, inputs: Sequence[Any], backend: str) -> Callable[..., Any]:
-    """Compile a graph that is like one of Dynamo's by a backend of torch's; return what Dynamo's code would call.
-
-    The backend changes ``module``. It is told, as by Dynamo, which inputs keep their addresses: parameters, and what a
-    node's ``tensor_dict`` marks, such as buffers. Kernels on a GPU are then called without a look at these.
-    """
+    """Compile a graph like Dynamo's by a backend of torch's, which changes it and is told what keeps its address."""
     from torch._dynamo import lookup_backend
 
     module.meta["dynamo_compile_id"] = None
@@ -172,8 +163,7 @@ def let_dynamo_follow_eager(is_ours: Callable[[object], bool]) -> None:
     - Where it does not trace numpy, it leaves arrays to Python; by itself it writes ``array += 1`` while it captures.
     - It leaves a transformer's encoder to Python that leaves padded places out.
 
-    ``is_ours`` gets what `innermost_backend` returns. There are no hooks for this in Dynamo; so this puts other methods
-    in the place of five, for the whole process. For other backends they do the same as before.
+    It has no hooks for this: five methods are replaced. ``is_ours`` is asked about what `innermost_backend` returns.
     """
     from torch._dynamo import config, variables
     from torch._dynamo.guards import GuardBuilder
@@ -277,10 +267,7 @@ def dynamo_compile_id() -> tuple[int | None, str]:
 
 
 def dynamo_failed_guards() -> tuple[types.CodeType | None, Mapping[str, Any], list[tuple[str, str]]]:
-    """Return the code that Dynamo compiles, its variables, and of each earlier compilation its name and what failed.
-
-    The latest comes first. The variables are in two dictionaries by the names that guards have for them, L and G.
-    """
+    """Return the code being compiled, its variables L and G, and (entry, failed guards) of others, latest first."""
     from torch._dynamo.eval_frame import _debug_get_cache_entry_list
     from torch._dynamo.symbolic_convert import InstructionTranslator
 

@@ -83,10 +83,7 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def memory_window(first: Tensor, shift: int, count: int, dtype: torch.dtype) -> Tensor:
-    """Make a one-dimensional tensor of memory that begins ``shift`` bytes behind the first byte of ``first``.
-
-    It begins its own storage, so that compiled code may count from there, and it does not keep the memory alive.
-    """
+    """Make a 1-d tensor, with a storage of its own, of memory ``shift`` bytes behind ``first``; it keeps none alive."""
     storage = torch._C._construct_storage_from_data_pointer(
         first.data_ptr() + shift, first.device, count * dtype.itemsize
     )

@@ -22,6 +22,8 @@ from torch.fx._lazy_graph_module import _LazyGraphModule, _make_graph_module, _u
 # Writes a graph's Python so that it takes its inputs in one list, which it empties.
 from torch.fx.graph import _BoxedCodeGen
 
+from aotlab._torch.replaced import replaced
+
 
 def graph_module(root: torch.nn.Module, graph: fx.Graph, name: str) -> fx.GraphModule:
     """Make a module of a graph; its Python is written when it is first asked for."""
@@ -38,12 +40,8 @@ def forward_of(module: fx.GraphModule) -> Callable[..., Any]:
 def boxed_forward_of(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     """Return a graph as a function that takes its inputs in one list and empties it, so that each can die in time."""
     graph = module.graph
-    before = graph._codegen
-    graph._codegen = _BoxedCodeGen()
-    try:
+    with replaced(graph, "_codegen", _BoxedCodeGen()):
         code = graph.python_code("self")
-    finally:
-        graph._codegen = before
     name = f"<aotlab graph {next(_graphs)}>"
     linecache.cache[name] = (len(code.src), None, code.src.splitlines(keepends=True), name)
     namespace = dict(code.globals)

@@ -89,10 +89,8 @@ def _switches() -> Iterator[Switch]:
         *(("mkldnn.", "mkldnn", op) for op in ("all", "matmul", "conv", "rnn")),
     ):
         name = f"{place}{'' if op == 'all' else op + '.'}fp32_precision"
-        getter, setter = (
-            partial(c._get_fp32_precision_getter, backend, op),
-            partial(c._set_fp32_precision_setter, backend, op),
-        )
+        getter = partial(c._get_fp32_precision_getter, backend, op)
+        setter = partial(c._set_fp32_precision_setter, backend, op)
         chooses = gpu and (backend, op) == ("cuda", "conv")  # Inductor writes it into its kernels
         rows.append((name, getter, setter, chooses, ("allow_tf32", "get_float32_matmul_precision")))
     rows = [(f"torch.backends.{row[0]}", *row[1:]) for row in rows]
@@ -104,15 +102,8 @@ def _switches() -> Iterator[Switch]:
     rows.append(("torch.is_warn_always_enabled()", c._get_warnAlways, torch.set_warn_always, False, ()))
     rows.append(("os.environ", lambda: Environment(os.environ), Environment.restore, False, ("getenv",)))
     if gpu:
-        rows.append(
-            (
-                "the order of torch.nn.attention's kernels",
-                c._get_sdp_priority_order,
-                c._set_sdp_priority_order,
-                True,
-                (),
-            )
-        )
+        order = "the order of torch.nn.attention's kernels"
+        rows.append((order, c._get_sdp_priority_order, c._set_sdp_priority_order, True, ()))
     for name, read, write, chooses, read_as in rows:
         last = name.rpartition(".")[2].removesuffix("()")
         yield Switch(name=name, read=read, write=write, chooses=chooses, read_as=frozenset((last, *read_as)))

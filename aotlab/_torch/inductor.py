@@ -12,6 +12,8 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from aotlab._torch.replaced import replaced
+
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
     """Return the decompositions that Inductor traces with under its present configuration."""
@@ -69,15 +71,9 @@ def inductor_replace_random(module: fx.GraphModule, fake_mode: FakeTensorMode) -
         replace_random_passes(module)
 
 
-@contextlib.contextmanager
-def _constants_allowed(fake_mode: FakeTensorMode) -> Iterator[None]:
+def _constants_allowed(fake_mode: FakeTensorMode) -> contextlib.AbstractContextManager[None]:
     """Let ops on fake tensors take real ones too, which a graph's constants are."""
-    before = fake_mode.allow_non_fake_inputs
-    fake_mode.allow_non_fake_inputs = True
-    try:
-        yield
-    finally:
-        fake_mode.allow_non_fake_inputs = before
+    return replaced(fake_mode, "allow_non_fake_inputs", value=True)
 
 
 def inductor_compile(
@@ -127,7 +123,11 @@ def inductor_compile(
         )
 
 
-_ordering = threading.local()
+class _Ordering(threading.local):
+    active = False
+
+
+_ordering = _Ordering()
 
 
 @functools.cache
@@ -140,7 +140,7 @@ def _remember_writes() -> None:
     @functools.wraps(recompute)
     def recompute_and_rename(self: Any, *args: Any, **kwargs: Any) -> None:
         recompute(self, *args, **kwargs)
-        if getattr(_ordering, "active", False):
+        if _ordering.active:
             self.set_read_writes(self.read_writes.rename(self.mutation_renames))
 
     SchedulerNode.recompute_size_and_body = recompute_and_rename  # type: ignore[method-assign]
@@ -150,20 +150,15 @@ def _remember_writes() -> None:
 def _writes_before_reads() -> Iterator[None]:
     """Let Inductor's C++ kernels read a buffer after the op in place that fills it.
 
-    Where it fits a loop to another one, to fuse both, it forgets that the loop reads what an op such as ``bernoulli``
-    or ``index_put`` wrote in place (torch 2.11 to 2.14), and may run the loop first: a mask of dropout is read before
-    it is drawn. Kernels that were cached without this are not used.
+    When it fuses loops it forgets that one reads what ``bernoulli`` or ``index_put`` wrote in place (torch 2.11 to
+    2.14): a dropout's mask is read before it is drawn. Kernels that were cached without this are not used.
     """
     from torch.compiler import config
 
     _remember_writes()
-    before = getattr(_ordering, "active", False)
-    _ordering.active = True
-    try:
-        with config.patch(cache_key_tag=f"{config.cache_key_tag}aotlab: writes before reads, origins"):  # type: ignore[attr-defined]
-            yield
-    finally:
-        _ordering.active = before
+    tag = f"{config.cache_key_tag}aotlab: writes before reads, origins"
+    with replaced(_ordering, "active", value=True), config.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
+        yield
 
 
 @contextlib.contextmanager
@@ -182,18 +177,9 @@ def _lowered(module: fx.GraphModule) -> Iterator[None]:
             lowering.lowerings.pop(op, None)
 
 
-@contextlib.contextmanager
-def _falling_back() -> Iterator[None]:
-    """Let Inductor call kernels of ops that torch can also decompose, under the environment variable ``CI`` too.
-
-    Where that is set, it takes a call of such an op (``upsample_bilinear2d``) for a mistake of its own lowerings.
-    """
+def _falling_back() -> contextlib.AbstractContextManager[None]:
+    """Let Inductor call kernels of ops that it could decompose, also where ``CI`` makes it take that for a mistake."""
     from torch._inductor import graph
 
-    names = vars(graph)
-    make_fallback = names["make_fallback"]
-    names["make_fallback"] = functools.partial(make_fallback, warn=False)
-    try:
-        yield
-    finally:
-        names["make_fallback"] = make_fallback
+    make_fallback = vars(graph)["make_fallback"]
+    return replaced(graph, "make_fallback", functools.partial(make_fallback, warn=False))

@@ -1,14 +1,11 @@
 """What torch's kernels do otherwise than their fakes: how their results lie in memory, and what they refuse.
 
-Fakes promise strides that kernels do not give::
-
     x = torch.ones(3, 4).t()
     torch.cat([torch.ones(0), x]).stride()     # (3, 1); Inductor takes it for a copy of x: (1, 4)
 
-A wrong promise shows when somebody reads it in the function, when a gradient of that layout is asked for, or in what
-Inductor returns. What is listed was found by `aotlab verify ops`, with ``config.debug_assert`` on, and by the same for
-tensors that do not lie row by row. (What cannot be mended runs eagerly by a row in `boundary.EAGER_FUNCTIONS`;
-what is recorded as other ops is in `aotlab.quirks.kernels`.)
+A wrong promise shows when strides are read in the function, when a gradient of that layout is asked for, or in what
+Inductor returns. What is listed was found by `aotlab verify ops`, with ``config.debug_assert`` on. (What cannot be
+mended runs eagerly by `boundary.EAGER_FUNCTIONS`; what is recorded as other ops is in `aotlab.quirks.kernels`.)
 """
 
 from __future__ import annotations
@@ -124,9 +121,7 @@ def as_in_eager(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: 
 
 
 # --- ops that may raise when they run although their fake did not, so that they stay though nobody uses their result
-#
-# A fake has no values, and does not know which kernels there are. What it lets pass and a kernel refuses are, by the op
-# database: mixed dtypes (as of a value and an index), unusual ones, and what a few kernels read in one dtype alone.
+# These are, by the op database: mixed dtypes (as of a value and an index), unusual ones, and what few kernels read.
 
 _USUAL = frozenset((torch.float32, torch.float64))
 
@@ -146,8 +141,7 @@ _NEVER = frozenset(
     )
 )  # fmt: skip
 
-#: Parts of the names of ops whose kernels refuse some values of what they take: on any device, and where kernels can
-#: say so to whoever called them, which those of a GPU cannot.
+#: Parts of the names of ops whose kernels refuse some values: on any device, and on the CPU alone (a GPU says no word).
 _REFUSE = ("bincount", "cholesky", "hist", "inverse", "linalg_", "lu_", "triangular_solve")
 _REFUSE_ON_CPU = (
     "_assert", "bernoulli", "binary_cross_entropy", "binomial", "ctc_loss", "dirichlet", "embedding", "fake_quant",
@@ -177,10 +171,7 @@ def may_raise(target: Any, tensors: Sequence[Tensor]) -> bool:
 
 
 def may_raise_late(target: Any, tensors: Sequence[Tensor]) -> bool:
-    """Tell whether a kernel may refuse at one call what it took at another, as ``index`` does.
-
-    Compiled kernels do not run in the order of the program: what raises may do so when an input is half written.
-    """
+    """Tell whether a kernel may refuse at one call what it took at another, perhaps with an input half written."""
     name = _name(target)
     if target in ASSERTIONS or name is None or not tensors or target is torch.ops.aten.bernoulli.p:
         return target in ASSERTIONS

@@ -37,12 +37,8 @@ no_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_
 
 def autocast_knows(op: Any) -> bool:
     """Tell whether autocast, as it is on now, casts the arguments of ``op``."""
-    return any(
-        torch.is_autocast_enabled(device)
-        and isinstance(op, OpOverload)
-        and _has_kernel(op, f"Autocast{device.upper()}")
-        for device in ("cpu", "cuda")
-    )
+    on = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    return isinstance(op, OpOverload) and any(_has_kernel(op, f"Autocast{device.upper()}") for device in on)
 
 
 def autocast_nesting() -> int:
@@ -95,10 +91,9 @@ def forward_ad_active() -> bool:
 def settle_without_gpus() -> None:
     """Where torch is built for CUDA and finds no GPU, have it take that in before a fake mode says otherwise.
 
-    Entering a fake mode registers eight GPUs for the whole process. Autograd counts devices at its first backward, and
-    starts a thread for each, after which no forked child can differentiate: so one small backward comes first. In torch
-    2.11 what is registered goes with its thread, and the next to enter a fake mode reads freed memory: so this thread
-    registers it, which is the one that imports.
+    Entering a fake mode registers eight GPUs for the process; autograd's first backward starts a thread for each, after
+    which no forked child can differentiate: so one small backward comes first. In torch 2.11 what is registered goes
+    with its thread, and the next fake mode reads freed memory: so the thread that imports registers it.
     """
     if not torch.backends.cuda.is_built() or torch.cuda.device_count():
         return
@@ -119,8 +114,7 @@ is_older_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batch
 innermost_transform_left: Callable[[], AbstractContextManager[Any]] = (
     torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack
 )
-#: What Dynamo's graphs begin a transform of ``torch.func`` with, or forward-mode differentiation; another function of
-#: the same name in some versions.
+#: How what Dynamo's graphs begin a transform of ``torch.func`` with, or forward-mode differentiation, is called.
 _OPENING = frozenset(
     {
         "_vmap_increment_nesting", "_grad_increment_nesting", "_jvp_increment_nesting", "_func_increment_nesting",
@@ -238,10 +232,7 @@ def batch_level() -> BatchLevel | None:
 
 
 def below_innermost_transform(tensor: Tensor) -> Tensor | None:
-    """Return what a tensor stands for outside of the innermost grad, vjp or jvp; None if that follows it.
-
-    Tensors that are made under one belong to it, also those that it does not differentiate.
-    """
+    """Return what a tensor stands for outside of the innermost grad, vjp or jvp; None if that follows it."""
     if (tensor.requires_grad and is_transformed(tensor)) or (forward_ad_active() and has_tangent(tensor)):
         return None
     interpreter = torch._C._functorch.peek_interpreter_stack()

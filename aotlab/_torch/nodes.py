@@ -33,23 +33,10 @@ def is_custom_function_node(node: Any) -> bool:
     return isinstance(node, torch.autograd.function.BackwardCFunction)
 
 
-class _OwnNode(torch.autograd.Function):
-    """Hangs a node behind a tensor."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return tensor.detach()
-
-    @staticmethod
-    @unseen_by_dynamo
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient
-
-
 def with_own_node(tensor: Tensor) -> Tensor:
     """Return a new tensor, that nobody else has yet, behind an autograd node of its own."""
     if tensor.is_complex():  # `lift` has no derivative for complex numbers
-        return _OwnNode.apply(tensor)  # type: ignore[no-any-return, no-untyped-call]  # untyped in torch
+        return with_common_node(None, tensor)[0]
     return _lift(tensor)  # type: ignore[no-any-return]  # this very tensor
 
 
@@ -74,8 +61,7 @@ class _CommonNode(torch.autograd.Function):
 def with_common_node(note: Callable[[Any], None] | None, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Return the tensors behind one autograd node, as behind the results of one function.
 
-    If there is a ``note``, `outputs_saved_by` finds them by the node, which it is given. Only a weak reference to it
-    may be kept, if what is kept can be reached from the tensors.
+    A ``note`` is given the node, by which `outputs_saved_by` finds them; it may keep but a weak reference to it.
     """
     return _CommonNode.apply(note, *tensors)  # type: ignore[no-any-return, no-untyped-call]  # untyped in torch
 
@@ -97,10 +83,7 @@ class PassOn(torch.autograd.Function):
 
 
 def pass_on(through: Tensor) -> Tensor:
-    """Return a tensor without memory whose gradient goes where that of ``through`` goes now.
-
-    A later write to ``through`` gives it another history; nodes that are to hang on the present one take this.
-    """
+    """Return a tensor without memory whose gradient goes where that of ``through`` goes now, before a later write."""
     like = torch.empty((), dtype=through.dtype, device=through.device).expand(through.shape)
     return PassOn.apply(like, through)  # type: ignore[no-any-return, no-untyped-call]  # untyped in torch
 
@@ -152,10 +135,7 @@ def arrivals(edges: Sequence[tuple[Any, int]], seen: list[tuple[Any, int]] | Non
 
 
 def turns(count: int) -> list[int]:
-    """Return in which order autograd serves ``count`` leaves that get their gradients from one node at once.
-
-    It keeps what is ready in a heap, in which all leaves are equal: this is C++'s way to take the first of equals.
-    """
+    """Return in which order autograd's heap, kept by C++, serves ``count`` leaves whose gradients come at once."""
     heap, order = list(range(count)), []
     while heap:
         order.append(heap[0])

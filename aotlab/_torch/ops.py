@@ -18,6 +18,8 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_co
 from torch._ops import HigherOrderOperator, OpOverload
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+#: The same partial object for the same function and arguments.
+_bound = functools.lru_cache(maxsize=256)(partial)
 
 #: What computes ``bilinear``; its kernel calls products of matrices, for which autocast casts.
 TRILINEAR: OpOverload = torch.ops.aten._trilinear.default
@@ -40,6 +42,8 @@ DATA_OF: Callable[[Tensor], Tensor] = torch._C._autograd._get_data_attr  # type:
 SETS_DATA: Any = getattr(torch.ops.aten, "shallow_copy_data_", None)
 #: What Dynamo puts for a call of a user's `torch.autograd.Function`; run as it is, it keeps everything in a closure.
 FUNCTION_APPLY: HigherOrderOperator = torch._functorch.autograd_function.autograd_function_apply
+#: A custom Function's ``apply`` without Python's look for transforms, at every argument too; guards have made it.
+APPLY_OF_C: Any = torch._C._FunctionBase.__dict__["apply"]
 #: A view in C++ that functionalization takes for a fresh tensor.
 UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 #: What `torch.fft.rfftn` and its like call first.
@@ -54,7 +58,7 @@ VECTORS_FLAG = {torch.ops.aten._linalg_svd.default: "compute_uv", torch.ops.aten
 CONJUGATE = torch.ops.aten._conj.default
 #: Ops that put parts into a tensor, which Inductor does in place if nothing reads the tensor later.
 PUTS = (torch.ops.aten.index_put.default, torch.ops.aten._unsafe_index_put.default)
-#: The same as the first of them, by eager's kernel.
+#: The first of them by eager's kernel.
 PUT_BY_KERNEL = torch.ops.aten._index_put_impl.default
 #: The namespaces of operators that are torch's own: they are known to compute the same again, but for those tagged.
 TORCHS_OWN = frozenset(("aten", "prims", "prim", "inductor", "quantized", "quantized_decomposed", "mkldnn", "onednn"))
@@ -87,8 +91,8 @@ def without_onednn() -> Iterator[None]:
 
 
 @functools.cache
-def _rewritten_in_python() -> tuple[OpOverload, ...]:
-    """Return the ops that torch rewrites in Python under autograd's keys, but for those that a trace needs so.
+def _rewritten_in_python() -> tuple[tuple[OpOverload, Any], ...]:
+    """Return the ops that torch rewrites in Python, each with autograd's key for it, but for those that a trace needs.
 
     Batch norm's rewriting shows that the statistics are written; that of ``one_hot`` does without looking at values.
     """
@@ -96,7 +100,7 @@ def _rewritten_in_python() -> tuple[OpOverload, ...]:
     keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
     packets = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten) if name not in needed]
     ops = [getattr(p, o) for p in packets if hasattr(p, "overloads") for o in p.overloads()]
-    return tuple(op for op in ops if any(key in op.py_kernels for key in keys))
+    return tuple((op, key) for op in ops for key in keys if key in op.py_kernels)
 
 
 @contextlib.contextmanager
@@ -106,13 +110,11 @@ def eager_kernels(*, but: Container[OpOverload] = ()) -> Iterator[None]:
     Upsampling, recurrent layers, dropout and a few activations have rewritings for symbolic shapes that hang on
     autograd's keys and replace the C++ code on every trace. They come back after the block. ``but`` are rewritten.
     """
-    keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
     taken = []
-    for op in _rewritten_in_python():
-        for key in keys:
-            if key in op.py_kernels and op not in but:
-                taken.append((op, key, op.py_kernels.pop(key)))
-                op._dispatch_cache.clear()
+    for op, key in _rewritten_in_python():
+        if key in op.py_kernels and op not in but:
+            taken.append((op, key, op.py_kernels.pop(key)))
+            op._dispatch_cache.clear()
     try:
         yield
     finally:
@@ -167,6 +169,7 @@ def _called_by_checkpoint() -> bool:
     return False
 
 
+@functools.lru_cache(maxsize=256)
 def _in_thread(thread: int, replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
     """Replace a function in one thread, but where torch's checkpoint calls it."""
 
@@ -178,6 +181,7 @@ def _in_thread(thread: int, replacement: Callable[..., Any], original: Callable[
     return call
 
 
+@functools.lru_cache(maxsize=256)
 def _of_state(
     thread: int,
     refuse: Callable[..., Any],
@@ -213,11 +217,10 @@ def replace_unguarded(
 ) -> Iterator[None]:
     """Replace, for this thread and the length of a block, functions that no mode gets to see.
 
-    Most call ``refuse`` instead, with their name and arguments: such as touch random generators, with that alone.
-    ``leave``, which stands for ``set_``, ``apply_``, ``map_`` and ``map2_``, gets the original as ``otherwise``.
-    ``checkpoint_state`` is told which state of the random generator torch's checkpoint takes or sets,
-    ``checkpoint_starts`` that one begins to run its function. ``higher_order`` is told which higher-order op is about
-    to have its functions captured by Dynamo, which would meet the trace's tensors.
+    Most call ``refuse`` instead, with their name and arguments (those that touch random generators: the name alone).
+    ``leave``, for ``set_``, ``apply_``, ``map_`` and ``map2_``, gets the original as ``otherwise``.
+    ``checkpoint_state`` is told which random state torch's checkpoint takes or sets, ``checkpoint_starts`` that one
+    begins to run its function, ``higher_order`` which higher-order op is about to have Dynamo capture its functions.
     """
     thread = threading.get_ident()
     compile_ = torch.compile
@@ -235,7 +238,7 @@ def replace_unguarded(
             return higher_order(name)
         return compile_(*args, **kwargs)
 
-    swap, to_dlpack = partial(refuse, "swap_tensors"), partial(refuse, "to_dlpack")
+    swap, to_dlpack = _bound(refuse, "swap_tensors"), _bound(refuse, "to_dlpack")
     places: list[tuple[Any, str, Callable[..., Any]]] = [
         (torch._C, "_swap_tensor_impl", swap),
         (torch.utils, "swap_tensors", swap),
@@ -243,7 +246,7 @@ def replace_unguarded(
         (torch, "to_dlpack", to_dlpack),
         (torch.utils.dlpack, "to_dlpack", to_dlpack),
         *(
-            (torch.Tensor, name, partial(leave, otherwise=getattr(torch.Tensor, name)))
+            (torch.Tensor, name, _bound(leave, otherwise=getattr(torch.Tensor, name)))
             for name in ("set_", "apply_", "map_", "map2_")
         ),
     ]
@@ -262,10 +265,6 @@ def replace_unguarded(
 
 
 def unseen_by_dynamo(function: _Function) -> _Function:
-    """Keep Dynamo from looking into what autograd calls in a backward, and into what that calls in turn.
-
-    A backward in the middle of a compiled function is a graph break, after which Dynamo looks at each new frame.
-    (`torch.compiler.disable` would cost 2 µs at each call.)
-    """
+    """Keep Dynamo out of what autograd calls in a backward, at once and in turn (torch's own way costs 2 µs a call)."""
     set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
     return function

@@ -11,15 +11,13 @@ from typing import Any
 
 import torch
 
+from aotlab._torch.replaced import replaced
 from aotlab.errors import UsageError
 
 
 @contextlib.contextmanager
 def _database() -> Iterator[None]:
-    """Load a database in the block, and put back what importing torch's own test helpers changes in the process.
-
-    Raises `UsageError` if a package that these need is not installed.
-    """
+    """Load a database in the block, and undo what importing torch's test helpers changes; raises `UsageError`."""
     flags = torch.backends.disable_global_flags.__globals__  # they call it, which forbids assigning to such flags
     allowed = flags["__allow_nonbracketed_mutation_flag"]
     cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
@@ -57,16 +55,10 @@ def module_database() -> tuple[Any, ...]:
         return tuple(module_db)
 
 
-@contextlib.contextmanager
-def samples_do_not_seed() -> Iterator[None]:
+def samples_do_not_seed() -> contextlib.AbstractContextManager[None]:
     """Let the database's random operators draw from the generator as it is; they would seed it at every call."""
     import torch.testing._internal.common_methods_invocations
 
     entries: Any = torch.testing._internal.common_methods_invocations
 
-    seeding = entries.wrapper_set_seed
-    entries.wrapper_set_seed = lambda function, *args, **kwargs: function(*args, **kwargs)
-    try:
-        yield
-    finally:
-        entries.wrapper_set_seed = seeding
+    return replaced(entries, "wrapper_set_seed", lambda function, *args, **kwargs: function(*args, **kwargs))

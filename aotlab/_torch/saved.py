@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator
 
 from aotlab._torch.nodes import is_copy_slices, is_custom_function_node
+from aotlab._torch.replaced import replaced
 from aotlab._torch.views import is_about_a_write, set_version, versions_of
 
 #: What Dynamo puts for a call of ``torch.utils.checkpoint.checkpoint``; run as it is, it draws random numbers anew.
@@ -32,10 +33,7 @@ def checkpoint_settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def outputs_saved_by(node: Any) -> tuple[Tensor, ...]:
-    """Return what the node of a custom function of ours saved of what it made, each with its history.
-
-    Only the history matters here, so that a write to one of them since is no error.
-    """
+    """Return what the node of a custom function of ours saved of what it made, with histories, written since or not."""
     try:
         found: tuple[Tensor, ...] = node.saved_tensors
     except RuntimeError as error:
@@ -115,10 +113,7 @@ def saves_tensors(node: Any) -> bool:
 
 
 def keeps_unsaved(node: Any) -> bool:
-    """Tell whether the node of a custom function may keep tensors unsaved, as attributes or in its backward's closure.
-
-    Autograd does not let go of those after a backward.
-    """
+    """Tell whether a custom function's node may keep tensors as attributes or in a closure, which no backward frees."""
     if not is_custom_function_node(node):
         return False
     function: Any = type(node)._forward_cls  # set by the metaclass
@@ -180,10 +175,7 @@ def _checkpoint_frames(node: Any) -> list[Any]:
 
 
 def kept_by_checkpoint(node: Any) -> list[Tensor]:
-    """Return the arguments of the checkpointed function that an autograd node would run again to have what it keeps.
-
-    Checkpoint keeps them as autograd would, and looks at their versions; they are had from the hook that it sets.
-    """
+    """Return the arguments of the checkpointed function that an autograd node would run again, by the hook it sets."""
     found: dict[int, Tensor] = {}
     for frame in _checkpoint_frames(node):
         with contextlib.suppress(RuntimeError):  # one of them was written since: the backward raises
@@ -206,18 +198,12 @@ def _nothing_computed_again() -> Iterator[None]:
             raise _RecomputedError
         return before(*args, **kwargs)
 
-    module._recomputation_hook = refuse
-    try:
+    with replaced(module, "_recomputation_hook", refuse):
         yield
-    finally:
-        module._recomputation_hook = before
 
 
 def _unpack_arguments(frame: Any) -> list[Tensor]:
-    """Return what a frame of checkpoint keeps: as saved tensors, before torch 2.13 as those of an autograd node.
-
-    What lies in a checkpoint around it is not kept.
-    """
+    """Return what a checkpoint's frame keeps, but for what lies in one around it; before torch 2.13 a node keeps it."""
     with _nothing_computed_again():
         if hasattr(frame, "saved_args"):
             found = []

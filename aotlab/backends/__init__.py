@@ -14,10 +14,7 @@ __all__ = [
 
 
 def resolve(backend: object, *, draws: Literal["torch", "eager"] = "torch") -> Backend:
-    """Turn what a user may pass as ``backend`` into a backend; ``draws`` is as in `InductorBackend`.
-
-    Raises `UsageError` if it is neither a known name, nor a backend, nor callable.
-    """
+    """Turn what is passed as ``backend`` into one, with ``draws`` as in `InductorBackend`; raises `UsageError`."""
     if backend == "eager":
         return EagerBackend()
     if backend == "inductor":

@@ -33,9 +33,8 @@ class KernelSource:
 class CompileRequest:
     """One graph to compile.
 
-    ``static_inputs`` are the inputs whose addresses will not change; ``visible_outputs`` is how many of the outputs
-    the user sees, whose strides must be kept; ``graph_id`` is shared by the graphs of one entry, as is ``shared``, a
-    dictionary for the backend's own use.
+    ``static_inputs`` are the inputs whose addresses will not change; of the first ``visible_outputs`` outputs the
+    strides must be kept; the graphs of one entry share ``graph_id`` and ``shared``, for the backend's own use.
     """
 
     module: fx.GraphModule
@@ -56,6 +55,8 @@ class Backend:
     writes_last = False
     #: Whether compiled graphs compute bit for bit what eager does, so that the order of sums matters.
     exact = False
+    #: Whether a backward is compiled when it is first run, where nobody watches: it takes no time to speak of.
+    lazy_backward = False
 
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
         """Return the ops that the trace shall replace, with their replacements."""
@@ -69,13 +70,7 @@ class Backend:
         """Rewrite the joint graph of a training call in place, before it is partitioned."""
 
     def compile(self, request: CompileRequest) -> Callable[..., Any]:
-        """Compile one graph.
-
-        Returns
-        -------
-        callable
-            Takes the inputs one by one, or as one list that it may empty if it has ``_boxed_call = True``.
-        """
+        """Compile one graph: the result takes its inputs one by one or, if ``_boxed_call``, in a list to empty."""
         raise NotImplementedError(f"{type(self).__name__} has no compile()")
 
     def kernels(self, compiled: Any) -> tuple[KernelSource, ...]:
@@ -93,6 +88,7 @@ class EagerBackend(Backend):
     name = "eager"
     writes_last = True
     exact = True
+    lazy_backward = True
 
     def compile(self, request: CompileRequest) -> Callable[..., Any]:
         """Return the graph's own Python, boxed: each input dies when it was used last."""

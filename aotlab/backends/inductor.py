@@ -3,12 +3,10 @@
 It uses Inductor's inner entry, with the decompositions and joint-graph passes that `torch.compile` uses, so that the
 same graph gets the same code. Around these it changes graphs where Inductor would compute something else than eager.
 
-*Random numbers* are those of `torch.compile` under the same settings. By default these are Inductor's own: a graph
-draws one seed for each random op, and its kernels make numbers of the seeds, others than eager's. With
-``torch._inductor.config.fallback_random = True``, read when a graph is compiled, random ops take eager's numbers from
-torch's generators, in eager's order. So they do in notebooks' cells and in `aotlab.verify`; under
-`config.functionalize_rng_ops`; and in a graph with a checkpoint that draws, whose second run draws from the state that
-the first one found.
+*Random numbers* are by default those of `torch.compile`: a graph draws a seed for each random op, and kernels make
+numbers of these, others than eager's. With ``torch._inductor.config.fallback_random = True``, read when a graph is
+compiled, they are eager's, from torch's generators in eager's order. So they are in notebooks' cells and in
+`aotlab.verify`, under `config.functionalize_rng_ops`, and in a graph with a checkpoint that draws.
 """
 
 from __future__ import annotations
@@ -150,11 +148,7 @@ def _memory(values: Iterable[Any]) -> list[int | None]:
 
 
 def _apart(compiled: Any, groups: list[int | None]) -> Callable[..., Any]:
-    """Copy results of a compiled graph that share memory which the graph has apart, as ``groups`` says.
-
-    Inductor lays what is put together by a ``cat`` into the memory of the whole, even if both are results. Which ones
-    is the same at every call.
-    """
+    """Copy results that share memory, as by a ``cat``, but not in ``groups``, the graph's: the same ones each time."""
     copied: list[int] | None = None
 
     def call(inputs: list[Any]) -> Any:
@@ -245,7 +239,7 @@ def with_checks(table: dict[Any, Decomposition]) -> dict[Any, Decomposition]:
 
         x.index_select(0, i)     # eager: index out of range, if i is negative; Inductor counts from the end
 
-    A graph that raises is as good as eager's error: eager then runs the call (`aotlab.runtime.failing`).
+    A graph that raises is as good as eager's error: eager then runs the call.
     """
     found = {op: function for op, function in table.items() if op not in _COMPUTED_OTHERWISE}
     found[_ATEN._assert_async.default] = lambda condition: _ATEN._assert_async.msg(condition, "assertion failed")
@@ -268,10 +262,7 @@ def _after_check(decomposition: Decomposition | None, condition: Callable[..., T
 
 
 def keep_unused(module: fx.GraphModule) -> int:
-    """Return results that nobody uses, of ops that stay, behind the outputs of a graph; return how many there were.
-
-    Inductor leaves out whatever leads to no output, assertions too.
-    """
+    """Return unused results of ops that stay behind a graph's outputs; return how many outputs there were."""
     outputs = output_args(module.graph)
     kept = [node for node in module.graph.nodes if STAYS in node.meta and not node.users]
     more = [result for node in kept if (result := _tensor_of(module, node)) is not None]
@@ -331,8 +322,7 @@ def _copies_kept(joint: fx.GraphModule) -> Iterator[None]:
 
         x.clone() * w        # eager keeps the copy, which does not change when ``x`` is written
 
-    To the passes a copy of what nobody writes in the graph is nothing: the backward would get ``x`` itself. Instead
-    they see an op that they do not know.
+    The passes would give the backward ``x`` itself; so they see an op that they do not know.
     """
     graph = joint.graph
     outputs = [node for node in output_args(graph) if node is not None and phase_of(node) == "forward"]

@@ -152,7 +152,7 @@ def run(
     """Compile the forward and, unless it is left for later, the backward."""
     kind: GraphKind = "forward" if trace.training else "inference"
     labels = [f"`{label}`" for label in traced.outputs]
-    later = config.lazy_backward or not trace.is_whole
+    later = config.lazy_backward or not trace.is_whole or (backend.lazy_backward and not context.detailed)
     with torch.no_grad(), internals.disable_autocast():
         visible = partition.num_forward_outputs
         forward, record = compile_graph(partition.forward, kind, backend, trace, context, visible, labels)

@@ -14,10 +14,7 @@ from aotlab.trace.random_state import SET_STATE, STATE_OF
 
 
 def with_states(module: fx.GraphModule) -> tuple[torch.device, ...]:
-    """Make inputs of what a graph reads of generators' states and outputs of what it sets, both behind the others.
-
-    Returned are the devices of the generators whose states it takes and returns from now on; none if it sets none.
-    """
+    """Make inputs of generators' states that a graph reads, outputs of those it sets; return the latter's devices."""
     graph = module.graph
     sets = {node.args[1]: node for node in graph.nodes if node.target is SET_STATE}
     if not sets:

@@ -1,13 +1,11 @@
 """Stage 1, capture: what was called, with which tensors.
 
-A function takes any nesting of tensors and plain values; the later stages want a flat list of
-tensors. A module reads its parameters from itself; the later stages want them as inputs::
+The later stages want a flat list of tensors, also of what is nested, and of what a module reads from itself::
 
     def f(x, opts): return x * opts["scale"] @ opts["w"]
     f(x, {"scale": 2.0, "w": w})
 
-becomes the flat inputs ``x`` and ``opts['w']``, with ``opts['scale']`` a Python value that the entry
-guards. Nothing is run here and nothing is copied: the stage only looks.
+becomes the flat inputs ``x`` and ``opts['w']``, and ``opts['scale']`` a Python value that the entry guards.
 """
 
 from __future__ import annotations
@@ -98,26 +96,21 @@ class ArgumentRecord:
 class CaptureRecord:
     """What was called.
 
-    ``arguments`` has the lifted parameters and buffers first, then the flat arguments; specs number their storages
-    within the record, so that shared memory shows. ``in_spec`` is the nesting as text. ``training`` says whether
-    grad mode was on and an argument requires grad.
+    ``arguments`` has the lifted parameters and buffers first, then the flat arguments; equal storage numbers of their
+    specs show shared memory. ``training``: grad mode was on, and an argument requires grad.
     """
 
     function: str
     line: UserLine | None
     frontend: str
     arguments: tuple[ArgumentRecord, ...]
-    in_spec: str
     grad_mode: bool
     training: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A captured call with its live values, for the stages that follow; never kept beyond the compilation.
-
-    ``values`` are the flat arguments, lifted ones first; ``spec`` is the tree of (args, kwargs).
-    """
+    """A captured call: flat ``values``, lifted ones first, and ``spec``, the tree of (args, kwargs). Never kept."""
 
     target: Target
     values: tuple[Any, ...]
@@ -165,11 +158,7 @@ def check_anomaly_mode() -> None:
 
 
 def run(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CaptureRecord, Call]:
-    """Capture one call of ``target``.
-
-    Raises `RefusedError`: an argument cannot be traced or guarded, or the call stands under a mode that the graph could
-    not respect.
-    """
+    """Capture one call of ``target``; raises `RefusedError` at an argument or a mode that a graph could not respect."""
     reached = target.reached()
     lifted = list(target.lifted())
     names = [name for name, _ in target.lifted_names()] + target.argument_names(args, kwargs)
@@ -199,7 +188,6 @@ def run(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
         line=target.line,
         frontend=target.frontend,
         arguments=tuple(arguments),
-        in_spec=state.structure,
         grad_mode=grad_mode,
         training=grad_mode and any(a.spec is not None and a.spec.requires_grad for a in arguments),
     )

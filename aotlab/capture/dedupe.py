@@ -5,12 +5,9 @@
         return a * b
     f(x, x)
 
-If ``a`` and ``b`` were two inputs of the graph, the graph would not know that the write to one is a
-write to the other, and ``a is b`` would be False. So the second is dropped: the function runs with one
-traced tensor in both places, and the entry guards which arguments were the same object.
-
-The strategy ``"drop"`` leaves the duplicate out of the graph; ``"keep"`` gives it a placeholder that nothing uses, for
-callers who rely on one for each flat argument (`aot_module_simplified`).
+With two inputs the graph would not know that the write to ``a`` is one to ``b``, and ``a is b`` would be False. So the
+function runs with one traced tensor in both places, and the entry guards which arguments were the same object. The
+strategy ``"keep"`` gives a duplicate an unused placeholder, for callers who rely on one for each flat argument.
 """
 
 from __future__ import annotations
@@ -27,9 +24,8 @@ Strategy = Literal["drop", "keep"]
 class DedupeRecord:
     """Which tensor arguments remain.
 
-    ``kept`` are positions among the flat arguments; ``source`` gives, for every tensor argument in order, the
-    position in ``kept`` that serves it; ``positions`` are those tensor arguments' positions; ``names`` are the names
-    of the kept ones.
+    ``kept`` and ``names`` are the positions among the flat arguments and the names of those; ``positions`` the
+    positions of all tensor arguments, and ``source`` says for each which place in ``kept`` serves it.
     """
 
     strategy: Strategy

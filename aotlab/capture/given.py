@@ -4,9 +4,8 @@
         options["w"].mul_(2)
         return options, [x * 2]
 
-returns the very dictionary that it was given, and a fresh list. While it is traced it gets another dictionary, so the
-places of what it was given are noted; a part of the result that is one of those is looked up there at each call. What
-the function reaches besides (a dictionary of its module, say) cannot be returned by a compiled call.
+returns the very dictionary that it was given, and a fresh list. So the places of what it was given are noted; a part of
+the result that is one of those is looked up there at each call. What the function reaches besides cannot be returned.
 """
 
 from __future__ import annotations

@@ -2,11 +2,10 @@
 
     {"a": [x, y], "opts": Options(scale=2.0, w=w)}
 
-has the leaves ``x``, ``y``, ``2.0`` and ``w``; the rest is a tree of `Node`, which is compared (a call with another
-nesting is another call), named (``['a'][0]``, ``['opts'].w``), and filled with other leaves. Tuples, named tuples,
-lists, dictionaries, dataclass instances, and what is registered with `torch.utils._pytree` are containers. So are, in
-results, instances of plain classes, made anew of the attributes that they had, without a call of ``__init__``. A list,
-a dictionary or an object that stands in two places, or in itself, is refused.
+has the leaves ``x``, ``y``, ``2.0`` and ``w``; the rest is a tree of `Node`, which is compared, named (``['a'][0]``,
+``['opts'].w``), and filled with other leaves. Containers are tuples, lists, dictionaries, dataclass instances, and what
+is registered with `torch.utils._pytree`; in results also instances of plain classes, made anew without ``__init__``. A
+list, a dictionary or an object that stands in two places, or in itself, is refused.
 """
 
 from __future__ import annotations
@@ -129,10 +128,7 @@ def _is_made_of_attributes(kind: Any, objects: bool) -> bool:
 
 
 def _take_apart(value: Any, objects: bool = False) -> tuple[Node, list[Any]] | None:
-    """Return a node without children, and the children; None for a leaf.
-
-    With ``objects``, instances of a plain class are taken apart as those of dataclasses are.
-    """
+    """Return a node without children, and these; None for a leaf. With ``objects`` plain classes are no leaves."""
     kind: type = type(value)
     named = issubclass(kind, tuple) and hasattr(kind, "_fields") and not getattr(value, "__dict__", None)
     if kind is tuple or kind is list or named:
@@ -199,7 +195,6 @@ class _Walk:
         self._name = name
 
     def visit(self, value: Any, path: str = "", depth: int = 0) -> Tree:
-        """Take ``value`` apart."""
         if self.given is not None and id(value) in self.given:
             given = self.given[id(value)]
             if given is None:
@@ -260,11 +255,7 @@ def paths(parts: Sequence[tuple[str, Any]]) -> list[str]:
 
 
 def flatten_result(result: Any, given: Mapping[int, Given | None]) -> tuple[list[Any], list[str], Tree]:
-    """Take what a function returned apart: return the leaves, their names (``out[0]``), and the tree.
-
-    ``given`` says, by ``id``, where the objects are that the caller has: those are not taken apart. Raises
-    `OutputError`: one of them cannot be found again, or a container stands in two places.
-    """
+    """Take a result apart, but for what is ``given``, by ``id``: leaves, their names (``out[0]``), tree."""
     walk = _Walk("out", OutputError, given)
     tree = walk.visit(result)
     return walk.leaves, ["out" + path for path in walk.paths], tree

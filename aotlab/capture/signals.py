@@ -9,8 +9,7 @@ _ELSEWHERE = "return a new tensor, or change a clone, to have it compiled"
 class RunEagerly(Exception):  # noqa: N818  # a signal, not an error: the caller gets eager's result
     """Raised in a trace when eager itself has to have its say, perhaps by raising its own error.
 
-    ``passing`` says that the next call that looks the same need not be like this one; ``suggestion`` what would let it
-    be compiled.
+    ``passing``: the next call that looks the same need not be like it; ``suggestion``: what would let it be compiled.
     """
 
     def __init__(self, reason: str, *, passing: bool = False, suggestion: str = _ELSEWHERE) -> None:

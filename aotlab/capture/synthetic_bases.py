@@ -9,14 +9,9 @@ The graph must see the write through the second argument too. So the memory that
     forward(base):                   # four floats
         a = base[0:3]; b = base[1:4]
 
-This stage finds the groups, on byte intervals, so that two storages over one buffer count too. Views of one tensor that
-requires grad belong together also where their bytes do not overlap: a write to one gives the others a new history.
-Inside trace the windows are made (`aotlab.trace.entering`). If it turns out that none of a group is written, its
-windows become inputs of their own again, and there is no base. They are inputs of their own from the beginning where
-no base can be made, or where the function does what cannot be done to windows.
-
-At run time the base is made anew at each call, a tensor over the caller's memory; the epilogue writes the new values
-into the windows that were written.
+This stage finds the groups, by byte intervals; and views of one tensor that requires grad, to which a write gives a new
+history. The windows are made in the trace (`aotlab.trace.entering`); if none is written, or where no base can be made,
+they are inputs of their own. A base is made at each call, and the epilogue writes the new values into the windows.
 """
 
 from __future__ import annotations
@@ -35,10 +30,9 @@ from aotlab.ir.metadata import InputAliasInfo
 
 @dataclass(kw_only=True, eq=False)
 class Base:
-    """A synthetic base: the memory that some inputs share, of which the ``members`` are windows.
+    """The memory that inputs share, the ``members`` being its windows; ``fake`` and ``wrapper`` are its traced form.
 
     It begins at the first member's address plus ``shift`` (zero or negative), and has ``nbytes``, seen as ``dtype``.
-    ``fake`` and ``wrapper`` are its traced form.
     """
 
     members: tuple[int, ...]
@@ -97,7 +91,6 @@ def run(call: Call, dedupe: DedupeRecord) -> tuple[SyntheticBasesRecord, list[Ba
 
 
 def _groups(links: list[tuple[int, int]]) -> list[list[int]]:
-    """Return the connected components, each in order."""
     group: dict[int, set[int]] = {}
     for a, b in links:
         merged = group.get(a, {a}) | group.get(b, {b})

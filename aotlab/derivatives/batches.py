@@ -2,10 +2,9 @@
 
     torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True)
 
-calls the backward of ``y`` once, with a tensor that stands for three. The ops of a graph take such a tensor as any
-other. Compiled kernels do not, as it has no memory; nor does an autograd node of ours, whose results would have a
-history that the samples know nothing of. For these the vmap is left, each sample taken by itself, and what comes of
-them put together again.
+calls the backward of ``y`` once, with a tensor that stands for three. Compiled kernels cannot take it, as it has no
+memory, nor autograd nodes of ours, whose results would have a history that the samples know nothing of. For these the
+vmap is left, each sample taken by itself, and what comes of them put together again.
 """
 
 from __future__ import annotations
@@ -24,10 +23,7 @@ Function = Callable[[list[Tensor | None]], list[Tensor | None]]
 
 
 def by_samples(function: Function, saved: SavedValues, values: list[Tensor | None], name: str) -> list[Tensor | None]:
-    """Call ``function`` with a backward's values, of the compiled function ``name``; for each sample if there are some.
-
-    Raises `TransformError`: one of the values belongs to another transform than vmap.
-    """
+    """Call ``function`` with the backward's values, or each sample's; `TransformError`: another transform than vmap."""
     if internals.forward_ad_active() and any(map(internals.has_tangent, values)):
         raise TransformError(
             f"the backward of compiled `{name}` was called with a dual tensor",
@@ -66,14 +62,10 @@ def _for_each_sample(function: Function, values: list[Tensor | None], name: str)
     with level.left():
         if not counts:
             return _for_each_sample(function, values, name)
-        found = [
-            _for_each_sample(
-                function,
-                [v if s is None else s[n] for v, s in zip(values, with_samples, strict=True)],
-                name,
-            )
-            for n in range(counts[0])
-        ]
+        found = []
+        for n in range(counts[0]):
+            of_one = [v if s is None else s[n] for v, s in zip(values, with_samples, strict=True)]
+            found.append(_for_each_sample(function, of_one, name))
         # what is None is None for all of them: that depends on what is defined, not on values
-        stacked = [None if None in of_one else torch.stack(of_one) for of_one in zip(*found, strict=True)]
+        stacked = [None if None in of_all else torch.stack(of_all) for of_all in zip(*found, strict=True)]
     return [None if samples is None else level.put_together(samples) for samples in stacked]

@@ -1,9 +1,7 @@
 """The direct frontend: trace the call itself.
 
-It sees what the call does, not what Python does around it. Besides the arguments, what the function can read is
-guarded: closures, defaults, globals, modules, and the attributes of objects that its code mentions
-(`aotlab.guards.reach` says what is not). A function that changes any of that is refused, and what a trace changed is
-taken back.
+It sees what the call does, not what Python does around it. What else the function can read is guarded, as found by
+`aotlab.guards.reach`; if the function changes any of that it is refused, and the change taken back.
 """
 
 from __future__ import annotations
@@ -53,16 +51,13 @@ class _DirectTarget(Target):
         return self._found.state
 
     def _known(self) -> Reach:
-        """Return what was found for this compilation."""
         self._found = reach(self._called) if self._found is None else self._found
         return self._found
 
     def mentioned(self) -> Mentioned:
-        """Return the names of attributes in the code that was found."""
         return self._known().mentioned
 
     def objects(self) -> list[Any]:
-        """Return what it could reach when it ran."""
         return [] if self._watch is None else list(self._watch.objects.values())
 
     def still_same(self) -> Callable[[], bool] | None:
@@ -113,11 +108,9 @@ class _DirectTarget(Target):
         raise NotImplementedError
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the function or module."""
         return self._called(*args, **kwargs)
 
     def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-        """Name arguments by the function's parameters."""
         return names_of_arguments(self.function, args, kwargs)
 
 
@@ -130,7 +123,6 @@ class FunctionTarget(_DirectTarget):
         super().__init__(function, function, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the function."""
         return type(self), (self.function,)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FunctionTarget:
@@ -234,15 +226,12 @@ class ModuleTarget(_DirectTarget):
                 raise UsageError(f"`{name}` is a fake tensor; give aot_module a module with real parameters")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the module."""
         return ModuleTarget, (self.module,)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModuleTarget:
-        """Copy the module."""
         return ModuleTarget(copy.deepcopy(self.module, memo))
 
     def _find(self) -> None:
-        """List where the parameters and buffers are kept."""
         self._slots: list[tuple[dict[str, Tensor | None], str]] = []
         self._names: list[tuple[str, ArgumentKind]] = []
         self._modules = list(self.module.named_modules())

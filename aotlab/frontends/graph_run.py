@@ -1,18 +1,15 @@
 """Runs a graph that Dynamo captured, and leaves the modes as they were if an op in it raises.
 
-Dynamo writes a ``with`` block as a node that enters and a node that leaves::
+Dynamo writes a ``with`` block, or a transform of ``torch.func``, as a node that enters and a node that leaves::
 
     mode = _enter_inference_mode(True)
     y = x.mul_(2)                       # raises: the next node is never reached
     _exit_inference_mode(mode)
 
-In the user's program the block would have been left. Here its mode would last until the garbage collector finds the
-object, long after that. A transform of ``torch.func`` is such a pair of nodes as well, and what is between them names
-its level by number.
+In the user's program the block would have been left; here its mode would last until the object is collected.
 
 Dynamo writes a checkpoint as a higher-order op, which draws other random numbers when it computes its body again: here
-the checkpoint itself is called. So is ``.data``, for which Dynamo writes a function that passes by those who watch. A
-user's `torch.autograd.Function` is one again, which saves what the user's saves.
+the checkpoint itself is called. So is ``.data``, and a user's `torch.autograd.Function` is one again.
 """
 
 from __future__ import annotations
@@ -43,11 +40,8 @@ def needs_care(graph: fx.Graph) -> bool:
     """Tell whether a graph has to be run by a `GraphRun`: changes modes, has checkpoints, or assigns to ``.data``."""
     targets = {*internals.MODE_EXITS, *internals.MODE_EXITS.values(), internals.SET_GRAD_ENABLED, internals.CHECKPOINT}
     targets |= {internals.SETS_DATA, internals.FUNCTION_APPLY}
-    return any(
-        node.target in targets or internals.opens_transform(node.target)
-        for node in graph.nodes
-        if node.op == "call_function"
-    )
+    called = {node.target for node in graph.nodes if node.op == "call_function"}
+    return not called.isdisjoint(targets) or any(map(internals.opens_transform, called))
 
 
 class _Applied(torch.autograd.Function):
@@ -90,11 +84,7 @@ def _run(graph: fx.GraphModule, kept: Sequence[Any], *gradients: Any, without: C
 
 
 def _differentiable(graph: fx.GraphModule, called_at: str, kept: Sequence[Any]) -> Callable[..., Any]:
-    """Return what runs a backward that Dynamo wrote in the grad mode that is on, as eager runs the user's.
-
-    ``called_at`` is the stack trace of the call of the user's function; ``kept`` is what that kept, of which
-    `once_differentiable` does not ask whether it requires grad.
-    """
+    """Return what runs a backward of Dynamo's in the grad mode that is on; ``called_at``: the call's stack trace."""
     if not any(internals.ONCE_DIFFERENTIABLE in node.meta.get("stack_trace", "") for node in graph.graph.nodes):
         return partial(_run, graph, kept, without=_switches_around(graph, called_at))
 
@@ -108,8 +98,7 @@ def _differentiable(graph: fx.GraphModule, called_at: str, kept: Sequence[Any]) 
 def _switches_around(graph: fx.GraphModule, called_at: str) -> list[fx.Node]:
     """Return the nodes by which Dynamo runs a backward without grad mode; ``called_at`` is the stack trace of the call.
 
-    Without those two nodes the graph is the user's backward, unless that switches grad mode itself, of which nothing is
-    left in the graph. Then, as the traces of the nodes lead to its source, `DoubleBackwardError` is raised.
+    Raises `DoubleBackwardError` if the user's backward may switch grad mode, of which nothing is left in the graph.
     """
     calls = [node for node in graph.graph.nodes if node.op == "call_function"]
     switches = [node for node in calls if node.target is internals.SET_GRAD_ENABLED]
@@ -154,10 +143,7 @@ def _may_switch(file: str, line: int) -> bool:
 
 
 class GraphRun(fx.Interpreter):
-    """One run of a graph that Dynamo captured, node by node, ``without`` some nodes.
-
-    ``line`` reads the user's line off a node's stack trace, for the recorder to note; None if nothing is recorded.
-    """
+    """One run of a graph of Dynamo's ``without`` some nodes; ``line`` reads, for the recorder, stack traces."""
 
     def __init__(
         self,
@@ -226,7 +212,6 @@ class GraphRun(fx.Interpreter):
         return result
 
     def _checkpoint(self, args: Any, kwargs: Any) -> Any:
-        """Make the checkpoint that the op stands for."""
         body, *rest = args
         settings = internals.checkpoint_settings(kwargs)
         others = {name: value for name, value in kwargs.items() if name not in settings}
@@ -234,8 +219,7 @@ class GraphRun(fx.Interpreter):
         if contexts is not None:  # what a selective checkpoint keeps serves one backward
             settings["context_fn"] = contexts
         run = GraphRun(body, self._line).run
-        # Dynamo hands over all that the body uses. What it keeps, and may not find written in the backward, are the
-        # arguments of the user's function; a module's own tensors, batch statistics say, are none.
+        # Dynamo hands over all that the body uses; a checkpoint keeps, and watches for writes, but the user's arguments
         found = [isinstance(each, fx.Node) and each.op == "placeholder" and each.target for each in self._node.args[1:]]
         own = [re.search(r"_(parameters|buffers)_", str(name)) is not None for name in found]
 

@@ -1,12 +1,11 @@
 """Which module of the user's made an op, as the nodes of graphs say it.
 
-Nodes carry it as ``meta["nn_module_stack"]``, in the form in which Dynamo and torch's exporter write it: from a key of
-each module around the op, the outermost first, to its path and its class::
+Nodes carry it as ``meta["nn_module_stack"]``, in the form of Dynamo and torch's exporter: from a key of each module
+around the op, the outermost first, to its path and its class::
 
     {"1403…": ("L['self'].layers", <class Layers>), "1404…": ("L['self'].layers.0", <class Linear>)}
 
-While any trace runs, what `torch.nn.Module.__call__` calls is noted; for threads that trace nothing it does no more
-than before. An op of the backward gets the stack of the op that it differentiates, by autograd's sequence numbers.
+While a thread traces, what its `torch.nn.Module.__call__` calls is noted.
 """
 
 from __future__ import annotations
@@ -31,11 +30,7 @@ _ordinary_call: Any = internals.module_call()
 
 @contextmanager
 def modules_named(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[None]:
-    """Let the running recorder write down in which of these modules an op is made.
-
-    Each comes with its path (``self.layers.0``; the first name is that of a variable). Others are named by their class
-    where no named module is around them.
-    """
+    """Let the recorder write down in which of these (path, module), or of strangers a class, an op is made."""
     before = getattr(_modules, "paths", None), getattr(_modules, "stack", {})
     paths: dict[int, str] = {}
     for path, module in modules:

@@ -5,8 +5,7 @@
     model.temperature = 2.0                     # for the original to read
     copy.deepcopy(model); pickle.dumps(model)   # compile for themselves
 
-Whoever has the compiled module has no need of the original. Only its call is another one; and hooks that are registered
-on it are called around the compiled call, not inside, so that those on its backward work, too.
+Hooks that are registered on it are called around the compiled call, so that those on its backward work, too.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ class AotModule(nn.Module):
         self.__dict__["compiled"] = compiled
 
     def __repr__(self) -> str:
-        """Show the module within."""
         inner = repr(self.__dict__["orig_module"]).replace("\n", "\n  ")
         return f"AotModule(\n  (orig_module): {inner}\n)"
 
@@ -99,18 +97,15 @@ class AotModule(nn.Module):
         return {name: self.__dict__[name] for name in _PLAIN.difference(MODULE_DICTIONARIES) & self.__dict__.keys()}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AotModule:
-        """Copy the module; the copy compiles for itself."""
         made = AotModule(copy.deepcopy(self.orig_module, memo), copy.deepcopy(self.compiled, memo))
         memo[id(self)] = made
         made.__setstate__(copy.deepcopy(self._own(), memo))
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the module and how it is compiled."""
         return AotModule, (self.orig_module, self.compiled), self._own()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the hooks of a copied or pickled one."""
         self.__dict__.update(state)
 
 

@@ -1,7 +1,4 @@
-"""What ``torch.compile(backend="aotlab")`` loads: `backend`, and with it what `prepare_dynamo` puts into Dynamo.
-
-Here and not where `backend` is, as that has Dynamo loaded, which `import aotlab` has not.
-"""
+"""What ``torch.compile(backend="aotlab")`` loads, with Dynamo, which `import aotlab` does not."""
 
 from __future__ import annotations
 

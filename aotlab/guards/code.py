@@ -35,10 +35,7 @@ _CHANGED = (
 
 
 class ByCode(Generic[Known]):
-    """A dictionary from code objects, told apart as objects, that keeps none of them.
-
-    One that did would keep what Dynamo puts into a module's globals until the code that it wrote dies.
-    """
+    """A dictionary from code objects, by identity, that keeps none of them alive, nor what Dynamo wrote for them."""
 
     def __init__(self) -> None:
         self._known: dict[int, Known] = {}
@@ -98,7 +95,7 @@ def definition(code: types.CodeType) -> UserLine:
     first = code.co_firstlineno
     pattern = rf"\s*(async\s+)?def\s+{re.escape(code.co_name)}\b"
     lines = range(first, first + _MOST_DECORATORS)
-    return _line(code, next((n for n in lines if re.match(pattern, linecache.getline(code.co_filename, n))), first))
+    return line_of(code, next((n for n in lines if re.match(pattern, linecache.getline(code.co_filename, n))), first))
 
 
 def line_that_changes(codes: Sequence[types.CodeType], name: str) -> UserLine | None:
@@ -116,7 +113,7 @@ def line_like(codes: Iterable[types.CodeType], pattern: str) -> UserLine | None:
     for code in _with_inner(codes):
         for number, _ in _by_line(code):
             if re.search(pattern, linecache.getline(code.co_filename, number)):
-                return _line(code, number)
+                return line_of(code, number)
     return None
 
 
@@ -135,6 +132,7 @@ def _by_line(code: types.CodeType) -> Iterator[tuple[int, list[dis.Instruction]]
     yield from sorted(lines.items())
 
 
-def _line(code: types.CodeType, number: int) -> UserLine:
+def line_of(code: types.CodeType, number: int) -> UserLine:
+    """Return a line of a file by its number, and the function that ``code`` is of."""
     text = linecache.getline(code.co_filename, number).strip()
     return UserLine(file=code.co_filename, line=number, function=code.co_name, code=text)

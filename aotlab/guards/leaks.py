@@ -5,8 +5,7 @@
         cache["y"] = x * 2          # at a compiled call, this line does not run
         return x + 1
 
-A `Watch` remembers what the objects that a function can reach held before; afterwards it finds traced tensors there,
-and puts the objects back as they were.
+A `Watch` remembers what the objects within reach held, finds traced tensors there, and puts them back as they were.
 """
 
 from __future__ import annotations

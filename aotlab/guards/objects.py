@@ -4,8 +4,7 @@
     def f(x):
         return x * next(ids)        # a trace would hold the number of its own call for ever
 
-There is no looking at what an iterator gives next; what lies behind a `collections.ChainMap` or in a `bytearray` could
-be watched, which is more than such rare objects are worth.
+What lies behind a `collections.ChainMap` or in a `bytearray` could be watched, but is too rare.
 """
 
 from __future__ import annotations
@@ -51,10 +50,7 @@ def root_of(name: Any) -> str:
 
 
 def is_library(thing: Any) -> bool:
-    """Tell whether a function or class belongs to torch, numpy, the standard library or to aotlab itself.
-
-    A function does if it was written there, whatever `functools.wraps` has it say: that it names a function of torch's.
-    """
+    """Tell whether a function or class was written in torch, numpy, the standard library or aotlab itself."""
     if root_of(getattr(thing, "__module__", None)) not in _LIBRARIES:
         return False
     written_in = thing.__globals__.get("__name__") if isinstance(thing, types.FunctionType) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import sys
 import sysconfig
 import threading
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from aotlab.errors import UserLine
-from aotlab.guards.code import ByCode
+from aotlab.guards.code import ByCode, line_of
 from aotlab.guards.leaks import items_of
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -46,12 +45,7 @@ class Place:
         for start, end, line in self.code.co_lines():
             if start <= self.instruction < end and line is not None:
                 number = line
-        return UserLine(
-            file=self.code.co_filename,
-            line=number,
-            function=self.code.co_name,
-            code=linecache.getline(self.code.co_filename, number).strip(),
-        )
+        return line_of(self.code, number)
 
 
 #: Looks the line of a place up.
@@ -126,11 +120,8 @@ def located(place: Locator | None) -> None:
 
 
 def name_of(tensor: Tensor) -> str | None:
-    """Return by which name the innermost traced function of the user's knows ``tensor``, None if none does.
-
-    Only for errors: up to Python 3.12 a frame that is asked for its variables keeps their values. So the caller of the
-    compiled function is not asked.
-    """
+    """Return by which name the innermost traced function of the user's knows ``tensor``, if any, for errors."""
+    # the caller is not asked: up to Python 3.12 a frame that is asked for its variables keeps their values
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not frame.f_code.co_filename.startswith(_CALLERS):
         if is_users(frame.f_code):

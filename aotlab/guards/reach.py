@@ -1,16 +1,14 @@
 """What a function can read besides its arguments, found by looking at its code and at what that mentions.
 
 From the function itself the walk goes to its closure, defaults and globals, to the functions and classes of the user's
-that those lead to, and to the modules, with their flags, hooks and submodules. On plain objects (an instance of a class
-of the user's, a namespace, a module of the user's) it looks at the attributes whose names the code mentions:
+that those lead to, and to modules, with their flags, hooks and submodules. On plain objects it looks at the attributes
+whose names the code mentions:
 
     cfg = SimpleNamespace(scale=2.0, step=0)
     def f(x): return x * cfg.scale         # `cfg.scale` is guarded, `cfg.step` is not
 
-Nothing of the user's is run for that: properties and methods are followed as code. The code of torch, of numpy and of
-the standard library is not looked at. Where `getattr` and its like are mentioned, all attributes count. What holds
-values where no guard looks, reads an iterator or a file, or names by `eval`, runs eagerly (`aotlab.guards.objects`); an
-iterator or a file that only the code of an installed package reads is that package's affair.
+Nothing of the user's is run for that; libraries are not looked at. Where `getattr` and its like are mentioned, all
+attributes count. What no guard watches runs eagerly (`aotlab.guards.objects`), unless only a package reads it.
 """
 
 from __future__ import annotations
@@ -30,34 +28,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from aotlab import _torch as internals
+from aotlab.guards import objects, values
 from aotlab.guards.code import line_like, names_in
-from aotlab.guards.objects import (
-    READERS_OF_NAMES,
-    compiled_from,
-    entries_of,
-    is_changing,
-    is_holding,
-    is_installed,
-    is_library,
-    is_library_module,
-    is_of_others,
-    is_random,
-    root_of,
-    slots_of,
-    static_member,
-)
 from aotlab.guards.reached import Place, Reached
-from aotlab.guards.values import (
-    CONTAINERS,
-    MISSING,
-    CannotBeWatched,
-    Mentioned,
-    Value,
-    attributes_that_count,
-    is_of_its_own_kind,
-    is_plain,
-    snapshot,
-)
 
 #: Methods that Python calls by itself, but not while a trace runs the function, or only to show an object.
 _NOT_CALLED = frozenset(
@@ -80,7 +53,7 @@ class Reach:
 
     state: tuple[Reached, ...]
     objects: tuple[tuple[str, Any], ...]
-    mentioned: Mentioned
+    mentioned: values.Mentioned
     unseen: str | None = None
 
 
@@ -109,17 +82,13 @@ def _own_names(kind: Hashable) -> frozenset[str]:
 
 
 def _is_simple(value: Any) -> bool:
-    """Tell whether it is a plain value, or a container of such."""
     if isinstance(value, dict):
-        return all(map(is_plain, value.values()))
-    return is_plain(value) or (type(value) in (list, tuple) and all(map(is_plain, value)))
+        return all(map(values.is_plain, value.values()))
+    return values.is_plain(value) or (type(value) in (list, tuple) and all(map(values.is_plain, value)))
 
 
 class _Walk:
-    """Goes from a function to all that it may read.
-
-    What is found *by chance* is what nothing leads to but a library's own code, or a computed name.
-    """
+    """Goes from a function to all that it may read; *by chance* means: by a library's code or a computed name alone."""
 
     def __init__(self, function: Any) -> None:
         self.found: list[Reached] = []
@@ -127,7 +96,7 @@ class _Walk:
         self._root_code = getattr(function, "__code__", None) if isinstance(function, types.FunctionType) else None
         self._seen: dict[Hashable, bool] = {}  # by id, or by id and name: whether it was found by chance alone
         self._todo: list[tuple[str, Any, bool]] = [("", function, False)]
-        self.mentioned = Mentioned()
+        self.mentioned = values.Mentioned()
         self._names = self.mentioned.names
         self._users: set[str] = set()  # the names that no package's code alone mentions
         self._things: dict[int, tuple[str, Any, bool]] = {}  # objects, classes, modules whose attributes count, by id
@@ -142,14 +111,14 @@ class _Walk:
         for label, thing, _ in self._things.values():
             missing = self._missing(thing)
             if missing:
-                self._guard(f"{label or 'self'}.…", Place("unheld", thing, missing), MISSING)
+                self._guard(f"{label or 'self'}.…", Place("unheld", thing, missing), values.MISSING)
         found = {(item.place.identity(), item.optional): item for item in reversed(self.found[:count])}
         return (*reversed(found.values()), *self.found[count:])
 
     def unseen(self) -> str | None:
         """Say what the function may read that no guard watches; None if there is nothing."""
         for label, tensor in self._tensors:
-            for name in attributes_that_count(tensor, self.mentioned):
+            for name in values.attributes_that_count(tensor, self.mentioned):
                 self._cannot_watch(f"`{label}.{name}`, an attribute of a tensor")
         return self._unseen
 
@@ -159,7 +128,7 @@ class _Walk:
     def _missing(self, thing: Any) -> frozenset[str]:
         if isinstance(thing, types.ModuleType):
             return frozenset()  # a module whose names come later would have raised
-        if not hasattr(thing, "__dict__") or (isinstance(thing, nn.Module) and is_library(type(thing))):
+        if not hasattr(thing, "__dict__") or (isinstance(thing, nn.Module) and objects.is_library(type(thing))):
             return frozenset()  # of torch's modules, what is there counts
         names = self._names - vars(thing).keys()
         if not isinstance(thing, type):
@@ -195,47 +164,46 @@ class _Walk:
 
     def _guard(self, name: str, place: Place, value: Any, **more: Any) -> None:
         """Have a plain value compared by value, and anything else as an object."""
-        self.found.append(Reached(name=name, place=place, expected=Value(value, is_plain(value)), **more))
+        self.found.append(Reached(name=name, place=place, expected=values.Value(value, values.is_plain(value)), **more))
 
     def _visit(self, label: str, value: Any, place: Place, *, chance: bool = False) -> None:
         """Guard one value, and go on to what it leads to."""
         if isinstance(value, types.ModuleType):
-            if not is_library_module(value):
+            if not objects.is_library_module(value):
                 self._todo.append((label, value, chance))
             return  # modules are not rebound
         if not isinstance(value, Tensor):
             self.objects.append((label, value))
         try:
-            known = snapshot(value, label, self.mentioned)
-        except CannotBeWatched as what:
+            known = values.snapshot(value, label, self.mentioned)
+        except values.CannotBeWatched as what:
             self._cannot_watch(str(what))
             return
         kept = None if isinstance(value, Tensor) else value
         self.found.append(Reached(name=label, place=place, expected=known, value=kept))
-        if not (isinstance(known, Value) and known.is_plain):
+        if not (isinstance(known, values.Value) and known.is_plain):
             self._todo.append((label, value, chance))
 
     def _visit_held(self, label: str, place: Place, *, chance: bool = False) -> None:
         """Visit what is in a place; if nothing is, guard that."""
         value = place.read()
-        if value is MISSING:
-            self._guard(label, place, MISSING)
+        if value is values.MISSING:
+            self._guard(label, place, values.MISSING)
         else:
             self._visit(label, value, place, chance=chance)
 
     def _enter(self, label: str, value: Any, chance: bool) -> None:
-        """Go on to what a value leads to."""
-        if is_holding(value) or (not chance and is_changing(value)):
+        if objects.is_holding(value) or (not chance and objects.is_changing(value)):
             self._cannot_watch(f"`{label or 'self'}`, a `{type(value).__qualname__}`")
         elif isinstance(value, Tensor):
             if vars(value):
                 self._tensors.append((label, value))
-        elif isinstance(value, CONTAINERS):
-            items = (each for each in entries_of(value) if not is_plain(each[1]))
+        elif isinstance(value, values.CONTAINERS):
+            items = (each for each in objects.entries_of(value) if not values.is_plain(each[1]))
             self._todo += [
                 (f"{label}[{k}]", item, chance) for k, item in items if not isinstance(item, types.ModuleType)
             ]
-            if is_of_its_own_kind(value):
+            if values.is_of_its_own_kind(value):
                 self._object(label, value, chance)
         elif isinstance(value, types.MethodType):
             self.objects.append((label or "self", value.__self__))
@@ -252,13 +220,13 @@ class _Walk:
             self._todo.append((label, value.func, False))
             for name in ("args", "keywords"):
                 self._visit(f"{label or 'partial'}.{name}", getattr(value, name), Place("attribute", value, name))
-        elif isinstance(value, types.FunctionType) and not is_library(value):
+        elif isinstance(value, types.FunctionType) and not objects.is_library(value):
             self._function(value)
         elif isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodWrapperType)):
             if value.__name__ in internals.SWITCH_NAMES:
                 self._names.add(value.__name__)
             owner = getattr(value, "__self__", None)
-            if not (owner is None or isinstance(owner, (type, types.ModuleType)) or is_random(owner)):
+            if not (owner is None or isinstance(owner, (type, types.ModuleType)) or objects.is_random(owner)):
                 self._visit(f"{label}.__self__", owner, Place("attribute", value, "__self__"), chance=chance)
         elif isinstance(value, functools._lru_cache_wrapper):
             self.objects.append((label, value))
@@ -270,25 +238,24 @@ class _Walk:
             self._visit(label, behind, Place("item", {0: behind}, 0), chance=chance)
         elif isinstance(value, types.ModuleType):
             self._things.setdefault(id(value), (label, value, False))
-        elif isinstance(value, threading.Thread) and is_library_module(sys.modules[type(value).__module__]):
+        elif isinstance(value, threading.Thread) and objects.is_library_module(sys.modules[type(value).__module__]):
             return  # what it holds is its own, and changes by itself: tqdm has such a thread for its bars
-        elif not is_plain(value):
-            original = compiled_from(value)
+        elif not values.is_plain(value):
+            original = objects.compiled_from(value)
             if original is None:
                 self._object(label, value, chance)
             else:
                 self._todo.append((label, original, chance))
 
     def _function(self, function: types.FunctionType) -> None:
-        """Go through the code of a function, and what it is bound to."""
         code, name = function.__code__, function.__name__
         names = names_in(code)
         self._names |= names.attributes
         self.mentioned.by_string = self.mentioned.by_string or names.by_string
-        installed = is_installed(code.co_filename)  # a package, which has its counters and registers for itself
+        installed = objects.is_installed(code.co_filename)  # a package, which has its counters and registers for itself
         if not installed:
             self._users |= names.attributes
-            for reader in READERS_OF_NAMES.intersection(names.globals) - function.__globals__.keys():
+            for reader in objects.READERS_OF_NAMES.intersection(names.globals) - function.__globals__.keys():
                 where = line_like([code], rf"\b{reader}\b") or f"`{name}`"
                 self._unseen = f"it calls `{reader}`, which may read what no guard watches, in {where}"
         is_root = code is self._root_code
@@ -313,10 +280,10 @@ class _Walk:
                 nowhere.append(label)
         for namespace, absent in ((function.__globals__, missing), (vars(builtins), nowhere)):
             if absent:
-                self._guard("…", Place("absent", namespace, frozenset(absent)), MISSING)
+                self._guard("…", Place("absent", namespace, frozenset(absent)), values.MISSING)
         for label in names.imports:
             module = sys.modules.get(label)
-            if module is not None and not is_library_module(module):
+            if module is not None and not objects.is_library_module(module):
                 self._todo.append((label, module, installed))
         if function.__dict__:
             self._things.setdefault(id(function), (name, function, installed))
@@ -327,7 +294,7 @@ class _Walk:
         self._classes_of(kind)
         for each in kind.__mro__:
             made = [vars(each).get(name) for name in ("__init__", "__new__", "__post_init__")]
-            if not is_library(each):
+            if not objects.is_library(each):
                 self._todo += [(each.__name__, member, False) for member in made if member is not None]
         if issubclass(kind, nn.Module):
             self._names.add("forward")
@@ -337,7 +304,7 @@ class _Walk:
     def _classes_of(self, kind: type) -> None:
         """Have the attributes of a class looked at; methods that Python calls without their names in code count all."""
         for each in type.mro(kind):
-            if is_library(each):
+            if objects.is_library(each):
                 continue
             self._things.setdefault(id(each), (each.__name__, each, False))
             for name, member in list(vars(each).items()):
@@ -350,10 +317,10 @@ class _Walk:
 
     def _object(self, label: str, value: Any, chance: bool) -> None:
         kind = type(value)
-        if root_of(kind.__module__) in ("aotlab", "numpy", "builtins"):
+        if objects.root_of(kind.__module__) in ("aotlab", "numpy", "builtins"):
             return
         self.objects.append((label or "self", value))
-        if not is_library(kind):
+        if not objects.is_library(kind):
             self._guard(f"the class of {label or 'self'}", Place("attribute", value, "__class__"), kind)
         self._thing(label or "self", value, chance)
 
@@ -364,7 +331,8 @@ class _Walk:
         self._alive.append(module)
         dot, own = f"{label}." if label else "", label or "self"
         attributes = vars(module)
-        if not hasattr(type(static_member(type(module), "training")), "__set__"):  # else the flag of one that it holds
+        flag = objects.static_member(type(module), "training")
+        if not hasattr(type(flag), "__set__"):  # else the flag of one that it holds
             self._guard(f"{dot}training", Place("item", attributes, "training"), module.training)
         self._visit_held(f"{dot}forward", Place("item", attributes, "forward"))
         children = internals.children_held(module)
@@ -387,11 +355,11 @@ class _Walk:
             for key, tensor in tensors.items():
                 place = Place("item", tensors, key)
                 self.found.append(Reached(name=f"{dot}{key}", place=place, expected=tensor is None, optional=True))
-        if not is_library(type(module)):
+        if not objects.is_library(type(module)):
             self._names.add("forward")
             self._thing(own, module, chance)
             return
-        original = compiled_from(module)
+        original = objects.compiled_from(module)
         if original is not None:
             self._todo.append((label, original, chance))
             return
@@ -401,13 +369,12 @@ class _Walk:
             self._guard(f"{dot}forward", Place("held", graph, "forward"), graph.forward)
         for name in sorted((_own_names(cast(Hashable, type(module))) & attributes.keys()) - _MODULE_OWN):
             value = attributes[name]
-            if is_plain(value) or (type(value) is tuple and all(map(is_plain, value))):
+            if values.is_plain(value) or (type(value) is tuple and all(map(values.is_plain, value))):
                 self._is_new((id(module), name))
                 self._visit(f"{dot}{name}", value, Place("item", attributes, name))
         self._things.setdefault(id(module), (own, module, False))
 
     def _thing(self, label: str, value: Any, chance: bool) -> None:
-        """Have the attributes of an object looked at, and those of its class."""
         if id(value) not in self._things or not chance:
             self._things[id(value)] = (label, value, chance)
         self._classes_of(type(value))
@@ -419,7 +386,7 @@ class _Walk:
                 if isinstance(thing, nn.Module) and name in _MODULE_OWN:
                     continue
                 kind = thing if isinstance(thing, type) else type(thing)
-                by_chance = chance or (name not in self._users and is_of_others(kind))
+                by_chance = chance or (name not in self._users and objects.is_of_others(kind))
                 if not self._is_new((id(thing), name), by_chance):
                     continue
                 held = vars(thing)
@@ -427,7 +394,7 @@ class _Walk:
                 self._visit(f"{label}.{name}", held[name], place, chance=by_chance)
         if isinstance(thing, type):
             return
-        for name in sorted(slots_of(type(thing)) & self._names):
+        for name in sorted(objects.slots_of(type(thing)) & self._names):
             if self._is_new((id(thing), name), chance):
                 self._visit_held(f"{label}.{name}", Place("attribute", thing, name), chance=chance)
 
@@ -436,7 +403,7 @@ class _Walk:
         held = vars(thing)
         wanted: set[str] = held.keys() & self._names
         is_object = not isinstance(thing, (type, types.ModuleType))
-        if root_of(type(thing).__module__) == "torch" and is_object:
+        if objects.root_of(type(thing).__module__) == "torch" and is_object:
             if isinstance(thing, nn.Module):
                 return wanted
             public = (name for name in held if not name.startswith("_") or name in _PRIVATE_STATE)
@@ -444,7 +411,8 @@ class _Walk:
         if self.mentioned.by_string and not isinstance(thing, types.FunctionType):
             if is_object and self._is_new((id(thing), "")):
                 self._guard(f"the number of attributes of {label}", Place("size", held), len(held))
-            wanted |= {name for name in held if not name.startswith("__") and (is_object or is_plain(held[name]))}
-        if root_of(type(thing).__module__) == "logging":
-            wanted = {name for name in wanted if is_plain(held[name])}
+            own = (name for name in held if not name.startswith("__"))
+            wanted |= {name for name in own if is_object or values.is_plain(held[name])}
+        if objects.root_of(type(thing).__module__) == "logging":
+            wanted = {name for name in wanted if values.is_plain(held[name])}
         return wanted

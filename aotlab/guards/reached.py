@@ -1,8 +1,4 @@
-"""What a traced function read besides its arguments: one record per place.
-
-`aotlab.guards.reach` finds the places; this file says how a place is read again and how what it holds is compared, and
-makes one function of the comparisons of an entry.
-"""
+"""What a traced function read besides its arguments: one record per place that `aotlab.guards.reach` finds."""
 
 from __future__ import annotations
 
@@ -26,10 +22,9 @@ Constant = Callable[[Any], str]
 class Place:
     """Where a value hangs: how to read it, to assign it, and to write the reading as an expression.
 
-    An *item* of a dictionary; what an object or a class *held* in its ``__dict__``, whichever that is; an *attribute*
-    that C code provides, of a cell, a function or a slot; the *size* of a dictionary; the value of a context
-    *variable*. Or nothing: ``key`` are names that the code mentions, and that are *absent* from a dictionary or
-    *unheld* by an object or a class.
+    An *item* of a dictionary; what an object or a class *held* in its ``__dict__``; an *attribute* that C code
+    provides; the *size* of a dictionary; the value of a context *variable*. Or nothing: ``key`` are names that the code
+    mentions, and that are *absent* from a dictionary or *unheld* by an object or a class.
     """
 
     kind: Literal["item", "held", "attribute", "size", "variable", "absent", "unheld"]
@@ -92,9 +87,8 @@ class Place:
 class Reached:
     """One value outside the arguments that the traced code may read, where it hangs, and how a sentence calls it.
 
-    ``expected`` is a snapshot of what was there, which is to be there again; of an ``optional`` one, whether it was
-    None, which is all that counts. ``value`` is the object itself, kept alive, so that no other one gets its identity
-    (tensors are not kept). ``inline`` says that the generated function checks it itself.
+    ``expected`` is a snapshot of it; of an ``optional`` one, whether it was None. ``value`` is the object, kept alive
+    for its identity (tensors are not). ``inline``: the generated function checks it itself.
     """
 
     name: str
@@ -171,10 +165,8 @@ def _quoted(name: str) -> str:
 
 
 # --- one check of all of them ---------------------------------------------------------------------------------------
-#
-# The many places of one form, as the sizes of all dictionaries of a model's modules, are read by a few loops in C; for
-# the others one straight-line function is written. A model of 400 modules has 3,800 places: a line for each would take
-# twice as long to run as the loops, and a tenth of the time of the trace to compile.
+# The many places of one form, as the sizes of all dictionaries of modules, are read by a few loops in C, twice as fast
+# as by the straight-line function that is written for the others. A model of 400 modules has 3,800 places.
 
 #: What the quick readings raise where something is gone; the careful ones then decide.
 _GONE = (AttributeError, IndexError, KeyError, TypeError, ValueError)

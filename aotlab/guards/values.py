@@ -1,9 +1,8 @@
 """When two Python values are the same for a trace, and what a value held at the time of one.
 
 Plain values are compared by type and value, containers item by item, numpy arrays by their bytes, tensors by identity
-and kind (their values cannot enter a trace), everything else by identity. A `Snapshot` keeps every object alive that it
-compares by identity, except for tensors, whose memory it must not hold, nor refer to weakly, which
-`torch.utils.swap_tensors` forbids: a tensor of the same kind that gets the address of another is as good as that one.
+and kind (their values cannot enter a trace), everything else by identity. A `Snapshot` keeps alive what it compares by
+identity, except for tensors, whose memory it must not hold: one that gets the address of another is as good as that.
 """
 
 from __future__ import annotations
@@ -255,10 +254,7 @@ class CannotBeWatched(Exception):  # noqa: N818  # a signal: the function runs e
 def snapshot(
     value: Any, name: str = "a value", mentioned: Mentioned = NOTHING_MENTIONED, around: tuple[int, ...] = ()
 ) -> Snapshot:
-    """Remember what a value is, which a sentence calls ``name``; ``around`` are the ids of the containers around it.
-
-    Raises `CannotBeWatched`: it is an array, or holds more objects, than could be compared at every call.
-    """
+    """Remember what a value, called ``name``, is; ``around`` are ids of containers; raises `CannotBeWatched`."""
     if isinstance(value, Tensor):
         return _Tensor(value, mentioned)
     if is_array(value):

@@ -46,10 +46,7 @@ def overlapping_pairs(tensors: Sequence[tuple[int, Tensor]]) -> tuple[tuple[int,
 
 
 def counted_together(tensors: Sequence[tuple[int, Tensor]]) -> tuple[tuple[int, int], ...]:
-    """Return the pairs of numbers of tensors that share a version counter; of several, each with the first of them.
-
-    Slices of one buffer do, also where they share no byte: a write to one counts for the other.
-    """
+    """Return the pairs of numbers of tensors that share a version counter; of several, each with the first of them."""
     families: dict[int, list[tuple[int, Tensor]]] = {}
     for n, tensor in tensors:
         families.setdefault(internals.storage_key(tensor), []).append((n, tensor))

@@ -104,6 +104,7 @@ def moves_nothing(target: OpOverload) -> bool:
     return target is UNSAFE_VIEW or is_view_op(target)
 
 
+@functools.cache
 def is_random(target: object) -> bool:
     """Tell whether an op draws from a random generator, or reads or sets its state."""
     return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags

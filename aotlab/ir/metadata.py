@@ -1,7 +1,6 @@
 """What a traced function does to its inputs and how its outputs relate to them.
 
-The names are upstream's (``torch._functorch._aot_autograd.schemas``), so that a reader of one finds the
-way in the other; the records are our own, frozen, and filled by one run of the function.
+The names are those of upstream's ``torch._functorch._aot_autograd.schemas``; the records are our own, frozen.
 """
 
 from __future__ import annotations
@@ -24,12 +23,11 @@ class MutationType(Enum):
 class InputAliasInfo:
     """What the function did to one tensor input, the ``index``-th when duplicates were dropped.
 
-    Upstream's ``mutates_storage_metadata`` is missing: such functions run eagerly. ``metadata_steps`` are the calls
-    that changed its sizes or strides, as the epilogue repeats them. ``spec``,
-    ``is_leaf`` and ``requires_grad`` are as at the call. ``mutations_hidden_from_autograd``: every write went through
-    ``detach()`` or the like. ``keep_input_mutations``: the compiled graph itself writes the new value.
-    ``moves_version``: its version counter moved, which it does not for writes through ``.data`` and by kernels such as
-    batch norm's. ``requires_grad_set`` is what ``requires_grad_()`` made of it in the end, None if nothing.
+    ``spec``, ``is_leaf`` and ``requires_grad`` are as at the call; ``metadata_steps`` the calls that changed its sizes
+    or strides, as the epilogue repeats them. ``mutations_hidden_from_autograd``: every write went through ``detach()``
+    or the like. ``keep_input_mutations``: the compiled graph itself writes. ``moves_version``: its version counter
+    moved, as it does not for ``.data`` and kernels such as batch norm's. ``requires_grad_set`` is what
+    ``requires_grad_()`` made of it in the end, None if nothing.
     """
 
     index: int
@@ -104,13 +102,10 @@ class OutputAliasInfo:
     """How one flat output is given back.
 
     ``spec`` is the output as eager would return it, None if it is no tensor; ``base_idx`` the input, intermediate base
-    or user output that it aliases, as ``output_type`` says; ``views`` the view ops that lead from the base to it;
-    ``same_as`` the index of an earlier output that is the same object.
-
-    ``made_under_no_grad``: it is a view that was made so, and autograd does not connect it to its base. (Such a view of
-    a tensor that requires grad says that it requires grad and is a leaf.) ``precedes_write``: it is a view of an input
-    that was written later: the epilogue makes it before its writes. ``made_together`` is a number shared by views by
-    one call of a function such as ``unbind``, which is one autograd node.
+    or user output that it aliases, as ``output_type`` says; ``views`` lead there; ``same_as`` is the index of an
+    earlier output that is the same object. ``made_under_no_grad``: a view that autograd does not connect to its base.
+    ``precedes_write``: a view of an input that was written later: the epilogue makes it before its writes.
+    ``made_together`` is a number shared by views by one call, as of ``unbind``, which is one autograd node.
     """
 
     index: int
@@ -155,9 +150,8 @@ class TangentInfo:
 class ViewAndMutationMeta:
     """Everything that the run-time function must know of a traced function.
 
-    ``intermediate_bases`` are what the forward graph returns so that outputs can be made from them; ``tangents`` stand
-    in the order of the joint graph's placeholders; ``grad_enabled_mutation`` is the grad mode that the function left
-    behind, None if it left it alone; ``static_input_indices`` are parameters and buffers, whose addresses stay.
+    The forward graph returns ``intermediate_bases`` for outputs; ``tangents`` are in the joint graph's order;
+    ``grad_enabled_mutation`` is the grad mode left behind, None if left alone; ``static_input_indices`` keep addresses.
     """
 
     input_info: tuple[InputAliasInfo, ...]
@@ -166,7 +160,6 @@ class ViewAndMutationMeta:
     tangents: tuple[TangentInfo, ...] = ()
     keep_input_mutations: bool = False
     grad_enabled_mutation: bool | None = None
-    deterministic: bool = False
     static_input_indices: tuple[int, ...] = ()
 
     @property

@@ -1,7 +1,6 @@
 """What is known of a tensor without the tensor: the specs that records are made of.
 
-Sizes, strides and offsets are counted in elements and are ``int`` or `SymExpr`; names that say
-``bytes`` are in bytes. Nothing here holds a tensor.
+Sizes, strides and offsets are in elements, ``int`` or `SymExpr`; names that say ``bytes`` are in bytes.
 """
 
 from __future__ import annotations
@@ -56,10 +55,7 @@ class TensorSpec:
 
 
 class StorageNumbers:
-    """Number storages in order of first appearance, so that specs of one record can be compared.
-
-    Storages are kept alive until the numbering goes, so that an address is never given to two.
-    """
+    """Numbers storages in order of first appearance, and keeps them alive, so that no address is given to two."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, torch.UntypedStorage]] = {}

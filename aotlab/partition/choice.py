@@ -4,12 +4,11 @@ Each value that the backward might use becomes an edge between "computed again" 
 
     forward ──again──▶ value ──keep──▶ value' ──∞──▶ each value that can be computed from it ─ ─ ▶ backward
 
-Cutting ``keep`` means to keep the value; cutting ``again``, to compute it again, and then its inputs must be there in
-the backward too. For an op that must not run twice ``again`` is infinite.
+Cutting ``keep`` means to keep the value; cutting ``again``, to compute it again from inputs that are there too; that is
+infinite for an op that must not run twice.
 
-At a higher price fewer bytes are kept and more time is spent. Over all prices the choices lie on a convex curve, and a
-limit in bytes is met by walking along it. Of values that cost the same those that were made early go first: without
-that all layers of a model would go at one price, and there would be nothing between all and none.
+Over all prices the choices lie on a convex curve, and a limit in bytes is met by walking along it. Of values that cost
+the same those made early go first: else all layers of a model would go at one price.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from aotlab.partition.joint import Joint
 class Choice(NamedTuple):
     """What is kept, in the graph's order, and what follows for the values to which the price applied.
 
-    ``weight`` is their bytes and, in its lower digits, what tells choices of as many bytes apart; ``time`` is the
-    traffic of keeping and computing again, of all values.
+    ``weight``: their bytes and, in its lower digits, a tie-break; ``time``: the traffic for all values.
     """
 
     kept: tuple[fx.Node, ...]
@@ -66,10 +64,9 @@ class Chooser:
         return self._walk(limit, above, self._least(self.costs, None), self.costs, None)
 
     def lowered(self, budget: float, above: Choice, own: Collection[fx.Node]) -> Choice:
-        """Find the cheapest choice in which the values ``own`` take a part of the bytes that ``above`` gives them.
+        """Find the cheapest choice in which ``own`` values take a part of the bytes that ``above`` gives them.
 
-        ``budget`` lies between the least that they can take (0) and what they take (1). No other values are kept that
-        take memory than those that ``above`` keeps.
+        That is ``budget`` between the least (0) and what they take (1); no other memory is kept than by ``above``.
         """
         kept = frozenset(above.kept)
         above = self._weighed(above, own)
@@ -102,10 +99,7 @@ class Chooser:
         return above
 
     def _solve(self, time: int, price: int, own: Collection[fx.Node], fixed: frozenset[fx.Node] | None) -> Choice:
-        """Choose so that ``time`` per byte of traffic and ``price`` per weight of the ``own`` values cost least.
-
-        ``fixed`` is what is kept of the others, if that is settled.
-        """
+        """Choose by ``time`` per byte of traffic and ``price`` per ``own`` weight; ``fixed`` is kept of the others."""
         capacities: list[int | None] = []
         weights = self.weights
         for node, cost in self.costs.items():
@@ -136,8 +130,7 @@ class Chooser:
 class Network:
     """A directed network, whose minimum cuts are found by Dinic's algorithm (Y. Dinitz, 1970).
 
-    Nodes and edges are numbers from 0, ``source`` and ``sink`` the first nodes. Capacities are integers of any size, so
-    that costs can be scaled without rounding. (networkx takes six times as long for a graph of 2,000 nodes.)
+    Nodes and edges are numbers. Capacities are integers of any size. (networkx takes six times as long at 2,000 nodes.)
     """
 
     source = 0

@@ -1,10 +1,8 @@
 """What it costs to keep a value for the backward, and what to compute it again.
 
-All costs of time are in bytes of memory traffic, which bounds the time of all ops but a few: a value that is kept is
-written once and read once, an op that runs again reads its inputs and writes its results. Products of matrices and
-their kind (convolutions, attention) cost their arithmetic besides, `FLOPS_PER_BYTE` floating-point operations in the
-time of a byte. A pointwise op that runs again is fused with its reader, as Inductor does, so that only its arithmetic
-counts, and a view moves nothing at all::
+All costs of time are in bytes of memory traffic, which bounds the time of all ops but a few. Products (also
+convolutions, attention) cost their arithmetic besides, `FLOPS_PER_BYTE` floating-point operations in the time of a
+byte. A pointwise op that runs again is fused with its reader, so that only its arithmetic counts::
 
     kept                    2 * bytes of the value
     again, a view           1
@@ -53,9 +51,8 @@ REACHABLE = "the caller can write it, and eager keeps it too"
 class Cost:
     """The costs of one value, ``kind`` in words that fit behind "is".
 
-    ``keep`` is the cost of keeping it, in bytes of traffic, None if it cannot be kept; ``nbytes`` the memory that is
-    held from the forward to the backward if it is kept, and would not be otherwise. ``again`` is the cost of computing
-    it again, its inputs given; None if it must not run twice, and ``ban`` says why.
+    ``keep``: the traffic of keeping it, in bytes, None if it cannot be kept; ``nbytes``: the memory held for that
+    alone; ``again``: the cost of computing it, its inputs given; None if it must not run twice, and ``ban`` says why.
     """
 
     keep: int | None
@@ -85,8 +82,7 @@ def _size(value: Any) -> Any:
 def cost_of(node: fx.Node, *, in_forward: bool, static: bool, reachable: bool, flops: dict[object, int]) -> Cost:
     """Estimate the costs of a node of a joint graph that no tangent reaches.
 
-    It may be computed by the forward in any case (``in_forward``), be a parameter or buffer, which lives longer than
-    the call (``static``), or lie where the caller may write, so that it could not be computed again (``reachable``).
+    ``in_forward``: computed there anyhow; ``static``: a parameter or buffer; ``reachable``: the caller may write it.
     """
     value = node.meta.get("val")
     size = nbytes(value)

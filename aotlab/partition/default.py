@@ -28,10 +28,7 @@ def ancestors(
     stop: Collection[fx.Node] = frozenset(),
     inputs: Mapping[fx.Node, Sequence[fx.Node]] | None = None,
 ) -> set[fx.Node]:
-    """Return nodes and what they are computed from, but for ``stop`` and what only that is computed from.
-
-    ``inputs`` says what each node is computed from, if that is not what the graph says.
-    """
+    """Return nodes and what they are computed from, by ``inputs`` or the graph, but for ``stop`` and what is behind."""
     found: set[fx.Node] = set()
     todo = [node for node in nodes if isinstance(node, fx.Node)]
     while todo:
@@ -43,10 +40,7 @@ def ancestors(
 
 
 def forward_nodes(graph: fx.Graph, outputs: Sequence[fx.Node | None]) -> set[fx.Node]:
-    """Return the nodes of the forward: the primals, what ``outputs`` need, and ops that stay with what those need.
-
-    Items of multi-output ops among them belong to it, too.
-    """
+    """Return the forward's nodes: primals, what ``outputs`` and staying ops need, and items of these."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
     staying = [node for node in calls if node.meta.get("phase", "forward") == "forward" and must_stay(node)]
     found = ancestors([*primals_and_tangents(graph)[0], *outputs, *staying])
@@ -63,8 +57,7 @@ def default_partition(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint graph without recomputing anything.
 
-    Signature and calling convention are those of ``torch._functorch.partitioners.default_partition`` of torch 2.13, so
-    that each can stand in for the other; what is static decides nothing here.
+    It is called as ``torch._functorch.partitioners.default_partition`` of torch 2.13; what is static decides nothing.
 
     The joint graph takes primals, then tangents (whose names contain ``tangents``); it returns ``num_fwd_outputs``
     outputs of the forward, then one gradient or None per primal. Of the two graphs that are returned, the forward takes
@@ -107,10 +100,7 @@ def default_parts(graph: fx.Graph, num_fwd_outputs: int) -> tuple[set[fx.Node], 
 
 
 def _used_late(graph: fx.Graph, backward: set[fx.Node], gradients: set[fx.Node | None]) -> list[fx.Node]:
-    """Return what was computed in the forward for the backward alone, as what a custom Function saves may be.
-
-    Computed in the backward it would need inputs instead, which the caller may have written by then.
-    """
+    """Return what the forward computed for the backward alone, whose inputs the caller may have written by then."""
     reached: dict[fx.Node, tuple[bool, bool]] = {}  # whether primals reach a node, and whether tangents do
     found = []
     for node in graph.nodes:
@@ -138,8 +128,7 @@ def extract(
 ) -> fx.GraphModule:
     """Copy a part of a joint graph into a graph of its own, whose placeholders stand for ``inputs``.
 
-    ``body`` are the other nodes, each behind those that it uses; nodes in ``same`` are replaced by those that stand for
-    them. Of ``outputs``, None stays None, and so does a plain value, as upstream's graphs return some.
+    ``body`` are its other nodes in order; those in ``same`` are replaced. Of ``outputs``, None and plain values stay.
     """
     graph = fx.Graph()
     same = same or {}

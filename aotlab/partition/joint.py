@@ -1,13 +1,11 @@
 """A joint graph as a partitioner sees it: what the forward consists of, what the backward needs, and what both cost.
 
-What the caller can reach, as inputs and outputs, may be written by the time of the backward::
-
     def f(x, w):
         return (x * w * 3).sin()        # eager keeps x, w, and x * w * 3
 
 To compute ``x * w * 3`` again takes ``x`` and ``w`` as they were, and where a write does not count (``w.data.mul_(2)``)
-nobody would notice. So it takes copies of them, which cost memory; where the backward itself uses ``x`` and ``w``, it
-has them as they are by then, as eager does.
+nobody would notice. So it takes copies of what the caller can reach, which cost memory; where the backward itself uses
+``x`` and ``w``, it has them as they are by then, as eager does.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from torch import Tensor, fx
 from aotlab._torch import OpOverload
 from aotlab.ir.graphs import COPY, moves_nothing, output_args, phase_of, placeholders
 from aotlab.ir.specs import StorageNumbers
-from aotlab.partition.costs import cost_of, nbytes, why_once
+from aotlab.partition.costs import Cost, cost_of, nbytes, why_once
 from aotlab.partition.default import ancestors, extract, forward_nodes, is_tangent, primals_and_tangents
 
 
@@ -37,10 +35,7 @@ class Joint:
     """
 
     def __init__(self, graph: fx.Graph, count: int, static: Collection[int], reachable: Collection[fx.Node]) -> None:
-        """Read a graph whose first ``count`` outputs are the forward's.
-
-        ``static`` are the numbers of the primals that live longer than the call, ``reachable`` is as in `within_reach`.
-        """
+        """Read a graph: the forward's output ``count``, the numbers of ``static`` primals, what is `within_reach`."""
         self.graph = graph
         returned = output_args(graph)
         self.outputs, self.gradients = returned[:count], returned[count:]
@@ -68,17 +63,11 @@ class Joint:
         lasting = {primals[n] for n in static if n < len(primals)}
         reached = ancestors(self.needed, inputs=self.inputs)
         flops: dict[object, int] = {}
-        self.costs = {
-            node: cost_of(
-                node,
-                in_forward=node in self.forward,
-                static=node in lasting,
-                reachable=node in reachable,
-                flops=flops,
-            )
-            for node in graph.nodes
-            if node in reached
-        }
+        self.costs: dict[fx.Node, Cost] = {}
+        for node in graph.nodes:
+            if node in reached:
+                early, lasts, is_open = node in self.forward, node in lasting, node in reachable
+                self.costs[node] = cost_of(node, in_forward=early, static=lasts, reachable=is_open, flops=flops)
 
     def split(
         self, module: fx.GraphModule, kept: Sequence[fx.Node], reasons: Mapping[fx.Node, str]
@@ -134,8 +123,7 @@ def memory_numbers() -> Callable[[fx.Node], int | None]:
 def held_bytes(saved: Iterable[fx.Node], graph: fx.Graph, count: int) -> int:
     """Return how much memory a forward with these saved values holds for its backward, in bytes.
 
-    Memory that several of them share counts once, that of inputs and of the graph's first ``count`` outputs not at all;
-    an input that the call overwrites is saved as a clone, and so is each view of it.
+    Shared memory counts once, that of inputs and ``count`` outputs not at all, the clones of overwritten inputs each.
     """
     memory = memory_numbers()
     primals, _ = primals_and_tangents(graph)
@@ -159,8 +147,7 @@ def held_bytes(saved: Iterable[fx.Node], graph: fx.Graph, count: int) -> int:
 def common_subexpressions(graph: fx.Graph, returned: Iterable[fx.Node | None]) -> dict[fx.Node, fx.Node]:
     """Find nodes that an earlier node of the same half can stand for: from each to the one that does.
 
-    Forward and backward are never merged: what the backward computes once more may be a checkpoint's. Nothing that
-    shares memory with what is ``returned`` is merged: two results that eager keeps apart must not become one.
+    The halves stay apart, for checkpoints, and what shares memory with what is ``returned``, as eager keeps it apart.
     """
     storages = StorageNumbers()
 
@@ -209,11 +196,7 @@ def _key(value: Any, same: dict[fx.Node, fx.Node]) -> Hashable:
 
 
 def within_reach(joint: fx.Graph, count: int) -> set[fx.Node]:
-    """Return the nodes of a joint graph's forward whose values the caller can reach.
-
-    They lie in the memory of the graph's first ``count`` outputs, which are the forward's, or of its primals, but for
-    primals that the call overwrites, of which the forward saves a clone anyhow.
-    """
+    """Return the forward's nodes in memory of its ``count`` outputs or of primals that are not overwritten."""
     memory_of = memory_numbers()
     tops = {node for node in primals_and_tangents(joint)[0] if not node.meta.get("overwritten")}
     seen = (node for node in [*tops, *output_args(joint)[:count]] if isinstance(node, fx.Node))
@@ -224,10 +207,7 @@ def within_reach(joint: fx.Graph, count: int) -> set[fx.Node]:
 
 @contextmanager
 def copied(reachable: Set[fx.Node], worth: Callable[[fx.Node], bool]) -> Iterator[None]:
-    """Let what a joint graph computes from values in reach take copies of those meanwhile.
-
-    ``worth`` says of a node whether it might be computed again.
-    """
+    """Let what is computed from values in reach take copies meanwhile, if it is ``worth`` computing again."""
     copies: list[fx.Node] = []
     try:
         for node in reachable:

@@ -1,20 +1,16 @@
 """The rematerializing partitioner: what the backward can cheaply compute again is not kept.
 
-Of what the forward computes, the backward needs some values. Each can be *kept* or *computed again* from values that
-are kept further up. Both cost something (`aotlab.partition.costs`), and the cheapest choice for all values together
-is a minimum cut (`aotlab.partition.choice`).
+Each value that the backward needs of the forward can be *kept* or *computed again* from values kept further up. Both
+cost something (`aotlab.partition.costs`), and the cheapest choice for all is a minimum cut (`aotlab.partition.choice`).
 
-What the caller can reach, as inputs and outputs, may be written by then in ways that nobody notices. Where the backward
-proper uses it, eager keeps it too, and it costs nothing; to compute something again from it takes a copy
-(`aotlab.partition.joint`), unless less memory is asked for than that.
+What the caller can reach may be written by then in ways that nobody notices. Where the backward proper uses it, eager
+keeps it too, and it costs nothing; to compute something again from it takes a copy (`aotlab.partition.joint`).
 
-A *memory budget* is a limit on kept bytes, which is met by a price on them; 1 asks for what is fastest, 0 for the least
-that can be kept. A module may have a budget of its own (`aotlab.partition.regions`). The regions are settled one
-after the other, those without a name first: each at a price of its own, while what is kept elsewhere stays as it is.
+A *memory budget* is a limit on kept bytes, met by a price on them; 1 asks for what is fastest, 0 for the least. Modules
+may have their own (`aotlab.partition.regions`), settled one after the other, those without a name first.
 
-Never is more kept than by the default partitioner. The fastest choice may (a copy, a value that is larger than those
-that could be computed from it); then a price is found at which it does not. Should there be none, the choice is the
-default partitioner's.
+Never is more kept than by the default partitioner: where the fastest choice would, a price is found at which it does
+not, or the default partitioner's choice is taken.
 """
 
 from __future__ import annotations
@@ -43,8 +39,7 @@ def min_cut_rematerialization_partition(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint graph so that keeping values for the backward and computing them again cost least together.
 
-    Signature and calling convention are those of ``torch._functorch.partitioners.min_cut_rematerialization_partition``
-    of torch 2.13, with ``memory_budget`` and ``region_budgets`` besides, so that each can stand in for the other.
+    It is called as ``torch._functorch.partitioners.min_cut_rematerialization_partition`` of torch 2.13, with budgets.
 
     Parameters
     ----------
@@ -54,10 +49,9 @@ def min_cut_rematerialization_partition(
         The primals that live longer than the call (parameters, buffers): to keep them costs nothing.
     memory_budget
         Of the memory between the least that can be kept (0) and what is kept when time alone counts (1), the part
-        that may be used. Never more is kept than by `default_partition`. Below 1, values are computed again from
-        inputs and outputs themselves, as a checkpoint does: if one was written by then, the backward raises; writes
-        that autograd does not count, as to ``x.data``, show in what is computed again. At 1, and in upstream's graphs,
-        which do not say which inputs the call overwrites, it takes copies of them.
+        that may be used. Below 1, values are computed again from inputs and outputs themselves, as a checkpoint does:
+        if one was written by then, the backward raises; uncounted writes, as to ``x.data``, show. At 1, and in
+        upstream's graphs, which do not say which inputs the call overwrites, it takes copies of them.
     region_budgets
         Budgets of modules, by their paths (``"layers.*"``, where ``*`` is one name) or classes, in place of
         ``memory_budget``: see `aotlab.partition.regions`.

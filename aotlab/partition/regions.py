@@ -3,14 +3,13 @@
     region_budgets={"layers.*": 0.0, "layers.3": 1.0, Attention: 0.5}
 
 A region is named by a path in the compiled module, in which ``*`` stands for one name and ``?`` for one letter, or by a
-class of modules; what runs inside of a module belongs to it, too. Where a function calls ``model(x)``, both
-``layers.0`` and ``model.layers.0`` name the layer. Of two modules around an op the inner one counts, and of two names
-of one module the later one. Each entry is one region, however many modules it names, and its budget is for all of them
-together: of what the values made there take when time alone counts, and the least that they can take while what is kept
-elsewhere stays, it is the part that they may take. A view belongs to where the memory was made.
+class; what runs inside of a module belongs to it, a view to where the memory was made. Where a function calls
+``model(x)``, both ``layers.0`` and ``model.layers.0`` name the layer. Of two modules around an op the inner one counts,
+of two names of one module the later one. A budget is for all modules of its entry together: between what their values
+take when time alone counts and the least that they can take while what is kept elsewhere stays.
 
-Behind Dynamo, what was marked with ``torch.autograd.graph.region_activation_memory_budget(budget)`` (torch 2.13 and
-later) is a region, too, unless it belongs to one by its module: all that has the same mark.
+Behind Dynamo, what has one mark of ``torch.autograd.graph.region_activation_memory_budget(budget)`` (from torch 2.13)
+is a region, too, unless it belongs to one by its module.
 """
 
 from __future__ import annotations
@@ -41,10 +40,7 @@ class Region(NamedTuple):
 
 
 class Budgets:
-    """Knows the budget of each node; ``region_budgets`` is as in the partitioner.
-
-    Raises `UsageError`: one of them is no number from 0 to 1.
-    """
+    """Knows the budget of each node; `UsageError`: one of ``region_budgets`` is no number from 0 to 1."""
 
     def __init__(self, memory_budget: float, region_budgets: Mapping[Name, float]) -> None:
         given: list[tuple[Any, Any]] = [("memory_budget", memory_budget), *region_budgets.items()]
@@ -106,10 +102,7 @@ def _owner(node: fx.Node) -> fx.Node:
 
 
 def module_stack(node: fx.Node) -> list[tuple[str, Any]]:
-    """Return the modules in which a node was made, the outermost first, each as its path and its class.
-
-    The first name of a path is what the module itself is called, ``self`` or the name of a variable.
-    """
+    """Return the modules in which a node was made, the outermost first: path (``self.layers.0``) and class."""
     stack = node.meta.get("nn_module_stack")
     return [(_readable(path), kind) for path, kind in stack.values()] if stack else []
 

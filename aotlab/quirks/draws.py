@@ -5,17 +5,16 @@
     torch.ones(20, 30).bernoulli_(0.5).t()       # the same numbers, then
     torch.ones(30, 20).bernoulli_(0.5)           # others
 
-A graph has no op in place, but one that makes a new tensor, row by row. Where eager goes along the memory, drawing for
-the dimensions in the memory's order gives eager's numbers, and eager's strides. Whether it does is the kernel's choice,
-which differs from processor to processor; so the kernel is asked, once in a process. How a tensor lies in memory is
-known from its fake (`aotlab._torch.as_in_eager`), unless an op that is not torch's own has made what it comes from.
+A graph makes a new tensor, row by row. Where eager goes along the memory, as processors differ in, drawing for the
+dimensions in the memory's order gives its numbers and strides; so the kernel is asked, once in a process. The strides
+are those of fakes (`aotlab._torch.as_in_eager`), unless an op that is not torch's own comes before.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,9 +22,7 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab.trace.corrections import order_of_memory
 from aotlab.trace.quirk import OpHandler, Quirk
-
-if TYPE_CHECKING:
-    from aotlab.trace.recorder import Recorder
+from aotlab.trace.recorder import Recorder
 
 _BERNOULLI = torch.ops.aten.bernoulli.p
 

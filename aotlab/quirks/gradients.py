@@ -1,13 +1,12 @@
 """``torch.autograd.grad`` inside of the function: what it computes is traced like anything else.
 
-A gradient with respect to an input would pass that input's hooks, which the trace has not; and an input that is a view
-of another would lead to that.
+Hooks that it would pass, and views of others among the inputs, which the trace has not, run eagerly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,12 +14,10 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
 from aotlab.guards.places import user_line
+from aotlab.runtime.draft import Draft
+from aotlab.trace.escapes import EscapeGuard
 from aotlab.trace.function import Findings
 from aotlab.trace.quirk import Handler, Point, Quirk
-
-if TYPE_CHECKING:
-    from aotlab.runtime.draft import Draft
-    from aotlab.trace.escapes import EscapeGuard
 
 
 class Gradients(Quirk):

@@ -5,10 +5,9 @@
         y.register_hook(lambda gradient: gradient.clamp(-1, 1))
         return y.exp()
 
-A hook is Python that runs in each backward. While tracing it is only noted, with the place of the autograd graph where
-it hangs; each compiled call registers the same hook on the caller's tensor, or on one that stands for the intermediate.
-In eager each call makes a hook of its own. So a hook that holds what the call made, as one of its tensors or a list to
-which it appends, runs eagerly; what is outside of the call is shared by all calls, in eager as here.
+While tracing a hook is only noted, with its place in the autograd graph; each compiled call registers the same one on
+the caller's tensor, or on one that stands for the intermediate. A hook that holds what the call made, a tensor or a
+list to which it appends, runs eagerly, as each call would have its own.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,15 +29,13 @@ from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
 from aotlab.guards.places import user_line
 from aotlab.trace.edges import Edge, edge_of, edges_behind
+from aotlab.trace.escapes import EscapeGuard
 from aotlab.trace.function import Findings
 from aotlab.trace.inputs import Entered
 from aotlab.trace.outputs import Outputs
 from aotlab.trace.quirk import Handler, Quirk
 from aotlab.trace.records import Hook, HookKind
 from aotlab.trace.sources import ways_back
-
-if TYPE_CHECKING:
-    from aotlab.trace.escapes import EscapeGuard
 
 #: What a call may make anew for a hook to hold: it is never changed.
 _FIXED = (
@@ -209,10 +206,7 @@ def _content(cell: Any) -> Any:
 
 
 def _running() -> Iterator[types.FrameType]:
-    """Go through the frames of the traced function and of what it called, innermost first; no library's are among them.
-
-    The recorder's own stand between; what else of aotlab is met called the function.
-    """
+    """Go through the frames of the traced function and of what it called, innermost first; of no library."""
     package = __name__.partition(".")[0]
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -3,14 +3,13 @@
     torch.linalg.svdvals(x)           # computes no vectors where nothing is to be differentiated
     F.max_pool1d(x.mT, 2)             # lays its result out row by row
 
-Some linear algebra computes less where nothing is to be differentiated, but cannot tell so in a trace; some kernels lay
-out their result otherwise than the ops that are recorded for them.
+A trace cannot tell that nothing is to be differentiated, and its ops lay out their results otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,12 +18,10 @@ from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
 from aotlab.guards.places import user_line
 from aotlab.trace import boundary
+from aotlab.trace.escapes import EscapeGuard
 from aotlab.trace.quirk import Handler, Quirk
 from aotlab.trace.running import values_only
 from aotlab.trace.tape import tensors_in
-
-if TYPE_CHECKING:
-    from aotlab.trace.escapes import EscapeGuard
 
 
 class Kernels(Quirk):
@@ -60,10 +57,7 @@ def _max_pool1d(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: di
 
 
 def _without_vectors(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute singular values or eigenvalues without vectors where no gradient needs them.
-
-    Under a transform of ``torch.func`` eager computes them, too.
-    """
+    """Compute no vectors where no gradient needs them; under transforms of ``torch.func`` eager does, too."""
     if internals.transforms_active() or _are_differentiated((args, kwargs)):
         return guard.run(func, args, kwargs)
     with values_only():

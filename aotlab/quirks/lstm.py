@@ -1,26 +1,23 @@
-"""LSTMs that are trained: on the CPU, eager runs a kernel of oneDNN's.
+"""LSTMs that are trained: on the CPU, eager runs a kernel of oneDNN's, which looks at grad mode when it runs.
 
-That looks at grad mode when it runs: without it, it keeps nothing for the backward. A compiled forward runs without it,
-and so does not call the kernel itself, but an op that turns grad mode on for it. Compilers that do not compute bit for
-bit what eager does get the ops that define an LSTM instead, which they can join.
+A compiled forward runs without grad mode, and so calls an op that turns it on for the kernel. Compilers that do not
+compute bit for bit what eager does get the ops that define an LSTM instead, which they can join.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
+from aotlab.trace.escapes import EscapeGuard
 from aotlab.trace.quirk import Handler, OpHandler, Quirk
+from aotlab.trace.recorder import Recorder
 from aotlab.trace.running import is_exact
-
-if TYPE_CHECKING:
-    from aotlab.trace.escapes import EscapeGuard
-    from aotlab.trace.recorder import Recorder
 
 
 class Lstm(Quirk):

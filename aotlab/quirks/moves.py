@@ -12,7 +12,7 @@ memory to itself. Of arguments only those that require no grad are moved; the ep
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,11 +21,9 @@ from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
 from aotlab.guards.places import user_line
 from aotlab.trace.boundary import CHANGES_SIZES
+from aotlab.trace.escapes import EscapeGuard
+from aotlab.trace.function import Findings
 from aotlab.trace.quirk import Handler, Quirk
-
-if TYPE_CHECKING:
-    from aotlab.trace.escapes import EscapeGuard
-    from aotlab.trace.function import Findings
 
 _DETACHES = (Tensor.detach_, torch.detach_)
 _MOVES = (Tensor.t_, Tensor.transpose_, Tensor.swapaxes_, Tensor.swapdims_, Tensor.squeeze_, Tensor.unsqueeze_)

@@ -1,11 +1,10 @@
-"""Warnings that a function gives: noted while it is traced, and given again at each call.
+"""Warnings that a function gives: noted while it is traced, and given again at each call, for Python's filters.
 
     def f(x):
         warnings.warn("slow path")
         return x * 2
 
-Eager warns at each call, and Python's filters decide what becomes of it; the line does not run in a compiled call. So
-the run-time function warns in the function's stead.
+The line does not run in a compiled call, so the run-time function warns in its stead.
 """
 
 from __future__ import annotations
@@ -15,15 +14,13 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aotlab.capture.signals import RunEagerly
+from aotlab.runtime.draft import Draft
+from aotlab.trace.escapes import EscapeGuard
 from aotlab.trace.quirk import Handler, Point, Quirk
 from aotlab.trace.surroundings import Warned
-
-if TYPE_CHECKING:
-    from aotlab.runtime.draft import Draft
-    from aotlab.trace.escapes import EscapeGuard
 
 
 class Warnings(Quirk):
@@ -38,7 +35,6 @@ class Warnings(Quirk):
         return {warnings.warn: self._note}
 
     def _note(self, guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take the warnings of a trace, all at once."""
         self._noted = args
         if would_raise(args):
             raise RunEagerly(
@@ -82,11 +78,5 @@ def warn_again(noted: Sequence[Warned]) -> None:
                 frame = frame.f_back
             if frame is not None:
                 file, line, scope = frame.f_code.co_filename, frame.f_lineno, frame.f_globals
-        warnings.warn_explicit(
-            each.message,
-            each.category,
-            file,
-            line,
-            module=scope.get("__name__"),
-            registry=scope.setdefault("__warningregistry__", {}),
-        )
+        module, registry = scope.get("__name__"), scope.setdefault("__warningregistry__", {})
+        warnings.warn_explicit(each.message, each.category, file, line, module=module, registry=registry)

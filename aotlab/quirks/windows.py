@@ -4,15 +4,14 @@
     x.storage_offset()               # 2
     x.as_strided((2,), (1,))         # a window that reaches no memory but that of x
 
-The trace has memory of its own for each input, at the caller's offset as long as nobody writes it. So an entry whose
-function looked at an offset is guarded to be for inputs with that offset; what is written, or shares memory with
-another input, is looked at eagerly.
+An entry whose function looked at an offset is guarded to be for inputs with that offset; what is written, or shares
+memory with another input, is looked at eagerly, as the trace has it elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,10 +20,8 @@ from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
 from aotlab.guards.places import user_line
 from aotlab.trace.chronicle import InputStorage, span
+from aotlab.trace.escapes import EscapeGuard
 from aotlab.trace.quirk import Handler, Quirk
-
-if TYPE_CHECKING:
-    from aotlab.trace.escapes import EscapeGuard
 
 
 class Windows(Quirk):

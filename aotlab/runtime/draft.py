@@ -50,7 +50,7 @@ class Writer:
 
     def local(self, wanted: str) -> str:
         """Make up a local name that reads like ``wanted``."""
-        name = re.sub(r"\W+", "_", wanted).strip("_") or "value"
+        name = wanted if wanted.isalnum() else re.sub(r"\W+", "_", wanted).strip("_") or "value"
         if name[0].isdigit():
             name = f"v{name}"
         if keyword.iskeyword(name):

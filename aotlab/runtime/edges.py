@@ -11,11 +11,7 @@ from aotlab.trace.records import Source
 
 
 class Edges:
-    """Names what stands for the edges of the traced autograd graph.
-
-    A write gives a tensor another history. What a later segment needs of the earlier one has been kept by then, under a
-    name of its own.
-    """
+    """Names what stands for the traced graph's edges; histories from before a write were kept under their own names."""
 
     def __init__(self, draft: Draft, outputs: Outputs) -> None:
         self._draft = draft

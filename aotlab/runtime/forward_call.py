@@ -274,6 +274,8 @@ class Compiled(torch.autograd.Function):
         """Run the compiled backward. The last None is for an input that only requires grad, if there is no other."""
         return None, None, None, *ctx.compiled(ctx.values, tangents[: len(ctx.compiled.masks)]), None
 
+    apply = internals.APPLY_OF_C
+
 
 class ForwardFailed(Exception):  # noqa: N818  # a signal to whoever called the generated function
     """A compiled forward raised ``error``; nothing that the caller can see has changed.

@@ -1,7 +1,7 @@
 """Stage 7, runtime: write the function that stands between the caller and the compiled graphs.
 
-The graphs are pure; the caller's function was not. What the earlier stages took away, this one gives back, as one
-straight-line Python function per entry, with no case in it that the metadata rules out::
+What the earlier stages took away, this one gives back, as one straight-line Python function per entry, with no case in
+it that the metadata rules out::
 
     def run(args, kwargs):
         # prologue: do the assumptions of the trace hold?
@@ -21,13 +21,12 @@ straight-line Python function per entry, with no case in it that the metadata ru
         out_0 = x.t()                    # an output that aliases an input
         return (out_0, out_1)
 
-For training there is one `Compiled` autograd node for each segment of the traced autograd graph, mostly one; of several
-each is followed by the writes that it has the values for. Only inputs that can get a gradient go through it, and its
-backward is compiled for the tangents that are defined. `SavedValues` does for saved values what autograd does for its
-own. A call whose kernels raise is run eagerly, from its beginning.
+For training there is one `Compiled` autograd node for each segment of the traced autograd graph, followed by the writes
+that it has the values for. Only inputs that can get a gradient go through it; its backward is compiled for the tangents
+that are defined. `SavedValues` does what autograd does for its own. A call whose kernels raise is run eagerly.
 
-Each part of the text has a file, in this order: `prologue` and `arguments`; `forward_call`; `mutations`, `outputs`;
-`saved`. They share one `draft`. The text is kept in the record, and by `linecache` for tracebacks.
+The text is written in this order by `prologue` and `arguments`; `forward_call`; `mutations`, `outputs`; `saved`, which
+share one `draft`. It is kept in the record, and by `linecache` for tracebacks.
 """
 
 from __future__ import annotations
@@ -60,10 +59,7 @@ class RuntimeRecord:
 
 
 def run(parts: Parts) -> tuple[RuntimeRecord, Callable[[tuple[Any, ...], dict[str, Any]], Any]]:
-    """Write, compile and return the function that serves one entry's calls.
-
-    It takes ``args`` and ``kwargs`` and returns what the user's function would, or `MISS` if the guards do not hold.
-    """
+    """Make the function that serves an entry's calls: it returns what the user's would, or `MISS` by its guards."""
     source, namespace = generate(parts)
     safe = re.sub(r"[^\w.]+", "_", parts.call.target.name)
     name = f"<aotlab {safe} entry {parts.entry}>"
@@ -102,7 +98,6 @@ def generate(parts: Parts) -> tuple[str, dict[str, Any]]:
 
 
 def _leave_grad_mode(draft: Draft) -> None:
-    """Write what leaves the grad mode as the function does."""
     left = draft.meta.grad_enabled_mutation
     if left is not None:
         draft.w.add(f"set_grad_mode({left})")

@@ -4,8 +4,7 @@
     if x.sum() > 0:          # asks for a value: a trace has none
     time.time()              # is another one at each call
 
-Each row of a table says why, and what to do instead. `EscapeGuard` looks up what is called and raises; such a call runs
-eagerly with one notice, or is an error under ``config.fallback = "error"``.
+`EscapeGuard` looks up what is called in these tables, and raises.
 """
 
 from __future__ import annotations
@@ -19,17 +18,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from aotlab import _torch as internals
+from aotlab import errors
 from aotlab.capture.signals import RunEagerly
-from aotlab.errors import (
-    BY_DYNAMO,
-    CapturedTensorError,
-    DataDependentError,
-    EscapeError,
-    HigherOrderOpError,
-    RandomOpError,
-    RefusedError,
-    UserLine,
-)
+from aotlab.errors import BY_DYNAMO
 from aotlab.guards.places import called, name_of, user_line
 from aotlab.trace.tape import tensors_in
 
@@ -44,7 +35,7 @@ class Row(NamedTuple):
     what: str
     why: str = "the compiled function would see the memory of this one trace"
     instead: str = _OR_DYNAMO
-    error: type[RefusedError] = EscapeError
+    error: type[errors.RefusedError] = errors.EscapeError
 
 
 _VALUES = "a trace has no values"
@@ -67,9 +58,9 @@ OF_A_TENSOR: Mapping[Any, Row] = {
     Tensor.grad.__get__: Row("`.grad`", "it belongs to the caller's tensor, not to the traced one", _STEP),  # type: ignore[union-attr]  # a getter
     Tensor.grad.__set__: Row("an assignment to `.grad`", "it would be lost", _STEP),  # type: ignore[union-attr]  # a setter
     Tensor.backward: Row("`backward()`", "gradients would be added to traced tensors, not to the caller's", _STEP),
-    Tensor.tolist: Row("`tolist()`", _VALUES, error=DataDependentError),
-    Tensor.__repr__: Row("the text", _VALUES, error=DataDependentError),
-    Tensor.__format__: Row("the text", _VALUES, error=DataDependentError),
+    Tensor.tolist: Row("`tolist()`", _VALUES, error=errors.DataDependentError),
+    Tensor.__repr__: Row("the text", _VALUES, error=errors.DataDependentError),
+    Tensor.__format__: Row("the text", _VALUES, error=errors.DataDependentError),
 }  # fmt: skip
 
 #: What changes a tensor in place other than in its values.
@@ -127,18 +118,14 @@ _BRANCH = f"choose with torch.where, or {BY_DYNAMO}"
 _NUMBER = f"keep it a tensor, pass the number as an argument, or {BY_DYNAMO}"
 _TEXT = f"return it and print it outside, or {BY_DYNAMO}"
 _KEEPS_SIZE = f"use torch.where or masked_fill, which keep the size, or {BY_DYNAMO}"
-#: What asks for a value, by the name of what was called: what it asks of a tensor, and the way out. Torch has one op
-#: below them all, ``aten._local_scalar_dense``; the user called it `if` or `one_hot`.
+#: What asks for a value, by the name of what was called (torch has one op below all): what it asks, and the way out.
 _ASKS_VALUES = {
     "__bool__": ("`if`, `while`, `assert` or `bool()` asks for the value of {}", _BRANCH),
     "__contains__": ("`in` asks for the values of {}", f"write `(x == value).any()`, or {BY_DYNAMO}"),
     "item": ("`.item()` asks for the value of {}", _NUMBER),
-    "__int__": ("`int()` asks for the value of {}", _NUMBER),
-    "__float__": ("`float()` asks for the value of {}", _NUMBER),
-    "__complex__": ("`complex()` asks for the value of {}", _NUMBER),
+    **{f"__{kind}__": (f"`{kind}()` asks for the value of {{}}", _NUMBER) for kind in ("int", "float", "complex")},
     "__index__": ("an index or a length asks for the value of {}", _NUMBER),
-    "__getitem__": ("an index asks for values of {}", _NUMBER),
-    "__setitem__": ("an index asks for values of {}", _NUMBER),
+    **dict.fromkeys(("__getitem__", "__setitem__"), ("an index asks for values of {}", _NUMBER)),
     "tolist": ("`tolist()` asks for the values of {}", f"return the tensor, or {BY_DYNAMO}"),
     "__repr__": ("`print`, `str()` or `repr()` asks for the values of {}", _TEXT),
     "__format__": ("a text asks for the values of {}", _TEXT),
@@ -148,9 +135,7 @@ _ASKS_VALUES = {
 }
 #: What has a result whose size depends on values: the way out.
 _ASKS_SIZES = {
-    "__getitem__": _KEEPS_SIZE,
-    "__setitem__": _KEEPS_SIZE,
-    "masked_select": _KEEPS_SIZE,
+    **dict.fromkeys(("__getitem__", "__setitem__", "masked_select"), _KEEPS_SIZE),
     "repeat_interleave": "pass output_size=",
     "nonzero": f"compute with the mask itself, or {BY_DYNAMO}",
 }
@@ -191,7 +176,7 @@ def refuse_unasked(name: str, *tensors: Any, **_: Any) -> NoReturn:
     """Stand for a function that asks no mode: one that touches a random generator, or takes tensors' memory."""
     of = " and ".join(called(tensor) for tensor in tensors if isinstance(tensor, Tensor))
     takes_memory = name in ("swap_tensors", "to_dlpack")
-    raise (EscapeError if takes_memory else RandomOpError)(
+    raise (errors.EscapeError if takes_memory else errors.RandomOpError)(
         f"`torch.{name}`{of and f' of {of}'} was called inside the function",
         line=user_line(),
         why=f"{'tensors' if takes_memory else 'random generators'} would change or be read while tracing only",
@@ -199,9 +184,9 @@ def refuse_unasked(name: str, *tensors: Any, **_: Any) -> NoReturn:
     )
 
 
-def refuse_higher_order(op: object, line: UserLine | None = None) -> NoReturn:
+def refuse_higher_order(op: object, line: errors.UserLine | None = None) -> NoReturn:
     """Refuse what holds functions, such as ``torch.cond``."""
-    raise HigherOrderOpError(
+    raise errors.HigherOrderOpError(
         f"higher-order op `{op}` has no tracing rule yet",
         line=line or user_line(),
         why="it holds functions, which would have to be traced on their own",
@@ -238,7 +223,7 @@ def explain_escape(error: RuntimeError, func: Any, args: tuple[Any, ...], kwargs
     if "functional tensor" in text:
         written = next((tensor for tensor in tensors_in((args, kwargs)) if is_captured(tensor)), None)
         if written is not None:
-            raise CapturedTensorError(
+            raise errors.CapturedTensorError(
                 f"{called(written)}, which is not an argument, is written",
                 line=user_line(),
                 why="the write would happen while tracing",
@@ -251,7 +236,9 @@ def explain_escape(error: RuntimeError, func: Any, args: tuple[Any, ...], kwargs
         ) from error
 
 
-def explain_question(error: DataDependentError, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def explain_question(
+    error: errors.DataDependentError, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     """Say of a refusal what the user asked for; ``func`` is what was called, with what."""
     name, given = op_name(func), tensors_in((args, kwargs))
     if name in ("__getitem__", "__setitem__") and len(args) > 1:

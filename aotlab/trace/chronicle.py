@@ -34,10 +34,7 @@ def span(tensor: Tensor) -> tuple[int, int]:
 
 
 class InputStorage(NamedTuple):
-    """Memory that inputs have in the trace.
-
-    ``members`` are the kept inputs in it, ``name`` that of the first; ``wrapper`` is the input, or the base of several.
-    """
+    """Memory of the kept inputs ``members``, ``name`` being the first's; ``wrapper``: the input or its base."""
 
     members: tuple[int, ...]
     name: str
@@ -48,10 +45,9 @@ class InputStorage(NamedTuple):
 class Chronicle:
     """Notes views and writes while the traced function runs; ``storages`` are the inputs' memory by its keys.
 
-    ``viewed_unseen`` has the memory of which views were made or used without autograd, ``fragile`` that of which views
-    were made that must not be used once the version moved, ``aliased`` that of which there are aliases that know no
-    base. ``kept_by`` says what autograd's nodes of writes to views keep, which Python does not see. ``offsets_read``
-    has the inputs whose offset mattered.
+    Of memory, by its keys: views of ``viewed_unseen`` were made or used without autograd, of ``fragile`` must not be
+    used once the version moved; ``aliased`` has aliases that know no base. ``kept_by`` is what nodes of writes to views
+    keep unseen by Python, ``offsets_read`` the inputs whose offset mattered.
     """
 
     def __init__(self, storages: Mapping[int, InputStorage]) -> None:
@@ -110,10 +106,9 @@ class Chronicle:
                 self.viewed_unseen.add(key)
 
     def sees_as_dtype(self, tensor: Tensor, view: Tensor) -> None:
-        """Note that the bytes of a tensor are seen by a view, as another dtype perhaps.
+        """Note that a view sees a tensor's bytes, as another dtype perhaps.
 
-        Larger elements have to begin where eager wants them to. A write through the one would put bytes other than 0
-        and 1 into a bool tensor, and copies of it take them for 1.
+        Larger elements begin where eager wants them to; other bytes than 0 and 1 in a bool tensor would be copied as 1.
         """
         storage = self.storages.get(internals.storage_key(tensor))
         if storage is not None and view.element_size() > tensor.element_size():

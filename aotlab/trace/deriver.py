@@ -28,10 +28,7 @@ from aotlab.trace.write_calls import may_overlap_itself
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tangents:
-    """The fake tangents, one for each root, then one for each cut edge.
-
-    ``wrappers`` stand for them under autograd; ``of_entries`` has for each segment the numbers of those that come in.
-    """
+    """The fake tangents, for roots, then cut edges; ``wrappers`` for autograd; their numbers by segment."""
 
     fakes: Sequence[Tensor]
     wrappers: Sequence[Tensor]
@@ -59,9 +56,8 @@ def stand_in(
 class Deriver:
     """Runs the backwards of a trace under its recorder, and remembers what came of it.
 
-    ``holder`` puts the traced parameters in their place again, where a checkpoint runs its function for a backward.
-    ``full`` are the gradients for each segment with all its tangents; ``arrived`` the edges of leaves in the order in
-    which autograd came to them, if the graph is one segment.
+    ``holder`` puts the traced parameters in place for checkpoints, ``full`` has each segment's gradients for all
+    tangents, ``arrived`` the edges of leaves as autograd came to them, if there is one segment.
     """
 
     recorder: Recorder
@@ -91,11 +87,7 @@ class Deriver:
         return self._restrided[n, strides]
 
     def derive(self, segment: int, pattern: Pattern, *, autocast: bool = False) -> list[Tensor | None]:
-        """Run a segment's backward for the tangents of a pattern; None for a slot that they do not reach.
-
-        With ``autocast`` it is run under the autocast that is on now, which then casts what the backward computes. What
-        the backward of the traced program raises is raised.
-        """
+        """Run a segment's backward for a pattern's tangents, under ``autocast`` perhaps; None for slots not reached."""
         full = is_full(pattern) and not autocast
         if full and segment in self.full:
             return self.full[segment]

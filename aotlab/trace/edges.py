@@ -27,8 +27,6 @@ def edge_of(tensor: Tensor) -> Edge:
 
 
 class _Look(torch.autograd.Function):
-    """Hangs a node behind a tensor, to see what its gradient goes to."""
-
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
         return torch.empty(0)

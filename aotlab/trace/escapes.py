@@ -28,11 +28,7 @@ _READS_DATA = Tensor.data.__get__  # type: ignore[attr-defined]  # a slot wrappe
 
 
 class EscapeGuard(TorchFunctionMode):
-    """Refuse, at the Python level, what would look behind a traced tensor or write around the trace.
-
-    ``storages`` are the inputs' memory by `_torch.storage_key`; a backward has no inputs. ``hooks`` are what each
-    compiled call is to register, by the number of its handle.
-    """
+    """Refuse looks behind traced tensors, and writes around the trace; ``hooks`` by handle are for each call."""
 
     def __init__(
         self,
@@ -68,7 +64,6 @@ class EscapeGuard(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Let a function pass, or refuse it."""
         with internals.disable_torch_function():  # in hooks of a backward this mode is in force twice
             self.chronicle.uses((args, kwargs))
         try:
@@ -157,12 +152,10 @@ class EscapeGuard(TorchFunctionMode):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """End the guard."""
         self._replaced.__exit__(*error)
         super().__exit__(*error)  # type: ignore[no-untyped-call]  # untyped in torch
 
     def _called(self, tensor: Tensor, otherwise: str = "a tensor") -> str:
-        """Name a tensor for an error."""
         item = self.inputs.get(id(tensor))
         return called(tensor, otherwise) if item is None else f"`{item.name}`"
 

@@ -31,11 +31,7 @@ class Returned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardOutputs:
-    """All of them, and what becomes of the inputs.
-
-    ``returned`` has the new values first, one for each of the epilogue's ``writes``; ``write_back`` are (input, new
-    value) for what the graph itself writes; ``infos`` say what became of each input, and who writes it.
-    """
+    """All of them: ``returned``, first the values for ``writes``; the graph does ``write_back``: (input, new value)."""
 
     returned: list[Returned]
     writes: list[Write]
@@ -64,13 +60,7 @@ class ForwardOutputs:
 
 
 def writes_of(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> list[Write]:
-    """Decide into which of the caller's tensors the epilogue writes.
-
-        def f(a, b):           # b = a[2:], so both are windows of one base
-            a.mul_(2)          # a is written; b shows it, and gets nothing of its own
-
-    Of tensors that share memory, the longest come first; one whose bytes all lie inside one that is written is skipped.
-    """
+    """Decide into which of the caller's tensors the epilogue writes: of shared memory, not into a part of another."""
     found: list[Write] = []
     for k, info in enumerate(infos):
         if info.mutates_data and inputs[k].base is None:
@@ -91,17 +81,12 @@ def writes_of(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> lis
             found.append(Write(k, visible=False, counts=infos[k].moves_version))
             if internals.is_dense(real):
                 covered.append((start, stop))
-    # After a write that requires grad torch lets nobody write another part of the memory through a view without a
-    # history: such writes come last.
+    # last those that require grad: after them torch lets nobody write the memory through a view without a history
     return sorted(found, key=lambda write: (write.visible, write.index))
 
 
 def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> ForwardOutputs:
-    """List what the forward graph returns.
-
-    With ``keep_input_mutations`` a graph without anything to differentiate writes the inputs itself where it can, if
-    none of its ops may raise.
-    """
+    """List what the forward graph returns; with ``keep_input_mutations`` it writes inputs itself where it can."""
     inputs, infos, outputs = findings.inputs, findings.infos, findings.outputs
     finals = [internals.from_functional(item.wrapper) for item in inputs]
     results = [Returned(TangentSource.OUTPUT, i, v, root, outputs.infos[i].name) for i, v, root in outputs.returned]
@@ -130,11 +115,7 @@ def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> Forwar
 
 
 def _may_write(findings: Findings) -> bool:
-    """Tell whether a graph may write inputs itself.
-
-    What raises must leave them as they were, since eager has to write them and to raise its error. And a view from
-    before a write has to be made before it, where the graph runs first.
-    """
+    """Tell whether a graph may write inputs: if nothing raises, and no view is to be made before a write."""
     operations = findings.recorder.tape.operations
     raises = any(operation.may_raise_late for operation in operations if operation.phase == "forward")
     return not raises and not any(info.precedes_write for info in findings.outputs.infos)

@@ -19,19 +19,13 @@ from aotlab.capture.given import check_containers, given_objects
 from aotlab.capture.signals import RunEagerly
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.ir.specs import StorageNumbers
+from aotlab.trace import surroundings
 from aotlab.trace.chronicle import Chronicle, InputStorage
 from aotlab.trace.escapes import EscapeGuard
 from aotlab.trace.inputs import Entered, bases_of, input_info
 from aotlab.trace.outputs import OutputReader, Outputs
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Hook
-from aotlab.trace.surroundings import (
-    clocks_watched,
-    failures_told_apart,
-    tracing,
-    warnings_noted,
-    world_unchanged,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +61,10 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
     lifted, args, kwargs = call.rebuild(values)
     grad_mode = torch.is_grad_enabled()
     recorder.names = {id(item.fake): item.name for item in inputs}
-    with world_unchanged(recorder), failures_told_apart(), tracing(recorder):
+    with surroundings.world_unchanged(recorder), surroundings.failures_told_apart(), surroundings.tracing(recorder):
         try:
             escapes = _escape_guard(inputs, recorder)
-            with warnings_noted() as warned, escapes, clocks_watched():
+            with surroundings.warnings_noted() as warned, escapes, surroundings.clocks_watched():
                 # in a context of its own: no variable of the caller's can be left otherwise by a call that is refused
                 result = contextvars.copy_context().run(call.target.run, lifted, args, kwargs)
             recorder.states.end()

@@ -15,10 +15,9 @@ from aotlab.trace.tape import Tape, tensors_in
 
 
 def watches(bits: Mapping[Any, int], tensors: Sequence[Tensor], kept_by: Mapping[Any, Sequence[Tensor]]) -> list[int]:
-    """Say for each tensor which autograd nodes keep it or an alias of it, as bits like those of the masks.
+    """Say for each tensor which autograd nodes keep it or an alias of it, or keep it unseen by ``kept_by``, as bits.
 
-    A write to the tensor after the call is an error in the backward of these nodes, also where the compiled forward
-    saved something else. ``kept_by`` says of some nodes what they keep unseen.
+    Writing it after the call is an error in these nodes' backward, whatever the compiled forward saved.
     """
     by_storage: dict[int, list[int]] = {}
     for i, tensor in enumerate(tensors):
@@ -35,10 +34,9 @@ def watches(bits: Mapping[Any, int], tensors: Sequence[Tensor], kept_by: Mapping
 
 
 def read_by_themselves(tape: Tape, nodes: Iterable[Any], bits: Mapping[Any, int]) -> dict[int, int]:
-    """Find what custom functions and checkpoints among ``nodes`` read in the backward, whether or not they saved it.
+    """Find what custom functions and checkpoints read in the backward, saved or not: node masks by storage.
 
-    Eager reads what they did not save, as an attribute or a captured tensor, as it is by then; here it is saved like
-    all else, so that a write to it is an error. Returns masks of the nodes by the keys of storages.
+    Eager reads what they did not save as it is by then; here it is saved, so that a write to it is an error.
     """
     masks = {
         internals.sequence_of(node): 1 << bits[node] if node in bits else LASTING
@@ -55,11 +53,7 @@ def read_by_themselves(tape: Tape, nodes: Iterable[Any], bits: Mapping[Any, int]
 
 
 def kept_entries(part: Segment, nodes: Iterable[Any]) -> tuple[int, ...]:
-    """Return the numbers of the entries of a segment that are edges of what ``nodes`` keep with its history.
-
-    What cannot be seen counts as kept: all that went through a node of a checkpoint, which computes again what had
-    that history, and through one of a write to a view.
-    """
+    """Return the numbers of the entries that are edges of what ``nodes`` keep with its history, or may, unseen."""
     unsaved = (node for node in nodes_of(part) if internals.keeps_unsaved(node))
     kept = {edge for node in (*nodes, *unsaved) for edge in _edges_kept(node, part)}
     return tuple(n for n, edge in enumerate(part.entries) if edge in kept and edge not in part.stops)
@@ -103,8 +97,7 @@ def nodes_of(part: Segment, starts: Sequence[Edge] | None = None) -> list[Any]:
 def survey(parts: Sequence[Segment]) -> tuple[list[Any], list[Any], list[Any]]:
     """Return the nodes of custom functions, the hidden ones and the lost ones, behind all segments.
 
-    From a hidden node a gradient gets to where nobody looks: to a tensor of the function's own that requires grad, or
-    to nothing at all, as from a view of a leaf that was made under ``no_grad``. From a lost one it gets nowhere else.
+    From hidden nodes a gradient gets to where nobody looks, a leaf of the function's or nothing; from lost, only there.
     """
     stops = {edge for part in parts for edge in part.inputs}
     starts = [node for part in parts for node, _ in part.entries if (node, 0) not in stops]

@@ -58,7 +58,6 @@ def make_joint(
             tangents=tangent_infos,
             keep_input_mutations=keep_input_mutations and not forward.training,
             grad_enabled_mutation=findings.left_grad_mode,
-            deterministic=torch.are_deterministic_algorithms_enabled(),
             static_input_indices=tuple(range(static_inputs)),
         ),
         inputs=inputs,
@@ -85,11 +84,7 @@ def make_joint(
 
 
 def _check_owners(trace: Trace, findings: Findings) -> None:
-    """Leave to eager writes to a view whose owner has a history.
-
-    After ``v.mul_(2)`` of ``v = w[1:]`` autograd leads the gradient of ``v`` to ``w``, which the trace does not have
-    unless it is an input too, and of which the caller may hold other views.
-    """
+    """Leave to eager writes to a view whose owner has a history, to which the gradient goes then, unseen in a trace."""
     hooked = {id(hook.tensor) for hook in findings.hooks}
     tensors = findings.outputs.tensors.values()
     for info, item in zip(trace.metadata.input_info, findings.inputs, strict=True):
@@ -188,12 +183,8 @@ def _differentiate_all(deriver: Deriver) -> list[list[bool]]:
                 _check_again(deriver, number, operations[first:], found)
             # a custom Function may return None for what it keeps, to which derivatives of its gradients go
             reached = reachable(part) if None in found else set()
-            connected.append(
-                [
-                    gradient is not None or (way is not None and way[0] in reached)
-                    for gradient, way in zip(found, deriver.slots[number], strict=True)
-                ]
-            )
+            ways = zip(found, deriver.slots[number], strict=True)
+            connected.append([g is not None or (way is not None and way[0] in reached) for g, way in ways])
         except (RefusedError, RunEagerly):
             raise
         except Untraceable as error:  # the trace's shortcoming, not an error that eager's backward raises
@@ -219,10 +210,8 @@ def _check_out_of_sight(
 ) -> None:
     """Leave to eager what happens in a backward on its way to tensors that nobody can see.
 
-    Gradients that reach leaves of the function's own are not computed. In eager they are, which calls hooks, raises if
-    what a node kept was written, by the function or later through ``callers``, and uses up what nodes keep, of which
-    one of several segments would know nothing. So does it at an op that has no derivative; of a custom Function's
-    backward it is not known what else it does.
+    Eager computes these gradients, which calls hooks and custom Functions, raises if what a node kept was written,
+    perhaps through ``callers``, or has no derivative, and uses up what nodes keep, unknown to other segments.
     """
     kept = {internals.storage_key(tensor) for node in lost for tensor in internals.saved_tensors_of(node)}
     if (
@@ -239,11 +228,10 @@ def _check_out_of_sight(
 
 
 def _check_again(deriver: Deriver, segment: int, recorded: Sequence[Operation], gradients: Sequence[Any]) -> None:
-    """Leave to eager a checkpoint whose function does not do the same each time that it is run.
+    """Leave to eager a checkpoint whose function does not do the same each time that it is run, op by op.
 
-    Eager runs the body once more in each backward, a compiled backward computes what it did in the trace. So it is
-    derived twice; the two have to be the same, op by op, as they are not for a selective checkpoint either, whose cache
-    serves one backward. What was ``recorded`` for the ``gradients`` is of the first time.
+    Eager runs it in each backward, a compiled backward does what was ``recorded`` for the ``gradients``. A selective
+    checkpoint never does the same, as its cache serves one backward.
     """
     tape = deriver.recorder.tape
     first, raises = len(tape.operations), ""
@@ -310,7 +298,6 @@ def _slots(
 
 
 def _record(trace: Trace, forward: ForwardOutputs) -> TraceRecord:
-    """Write the joint graph, and what a reader of the trace wants to know."""
     tape, training = trace.tape, trace.training
     gradients = [gradient for segment in sorted(trace.deriver.full) for gradient in trace.deriver.full[segment]]
     tangents = [(f"tangents_{n + 1}", fake) for n, fake in enumerate(trace.tangents.fakes)]

@@ -1,6 +1,6 @@
-"""What ops give on tensors of a kind, remembered for the length of a trace.
+"""What ops give on tensors of a kind, remembered from trace to trace for as long as torch's settings stay.
 
-A fake op costs a tenth of a millisecond, most of it around the kernel. Models call the same op on the same kinds of
+A fake op costs a tenth of a millisecond, most of it around the kernel. Programs call the same op on the same kinds of
 tensors again and again; then the result is made from its remembered description.
 """
 
@@ -13,6 +13,18 @@ import torch
 from aotlab import _torch as internals
 from aotlab._torch import FakeTensor, FakeTensorMode
 from aotlab.trace.tape import tensors_in
+
+#: The settings that the last trace was made under, and what is known under these of torch's own ops; so many at most.
+_known: tuple[Any, dict[Any, Any]] = (None, {})
+_MOST = 10_000
+
+
+def known_under(settings: Any) -> dict[Any, Any]:
+    """Return what is remembered under some settings."""
+    global _known
+    if _known[0] != settings or len(_known[1]) > _MOST:
+        _known = settings, {}
+    return _known[1]
 
 
 class NoKey(Exception):  # noqa: N818  # a signal to the recorder

@@ -85,7 +85,6 @@ class OutputReader:
         return self.read
 
     def _constant(self, i: int, leaf: Any) -> None:
-        """Take an output that is no tensor."""
         name, kind = self.names[i], type(leaf)
         if not is_constant(leaf):
             raise OutputError(
@@ -99,7 +98,6 @@ class OutputReader:
         )
 
     def _enter(self, i: int, leaf: Tensor) -> None:
-        """Take an output that is a tensor."""
         self.values[i] = value_of(leaf, f"`{self.names[i]}`")
         self.read.tensors[i] = leaf
         if any(leaf is item.wrapper for item in self.inputs):
@@ -118,7 +116,6 @@ class OutputReader:
             )
 
     def _info(self, i: int, kind: OutputType, base: int | None = None, views: tuple[ViewStep, ...] = ()) -> None:
-        """Write down what an output is."""
         leaf = self.leaves[i]
         if leaf.is_inference() and not torch.is_inference_mode_enabled():
             raise RunEagerly(
@@ -194,7 +191,6 @@ class OutputReader:
             self._info(i, OutputType.ALIAS_OF_INPUT, k, views)
 
     def _views(self, i: int, base: Tensor, root: Tensor | None) -> tuple[ViewStep, ...]:
-        """Return the views that lead to an output from ``base``, the value of ``root``."""
         views = views_between(self.tape, base, self.values[i])
         if views is None:
             raise RunEagerly(f"the views to `{self.names[i]}` cannot be made again", suggestion=_CLONE)
@@ -234,10 +230,7 @@ class OutputReader:
                 kind = OutputType.ALIAS_OF_INTERMEDIATE
 
     def _is_made_by_views(self, i: int) -> bool:
-        """Tell whether an output with an intermediate's memory to itself is to be a view of that for the caller, too.
-
-        The caller's later write makes another thing of a view's history and hooks, and may not be allowed.
-        """
+        """Tell whether what has its memory to itself is a view for the caller, who may write it, all the same."""
         output = self.leaves[i]
         if internals.base_of(output) is None or output.is_inference():
             return False

@@ -6,8 +6,7 @@
         def claims(self):
             return {time.time: self._read}        # in the place of "it runs eagerly"
 
-What a quirk may claim has a row in `aotlab.trace.boundary.CLAIMABLE`, which says why the call runs eagerly where nobody
-claims it. The quirks themselves are in `aotlab.quirks`; `aotlab.config.quirks` switches them.
+What it may claim has a row in `aotlab.trace.boundary.CLAIMABLE`. The quirks themselves are in `aotlab.quirks`.
 """
 
 from __future__ import annotations

@@ -3,23 +3,18 @@
     aten.bernoulli.p(x, 0.5)                            # draws from the generator, and moves it on
     aotlab.drawn_aten_bernoulli_p(state, x, 0.5)        # draws the same numbers, and gives (result, next state)
 
-What draws so is a function of its arguments: it may run twice, not at all, and in any order that its arguments allow.
-`STATE_OF` reads a generator's state, `SET_STATE` sets it; both stand in a graph where an op that draws from the
-generator would, until `aotlab.backends.states` makes inputs and outputs of them. `States` knows which state a recorded
-op draws from: the live one, or one that the graph carries.
+What draws so may run twice, not at all, and in any order that its arguments allow. `STATE_OF` reads a generator's
+state, `SET_STATE` sets it, where draws would stand, until `aotlab.backends.states` makes inputs and outputs of them.
+`States` knows which state a recorded op draws from: the live one, or one that the graph carries.
 
     def f(x):
         return checkpoint(lambda y: F.dropout(y.sin()), x, use_reentrant=False)
 
-Before it runs its body a checkpoint takes the generator's state, and sets it again before it runs the body once more
-for the backward: so the second run draws the first one's numbers. In a graph that state is a value: the forward reads
-and saves it, and the backward's draws take it as an argument and hand on the next one. A backward that draws besides
-runs eagerly.
+A checkpoint takes the generator's state and sets it again before it runs its body once more for the backward. In a
+graph the forward saves that state, and the backward draws with it. A backward that draws besides runs eagerly. As a
+trace draws nothing, states are told apart by which tensors they are.
 
-A trace draws nothing, so all states that are taken in it are equal. They are told apart by which tensors they are.
-
-Under `config.functionalize_rng_ops` all draws take a state: the first one reads the generator's, and at the end the
-generator is set to the last one.
+Under `config.functionalize_rng_ops` all draws take a state.
 """
 
 from __future__ import annotations

@@ -58,7 +58,8 @@ class Recorder(TorchDispatchMode):
     """Run each op on fake tensors and append it to the tape; refuse what no graph can hold, at the op concerned.
 
     ``decompositions`` are ops that are replaced by what their function calls; ``functional`` says that random ops take
-    the state of their generator and return the next one; ``exact``, that graphs compute bit for bit what eager does.
+    the state of their generator and return the next one; ``exact``, that graphs compute bit for bit what eager does;
+    ``known``, what torch's own ops give under the call's settings (`aotlab.trace.memo`).
     """
 
     supports_higher_order_operators = True
@@ -72,6 +73,7 @@ class Recorder(TorchDispatchMode):
         exact: bool = False,
         functional: bool = False,
         quirks: Sequence[Quirk] = (),
+        known: dict[Any, Any] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.tape = tape
@@ -87,6 +89,7 @@ class Recorder(TorchDispatchMode):
         self._original: OpOverload | None = None
         self._decomposes: dict[Any, Callable[..., Any] | None] = {}
         self._memo: dict[Any, Any] = {}
+        self._known = {} if known is None else known
         self.states = States(self._append_on_state, functional=functional)
         self.has_checkpoints = False
         self.exact = exact
@@ -294,14 +297,14 @@ class Recorder(TorchDispatchMode):
 
     def _run_on_fakes(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``func``; if it ran before on tensors of the same kind, make its results from what is known of them."""
-        key = None
+        key, memo = None, self._known if func.namespace in internals.TORCHS_OWN else self._memo
         if func not in self._unmemoisable:
             try:
                 settings = None if self.phase == "forward" else tuple(_settings().values())  # in the forward they stay
                 key = (func, memo_key(args), memo_key(kwargs) if kwargs else None, settings)
             except NoKey:
-                key = None
-        known = self._memo.get(key) if key is not None else None
+                pass
+        known = memo.get(key) if key is not None else None
         if known is not None:
             if len(known) == 5:
                 return internals.new_fake_view(self.fake_mode, args[0], *known[:4])
@@ -310,12 +313,8 @@ class Recorder(TorchDispatchMode):
         name = func.overloadpacket.__name__  # fakes do not say that results are quantized
         quantizes = "quantized" in name or name.startswith("quantize_per")
         for tensor in tensors_in(result):
-            if (
-                quantizes
-                or tensor.layout != torch.strided
-                or tensor.dtype in _QUANTIZED
-                or tensor.device.type == "meta"
-            ):
+            dense = tensor.layout == torch.strided and tensor.device.type != "meta"
+            if quantizes or not dense or tensor.dtype in _QUANTIZED:
                 what = f"`{func}` makes a sparse, quantized, opaque or meta tensor"
                 if internals.forward_ad_active():
                     what = "forward-mode differentiation takes a number, or what has no tangent, for zeros of no memory"
@@ -325,11 +324,9 @@ class Recorder(TorchDispatchMode):
                 )
         result = internals.as_in_eager(func, args, kwargs, result, self.fake_mode)
         if key is not None:
-            description = memo_value(result, args, kwargs)
-            if description is None:
+            memo[key] = memo_value(result, args, kwargs)
+            if memo[key] is None:
                 self._unmemoisable.add(func)
-            else:
-                self._memo[key] = description
         return result
 
     def _check_settings(self, func: Any) -> None:

@@ -74,8 +74,7 @@ def strides_are_certain(wrapper: Tensor) -> bool:
         c = torch.ones(3, 1, 1).permute(2, 1, 0)     # strides (1, 1, 1), of shape (1, 1, 3)
         (c * 2).stride()                             # (1, 1, 1); torch's fake tensors say (3, 3, 1)
 
-    The stride of a dimension of size one, or of a tensor without elements, says nothing, and kernels and their fakes
-    choose it by rules of their own. They agree where all such tensors of a trace lie row by row.
+    Where a stride says nothing, kernels and fakes agree only if all such tensors of a trace lie row by row.
     """
     if not here.active or not _has_free_strides(internals.from_functional(wrapper)):
         return True

@@ -4,13 +4,11 @@
         y = x * w
         return y, y.exp().sum()
 
-In eager the second output hangs on the first: ``autograd.grad(out[1], out[0])`` works, and a hook on ``out[0]`` sees
-what comes down from ``out[1]``. So one autograd node for the call is not enough. The nodes of the traced program are
-divided into *segments*, each of which becomes one node of the caller's graph. Where a gradient goes from one segment to
-another it passes an edge that the caller can see, or, where two ways lead to the same node, an edge that is made for it
-(a *cut edge*). Every node of the traced program belongs to one segment, so it runs as often as in eager.
-
-A program whose outputs do not hang on each other, and reach the same inputs, has a single segment.
+In eager ``autograd.grad(out[1], out[0])`` works, and a hook on ``out[0]`` sees what comes down from ``out[1]``. So the
+nodes of the traced program are divided into *segments*, each of which becomes one node of the caller's graph. From one
+to another a gradient passes an edge that the caller can see, or, where two ways lead to the same node, one that is made
+for it (a *cut edge*). Each node belongs to one segment, so it runs as often as in eager. Where outputs do not hang on
+each other, and reach the same inputs, there is a single segment.
 """
 
 from __future__ import annotations
@@ -25,8 +23,7 @@ from aotlab.trace.edges import Edge, next_edges
 #: Into so many groups of nodes that are reached by other roots a graph is divided; with more it is by depth only.
 _MOST_PARTS = 64
 
-#: An edge where gradients leave, the node that sends one there, and its place in `next_functions`; the node is None
-#: where the segment sums its gradients first.
+#: An edge where gradients leave, the sender (None where the segment sums first), and its place in `next_functions`.
 Exit = tuple[Edge, Any, int]
 
 
@@ -34,11 +31,9 @@ Exit = tuple[Edge, Any, int]
 class Segment:
     """A part of the traced program's autograd graph.
 
-    ``entries`` are where gradients come in: the first ``len(roots)`` of them are the edges of ``roots`` (numbers of
-    differentiable forward outputs), the others are cut edges. ``stops`` are the edges where they leave. At ``inputs``
-    of the program all that arrives is summed, but for those that are ``apart``, where gradients of several segments
-    meet; elsewhere each gradient goes on by itself, so that autograd sums as it does in eager. ``nodes`` are what lies
-    between; None if the segment is the only one.
+    Gradients come in at ``entries``, first the edges of ``roots`` (numbers of differentiable forward outputs), then cut
+    edges, and leave at ``stops``. At ``inputs`` of the program they are summed, unless they are ``apart``: met by
+    several segments' gradients; elsewhere each goes on by itself, for autograd to sum. A lone one has no ``nodes``.
     """
 
     roots: tuple[int, ...]
@@ -81,9 +76,7 @@ def segments(
 ) -> list[Segment]:
     """Divide the graph between ``roots``, the edges of the differentiable forward outputs, and those of the inputs.
 
-    ``seen`` are the edges of tensors that the caller gets as views, with the roots that each is made from; none where
-    it is made from an input. ``cuts`` are edges that are to be cut. The segment that runs first in the forward
-    comes first.
+    ``seen``: edges of the caller's views, and the roots behind them; ``cuts``: edges to be cut. The first to run leads.
     """
     ends = set(inputs)
     whole = Segment(tuple(range(len(roots))), tuple(roots), tuple(inputs), frozenset(ends), None)
@@ -108,10 +101,9 @@ _Key = tuple[int, int]
 
 
 class _Graph:
-    """The nodes behind ``roots``, up to the ``ends``, and what the caller can see of their edges.
+    """The nodes behind ``roots``, in order, up to the ``ends``, and what the caller can see of their edges.
 
-    ``visible`` are the edges of the roots, ``nodes`` come before those that they send gradients to, and from the
-    ``useful`` ones a gradient can get to an input or to something that the caller can see.
+    From the ``useful`` nodes a gradient can get to an input or to something ``visible``, as the roots' edges are.
     """
 
     def __init__(
@@ -200,10 +192,7 @@ class _Graph:
         return found
 
     def _views_behind(self, node: Any) -> set[Any]:
-        """Return the nodes up to the first edge that the caller can see, as far as there is only one way.
-
-        Those of a view lead to what it is a view of, and need not wait for the write through the view.
-        """
+        """Return the nodes up to the first edge in sight on a lone way: those of views, which await no write."""
         found = {node}
         while len(edges := next_edges(node)) == 1 and not self._is_seen(edges[0]):
             node = edges[0][0]
@@ -249,9 +238,8 @@ def summed_apart(parts: Sequence[Segment], outside: Collection[Edge]) -> frozens
         q, k, v = h @ a, h @ b, h @ c
         return attend(q, k, v), k, v        # q, k and v are in three segments: the caller can see k and v
 
-    Autograd runs the nodes of a graph in the order in which they were made, the last first, and sums in this order what
-    arrives at an edge: (v's + k's) + q's. Of two terms the order makes no difference; of three it is that of the
-    roundings. At the edges of ``outside`` there is one of the caller's besides.
+    Autograd sums in the order of its nodes, the last first: (v's + k's) + q's. From three terms on that shows in the
+    rounding. At the edges of ``outside`` there is one of the caller's besides.
     """
     stops = {edge for part in parts for edge in part.stops}
     arriving = {edge: own for edge, own in _senders(parts).items() if edge in stops}
@@ -259,10 +247,7 @@ def summed_apart(parts: Sequence[Segment], outside: Collection[Edge]) -> frozens
 
 
 def to_be_cut(parts: Sequence[Segment]) -> set[Edge]:
-    """Return the edges at which a segment adds gradients of its own, one by one, to some of another.
-
-    What arrives there is to be summed by autograd: these are to be cut, with a segment behind them.
-    """
+    """Return the edges, to be cut, at which a segment adds gradients, one by one, to some of another."""
     senders = _senders(parts)
     cut_edges = ((number, edge) for number, part in enumerate(parts) for edge in part.entries[len(part.roots) :])
     return {edge for number, edge in cut_edges if number in (own := senders.get(edge, [])) and _are_mixed(own)}

@@ -1,8 +1,7 @@
 """What stands at run time for the ends and cuts of the traced autograd graph.
 
-A gradient that arrives at an edge of the traced graph goes on, at run time, to something that the caller can see: an
-input, what an input is a view of, an output. `divide` says to what, and cuts the graph there; `place_hooks` puts the
-function's own hooks there.
+`divide` says where a gradient goes on from an edge, to an input, what that is a view of, or an output, and cuts the
+graph there; `place_hooks` puts the function's own hooks there.
 """
 
 from __future__ import annotations
@@ -24,10 +23,7 @@ from aotlab.trace.segments import Segment, segments, summed_apart, to_be_cut
 
 
 def divide(findings: Findings, forward: ForwardOutputs, *, exact: bool) -> tuple[dict[Edge, Source], list[Segment]]:
-    """Say what stands for each edge at which a gradient leaves the traced graph; divide the graph there.
-
-    With ``exact`` it is divided also where several segments' gradients are to be summed in eager's order.
-    """
+    """Say what stands for each edge where gradients leave, and divide there; ``exact``: also for eager's sums."""
     inputs, outputs = findings.inputs, findings.outputs
     edges = forward.edges
     stands_for = {item.edge: Source("input", k) for k, item in enumerate(inputs) if item.edge is not None}
@@ -63,10 +59,7 @@ def _check_order(parts: Sequence[Segment], known: Mapping[Edge, Source]) -> None
 
 
 def _partners(hooks: Sequence[Hook], forward: ForwardOutputs) -> set[Edge]:
-    """Return the edges at which gradients come into the node of an output, or of a hook, beside it.
-
-    Whatever comes in there, the node calls the hooks that are on any of its results, the caller's too.
-    """
+    """Return the edges that come into the node of an output or a hook beside it, and so call its hooks."""
     edges = forward.edges
     own = {edge[0] for edge, item in zip(edges, forward.roots, strict=True) if item.source is TangentSource.OUTPUT}
     own.update(hook.edge[0] for hook in hooks if hook.kind == "hook")
@@ -129,8 +122,7 @@ def check_passed(findings: Findings) -> None:
             v, w = x.unbind(0)
             return v, w.exp()
 
-    A hook on ``v`` is called with None when a gradient comes from the second output, since ``v`` and ``w`` have one
-    node in common.
+    A hook on ``v`` would be called with None for the second output, as ``v`` and ``w`` have one node.
     """
     outputs, inputs = findings.outputs, findings.inputs
     tensors = [*outputs.tensors.values(), *(item.wrapper for item in inputs)]

@@ -50,6 +50,7 @@ from aotlab.trace.entering import enter_inputs
 from aotlab.trace.function import run_function
 from aotlab.trace.joint import make_joint
 from aotlab.trace.live import Trace
+from aotlab.trace.memo import known_under
 from aotlab.trace.quirk import Quirk
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Pattern, Source, TraceFailed, TraceRecord, Write, is_full
@@ -83,7 +84,8 @@ def run(
     Raises `RefusedError`, `RunEagerly`, `TraceFailed`: eager has to run this call.
     """
     mode = FakeTensorMode(static_shapes=True)
-    recorder = Recorder(Tape(), mode, decompositions, exact=exact, functional=functional_draws, quirks=quirks)
+    ways: dict[str, Any] = {"exact": exact, "functional": functional_draws, "quirks": quirks}
+    recorder = Recorder(Tape(), mode, decompositions, known=known_under(call.state.settings), **ways)
     inputs = enter_inputs(recorder, call, dedupe, bases)
     findings = run_function(call, dedupe, recorder, inputs)
     if not are_unchanged([base for base in bases if base.wrapper is None], findings.infos):

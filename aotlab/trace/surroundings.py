@@ -1,7 +1,6 @@
 """What is set up around the function while it is traced, and put back afterwards.
 
-What it prints and warns of meanwhile is held back: eager prints it, and warns, where the trace is given up;
-`aotlab.quirks.warned` warns in compiled calls.
+Prints and warnings are held back: eager does them where the trace is given up, a quirk in compiled calls.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -115,27 +114,33 @@ _CLOCKS = (
 _LIBRARIES = (sys.stdlib_module_names - {"__main__"}) | {"torch", "numpy", "aotlab"}
 
 
-@contextmanager
-def clocks_watched() -> Iterator[None]:
-    """Leave it to eager, in a ``with`` block of this thread, when something else than a library reads a clock.
+@functools.lru_cache(maxsize=256)
+def _watched(name: str, clock: Callable[[], Any], thread: int) -> Callable[[], Any]:
+    """Return what stands for a clock while a thread traces."""
 
-    Only what is called through the module `time` is noticed, not ``from time import time`` and not `datetime`.
-    """
-    thread = threading.get_ident()
-    clocks = {name: getattr(time, name) for name in _CLOCKS if hasattr(time, name)}
-
-    def read(name: str) -> Any:
+    @functools.wraps(clock)
+    def read() -> Any:
         module = str(sys._getframe(1).f_globals.get("__name__", ""))
         if threading.get_ident() == thread and module.split(".", 1)[0] not in _LIBRARIES:
             raise RunEagerly(
                 f"it reads the clock by `time.{name}`, which is another time at each call, at {user_line()}",
                 suggestion="pass the time as an argument",
             )
-        return clocks[name]()
+        return clock()
 
+    return read
+
+
+@contextmanager
+def clocks_watched() -> Iterator[None]:
+    """Leave it to eager, in a ``with`` block of this thread, when something else than a library reads a clock.
+
+    Only what is called through the module `time` is noticed, not ``from time import time`` and not `datetime`.
+    """
+    clocks = {name: getattr(time, name) for name in _CLOCKS if hasattr(time, name)}
     try:
         for name, clock in clocks.items():
-            setattr(time, name, functools.wraps(clock)(functools.partial(read, name)))
+            setattr(time, name, _watched(name, clock, threading.get_ident()))
         yield
     finally:
         for name, clock in clocks.items():

@@ -3,10 +3,8 @@
     y = (x @ w).relu()
     y.sum().backward()      # the gradient of y is one number, expanded: its strides are all 0
 
-Autograd's formulas look at strides now and then: what is copied first if it is not contiguous, or summed in another
-order. So where gradients of other strides come in, a backward is derived for these. But mostly the first node makes of
-them what has the usual strides again, by the same ops, as ``relu`` does here; then the backward for the usual strides
-is the very same, takes them as they are, and need not be derived anew.
+Autograd's formulas look at strides now and then, so a backward is derived for other strides. But mostly the first node
+makes of them what has the usual ones again, as ``relu`` does here; then the backward for these takes them as they are.
 """
 
 from __future__ import annotations

@@ -94,11 +94,7 @@ def call_of_several(output: Tensor) -> Any:
 
 
 def is_view_of(output: Tensor, base: Tensor) -> bool:
-    """Tell whether autograd takes ``output`` for a view of ``base`` and leads its gradient straight there.
-
-    Two views of one tensor count, as what is made from the one by the steps to the other is a view of that too; so
-    does a view that was made under ``no_grad``, which has no gradient function.
-    """
+    """Tell whether autograd leads ``output``'s gradient straight to ``base``, a view of it or of the same tensor."""
     top = owner_of(base)
     if output is base or internals.base_of(output) is not top:
         return output is base

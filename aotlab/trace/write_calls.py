@@ -1,7 +1,6 @@
 """Calls that write: in place, into ``out=``, or into the tensors of a list.
 
-Functionalization puts an op that returns a new tensor in the place of each. Where that is something else than the
-write that eager does, it is mended here, or the call falls back to eager.
+Where what functionalization puts in their place is no equal of eager's write, it is mended here, or left to eager.
 """
 
 from __future__ import annotations
@@ -141,10 +140,7 @@ def _fall_back(reason: str) -> NoReturn:
 
 
 def _check_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Leave to eager a write to memory that the op reads: eager has an error for it, or reads what it wrote before.
-
-    Ops that go element by element may write the very window that they read.
-    """
+    """Leave to eager a write to memory that the op reads, but for ops that go element by element."""
     written: Tensor = args[0]
     for operand in tensors_in((args[1:], kwargs)):
         overlap = _overlap(written, operand)
@@ -192,11 +188,7 @@ def _check_casts(func: Any, written: Tensor, count: int) -> None:
 
 
 def _keep_strides(wrapper: Tensor, shape: torch.Size, stride: tuple[int, ...]) -> bool:
-    """Give a wrapper that was written the strides back that it had; tell whether they differed.
-
-    An op in place keeps its tensor's strides; its out-of-place twin, which functionalization puts in its stead, is free
-    to choose, and what is computed from its result inherits the choice.
-    """
+    """Give a written wrapper the strides back that the op's out-of-place twin may have changed; tell if it had."""
     internals.sync(wrapper)
     if wrapper.shape != shape or internals.from_functional(wrapper).stride() == stride:
         return False

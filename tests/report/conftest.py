@@ -138,7 +138,6 @@ class Story:
             line=UserLine(file=FILE, line=1, function="", code=f"def {self.function}(…):"),
             frontend="direct",
             arguments=tuple(arguments),
-            in_spec="*",
             grad_mode=True,
             training=True,
         )
