@@ -113,14 +113,12 @@ def _check_upstream(name: str, options: Mapping[str, Any]) -> None:
             raise TypeError(f"{name}() got an unexpected keyword argument {key!r}")
 
 
-def _check_static(dynamic: bool | None, static_argnums: object) -> None:
+def _check_static(static_argnums: object) -> None:
     if static_argnums is not None:
         raise UsageError(
             "static_argnums is not supported: pass Python values as arguments, each new value is guarded and compiled "
             "for, or bind them with functools.partial"
         )
-    if dynamic:
-        raise UsageError("dynamic=True is not supported yet: every new shape is compiled for")
 
 
 def aot_function(
@@ -155,7 +153,9 @@ def aot_function(
         How many of the first flat arguments are parameters and buffers, whose addresses do not change.
     keep_inference_input_mutations
         Let inference graphs write mutated inputs themselves.
-    dynamic, static_argnums
+    dynamic
+        Compile for all sizes of the arguments at once, where that can be; False: for those of each call.
+    static_argnums
         Not supported.
     **upstream
         Upstream's other parameters, of any supported torch, as far as they make no difference here.
@@ -172,7 +172,7 @@ def aot_function(
     >>> x.detach(), y.grad
     (tensor([1., 2., 3.]), tensor([1., 1., 1.]))
     """
-    _check_static(dynamic, static_argnums)
+    _check_static(static_argnums)
     _check_upstream("aot_function", upstream)
     if not callable(fn):
         raise UsageError(f"aot_function takes a function, not {fn!r:.80}")
@@ -180,6 +180,7 @@ def aot_function(
         backend=CallableBackend(fw_compiler, bw_compiler, inference_compiler, dict(decompositions or {})),
         partitioner=partition_fn,
         keep_inference_input_mutations=keep_inference_input_mutations,
+        dynamic=dynamic,
         static_inputs=num_params_buffers,
     )
     return function_for(FunctionTarget(fn), options)
@@ -233,12 +234,13 @@ def _module_function(
     duplicates: Literal["drop", "keep"] = "drop",
     **upstream: Any,
 ) -> CompiledFunction:
-    _check_static(dynamic, static_argnums)
+    _check_static(static_argnums)
     _check_upstream("aot_module", upstream)
     options = Options(
         backend=CallableBackend(fw_compiler, bw_compiler, inference_compiler, dict(decompositions or {})),
         partitioner=partition_fn,
         keep_inference_input_mutations=keep_inference_input_mutations,
+        dynamic=dynamic,
         duplicates=duplicates,
     )
     return function_for(ModuleTarget(mod), options)
@@ -349,7 +351,9 @@ def compile(
     frontend
         ``"direct"`` traces the call itself; ``"dynamo"`` lets `torch.compile` capture, graph breaks included.
     dynamic
-        Handed to Dynamo; not supported by the direct frontend yet.
+        True compiles for all sizes of the arguments at once, as far as that can be; sizes of 0 and 1, and those of
+        parameters and buffers, are compiled for as they are. Else each size is compiled for itself. With Dynamo it is
+        `torch.compile`'s.
     partitioner
         Splits the joint graph; `default_partition` if not given.
     engine
@@ -382,8 +386,9 @@ def compile(
     if frontend == "dynamo":
         made = compile_by_dynamo(fn_or_module, compiler=backend, partitioner=chosen, dynamic=dynamic)
         return AotModule(fn_or_module, made) if isinstance(fn_or_module, nn.Module) else made
-    _check_static(dynamic, None)
-    options = Options(backend=resolve(backend), partitioner=chosen, keep_inference_input_mutations=True)
+    options = Options(
+        backend=resolve(backend), partitioner=chosen, keep_inference_input_mutations=True, dynamic=bool(dynamic)
+    )
     if isinstance(fn_or_module, nn.Module):
         return AotModule(fn_or_module, function_for(ModuleTarget(fn_or_module), options))
     return function_for(FunctionTarget(fn_or_module), options)

@@ -25,6 +25,7 @@ from aotlab import config, observe
 from aotlab._torch import SettingsGuard, hooks_are_foreign
 from aotlab._torch.compiling import compiling, never_lost
 from aotlab.capture.call import Target
+from aotlab.capture.varying import Varying, note
 from aotlab.errors import (
     AotlabError,
     GraphInvariantError,
@@ -148,6 +149,7 @@ class CompiledFunction:
         number: int | None = None,
         warn: bool = True,
         accept: Callable[[Entry, tuple[Any, ...], dict[str, Any]], str | None] | None = None,
+        varying: Varying | None = None,
     ) -> None:
         self._target = target
         self._id = next(_ids) if number is None else number
@@ -164,6 +166,7 @@ class CompiledFunction:
         self._module: nn.Module | None = getattr(target, "module", None)
         self._lock = threading.RLock()
         self._eager_calls = 0
+        self._varying: Varying = varying or {}
         self._warned: set[str] = set()
         self.__qualname__ = target.name
         self.__name__ = target.name.rpartition(".")[2]
@@ -296,7 +299,7 @@ class CompiledFunction:
         number, started = observe.next_entry(), time.perf_counter_ns()
         try:
             with compiling(), never_lost():
-                entry = self._compile_call(self._target, args, kwargs, self._misses, number, self._id)
+                entry = self._compile_call(self._target, args, kwargs, self._misses, number, self._id, self._varying)
             objection = self._accept(entry, args, kwargs) if self._accept is not None else None
             if objection is not None:
                 raise Declined(RefusedError(objection), state=entry.state, printed=entry.printed)
@@ -314,6 +317,8 @@ class CompiledFunction:
         for refused, text in self._refused if config.fallback == "eager" else ():
             if difference(refused, state) is None:
                 raise Declined(RefusedError(text), known=True)
+        for entry in self._entries:
+            note(self._varying, entry.state, state)
         misses = tuple(entry.miss(state) for entry in sorted(self._entries, key=lambda entry: entry.distance(state)))
         if len(self._entries) >= config.recompile_limit:
             last = misses[0].sentence if misses else "none"

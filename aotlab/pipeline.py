@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -44,6 +44,7 @@ from aotlab.capture.call import Call, Target
 from aotlab.capture.dedupe import Strategy
 from aotlab.capture.signals import RunEagerly
 from aotlab.capture.synthetic_bases import Base
+from aotlab.capture.varying import Varying, chosen
 from aotlab.derivatives.backwards import backwards
 from aotlab.errors import BY_DYNAMO, RefusedError, UntraceableError, UserLine
 from aotlab.guards.call_state import CallState
@@ -53,6 +54,7 @@ from aotlab.guards.reached import codes_in
 from aotlab.ir.graphs import check_graph, op_count
 from aotlab.partition import stage as partition
 from aotlab.runtime import stage as runtime
+from aotlab.symbols.rules import rules_of
 from aotlab.trace import stage as trace
 from aotlab.trace.surroundings import Printed
 
@@ -73,6 +75,7 @@ class Options:
     duplicates: Strategy = "drop"
     keep_inference_input_mutations: bool = False
     static_inputs: int | None = None
+    dynamic: bool | None = False
 
 
 def function_for(target: Target, options: Options, **settings: Any) -> CompiledFunction:
@@ -88,12 +91,13 @@ def compile_call(
     explain: Explain,
     number: int,
     function_id: int,
+    varying: Varying | None = None,
 ) -> Entry:
     """Take one call through all stages and return the entry that serves it; raise `Declined` if none can."""
     journal = _Journal(options.backend.name, target, explain, number, function_id)
     surroundings = internals.Surroundings()
     try:
-        return _through_all_stages(options, target, args, kwargs, journal)
+        return _through_all_stages(options, target, args, kwargs, journal, varying)
     except (RefusedError, RunEagerly, trace.TraceFailed) as error:
         raised = isinstance(error, trace.TraceFailed)
         again = None if isinstance(error, RunEagerly) and error.passing else journal.state
@@ -105,7 +109,12 @@ def compile_call(
 
 
 def _through_all_stages(
-    options: Options, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any], journal: _Journal
+    options: Options,
+    target: Target,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    journal: _Journal,
+    varying: Varying | None,
 ) -> Entry:
     backend = options.backend
     with _garbage_pause():
@@ -120,7 +129,8 @@ def _through_all_stages(
         based, bases = synthetic_bases.run(call, deduped)
         journal.finish("synthetic_bases", based)
 
-        traced, live = _trace(options, call, deduped, bases, journal.printed)
+        dims = {} if bases else chosen(call, options.dynamic, varying)
+        traced, live = _trace(options, call, deduped, bases, journal.printed, dims)
         journal.finish("trace", traced, op_count(traced.module.graph))
 
         if live.training and live.is_whole:
@@ -142,7 +152,7 @@ def _through_all_stages(
         forward=forward,
         backward=backwards(backend, live, divided, split, full_backward, context),
         settings_hold=settings.holds,
-        tensors_hold=internals.tensor_guards([call.values[i] for i in deduped.kept]),
+        tensors_hold=internals.tensor_guards([call.values[i] for i in deduped.kept], live.inputs.fakes),
         entry=journal.number,
         debug=config.debug_assert,
         repeatable=runtime.can_be_repeated(live, writes_last=backend.writes_last),
@@ -151,9 +161,7 @@ def _through_all_stages(
     generated, run = runtime.run(parts)
     journal.finish("runtime", generated)
 
-    writes = any(info.mutates_data for info in traced.metadata.input_info)
-    offsets = tuple(deduped.kept[k] for k in live.inputs.offsets_read)
-    state = replace(call.state, must_not_overlap=writes, offsets=offsets)
+    state = _guarded(call.state, deduped, live)
     journal.end(state)
     return Entry(
         number=journal.number,
@@ -167,9 +175,17 @@ def _through_all_stages(
 
 
 def _trace(
-    options: Options, call: Call, deduped: dedupe.DedupeRecord, bases: Sequence[Base], printed: Printed
+    options: Options,
+    call: Call,
+    deduped: dedupe.DedupeRecord,
+    bases: Sequence[Base],
+    printed: Printed,
+    dims: Mapping[int, Collection[int]],
 ) -> tuple[trace.TraceRecord, trace.Trace]:
-    """Trace the call; once more where random ops turn out to have to take states of generators."""
+    """Trace the call; once more where random ops turn out to have to take states of generators.
+
+    Where it cannot be traced with sizes that vary, it is traced for the sizes of this call.
+    """
     decompositions = options.backend.decompositions()
 
     def run(functional: bool) -> tuple[trace.TraceRecord, trace.Trace]:
@@ -184,15 +200,29 @@ def _trace(
                 exact=options.backend.exact,
                 functional_draws=functional,
                 quirks=quirks.chosen(),
+                varying=dims,
             )
 
     functional = config.functionalize_rng_ops or options.backend.needs_states(None)
-    traced, live = run(functional)
+    try:
+        traced, live = run(functional)
+    except (RefusedError, RunEagerly, trace.TraceFailed):
+        if not dims:
+            raise
+        return _trace(options, call, deduped, bases, printed, {})
     if not functional and options.backend.needs_states(traced.module):
         traced, live = run(True)
     if config.debug_assert:
         check_graph(traced.module, "joint", writes_inputs=True)
     return traced, live
+
+
+def _guarded(state: CallState, deduped: dedupe.DedupeRecord, live: trace.Trace) -> CallState:
+    """Return what is guarded: the state of the call, with what the trace says of overlap, offsets and sizes."""
+    writes = any(info.mutates_data for info in live.metadata.input_info)
+    offsets = tuple(deduped.kept[k] for k in live.inputs.offsets_read)
+    rules = rules_of(live.recorder.sizes, state.names, dict(zip(deduped.kept, live.inputs.fakes, strict=True)))
+    return replace(state, must_not_overlap=writes, offsets=offsets, rules=rules)
 
 
 def _definition(target: Target) -> UserLine | None:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
 
+from aotlab._torch.symbols import fixed
+
 
 class SettingsGuard:
     """Torch's C++ check of grad mode, autocast, determinism, precision, threads and default dtype, as they are now."""
@@ -174,12 +176,12 @@ def restore_settings(settings: tuple[tuple[str, Any], ...]) -> None:
         torch.set_default_device(None if before == torch.device("cpu") else before)
 
 
-def tensor_guards(tensors: Sequence[Tensor]) -> Callable[..., bool]:
+def tensor_guards(tensors: Sequence[Tensor], fakes: Sequence[Tensor]) -> Callable[..., bool]:
     """Make a C++ check that as many tensors have the types, dtypes, devices, sizes, strides and so on of these.
 
-    It also fails if two of them are the same object.
+    Sizes and strides that are symbolic in ``fakes`` may be any. It also fails if two tensors are the same object.
     """
     # one list of sizes and one of strides per tensor; the stubs say otherwise
-    sizes: list[Any] = [list(t.shape) for t in tensors]
-    strides: list[Any] = [list(t.stride()) for t in tensors]
+    sizes: list[Any] = [list(fixed(fake.shape)) for fake in fakes]
+    strides: list[Any] = [list(fixed(fake.stride())) for fake in fakes]
     return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check

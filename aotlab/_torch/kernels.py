@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from aotlab._torch.functional import outside_of_trace
 from aotlab._torch.ops import ASSERTIONS, BATCH_NORMS, FFT_OF_REAL, SOFTMAX
+from aotlab._torch.symbols import is_symbolic, traced
 
 # --- fake results ----------------------------------------------------------------------------------------------------
 
@@ -36,19 +37,24 @@ def _by_kernel(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], re
     if op is not FFT_OF_REAL and all(tensor.is_contiguous() for tensor in given):
         return result.new_empty(result.shape)
     with outside_of_trace(), torch.inference_mode(False), torch.no_grad():
-        real_args, real_kwargs = pytree.tree_map_only(Tensor, _zeros_like, (args, kwargs))
+        real_args, real_kwargs = pytree.tree_map_only((Tensor, torch.SymInt), _real, (args, kwargs))
         try:
             real = op(*real_args, **real_kwargs)
         except Exception:  # noqa: BLE001  # what a kernel has against zeros says nothing of its layout
             return result
-    same = real.shape != result.shape or real.stride() == result.stride()
+    same = real.shape != traced(result.shape) or real.stride() == traced(result.stride())
+    if not same and is_symbolic(result):
+        raise RuntimeError(f"`{op}` lays out its result otherwise than its fake says, for sizes that vary")
     return result if same else result.new_empty_strided(result.shape, real.stride())
 
 
-def _zeros_like(fake: Tensor) -> Tensor:
-    last = sum((size - 1) * step for size, step in zip(fake.shape, fake.stride(), strict=True))
-    memory = torch.zeros(last + 1 if fake.numel() else 0, dtype=fake.dtype, device=fake.device)
-    return memory.as_strided(fake.shape, fake.stride())
+def _real(fake: Any) -> Any:
+    if not isinstance(fake, Tensor):
+        return fake.node.hint
+    shape, stride = traced(fake.shape), traced(fake.stride())
+    last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    memory = torch.zeros(0 if 0 in shape else last + 1, dtype=fake.dtype, device=fake.device)
+    return memory.as_strided(shape, stride)
 
 
 def _batch_norm(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
@@ -77,7 +83,7 @@ def _view(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result:
     tensor = args[0]
     if not tensor.is_contiguous():
         with outside_of_trace():
-            torch.empty_strided(tensor.shape, tensor.stride(), device="meta").view(result.shape)
+            torch.empty_strided(traced(tensor.shape), traced(tensor.stride()), device="meta").view(traced(result.shape))
     if result.storage_offset() != tensor.storage_offset():
         # the fake mode's cache has taken another view of a tensor without elements for this one
         return tensor.as_strided(result.shape, result.stride(), tensor.storage_offset())

@@ -104,11 +104,13 @@ def compile_graph(
     devices = with_states(module)
     inputs = placeholders(module.graph)
     if kind == "backward":  # what the forward made stays where it is; tangents and the caller's tensors are elsewhere
-        callers = {internals.storage_key(fake) for _, fake in trace.inputs.placeholders if fake.layout == torch.strided}
+        given = [fake for _, fake in trace.inputs.placeholders if isinstance(fake, Tensor)]
+        callers = {internals.storage_key(fake) for fake in given if fake.layout == torch.strided}
         static: Sequence[int] = [
             i
             for i, node in enumerate(inputs)
             if not is_tangent(node)
+            and isinstance(node.meta["val"], Tensor)
             and not (node.meta["val"].layout == torch.strided and internals.storage_key(node.meta["val"]) in callers)
         ]
     else:

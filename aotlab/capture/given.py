@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
+from aotlab._torch import is_symbolic
 from aotlab.capture.call import Call
 from aotlab.capture.nesting import Given, flatten, parts_of, paths
 from aotlab.errors import LeakedTensorError
@@ -76,4 +77,4 @@ def is_constant(value: Any) -> bool:
         return value.__self__ is None or isinstance(value.__self__, (type, types.ModuleType))
     if isinstance(value, types.FunctionType):  # one that its module has under its name; others are made at each call
         return getattr(sys.modules.get(value.__module__), value.__qualname__, None) is value
-    return value is NotImplemented or isinstance(value, (*PLAIN, type, types.ModuleType))
+    return value is NotImplemented or is_symbolic(value) or isinstance(value, (*PLAIN, type, types.ModuleType))

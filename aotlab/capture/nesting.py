@@ -30,7 +30,7 @@ How = Literal["items", "keys", "attributes", "registered"]
 Step = tuple[Literal["attribute", "item"], Any]
 
 _MAPPINGS: tuple[type, ...] = (dict, collections.OrderedDict, collections.defaultdict)
-_LEAVES = (Tensor, nn.Module, type, torch.Size, *PLAIN)
+_LEAVES = (Tensor, nn.Module, type, torch.Size, torch.SymInt, torch.SymFloat, *PLAIN)
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: types without it are written in C
 #: The deepest nesting that is walked.
 DEEPEST = 200

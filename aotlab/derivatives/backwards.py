@@ -21,6 +21,7 @@ from aotlab.derivatives.graphs import derive_backward
 from aotlab.derivatives.higher import Higher
 from aotlab.derivatives.levels import first_level
 from aotlab.errors import PartialBackwardError
+from aotlab.ir.graphs import is_size, placeholders
 from aotlab.partition import stage as partition
 from aotlab.runtime.saved import SavedValues, restride
 from aotlab.trace import stage as trace
@@ -71,7 +72,9 @@ class Backward:
         self.exact = backend.exact
         self.masks = live.saving.masks[segment]
         self.all_masks = [mask for masks in live.saving.masks for mask in masks]
-        self.strides = [tuple(live.tangents.fakes[n].stride()) for n in live.tangents.of_entries[segment]]
+        strides = [tuple(live.tangents.fakes[n].stride()) for n in live.tangents.of_entries[segment]]
+        self._strides_of = internals.sizes_function(strides, live.size_names)
+        self.strides = self._strides_of(*[symbol.node.hint for _, symbol in live.symbols])
         self.wanted = live.through(segment)
         self.anchors = _anchors(live, segment)
         self._labels = live.gradient_labels(segment)
@@ -89,6 +92,12 @@ class Backward:
                 self._compiled[usual] = self._compile(usual)
 
     # --- compiling
+
+    def sized(self, values: Sequence[Any], saved: SavedValues) -> list[Any]:
+        """Compute symbolic numbers for a call."""
+        if not saved.sizes:
+            return list(values)
+        return list(internals.sizes_function(list(values), self.trace.size_names)(*saved.sizes))
 
     def _compile_once(self, key: tuple[Any, ...], pattern: _Pattern) -> _CompiledBackward:
         """Compile the backward for a pattern, if no other thread does."""
@@ -114,10 +123,12 @@ class Backward:
         """Compile a graph that was written, and announce it."""
         started = time.perf_counter_ns() if started is None else started
         self._context.detailed = observe.listening()
+        first_size = next((n for n, node in enumerate(placeholders(module.graph)) if is_size(node)), 0)
         with torch.no_grad(), internals.disable_autocast():
             compiled, graph = compile.compile_graph(
                 module, "backward", self._backend, self.trace, self._context, 0, self._labels
             )
+        compiled = self._for_its_sizes(compiled, first_size)
         if observe.listening():
             defined = tuple(map(bool, pattern))
             observe.emit(
@@ -130,16 +141,36 @@ class Backward:
             )
         return compiled
 
-    def _with_strides(self, pattern: _Pattern, tangents: list[Any], casting: tuple[Any, ...]) -> _Pattern:
+    def _for_its_sizes(self, compiled: Boxed, first: int) -> Boxed:
+        """Have a backward, whose sizes begin at its input ``first``, refuse those for which it was not derived."""
+        names, sizes = self.trace.size_names, self.trace.recorder.sizes
+        holds = None if sizes is None else sizes.assumed_since(names)
+        if holds is None:
+            return compiled
+
+        def call(inputs: list[Any]) -> Any:
+            if not holds(*inputs[first : first + len(names)]):
+                raise PartialBackwardError(
+                    f"a backward of compiled `{self.name}` was derived for other sizes",
+                    why="it assumes something of the sizes that its forward does not",
+                    suggestion="compile with dynamic=False",
+                )
+            return compiled(inputs)
+
+        return call
+
+    def _with_strides(
+        self, pattern: _Pattern, tangents: list[Any], casting: tuple[Any, ...], expected: Sequence[tuple[int, ...]]
+    ) -> _Pattern:
         """Return the pattern that says which strides the defined tangents have, if a backward for these does otherwise.
 
         Where none can be had, they are copied, in the list, into the strides that the backward was traced with: equal
         values, but what is summed in another order may be rounded otherwise.
         """
         strides = tuple(t.stride() if t.layout is torch.strided else None for t in tangents)
-        usual = [stride for stride, defined in zip(self.strides, pattern, strict=True) if defined]
+        usual = [stride for stride, defined in zip(expected, pattern, strict=True) if defined]
         key = (pattern, casting, strides)
-        if self.exact and key not in self._of_strides and None not in strides:
+        if self.exact and key not in self._of_strides and None not in strides and not self.trace.symbols:
             with compiling(), never_lost():
                 if key not in self._of_strides and len(self._of_strides) < _MOST_LAYOUTS:
                     self._of_strides[key] = self._try_strides(pattern, strides, casting)
@@ -221,20 +252,21 @@ class Backward:
         mask = 0
         inputs: list[Any] = []
         others = False
-        for tangent, own, stride in zip(tangents, self.masks, self.strides, strict=True):
+        strides = self._strides_of(*saved.sizes) if saved.sizes else self.strides
+        for tangent, own, stride in zip(tangents, self.masks, strides, strict=True):
             if tangent is not None:
                 mask |= own
                 others = others or tangent.stride() != stride
                 inputs.append(tangent)
         if others:
-            pattern = self._with_strides(pattern, inputs, casting)
+            pattern = self._with_strides(pattern, inputs, casting, strides)
         # where there is one entry all nodes go together; else this takes time for each edge
         if len(self.all_masks) > 1 and (saved.released or not internals.keeps_graph()):
             mask &= self._mask_of_asked()
         key = (*pattern, *casting)
         compiled, needs = self._compiled.get(key) or self._compile_once(key, pattern)
         # from here on the list is the only owner of what this backward uses up, so that it is freed on the way
-        arguments = saved.use(mask, needs)
+        arguments = [*saved.use(mask, needs), *saved.sizes]
         saved.release(mask, self.all_masks)
         arguments += inputs
         del inputs

@@ -63,14 +63,15 @@ def write_backward(
         for n, (name, value) in enumerate(named):
             if value is not None and n not in split.copies:
                 first[id(value)] = name, value
-        for name, value in (*begins, *(trace.inputs.placeholders if split.copies else ())):
+        given = [each for each in trace.inputs.placeholders if isinstance(each[1], Tensor)]
+        for name, value in (*begins, *(given if split.copies else ())):
             first.setdefault(id(value), (f"{name}{_MISSING}", value))
         same = [(other, value) for other, value in split.same if trace.tape.knows(other) and id(value) in first]
         stop = {*first, *(id(fake) for _, fake in defined), *(id(other) for other, _ in same)}
         wanted, outside = trace.tape.needed(outputs, stop)
         if outside or any(operations[i].phase == "forward" and operations[i].is_random for i in wanted):
             continue
-        module = trace.tape.graph("Backward", [*first.values(), *defined], outputs, same=same)
+        module = trace.tape.graph("Backward", [*first.values(), *trace.symbols, *defined], outputs, same=same)
         numbers = take_from_saved(module.graph, named, split.copies)
         if not any(str(node.target).endswith(_MISSING) for node in placeholders(module.graph)):
             module.recompile()

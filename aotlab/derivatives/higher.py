@@ -146,9 +146,10 @@ class Higher:
         self, saved: SavedValues, pattern: tuple[bool, ...], extras: tuple[Edge, ...], came: list[Tensor]
     ) -> list[Tensor | None]:
         """Return the gradients of ``wanted`` for what came in: the defined tangents, and what came at ``extras``."""
-        usual = [tuple(fake.stride()) for fake, defined in zip(self.level.tangents, pattern, strict=True) if defined]
+        defined = zip(self.level.tangents, pattern, strict=True)
+        usual = self._base.sized([fake.stride() for fake, is_defined in defined if is_defined], saved)
         usual += [torch.empty(value.shape, device="meta").stride() for value in came[len(usual) :]]
-        own = self._exact and len(self._plans) < _MOST_LAYOUTS
+        own = self._exact and len(self._plans) < _MOST_LAYOUTS and not saved.sizes
         given = [
             t if t.stride() == s or (own and t.layout is torch.strided) else restride(t, s)
             for t, s in zip(came, usual, strict=True)
@@ -157,7 +158,7 @@ class Higher:
         kind = Kind(
             pattern=pattern,
             extras=extras,
-            strides=tuple(t.stride() for t in given),
+            strides=() if saved.sizes else tuple(t.stride() for t in given),
             requires=tuple(t.requires_grad for t in given) if create_graph else None,
             casting=internals.autocast_state() if internals.any_autocast_enabled() else (),
         )
@@ -174,9 +175,9 @@ class Higher:
         with internals.disable_autocast():
             if plan.above is None:
                 with torch.no_grad():
-                    gradients = list(plan.compute([*arguments, *given]))
+                    gradients = list(plan.compute([*arguments, *saved.sizes, *given]))
             else:
-                gradients = _differentiable(plan, arguments, given, ends)
+                gradients = _differentiable(plan, arguments, given, ends, saved.sizes)
         for slot, n in plan.derived.same_as.items():
             gradients[slot] = came[n]
         return [gradients[i] for i in self.wanted]
@@ -291,7 +292,9 @@ class Higher:
         return next((t for t in saved.tensors() if t.grad_fn is node and t.output_nr == number), None)
 
 
-def _differentiable(plan: _Plan, arguments: list[Tensor], given: list[Tensor], ends: list[End]) -> list[Tensor | None]:
+def _differentiable(
+    plan: _Plan, arguments: list[Tensor], given: list[Tensor], ends: list[End], sizes: Sequence[int]
+) -> list[Tensor | None]:
     """Compute gradients by an autograd node whose backward is the next level's.
 
     What goes through autograd is a tensor for each gradient that comes back, so that autograd sums them as it does
@@ -301,7 +304,7 @@ def _differentiable(plan: _Plan, arguments: list[Tensor], given: list[Tensor], e
     through += {id(end.node): end.tensor for end in ends if end.node is not None}.values()
     anchor = torch.empty(0, requires_grad=True)  # without it nothing says that a node that leads nowhere requires grad
     gradients: list[Tensor | None] = []
-    results: tuple[Tensor, ...] = Derivative.apply(plan, arguments, given, ends, gradients, anchor, *through)  # type: ignore[no-untyped-call]  # untyped in torch
+    results: tuple[Tensor, ...] = Derivative.apply(plan, arguments, given, ends, sizes, gradients, anchor, *through)  # type: ignore[no-untyped-call]  # untyped in torch
     if len(plan.derived.roots) > 1:
         results = tuple([internals.with_own_node(result) for result in results[:-1]])
     for slot, result in zip(plan.derived.roots, results, strict=False):
@@ -332,6 +335,7 @@ class Derivative(torch.autograd.Function):
         arguments: list[Tensor],
         given: list[Tensor],
         ends: list[End],
+        sizes: Sequence[int],
         others: list[Tensor | None],
         anchor: Tensor,
         *through: Tensor,
@@ -341,12 +345,12 @@ class Derivative(torch.autograd.Function):
         Those that cannot are put into ``others``.
         """
         ctx.set_materialize_grads(False)
-        computed = list(plan.compute([*arguments[: len(plan.needs)], *given]))
+        computed = list(plan.compute([*arguments[: len(plan.needs)], *sizes, *given]))
         memory = {internals.storage_key(t) for t in (*arguments, *given) if t.layout == torch.strided}
         gradients = [_apart(gradient, memory) for gradient in computed[: len(plan.derived.gradients)]]
         taken = dict(zip(plan.takes, arguments, strict=True))
         kept = [computed[n].detach() if k == "made" else taken[n] if k == "saved" else given[n] for k, n in plan.kept]
-        ctx.values, ctx.backwards = SavedValues(kept), plan.above
+        ctx.values, ctx.backwards = SavedValues(kept, sizes=sizes), plan.above
         ctx.all_ends, ctx.count = ends, len(through)
         ways = () if plan.above is None else plan.above.level.slots
         own = () if plan.above is None else plan.above.level.own
@@ -367,4 +371,4 @@ class Derivative(torch.autograd.Function):
                 returned.append(gradient)
             elif gradient is not None and internals.is_to_be_run(end.node):
                 end.node.values.put_pending(id(end.backwards), end.edge, gradient)
-        return *([None] * 6), *returned, *([None] * (ctx.count - len(returned)))
+        return *([None] * 7), *returned, *([None] * (ctx.count - len(returned)))

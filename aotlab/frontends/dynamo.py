@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import re
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -26,7 +25,7 @@ from torch import Tensor, fx
 from aotlab import _torch as internals
 from aotlab import observe, pipeline
 from aotlab.backends import Backend, resolve
-from aotlab.cache import CompiledFunction, levels_to_caller, next_number
+from aotlab.cache import CompiledFunction, next_number
 from aotlab.capture import nesting
 from aotlab.capture.call import ArgumentKind, Target
 from aotlab.errors import GraphInvariantError, UsageError, UserLine
@@ -37,11 +36,6 @@ from aotlab.partition.default import default_partition
 
 _FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<code>.*)')
 _TORCH = str(Path(torch.__file__).parent)
-#: What is said of ``dynamic=True``.
-SYMBOLS = (
-    "aotlab has no symbolic shapes yet: with dynamic=True too each size is compiled for itself, up to "
-    "aotlab.config.recompile_limit of them for each graph; leave out dynamic=True, or pad to a few sizes"
-)
 
 
 def frames_of_stack(text: str | None) -> list[UserLine]:
@@ -68,7 +62,10 @@ class GraphTarget(Target):
         lines = [line_of_stack(n.meta.get("stack_trace")) for n in graph.graph.nodes if n.op == "call_function"]
         self.line = next((line for line in lines if line is not None), None)
         inputs = [n for n in graph.graph.nodes if n.op == "placeholder"]
-        self._names = [_source_name(n) for n in inputs]
+        values = [n.meta.get("example_value") for n in inputs]
+        #: The placeholders that are sizes of others, by position: of which one, and in which dimension.
+        self.sizes = internals.sizes_of_others(values)
+        self._names = [_source_name(n) for n in self.without_sizes(inputs)]
         module = _called_by_torch(graph) if self.line is None else None
         if module is not None:
             self._names = [name.removeprefix("fn.") for name in self._names]
@@ -77,6 +74,10 @@ class GraphTarget(Target):
         self.name = self.line.function if self.line is not None else "graph" if module is None else module.__name__
         attributes = dict(graph.named_parameters()) | dict(graph.named_buffers())
         self._attributes = list(attributes)
+        #: The dimensions that Dynamo lets vary, by flat argument.
+        self.varying = {
+            n + len(attributes): dims for n, dims in internals.varying_dims(self.without_sizes(values)).items()
+        }
         self._has_fakes = True
         self._needs_care = needs_care(graph.graph)
 
@@ -114,10 +115,24 @@ class GraphTarget(Target):
         """Run the graph node by node."""
         replaced = dict(zip(self._attributes, lifted, strict=True))
         with internals.reparametrize_module(self.graph, replaced) if replaced else nullcontext():
-            return GraphRun(self.graph, line_of_stack).run(*args)
+            return GraphRun(self.graph, line_of_stack).run(*self._with_sizes(args))
+
+    def without_sizes(self, args: Sequence[Any]) -> list[Any]:
+        """Leave out of what Dynamo hands over the sizes of tensors that it hands over as well."""
+        return [value for n, value in enumerate(args) if n not in self.sizes]
+
+    def _with_sizes(self, args: Sequence[Any]) -> list[Any]:
+        """Put them in again."""
+        full = list(args)
+        for n in sorted(self.sizes):
+            full.insert(n, None)
+        for n, (position, dim) in self.sizes.items():
+            full[n] = full[position].shape[dim]
+        return full
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the graph as Dynamo wrote it."""
+        args = tuple(self._with_sizes(args))
         if self._needs_care:
             return GraphRun(self.graph).run(*args)
         _ = self.graph.code  # else `forward` may not be written yet, and would go through `__call__`
@@ -210,10 +225,11 @@ def backend(
     if settings or unknown:
         wrong = ", ".join(map(repr, (*settings, *unknown)))
         raise UsageError(f"backend 'aotlab' does not know {wrong}; its options are 'compiler' and 'partitioner'")
-    if internals.dynamo_makes_symbols() and any(isinstance(each, torch.SymInt) for each in example_inputs):
-        warnings.warn(SYMBOLS, RuntimeWarning, stacklevel=levels_to_caller())
-    compiled = compile_graph(GraphTarget(graph), compiler, partitioner)
-    call = internals.dynamo_disable(compiled.__call__)
+    target = GraphTarget(graph)
+    compiled = compile_graph(target, compiler, partitioner)
+    call = internals.dynamo_disable(
+        (lambda *args: compiled(*target.without_sizes(args))) if target.sizes else compiled.__call__
+    )
     call.compiled = compiled  # type: ignore[attr-defined]  # for those who look behind it
     return call
 
@@ -235,8 +251,13 @@ def compile_graph(
         guards = [(next((e.number for e in each), None), text) for each, (_, text) in zip(entries, failed, strict=True)]
         file = code.co_filename
         observe.emit(observe.CapturedAgain(function_id=number, file=file, failed=tuple(guards), scope=scope))
-    made = pipeline.Options(backend=compiler, partitioner=partitioner, keep_inference_input_mutations=True)
-    function = pipeline.function_for(target, made, number=number, **settings)
+    made = pipeline.Options(
+        backend=compiler,
+        partitioner=partitioner,
+        keep_inference_input_mutations=True,
+        dynamic=None if internals.dynamo_makes_symbols() else False,
+    )
+    function = pipeline.function_for(target, made, number=number, varying=target.varying, **settings)
     _captures[internals.dynamo_compile_id()[1]] = function
     return function
 

@@ -32,6 +32,7 @@ from aotlab.guards.values import (
     same_value,
 )
 from aotlab.ir.extents import counted_together, overlapping_pairs
+from aotlab.symbols.rules import Rules
 
 # --- facts about arguments ---------------------------------------------------------------------------------------
 
@@ -163,7 +164,7 @@ class CallState:
     each flat argument the position of the first one that is the same tensor. ``reached`` is what the function reads
     besides, ``mentioned`` names the attributes of tensors that it may read; ``function_modes`` counts default devices.
     An entry that writes an input ``must_not_overlap``: its guards watch which inputs share memory. ``offsets`` are the
-    positions of tensors whose storage offset was read.
+    positions of tensors whose storage offset was read; ``rules`` say which sizes may be others.
     """
 
     structure: str
@@ -179,6 +180,7 @@ class CallState:
     nesting: Any = field(default=None, repr=False)
     must_not_overlap: bool = True
     offsets: tuple[int, ...] = ()
+    rules: Rules | None = None
 
 
 def transform_around() -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from aotlab import _torch as internals
@@ -31,6 +32,7 @@ def _unchecked(state: CallState) -> set[str]:
 
 def differences(then: CallState, now: CallState) -> Iterator[str]:
     """Say in a sentence each in what the call ``now`` differs from the traced call ``then``."""
+    then = _with_sizes_of(then, now)
     unchecked = _unchecked(then)
     for (name, before), (_, after) in zip(then.settings, now.settings, strict=True):
         if before != after and name not in unchecked:
@@ -69,6 +71,19 @@ def _default(state: CallState, name: str, given: str) -> str:
     found = next((inspect.signature(root).parameters.get(name) for root in roots), None)
     text = given if found is None or found.default is found.empty else shown(found.default)
     return "" if text == given else text
+
+
+def _with_sizes_of(then: CallState, now: CallState) -> CallState:
+    """Give a state the sizes and strides of a call's arguments, where it admits them."""
+    if then.rules is None or len(then.leaves) != len(now.leaves):
+        return then
+    leaves = list(then.leaves)
+    for i, (before, after) in enumerate(zip(then.leaves, now.leaves, strict=True)):
+        if not (isinstance(before, TensorFacts) and isinstance(after, TensorFacts)):
+            continue
+        if then.rules.admits(i, after):
+            leaves[i] = replace(before, shape=after.shape, stride=after.stride)
+    return replace(then, leaves=tuple(leaves))
 
 
 def difference(then: CallState, now: CallState) -> str | None:
@@ -111,6 +126,9 @@ def _of_tensors_together(then: CallState, now: CallState) -> Iterator[str]:
                 kind, expected = ("a view", "none") if after.is_view else ("no view", "one")
                 doing = "views it" if before.is_leaf else "writes to it"
                 yield f"`{name}` is {kind} where the compiled entry expects {expected}, and the function {doing}"
+    broken = None if then.rules is None else then.rules.broken(now.leaves)
+    if broken is not None:
+        yield f"the sizes of the call are not such that `{broken}`, as the compiled entry expects"
     for i in then.offsets:
         before, after = then.leaves[i], now.leaves[i]
         if isinstance(before, TensorFacts) and isinstance(after, TensorFacts) and before.offset != after.offset:
@@ -152,6 +170,7 @@ def sentences(state: CallState) -> tuple[tuple[str, str, str], ...]:
     tensors = [i for i, facts in enumerate(state.leaves) if isinstance(facts, TensorFacts) and state.same_as[i] == i]
     if len(tensors) > 1:
         rows.append(("identity", "inputs", f"the {len(tensors)} tensor inputs are distinct tensors"))
+    rows += [("size", "inputs", f"`{text}`") for text in (() if state.rules is None else state.rules.texts)]
     if state.must_not_overlap and len(tensors) > 1:
         rows.append(("overlap", "inputs", "no input shares bytes with an input that is written"))
     unchecked = _unchecked(state)

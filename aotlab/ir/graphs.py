@@ -145,6 +145,11 @@ def placeholders(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.nodes if node.op == "placeholder"]
 
 
+def is_size(node: fx.Node) -> bool:
+    """Tell whether a placeholder is a size, which both halves take."""
+    return node.op == "placeholder" and isinstance(node.meta.get("val"), torch.SymInt)
+
+
 def output_args(graph: fx.Graph) -> tuple[fx.Node | None, ...]:
     """Return what ``graph`` returns, as a flat tuple."""
     returned: Any = graph.output_node().args[0]
@@ -168,7 +173,7 @@ def check_graph(module: fx.GraphModule, name: str, *, writes_inputs: bool = Fals
         if node.op == "placeholder":
             if body:
                 raise GraphInvariantError(f"{name} graph: placeholder `{node.name}` stands after an op")
-            if not isinstance(node.meta.get("val"), torch.Tensor):
+            if not isinstance(node.meta.get("val"), torch.Tensor | torch.SymInt):
                 raise GraphInvariantError(f"{name} graph: placeholder `{node.name}` has no value")
             continue
         body = True

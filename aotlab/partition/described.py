@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from torch import fx
+from torch import Tensor, fx
 
 from aotlab.errors import UserLine
 from aotlab.ir.graphs import line_of, output_args, placeholders
@@ -49,7 +49,8 @@ def describe_saved(
     storages = StorageNumbers()
 
     def memory(node: fx.Node) -> int | None:
-        return storages.number(node.meta["val"])
+        value = node.meta["val"]
+        return storages.number(value) if isinstance(value, Tensor) else None
 
     returned = output_args(forward.graph)
     mutated = [trace.metadata.input_info[write.index].name for write in trace.writes]
@@ -80,12 +81,11 @@ def describe_saved(
         else:
             where = "an output" if is_output else f"computed by `{node.name}`"
         spec = spec_of(node.meta["val"], None if cloned else storages)
-        assert isinstance(spec.nbytes, int)
         records.append(
             SavedValue(
                 name=saved_names[n],
                 spec=spec,
-                nbytes=spec.nbytes,
+                nbytes=spec.nbytes if isinstance(spec.nbytes, int) else spec.nbytes.hint or 0,
                 reason=f"{where}; {_why(node, placeholder, is_input=is_input)}",
                 line=line_of(node),
                 is_input=is_input,

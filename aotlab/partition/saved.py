@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 from aotlab._torch import CAST, OpOverload
 from aotlab.ir.graphs import (
+    is_size,
     is_view,
     moves_nothing,
     must_stay,
@@ -90,7 +91,7 @@ def _save_roots(
         first_op = next(n for n in backward.graph.nodes if n.op != "placeholder")
         with backward.graph.inserting_before(first_op):
             for step in reversed(steps):
-                copies[step] = backward.graph.node_copy(step, copies.__getitem__)
+                _copy(step, copies, backward.graph)
         placeholder.replace_all_uses_with(copies[chain[0]])
         backward.graph.erase_node(placeholder)
     # the backward takes the saved values in the order in which the forward returns them, then the tangents
@@ -101,10 +102,20 @@ def _save_roots(
     forward.graph.eliminate_dead_code(is_impure_node=must_stay)
 
 
+def _copy(node: fx.Node, copies: dict[fx.Node, fx.Node], graph: fx.Graph) -> fx.Node:
+    """Copy a node into another graph, with what it is computed from; sizes are placeholders of both graphs."""
+    if node not in copies:
+        own = (each for each in placeholders(graph) if node.op == "placeholder" and each.name == node.name)
+        found = next(own, None)
+        copies[node] = graph.node_copy(node, lambda each: _copy(each, copies, graph)) if found is None else found
+    return copies[node]
+
+
 def save_besides(forward: fx.GraphModule, backward: fx.GraphModule, more: Sequence[fx.Node], why: str) -> None:
     """Save more nodes of the forward, which the backward does not use; ``why`` says what for."""
     first_op = next(node for node in backward.graph.nodes if node.op != "placeholder")
-    first_tangent = next((n for n in placeholders(backward.graph) if "tangents" in str(n.target)), first_op)
+    behind = (n for n in placeholders(backward.graph) if "tangents" in str(n.target) or is_size(n))
+    first_tangent = next(behind, first_op)
     for node in more:
         node.meta["kept_because"] = why
         with backward.graph.inserting_before(first_tangent):
@@ -141,7 +152,7 @@ def take_from_saved(
     graph.eliminate_dead_code()
     ordered = [node for node in by_number.values() if node.users]
     for node in set(placeholders(graph)):
-        if not node.users and not str(node.target).startswith("tangents"):
+        if not node.users and not str(node.target).startswith(("tangents", "size_")):
             graph.erase_node(node)
     ordered += [node for node in placeholders(graph) if node not in ordered]
     first_op = next(node for node in graph.nodes if node.op != "placeholder")

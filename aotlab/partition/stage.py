@@ -38,6 +38,7 @@ from aotlab.ir.graphs import (
 from aotlab.partition.default import default_partition
 from aotlab.partition.described import FOR_DERIVATIVES, SavedValue, describe_saved
 from aotlab.partition.saved import save_besides, save_clones, save_masks, save_roots_of_views
+from aotlab.symbols.graphs import take_sizes
 from aotlab.trace.live import Trace
 from aotlab.trace.records import TraceRecord
 from aotlab.trace.views import root_among
@@ -112,6 +113,8 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
         num_fwd_outputs=count,
         static_lifetime_input_indices=list(trace.metadata.static_input_indices),
     )
+    if trace.symbols:
+        take_sizes(forward, backward, count)
     # a partitioner may leave unused copies of random ops behind; a backward has nothing that must run unused
     backward.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
     if function is default_partition:  # which saves memory only where that costs nothing at all

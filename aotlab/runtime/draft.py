@@ -17,6 +17,7 @@ from aotlab.capture.synthetic_bases import Base
 from aotlab.ir.metadata import OutputAliasInfo
 from aotlab.partition.stage import PartitionRecord, Split
 from aotlab.trace.live import Trace
+from aotlab.trace.records import SizeOf
 
 if TYPE_CHECKING:
     from aotlab.derivatives.backwards import Backward
@@ -114,6 +115,7 @@ class Draft:
         self.grad_on = bool(dict(self.state.settings)["grad mode"])
         self.expressions: dict[int, str] = {}  # flat position → that argument
         self.results: dict[int, str] = {}  # position among the forward outputs → that output
+        self.sizes: dict[SizeOf, str] = {}  # the sizes that the graphs take
         self.cut_edges: set[str] = set()
         #: Which of the trace's writes are done, and which of the inputs are changed as the function did.
         self.written: set[int] = set()

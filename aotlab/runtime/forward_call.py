@@ -35,6 +35,7 @@ from aotlab.runtime.saved import Keeping, SavedValues
 from aotlab.trace.edges import Edge
 from aotlab.trace.history import kept_entries
 from aotlab.trace.live import Trace
+from aotlab.trace.records import SizeOf
 from aotlab.trace.segments import Exit, in_order_of_nodes
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ class ForwardCall:
         w.add(f"out = forward([{self.draft.star(inputs)}])")
         if trace.training:
             saved = w.constant("SavedValues", self._keeping.saved_values())
-            w.add(f"saved = {saved}({self._keeping.expression()})")
+            sizes = ", ".join(self.draft.sizes.values())
+            w.add(f"saved = {saved}({self._keeping.expression()}{f', sizes=[{sizes}]' * bool(sizes)})")
             self._mutations.require_grad()
         if not trace.training or trace.is_whole:
             self._note_results()
@@ -104,6 +106,8 @@ class ForwardCall:
                 maker = self.w.constant("memory_of", _base_maker(source))
                 self.w.add(f"{name} = {maker}({self.draft.kept(source.members[0])})")
                 listed.append(name)
+            elif isinstance(source, SizeOf):
+                listed.append(self.draft.sizes[source])
             else:
                 listed.append(self.draft.expressions[source])
         return listed
@@ -186,8 +190,8 @@ class ForwardCall:
     def _like(self, edge: Edge) -> str:
         """Return the expression of a tensor without memory that looks like the value whose gradient an edge carries."""
         shape, dtype, device = internals.edge_metadata(*edge)
-        like = self.w.constant("like", torch.empty((), dtype=dtype, device=device).expand(shape))
-        return f"{like}.detach()"
+        like = self.w.constant("like", torch.empty((), dtype=dtype, device=device))
+        return f"{like}.expand({internals.size_text(tuple(shape))})"
 
 
 def _base_maker(base: Base) -> Callable[[Tensor], Tensor]:

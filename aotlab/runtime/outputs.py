@@ -58,6 +58,8 @@ class Outputs:
         trace = self.draft.trace
         if output.index in trace.outputs.constants:
             value = trace.outputs.constants[output.index]
+            if internals.is_symbolic(value):
+                return internals.size_text(value)
             plain = value is None or type(value) in (int, str, bool)
             return repr(value) if plain else self.w.constant("constant", value)
         if output.same_as is not None:
@@ -138,6 +140,8 @@ class ViewCalls:
         return f"{name}({', '.join([base, *arguments])})"
 
     def _literal(self, value: Any) -> str:
+        if internals.is_symbolic(value):
+            return internals.size_text(value)
         if isinstance(value, (list, tuple)):
             inner = ", ".join(self._literal(item) for item in value)
             return f"[{inner}]"

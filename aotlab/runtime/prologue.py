@@ -21,6 +21,7 @@ from aotlab.ir.extents import counted_together, extent_bytes, overlapping_pairs
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.runtime.arguments import Arguments
 from aotlab.runtime.draft import Draft
+from aotlab.trace.records import SizeOf
 
 
 class Prologue:
@@ -41,6 +42,7 @@ class Prologue:
         self._surroundings()
         Arguments(self.draft).write()
         self._tensors()
+        self._sizes()
         self._attributes()
         for info in self.draft.meta.input_info:
             self._may_be_changed(info)
@@ -123,6 +125,25 @@ class Prologue:
             draft.miss(leaves)
         self._views_of_others()
 
+    def _sizes(self) -> None:
+        """Write what was assumed of the sizes that vary."""
+        sizes = self.draft.trace.recorder.sizes
+        if sizes is None:
+            return
+        sources = [source for source in self.draft.trace.inputs.sources if isinstance(source, SizeOf)]
+        for source in sources:
+            self.draft.sizes[source] = source.name
+            self.w.add(f"{source.name} = {self.draft.expressions[source.position]}.shape[{source.dim}]")
+        known = {(source.position, source.dim): source.name for source in sources}
+
+        def name(position: int, what: str, dim: int | None) -> str:
+            other = f"{self.draft.expressions[position]}.{what}({'' if dim is None else dim})"
+            return known.get((position, dim), other) if what == "size" and dim is not None else other
+
+        rules = sizes.guards(name)
+        if rules:
+            self.draft.miss([f"not ({' and '.join(rules)})"])
+
     def _views_of_others(self) -> None:
         """Write the checks that inputs are no views of what requires no grad, where views of them tell."""
         for k in sorted(self.draft.trace.effects.viewed_unseen):
@@ -170,6 +191,9 @@ class Prologue:
             for info in self.draft.meta.input_info:
                 if info.requires_grad and self.draft.base_with(info.index) is not None:
                     self.draft.miss([f"{self.draft.kept(info.index)}._base is not None"])
+        elif len(self.parts.dedupe.kept) > 1 and self.draft.trace.symbols:
+            tensors = self.draft.star(self.draft.all_kept())
+            self.draft.miss([self.w.call("share_memory", otherwise(overlapping_pairs, ()), tensors)])
         elif len(self.parts.dedupe.kept) > 1:
             self._apart(written)
         self._counters()

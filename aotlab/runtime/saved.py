@@ -20,7 +20,7 @@ from aotlab.trace.history import LASTING
 from aotlab.trace.records import Source
 
 #: The default of ``places``: no saved value is a tensor of the caller's own.
-_NOWHERE: Mapping[int, tuple[int, ...]] = {}
+_NOWHERE: Mapping[int, tuple[int, ...] | None] = {}
 
 
 class _Keeps(torch.autograd.Function):
@@ -86,16 +86,22 @@ class SavedValues:
 
     ``pending`` are gradients that wait for the backward into whose midst they belong. By edges of the traced program,
     ``nodes`` are the autograd nodes behind results that the function's own nodes keep. ``places`` has the numbers of
-    those values that are the caller's tensors themselves, with the strides that the backward was compiled for: other
-    memory since is an error.
+    those values that are the caller's tensors themselves, with the strides that the backward was compiled for, None if
+    for any: other memory since is an error. ``sizes`` are those that vary, which every backward takes.
     """
 
     __slots__ = ("_hooks", "_places", "_starts", "_values", "_versions", "_watched", "hooked", "nodes", "pending",
-                 "released")  # fmt: skip
+                 "released", "sizes")  # fmt: skip
 
-    def __init__(self, values: Sequence[Tensor], places: Mapping[int, tuple[int, ...]] = _NOWHERE) -> None:
+    def __init__(
+        self,
+        values: Sequence[Tensor],
+        places: Mapping[int, tuple[int, ...] | None] = _NOWHERE,
+        sizes: Sequence[int] = (),
+    ) -> None:
         hooks = internals.saved_tensor_hooks()
         self.released = 0
+        self.sizes = sizes
         self.hooked = hooks is not None
         self.pending: dict[tuple[int, int], dict[Any, Tensor]] | None = None
         self.nodes: dict[Any, tuple[weakref.ref[Any], int]] | None = None
@@ -107,6 +113,8 @@ class SavedValues:
         self._versions = internals.versions_of(values)
         self._places = places
         self._starts = [values[n].data_ptr() for n in places]
+        if None in places.values():
+            self._places = {n: values[n].stride() for n in places}
         self._values: list[Any] | None = list(values)
         if hooks is not None:
             with torch.no_grad():
@@ -239,7 +247,8 @@ class Keeping:
         """Return what makes the `SavedValues` of a call, with the strides of those that are the caller's tensors."""
         saved, detached = self._draft.parts.split.graph_values, self._detached()
         values = {n: saved[n] for n in self._draft.parts.partition.own if not detached[n]}
-        places = {n: v.stride() for n, v in values.items() if v is not None and v.layout == torch.strided}
+        strided = {n: v for n, v in values.items() if v is not None and v.layout == torch.strided}
+        places = {n: None if internals.is_symbolic(v) else v.stride() for n, v in strided.items()}
         return partial(SavedValues, places=places) if places else SavedValues
 
     def expression(self) -> str:

@@ -12,7 +12,8 @@ entered by itself, and the call runs eagerly if the function changes one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -23,12 +24,18 @@ from aotlab.capture.synthetic_bases import Base
 from aotlab.trace.function import Findings
 from aotlab.trace.inputs import Entered, enter, entered, non_leaf
 from aotlab.trace.recorder import Recorder
-from aotlab.trace.records import Write
+from aotlab.trace.records import SizeOf, Write
 from aotlab.trace.surroundings import tracing
 from aotlab.trace.write_calls import may_overlap_itself
 
 
-def enter_inputs(recorder: Recorder, call: Call, dedupe: DedupeRecord, bases: Sequence[Base]) -> list[Entered]:
+def enter_inputs(
+    recorder: Recorder,
+    call: Call,
+    dedupe: DedupeRecord,
+    bases: Sequence[Base],
+    varying: Mapping[int, Collection[int]],
+) -> list[Entered]:
     """Make the traced stand-ins of all inputs; a base that cannot be made has no ``wrapper`` afterwards."""
     tape, fake_mode = recorder.tape, recorder.fake_mode
     tensors = [call.values[position] for position in dedupe.kept]
@@ -39,7 +46,10 @@ def enter_inputs(recorder: Recorder, call: Call, dedupe: DedupeRecord, bases: Se
             found[k] = entered(dedupe.names[k], tensors[k], internals.from_functional(wrapper), wrapper, base)
     for k, (name, real) in enumerate(zip(dedupe.names, tensors, strict=True)):
         if k not in found:
-            found[k] = enter(tape, fake_mode, name, real)
+            fake = None
+            if recorder.sizes is not None and dedupe.kept[k] in varying:
+                fake = recorder.sizes.enter(fake_mode, dedupe.kept[k], real, varying[dedupe.kept[k]])
+            found[k] = enter(tape, fake_mode, name, real, fake)
     return [found[k] for k in range(len(tensors))]
 
 
@@ -85,7 +95,7 @@ def _once(tensor: Tensor) -> list[int]:
 
 def placeholders_of(
     findings: Findings, writes: Sequence[Write], *, training: bool
-) -> tuple[list[tuple[str, Tensor]], list[int | Base]]:
+) -> tuple[list[tuple[str, Any]], list[int | Base | SizeOf]]:
     """Name the graph's inputs: the flat arguments, and for those that share memory which is changed their base."""
     dedupe, inputs = findings.dedupe, findings.inputs
     tape, fake_mode = findings.recorder.tape, findings.recorder.fake_mode
@@ -93,7 +103,7 @@ def placeholders_of(
     prefix = ("primals_{}", 1) if training else ("arg{}_1", 0)
     kept_at = {p: k for k, p in enumerate(dedupe.kept)}
     fakes: list[Tensor] = []
-    sources: list[int | Base] = []
+    sources: list[int | Base | SizeOf] = []
     for position in dedupe.placeholders:
         k = kept_at.get(position)
         if k is None:  # a duplicate that keeps its placeholder, which nothing uses
@@ -109,4 +119,8 @@ def placeholders_of(
             assert base.fake is not None
             fakes.append(base.fake)
             sources.append(base)
-    return [(prefix[0].format(n + prefix[1]), fake) for n, fake in enumerate(fakes)], sources
+    named = [(prefix[0].format(n + prefix[1]), fake) for n, fake in enumerate(fakes)]
+    for symbol, name, position, dim in findings.recorder.sizes.symbols() if findings.recorder.sizes is not None else ():
+        named.append((f"size_{len(sources) - len(fakes)}", symbol))
+        sources.append(SizeOf(name, position, dim))
+    return named, sources

@@ -98,9 +98,9 @@ class Entered:
             )
 
 
-def enter(tape: Tape, fake_mode: FakeTensorMode, name: str, real: Tensor) -> Entered:
+def enter(tape: Tape, fake_mode: FakeTensorMode, name: str, real: Tensor, fake: Tensor | None = None) -> Entered:
     """Make the traced stand-in of one input that has its memory to itself."""
-    fake = tape.enter(internals.enter_fake(fake_mode, real))
+    fake = tape.enter(internals.enter_fake(fake_mode, real) if fake is None else fake)
     wrapper = internals.to_functional(fake)
     if real.requires_grad:
         wrapper.requires_grad_(True)
@@ -196,7 +196,7 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
 def _check_sizes(item: Entered, final: Tensor, tape: Tape) -> None:
     """Refuse an input that got other sizes, a dtype or memory in a way that nobody noticed before."""
     wrapper, real = item.wrapper, item.real
-    unknown = not item.steps and (internals.has_metadata_mutation(wrapper) or final.shape != real.shape)
+    unknown = not item.steps and (internals.has_metadata_mutation(wrapper) or final.shape != item.fake.shape)
     if unknown or internals.was_storage_changed(wrapper) or final.dtype != real.dtype:
         made = tape.producer(final)
         raise MetadataMutationError(

@@ -24,7 +24,7 @@ from aotlab.trace.history import node_bits, reachable, read_by_themselves, state
 from aotlab.trace.inputs import owner_of, value_of
 from aotlab.trace.live import Effects, GraphInputs, ProgramOutputs, SavingNodes, Trace
 from aotlab.trace.recorder import Recorder
-from aotlab.trace.records import AutogradNode, Source, TraceFailed, TraceRecord
+from aotlab.trace.records import AutogradNode, SizeOf, Source, TraceFailed, TraceRecord
 from aotlab.trace.segments import Exit, Segment
 from aotlab.trace.sources import check_passed, divide, made_through, place_hooks
 from aotlab.trace.tangent_layouts import spelled
@@ -286,14 +286,14 @@ def _make_tangents(
 
 
 def _slots(
-    parts: Sequence[Segment], known: Mapping[Edge, Source], sources: Sequence[int | Base], kept: Sequence[int]
+    parts: Sequence[Segment], known: Mapping[Edge, Source], sources: Sequence[int | Base | SizeOf], kept: Sequence[int]
 ) -> list[list[Exit | None]]:
     """List where the gradients leave each segment; of the only one, in the order of the graph's inputs."""
     if not parts or parts[0].nodes is not None:
         return [list(part.exits) for part in parts]
     exits = parts[0].exits
     at = {kept[known[way[0]].index]: way for way in exits if known[way[0]].kind == "input"}
-    first: list[Exit | None] = [None if isinstance(p, Base) else at.pop(p, None) for p in sources]
+    first: list[Exit | None] = [at.pop(p, None) if isinstance(p, int) else None for p in sources]
     return [[*first, *(way for way in exits if way not in first)]]
 
 

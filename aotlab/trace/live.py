@@ -17,7 +17,7 @@ from aotlab.trace.edges import Edge, next_edges
 from aotlab.trace.inputs import value_of
 from aotlab.trace.quirk import Quirk
 from aotlab.trace.recorder import Recorder
-from aotlab.trace.records import HookKind, Source, Write
+from aotlab.trace.records import HookKind, SizeOf, Source, Write
 from aotlab.trace.segments import Exit, Segment
 from aotlab.trace.tape import Tape
 from aotlab.trace.views import view_parent
@@ -30,8 +30,8 @@ class GraphInputs:
     #: The fake tensor of each kept input.
     fakes: Sequence[Tensor]
     #: The name and fake tensor of each graph input; and the flat argument that it is, or the synthetic base.
-    placeholders: Sequence[tuple[str, Tensor]]
-    sources: Sequence[int | Base]
+    placeholders: Sequence[tuple[str, Any]]
+    sources: Sequence[int | Base | SizeOf]
     #: The kept inputs whose offset in their storage the function looked at.
     offsets_read: Sequence[int]
 
@@ -128,6 +128,16 @@ class Trace:
     def is_whole(self) -> bool:
         """Whether the autograd graph of the call is one node."""
         return len(self.segments) == 1 and self.segments[0].nodes is None
+
+    @property
+    def symbols(self) -> list[tuple[str, Any]]:
+        """The graph inputs that are sizes, which every graph takes: behind the inputs, or the saved values."""
+        return [each for each in self.inputs.placeholders if not isinstance(each[1], Tensor)]
+
+    @property
+    def size_names(self) -> list[str]:
+        """The names of these sizes, by which expressions of them are written."""
+        return [source.name for source in self.inputs.sources if isinstance(source, SizeOf)]
 
     @property
     def bases(self) -> list[Tensor]:

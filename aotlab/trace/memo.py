@@ -38,6 +38,8 @@ def memo_key(value: Any) -> Any:
             raise NoKey
         if value.is_inference() != torch.is_inference_mode_enabled():
             raise NoKey  # whether a view of it is an inference tensor hangs on it, not on the mode
+        if value.fake_mode.shape_env is not None and internals.is_symbolic(value):
+            raise NoKey
         return (value.shape, value.stride(), value.dtype, value.device, value.storage_offset())
     kind = type(value)
     if kind is tuple or kind is list:

@@ -31,7 +31,13 @@ from aotlab.trace.random_state import States, drawn, draws, state_size, without_
 from aotlab.trace.running import here
 from aotlab.trace.tape import Operation, Tape, Untraceable, tensors_in
 
-_ANSWERED_BY_THE_FAKE = {torch.ops.prim.device.default: lambda tensor: tensor.device}
+_ANSWERED_BY_THE_FAKE: dict[Any, Callable[..., Any]] = {
+    torch.ops.prim.device.default: lambda tensor: tensor.device,
+    torch.ops.aten.sym_size.int: lambda tensor, dim: tensor.shape[dim],
+    torch.ops.aten.sym_stride.int: lambda tensor, dim: tensor.stride(dim),
+    torch.ops.aten.sym_numel.default: lambda tensor: tensor.numel(),
+    torch.ops.aten.sym_storage_offset.default: lambda tensor: tensor.storage_offset(),
+}
 _LIFTS = frozenset(
     (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift.default)
 )
@@ -59,7 +65,7 @@ class Recorder(TorchDispatchMode):
 
     ``decompositions`` are ops that are replaced by what their function calls; ``functional`` says that random ops take
     the state of their generator and return the next one; ``exact``, that graphs compute bit for bit what eager does;
-    ``known``, what torch's own ops give under the call's settings (`aotlab.trace.memo`).
+    ``known``, what torch's own ops give under the call's settings (`aotlab.trace.memo`); ``sizes``, those that vary.
     """
 
     supports_higher_order_operators = True
@@ -74,6 +80,7 @@ class Recorder(TorchDispatchMode):
         functional: bool = False,
         quirks: Sequence[Quirk] = (),
         known: dict[Any, Any] | None = None,
+        sizes: internals.Sizes | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.tape = tape
@@ -96,6 +103,7 @@ class Recorder(TorchDispatchMode):
         self._unmemoisable: set[OpOverload] = set()
         self._origins: dict[int, tuple[Locator | None, dict[str, Any] | None]] = {}  # by autograd's sequence numbers
         self.quirks = quirks
+        self.sizes = sizes
         self._claims = {op: handler for quirk in quirks for op, handler in quirk.ops().items()}
 
     def __enter__(self) -> Recorder:

@@ -50,6 +50,15 @@ class AutogradNode:
     goes_to: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class SizeOf:
+    """A graph input that is a size: of the flat argument ``position``, in the dimension ``dim``."""
+
+    name: str
+    position: int
+    dim: int
+
+
 class TraceFailed(Exception):  # noqa: N818  # a signal to the pipeline, which then lets eager speak
     """The traced program raised something that is neither a refusal nor aotlab's own."""
 

@@ -38,10 +38,11 @@ To be read in this order; the other files are about one thing each, and can be l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-from aotlab._torch import FakeTensorMode, settle_without_gpus
+from aotlab._torch import FakeTensorMode, Sizes, settle_without_gpus
 from aotlab.capture.call import Call
 from aotlab.capture.dedupe import DedupeRecord
 from aotlab.capture.signals import RunEagerly
@@ -73,20 +74,23 @@ def run(
     exact: bool = False,
     functional_draws: bool = False,
     quirks: Sequence[Quirk] = (),
+    varying: Mapping[int, Collection[int]] = MappingProxyType({}),
 ) -> tuple[TraceRecord, Trace]:
     """Run the function once on fake tensors and differentiate it.
 
     ``decompositions`` are ops to replace while recording; with ``keep_input_mutations`` an inference graph writes
     mutated inputs itself. The first ``static_inputs`` inputs are parameters and buffers, ``bases`` those that share
-    memory. With ``exact`` gradients are summed in eager's order everywhere; with ``functional_draws`` random ops take
-    and return states of generators. ``quirks`` look after the corners that they claim.
+    memory, ``varying`` the dimensions, by flat argument, whose sizes become symbols. With ``exact`` gradients are
+    summed in eager's order everywhere; with ``functional_draws`` random ops take and return states of generators.
+    ``quirks`` look after the corners that they claim.
 
     Raises `RefusedError`, `RunEagerly`, `TraceFailed`: eager has to run this call.
     """
-    mode = FakeTensorMode(static_shapes=True)
-    ways: dict[str, Any] = {"exact": exact, "functional": functional_draws, "quirks": quirks}
+    sizes = Sizes() if varying else None
+    mode = FakeTensorMode(static_shapes=True) if sizes is None else FakeTensorMode(shape_env=sizes.env)
+    ways: dict[str, Any] = {"exact": exact, "functional": functional_draws, "quirks": quirks, "sizes": sizes}
     recorder = Recorder(Tape(), mode, decompositions, known=known_under(call.state.settings), **ways)
-    inputs = enter_inputs(recorder, call, dedupe, bases)
+    inputs = enter_inputs(recorder, call, dedupe, bases, varying)
     findings = run_function(call, dedupe, recorder, inputs)
     if not are_unchanged([base for base in bases if base.wrapper is None], findings.infos):
         raise RunEagerly("inputs share memory as no synthetic base can express, and are changed")

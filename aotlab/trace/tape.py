@@ -189,7 +189,7 @@ class Tape:
     def graph(
         self,
         name: str,
-        inputs: Sequence[tuple[str, Tensor]],
+        inputs: Sequence[tuple[str, Any]],
         outputs: Sequence[Tensor | None],
         *,
         keep_impure: Phase | None = None,
@@ -227,14 +227,21 @@ class Tape:
 class _GraphWriter:
     """Writes one fx graph, op by op; each value gets its node when it is first used."""
 
-    def __init__(self, tape: Tape, inputs: Sequence[tuple[str, Tensor]], same: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, tape: Tape, inputs: Sequence[tuple[str, Any]], same: Sequence[tuple[Tensor, Tensor]]) -> None:
         self._tape = tape
         self._graph = fx.Graph()
         self._root = torch.nn.Module()
         self._results: dict[int, fx.Node] = {}
         self._nodes: dict[int, fx.Node] = {}
+        self._symbols: dict[Any, fx.Node] = {}
+        self._sizes: dict[Any, Any] = {}
+        self._phase: Phase = "forward"
         for placeholder, fake in inputs:
             node = self._graph.placeholder(placeholder)
+            if not isinstance(fake, Tensor):
+                node.meta.update(val=fake, phase="forward")
+                self._symbols[fake.node.expr] = node
+                continue
             _describe(node, fake)
             if placeholder.startswith("tangents"):
                 node.meta["phase"] = "backward"
@@ -243,6 +250,7 @@ class _GraphWriter:
 
     def write(self, operation: Operation, *, stays: bool) -> None:
         """Write one op and, right behind it, where partitioners look for them, the parts of its result."""
+        self._phase = operation.phase
         args = tuple([self._convert(arg) for arg in operation.args])
         kwargs = {key: self._convert(arg) for key, arg in operation.kwargs.items()}
         node = self._graph.create_node("call_function", operation.target, args, kwargs, _name_of(operation.target))
@@ -295,6 +303,8 @@ class _GraphWriter:
     def _convert(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             return self._use(value)
+        if isinstance(value, torch.SymInt | torch.SymFloat):
+            return self._size(value)
         if type(value) is list or isinstance(value, torch.Size):
             return [self._convert(item) for item in value]
         if type(value) is tuple:
@@ -303,6 +313,17 @@ class _GraphWriter:
             # written as `-0j` it would come back with another sign
             return self._graph.call_function(complex, (value.real, value.imag))
         return value
+
+    def _size(self, value: Any) -> Any:
+        """Write a size by the symbols that it is computed from, in each half of the graph anew."""
+        key = (value.node.expr, self._phase)
+        if key not in self._sizes:
+            made = internals.write_size(value, self._symbols)
+            for node in self._graph.nodes:
+                if "val" not in node.meta and node.op == "call_function":
+                    node.meta.update(val=value, phase=self._phase, partitioner_tag=f"is_{self._phase}")
+            self._sizes[key] = made
+        return self._sizes[key]
 
 
 def _name_of(target: Any) -> str:
@@ -335,8 +356,11 @@ _tensor_metas: dict[Any, Any] = {}
 def _describe(node: fx.Node, fake: Tensor) -> None:
     node.meta["val"] = fake
     key = (fake.shape, fake.stride(), fake.dtype)
-    known = _tensor_metas.get(key)
-    if known is None:
-        known = _tensor_metas[key] = internals.extract_tensor_metadata(fake)
+    try:
+        known = _tensor_metas.get(key)
+        if known is None:
+            known = _tensor_metas[key] = internals.extract_tensor_metadata(fake)
+    except TypeError:  # sizes that vary have no hash
+        known = internals.extract_tensor_metadata(fake)
     node.meta["tensor_meta"] = known
     node.meta.setdefault("phase", "forward")

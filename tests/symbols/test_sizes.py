@@ -1,0 +1,211 @@
+"""One compilation for all sizes: programs called with several sizes, beside eager, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+
+import aotlab
+from aotlab import observe
+
+SIZES = (6, 4, 9, 32, 7, 16)
+
+
+def need(*shape: int) -> Tensor:
+    """Make a tensor that requires grad."""
+    return torch.randn(*shape, requires_grad=True)
+
+
+def channels_last(*shape: int) -> Tensor:
+    """Make one whose memory is in the order of channels last."""
+    return torch.randn(*shape).to(memory_format=torch.channels_last).requires_grad_()
+
+
+Make = Callable[[int], tuple[Tensor, ...]]
+
+#: A function and what makes its arguments for a size; and how many compilations serve all of `SIZES`.
+PROGRAMS: dict[str, tuple[Callable[..., Any], Make, int]] = {
+    "matmul": (lambda x, w: (x @ w).relu().sum(), lambda n: (need(n, 4), need(4, 3)), 1),
+    "a written input": (lambda x: x.add_(1), lambda n: (torch.randn(n, 4),), 1),
+    "a written input, a view": (lambda x, y: (x.add_(1), y.t())[1], lambda n: (torch.randn(n, 4), need(n, 2)), 1),
+    "a view that is written": (lambda x: (x[1:].mul_(2), x)[1] * 2, lambda n: (torch.randn(n, 4),), 1),
+    "mean": (lambda x: x.mean(), lambda n: (need(n, 4),), 1),
+    "view": (lambda x: x.view(-1, 2) * 2, lambda n: (need(n, 4),), 2),
+    "flatten": (lambda x: x.flatten(), lambda n: (need(n, 4),), 1),
+    "a size is returned": (lambda x: (x.sum(), x.shape[0]), lambda n: (need(n, 4),), 1),
+    "sizes in what is returned": (lambda x: (x * 2, x.shape, x.size(0) * 2 + 1), lambda n: (need(n, 4),), 2),
+    "a size as a number": (lambda x: x * x.shape[0] ** -0.5, lambda n: (need(n, 4),), 2),
+    "arange": (lambda x: x + torch.arange(x.shape[0])[:, None], lambda n: (need(n, 4),), 2),
+    "cat": (lambda x, y: torch.cat([x, y]), lambda n: (need(n, 4), need(n + 3, 4)), 1),
+    "expand": (lambda x, b: (x + b.expand(x.shape[0], 4)).exp(), lambda n: (need(n, 4), need(4)), 1),
+    "an alias of an intermediate": (lambda x: (x * 2)[1:], lambda n: (need(n, 4),), 2),
+    "two that share memory": (lambda x: ((y := x * 2), y.view(-1)), lambda n: (need(n, 4),), 2),
+    "two outputs": (lambda x, w: ((x @ w).tanh(), (x * 2).sin()), lambda n: (need(n, 4), need(4, 6)), 2),
+    "layer norm": (lambda x: functional.layer_norm(x, (x.shape[-1],)), lambda n: (need(3, n),), 2),
+    "batch norm": (
+        lambda x, m, v: functional.batch_norm(x, m, v, training=True),
+        lambda n: (need(n, 4), torch.zeros(4), torch.ones(4)),
+        2,
+    ),
+    "group norm": (lambda x: functional.group_norm(x, 2), lambda n: (need(n, 4, 5),), 1),
+    "attention": (
+        lambda q, k, v: functional.scaled_dot_product_attention(q, k, v),
+        lambda n: (need(2, 2, n, 4), need(2, 2, n, 4), need(2, 2, n, 4)),
+        1,
+    ),
+    "convolution": (
+        lambda x, k: functional.conv2d(x, k, padding=1).relu(),
+        lambda n: (channels_last(2, 3, n, n), need(4, 3, 3, 3)),
+        1,
+    ),
+    "pooling": (lambda x: functional.max_pool2d(x, 2), lambda n: (need(2, 3, n, n),), 1),
+    "cross entropy": (
+        lambda x, t: functional.cross_entropy(x, t),
+        lambda n: (need(n, 4), torch.arange(n) % 4),
+        1,
+    ),
+    "a mask": (
+        lambda x: x.masked_fill(torch.ones(x.shape[0], x.shape[0]).triu(1).bool()[:, :4], 0),
+        lambda n: (need(n, 4),),
+        2,
+    ),
+    "a branch on a size": (lambda x: x * 2 if x.shape[0] > 5 else x * 3, lambda n: (need(n, 4),), 2),
+    "gather": (lambda x, i: x.gather(0, i), lambda n: (need(n, 4), torch.arange(4 * n).view(n, 4) % n), 2),
+    "chunk": (lambda x: x.chunk(2)[0], lambda n: (need(n, 4),), 1),
+    "cumsum": (lambda x: x.cumsum(0).flip(0), lambda n: (need(n, 4),), 2),
+    "reshape of a permutation": (
+        lambda x: torch.stack([x, x * 2]).permute(1, 0, 2).reshape(x.shape[0], -1),
+        lambda n: (need(n, 4),),
+        1,
+    ),
+    "a gradient inside": (
+        lambda x: torch.autograd.grad((x**3).sum(), x, create_graph=True)[0],
+        lambda n: (need(n, 4),),
+        2,
+    ),
+    "embedding": (
+        lambda i, e: functional.embedding(i, e),
+        lambda n: (torch.arange(2 * n).view(2, n) % 7, need(7, 4)),
+        1,
+    ),
+    "a size of one": (lambda x, y: (x + y).sum(0), lambda n: (need(n - 3, 4), need(n - 3, 1)), 2),
+}
+
+
+def observed(result: Any, arguments: Sequence[Tensor]) -> list[Any]:
+    """Run a backward from all results; return what a caller can see of them and of the arguments."""
+    leaves = pytree.tree_leaves(result)
+    roots = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if roots:
+        sum(root.square().sum() for root in roots).backward()
+    seen: list[Any] = []
+    for leaf in leaves:
+        seen.append((leaf.detach().tolist(), leaf.stride()) if isinstance(leaf, Tensor) else leaf)
+    return seen + [(a.detach().tolist(), None if a.grad is None else a.grad.tolist()) for a in arguments]
+
+
+def copies(arguments: Sequence[Tensor]) -> list[Tensor]:
+    """Copy arguments."""
+    return [each.detach().clone().requires_grad_(each.requires_grad) for each in arguments]
+
+
+def assert_as_eager(function: Callable[..., Any], compiled: Callable[..., Any], make: Make) -> None:
+    """Call both with arguments of all sizes."""
+    for n in SIZES:
+        torch.manual_seed(n)
+        arguments = make(n)
+        others = copies(arguments)
+        assert observed(function(*arguments), arguments) == observed(compiled(*others), others), n
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_one_compilation_serves_all_sizes(name: str) -> None:
+    """What a compiled call returns, writes and differentiates is eager's, for sizes that were not traced too."""
+    function, make, most = PROGRAMS[name]
+    compiled = aotlab.compile(function, backend="eager", dynamic=True)
+    assert_as_eager(function, compiled, make)
+    assert len(compiled.entries) <= most
+    assert compiled.calls.eager == 0
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_behind_dynamo(name: str, fresh_dynamo: None) -> None:
+    """So it is with the sizes that Dynamo makes symbols of."""
+    function, make, most = PROGRAMS[name]
+    compiled = torch.compile(function, backend="aotlab", options={"compiler": "eager"}, dynamic=True)
+    finished: list[observe.CompileFinished] = []
+
+    def hear(event: observe.Event) -> None:
+        if isinstance(event, observe.CompileFinished):
+            finished.append(event)
+
+    with observe.listen(hear):
+        assert_as_eager(function, compiled, make)
+    assert 0 < len(finished) <= most + 2
+
+
+def test_backwards_of_other_kinds() -> None:
+    """Of some results only, and differentiated again, for sizes that were not traced."""
+
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return (x @ w).tanh() * x.shape[0], (x * 2).sin()
+
+    compiled = aotlab.compile(function, backend="eager", dynamic=True)
+    for n in SIZES:
+        grads = []
+        for call in (function, compiled):
+            torch.manual_seed(n)
+            x, w = need(n, 4), need(4, 6)
+            (first,) = torch.autograd.grad(call(x, w)[0].sum(), x, create_graph=True)
+            (first.square().sum() + call(x, w)[n % 2].mean()).backward()
+            grads.append([each.grad for each in (x, w)])
+        assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True)), n
+    assert len(compiled.entries) <= 2
+
+
+def test_what_was_assumed_is_said() -> None:
+    """A call whose sizes are not such is compiled for, and told why; the report lists what is assumed."""
+    compiled = aotlab.compile(lambda x, y: (x + y, x.shape[0]), backend="eager", dynamic=True)
+    with aotlab.Report.record() as report:
+        compiled(torch.randn(6, 4), torch.randn(6, 4))
+        compiled(torch.randn(8, 3), torch.randn(8, 3))
+        compiled(torch.randn(8, 3), torch.randn(1, 3))
+    (reason,) = compiled.recompiles
+    assert "y" in reason
+    sizes = report.guards[report.guards["kind"] == "size"]["sentence"]
+    assert any("`y.size(0) == x.size(0)`" in sentence for sentence in sizes)
+
+
+def test_what_cannot_be_of_any_size_is_compiled_for_each() -> None:
+    """Numbers of values run eagerly, as with sizes that stay; `len` is the size of the call."""
+    for dynamic in (False, True):
+        item = aotlab.compile(lambda x: x * x.sum().item(), backend="eager", dynamic=dynamic)
+        with pytest.warns(RuntimeWarning, match="asks for the value"):
+            item(torch.ones(2))
+    sliced = aotlab.compile(lambda x: (x * 2, slice(0, x.shape[0])), backend="eager", dynamic=True)
+    assert [sliced(torch.ones(n))[1] for n in (3, 5)] == [slice(0, 3), slice(0, 5)]
+    counted = aotlab.compile(lambda x: x * len(x), backend="eager", dynamic=True)
+    for n in (3, 5):
+        assert torch.equal(counted(torch.ones(n)), torch.full((n,), float(n)))
+    assert len(counted.entries) == 2
+
+
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("name", ["matmul", "a written input, a view", "layer norm", "attention", "a size is returned"])
+def test_by_inductor(name: str) -> None:
+    """Inductor's kernels serve all sizes."""
+    function, make, most = PROGRAMS[name]
+    compiled = aotlab.compile(function, dynamic=True)
+    for n in SIZES:
+        torch.manual_seed(n)
+        arguments = make(n)
+        others = copies(arguments)
+        seen, expected = observed(compiled(*others), others), observed(function(*arguments), arguments)
+        torch.testing.assert_close(seen, expected, rtol=1.3e-6, atol=1e-5)  # those of float32
+    assert len(compiled.entries) <= most
