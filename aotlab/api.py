@@ -387,7 +387,7 @@ def compile(
         made = compile_by_dynamo(fn_or_module, compiler=backend, partitioner=chosen, dynamic=dynamic)
         return AotModule(fn_or_module, made) if isinstance(fn_or_module, nn.Module) else made
     options = Options(
-        backend=resolve(backend), partitioner=chosen, keep_inference_input_mutations=True, dynamic=bool(dynamic)
+        backend=resolve(backend), partitioner=chosen, keep_inference_input_mutations=True, dynamic=dynamic
     )
     if isinstance(fn_or_module, nn.Module):
         return AotModule(fn_or_module, function_for(ModuleTarget(fn_or_module), options))

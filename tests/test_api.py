@@ -179,16 +179,12 @@ def test_partition_fn():
     assert record(f, "partition").partitioner == "partition"
 
 
-def test_static_argnums_and_dynamic_are_usage_errors():
+def test_static_argnums_are_usage_errors():
     """What is not supported is refused when compiling, with advice."""
     with pytest.raises(UsageError, match="static_argnums is not supported"):
         aotlab.aot_function(torch.sin, aotlab.nop, static_argnums=(0,))
-    with pytest.raises(UsageError, match="dynamic=True is not supported"):
-        aotlab.aot_function(torch.sin, aotlab.nop, dynamic=True)
     with pytest.raises(UsageError, match="static_argnums"):
         aotlab.aot_module(nn.Linear(1, 1), aotlab.nop, static_argnums=(0,))
-    with pytest.raises(UsageError, match="dynamic"):
-        aotlab.compile(torch.sin, dynamic=True)
     assert issubclass(UsageError, TypeError)
 
 

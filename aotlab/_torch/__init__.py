@@ -78,7 +78,7 @@ from aotlab._torch.inductor import (
 )
 from aotlab._torch.dynamo import (
     RESUME_PREFIX, as_made_by_dynamo, dynamo_breaks, dynamo_cleanups, dynamo_compile_id, dynamo_compiles,
-    dynamo_disable, dynamo_failed_guards, dynamo_makes_symbols, dynamo_reasons, dynamo_settings, hear_dynamo,
+    dynamo_disable, dynamo_failed_guards, dynamo_reasons, dynamo_settings, hear_dynamo,
     in_guard, innermost_backend, leave_frame_to_python, leaves_padding_out, let_dynamo_follow_eager, log_handlers,
     recurrent_layers_captured, stock_compiled, unmark_static,
 )

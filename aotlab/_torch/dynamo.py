@@ -229,13 +229,6 @@ def _break_graph(what: str, why: str) -> NoReturn:
     unimplemented(gb_type=f"aotlab: {what}", context=what, explanation=why, hints=[])
 
 
-def dynamo_makes_symbols() -> bool:
-    """Tell whether Dynamo makes a symbol of each size, as it does under ``torch.compile(…, dynamic=True)``."""
-    from torch._dynamo import config
-
-    return not config.assume_static_by_default
-
-
 def dynamo_reasons() -> dict[str, int]:
     """Return what Dynamo has counted so far of the reasons for which it did not go on capturing."""
     from torch._dynamo.utils import counters

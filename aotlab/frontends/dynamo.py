@@ -255,7 +255,7 @@ def compile_graph(
         backend=compiler,
         partitioner=partitioner,
         keep_inference_input_mutations=True,
-        dynamic=None if internals.dynamo_makes_symbols() else False,
+        dynamic=None,
     )
     function = pipeline.function_for(target, made, number=number, varying=target.varying, **settings)
     _captures[internals.dynamo_compile_id()[1]] = function

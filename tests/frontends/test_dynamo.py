@@ -374,16 +374,6 @@ def test_recompiles_by_dynamo_and_by_us():
         assert g(torch.ones(size)).tolist() == [float(size)] * size
 
 
-def test_dynamic_shapes():
-    """Each size is compiled for itself, and what ``dynamic=True`` asked for is said to be missing, once and there."""
-    g = by_dynamo(lambda x: x.sin() * x.shape[0], dynamic=True)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for size in (2, 3, 5):
-            assert torch.equal(g(torch.ones(size)), torch.ones(size).sin() * size)
-    assert [(dynamo.SYMBOLS, __file__)] == [(str(w.message), w.filename) for w in caught]
-
-
 def test_symbols_that_nobody_asked_for_are_no_news():
     """When Dynamo makes symbols because a size changed there is no warning."""
     g = by_dynamo(lambda x: x.sin() * x.shape[0])
