@@ -33,6 +33,10 @@ class Sizes:
         kinds = [DimDynamic.DYNAMIC if d in dims else DimDynamic.STATIC for d in range(real.dim())]
         context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
         fake = mode.from_tensor(real.detach(), source=LocalSource(f"t{position}"), symbolic_context=context)
+        sizes = [_expression(size) for size in fake.shape if is_symbolic(size)]
+        for step in (fake.storage_offset(), *fake.stride()):
+            if is_symbolic(step) and _expression(step).is_symbol and _expression(step) not in sizes:
+                int(step)  # it does not follow from sizes: as it is in this call
         self._inputs.append((position, fake))
         return fake
 

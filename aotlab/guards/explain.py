@@ -126,7 +126,9 @@ def _of_tensors_together(then: CallState, now: CallState) -> Iterator[str]:
                 kind, expected = ("a view", "none") if after.is_view else ("no view", "one")
                 doing = "views it" if before.is_leaf else "writes to it"
                 yield f"`{name}` is {kind} where the compiled entry expects {expected}, and the function {doing}"
-    broken = None if then.rules is None else then.rules.broken(now.leaves)
+    varying = () if then.rules is None else then.rules.layouts
+    fitting = all(getattr(now.leaves[i], "shape", None) == then.leaves[i].shape for i in varying)
+    broken = then.rules.broken(now.leaves) if then.rules is not None and fitting else None
     if broken is not None:
         yield f"the sizes of the call are not such that `{broken}`, as the compiled entry expects"
     for i in then.offsets:
