@@ -32,7 +32,7 @@ CAPTURED = torch.ones(2)
 
 def test_entries_and_calls_are_counted():
     """Each call is counted for the entry that served it; the newest entry stands first."""
-    f = compiled(lambda x: x * 2)
+    f = compiled(lambda x: x * 2, dynamic=False)
     for size in (2, 3, 2, 2, 3):
         f(torch.ones(size))
     newest, oldest = f.entries
@@ -164,7 +164,7 @@ def test_repr_and_name():
 def test_recompile_limit_warns_and_runs_eagerly():
     """Beyond the limit new signatures run eagerly, right, with one warning that says why; old entries still serve."""
     with config.patch(recompile_limit=2):
-        f = compiled(lambda x: x.mul_(2))
+        f = compiled(lambda x: x.mul_(2), dynamic=False)
         f(torch.ones(1))
         f(torch.ones(2))
         x = torch.ones(3)

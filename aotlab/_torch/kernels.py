@@ -37,7 +37,7 @@ def _by_kernel(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], re
     if op is not FFT_OF_REAL and all(tensor.is_contiguous() for tensor in given):
         return result.new_empty(result.shape)
     with outside_of_trace(), torch.inference_mode(False), torch.no_grad():
-        real_args, real_kwargs = pytree.tree_map_only((Tensor, torch.SymInt), _real, (args, kwargs))
+        real_args, real_kwargs = pytree.tree_map_only((Tensor, torch.SymInt, torch.SymFloat), _real, (args, kwargs))
         try:
             real = op(*real_args, **real_kwargs)
         except Exception:  # noqa: BLE001  # what a kernel has against zeros says nothing of its layout

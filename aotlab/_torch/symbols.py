@@ -1,31 +1,90 @@
-"""Symbolic sizes: torch's shape environment, which knows what a trace assumed of them."""
+"""Symbolic sizes and numbers: torch's shape environment, which knows what a trace assumed of them."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._dynamo.source import LocalSource
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.sym_node import METHOD_TO_OPERATOR, SymNode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-#: How torch writes a size, a stride or an offset of the input ``t3`` in a guard.
-_PART = re.compile(r"L\['t(\d+)'\]\.(size|stride|storage_offset)\(\)(?:\[(\d+)\])?")
+from aotlab._torch.replaced import replaced
+
+#: How torch writes the input ``t3`` in a guard, or a size, a stride or the offset of it.
+_PART = re.compile(r"L\['t(\d+)'\](?:\.(size|stride|storage_offset)\(\)(?:\[(\d+)\])?)?")
+#: How steps of arithmetic are written in Python.
+_STEPS = {
+    "add": "({} + {})", "sub": "({} - {})", "mul": "({} * {})", "mod": "({} % {})", "neg": "(-{})", "abs": "abs({})",
+    "float_truediv": "({} / {})", "int_truediv": "({} / {})", "float_pow": "({} ** {})", "pow_by_natural": "({} ** {})",
+    "int_floordiv": "({} // {})", "sym_float": "float({})", "sym_sqrt": "math.sqrt({})", "floor": "math.floor({})",
+    "ceil": "math.ceil({})", "trunc": "math.trunc({})",
+}  # fmt: skip
+
+
+class _Number(SymNode):
+    """A symbolic number that remembers how floats were computed: sympy would compute them in another order."""
+
+    steps: tuple[str, tuple[Any, ...]] | None = None
+
+
+def _remembering(name: str) -> Callable[..., Any]:
+    plain = getattr(SymNode, name)
+
+    def method(self: _Number, *others: Any) -> Any:
+        result = plain(self, *others)
+        if type(result) is SymNode and result.pytype is not bool:
+            result.__class__ = _Number
+            operands = (self, *others)
+            if result.pytype is float or any(each.pytype is float or _steps_of(each) for each in operands):
+                if name not in _STEPS:
+                    raise RuntimeError(f"`{name}` is computed of a number that varies")
+                result.__dict__["steps"] = (name, operands)
+        return result
+
+    return method
+
+
+for _name in METHOD_TO_OPERATOR:
+    if _name not in ("and", "or", "xor", "sym_not", "eq", "ne", "ge", "gt", "le", "lt", "is_integer"):
+        setattr(_Number, _name, _remembering(_name))
+
+
+def _steps_of(node: Any) -> tuple[str, tuple[Any, ...]] | None:
+    return getattr(node, "steps", None)
+
+
+class _Environment(ShapeEnv):
+    """Torch's, of numbers that remember."""
+
+    def create_symintnode(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the number of a symbol."""
+        made = super().create_symintnode(*args, **kwargs)
+        if isinstance(made, torch.SymInt):
+            made.node.__class__ = _Number
+        return made
 
 
 class Sizes:
-    """The sizes that vary in one trace: symbols in its fake tensors, and what the trace assumed of them."""
+    """The sizes and numbers that vary in one trace: symbols, and what the trace assumed of them."""
 
     def __init__(self) -> None:
         # what hangs on values is no size: such programs run eagerly
-        self.env = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
-        self._inputs: list[tuple[int, FakeTensor]] = []
+        self.env = _Environment(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+        #: The numbers among the flat inputs, by position.
+        self.numbers: dict[int, Any] = {}
+        self._inputs: list[tuple[int, Any]] = []
         self._told = 0
 
     def enter(self, mode: FakeTensorMode, position: int, real: Tensor, dims: Collection[int]) -> FakeTensor:
@@ -40,11 +99,22 @@ class Sizes:
         self._inputs.append((position, fake))
         return fake
 
-    def symbols(self) -> list[tuple[Any, str, int, int]]:
-        """Return each symbol with its name, and the flat input and dimension that it is the size of."""
-        found: dict[Any, tuple[Any, str, int, int]] = {}
-        for position, fake in self._inputs:
-            for dim, size in enumerate(fake.shape):
+    def enter_number(self, position: int, value: float) -> None:
+        """Make the symbol of the flat input ``position``, an int or a float."""
+        source = LocalSource(f"t{position}")
+        symbol = self.env.create_unspecified_symbol(value, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+        make = self.env.create_symintnode if type(value) is int else self.env.create_symfloatnode
+        number: Any = make(symbol, hint=value, source=source)
+        number.node.__class__ = _Number
+        self.numbers[position] = number
+        self._inputs.append((position, number))
+
+    def symbols(self) -> list[tuple[Any, str, int, int | None]]:
+        """Return each symbol with its name, and the flat input that it is, or of which dimension it is the size."""
+        found: dict[Any, tuple[Any, str, int, int | None]] = {}
+        for position, value in self._inputs:
+            sizes = enumerate(value.shape) if isinstance(value, Tensor) else [(None, value)]
+            for dim, size in sizes:
                 if is_symbolic(size) and (symbol := _expression(size)).is_symbol:
                     found.setdefault(symbol, (size, str(symbol), position, dim))
         return list(found.values())
@@ -52,14 +122,16 @@ class Sizes:
     def guards(self, name: Callable[[int, str, int | None], str]) -> list[str]:
         """Write each thing that was assumed so far as a Python expression.
 
-        ``name`` gives the expression of a ``"size"``, ``"stride"`` or ``"storage_offset"`` of a flat input.
+        ``name`` gives the expression of a flat input's ``"size"``, ``"stride"`` or ``"storage_offset"``, or of itself:
+        its ``"value"``.
         """
         self._told = len(self.env.guards)
         fakes = [fake for _, fake in self._inputs]
         texts = self.env.produce_guards(fakes, [LocalSource(f"t{n}") for n in range(len(fakes))], ignore_static=True)
 
         def named(found: re.Match[str]) -> str:
-            return name(self._inputs[int(found[1])][0], found[2], None if found[3] is None else int(found[3]))
+            what, dim = found[2] or "value", None if found[3] is None else int(found[3])
+            return name(self._inputs[int(found[1])][0], what, dim)
 
         return [_PART.sub(named, text) for text in texts]
 
@@ -123,12 +195,18 @@ def size_text(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         inner = "".join(f"{size_text(item)}, " for item in value)
         return f"[{inner}]" if isinstance(value, list) else f"({inner})"
-    return str(PythonPrinter().doprint(value.node.expr)) if is_symbolic(value) else repr(value)
+    return _text(value.node) if is_symbolic(value) else repr(value)
+
+
+def _text(node: SymNode) -> str:
+    if (steps := _steps_of(node)) is not None:
+        return _STEPS[steps[0]].format(*map(_text, steps[1]))
+    return repr(node.hint) if node.expr.is_number else str(PythonPrinter().doprint(node.expr))
 
 
 def sizes_function(values: Any, names: Sequence[str]) -> Callable[..., Any]:
     """Make the function that computes nested symbolic numbers from the symbols of these names."""
-    made: Callable[..., Any] = eval(f"lambda {', '.join(names)}: {size_text(values)}")
+    made: Callable[..., Any] = eval(f"lambda {', '.join(names)}: {size_text(values)}", {"math": math, "torch": torch})
     return made
 
 
@@ -143,8 +221,42 @@ class _Written(PythonReferenceAnalysis):
 
 def write_size(value: Any, symbols: Mapping[Any, fx.Node]) -> Any:
     """Write what computes a symbolic number into the graph of its ``symbols``; return the node, or the number."""
-    expr = value.node.expr
-    if expr.is_number:
-        return type(value.node.hint)(expr)
-    made = sympy_interp(_Written, {symbol: fx.Proxy(node) for symbol, node in symbols.items()}, expr)
+    return _write(value.node, symbols)
+
+
+def _write(node: SymNode, symbols: Mapping[Any, fx.Node]) -> Any:
+    if (steps := _steps_of(node)) is not None:
+        operation: Any = METHOD_TO_OPERATOR[steps[0]]
+        operands = tuple([_write(each, symbols) for each in steps[1]])
+        return next(iter(symbols.values())).graph.call_function(operation, operands)
+    if node.expr.is_number:
+        return node.hint
+    made = sympy_interp(_Written, {symbol: fx.Proxy(each) for symbol, each in symbols.items()}, node.expr)
     return made.node
+
+
+_TORCH = str(Path(torch.__file__).parent)
+
+
+@contextmanager
+def symbols_as_numbers() -> Iterator[None]:
+    """Let symbolic numbers be an `int` or a `float`, for code outside of torch that asks with `isinstance`.
+
+    Such code gets the number of this call when it writes one as text.
+    """
+
+    def foreign() -> bool:
+        return not sys._getframe(2).f_code.co_filename.startswith(_TORCH)
+
+    with ExitStack() as stack:
+        for kind, plain in ((torch.SymInt, int), (torch.SymFloat, float)):
+
+            def look(self: Any, name: str, plain: type = plain) -> Any:
+                return plain if name == "__class__" and foreign() else object.__getattribute__(self, name)
+
+            def text(self: Any, plain: type = plain, before: Callable[..., str] = kind.__repr__) -> str:
+                return repr(plain(self)) if foreign() else before(self)
+
+            stack.enter_context(replaced(kind, "__getattribute__", look))
+            stack.enter_context(replaced(kind, "__repr__", text))
+        yield

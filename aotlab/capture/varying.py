@@ -1,37 +1,51 @@
-"""Which sizes vary: those that were others at an earlier call, or all."""
+"""Which sizes and numbers vary: those that were others at an earlier call, or all sizes."""
 
 from __future__ import annotations
+
+import math
 
 from torch import Tensor
 
 from aotlab.capture.call import Call
-from aotlab.guards.call_state import CallState, TensorFacts
+from aotlab.guards.call_state import CallState, TensorFacts, ValueFacts
+from aotlab.guards.reached import codes_in
 
-#: The dimensions, by flat argument, whose sizes were seen to vary.
+#: The dimensions, by flat argument, whose sizes were seen to vary; of an argument that is a number `NUMBER`.
 Varying = dict[int, set[int]]
+NUMBER = -1
 
 
 def note(varying: Varying, then: CallState, now: CallState) -> None:
-    """Note which sizes of ``now`` are others than those of ``then``, where the arguments are nested alike."""
+    """Note which sizes and numbers of ``now`` are others than those of ``then``, if arguments are nested alike."""
     if then.nesting != now.nesting or len(then.leaves) != len(now.leaves):
         return
     for position, (before, after) in enumerate(zip(then.leaves, now.leaves, strict=True)):
+        dims: set[int] = set()
         if isinstance(before, TensorFacts) and isinstance(after, TensorFacts) and len(before.shape) == len(after.shape):
             pairs = zip(before.shape, after.shape, strict=True)
             dims = {d for d, (was, is_now) in enumerate(pairs) if was != is_now}
-            if dims:
-                varying.setdefault(position, set()).update(dims)
+        elif isinstance(before, ValueFacts) and isinstance(after, ValueFacts) and before.type in (int, float):
+            dims = {NUMBER} if before.type is after.type and not before.matches(after) else set()
+        if dims:
+            varying.setdefault(position, set()).update(dims)
 
 
 def chosen(call: Call, dynamic: bool | None, varying: Varying | None) -> Varying:
-    """Return the dimensions that are to be traced as symbols: sizes of 0 and 1 are cases of their own."""
+    """Return what is to be traced as symbols: sizes of 0 and 1, floats of 0, nan and infinity are cases of their own.
+
+    So are numbers where the function may ask for the type of one by `type`, which would say that it is a symbol.
+    """
     if dynamic is False or (dynamic is None and not varying):
         return {}
     found: Varying = {}
-    for position in call.tensor_positions:
-        tensor: Tensor = call.values[position]
-        asked = range(tensor.dim()) if dynamic else (varying or {}).get(position, ())
-        dims = {dim for dim in asked if tensor.shape[dim] > 1}
-        if dims and position >= call.lifted_count:
+    asks = any("type" in code.co_names for code in codes_in(call.state.reached))
+    for position, value in enumerate(call.values[call.lifted_count :], call.lifted_count):
+        asked = (varying or {}).get(position, set())
+        if isinstance(value, Tensor):
+            dims = {dim for dim in (range(value.dim()) if dynamic else asked) if value.shape[dim] > 1}
+        else:
+            plain = type(value) is int or (type(value) is float and value != 0 and math.isfinite(value))
+            dims = {NUMBER} if asked and plain and not asks else set()
+        if dims:
             found[position] = dims
     return found

@@ -79,10 +79,12 @@ def _with_sizes_of(then: CallState, now: CallState) -> CallState:
         return then
     leaves = list(then.leaves)
     for i, (before, after) in enumerate(zip(then.leaves, now.leaves, strict=True)):
-        if not (isinstance(before, TensorFacts) and isinstance(after, TensorFacts)):
+        if before.type is not after.type or not then.rules.admits(i, after):
             continue
-        if then.rules.admits(i, after):
+        if isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
             leaves[i] = replace(before, shape=after.shape, stride=after.stride)
+        else:
+            leaves[i] = after
     return replace(then, leaves=tuple(leaves))
 
 
@@ -130,7 +132,7 @@ def _of_tensors_together(then: CallState, now: CallState) -> Iterator[str]:
     fitting = all(getattr(now.leaves[i], "shape", None) == then.leaves[i].shape for i in varying)
     broken = then.rules.broken(now.leaves) if then.rules is not None and fitting else None
     if broken is not None:
-        yield f"the sizes of the call are not such that `{broken}`, as the compiled entry expects"
+        yield f"the compiled entry expects `{broken}`, which does not hold for this call"
     for i in then.offsets:
         before, after = then.leaves[i], now.leaves[i]
         if isinstance(before, TensorFacts) and isinstance(after, TensorFacts) and before.offset != after.offset:
@@ -167,6 +169,8 @@ def sentences(state: CallState) -> tuple[tuple[str, str, str], ...]:
             rows += [("tensor", name, f"`{name}.{key}` is {shown(value)}") for key, value in facts.attributes]
             if state.same_as[i] != i:
                 rows.append(("identity", name, f"`{name}` is the same tensor as `{state.names[state.same_as[i]]}`"))
+        elif state.rules is not None and i in state.rules.numbers:
+            rows.append(("value", name, f"`{name}` is of type {facts.type.__name__}"))
         else:
             rows.append(("value", name, f"`{name}` is {facts.value!r}"))
     tensors = [i for i, facts in enumerate(state.leaves) if isinstance(facts, TensorFacts) and state.same_as[i] == i]

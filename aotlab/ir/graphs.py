@@ -146,8 +146,8 @@ def placeholders(graph: fx.Graph) -> list[fx.Node]:
 
 
 def is_size(node: fx.Node) -> bool:
-    """Tell whether a placeholder is a size, which both halves take."""
-    return node.op == "placeholder" and isinstance(node.meta.get("val"), torch.SymInt)
+    """Tell whether a placeholder is a size or a number, which both halves take."""
+    return node.op == "placeholder" and isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat)
 
 
 def output_args(graph: fx.Graph) -> tuple[fx.Node | None, ...]:
@@ -173,7 +173,7 @@ def check_graph(module: fx.GraphModule, name: str, *, writes_inputs: bool = Fals
         if node.op == "placeholder":
             if body:
                 raise GraphInvariantError(f"{name} graph: placeholder `{node.name}` stands after an op")
-            if not isinstance(node.meta.get("val"), torch.Tensor | torch.SymInt):
+            if not isinstance(node.meta.get("val"), torch.Tensor | torch.SymInt | torch.SymFloat):
                 raise GraphInvariantError(f"{name} graph: placeholder `{node.name}` has no value")
             continue
         body = True

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from aotlab.observe import BackwardCompiled, StageFinished
     from aotlab.partition.stage import PartitionRecord
     from aotlab.runtime.stage import RuntimeRecord
-    from aotlab.trace.records import TraceRecord
+    from aotlab.trace.records import SizeOf, TraceRecord
 
 _TO_THE_END = 2**63 - 1
 
@@ -81,6 +81,7 @@ class TraceFacts:
     random_ops: tuple[str, ...]
     autograd: tuple[AutogradNode, ...] = ()
     bases: tuple[tuple[int, ...], ...] = ()
+    sizes: tuple[SizeOf, ...] = ()
     written: tuple[tuple[Written, ...], ...] = ()
     placeholders: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
@@ -289,6 +290,7 @@ def _trace(stage: Stage, record: TraceRecord) -> Snapshot:
                 [AutogradNode(number=n.number, makes=n.makes, goes_to=n.goes_to) for n in record.autograd_nodes]
             ),
             bases=record.bases,
+            sizes=record.sizes,
             written=written_windows(record),
             placeholders=record.inputs,
             results=record.outputs,
@@ -414,6 +416,8 @@ def _placeholders(
         elif members not in seen:
             seen.add(members)
             names.append(f"base_of_{inputs[kept[min(members)]].name}")
+    for size in trace.sizes:
+        names.append(inputs[size.position].name + ("" if size.dim is None else f".size({size.dim})"))
     if len(names) == len(trace.placeholders):  # another tracer may take something else
         yield from (Placeholder(name=n, user_name=name) for n, name in zip(trace.placeholders, names, strict=True))
     roots = {name for node in trace.autograd for name in node.makes}

@@ -47,6 +47,8 @@ class Arguments:
         self._w = draft.w
         self._miss = draft.miss
         self._following = count(draft.parts.call.lifted_count)
+        sizes = draft.trace.recorder.sizes
+        self._varying = {} if sizes is None else sizes.numbers
         self._containers: dict[type, list[str]] = {}  # those that a call must not pass twice, by type
 
     def write(self) -> None:
@@ -122,7 +124,9 @@ class Arguments:
         if not isinstance(facts, ValueFacts):
             return
         w, name, value = self._w, self._draft.expressions[position], facts.value
-        if facts.by_identity or value is None or isinstance(value, bool):
+        if position in self._varying:
+            self._miss([f"type({name}) is not {type(value).__name__}"])
+        elif facts.by_identity or value is None or isinstance(value, bool):
             expected = repr(value) if value is None or isinstance(value, bool) else w.constant(name, value)
             conditions = [f"{name} is not {expected}"]
             if facts.code is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,13 +37,14 @@ MISS = Miss()
 class Writer:
     """Collects the lines of the generated source and the objects that it refers to."""
 
-    def __init__(self) -> None:
+    def __init__(self, reserved: Sequence[str] = ()) -> None:
         self.lines: list[str] = []
         self.depth = 1
-        self.namespace: dict[str, Any] = {"torch": torch, "MISS": MISS}
+        self.namespace: dict[str, Any] = {"torch": torch, "math": math, "MISS": MISS}
         self._taken: set[str] = {
             "args", "kwargs", "forward", "torch", "MISS", "run", "Compiled", "out", "lifted", "parameters", "saved",
-            "leaves", "nesting", "len", "tuple", "type", "list", "dict", "map", "str",
+            "leaves", "nesting", "len", "tuple", "type", "list", "dict", "map", "str", "int", "float", "abs", "math",
+            *reserved,
         }  # fmt: skip
 
     def add(self, line: str = "") -> None:
@@ -111,7 +113,7 @@ class Draft:
         self.trace = parts.trace
         self.meta = parts.trace.metadata
         self.state = parts.call.state
-        self.w = Writer()
+        self.w = Writer(parts.trace.size_names)
         self.grad_on = bool(dict(self.state.settings)["grad mode"])
         self.expressions: dict[int, str] = {}  # flat position → that argument
         self.results: dict[int, str] = {}  # position among the forward outputs → that output

@@ -133,11 +133,15 @@ class Prologue:
         sources = [source for source in self.draft.trace.inputs.sources if isinstance(source, SizeOf)]
         for source in sources:
             self.draft.sizes[source] = source.name
-            self.w.add(f"{source.name} = {self.draft.expressions[source.position]}.shape[{source.dim}]")
+            given = self.draft.expressions[source.position]
+            self.w.add(f"{source.name} = {given if source.dim is None else f'{given}.shape[{source.dim}]'}")
         known = {(source.position, source.dim): source.name for source in sources}
 
         def name(position: int, what: str, dim: int | None) -> str:
-            other = f"{self.draft.expressions[position]}.{what}({'' if dim is None else dim})"
+            given = self.draft.expressions[position]
+            if what == "value":
+                return given
+            other = f"{given}.{what}({'' if dim is None else dim})"
             return known.get((position, dim), other) if what == "size" and dim is not None else other
 
         rules = sizes.guards(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,15 +19,19 @@ _Layout = tuple[tuple[int | None, ...], tuple[int | None, ...]]
 class Rules:
     """What each argument with sizes that vary may look like; and what else was assumed of them.
 
-    Of the latter, ``texts`` are as the user would write it, ``expressions`` read the facts of the arguments.
+    Of the latter, ``texts`` are as the user would write it, ``expressions`` read the facts of the arguments. Of the
+    arguments in ``numbers``, only the type counts else.
     """
 
     layouts: Mapping[int, _Layout]
+    numbers: frozenset[int]
     texts: tuple[str, ...]
     expressions: tuple[str, ...]
 
     def admits(self, position: int, facts: Any) -> bool:
-        """Tell whether an argument's sizes and strides may vary, and are such as they may be."""
+        """Tell whether an argument may vary, and is such as it may be."""
+        if position in self.numbers:
+            return True
         layout = self.layouts.get(position)
         pairs = zip(layout or (), (facts.shape, facts.stride), strict=False)
         return layout is not None and all(
@@ -37,21 +42,23 @@ class Rules:
     def broken(self, leaves: Sequence[Any]) -> str | None:
         """Return the first that does not hold for the arguments of which ``leaves`` are the facts."""
         rules = zip(self.texts, self.expressions, strict=True)
-        return next((text for text, expression in rules if not eval(expression, {"leaves": leaves})), None)
+        return next(
+            (text for text, expression in rules if not eval(expression, {"leaves": leaves, "math": math})), None
+        )
 
 
 def rules_of(sizes: internals.Sizes | None, names: Sequence[str], fakes: Mapping[int, Tensor]) -> Rules | None:
     """Take them from a trace, of whose flat arguments ``fakes`` are the tensors."""
     if sizes is None:
         return None
-    fields = {"size": "shape", "stride": "stride", "storage_offset": "offset"}
+    fields = {"size": "shape", "stride": "stride", "storage_offset": "offset", "value": "value"}
 
     def shown(position: int, what: str, dim: int | None) -> str:
-        return f"{names[position]}.{what}({'' if dim is None else dim})"
+        return names[position] if what == "value" else f"{names[position]}.{what}({'' if dim is None else dim})"
 
     def read(position: int, what: str, dim: int | None) -> str:
         return f"leaves[{position}].{fields[what]}{'' if dim is None else f'[{dim}]'}"
 
     layouts = {n: (internals.fixed(fake.shape), internals.fixed(fake.stride())) for n, fake in fakes.items()}
     layouts = {n: layout for n, layout in layouts.items() if None in layout[0]}
-    return Rules(layouts, tuple(sizes.guards(shown)), tuple(sizes.guards(read)))
+    return Rules(layouts, frozenset(sizes.numbers), tuple(sizes.guards(shown)), tuple(sizes.guards(read)))

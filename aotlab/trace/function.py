@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,13 +58,16 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
     values = list(call.values)
     for position, source in zip(dedupe.positions, dedupe.source, strict=True):
         values[position] = inputs[source].wrapper
+    for position, number in {} if recorder.sizes is None else recorder.sizes.numbers.items():
+        values[position] = number
     lifted, args, kwargs = call.rebuild(values)
     grad_mode = torch.is_grad_enabled()
     recorder.names = {id(item.fake): item.name for item in inputs}
+    symbols = nullcontext() if recorder.sizes is None else internals.symbols_as_numbers()
     with surroundings.world_unchanged(recorder), surroundings.failures_told_apart(), surroundings.tracing(recorder):
         try:
             escapes = _escape_guard(inputs, recorder)
-            with surroundings.warnings_noted() as warned, escapes, surroundings.clocks_watched():
+            with surroundings.warnings_noted() as warned, escapes, surroundings.clocks_watched(), symbols:
                 # in a context of its own: no variable of the caller's can be left otherwise by a call that is refused
                 result = contextvars.copy_context().run(call.target.run, lifted, args, kwargs)
             recorder.states.end()

@@ -319,6 +319,7 @@ def _record(trace: Trace, forward: ForwardOutputs) -> TraceRecord:
         operations=len(tape.operations),
         autograd_nodes=_autograd_nodes(trace, forward.roots),
         bases=tuple(tuple(source.members) for source in trace.inputs.sources if isinstance(source, Base)),
+        sizes=tuple(source for source in trace.inputs.sources if isinstance(source, SizeOf)),
     )
 
 

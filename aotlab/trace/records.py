@@ -26,7 +26,7 @@ class TraceRecord:
 
     ``inputs`` names the placeholders that stand for inputs, ``outputs`` says what each forward output is,
     ``random_ops`` lists the ops that draw random numbers. ``autograd_nodes`` are what autograd will see of a call,
-    ``bases`` the kept inputs that the graph takes as one synthetic base, base by base.
+    ``bases`` the kept inputs that the graph takes as one synthetic base, base by base, ``sizes`` its last inputs.
     """
 
     tracer: str
@@ -39,6 +39,7 @@ class TraceRecord:
     operations: int
     autograd_nodes: tuple[AutogradNode, ...] = ()
     bases: tuple[tuple[int, ...], ...] = ()
+    sizes: tuple[SizeOf, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +53,11 @@ class AutogradNode:
 
 @dataclass(frozen=True, slots=True)
 class SizeOf:
-    """A graph input that is a size: of the flat argument ``position``, in the dimension ``dim``."""
+    """A graph input that is a size: of the flat argument ``position`` in ``dim``, or the number there (None)."""
 
     name: str
     position: int
-    dim: int
+    dim: int | None
 
 
 class TraceFailed(Exception):  # noqa: N818  # a signal to the pipeline, which then lets eager speak

@@ -47,6 +47,7 @@ from aotlab.capture.call import Call
 from aotlab.capture.dedupe import DedupeRecord
 from aotlab.capture.signals import RunEagerly
 from aotlab.capture.synthetic_bases import Base, are_unchanged
+from aotlab.capture.varying import NUMBER
 from aotlab.trace.entering import enter_inputs
 from aotlab.trace.function import run_function
 from aotlab.trace.joint import make_joint
@@ -90,6 +91,9 @@ def run(
     mode = FakeTensorMode(static_shapes=True) if sizes is None else FakeTensorMode(shape_env=sizes.env)
     ways: dict[str, Any] = {"exact": exact, "functional": functional_draws, "quirks": quirks, "sizes": sizes}
     recorder = Recorder(Tape(), mode, decompositions, known=known_under(call.state.settings), **ways)
+    for position, dims in varying.items():
+        if sizes is not None and NUMBER in dims:
+            sizes.enter_number(position, call.values[position])
     inputs = enter_inputs(recorder, call, dedupe, bases, varying)
     findings = run_function(call, dedupe, recorder, inputs)
     if not are_unchanged([base for base in bases if base.wrapper is None], findings.infos):

@@ -104,7 +104,7 @@ def test_one_module_at_once():
 
     for outputs, inputs in together(work):
         assert outputs == [module(x).tolist() for x in inputs]
-    assert (len(behind(made).entries), behind(made).calls.eager) == (4, 0)
+    assert (len(behind(made).entries), behind(made).calls.eager) == (2, 0)
 
 
 def test_backwards_of_one_graph_at_once():
