@@ -129,7 +129,7 @@ def _of_tensors_together(then: CallState, now: CallState) -> Iterator[str]:
                 doing = "views it" if before.is_leaf else "writes to it"
                 yield f"`{name}` is {kind} where the compiled entry expects {expected}, and the function {doing}"
     varying = () if then.rules is None else then.rules.layouts
-    fitting = all(getattr(now.leaves[i], "shape", None) == then.leaves[i].shape for i in varying)
+    fitting = all(len({getattr(state.leaves[i], "shape", None) for state in (then, now)}) == 1 for i in varying)
     broken = then.rules.broken(now.leaves) if then.rules is not None and fitting else None
     if broken is not None:
         yield f"the compiled entry expects `{broken}`, which does not hold for this call"

@@ -64,7 +64,11 @@ def _other(choices: Choices, sizes: Sizes) -> Sizes:
     kinds = [one_of(choices, _OTHERS) for _ in sizes]
     if set(kinds) == {"same"}:
         kinds[choices.below(3)] = "any"
-    ways = {"same": lambda n: n, "twice": lambda n: 2 * n, "any": lambda _: one_of(choices, _ANY)}
-    ways |= {"another's": lambda _: one_of(choices, sizes), "one": lambda _: 1, "none": lambda _: 0}
-    n, m, k = (ways[kind](size) for kind, size in zip(kinds, sizes, strict=True))
+
+    def now(kind: str, size: int) -> int:
+        if kind in ("any", "another's"):
+            return one_of(choices, _ANY if kind == "any" else sizes)
+        return {"same": size, "twice": 2 * size, "one": 1, "none": 0}[kind]
+
+    n, m, k = map(now, kinds, sizes)
     return n, m, k
