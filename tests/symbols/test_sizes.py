@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 import aotlab
+from aotlab import _torch as internals
 from aotlab import observe
 
 SIZES = (6, 4, 9, 32, 7, 16)
@@ -93,6 +96,12 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Make, int]] = {
         lambda i, e: functional.embedding(i, e),
         lambda n: (torch.arange(2 * n).view(2, n) % 7, need(7, 4)),
         1,
+    ),
+    "every other column": (lambda x: x[:, ::2] * x.numel(), lambda n: (need(n, 8),), 2),
+    "the smaller of two sizes": (
+        lambda x: torch.arange(x.diagonal().shape[0]) * x.sum(),
+        lambda n: (need(n, 5),),
+        2,
     ),
     "a size of one": (lambda x, y: (x + y).sum(0), lambda n: (need(n - 3, 4), need(n - 3, 1)), 2),
 }
@@ -209,3 +218,63 @@ def test_by_inductor(name: str) -> None:
         seen, expected = observed(compiled(*others), others), observed(function(*arguments), arguments)
         torch.testing.assert_close(seen, expected, rtol=1.3e-6, atol=1e-5)  # those of float32
     assert len(compiled.entries) <= most
+
+
+def strided(*shape: int) -> Tensor:
+    """Make every other column of a tensor."""
+    return torch.arange(2.0 * math.prod(shape)).view(*shape[:-1], -1)[..., ::2]
+
+
+#: Programs that were wrong once, what makes an argument of a shape, and the shapes, call by call.
+CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Tensor], tuple[tuple[tuple[int, ...], ...], ...]]] = {
+    "a stride that follows from no size": (
+        lambda x: (x.mul_(x.numel()), x.stride())[1],
+        strided,
+        (((3, 4),), ((5, 4),), ((5, 6),)),
+    ),
+    "a view of what was written": (
+        lambda x: (x.mul_(3), x.view_as(x))[1],
+        lambda *shape: torch.ones(shape, requires_grad=True) * 1,
+        (((5, 4),), ((6, 4),), ((6, 3),)),
+    ),
+    "another number of dimensions": (
+        lambda x: (x * 2).flatten(),
+        torch.ones,
+        (((4, 3, 4),), ((4,),), ((3, 3),), ((5, 4, 3),)),
+    ),
+    "a size of 0 that something is divided by": (
+        lambda x: x.flip(0).chunk(2)[-1],
+        torch.ones,
+        (((5, 4),), ((0, 4),), ((9, 3),), ((1, 4),)),
+    ),
+    "one rule or another": (
+        lambda x: x[x.shape[0] // 2 :].permute(2, 0, 1).reshape(x[x.shape[0] // 2 :].shape),
+        torch.ones,
+        (((3, 4, 4),), ((3, 0, 5),), ((3, 9, 9),), ((4, 5, 5),), ((6, 2, 3),)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_that_were_wrong_once(name: str) -> None:
+    """Each call does what eager does, whichever entry serves it."""
+    function, make, calls = CALLS[name]
+    compiled = aotlab.compile(function, backend="eager", dynamic=True)
+    for shapes in calls:
+        ours, theirs = [make(*shape) for shape in shapes], [make(*shape) for shape in shapes]
+        assert observed(compiled(*ours), ours) == observed(function(*theirs), theirs), shapes
+    assert compiled.calls.eager == 0
+
+
+def test_what_a_later_backward_assumes() -> None:
+    """A size that becomes a number when a backward is derived is asked for, since its graph has the number in it."""
+    sizes = internals.Sizes()
+    fake = sizes.enter(FakeTensorMode(shape_env=sizes.env), 0, torch.ones(5, 4), [0, 1])
+    names = [name for _, name, _, _ in sizes.symbols()]
+    sizes.guards(lambda position, what, dim: f"{what}_{dim}")
+    assert sizes.assumed_since(names) is None
+    assert int(fake.shape[0]) == 5
+    holds = sizes.assumed_since(names)
+    assert holds is not None
+    assert (holds(5, 4), holds(5, 7), holds(6, 4)) == (True, True, False)
+    assert "size_0 == 5" in sizes.guards(lambda position, what, dim: f"{what}_{dim}")
