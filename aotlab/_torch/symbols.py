@@ -85,6 +85,7 @@ class Sizes:
         #: The numbers among the flat inputs, by position.
         self.numbers: dict[int, Any] = {}
         self._inputs: list[tuple[int, Any]] = []
+        self._varying: list[tuple[int, int, Any]] = []
         self._told = 0
 
     def enter(self, mode: FakeTensorMode, position: int, real: Tensor, dims: Collection[int]) -> FakeTensor:
@@ -92,7 +93,12 @@ class Sizes:
         kinds = [DimDynamic.DYNAMIC if d in dims else DimDynamic.STATIC for d in range(real.dim())]
         context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
         fake = mode.from_tensor(real.detach(), source=LocalSource(f"t{position}"), symbolic_context=context)
+        sizes = [_expression(size) for size in fake.shape if is_symbolic(size)]
+        for step in (fake.storage_offset(), *fake.stride()):
+            if is_symbolic(step) and _expression(step).is_symbol and _expression(step) not in sizes:
+                int(step)  # it does not follow from sizes: as it is in this call
         self._inputs.append((position, fake))
+        self._varying += [(position, dim, fake.shape[dim]) for dim in dims if is_symbolic(fake.shape[dim])]
         return fake
 
     def enter_number(self, position: int, value: float) -> None:
@@ -129,12 +135,17 @@ class Sizes:
             what, dim = found[2] or "value", None if found[3] is None else int(found[3])
             return name(self._inputs[int(found[1])][0], what, dim)
 
-        return [_PART.sub(named, text) for text in texts]
+        fixed = [each for each in self._varying if not is_symbolic(each[2]) or _expression(each[2]).is_number]
+        texts += [f"{name(position, 'size', dim)} == {int(size)}" for position, dim, size in fixed]
+        texts.sort(key=lambda text: "//" in text or "%" in text)  # a size that something is divided by is not 0
+        return [_PART.sub(named, f"({text})" if " or " in text else text) for text in texts]
 
     def assumed_since(self, names: Sequence[str]) -> Callable[..., bool] | None:
         """Make a check, of the symbols by these names, of what was assumed since `guards`; None if nothing was."""
         expressions = (self.env.replace(guard.expr) for guard in self.env.guards[self._told :])
         later = [f"({PythonPrinter().doprint(expression)})" for expression in expressions]
+        fixed = ((str(symbol), self.env.replace(symbol)) for symbol in self.env.replacements)
+        later += [f"{name} == {PythonPrinter().doprint(expression)}" for name, expression in fixed if name in names]
         made: Callable[..., bool] | None = eval(f"lambda {', '.join(names)}: {' and '.join(later)}") if later else None
         return made
 
@@ -225,7 +236,8 @@ def _write(node: SymNode, symbols: Mapping[Any, fx.Node]) -> Any:
         return next(iter(symbols.values())).graph.call_function(operation, operands)
     if node.expr.is_number:
         return node.hint
-    made = sympy_interp(_Written, {symbol: fx.Proxy(each) for symbol, each in symbols.items()}, node.expr)
+    tracer = fx.proxy.GraphAppendingTracer(next(iter(symbols.values())).graph)
+    made = sympy_interp(_Written, {symbol: fx.Proxy(each, tracer) for symbol, each in symbols.items()}, node.expr)
     return made.node
 
 

@@ -42,7 +42,8 @@ def chosen(call: Call, dynamic: bool | None, varying: Varying | None) -> Varying
     for position, value in enumerate(call.values[call.lifted_count :], call.lifted_count):
         asked = (varying or {}).get(position, set())
         if isinstance(value, Tensor):
-            dims = {dim for dim in (range(value.dim()) if dynamic else asked) if value.shape[dim] > 1}
+            of_any = (range(value.dim()) if dynamic else asked) if value.numel() else ()
+            dims = {dim for dim in of_any if value.shape[dim] > 1}
         else:
             plain = type(value) is int or (type(value) is float and value != 0 and math.isfinite(value))
             dims = {NUMBER} if asked and plain and not asks else set()

@@ -185,6 +185,7 @@ def _add_fuzz(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     fuzz.add_argument("--dynamo", action="store_true", help="behind torch.compile")
     fuzz.add_argument("--min-cut", action="store_true", help="with the partitioner that computes again (aotlab only)")
     fuzz.add_argument("--related", action="store_true", help="short programs about two inputs that share something")
+    fuzz.add_argument("--sizes", action="store_true", help="called with several sizes, compiled once for all of them")
     fuzz.add_argument(
         "--without", nargs="+", default=[], metavar="QUIRK", help="with these quirks switched off, or all"
     )
@@ -292,6 +293,8 @@ def _fuzz(options: argparse.Namespace, _rest: Sequence[str]) -> int:
         raise UsageError("--carried prints the total of a file of counts; name it with --corpus")
     if options.related and options.grad:
         raise UsageError("--related programs nearly all have something to differentiate; leave out --grad")
+    if options.sizes and (options.related or options.engine != "aotlab"):
+        raise UsageError("--sizes draws programs of its own for aotlab; leave out --related and --engine")
     if options.min_cut and options.engine != "aotlab":
         raise UsageError("--min-cut chooses aotlab's partitioner; leave out --engine")
     unknown = sorted({*options.without} - {*config.quirks, "all"})
@@ -316,6 +319,7 @@ def _fuzz(options: argparse.Namespace, _rest: Sequence[str]) -> int:
         dynamo=options.dynamo,
         min_cut=options.min_cut,
         related=options.related,
+        sizes=options.sizes,
         without=config.quirks if options.without == ["all"] else tuple(options.without),
     )
     return run(

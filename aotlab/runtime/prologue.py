@@ -126,16 +126,20 @@ class Prologue:
         self._views_of_others()
 
     def _sizes(self) -> None:
-        """Write what was assumed of the sizes that vary."""
-        sizes = self.draft.trace.recorder.sizes
-        if sizes is None:
-            return
+        """Write what names the sizes that vary."""
         sources = [source for source in self.draft.trace.inputs.sources if isinstance(source, SizeOf)]
         for source in sources:
             self.draft.sizes[source] = source.name
             given = self.draft.expressions[source.position]
             self.w.add(f"{source.name} = {given if source.dim is None else f'{given}.shape[{source.dim}]'}")
-        known = {(source.position, source.dim): source.name for source in sources}
+        self._rules_at = len(self.w.lines)
+
+    def assume(self) -> None:
+        """Write what was assumed of the sizes that vary, of all that was written by now."""
+        sizes, end = self.draft.trace.recorder.sizes, len(self.w.lines)
+        if sizes is None:
+            return
+        known = {(source.position, source.dim): source.name for source in self.draft.sizes}
 
         def name(position: int, what: str, dim: int | None) -> str:
             given = self.draft.expressions[position]
@@ -147,6 +151,8 @@ class Prologue:
         rules = sizes.guards(name)
         if rules:
             self.draft.miss([f"not ({' and '.join(rules)})"])
+            rules, self.w.lines[end:] = self.w.lines[end:], []
+            self.w.lines[self._rules_at : self._rules_at] = rules
 
     def _views_of_others(self) -> None:
         """Write the checks that inputs are no views of what requires no grad, where views of them tell."""

@@ -283,15 +283,15 @@ class Keeping:
         Of ``x.tanh_()`` eager keeps ``x``. A GPU's kernels are written for the alignment of the new value, which the
         caller's tensor need not have.
         """
-        draft, found = self._draft, {}
-        for write, final in zip(draft.trace.writes, draft.trace.forward_outputs, strict=False):
+        draft, trace, found = self._draft, self._draft.trace, {}
+        for write, final in zip(trace.writes, trace.forward_outputs, strict=False):
             real = draft.parts.call.values[draft.parts.dedupe.kept[write.index]]
             moved = draft.meta.input_info[write.index].mutates_metadata
             if (
                 not moved
                 and draft.base_with(write.index) is None
                 and real.device.type == "cpu"
-                and _lie_alike(final, real)
+                and _lie_alike(final, trace.inputs.fakes[write.index])
             ):
                 values = enumerate(draft.parts.split.graph_values)
                 found.update({n: write.index for n, value in values if value is final})
@@ -353,7 +353,7 @@ class Keeping:
         return same_as is None and source.index in self._draft.trace.returned_outputs
 
 
-def _lie_alike(value: Tensor, real: Tensor) -> bool:
-    """Tell whether the elements of a value have the places among each other that those of a caller's tensor have."""
-    places = [[s for n, s in zip(t.shape, t.stride(), strict=True) if n > 1] for t in (value, real)]
-    return value.dtype == real.dtype and value.shape == real.shape and places[0] == places[1] and value.numel() > 0
+def _lie_alike(value: Tensor, given: Tensor) -> bool:
+    """Tell whether the elements of a value have the places among each other that those of an input have."""
+    places = [[s for n, s in zip(t.shape, t.stride(), strict=True) if n > 1] for t in (value, given)]
+    return value.dtype == given.dtype and value.shape == given.shape and places[0] == places[1] and value.numel() > 0

@@ -83,7 +83,8 @@ def generate(parts: Parts) -> tuple[str, dict[str, Any]]:
     w = draft.w
     w.namespace["set_grad_mode"] = internals.set_grad_mode
     w.add("# prologue: do the assumptions of the trace hold?")
-    Prologue(draft, keeping.counted_together()).write()
+    prologue = Prologue(draft, keeping.counted_together())
+    prologue.write()
     w.add()
     ForwardCall(draft, edges, outputs, mutations, keeping).write()
     keeping.remember()
@@ -94,6 +95,7 @@ def generate(parts: Parts) -> tuple[str, dict[str, Any]]:
     edges.register_hooks("input", "root", "output")
     _leave_grad_mode(draft)
     w.add(f"return {write_result(w, draft.trace.outputs.spec, made)}")
+    prologue.assume()
     return "\n".join(["def run(args, kwargs):", *w.lines]) + "\n", w.namespace
 
 

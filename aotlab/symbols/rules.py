@@ -30,13 +30,12 @@ class Rules:
 
     def admits(self, position: int, facts: Any) -> bool:
         """Tell whether an argument may vary, and is such as it may be."""
-        if position in self.numbers:
-            return True
         layout = self.layouts.get(position)
-        pairs = zip(layout or (), (facts.shape, facts.stride), strict=False)
-        return layout is not None and all(
+        if layout is None:
+            return position in self.numbers
+        return all(
             len(wanted) == len(given) and all(n is None or n == m for n, m in zip(wanted, given, strict=True))
-            for wanted, given in pairs
+            for wanted, given in zip(layout, (facts.shape, facts.stride), strict=True)
         )
 
     def broken(self, leaves: Sequence[Any]) -> str | None:

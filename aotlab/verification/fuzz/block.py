@@ -19,8 +19,9 @@ from aotlab.verification.programs import Outcome
 
 #: What can become of a program. "alike" means that it raises before there was anything to compile, as in eager;
 #: "dynamo" that it differs, but in nothing in which it does not differ with Dynamo alone, without an engine behind it.
-#: "asserts" that eager itself ends in an assertion of torch's own, so that nobody can say what is right.
-Status = Literal["accepted", "refused", "eager", "alike", "dynamo", "asserts", "wrong", "error", "raises"]
+#: "asserts" that eager itself ends in an assertion of torch's own, so that nobody can say what is right; "static" that
+#: it was compiled for every call, but, though it was to be for all sizes, never for others than those of the call.
+Status = Literal["accepted", "static", "refused", "eager", "alike", "dynamo", "asserts", "wrong", "error", "raises"]
 
 #: Those that are failures.
 FAILED = ("wrong", "error", "raises")
@@ -45,6 +46,8 @@ class Row:
         What it is about.
     graphs
         Its graphs, as hashes.
+    served
+        Its calls, the entries that were made, and the calls that an entry served which was traced for other sizes.
     """
 
     program: str
@@ -52,6 +55,7 @@ class Row:
     reasons: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
     graphs: tuple[str, ...] = ()
+    served: tuple[int, int, int] = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +165,9 @@ def _run(plan: Plan, drawn: Drawn) -> tuple[Row, Outcome | None, str | None]:
     if status == "dynamo":
         reasons = (failures.coarse(watch.dynamos),)
     graphs = tuple(sorted(watch.graphs()))
-    return Row(program=program, status=status, reasons=reasons, categories=categories, graphs=graphs), outcome, name
+    served = (watch.served.calls, watch.served.entries, watch.served.others)
+    row = Row(program=program, status=status, reasons=reasons, categories=categories, graphs=graphs, served=served)
+    return row, outcome, name
 
 
 def _status(outcome: Outcome, watch: Watch) -> Status:
@@ -175,7 +181,9 @@ def _status(outcome: Outcome, watch: Watch) -> Status:
         return "refused"
     if watch.eager_calls:
         return "eager"
-    return "accepted" if watch.compiled else "alike"
+    if not watch.compiled:
+        return "alike"
+    return "static" if watch.dynamic and not watch.served.others else "accepted"
 
 
 @contextmanager

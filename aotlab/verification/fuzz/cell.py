@@ -58,6 +58,8 @@ def _write(plan: Plan, program: Program, source: str, heading: str) -> str:
     more, compiled = _ENGINES[plan.engine, plan.dynamo]
     if plan.min_cut:
         compiled = compiled.replace('"eager")', '"eager", partitioner=aotlab.min_cut_rematerialization_partition)')
+    if plan.sizes:
+        compiled = compiled[:-1] + ", dynamic=True)"
     engine = f"aotlab {__version__} ({engine_revision('aotlab')}), " if plan.engine == "aotlab" else ""
     imports: list[str] = []
     body: list[str] = []

@@ -24,6 +24,9 @@ from aotlab.verification.programs.related import draw_related
 #: The bounds of a program, as `aotlab.verification.programs.programs` has them.
 _STATEMENTS, _CALLS = 8, 3
 
+#: Those of a program that is called with several sizes.
+_SIZED_STATEMENTS, _SIZED_CALLS = 5, 4
+
 #: Attempts for one program after which something must be wrong.
 _ATTEMPTS = 1000
 
@@ -92,7 +95,9 @@ def draw(plan: Plan, block: int, index: int) -> Drawn:
 def _draw(plan: Plan, choices: Choices) -> Program:
     if plan.related:
         return draw_related(choices, dynamo=plan.dynamo)
-    return draw_program(choices, _STATEMENTS, _CALLS, grad=True if plan.grad else None, dynamo=plan.dynamo)
+    bounds = (_SIZED_STATEMENTS, _SIZED_CALLS) if plan.sizes else (_STATEMENTS, _CALLS)
+    grad = True if plan.grad else None
+    return draw_program(choices, *bounds, grad=grad, dynamo=plan.dynamo, sized=plan.sizes)
 
 
 @st.composite

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,8 +22,21 @@ from aotlab.partition.default import default_partition
 from aotlab.partition.min_cut import min_cut_rematerialization_partition
 from aotlab.verification.differential import Difference
 from aotlab.verification.fuzz.plan import Plan
+from aotlab.verification.observables import flatten
 
 Function = Callable[..., Any]
+
+#: The sizes of a call's tensors.
+_Sizes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(slots=True)
+class Served:
+    """How often a program was called, how many entries were made, and how many calls one served of other sizes."""
+
+    calls: int = 0
+    entries: int = 0
+    others: int = 0
 
 
 class Watch:
@@ -30,6 +44,10 @@ class Watch:
 
     Attributes
     ----------
+    dynamic
+        True if one compilation is to serve all sizes.
+    served
+        What became of the calls.
     eager_calls
         How many calls returned a result that eager had computed.
     dynamos
@@ -38,7 +56,10 @@ class Watch:
         The differences of a program at which eager itself ends in an internal assertion of torch.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, sizes: bool = False) -> None:
+        self.dynamic: bool | None = sizes or None
+        self.served = Served()
+        self._made_for: dict[int, _Sizes] = {}
         self.eager_calls = 0
         self.dynamos: tuple[Difference, ...] = ()
         self.asserts: tuple[Difference, ...] = ()
@@ -59,6 +80,26 @@ class Watch:
     def close(self) -> None:
         """Forget what the engine keeps of the program in the process."""
 
+    def _watched(self, function: Function, parts: Callable[[], Sequence[CompiledFunction]]) -> Function:
+        """Call ``function`` and note by which entries of its ``parts`` that was served."""
+
+        def call(*args: Any) -> Any:
+            before, eager = _calls(parts()), _eager(parts())
+            sizes = tuple(tuple(leaf.shape) for _, leaf in flatten(args, "")[1] if isinstance(leaf, torch.Tensor))
+            self.served.calls += 1
+            result = function(*args)
+            # A call that raises may well have run eagerly: that is how the user's own error is raised.
+            self.eager_calls += _eager(parts()) > eager
+            now = _calls(parts())
+            for number in now.keys() - before.keys():
+                self._made_for[number] = sizes
+            by = [number for number, count in now.items() if count > before.get(number, 0)]
+            self.served.entries = len(now)
+            self.served.others += any(self._made_for[number] != sizes for number in by)
+            return result
+
+        return call
+
 
 class Direct(Watch):
     """Our engine on the function itself."""
@@ -67,16 +108,10 @@ class Direct(Watch):
 
     def candidate(self, function: Function) -> Function:
         """Compile ``function``."""
-        compiled = self._compiled = api.compile(function, backend="eager", partitioner=self.partitioner)
-
-        def call(*args: Any) -> Any:
-            before = compiled.calls.eager
-            result = compiled(*args)
-            # A call that raises may well have run eagerly: that is how the user's own error is raised.
-            self.eager_calls += compiled.calls.eager - before
-            return result
-
-        return call
+        compiled = self._compiled = api.compile(
+            function, backend="eager", partitioner=self.partitioner, dynamic=self.dynamic
+        )
+        return self._watched(compiled, lambda: [compiled])
 
     def graphs(self) -> frozenset[str]:
         """Return the joint graphs of all entries, or the forward graphs where nothing is differentiated."""
@@ -97,18 +132,8 @@ class BehindDynamo(Watch):
             self._parts.append(call.compiled)  # type: ignore[attr-defined]  # set for those who look behind it
             return call
 
-        compiled = torch.compile(function, backend=backend)
-
-        def call(*args: Any) -> Any:
-            before = self._eager()
-            result = compiled(*args)
-            self.eager_calls += self._eager() > before
-            return result
-
-        return call
-
-    def _eager(self) -> int:
-        return sum(part.calls.eager for part in self._parts)
+        compiled = torch.compile(function, backend=backend, dynamic=self.dynamic)
+        return self._watched(compiled, lambda: self._parts)
 
     def graphs(self) -> frozenset[str]:
         """Return the graphs of all entries of all parts that Dynamo made."""
@@ -162,7 +187,7 @@ class UpstreamBehindDynamo(Watch):
 
     def candidate(self, function: Function) -> Function:
         """Compile ``function``."""
-        return torch.compile(function, backend=self.backend)
+        return torch.compile(function, backend=self.backend, dynamic=self.dynamic)
 
     @property
     def compiled(self) -> bool:
@@ -198,7 +223,9 @@ def watch(plan: Plan) -> Watch:
         ("upstream", True): UpstreamBehindDynamo,
     }
     kind = kinds[plan.engine, plan.dynamo]
-    return {Direct: MinCut, BehindDynamo: MinCutBehindDynamo}.get(kind, kind)() if plan.min_cut else kind()
+    if plan.min_cut:
+        kind = {Direct: MinCut, BehindDynamo: MinCutBehindDynamo}.get(kind, kind)
+    return kind(sizes=plan.sizes)
 
 
 def graph_hash(graph: fx.Graph) -> str:
@@ -208,6 +235,14 @@ def graph_hash(graph: fx.Graph) -> str:
     """
     text = "\n".join(f"{node.name}={node.op}:{node.target}{node.args}{node.kwargs}" for node in graph.nodes)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _calls(parts: Sequence[CompiledFunction]) -> dict[int, int]:
+    return {number: count for part in parts for number, count in part.calls.per_entry.items()}
+
+
+def _eager(parts: Sequence[CompiledFunction]) -> int:
+    return sum(part.calls.eager for part in parts)
 
 
 def _graphs(functions: Sequence[CompiledFunction]) -> frozenset[str]:

@@ -60,7 +60,7 @@ def run(plan: Plan, program: Program) -> tuple[Outcome, Watch]:
         watched.asserts = outcome.differences
         return replace(outcome, differences=(), status="ok"), watched
     if plan.dynamo and outcome.differences:
-        by_itself = {_told(difference) for difference in _of_dynamo_alone(program)}
+        by_itself = {_told(difference) for difference in _of_dynamo_alone(plan, program)}
         watched.dynamos = tuple(each for each in outcome.differences if _told(each) in by_itself)
         kept = tuple(each for each in outcome.differences if _told(each) not in by_itself)
         if not kept:
@@ -78,9 +78,9 @@ def _run(watched: Watch, program: Program) -> Outcome:
             watched.close()
 
 
-def _of_dynamo_alone(program: Program) -> tuple[Difference, ...]:
+def _of_dynamo_alone(plan: Plan, program: Program) -> tuple[Difference, ...]:
     try:
-        return _run(DynamoAlone(), program).differences
+        return _run(DynamoAlone(sizes=plan.sizes), program).differences
     except Exception:  # noqa: BLE001  # the comparison broke: then nothing is known of Dynamo
         return ()
 

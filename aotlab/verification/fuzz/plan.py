@@ -49,6 +49,8 @@ class Plan:
         Our engine with `aotlab.min_cut_rematerialization_partition` at its full budget, which does what eager does.
     related
         Short programs about two inputs that have to do with each other, see `aotlab.verification.programs.related`.
+    sizes
+        Programs about their arguments' sizes, compiled once for all sizes and called with several.
     without
         The quirks that are switched off, see `aotlab.config.quirks`.
     """
@@ -60,12 +62,14 @@ class Plan:
     dynamo: bool = False
     min_cut: bool = False
     related: bool = False
+    sizes: bool = False
     without: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
         """Name what the programs of a run depend on besides the sources: ``"7 grad dynamo"``."""
-        switches = {"grad": self.grad, "dynamo": self.dynamo, "min-cut": self.min_cut, "related": self.related}
+        switches = {"grad": self.grad, "dynamo": self.dynamo, "min-cut": self.min_cut}
+        switches |= {"related": self.related, "sizes": self.sizes}
         without = [f"without-{name}" for name in self.without]
         return " ".join([str(self.seed), *(name for name, is_on in switches.items() if is_on), *without])
 

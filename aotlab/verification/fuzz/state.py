@@ -15,7 +15,7 @@ from aotlab.errors import UsageError
 from aotlab.verification.fuzz.block import Block, Failure, Row, Status
 from aotlab.verification.fuzz.plan import Plan
 
-_FORMAT = 1
+_FORMAT = 2
 _T = TypeVar("_T")
 
 
@@ -70,7 +70,9 @@ class State:
 def _encode(block: Block) -> dict[str, Any]:
     value = asdict(block)
     # By far the most of the file, so as lists without names.
-    value["rows"] = [[row.program, row.status, row.reasons, row.categories, row.graphs] for row in block.rows]
+    value["rows"] = [
+        [row.program, row.status, row.reasons, row.categories, row.graphs, row.served] for row in block.rows
+    ]
     # Cells lie in files of their own.
     value["failures"] = [{**asdict(failure), "cell": None} for failure in block.failures]
     return value
@@ -89,7 +91,7 @@ def _decode(value: Any) -> Block:
 
 
 def _row(value: Any) -> Row:
-    program, status, reasons, categories, graphs = value
+    program, status, reasons, categories, graphs, (calls, entries, others) = value
     _expect(status in get_args(Status), f"status {status!r}")
     return Row(
         program=_text(program),
@@ -97,6 +99,7 @@ def _row(value: Any) -> Row:
         reasons=_list(reasons, _text),
         categories=_list(categories, _text),
         graphs=_list(graphs, _text),
+        served=(_natural(calls), _natural(entries), _natural(others)),
     )
 
 

@@ -14,6 +14,7 @@ _COLUMNS = (
     ("category", "category"),
     ("programs", "programs"),
     ("accepted", "accepted"),
+    ("each size", "static"),
     ("refused", "refused"),
     ("ran eagerly", "eager"),
     ("raise alike", "alike"),
@@ -33,6 +34,8 @@ class Line:
 
     Attributes
     ----------
+    static
+        Compiled for every call, but not for other sizes than those of a call, where that was asked.
     accepted, refused, eager
         Compiled for every call; refused in some call; run eagerly in some call.
     alike
@@ -52,6 +55,7 @@ class Line:
     category: str
     programs: int
     accepted: int
+    static: int
     refused: int
     eager: int
     alike: int
@@ -71,6 +75,7 @@ class Summary:
     ``lines`` begins with all programs; ``refusals`` and ``fallbacks`` count programs by why they were refused or ran
     eagerly, ``dynamos`` those that differ with Dynamo alone by how, ``asserts`` those at which eager itself trips over
     an assertion of torch; ``discarded`` ones were begun and given up by the generator, ``repeated`` ones drawn before.
+    ``served`` are the calls, the entries made for them, and the calls that an entry served which other sizes had made.
     """
 
     lines: tuple[Line, ...]
@@ -81,6 +86,7 @@ class Summary:
     failures: tuple[Failure, ...]
     discarded: int
     repeated: int
+    served: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def all(self) -> Line:
@@ -90,6 +96,10 @@ class Summary:
     def text(self) -> str:
         """Write the table and what belongs under it."""
         parts = [_table(self.lines), f"discarded by the generator: {self.discarded}; drawn twice: {self.repeated}"]
+        calls, entries, others = self.served
+        if others:
+            share = f"{others} of them ({others / calls:.1%}) were served by an entry that other sizes had made"
+            parts.append(f"{calls} calls made {entries} entries; {share}")
         told = {
             "refused": self.refusals,
             "ran eagerly": self.fallbacks,
@@ -117,6 +127,7 @@ class Summary:
             "failures": [{k: v for k, v in asdict(failure).items() if k != "cell"} for failure in self.failures],
             "discarded": self.discarded,
             "repeated": self.repeated,
+            "served": self.served,
         }
 
 
@@ -138,7 +149,8 @@ def summarize(blocks: Iterable[Block]) -> Summary:
             failures.setdefault(failure.program, failure)
         discarded += block.discarded
     categories = sorted({category for row in rows.values() for category in row.categories})
-    lines = [_line("all", list(rows.values()))]
+    kept = list(rows.values())
+    lines = [_line("all", kept)]
     lines += [_line(name, [row for row in rows.values() if name in row.categories]) for name in categories]
     return Summary(
         lines=tuple(lines),
@@ -149,6 +161,7 @@ def summarize(blocks: Iterable[Block]) -> Summary:
         failures=tuple(failures.values()),
         discarded=discarded,
         repeated=repeated,
+        served=(sum(row.served[0] for row in kept), sum(row.served[1] for row in kept), sum(n.served[2] for n in kept)),
     )
 
 
@@ -159,6 +172,7 @@ def _line(category: str, rows: list[Row]) -> Line:
         category=category,
         programs=len(rows),
         accepted=counts["accepted"],
+        static=counts["static"],
         refused=counts["refused"],
         eager=counts["eager"],
         alike=counts["alike"],
@@ -174,7 +188,7 @@ def _line(category: str, rows: list[Row]) -> Line:
 
 def _table(lines: Iterable[Line]) -> str:
     lines = list(lines)
-    rare = ("dynamo", "asserts")
+    rare = ("static", "dynamo", "asserts")
     columns = [column for column in _COLUMNS if column[1] not in rare or any(getattr(n, column[1]) for n in lines)]
     cells = [[heading for heading, _ in columns]]
     for line in lines:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,8 @@ from aotlab.verification.programs.choices import (
 from aotlab.verification.programs.defined import OnlyDefined
 from aotlab.verification.programs.prelude import helpers
 from aotlab.verification.programs.program import Program, Setup, inputs_body
-from aotlab.verification.programs.recipes import draw_recipes, setup_of
+from aotlab.verification.programs.recipes import Recipe, draw_recipes, setup_of
+from aotlab.verification.programs.sizes import draw_sized
 from aotlab.verification.programs.writer import QUIRKS, Writer
 
 _BACKWARDS: tuple[Backward, ...] = weighted(
@@ -83,12 +84,17 @@ def program_of(
     raise RuntimeError(f"no program was made of seed {seed}")
 
 
-def draw_program(choices: Choices, max_statements: int, max_calls: int, *, grad: bool | None, dynamo: bool) -> Program:
-    """Draw a program; `RejectedError` if it came out as one that is not worth having."""
+def draw_program(
+    choices: Choices, max_statements: int, max_calls: int, *, grad: bool | None, dynamo: bool, sized: bool = False
+) -> Program:
+    """Draw a program; `RejectedError` if it came out as one that is not worth having.
+
+    With ``sized``, all calls after the first one have other sizes.
+    """
     with warnings.catch_warnings(), torch.enable_grad(), random_state_restored():
         # Trying statements brings out deprecations that are none of an engine's business.
         warnings.simplefilter("ignore")
-        program = _draw_flat(choices, max_statements, max_calls, grad=grad, dynamo=dynamo)
+        program = _draw_flat(choices, max_statements, max_calls, grad=grad, dynamo=dynamo, sized=sized)
     if len(program.parameters) > 1 and chance(choices, 120):
         return _nested(program, one_of(choices, ("list", "tuple", "dict")))
     return program
@@ -115,13 +121,19 @@ def _nested(program: Program, container: str) -> Program:
     )
 
 
-def _draw_flat(choices: Choices, max_statements: int, max_calls: int, *, grad: bool | None, dynamo: bool) -> Program:
-    recipes = draw_recipes(choices, grad)
+def _draw_flat(
+    choices: Choices, max_statements: int, max_calls: int, *, grad: bool | None, dynamo: bool, sized: bool
+) -> Program:
+    if sized:
+        recipes, changes = draw_sized(choices, grad, max_calls - 1)
+    else:
+        recipes = draw_recipes(choices, grad)
+        changes = _changes(choices, recipes, grad, max_calls)
     first = setup_of(recipes, "the first call", grad_mode=grad is True or not chance(choices, 30))
     parameters = first.arguments
     arguments = dict(zip(parameters, _make(first), strict=True))
     with OnlyDefined(), torch.set_grad_enabled(first.grad_mode):
-        writer = Writer(choices, arguments, dynamo=dynamo)
+        writer = Writer(choices, arguments, dynamo=dynamo, sized=sized)
         writer.body(max_statements)
         result = writer.result()
         outputs = [] if writer.raised else writer.outputs(result)
@@ -135,8 +147,7 @@ def _draw_flat(choices: Choices, max_statements: int, max_calls: int, *, grad: b
     inputs = [name for name, value in arguments.items() if isinstance(value, torch.Tensor)]
     script = draw_script(choices, outputs, inputs) if not error else None
     setups = [first]
-    for _ in range(min(max_calls, one_of(choices, _CALLS)) - 1):
-        changed, change, grad_mode = draw_change(choices, recipes, grad)
+    for changed, change, grad_mode in changes:
         setup = setup_of(changed, change, grad_mode=grad_mode)
         try:
             _make(setup)
@@ -146,6 +157,8 @@ def _draw_flat(choices: Choices, max_statements: int, max_calls: int, *, grad: b
         error_here, _ = _trial(function, setup)
         if not error_here or (chance(choices, 50) and not QUIRKS.search(error_here)):
             setups.append(setup)
+    if sized and len(setups) == 1:
+        raise RejectedError
     return Program(
         parameters=parameters,
         body=tuple(writer.lines),
@@ -156,6 +169,13 @@ def _draw_flat(choices: Choices, max_statements: int, max_calls: int, *, grad: b
         after=script.after if script else (),
         raises=bool(error),
     )
+
+
+def _changes(
+    choices: Choices, recipes: tuple[Recipe, ...], grad: bool | None, max_calls: int
+) -> Iterator[tuple[tuple[Recipe, ...], str, bool]]:
+    for _ in range(min(max_calls, one_of(choices, _CALLS)) - 1):
+        yield draw_change(choices, recipes, grad)
 
 
 @functools.lru_cache(maxsize=256)

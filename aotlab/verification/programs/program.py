@@ -15,7 +15,7 @@ from aotlab.verification.observables import Backward, Call
 from aotlab.verification.programs.prelude import prelude
 
 #: Ops whose results or derivatives need more bits than a float has.
-_INEXACT = r"\.(sin_?|exp|softmax|mean|rand_like|amax)\("
+_INEXACT = r"\.(sin_?|exp|softmax|mean|rand_like|amax|layer_norm)\(|/ \w+\.shape|\*\* -0\.5"
 
 #: Ops that double the bits which a result needs: inputs have 6, a float32 24 and a float64 53.
 _PRODUCT = r"mul_?\(|square| \*=? | @ |Squared|Kept|Parted"
@@ -39,6 +39,7 @@ _IN_BODY = {
     "out=": r", out=",
     "random": r"rand_like",
     "around the trace": r"\.numpy\(|\.data = ",
+    "sizes": r"\.shape\[|\.numel\(|\.size\(",
     "dtypes": r"int8|int16|int32|int64|bool\b|complex|\.to\(torch\.|\.real|\.imag",
 }
 _HOOKS = r"\bhook\(|retain(_grad)?\(|register_hook"

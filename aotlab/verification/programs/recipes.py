@@ -14,7 +14,7 @@ from aotlab.verification.programs.choices import Choices, chance, one_of, weight
 from aotlab.verification.programs.program import Setup
 
 Grad = Literal["none", "leaf", "non-leaf"]
-Layout = Literal["plain", "offset", "transposed", "strided", "expanded"]
+Layout = Literal["plain", "offset", "transposed", "strided", "expanded", "channels last"]
 
 _SIZES = (2, 3, 1, 4)
 _DTYPES = ("torch.float32", "torch.float64")
@@ -23,6 +23,9 @@ _GRADS: tuple[Grad, ...] = weighted((3, "none"), (3, "leaf"), (4, "non-leaf"))
 _LAYOUTS: tuple[Layout, ...] = weighted(
     (12, "plain"), (4, "offset"), (4, "transposed"), (2, "strided"), (1, "expanded")
 )
+
+#: How many elements three dimensions have.
+Sizes = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +94,8 @@ class Recipe:
             return (*shape[:-1], 2 * shape[-1]), "[..., ::2]"
         if self.layout == "expanded":
             return (1, *shape[1:]), f".expand({', '.join(map(str, shape))})"
+        if self.layout == "channels last":
+            return shape, ".to(memory_format=torch.channels_last)"
         return shape[::-1], f".permute({', '.join(map(str, reversed(range(len(shape)))))})"
 
 
@@ -114,20 +119,25 @@ def setup_of(recipes: tuple[Recipe, ...], change: str, *, grad_mode: bool = True
     )
 
 
-def draw_recipes(choices: Choices, grad: bool | None) -> tuple[Recipe, ...]:
-    """Draw one to four arguments; ``grad`` says whether some have to, or none may, require grad."""
+def draw_recipes(choices: Choices, grad: bool | None, sizes: Sizes | None = None) -> tuple[Recipe, ...]:
+    """Draw one to four arguments; ``grad`` says whether some have to, or none may, require grad.
+
+    With ``sizes`` of their dimensions, what is drawn is otherwise the same for all sizes.
+    """
     names = list("abcd"[: one_of(choices, weighted((3, 1), (4, 2), (3, 3), (1, 4)))])
-    n, m, k = (one_of(choices, _SIZES) for _ in range(3))
-    if chance(choices, 30):
+    n, m, k = sizes or (one_of(choices, _SIZES) for _ in range(3))
+    if sizes is None and chance(choices, 30):
         m = 0
     dtype = one_of(choices, _DTYPES)
     recipes: list[Recipe] = []
-    if len(names) > 1 and chance(choices, 220):
+    if len(names) > 1 and chance(choices, 220 if sizes is None else 100):
         count = 3 if len(names) > 2 and chance(choices, 300) else 2
         recipes += draw_family(choices, [names.pop(0) for _ in range(count)], (n, max(1, m)), dtype, grad)
     shapes = ((n, m), (n, m), (m, n), (n,), (m,), (), (n, m, k), (1, m), (n, 1), (m, k))
     for name in names:
         recipes.append(_draw_one(choices, name, recipes, shapes, dtype, grad))
+        if sizes is not None and recipes[-1].is_own and chance(choices, 120):
+            recipes[-1] = replace(recipes[-1], shape=(n, 3, m, k), layout="channels last")
     if not any(recipe.passed and recipe.is_tensor for recipe in recipes):
         recipes[0] = Recipe(name=recipes[0].name, shape=(2, 3))
     if grad is not False and chance(choices, 70):

@@ -206,6 +206,123 @@ AROUND: Table = {
     )
 }
 
+#: Views whose sizes follow from those of the tensor.
+SIZED_VIEWS: Table = {
+    0: (
+        "{x}.view({x}.shape)",
+        "{x}.expand(2, *{x}.shape)",
+        "{x}.view(1, *{x}.shape)",
+        "{x}.as_strided({x}.shape, {x}.stride())",
+        "{x}.view({x}.numel())",
+        "{x}.reshape({x}.numel())[: {x}.numel() // 2]",
+    ),
+    1: (
+        "{x}.view({x}.shape[0], -1)",
+        "{x}.reshape(-1, {x}.shape[-1])",
+        "{x}[: {x}.shape[0] // 2]",
+        "{x}[{x}.shape[0] // 2 :]",
+        "{x}[..., : {x}.shape[-1] - 1]",
+        "{x}[: {other}.shape[0]]",
+        "{x}.narrow({dim}, 0, {x}.shape[{dim}] - 1)",
+        "{x}.select({dim}, {x}.shape[{dim}] - 1)",
+        "{x}.chunk(2, {dim})[-1]",
+        "{x}.split({x}.shape[{dim}] // 2 + 1, {dim})[0]",
+        "{x}.tensor_split(2, {dim})[1]",
+        "{x}.unfold({dim}, {x}.shape[{dim}] // 2, 1)",
+        "{x}.unflatten({dim}, (-1, 1))",
+        "{x}.unflatten({dim}, ({x}.shape[{dim}] // 2, 2))",
+        "{x}.as_strided(({x}.shape[0],), (1,))",
+        "{x}[torch.arange({x}.shape[0])[::2]]",
+    ),
+    2: (
+        "{x}.reshape({x}.shape[1], {x}.shape[0], -1)",
+        "{x}.flatten(0, 1)",
+        "{x}.view(-1, {x}.shape[-1])",
+        "{x}.t()[: {x}.shape[0]]",
+    ),
+}
+
+#: New tensors in which sizes are numbers; no second step of floats, which sympy may order otherwise.
+SIZED_NEW: Table = {
+    0: (
+        "{x} * {x}.numel()",
+        "{x} + torch.ones({x}.shape)",
+        "{x}.new_full({x}.shape, {x}.numel())",
+        "{x}.repeat(2, *{x}.shape)",
+        "{x}.sum() * {x}.numel()",
+        "torch.arange({x}.numel()).view({x}.shape) + {x}",
+        "{x}.flatten().flip(0)",
+    ),
+    1: (
+        "{x} * {x}.shape[{dim}]",
+        "{x} + {x}.shape[0] * {x}.shape[-1]",
+        "{x} * ({x}.shape[0] * 0.5)",
+        "{x} - {x}.shape[0] % 3",
+        "{x} / {x}.shape[{dim}]",
+        "{x} * {x}.shape[{dim}] ** -0.5",
+        "{x} * (2 if {x}.shape[0] > 4 else 3)",
+        "{x} * (2 if {x}.shape[0] == {other}.shape[-1] else 3)",
+        "{x}.new_zeros({x}.shape[0], 2)",
+        "{x}.new_ones({x}.shape[-1])",
+        "torch.arange({x}.shape[{dim}])",
+        "torch.eye({x}.shape[0])",
+        "torch.zeros({x}.shape[{dim}], {x}.shape[0])",
+        "torch.cat([{x}, {x}[:1]])",
+        "torch.cat([{x}, {other}])",
+        "torch.nn.functional.pad({x}, (0, {x}.shape[-1] % 2))",
+        "{x}.roll({x}.shape[0] // 2, 0)",
+        "{x}.repeat_interleave(2, {dim})",
+        "{x}.sum({dim}) * {x}.shape[{dim}]",
+        "{x}.mean({dim})",
+        "{x}.tile(2)",
+        "{x}.index_select(0, torch.arange({x}.shape[0] // 2))",
+        "{x}.permute({order}).contiguous()",
+        "torch.stack([{x}, {x}]).reshape(-1, {x}.shape[-1])",
+        "torch.nn.functional.layer_norm({x}, {x}.shape[-1:])",
+    ),
+    2: (
+        "{x} @ {x}.mT",
+        "{x}.permute({order}).reshape({x}.shape)",
+        "{x}.transpose({one}, {two}).reshape(-1)",
+        "torch.ones({x}.shape[-1], {x}.shape[-1]).tril() @ {x}.mT",
+    ),
+}
+
+#: Writes to parts whose sizes follow from those of the tensor.
+SIZED_WRITES: Table = {
+    0: ("{x}.mul_({x}.numel())", "{x}.copy_({x}.new_ones({x}.shape))"),
+    1: (
+        "{x}[: {x}.shape[0] // 2].mul_({scalar})",
+        "{x}[{x}.shape[0] // 2 :] = {scalar}",
+        "{x}[..., : {x}.shape[-1] // 2] += {x}.shape[0]",
+        "{x}.view({x}.shape[0], -1).add_({scalar})",
+        "{x}.narrow({dim}, 0, {x}.shape[{dim}] // 2).zero_()",
+        "{x}.index_fill_({dim}, torch.arange({x}.shape[{dim}] // 2), {scalar})",
+        "{x}.add_(torch.arange({x}.shape[-1]))",
+        "{x}.view(-1)[: {x}.shape[0]].copy_({x}.new_zeros({x}.shape[0]))",
+    ),
+}
+
+#: Sizes as numbers of their own.
+NUMBERS: Table = {
+    0: ("{x}.numel()", "{x}.numel() // 2", "{x}.dim()"),
+    1: (
+        "{x}.shape[{dim}]",
+        "{x}.size(-1)",
+        "{x}.shape[0] * 2 + 1",
+        "{x}.shape[0] * {x}.shape[-1]",
+        "{x}.shape[0] - {x}.shape[-1]",
+        "{x}.shape[{dim}] * 0.5",
+        "max({x}.shape)",
+        "min({x}.shape[0], 4)",
+        "len({x})",
+        "{x}.stride(0)",
+        "-{x}.shape[0] // 2",
+        "{x}.shape[0] % 4",
+        "int({x}.shape[{dim}])",
+    ),
+}
+
 CUSTOM = weighted((3, "Doubled"), (3, "Squared"), (2, "Kept"), (3, "Viewed"), (1, "Written"))
 
 _SCALARS = ("2", "0.5", "-1.0", "1.5", "3", "0")
@@ -218,7 +335,11 @@ def _pool(table_id: int, rank: int) -> tuple[str, ...]:
 
 
 _TABLES: dict[int, Table] = {
-    id(table): table for table in (VIEWS, IN_PLACE, SET, NEW, METADATA, HIDDEN, HOOKS, OUT, AROUND)
+    id(table): table
+    for table in (
+        *(VIEWS, IN_PLACE, SET, NEW, METADATA, HIDDEN, HOOKS, OUT, AROUND),
+        *(SIZED_VIEWS, SIZED_NEW, SIZED_WRITES, NUMBERS),
+    )
 }
 
 
@@ -228,10 +349,11 @@ def choose(choices: Choices, table: Table, rank: int) -> str:
 
 
 class Scope:
-    """The names that a program has so far, and their live values."""
+    """The names that a program has so far, and their live values; ``sized`` if it will be called with other sizes."""
 
-    def __init__(self, values: dict[str, object]) -> None:
+    def __init__(self, values: dict[str, object], *, sized: bool = False) -> None:
         self.values = values
+        self.sized = sized
         self.names = [name for name, value in values.items() if isinstance(value, torch.Tensor)]
         self.numbers = [
             name for name, value in values.items() if isinstance(value, int | float) and not isinstance(value, bool)
@@ -253,6 +375,8 @@ class Fields(dict[str, str]):
         self.scope = scope
         self.tensor = scope.tensor(name)
         self.shape = tuple(self.tensor.shape)
+        #: Indices up to here are drawn.
+        self.most = 2 if scope.sized else 1000
 
     def __missing__(self, key: str) -> str:
         value = str(getattr(self, f"_{key}")())
@@ -269,10 +393,12 @@ class Fields(dict[str, str]):
         return self.shape[int(self["dim"])]
 
     def _at(self) -> int:
-        return self.choices.below(max(1, self._size()))
+        return self.choices.below(max(1, min(self.most, self._size())))
 
-    def _rest(self) -> int:
-        return max(0, self._size() - int(self["at"]))
+    def _rest(self) -> str:
+        if self.scope.sized:
+            return f"{self['x']}.shape[{self['dim']}] - {self['at']}"
+        return str(max(0, self._size() - int(self["at"])))
 
     def _window(self) -> int:
         return min(2, max(1, self._size()))
@@ -281,30 +407,40 @@ class Fields(dict[str, str]):
         return ":, " * int(self["dim"])
 
     def _first(self) -> int:
-        return self.choices.below(max(1, self.shape[0]))
+        return self.choices.below(max(1, min(self.most, self.shape[0])))
 
     def _twice(self) -> str:
+        if self.scope.sized:
+            return f"2, *{self['x']}.shape"
         return ", ".join(map(str, (2, *self.shape)))
 
     def _shape(self) -> str:
+        if self.scope.sized:
+            return f"{self['x']}.shape"
         return ", ".join(map(str, self.shape)) or "()"
 
     def _folded(self) -> str:
+        if self.scope.sized:
+            return one_of(self.choices, ("-1, 2", "2, -1", "-1, 1"))
         half = math.prod(self.shape) // 2
         return one_of(self.choices, (f"{half}, 2", f"2, {half}"))
 
     def _strided(self) -> str:
         # In bounds wherever the tensor lies, as long as it is contiguous.
         count = math.prod(self.shape)
-        length = 1 + self.choices.below(max(1, count))
+        length = 1 + self.choices.below(max(1, min(self.most, count)))
         if count >= 4 and chance(self.choices, 500):
             return "(2, 2), (1, 2)"
-        return f"({length},), (1,)"
+        return f"({self['x']}.numel() + 1 - {length},), (1,)" if self.scope.sized else f"({length},), (1,)"
 
     def _fewer(self) -> str:
+        if self.scope.sized:
+            return f"max(1, {self['x']}.numel() - {self.choices.below(3)})"
         return str(max(1, math.prod(self.shape) - self.choices.below(3)))
 
     def _more(self) -> str:
+        if self.scope.sized:
+            return f"{self['x']}.numel() + {2 + self.choices.below(6)}"
         return str(math.prod(self.shape) + 2 + self.choices.below(6))
 
     def _order(self) -> str:

@@ -47,6 +47,9 @@ _KINDS = weighted(
     (1, "seldom"),
 )
 
+#: What is drawn besides in a program that is to be called with several sizes.
+_SIZED_KINDS = weighted((26, "sized view"), (28, "sized new"), (12, "sized write"), (14, "number"))
+
 _REGIONS = weighted(
     (8, ("with torch.no_grad():", torch.no_grad)),
     (4, ("with torch.enable_grad():", torch.enable_grad)),
@@ -66,20 +69,34 @@ _LEAVES = (
     "{x}.requires_grad",
 )
 
+_SIZED_LEAVES = (
+    "{x}.shape[0]",
+    "{x}.shape",
+    "{x}.numel() + 1",
+    "{x}.stride()",
+    "{x}.shape[-1] * 0.5",
+    "[*{x}.shape]",
+    "{x}.shape[0] > 3",
+    "{x}.is_contiguous()",
+    "{x}.size(0) // 2",
+    "{x}.storage_offset()",
+)
+
 _FORMS = weighted((8, "tuple"), (4, "list"), (4, "dict"), (4, "nested"), (3, "Pair"), (1, "Box"))
 
 _SEVERAL = ("unbind({dim})", "chunk(2, {dim})", "split(1, {dim})", "tensor_split(2, {dim})", "max({dim})")
+_SEVERAL_SIZED = ("chunk(2, {dim})", "tensor_split(2, {dim})", "max({dim})")
 
 
 class Writer:
     """Writes a body statement by statement."""
 
-    def __init__(self, choices: Choices, arguments: dict[str, Any], *, dynamo: bool) -> None:
+    def __init__(self, choices: Choices, arguments: dict[str, Any], *, dynamo: bool, sized: bool = False) -> None:
         self.choices = choices
         self.dynamo = dynamo
         self.lines: list[str] = []
         self.raised = False
-        self.scope = Scope({"torch": torch, "checkpoint": checkpoint, **helpers(), **arguments})
+        self.scope = Scope({"torch": torch, "checkpoint": checkpoint, **helpers(), **arguments}, sized=sized)
         self._arguments = arguments
         self._count = 0
         self._made = ""
@@ -133,6 +150,10 @@ class Writer:
             return None
 
     def _leaf(self) -> str:
+        if self.scope.sized and chance(self.choices, 150):
+            name = one_of(self.choices, [name for name in self.scope.names if self.scope.tensor(name).dim()] or ["3"])
+            leaves = (*_SIZED_LEAVES, *self.scope.numbers)
+            return name if name == "3" else one_of(self.choices, leaves).format(x=name)
         if chance(self.choices, 100):
             return one_of(self.choices, _LEAVES).format(x=one_of(self.choices, self.scope.names))
         # What was made last is what the other statements led to.
@@ -171,6 +192,7 @@ class Writer:
         self.lines.append("    " * depth + line)
         self._made = made[0] if made else ""
         self.scope.names += [name for name in made if isinstance(self.scope.values[name], torch.Tensor)]
+        self.scope.numbers += [name for name in made if type(self.scope.values[name]) in (int, float)]
         return True
 
     def _try(self, line: str) -> bool:
@@ -204,7 +226,7 @@ class Writer:
 
     def _draw_statement(self) -> tuple[list[str], str]:
         choices, scope = self.choices, self.scope
-        kind = one_of(choices, _KINDS)
+        kind = one_of(choices, _KINDS + _SIZED_KINDS if scope.sized else _KINDS)
         # Later names more often than earlier ones, or programs become a heap of unrelated statements.
         name = one_of(choices, scope.names + scope.names[-3:])
         table = _TABLES.get(kind)
@@ -225,7 +247,9 @@ class Writer:
         made = [self._name()]
         if kind == "seldom":
             return self._seldom(made, name)
-        if kind == "view":
+        if kind in _SIZED_TABLES:
+            expression = self._expression(_SIZED_TABLES[kind], name)
+        elif kind == "view":
             expression = self._expression(statements.VIEWS, name)
         elif kind == "dtype":
             views = statements.OTHER_DTYPES.get(scope.tensor(name).dtype, ("{x}.to(torch.float64)",))
@@ -251,7 +275,7 @@ class Writer:
         fields = Fields(self.choices, self.scope, name)
         if not fields.shape:
             return [self._name()], f"{{made}} = {name}.clone()"
-        call = one_of(self.choices, _SEVERAL).format_map(fields)
+        call = one_of(self.choices, _SEVERAL_SIZED if self.scope.sized else _SEVERAL).format_map(fields)
         size = fields.shape[int(fields["dim"])]
         number = size if call.startswith(("unbind", "split")) else 2
         if call.startswith("chunk"):
@@ -266,4 +290,12 @@ _TABLES = {
     "metadata": statements.METADATA,
     "hidden": statements.HIDDEN,
     "out": statements.OUT,
+    "sized write": statements.SIZED_WRITES,
+}
+
+#: What makes something of the sizes.
+_SIZED_TABLES = {
+    "sized view": statements.SIZED_VIEWS,
+    "sized new": statements.SIZED_NEW,
+    "number": statements.NUMBERS,
 }
