@@ -44,7 +44,7 @@ from aotlab.capture.call import Call, Target
 from aotlab.capture.dedupe import Strategy
 from aotlab.capture.signals import RunEagerly
 from aotlab.capture.synthetic_bases import Base
-from aotlab.capture.varying import Varying, chosen
+from aotlab.capture.varying import NUMBER, Varying, chosen
 from aotlab.derivatives.backwards import backwards
 from aotlab.errors import BY_DYNAMO, RefusedError, UntraceableError, UserLine
 from aotlab.guards.call_state import CallState
@@ -212,6 +212,8 @@ def _trace(
         return _trace(options, call, deduped, bases, printed, {})
     if not functional and options.backend.needs_states(traced.module):
         traced, live = run(True)
+    if not options.backend.takes(traced.module):
+        return _trace(options, call, deduped, bases, printed, {n: d for n, d in dims.items() if NUMBER not in d})
     if config.debug_assert:
         check_graph(traced.module, "joint", writes_inputs=True)
     return traced, live

@@ -96,7 +96,7 @@ def test_everything_counts_for_which_entry_is_nearest(what):
             x.mul_(2)
         return x * scale * n + y * (y.storage_offset() if what == "offset" else 1)
 
-    f = compiled(program)
+    f = compiled(program, dynamic=False)
 
     def call(n, *, other):
         nonlocal scale

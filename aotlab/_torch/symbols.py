@@ -186,11 +186,9 @@ def sizes_of_others(values: Sequence[Any]) -> dict[int, tuple[int, int]]:
     return {n: dims[expr] for n, expr in numbers if expr in dims}
 
 
-def varying_dims(values: Sequence[Any]) -> dict[int, set[int]]:
-    """Say which dimensions of the tensors among Dynamo's placeholders are symbolic."""
-    shapes = ((n, value.shape) for n, value in enumerate(values) if isinstance(value, Tensor))
-    found = {n: {dim for dim, size in enumerate(shape) if is_symbolic(size)} for n, shape in shapes}
-    return {n: dims for n, dims in found.items() if dims}
+def symbolic_dims(value: Any) -> set[int]:
+    """Say which dimensions of a tensor are symbolic."""
+    return {dim for dim, size in enumerate(value.shape) if is_symbolic(size)} if isinstance(value, Tensor) else set()
 
 
 def size_text(value: Any) -> str:

@@ -66,6 +66,10 @@ class Backend:
         """Tell whether random ops have to take states of generators: in any case, or in a graph that was traced."""
         return False
 
+    def takes(self, module: fx.GraphModule) -> bool:
+        """Tell whether it can compile a graph for all values of the numbers in it."""
+        return True
+
     def prepare(self, module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:
         """Rewrite the joint graph of a training call in place, before it is partitioned."""
 

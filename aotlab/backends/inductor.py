@@ -26,7 +26,8 @@ from aotlab import _torch as internals
 from aotlab import config
 from aotlab._torch import FakeTensorMode
 from aotlab.backends.base import Backend, CompileRequest, KernelSource
-from aotlab.ir.graphs import STAYS, is_random, is_view, output_args, phase_of, return_from
+from aotlab.backends.numbers import numbers_as_tensors, takes_numbers
+from aotlab.ir.graphs import STAYS, is_random, is_view, output_args, phase_of, placeholders, return_from
 from aotlab.trace.random_state import STATE_OF
 
 _ATEN = torch.ops.aten
@@ -51,6 +52,10 @@ class InductorBackend(Backend):
             return False
         return self._exact if module is None else _reads_states(module)
 
+    def takes(self, module: fx.GraphModule) -> bool:
+        """Tell whether it can compile a graph for all values of the numbers in it."""
+        return takes_numbers(module)
+
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
         """Return Inductor's table; without random ops, if they are to draw as eager does."""
         table = internals.inductor_decompositions()
@@ -70,6 +75,7 @@ class InductorBackend(Backend):
     def compile(self, request: CompileRequest) -> Callable[..., Any]:
         """Compile one graph; the callable is boxed."""
         module = request.module
+        floats = numbers_as_tensors(module, request.fake_mode)
         _plain_complex_numbers(module)
         _copied_constants(module)
         _put_into_copies(module)
@@ -91,7 +97,7 @@ class InductorBackend(Backend):
             targets = [node.target for node in module.graph.nodes]
             compiled = internals.inductor_compile(
                 module,
-                request.example_inputs,
+                [node.meta["val"] for node in placeholders(module.graph)],
                 fake_mode=request.fake_mode,
                 is_inference=request.kind == "inference",
                 is_backward=request.kind == "backward",
@@ -100,7 +106,8 @@ class InductorBackend(Backend):
                 shared=request.shared,
                 exact_random=any(map(is_random, targets)) and not any(map(internals.is_inductors_draw, targets)),
             )
-        return compiled if request.kind == "backward" else _apart(compiled, groups)
+        called = _taking(compiled, floats) if floats else compiled
+        return called if request.kind == "backward" else _apart(called, groups)
 
     def source(self, compiled: Any) -> str | None:
         """Return Inductor's output code."""
@@ -140,6 +147,19 @@ def kernels_in(source: str, origins: Mapping[str, Sequence[str]]) -> tuple[Kerne
         nodes = made_of(source[above : match.start()].partition("\n")[0].removeprefix("handles] "))
         found.append(KernelSource(name=match[1], language="extern", source=match[0].strip(), nodes=nodes))
     return tuple(found)
+
+
+def _taking(compiled: Any, floats: Sequence[int]) -> Callable[..., Any]:
+    """Hand over tensors in the place of some floats."""
+
+    def call(inputs: list[Any]) -> Any:
+        for n in floats:
+            inputs[n] = torch.tensor(inputs[n], dtype=torch.float64)
+        return compiled(inputs)
+
+    call._boxed_call = True  # type: ignore[attr-defined]  # the mark that upstream's users look for
+    call.source_code = getattr(compiled, "source_code", None)  # type: ignore[attr-defined]
+    return call
 
 
 def _memory(values: Iterable[Any]) -> list[int | None]:

@@ -28,6 +28,7 @@ from aotlab.backends import Backend, resolve
 from aotlab.cache import CompiledFunction, next_number
 from aotlab.capture import nesting
 from aotlab.capture.call import ArgumentKind, Target
+from aotlab.capture.varying import NUMBER, Varying
 from aotlab.errors import GraphInvariantError, UsageError, UserLine
 from aotlab.frontends.direct import FunctionTarget
 from aotlab.frontends.graph_run import GraphRun, needs_care
@@ -65,6 +66,8 @@ class GraphTarget(Target):
         values = [n.meta.get("example_value") for n in inputs]
         #: The placeholders that are sizes of others, by position: of which one, and in which dimension.
         self.sizes = internals.sizes_of_others(values)
+        #: Those that are floats, which Dynamo hands over as tensors.
+        self.floats = {n for n, node in enumerate(inputs) if _take_float(graph, node)}
         self._names = [_source_name(n) for n in self.without_sizes(inputs)]
         module = _called_by_torch(graph) if self.line is None else None
         if module is not None:
@@ -74,10 +77,12 @@ class GraphTarget(Target):
         self.name = self.line.function if self.line is not None else "graph" if module is None else module.__name__
         attributes = dict(graph.named_parameters()) | dict(graph.named_buffers())
         self._attributes = list(attributes)
-        #: The dimensions that Dynamo lets vary, by flat argument.
-        self.varying = {
-            n + len(attributes): dims for n, dims in internals.varying_dims(self.without_sizes(values)).items()
-        }
+        #: What Dynamo lets vary, by flat argument.
+        self.varying: Varying = {}
+        for position, n in enumerate(self.without_sizes([*range(len(inputs))]), len(attributes)):
+            is_number = n in self.floats or isinstance(values[n], torch.SymInt | torch.SymFloat)
+            dims = {NUMBER} if is_number else internals.symbolic_dims(values[n])
+            self.varying |= {position: dims} if dims else {}
         self._has_fakes = True
         self._needs_care = needs_care(graph.graph)
 
@@ -117,6 +122,10 @@ class GraphTarget(Target):
         with internals.reparametrize_module(self.graph, replaced) if replaced else nullcontext():
             return GraphRun(self.graph, line_of_stack).run(*self._with_sizes(args))
 
+    def handed_on(self, args: Sequence[Any]) -> list[Any]:
+        """Turn what Dynamo hands over into what the function takes."""
+        return self.without_sizes([arg.item() if n in self.floats else arg for n, arg in enumerate(args)])
+
     def without_sizes(self, args: Sequence[Any]) -> list[Any]:
         """Leave out of what Dynamo hands over the sizes of tensors that it hands over as well."""
         return [value for n, value in enumerate(args) if n not in self.sizes]
@@ -141,6 +150,18 @@ class GraphTarget(Target):
     def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """Name arguments by what they are in the user's program; compiled autograd passes a list of tensors."""
         return nesting.paths([*zip(self._names, args, strict=True)])
+
+
+def _take_float(graph: fx.GraphModule, node: fx.Node) -> bool:
+    """Let a placeholder be the float that Dynamo hands over as a tensor, and then takes out of it by `item`."""
+    users = list(node.users)
+    if not getattr(node.meta.get("grapharg"), "pass_arg_as_tensor", False) or any(u.target != "item" for u in users):
+        return False
+    for user in users:
+        user.replace_all_uses_with(node)
+        graph.graph.erase_node(user)
+    graph.recompile()
+    return True
 
 
 def _first_line(graph: fx.GraphModule) -> UserLine | None:
@@ -228,7 +249,7 @@ def backend(
     target = GraphTarget(graph)
     compiled = compile_graph(target, compiler, partitioner)
     call = internals.dynamo_disable(
-        (lambda *args: compiled(*target.without_sizes(args))) if target.sizes else compiled.__call__
+        (lambda *args: compiled(*target.handed_on(args))) if target.sizes or target.floats else compiled.__call__
     )
     call.compiled = compiled  # type: ignore[attr-defined]  # for those who look behind it
     return call

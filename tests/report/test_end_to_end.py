@@ -127,7 +127,7 @@ def test_calls_and_recompiles(aliasing: Recording) -> None:
         4,
         0,
     )
-    assert [graph.calls for graph in frame.graphs] == [3, 1]
+    assert [graph.calls for graph in frame.graphs] == [2, 2]
     assert rows(aliasing.recompiles, "frame", "graph", "status") == [["mutate_and_alias", 1, "compiled"]]
     (reason,) = aliasing.recompiles.reason
     assert "`x`" in reason

@@ -1,0 +1,125 @@
+"""Numbers that vary, for compilers that take no float as an input: tensors without dimensions stand for them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from aotlab._torch import FakeTensorMode
+from aotlab.ir.graphs import must_stay, placeholders
+
+_ATEN = torch.ops.aten
+#: Arithmetic of numbers, and its counterpart for tensors.
+_STEPS: dict[Any, Any] = {
+    operator.add: _ATEN.add.Tensor, operator.sub: _ATEN.sub.Tensor, operator.mul: _ATEN.mul.Tensor,
+    operator.truediv: _ATEN.div.Tensor, operator.neg: _ATEN.neg.default, operator.abs: _ATEN.abs.default,
+    abs: _ATEN.abs.default, torch.sym_float: None,
+}  # fmt: skip
+#: Ops that take a number, and those that take a tensor in its place.
+_SAME = ("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "div.Tensor_mode")
+_BY_SCALAR = ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "remainder", "fmod", "masked_fill")
+_OPS: dict[Any, Any] = {
+    **{op: op for op in (operator.attrgetter(name)(_ATEN) for name in _SAME)},
+    **{getattr(_ATEN, name).Scalar: getattr(_ATEN, name).Tensor for name in _BY_SCALAR},
+    _ATEN.pow.Tensor_Scalar: _ATEN.pow.Tensor_Tensor, _ATEN.pow.Scalar: _ATEN.pow.Tensor_Tensor,
+    _ATEN.clamp_min.default: _ATEN.clamp_min.Tensor, _ATEN.clamp_max.default: _ATEN.clamp_max.Tensor,
+    _ATEN.where.ScalarOther: _ATEN.where.self, _ATEN.where.ScalarSelf: _ATEN.where.self,
+}  # fmt: skip
+_FILLS = (_ATEN.full.default, _ATEN.scalar_tensor.default)
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.SymFloat)
+
+
+def takes_numbers(module: fx.GraphModule) -> bool:
+    """Tell whether tensors can stand for all floats that vary in a graph."""
+    for node in module.graph.nodes:
+        if node.op != "call_function" or not any(map(_is_float, node.all_input_nodes)):
+            continue
+        if isinstance(node.meta.get("val"), torch.SymInt):
+            return False
+        known = node.target in _STEPS or node.target in _FILLS or node.target in _OPS
+        if not known or any(_is_float(each) for name, each in node.kwargs.items() if name != "alpha"):
+            return False
+    return True
+
+
+def numbers_as_tensors(module: fx.GraphModule, mode: FakeTensorMode) -> list[int]:
+    """Put tensors in the place of floats that vary; return which inputs are such a tensor now."""
+    floats = [n for n, node in enumerate(placeholders(module.graph)) if _is_float(node)]
+    if not floats:
+        return []
+    writer = _Writer(module.graph, mode)
+    for node in list(module.graph.nodes):
+        if node.op == "placeholder" and _is_float(node):
+            with mode:
+                node.meta["val"] = torch.empty((), dtype=torch.float64)
+            writer.numbers.add(node)
+        elif node.op == "call_function":
+            writer.visit(node)
+    module.graph.eliminate_dead_code(is_impure_node=must_stay)
+    module.recompile()
+    return floats
+
+
+class _Writer:
+    """Writes ops on tensors in the place of those on numbers."""
+
+    def __init__(self, graph: fx.Graph, mode: FakeTensorMode) -> None:
+        self._graph = graph
+        self._mode = mode
+        self.numbers: set[fx.Node] = set()  # the tensors that stand for one
+
+    def visit(self, node: fx.Node) -> None:
+        """Write anew what a node computes, if it takes or gives a number."""
+        if not _is_float(node) and not any(map(self._is_number, node.all_input_nodes)):
+            return
+        with self._graph.inserting_before(node):
+            if _is_float(node):
+                operands = [self._tensor(each) for each in node.args]
+                made = operands[0] if _STEPS[node.target] is None else self._call(_STEPS[node.target], *operands)
+                self.numbers.add(made)
+            elif node.target in _FILLS:
+                size: Any = node.args[0] if node.target is _FILLS[0] else []
+                dtype, device = node.meta["val"].dtype, node.meta["val"].device
+                ones = self._call(_ATEN.full.default, size, 1, dtype=dtype, device=device)
+                made = self._call(_ATEN.mul.Tensor, ones, self._cast(node.args[-1], dtype))
+            else:
+                made = self._op(node)
+        made.meta = {**node.meta, "val": made.meta["val"]}
+        node.replace_all_uses_with(made)
+
+    def _is_number(self, value: Any) -> bool:
+        return _is_float(value) or (isinstance(value, fx.Node) and value in self.numbers)
+
+    def _op(self, node: fx.Node) -> fx.Node:
+        result, kwargs = node.meta["val"], dict(node.kwargs)
+        values = [each.meta["val"] for each in node.all_input_nodes if not self._is_number(each)]
+        dtype = result.dtype
+        if dtype is torch.bool:
+            dtype = torch.result_type(next(value for value in values if isinstance(value, Tensor)), 1.0)
+        args = [self._cast(each, dtype) if self._is_number(each) else each for each in node.args]
+        if self._is_number(kwargs.get("alpha")):
+            args[1] = self._call(_ATEN.mul.Tensor, args[1], self._cast(kwargs.pop("alpha"), dtype))
+        return self._call(_OPS[node.target], *args, **kwargs)
+
+    def _tensor(self, value: Any) -> Any:
+        """Return a number as a tensor of the precision of Python's floats."""
+        if not isinstance(value, fx.Node) or value in self.numbers:
+            return value
+        return self._call(_ATEN.scalar_tensor.default, value, dtype=torch.float64)
+
+    def _cast(self, value: Any, dtype: torch.dtype) -> fx.Node:
+        return self._call(torch.ops.prims.convert_element_type.default, self._tensor(value), dtype)
+
+    def _call(self, op: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+        node = self._graph.call_function(op, args, kwargs)
+        given: Any = fx.map_arg((args, kwargs), lambda each: each.meta["val"])
+        with self._mode:
+            node.meta["val"] = op(*given[0], **given[1])
+        return node
