@@ -148,6 +148,9 @@ def test_fuzz_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     cli.main(["fuzz", "--related"])
     assert calls.pop()[0] == Plan(related=True)
     assert cli.main(["fuzz", "--related", "--grad"]) == 2
+    cli.main(["fuzz", "--sizes", "--grad"])
+    assert calls.pop()[0] == Plan(sizes=True, grad=True)
+    assert cli.main(["fuzz", "--sizes", "--related"]) == 2
     always = {"out": sys.stdout, "err": sys.stderr}
     assert calls == [
         (

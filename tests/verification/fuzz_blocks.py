@@ -27,6 +27,9 @@ COMPILED_BEHIND_DYNAMO = 0.65
 #: Short ones about two related inputs; of others of their kind one in some hundreds differs.
 RELATED = Plan(seed=3, programs=200, related=True)
 
+#: Programs that are compiled once for all sizes and called with several.
+SIZES = Plan(seed=4, programs=400, sizes=True)
+
 #: And some that nobody has seen before, so that each run of CI looks at a new corner.
 FRESH = Plan(seed=secrets.randbits(32), programs=500)
 
@@ -69,7 +72,7 @@ class Blocks:
 
 def check(plan: Plan, block: Block) -> None:
     """Fail if more failed in a block than still may, with what did, and how to see it again."""
-    options = " --dynamo" * plan.dynamo + " --related" * plan.related
+    options = " --dynamo" * plan.dynamo + " --related" * plan.related + " --sizes" * plan.sizes
     options += f" --without {' '.join(plan.without)}" * bool(plan.without)
     again = f"aotlab fuzz{options} --seed {plan.seed} --programs {(block.number + 1) * BLOCK}"
     texts = [failure.cell or f"# {failure.name}" for failure in block.failures]
