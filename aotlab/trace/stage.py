@@ -89,6 +89,7 @@ def run(
     """
     sizes = Sizes() if varying else None
     mode = FakeTensorMode(static_shapes=True) if sizes is None else FakeTensorMode(shape_env=sizes.env)
+    mode.cache_enabled = sizes is None  # keys of symbolic sizes take longer than what they are to save
     ways: dict[str, Any] = {"exact": exact, "functional": functional_draws, "quirks": quirks, "sizes": sizes}
     recorder = Recorder(Tape(), mode, decompositions, known=known_under(call.state.settings), **ways)
     for position, dims in varying.items():
