@@ -351,8 +351,10 @@ def compile(
     frontend
         ``"direct"`` traces the call itself; ``"dynamo"`` lets `torch.compile` capture, graph breaks included.
     dynamic
-        True compiles for all sizes of the arguments at once, as far as that can be; sizes of 0 and 1, and those of
-        parameters and buffers, are compiled for as they are. Else each size is compiled for itself. With Dynamo it is
+        None compiles the first call for its own sizes and numbers, and once for all values of a size or a number that
+        is another one at a later call; True compiles for all sizes at once; False for those of each call. Sizes of 0
+        and 1, and those of parameters and buffers, are always compiled for as they are. The marks of
+        ``torch._dynamo.mark_dynamic``, ``maybe_mark_dynamic`` and ``mark_static`` count. With Dynamo it is
         `torch.compile`'s.
     partitioner
         Splits the joint graph; `default_partition` if not given.

@@ -186,6 +186,13 @@ def sizes_of_others(values: Sequence[Any]) -> dict[int, tuple[int, int]]:
     return {n: dims[expr] for n, expr in numbers if expr in dims}
 
 
+def marked_dims(tensor: Tensor) -> tuple[set[int], set[int]]:
+    """Return the dimensions that the user marked as dynamic, or perhaps so, and those marked as static."""
+    marks = ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices", "_dynamo_static_indices")
+    dynamic, weak, static = (set(getattr(tensor, mark, ())) for mark in marks)
+    return dynamic | weak, static
+
+
 def symbolic_dims(value: Any) -> set[int]:
     """Say which dimensions of a tensor are symbolic."""
     return {dim for dim, size in enumerate(value.shape) if is_symbolic(size)} if isinstance(value, Tensor) else set()

@@ -6,6 +6,7 @@ import math
 
 from torch import Tensor
 
+from aotlab import _torch as internals
 from aotlab.capture.call import Call
 from aotlab.guards.call_state import CallState, TensorFacts, ValueFacts
 from aotlab.guards.reached import codes_in
@@ -35,15 +36,16 @@ def chosen(call: Call, dynamic: bool | None, varying: Varying | None) -> Varying
 
     So are numbers where the function may ask for the type of one by `type`, which would say that it is a symbol.
     """
-    if dynamic is False or (dynamic is None and not varying):
+    if dynamic is False:
         return {}
     found: Varying = {}
-    asks = any("type" in code.co_names for code in codes_in(call.state.reached))
+    asks = bool(varying) and any("type" in code.co_names for code in codes_in(call.state.reached))
     for position, value in enumerate(call.values[call.lifted_count :], call.lifted_count):
         asked = (varying or {}).get(position, set())
         if isinstance(value, Tensor):
-            of_any = (range(value.dim()) if dynamic else asked) if value.numel() else ()
-            dims = {dim for dim in of_any if value.shape[dim] > 1}
+            marked, static = internals.marked_dims(value)
+            wanted = {*(range(value.dim()) if dynamic else asked), *marked} - static if value.numel() else ()
+            dims = {dim for dim in wanted if value.shape[dim] > 1}
         else:
             plain = type(value) is int or (type(value) is float and value != 0 and math.isfinite(value))
             dims = {NUMBER} if asked and plain and not asks else set()

@@ -156,6 +156,11 @@ def _of_tensors_together(then: CallState, now: CallState) -> Iterator[str]:
         yield f"`{now.names[first]}` and `{now.names[second]}` {verb} their writes together"
 
 
+def _any_or(numbers: tuple[int | None, ...]) -> str:
+    """Write sizes or strides, of which some may be any."""
+    return f"({', '.join('any' if n is None else str(n) for n in numbers)}{',' * (len(numbers) == 1)})"
+
+
 def sentences(state: CallState) -> tuple[tuple[str, str, str], ...]:
     """List what an entry assumes as (kind, subject, sentence), for the report."""
     rows: list[tuple[str, str, str]] = [("structure", "arguments", f"the arguments are nested as {state.structure}")]
@@ -164,7 +169,9 @@ def sentences(state: CallState) -> tuple[tuple[str, str, str], ...]:
             grad = "requires grad" if facts.requires_grad else "does not require grad"
             leaf = " and is a leaf" if facts.requires_grad and facts.is_leaf else ""
             kind = f"a {_show(facts.type)} of dtype {facts.dtype} on {facts.device}"
-            sizes = f"shape {facts.shape} and strides {facts.stride}"
+            layout = (facts.shape, facts.stride) if state.rules is None else state.rules.layouts.get(i)
+            shape, stride = (facts.shape, facts.stride) if layout is None else map(_any_or, layout)
+            sizes = f"shape {shape} and strides {stride}"
             rows.append(("tensor", name, f"`{name}` is {kind} with {sizes}, {grad}{leaf}"))
             rows += [("tensor", name, f"`{name}.{key}` is {shown(value)}") for key, value in facts.attributes]
             if state.same_as[i] != i:

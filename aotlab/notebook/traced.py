@@ -95,7 +95,9 @@ class TracedFunction:
         self._verify = verify
         self._progress = progress
         self._target = _NotebookFunction(function, name)
-        options = pipeline.Options(backend=backend, partitioner=default_partition, keep_inference_input_mutations=True)
+        options = pipeline.Options(
+            backend=backend, partitioner=default_partition, keep_inference_input_mutations=True, dynamic=None
+        )
 
         def compile_call(*given: Any) -> Entry:
             try:

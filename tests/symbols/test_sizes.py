@@ -178,6 +178,31 @@ def test_backwards_of_other_kinds() -> None:
     assert len(compiled.entries) <= 2
 
 
+@pytest.mark.parametrize("dynamic", [None, True, False])
+def test_marks(dynamic: bool | None) -> None:
+    """What the user marks is compiled for all sizes at the first call, or never."""
+    for mark in (torch._dynamo.mark_dynamic, torch._dynamo.maybe_mark_dynamic):
+        made = aotlab.compile(lambda x: x * 2, backend="eager", dynamic=dynamic)
+        for n in SIZES:
+            mark(x := torch.ones(n), 0)
+            made(x)
+        assert len(made.entries) == (len(SIZES) if dynamic is False else 1)
+    static = aotlab.compile(lambda x: x * 2, backend="eager", dynamic=dynamic)
+    for n in SIZES:
+        torch._dynamo.mark_static(x := torch.ones(n), 0)
+        static(x)
+    assert len(static.entries) == len(SIZES)
+
+
+def test_by_itself() -> None:
+    """The second size brings an entry for all sizes of that dimension; the first of another dimension one for both."""
+    made = aotlab.compile(lambda x: x.sin().sum(0), backend="eager")
+    for shape, entries in (((6, 4), 1), ((9, 4), 2), ((3, 4), 2), ((3, 5), 3), ((7, 8), 3), ((1, 8), 4), ((1, 3), 4)):
+        x = torch.randn(*shape)
+        assert torch.equal(made(x), x.sin().sum(0))
+        assert len(made.entries) == entries, shape
+
+
 def test_what_was_assumed_is_said() -> None:
     """A call whose sizes are not such is compiled for, and told why; the report lists what is assumed."""
     compiled = aotlab.compile(lambda x, y: (x + y, x.shape[0]), backend="eager", dynamic=True)
