@@ -58,7 +58,11 @@ NESTED_AS = "the arguments are nested as ([*, *]) where the compiled entry expec
 NESTED = {
     "a value left out": ([(DOUBLE, 2.0), (X,)], (X, 2.0), "`scale` is 2.0 where the compiled entry expects 1.0"),
     "a value before a tensor": ([(X,), (DOUBLE, 2.0)], (X, 2.0), "`scale` is 2.0 where the compiled entry expects 1.0"),
-    "items count": ([([X],), ([DOUBLE] * 3,)], ([X, Y],), f"{NESTED_AS} ([*])"),
+    "items count": (
+        [([X, 1.0],), ([X, 2.0, 2.0, 2.0],)],
+        ([X, 1.0, 1.0],),
+        "the arguments are nested as ([*, *, *]) where the compiled entry expects ([*, *])",
+    ),
     "fewer items more": ([([X],), ([X] * 4,)], ([X, Y],), f"{NESTED_AS} ([*])"),
     "an item before a list": ([([DOUBLE, X],), ([X],)], ([X, Y],), "`x[0]` has dtype torch.float32 where"),
 }
