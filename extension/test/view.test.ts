@@ -187,6 +187,15 @@ test('the page says which lines were compared with what', () => {
   }
 });
 
+test('the page says that gradients were compared with the captured graph', () => {
+  const report = sample();
+  const parts = [{ first_line: 2, last_line: 2, how: 'compiled', compared: 'python' }];
+  const [frame] = report['frames'] as { graphs: Json[] }[];
+  const graphs = frame?.graphs.map(graph => ({ ...graph, status: 'compiled', training: true, frontend: 'dynamo' }));
+  show({ ...report, frames: [{ ...frame, graphs }], cell: { ...(report['cell'] as Json), parts } });
+  assert.ok(all('p.al-soft').some(each => each.textContent === 'line 2 compared with Python, gradients with the captured graph'));
+});
+
 test('an older report does not tell what its lines were compared with', () => {
   const report = sample();
   const parts = [{ first_line: 2, last_line: 2, how: 'compiled' }];
