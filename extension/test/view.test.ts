@@ -337,6 +337,39 @@ test('code is put on the page when its fold is opened', async () => {
   assert.notEqual(one('details[data-stage=trace]').querySelector('.al-codebox'), null);
 });
 
+test('backwards that were compiled later stand in one fold, with their code', async () => {
+  const report = sample();
+  const graph = firstGraph(report);
+  const [stage] = graph['stages'] as Json[];
+  const backward = (at: number): Json => ({ ...stage, name: 'backward', summary: `for tangents ${at}` });
+  graph['stages'] = [stage, backward(1), backward(2)];
+  show(report);
+  tab('stages');
+  assert.equal(all('details[data-stage=trace]').length, 1);
+  assert.equal(all('details[data-stage=backward]').length, 0);
+  const fold = one('[data-key^="fold backwards"]').closest('details');
+  assert.ok(fold !== null);
+  const toggled = new Promise(resolve => fold.addEventListener('toggle', resolve));
+  fold.open = true;
+  await toggled;
+  assert.equal(fold.querySelectorAll('details[data-stage=backward]').length, 2);
+});
+
+test('why a value is kept comes first, not its name again', () => {
+  const report = sample();
+  const row = (name: string, reason: string, is_input: boolean): Json => ({ name, tensor: null, nbytes: 4, line: null, reason, is_input });
+  firstGraph(report)['saved'] = [
+    row('primals_1', 'the input `model.weight`; the backward needs it for `mm`', true),
+    row('relu', 'computed by `relu`; the backward needs it for `mul`', false)
+  ];
+  show(report);
+  tab('saved');
+  assert.deepEqual(
+    all('table[data-table=saved] td[data-column=reason]').map(each => each.textContent),
+    ['the backward needs it for mm an input', 'the backward needs it for mul']
+  );
+});
+
 test('stages, saved tensors, kernels and graph breaks have tabs of their own', () => {
   show(sample());
   tab('stages');

@@ -312,7 +312,8 @@ function codes(origin: Origin, phase: string): Target[] {
       stage.codes.forEach((code, index) => {
         if (stage.name === row.stage && partOf(code.title) === row.part) {
           const key = codeKey(entry, position, index);
-          found.set(key, { tab: 'stages', entry, folds: [`stages ${entry.key}`, key], own: stage.name === 'partition' });
+          const folds = [`stages ${entry.key}`, ...(stage.name === 'backward' ? [`backwards ${entry.key}`] : []), key];
+          found.set(key, { tab: 'stages', entry, folds, own: stage.name === 'partition' });
         }
       })
     );
