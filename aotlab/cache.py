@@ -35,7 +35,7 @@ from aotlab.errors import (
     TransformError,
 )
 from aotlab.guards.call_state import CallState, transform_around
-from aotlab.guards.explain import difference, differences
+from aotlab.guards.explain import difference, distance
 from aotlab.guards.refusals import MOST_REFUSALS, Refusals, glance
 from aotlab.runtime.draft import MISS
 from aotlab.runtime.forward_call import ForwardFailed
@@ -68,11 +68,6 @@ class Entry:
     reason: str | None
     printed: Printed
     calls: int = 0
-
-    def distance(self, state: CallState) -> tuple[bool, int]:
-        """Say how far a call is from what the entry assumes: in nesting, and in how many facts."""
-        nested = self.state.nesting != state.nesting or len(self.state.leaves) != len(state.leaves)
-        return nested, sum(1 for _ in differences(self.state, state))
 
     def miss(self, state: CallState) -> observe.Miss:
         """Say why the entry does not serve a call."""
@@ -319,7 +314,7 @@ class CompiledFunction:
                 raise Declined(RefusedError(text), known=True)
         for entry in self._entries:
             note(self._varying, entry.state, state)
-        misses = tuple(entry.miss(state) for entry in sorted(self._entries, key=lambda entry: entry.distance(state)))
+        misses = tuple(entry.miss(state) for entry in sorted(self._entries, key=lambda e: distance(e.state, state)))
         if len(self._entries) >= config.recompile_limit:
             last = misses[0].sentence if misses else "none"
             text = (

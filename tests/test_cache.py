@@ -52,6 +52,36 @@ def test_the_reason_is_told_against_the_nearest_entry():
     assert f.recompiles[1] == "`x` has shape (4,) where the compiled entry expects (2,)"
 
 
+X, Y, DOUBLE = torch.ones(2), torch.ones(2), torch.ones(2, dtype=torch.float64)
+NESTED_AS = "the arguments are nested as ([*, *]) where the compiled entry expects"
+#: Calls that an entry is compiled for, the next call, and in what it differs from the nearest.
+NESTED = {
+    "a value left out": ([(DOUBLE, 2.0), (X,)], (X, 2.0), "`scale` is 2.0 where the compiled entry expects 1.0"),
+    "a value before a tensor": ([(X,), (DOUBLE, 2.0)], (X, 2.0), "`scale` is 2.0 where the compiled entry expects 1.0"),
+    "items count": (
+        [([X, 1.0],), ([X, 2.0, 2.0, 2.0],)],
+        ([X, 1.0, 1.0],),
+        "the arguments are nested as ([*, *, *]) where the compiled entry expects ([*, *])",
+    ),
+    "fewer items more": ([([X],), ([X] * 4,)], ([X, Y],), f"{NESTED_AS} ([*])"),
+    "an item before a list": ([([DOUBLE, X],), ([X],)], ([X, Y],), "`x[0]` has dtype torch.float32 where"),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_the_nearest_entry_of_those_nested_otherwise(name):
+    """What differs in nesting counts as what else differs: all is counted; in containers it weighs more."""
+    earlier, call, sentence = NESTED[name]
+
+    def program(x, scale=1.0):
+        return sum(x) * scale
+
+    f = compiled(program)
+    for args in (*earlier, call):
+        assert torch.equal(f(*args), program(*args))
+    assert f.recompiles[-1].startswith(sentence)
+
+
 def test_the_nearest_entry_by_what_else_counts():
     """Settings, what is reached, identity and an offset that is read count for which entry is nearest, too."""
     scale = 1.0

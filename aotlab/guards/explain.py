@@ -49,6 +49,16 @@ def differences(then: CallState, now: CallState) -> Iterator[str]:
     yield from _of_tensors_together(then, now)
 
 
+def distance(then: CallState, now: CallState) -> tuple[int, int, int]:
+    """Say how far two calls are apart: in facts; if in as many, in what containers hold, then in tensors."""
+    before, after = (dict(zip(state.names, state.leaves, strict=True)) for state in (then, now))
+    changed = [name for name in before.keys() & after.keys() for _ in _of_argument(name, before[name], after[name])]
+    nested = (then.nesting, then.names) != (now.nesting, now.names)  # where `differences` ends
+    facts = sum(1 for _ in differences(then, now)) + len(changed) * nested
+    held = sum(not name.isidentifier() for name in before.keys() ^ after.keys())
+    return facts, held, sum(isinstance(before[name], TensorFacts) for name in changed)
+
+
 def _of_nesting(then: CallState, now: CallState) -> Iterator[str]:
     """Name the arguments that only one of two calls has, or else how each has its arguments in containers."""
     before, after = (dict(zip(state.names, state.leaves, strict=True)) for state in (then, now))

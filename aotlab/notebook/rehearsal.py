@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from aotlab import _torch as internals
+from aotlab.frontends.modules import AotModule
 from aotlab.notebook.classify import PLAIN_METHODS, PLAIN_TORCH, PURE_BUILTINS
 from aotlab.notebook.names import named_tensors
 from aotlab.verification import Comparison, Observation, eager, judge
@@ -162,9 +163,10 @@ class _Reader:
 
     def _global(self, name: str, known: Mapping[str, Any], *, own: bool) -> None:
         if name in known:
+            found = _uncompiled(known[name])
             if own:
-                self.read[name] = known[name]
-            self.value(known[name], name, own=own)
+                self.read[name] = found
+            self.value(found, name, own=own)
         elif name not in _BUILTINS and not (own and name in self._bound):
             kind = vars(builtins).get(name)
             if not (isinstance(kind, type) and issubclass(kind, BaseException)):
@@ -405,6 +407,12 @@ def rehearse(
         return Rehearsal(reader, function, args, given, bound, grad_mode=grad_mode, exact=exact)
     except Exception:  # noqa: BLE001  # what cannot be copied, or not be run on copies, is compared with the graph only
         return None
+
+
+def _uncompiled(value: Any) -> Any:
+    """Return the module that `aotlab.compile` was given, which runs eagerly, unless the compiled one has hooks."""
+    hooked = isinstance(value, AotModule) and any(vars(value).get(each) for each in _HOOKS)
+    return value.orig_module if isinstance(value, AotModule) and not hooked else value
 
 
 def _nearly(row: Comparison) -> bool:

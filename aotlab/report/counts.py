@@ -99,7 +99,7 @@ def _facts(report: Report) -> Iterator[Fact]:
         yield Fact(key="mutated", title="mutated", sentence=text)
     if new := _new(report):
         names = [what for what, _ in _together(dict.fromkeys(new, ""), "gradients")]
-        yield Fact(key="new", title="new", sentence=listed(names, _MOST_NAMES))
+        yield Fact(key="new", title="new gradients", sentence=listed(names, _MOST_NAMES))
     if traced:
         aliases = [f"{row.name}: {row.relation}" for graph in graphs for row in graph.outputs if row.base is not None]
         told = list(dict.fromkeys(aliases)) or ["no output shares memory"]

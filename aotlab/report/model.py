@@ -914,7 +914,7 @@ class Frame:
     function
         Its qualified name.
     line
-        Where it is defined.
+        Where it is defined; of what Dynamo captured, where its first capture ended.
     graphs, refusals, calls
         See the records of those names.
     counts

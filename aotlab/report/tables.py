@@ -59,8 +59,8 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "name": (_TEXT, "the caller's name for it"),
         "kind": (
             _TEXT,
-            "parameter, buffer, input or python; in the frame `outside of the graphs`: outside, or alias for what was "
-            "written through another name",
+            "parameter, buffer, input or python; in the frame `outside of the graphs`: outside, alias for what was "
+            "written through another name, or new for a gradient that there was not before",
         ),
         **_TENSOR,
         "requires_grad": (_TRUTH, "whether it required grad at the call"),

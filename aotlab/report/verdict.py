@@ -168,19 +168,28 @@ def _verified(report: Report) -> tuple[State, str]:
     return "verified", found
 
 
-def compared_lines(report: Report) -> dict[str, str]:
-    """Return which compiled lines of a cell were compared with Python, with the captured graph, with nothing."""
-    found: dict[str, list[str]] = {}
+def compared_lines(report: Report, *, gradients: bool = False) -> dict[str, str]:
+    """Return which compiled lines of a cell were compared with Python, with the captured graph, with nothing.
+
+    With ``gradients`` it is also told where these were not compared as the lines were: of what Dynamo captured they are
+    compared with the captured graph's.
+    """
+    found: dict[str, str] = {}
+    graphs = [graph for frame in report.frames for graph in frame.graphs if graph.status == "compiled"]
+    gradients = gradients and any(graph.training and graph.frontend == "dynamo" for graph in graphs)
     for kind in ("python", "graph", "nothing"):
-        for part in () if report.cell is None else report.cell.parts:
-            if part.compared == kind:
-                found.setdefault(kind, []).append(lines_of(part))
-    return {kind: listed(lines, 4) for kind, lines in found.items()}
+        parts = () if report.cell is None else report.cell.parts
+        lines = [lines_of(part) for part in parts if part.compared == kind]
+        if kind == "graph" and gradients and "python" in found:
+            lines.insert(0, "gradients")
+        if lines:
+            found[kind] = listed(lines, 4)
+    return found
 
 
 def compared_sentence(report: Report) -> str:
     """Say the same in a line; nothing of a report that does not tell."""
-    lines = compared_lines(report)
+    lines = compared_lines(report, gradients=True)
     words = ", ".join(f"{each} with {_AGAINST[kind]}" for kind, each in lines.items())
     return words.replace(" with ", " compared with ", 1)
 

@@ -244,6 +244,22 @@ test('a line is chosen in the code too, by mouse or keyboard, once and back', as
   assert.match(one('.al-chosen').textContent ?? '', /^line 3/);
 });
 
+test('without a kernel, a report without nodes says where they are shown once a line is chosen', () => {
+  const cut = linked();
+  const [graph] = ((cut['frames'] as Json[])[0]?.['graphs'] ?? []) as Json[];
+  assert.ok(graph !== undefined);
+  const nodes = graph['nodes'];
+  Object.assign(graph, { nodes: [], counts: { nodes: 3 } });
+  show(cut);
+  one('tr[data-line="3"] td[data-column=source]').click();
+  const said = (): string | undefined => all('.al-chosen > .al-soft').map(each => each.textContent ?? '')[0];
+  assert.equal(said(), 'its nodes are shown while the kernel runs, and in report.to_html()');
+  source.receive({ kind: 'report', report: cut, figure: null });
+  assert.equal(said(), 'asking the kernel …');
+  source.receive({ kind: 'nodes', frame: 'step', index: 0, nodes });
+  assert.equal(said(), undefined);
+});
+
 test('the nodes of a cut report are asked for once a line is chosen', () => {
   const cut = linked();
   const [frame] = cut['frames'] as Json[];

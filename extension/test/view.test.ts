@@ -187,6 +187,15 @@ test('the page says which lines were compared with what', () => {
   }
 });
 
+test('the page says that gradients were compared with the captured graph', () => {
+  const report = sample();
+  const parts = [{ first_line: 2, last_line: 2, how: 'compiled', compared: 'python' }];
+  const [frame] = report['frames'] as { graphs: Json[] }[];
+  const graphs = frame?.graphs.map(graph => ({ ...graph, status: 'compiled', training: true, frontend: 'dynamo' }));
+  show({ ...report, frames: [{ ...frame, graphs }], cell: { ...(report['cell'] as Json), parts } });
+  assert.ok(all('p.al-soft').some(each => each.textContent === 'line 2 compared with Python, gradients with the captured graph'));
+});
+
 test('an older report does not tell what its lines were compared with', () => {
   const report = sample();
   const parts = [{ first_line: 2, last_line: 2, how: 'compiled' }];
@@ -326,6 +335,39 @@ test('code is put on the page when its fold is opened', async () => {
   source.update({ reading: readReport({ ...sample(), name: 'again' }) });
   assert.equal((one('details[data-stage=trace]') as HTMLDetailsElement).open, true);
   assert.notEqual(one('details[data-stage=trace]').querySelector('.al-codebox'), null);
+});
+
+test('backwards that were compiled later stand in one fold, with their code', async () => {
+  const report = sample();
+  const graph = firstGraph(report);
+  const [stage] = graph['stages'] as Json[];
+  const backward = (at: number): Json => ({ ...stage, name: 'backward', summary: `for tangents ${at}` });
+  graph['stages'] = [stage, backward(1), backward(2)];
+  show(report);
+  tab('stages');
+  assert.equal(all('details[data-stage=trace]').length, 1);
+  assert.equal(all('details[data-stage=backward]').length, 0);
+  const fold = one('[data-key^="fold backwards"]').closest('details');
+  assert.ok(fold !== null);
+  const toggled = new Promise(resolve => fold.addEventListener('toggle', resolve));
+  fold.open = true;
+  await toggled;
+  assert.equal(fold.querySelectorAll('details[data-stage=backward]').length, 2);
+});
+
+test('why a value is kept comes first, not its name again', () => {
+  const report = sample();
+  const row = (name: string, reason: string, is_input: boolean): Json => ({ name, tensor: null, nbytes: 4, line: null, reason, is_input });
+  firstGraph(report)['saved'] = [
+    row('primals_1', 'the input `model.weight`; the backward needs it for `mm`', true),
+    row('relu', 'computed by `relu`; the backward needs it for `mul`', false)
+  ];
+  show(report);
+  tab('saved');
+  assert.deepEqual(
+    all('table[data-table=saved] td[data-column=reason]').map(each => each.textContent),
+    ['the backward needs it for mm an input', 'the backward needs it for mul']
+  );
 });
 
 test('stages, saved tensors, kernels and graph breaks have tabs of their own', () => {

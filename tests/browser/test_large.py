@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aotlab.report.model import GraphBreakRow
 from tests.browser.drawn import TABS
 from tests.browser.samples import large
 
@@ -129,3 +131,27 @@ def test_code_is_there_at_once(page: Any, file: Path) -> None:
         code.evaluate("each => each.scrollTo(0, each.scrollHeight)")
         code.get_by_text(f"add_{NODES - 1} ").first.wait_for()
     assert min(times) < AT_ONCE, times
+
+
+def test_a_fold_in_a_long_table_opens_above_the_rows(page: Any, tmp_path: Path) -> None:
+    """Rows of a long table have one line, but what a fold in one holds is seen, whole and within the table's width."""
+    breaks = [
+        GraphBreakRow(frame=f"step_{at}", words="it prints " * 30, reason="in other words " * 30, at_ns=at)
+        for at in range(300)
+    ]
+    path = replace(large(10), graph_break_rows=tuple(breaks)).to_html(tmp_path / "breaks.html")
+    page.goto(path.as_uri())
+    page.locator("[data-tab=breaks]").click()
+    table = page.locator("table[data-table=graph_breaks]")
+    summary = table.locator("summary").nth(2)
+    box, top = summary.bounding_box(), "([x, y]) => document.elementFromPoint(x, y)?.closest('summary') !== null"
+    assert page.evaluate(top, [box["x"] + box["width"] / 2, box["y"] + box["height"] / 2])
+    summary.click()
+    inside = table.locator("details[open] pre")
+    box, around = inside.bounding_box(), table.locator("xpath=..").bounding_box()
+    assert around["x"] <= box["x"]
+    assert box["x"] + box["width"] <= around["x"] + around["width"]
+    assert box["height"] > 30
+    points = [(box["x"] + 9, box["y"] + at * box["height"]) for at in (0.1, 0.5, 0.9)]
+    seen = "([x, y]) => document.elementFromPoint(x, y)?.closest('details[open] pre') !== null"
+    assert all(page.evaluate(seen, list(point)) for point in points)

@@ -22,6 +22,7 @@ from aotlab.report.html import fragment
 from aotlab.report.verdict import compared_sentence
 
 SETUP = """
+import aotlab
 import numpy
 import torch
 from torch import nn
@@ -169,6 +170,9 @@ def test_what_was_compared_with_what(shell: Any) -> None:
         ("y = noisy(x)", "graph"),
         ("y = hooked(x)", "graph"),
         ("y = kept(x)", "graph"),
+        ("m = aotlab.compile(net, backend='eager')\ny = m(x)", "python"),
+        ("m = aotlab.compile(hooked, backend='eager')\ny = m(x)", "graph"),
+        ("m = aotlab.compile(net, backend='eager')\nm.register_forward_hook(print)\ny = m(x)", "graph"),
         ("y = counted(x)", "python"),  # its list is copied
         ("y = loud(x)", "graph"),
     ],
@@ -179,6 +183,18 @@ def test_python_runs_twice_only_where_that_shows_nowhere(shell: Any, text: str, 
     assert all(row.equal for row in report.verification_rows)
     assert set(compared(report).values()) == {expected}
     assert len(shell.user_ns["seen"]) == text.count("kept(") + text.count("counted(")
+
+
+def test_gradients_are_compared_with_the_captured_graph(shell: Any) -> None:
+    """Python's run ends before the backward, so the report says of the gradients what they were compared with."""
+    report = run(shell, "loss = net(x).sum()", "loss.backward()")
+    assert compared_sentence(report) == "line 2 compared with Python, gradients with the captured graph"
+    assert {row.against for row in report.verification_rows if row.kind == "gradient"} == {"graph"}
+    report = run(
+        shell, "def f(t):\n    return t.sin()", "f(x.requires_grad_())", options="--backend eager --frontend direct"
+    )
+    assert compared_sentence(report) == "lines 2–3 compared with Python"
+    assert {row.against for row in report.verification_rows if row.kind == "gradient"} == {"python"}
 
 
 def test_nothing_is_compared_where_nobody_asks(shell: Any) -> None:

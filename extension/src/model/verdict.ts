@@ -103,10 +103,16 @@ function counted(report: Report): Head {
 const AGAINST: Readonly<Record<string, string>> = { python: 'Python', graph: 'the captured graph', nothing: 'nothing' };
 
 /** Which compiled lines of the cell were compared with what, in a line; empty where the report does not tell. */
-export function comparedLines({ cell }: Report): string {
+export function comparedLines({ cell, frames }: Report): string {
+  const parts = cell?.parts ?? [];
+  // Of what Dynamo captured gradients are compared with the captured graph's, whatever the lines are compared with.
+  const graphs = frames.flatMap(frame => frame.graphs).filter(graph => graph.status === 'compiled');
+  const trained = graphs.some(graph => graph.training === true && graph.frontend === 'dynamo');
+  const gradients = trained && parts.some(part => part.compared === 'python') ? ['gradients'] : [];
   const clauses = Object.entries(AGAINST).flatMap(([kind, words]) => {
-    const lines = (cell?.parts ?? []).filter(part => part.compared === kind).map(linesOf);
-    return lines.length === 0 ? [] : [`${listed(lines, 4)} with ${words}`];
+    const lines = parts.filter(part => part.compared === kind).map(linesOf);
+    const all = kind === 'graph' ? [...gradients, ...lines] : lines;
+    return all.length === 0 ? [] : [`${listed(all, 4)} with ${words}`];
   });
   return clauses.join(', ').replace(' with ', ' compared with ');
 }

@@ -24,9 +24,12 @@ const columns = ({ selection }: Context): readonly Column<OfGraph<Saved>>[] => [
   { name: 'reason', title: 'why it is kept', kind: 'words', cell: ({ row }) => why(row) }
 ];
 
+/** Why a value is kept; what it is, its name and the mark say. */
 function why(row: Saved): Child {
+  const named = row.is_input ? /^the input `[^`]*`; / : /^computed by `[^`]*`; /;
+  const reason = row.reason.replace(named, '');
   const held = row.is_input ? 'an input' : row.is_output ? 'an output' : '';
-  return held === '' ? row.reason : h('span', {}, spoken(row.reason), ' ', mark(held));
+  return held === '' ? reason : h('span', {}, spoken(reason), ' ', mark(held));
 }
 
 /** Draw the panel. */

@@ -5,6 +5,7 @@
  * it, chooses the first, then the next, then none.
  */
 
+import { countsOf } from '../model/counts';
 import type { Kernel, Node as GraphNode, Report, Saved, UserLine } from '../model/report';
 import { amount, place } from '../model/words';
 import type { Source } from '../source';
@@ -259,13 +260,19 @@ export class Selection {
     const cell = origin.inCell;
     const clear = h('button', { type: 'button', class: 'al-button', 'aria-label': 'Clear the choice of a line', title: 'Clear (Escape)' }, '✕');
     clear.addEventListener('click', () => this.choose(null));
-    const waits = source.live && origin.nodes.length === 0 ? 'asking the kernel …' : '';
-    const none = buttons.length > 0 ? null : h('span', { class: 'al-soft' }, waits || 'nothing here is known to come from it');
+    // A notebook does not hold the nodes.
+    const report = this.page.report();
+    const cut = (report === null ? [] : entriesOf(report)).filter(({ graph }) => graph.nodes.length === 0 && countsOf(graph).nodes > 0);
+    const absent = cut.some(({ frame, graph }) => !source.live || source.nodes(frame.name, graph.index) === null);
+    let remark = buttons.length > 0 ? '' : 'nothing here is known to come from it';
+    if (absent && origin.nodes.length === 0) {
+      remark = source.live ? 'asking the kernel …' : 'its nodes are shown while the kernel runs, and in report.to_html()';
+    }
     return [
       h('span', { class: 'al-chosen-line' }, `${origin.where}: `, h('code', {}, origin.code)),
       cell === null ? null : this.toCell(),
       ...buttons,
-      none,
+      remark === '' ? null : h('span', { class: 'al-soft' }, remark),
       clear
     ];
   }
@@ -305,7 +312,8 @@ function codes(origin: Origin, phase: string): Target[] {
       stage.codes.forEach((code, index) => {
         if (stage.name === row.stage && partOf(code.title) === row.part) {
           const key = codeKey(entry, position, index);
-          found.set(key, { tab: 'stages', entry, folds: [`stages ${entry.key}`, key], own: stage.name === 'partition' });
+          const folds = [`stages ${entry.key}`, ...(stage.name === 'backward' ? [`backwards ${entry.key}`] : []), key];
+          found.set(key, { tab: 'stages', entry, folds, own: stage.name === 'partition' });
         }
       })
     );

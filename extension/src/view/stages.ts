@@ -87,8 +87,13 @@ function graphStages(context: Context, entry: Entry): Child[] {
     graph.backward_error === null ? null : h('p', { class: 'al-note' }, 'The backward raises: ', spoken(graph.backward_error)),
     ...stageTable(context, entry),
     nodesFold(context, entry),
-    ...stageCodes(context, entry)
+    ...stageCodes(context, entry, stage => stage.name !== 'backward' || !hasMany(entry))
   ];
+}
+
+/** Whether several backwards were compiled later, each for other tangents: they stand in one fold. */
+function hasMany({ graph }: Entry): boolean {
+  return graph.stages.filter(stage => stage.name === 'backward').length > 1;
 }
 
 const SHARE = 'Its share of the whole time';
@@ -122,8 +127,8 @@ function stageTable(context: Context, entry: Entry): Child[] {
   }
   const counts = countsOf(entry.graph);
   const total = counts.stages_ns;
-  const later = stages.filter(stage => stage.name === 'backward');
-  const rows = later.length > 1 ? stages.filter(stage => stage.name !== 'backward') : stages;
+  const later = hasMany(entry) ? stages.filter(stage => stage.name === 'backward') : [];
+  const rows = later.length > 0 ? stages.filter(stage => stage.name !== 'backward') : stages;
   const columns = STAGE_COLUMNS(total);
   const data = { 'data-frame': entry.frame.name, 'data-graph': String(entry.graph.index) };
   const label = `Stages of ${entry.title}`;
@@ -132,24 +137,26 @@ function stageTable(context: Context, entry: Entry): Child[] {
     heading('Stages', `${duration(total)} in ${amount(counts.stages, 'stage')}`),
     table(context, { name: 'stages', label, columns, rows, total: rows.length + missing, key: row => row.name, data })
   ];
-  if (later.length > 1) {
+  if (later.length > 0) {
     const took = duration(later.reduce((sum, stage) => sum + stage.duration_ns, 0));
     shown.push(
       fold(
         context,
         `backwards ${entry.key}`,
         [`${amount(later.length, 'backward')} compiled later `, h('small', {}, took)],
-        () => [table(context, { name: 'backwards', meanings: 'stages', label: `${label}, backward`, columns, rows: later, key: row => row.summary })],
-        false
+        () => [
+          table(context, { name: 'backwards', meanings: 'stages', label: `${label}, backward`, columns, rows: later, key: row => row.summary }),
+          ...stageCodes(context, entry, stage => stage.name === 'backward')
+        ]
       )
     );
   }
   return shown;
 }
 
-function stageCodes(context: Context, entry: Entry): Child[] {
+function stageCodes(context: Context, entry: Entry, which: (stage: Stage) => boolean): Child[] {
   return entry.graph.stages.flatMap((stage, position) =>
-    stage.codes.map((code, index) => {
+    (which(stage) ? stage.codes : []).map((code, index) => {
       const details = fold(
         context,
         codeKey(entry, position, index),

@@ -97,7 +97,7 @@ function card(phase: string, rows: readonly TimingRow[], scale: number): HTMLEle
       {},
       phase,
       ' ',
-      h('small', {}, `${repeats} repeats`, again === undefined ? '' : `, the same code against itself ${again.toFixed(2)}×`),
+      h('small', {}, repeats === '1' ? '1 repeat' : `${repeats} repeats`, again === undefined ? '' : `, the same code against itself ${again.toFixed(2)}×`),
       noise.length > 0 ? h('p', { class: 'al-soft', 'data-noise': '' }, `Noise: ${listed(noise)}.`) : ''
     ),
     h('tbody', {}, ...ordered.map(row => bar(row, scale)))
