@@ -48,8 +48,7 @@ from aotlab._torch.ops import (
 from aotlab._torch.kernels import LAID_OUT, as_in_eager, may_raise, may_raise_late
 from aotlab._torch.modes import (
     MODE_EXITS, SET_GRAD_ENABLED, Surroundings, TransformState, any_autocast_enabled, autocast_knows, autocast_nesting,
-    batch_level, below_innermost_transform, disable_autocast, disable_torch_function, forward_ad_active, has_tangent,
-    innermost_transform_left, is_batched, is_older_batched, is_transformed, no_dispatch_modes, older_batch_level,
+    disable_autocast, disable_torch_function, forward_ad_active, is_beyond_kernels, is_transformed, no_dispatch_modes,
     only_default_devices, opens_dual_level, opens_transform, restore_autocast_nesting, set_grad_mode,
     settle_without_gpus, transforms_active, under_transform,
 )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
@@ -46,11 +45,6 @@ def _set(name: str, value: Any) -> Iterator[None]:
 def values_only() -> AbstractContextManager[None]:
     """Let decompositions in the block compute no vectors: what is called there does not look at them."""
     return _set("values_only", value=True)
-
-
-def ordinary_values() -> AbstractContextManager[None]:
-    """Let ops in the block make ordinary tensors, under inference_mode too: they are new values of ordinary ones."""
-    return _set("ordinary", value=True) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 def noted(meta: dict[str, Any]) -> AbstractContextManager[None]:
