@@ -11,7 +11,7 @@ from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab.guards.places import Locator, located
-from aotlab.trace.tape import Operation
+from aotlab.trace.tape import Operation, tensors_in
 
 if TYPE_CHECKING:
     from aotlab.trace.recorder import Recorder
@@ -72,7 +72,8 @@ def strides_are_certain(wrapper: Tensor) -> bool:
     """
     if not here.active or not _has_free_strides(internals.from_functional(wrapper)):
         return True
-    free = filter(_has_free_strides, here.active[-1].tape.values())
+    tape = here.active[-1].tape
+    free = filter(_has_free_strides, [*tape.entered, *tensors_in([operation.result for operation in tape.operations])])
     return all(tensor.stride() == internals.make_contiguous_strides_for(tensor.shape) for tensor in free)
 
 
