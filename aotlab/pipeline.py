@@ -154,7 +154,6 @@ def _through_all_stages(
         settings_hold=settings.holds,
         tensors_hold=internals.tensor_guards([call.values[i] for i in deduped.kept], live.inputs.fakes),
         entry=journal.number,
-        debug=config.debug_assert,
         repeatable=runtime.can_be_repeated(live, writes_last=backend.writes_last),
         exact=backend.exact,
     )

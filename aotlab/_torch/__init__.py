@@ -39,7 +39,7 @@ from aotlab._torch.modules import (
     MODULE_DICTIONARIES, buffers_held, children_held, global_hooks_held, has_backward_hooks, hooks_held, module_call,
     parameters_held, parametrization_cache, registered_container, set_module_call,
 )
-from aotlab._torch.graphs import boxed_forward_of, forward_of, graph_module, has_effects, marked_budget, tracing_context
+from aotlab._torch.graphs import boxed_forward_of, forward_of, graph_module, has_effects, tracing_context
 from aotlab._torch.ops import (
     APPLY_OF_C, ASSERTIONS, CAST, CONJUGATE, DATA_OF, FUNCTION_APPLY, ONEDNN_RNN_LAYER, ONE_HOT, PUTS, PUT_BY_KERNEL,
     SETS_DATA, SOFTMAX, TORCHS_OWN, TRILINEAR, UNSAFE_VIEW, VECTORS_FLAG, default_generator, eager_kernels,
@@ -48,8 +48,7 @@ from aotlab._torch.ops import (
 from aotlab._torch.kernels import LAID_OUT, as_in_eager, may_raise, may_raise_late
 from aotlab._torch.modes import (
     MODE_EXITS, SET_GRAD_ENABLED, Surroundings, TransformState, any_autocast_enabled, autocast_knows, autocast_nesting,
-    batch_level, below_innermost_transform, disable_autocast, disable_torch_function, forward_ad_active, has_tangent,
-    innermost_transform_left, is_batched, is_older_batched, is_transformed, no_dispatch_modes, older_batch_level,
+    disable_autocast, disable_torch_function, forward_ad_active, is_beyond_kernels, is_transformed, no_dispatch_modes,
     only_default_devices, opens_dual_level, opens_transform, restore_autocast_nesting, set_grad_mode,
     settle_without_gpus, transforms_active, under_transform,
 )

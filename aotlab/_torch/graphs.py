@@ -65,9 +65,3 @@ def has_effects(op: OpOverload | HigherOrderOperator) -> bool:
     from torch._higher_order_ops.effects import has_effects as registered
 
     return bool(registered(op))
-
-
-def marked_budget(meta: dict[str, Any]) -> float | None:
-    """Return the budget by which ``torch.autograd.graph.region_activation_memory_budget`` marked a node, if it did."""
-    custom = meta.get("custom")
-    return custom.get("_region_activation_memory_budget") if isinstance(custom, dict) else None

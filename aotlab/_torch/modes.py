@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -108,12 +108,6 @@ def settle_without_gpus() -> None:
 
 #: Tells whether a tensor is the wrapper by which a ``torch.func`` transform follows another tensor.
 is_transformed: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
-#: Tells whether a tensor stands for several in the older vmap.
-is_older_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
-#: Leaves one transform of ``torch.func`` for the length of a ``with`` block.
-innermost_transform_left: Callable[[], AbstractContextManager[Any]] = (
-    torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack
-)
 #: How what Dynamo's graphs begin a transform of ``torch.func`` with, or forward-mode differentiation, is called.
 _OPENING = frozenset(
     {
@@ -169,80 +163,14 @@ class TransformState:
             torch._C._autograd._saved_tensors_hooks_enable()
 
 
-def is_batched(tensor: Tensor) -> bool:
-    """Tell whether a tensor stands for several, in a vmap or a backward of batched gradients."""
-    functorch = torch._C._functorch
-    return bool(functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor))
-
-
-class BatchLevel:
-    """A vmap that is running: of ``torch.func``, or the older one of ``is_grads_batched=True`` (``is_older``)."""
-
-    def __init__(self, level: int, *, is_older: bool) -> None:
-        self._level = level
-        self._is_older = is_older
-
-    def taken_apart(self, tensor: Tensor) -> Tensor | None:
-        """Return the samples that ``tensor`` stands for, shape (samples, ...); None if it is one for all of them."""
-        if not self._is_older:
-            value, dimension = torch._C._functorch._unwrap_batched(tensor, self._level)
-            return None if dimension is None else value.movedim(dimension, 0)
-        if not torch._C._functorch.is_legacy_batchedtensor(tensor):
-            return None
-        # what has no samples at this level is expanded to as many as are asked for
-        samples, others = (torch._remove_batch_dim(tensor, self._level, n, 0) for n in (1, 2))
-        return None if samples.shape != others.shape else samples
-
-    def put_together(self, samples: Tensor) -> Tensor:
-        """Return a tensor that stands for ``samples``, shape (samples, ...), in this vmap."""
-        if self._is_older:
-            return torch._add_batch_dim(samples, 0, self._level)
-        added: Tensor = torch._C._functorch._add_batch_dim(samples, 0, self._level)
-        return added
-
-    @contextmanager
-    def left(self) -> Iterator[None]:
-        """Leave the vmap for the length of a ``with`` block."""
-        if self._is_older:
-            torch._C._vmapmode_decrement_nesting()
-            try:
-                yield
-            finally:
-                torch._C._vmapmode_increment_nesting()
-        else:
-            with innermost_transform_left():
-                yield
-
-
-def older_batch_level() -> BatchLevel | None:
-    """Return the innermost vmap of the older kind that is running, None if there is none."""
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
-    return BatchLevel(level, is_older=True) if level > 0 else None
-
-
-def batch_level() -> BatchLevel | None:
-    """Return the innermost transform of ``torch.func`` that is running if it is a vmap; None if it is another one."""
-    if not transforms_active():
-        return None
-    interpreter = torch._C._functorch.peek_interpreter_stack()
-    if interpreter.key() != torch._C._functorch.TransformType.Vmap:
-        return None
-    return BatchLevel(interpreter.level(), is_older=False)
-
-
-def below_innermost_transform(tensor: Tensor) -> Tensor | None:
-    """Return what a tensor stands for outside of the innermost grad, vjp or jvp; None if that follows it."""
-    if (tensor.requires_grad and is_transformed(tensor)) or (forward_ad_active() and has_tangent(tensor)):
-        return None
-    interpreter = torch._C._functorch.peek_interpreter_stack()
-    below: Tensor = torch._C._functorch._unwrap_for_grad(tensor, interpreter.level())
-    return below
-
-
-def has_tangent(tensor: Tensor | None) -> bool:
-    """Tell whether forward-mode differentiation follows a tensor."""
-    return tensor is not None and torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None
+def is_beyond_kernels(values: Sequence[Tensor | None]) -> bool:
+    """Tell whether a transform runs, or one of some tensors stands for several, as in a vmap, or has a tangent."""
+    functorch, forward_ad = torch._C._functorch, torch.autograd.forward_ad
+    if transforms_active() or any(v is not None and functorch.is_legacy_batchedtensor(v) for v in values):
+        return True
+    if not forward_ad_active():
+        return False
+    return any(v is not None and forward_ad.unpack_dual(v).tangent is not None for v in values)
 
 
 def under_transform(

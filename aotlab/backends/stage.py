@@ -215,6 +215,7 @@ class _Promises:
         traced: dict[str, object] = {"shape": spec.shape, "dtype": spec.dtype, "device": spec.device}
         if visible and self._kind != "backward":  # autograd takes gradients of any strides
             looks["strides"], traced["strides"] = (_strides(s, spec.shape) for s in (value.stride(), spec.stride))
+            looks["requires_grad"], traced["requires_grad"] = value.requires_grad, False  # a graph runs without it
         for what, seen in looks.items():
             if seen != traced[what]:
                 raise self._broken(label, f"came back with {what} {seen}; traced as {traced[what]}")

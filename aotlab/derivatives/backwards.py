@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +15,7 @@ from aotlab import config, observe
 from aotlab._torch.compiling import compiling, never_lost
 from aotlab.backends import stage as compile
 from aotlab.backends.base import Backend, Boxed
-from aotlab.derivatives.batches import by_samples
-from aotlab.derivatives.graphs import derive_backward
+from aotlab.derivatives.graphs import BY_GRAPH, casting_of, derive_backward
 from aotlab.derivatives.higher import Higher
 from aotlab.derivatives.levels import first_level
 from aotlab.errors import PartialBackwardError
@@ -104,23 +102,27 @@ class Backward:
         with compiling(), never_lost():
             known = self._compiled.get(key)
             if known is None:
-                known = self._compiled[key] = self._compile(pattern)
+                known = self._compiled[key] = self._compile(pattern, by_graph=key[-1:] == BY_GRAPH)
             return known
 
-    def _compile(self, pattern: trace.Pattern) -> _CompiledBackward:
-        """Compile the backward for a pattern."""
+    def _compile(self, pattern: trace.Pattern, *, by_graph: bool = False) -> _CompiledBackward:
+        """Compile the backward for a pattern, or run its graph as it is."""
         started = time.perf_counter_ns()
         live, record = self.trace, self._record
-        usual = trace.is_full(pattern) and live.is_whole
+        usual = trace.is_full(pattern) and live.is_whole and not by_graph
         if usual and record.backward is not None and not internals.any_autocast_enabled():
             module, needs = record.backward, tuple(range(len(self._split.saved_names)))
         else:
             with internals.no_dispatch_modes():  # the caller's are not asked about fake tensors
                 module, needs = derive_backward(live, self._split, self._segment, pattern)
-        return self.compile_module(module, pattern, started), needs
+        return self.compile_module(module, pattern, started, by_graph=by_graph), needs
 
-    def compile_module(self, module: fx.GraphModule, pattern: trace.Pattern, started: int | None = None) -> Boxed:
+    def compile_module(
+        self, module: fx.GraphModule, pattern: trace.Pattern, started: int | None = None, *, by_graph: bool = False
+    ) -> Boxed:
         """Compile a graph that was written, and announce it."""
+        if by_graph:
+            return internals.boxed_forward_of(module)
         started = time.perf_counter_ns() if started is None else started
         self._context.detailed = observe.listening()
         first_size = next((n for n, node in enumerate(placeholders(module.graph)) if is_size(node)), 0)
@@ -170,7 +172,8 @@ class Backward:
         strides = tuple(t.stride() if t.layout is torch.strided else None for t in tangents)
         usual = [stride for stride, defined in zip(expected, pattern, strict=True) if defined]
         key = (pattern, casting, strides)
-        if self.exact and key not in self._of_strides and None not in strides and not self.trace.symbols:
+        follows = (self.exact or casting[-1:] == BY_GRAPH) and None not in strides and not self.trace.symbols
+        if follows and key not in self._of_strides:
             with compiling(), never_lost():
                 if key not in self._of_strides and len(self._of_strides) < _MOST_LAYOUTS:
                     self._of_strides[key] = self._try_strides(pattern, strides, casting)
@@ -216,10 +219,7 @@ class Backward:
             higher = self._of_higher_order()
             if torch.is_grad_enabled() or higher.is_awaited(saved):
                 return higher(saved, tangents)
-        if self.exact:
-            return self._of_first_order(saved, tangents)
-        # kernels cannot take a tensor that stands for several
-        return by_samples(partial(self._of_first_order, saved), saved, list(tangents), self.name)
+        return self._of_first_order(saved, tangents)
 
     def _mask_of_asked(self) -> int:
         """Return the bits of the nodes on the way to the gradients that the backward that is being run was asked for.
@@ -247,8 +247,7 @@ class Backward:
         pattern: _Pattern = tuple(t is not None for t in tangents)
         if True not in pattern:
             return [None] * len(self.wanted)
-        # eager's backward runs under the autocast of its own caller, whatever the forward ran under
-        casting = internals.autocast_state() if internals.any_autocast_enabled() else ()
+        casting = casting_of(tangents, exact=self.exact)
         mask = 0
         inputs: list[Any] = []
         others = False

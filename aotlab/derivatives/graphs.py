@@ -14,8 +14,21 @@ from aotlab.partition.stage import Split
 from aotlab.trace.live import Trace
 from aotlab.trace.records import Pattern
 
+#: Stands at the end of what `casting_of` returns where a backward is to run its graph as it is.
+BY_GRAPH = ("by graph",)
+
 #: The end of the name of a value of which only copies are saved.
 _MISSING = "_not_saved"
+
+
+def casting_of(values: Sequence[Tensor | None], *, exact: bool) -> tuple[object, ...]:
+    """Return the autocast that is on, and `BY_GRAPH` where compiled kernels cannot take what came in.
+
+    Eager's backward runs under the autocast of its own caller, whatever the forward ran under. Under a transform, or
+    with ``is_grads_batched=True``, a tensor may stand for several, which torch's ops take and kernels do not.
+    """
+    casting = internals.autocast_state() if internals.any_autocast_enabled() else ()
+    return casting if exact or not internals.is_beyond_kernels(values) else (*casting, *BY_GRAPH)
 
 
 def derive_backward(

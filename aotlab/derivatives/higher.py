@@ -25,10 +25,9 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab._torch.compiling import compiling, never_lost
 from aotlab.backends.base import Boxed
-from aotlab.derivatives.batches import by_samples
-from aotlab.derivatives.graphs import write_backward
+from aotlab.derivatives.graphs import BY_GRAPH, casting_of, write_backward
 from aotlab.derivatives.levels import Derived, Kind, Level
-from aotlab.errors import DoubleBackwardError
+from aotlab.errors import DoubleBackwardError, TransformError
 from aotlab.partition.stage import Split
 from aotlab.runtime.saved import SavedValues, restride
 from aotlab.trace.edges import Edge
@@ -117,18 +116,13 @@ class Higher:
     def __call__(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients of ``wanted``; in grad mode they have histories."""
         came = saved.take_pending(id(self))
-
-        def of(given: list[Tensor | None]) -> list[Tensor | None]:
-            waiting = zip(came, given[len(tangents) :], strict=True)
-            return self._of(saved, given[: len(tangents)], {e: value for e, value in waiting if value is not None})
-
-        values = [*tangents, *came.values()]
-        return of(values) if self._exact and not torch.is_grad_enabled() else by_samples(of, saved, values, self.name)
-
-    def _of(
-        self, saved: SavedValues, tangents: Sequence[Tensor | None], came: dict[Edge, Tensor]
-    ) -> list[Tensor | None]:
-        """Return the gradients of ``wanted``; ``came`` is what came into the midst."""
+        if torch.is_grad_enabled() and internals.is_beyond_kernels([*tangents, *came.values()]):
+            raise TransformError(
+                f"the backward of compiled `{self.name}` was called with create_graph=True under a transform, or with "
+                "is_grads_batched=True",
+                why="its autograd nodes cannot stand for several samples",
+                suggestion="call the original function",
+            )
         direct = {e: value for e, value in came.items() if e in self.slot_of and not self.level.part.sums(e)}
         extras = tuple(edge for edge in came if edge not in direct)
         pattern = tuple(t is not None for t in tangents)
@@ -149,7 +143,8 @@ class Higher:
         defined = zip(self.level.tangents, pattern, strict=True)
         usual = self._base.sized([fake.stride() for fake, is_defined in defined if is_defined], saved)
         usual += [torch.empty(value.shape, device="meta").stride() for value in came[len(usual) :]]
-        own = self._exact and len(self._plans) < _MOST_LAYOUTS and not saved.sizes
+        by_graph = casting_of(came, exact=self._exact)[-1:] == BY_GRAPH
+        own = (self._exact or by_graph) and len(self._plans) < _MOST_LAYOUTS and not saved.sizes
         given = [
             t if t.stride() == s or (own and t.layout is torch.strided) else restride(t, s)
             for t, s in zip(came, usual, strict=True)
@@ -160,7 +155,7 @@ class Higher:
             extras=extras,
             strides=() if saved.sizes else tuple(t.stride() for t in given),
             requires=tuple(t.requires_grad for t in given) if create_graph else None,
-            casting=internals.autocast_state() if internals.any_autocast_enabled() else (),
+            casting=casting_of(came, exact=self._exact),
         )
         if self._raising and internals.is_to_be_run(
             internals.current_node().next_functions[0][0]
@@ -224,7 +219,7 @@ class Higher:
         lasting = (n for _, (kind_of, n) in kept.values() if kind_of == "saved" and n not in needs)
         return _Plan(
             derived=found,
-            compute=self._base.compile_module(module, kind.pattern),
+            compute=self._base.compile_module(module, kind.pattern, by_graph=kind.casting[-1:] == BY_GRAPH),
             needs=needs,
             takes=(*needs, *dict.fromkeys(lasting)),
             mask=level.mask(kind.pattern, kind.extras),

@@ -13,7 +13,7 @@ the same those made early go first: else all layers of a model would go at one p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import fx
@@ -22,9 +22,9 @@ from aotlab.partition.joint import Joint
 
 
 class Choice(NamedTuple):
-    """What is kept, in the graph's order, and what follows for the values to which the price applied.
+    """What is kept, in the graph's order.
 
-    ``weight``: their bytes and, in its lower digits, a tie-break; ``time``: the traffic for all values.
+    ``weight``: its bytes and, in the lower digits, a tie-break; ``time``: the traffic for all values.
     """
 
     kept: tuple[fx.Node, ...]
@@ -56,39 +56,28 @@ class Chooser:
 
     def fastest(self) -> Choice:
         """Return the choice that costs the least time."""
-        return self._solve(1, 0, self.costs, None)
+        return self._solve(1, 0)
 
     def within(self, limit: int, above: Choice) -> Choice:
         """Find the cheapest choice of at most ``limit`` bytes, or else the smallest; ``above`` is the fastest."""
-        above = self._weighed(above, self.costs)
-        return self._walk(limit, above, self._least(self.costs, None), self.costs, None)
+        return self._walk(limit, above, self._least())
 
-    def lowered(self, budget: float, above: Choice, own: Collection[fx.Node]) -> Choice:
-        """Find the cheapest choice in which ``own`` values take a part of the bytes that ``above`` gives them.
+    def lowered(self, budget: float, above: Choice) -> Choice:
+        """Find the cheapest choice that takes a part of the bytes of ``above``: ``budget`` from the least to all."""
+        below = self._least()
+        least, most = (sum(self.costs[node].nbytes for node in each.kept) for each in (below, above))
+        return self._walk(least + int((most - least) * budget), above, below)
 
-        That is ``budget`` between the least (0) and what they take (1); no other memory is kept than by ``above``.
-        """
-        kept = frozenset(above.kept)
-        above = self._weighed(above, own)
-        below = self._least(own, kept)
-        least, most = (sum(self.costs[node].nbytes for node in each.kept if node in own) for each in (below, above))
-        return self._walk(least + int((most - least) * budget), above, below, own, kept)
-
-    def _weighed(self, choice: Choice, own: Collection[fx.Node]) -> Choice:
-        return choice._replace(weight=sum(self.weights[node] for node in choice.kept if node in own))
-
-    def _least(self, own: Collection[fx.Node], kept: frozenset[fx.Node] | None) -> Choice:
+    def _least(self) -> Choice:
         # at this price a byte costs more than all the time that there is
-        return self._solve(1, 1 + sum((cost.keep or 0) + (cost.again or 0) for cost in self.costs.values()), own, kept)
+        return self._solve(1, 1 + sum((cost.keep or 0) + (cost.again or 0) for cost in self.costs.values()))
 
-    def _walk(
-        self, limit: int, above: Choice, below: Choice, own: Collection[fx.Node], kept: frozenset[fx.Node] | None
-    ) -> Choice:
+    def _walk(self, limit: int, above: Choice, below: Choice) -> Choice:
         if below.weight // self.unit >= limit:
             return below
         while above.weight // self.unit > limit:
             bytes_saved, price = above.weight - below.weight, below.time - above.time
-            between = self._solve(bytes_saved, price, own, kept)
+            between = self._solve(bytes_saved, price)
             worth = [each.time * bytes_saved + each.weight * price for each in (above, between)]
             if worth[1] >= worth[0]:  # no corner lies between them
                 return below
@@ -98,19 +87,13 @@ class Chooser:
                 above = between
         return above
 
-    def _solve(self, time: int, price: int, own: Collection[fx.Node], fixed: frozenset[fx.Node] | None) -> Choice:
-        """Choose by ``time`` per byte of traffic and ``price`` per ``own`` weight; ``fixed`` is kept of the others."""
+    def _solve(self, time: int, price: int) -> Choice:
+        """Choose by ``time`` per byte of traffic and ``price`` per weight."""
         capacities: list[int | None] = []
         weights = self.weights
         for node, cost in self.costs.items():
-            again = None if cost.again is None else time * cost.again
-            keep = None if cost.keep is None else time * cost.keep
-            if node in own:
-                if keep is not None:
-                    keep += price * weights[node]
-            elif fixed is not None and cost.nbytes:
-                again, keep = (None, keep) if node in fixed else (again, None)
-            capacities += (again, keep)
+            keep = None if cost.keep is None else time * cost.keep + price * weights[node]
+            capacities += (None if cost.again is None else time * cost.again, keep)
         infinite = 1 + sum(capacity for capacity in capacities if capacity is not None)
         capacities += [None] * (self._network.edges - len(capacities))
         late = self._network.late_cut([infinite if capacity is None else capacity for capacity in capacities])
@@ -122,8 +105,7 @@ class Chooser:
             elif late[3 + 2 * i]:
                 kept.append(node)
                 spent += cost.keep or 0
-                if node in own:
-                    weight += weights[node]
+                weight += weights[node]
         return Choice(kept=tuple(kept), weight=weight, time=spent)
 
 

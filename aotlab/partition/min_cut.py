@@ -6,8 +6,7 @@ cost something (`aotlab.partition.costs`), and the cheapest choice for all is a 
 What the caller can reach may be written by then in ways that nobody notices. Where the backward proper uses it, eager
 keeps it too, and it costs nothing; to compute something again from it takes a copy (`aotlab.partition.joint`).
 
-A *memory budget* is a limit on kept bytes, met by a price on them; 1 asks for what is fastest, 0 for the least. Modules
-may have their own (`aotlab.partition.regions`), settled one after the other, those without a name first.
+A *memory budget* is a limit on kept bytes, met by a price on them; 1 asks for what is fastest, 0 for the least.
 
 Never is more kept than by the default partitioner: where the fastest choice would, a price is found at which it does
 not, or the default partitioner's choice is taken.
@@ -15,16 +14,16 @@ not, or the default partitioner's choice is taken.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from typing import Any
 
 from torch import fx
 
+from aotlab.errors import UsageError
 from aotlab.partition.choice import Choice, Chooser
 from aotlab.partition.costs import ONCE, is_cheap
 from aotlab.partition.default import default_partition, default_parts
 from aotlab.partition.joint import Joint, copied, held_bytes, within_reach
-from aotlab.partition.regions import Budgets, Name
 
 
 def min_cut_rematerialization_partition(
@@ -35,7 +34,6 @@ def min_cut_rematerialization_partition(
     num_fwd_outputs: int,
     static_lifetime_input_indices: Sequence[int] | None = None,
     memory_budget: float = 1.0,
-    region_budgets: Mapping[Name, float] | None = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint graph so that keeping values for the backward and computing them again cost least together.
 
@@ -52,9 +50,6 @@ def min_cut_rematerialization_partition(
         that may be used. Below 1, values are computed again from inputs and outputs themselves, as a checkpoint does:
         if one was written by then, the backward raises; uncounted writes, as to ``x.data``, show. At 1, and in
         upstream's graphs, which do not say which inputs the call overwrites, it takes copies of them.
-    region_budgets
-        Budgets of modules, by their paths (``"layers.*"``, where ``*`` is one name) or classes, in place of
-        ``memory_budget``: see `aotlab.partition.regions`.
 
     Returns
     -------
@@ -64,7 +59,7 @@ def min_cut_rematerialization_partition(
     Raises
     ------
     UsageError
-        A budget is not between 0 and 1. (A warning says if a region is nowhere in the graph.)
+        The budget is not between 0 and 1.
 
     Examples
     --------
@@ -76,21 +71,21 @@ def min_cut_rematerialization_partition(
     >>> saved(aotlab.default_partition), saved(aotlab.min_cut_rematerialization_partition)
     (['add', 'exp'], ['add'])
     """
-    graph, budgets = joint_module.graph, Budgets(memory_budget, region_budgets or {})
-    budgets.warn_of_unknown(graph)
+    if type(memory_budget) not in (int, float) or not 0 <= memory_budget <= 1:
+        raise UsageError(f"memory_budget is a number from 0 (least memory) to 1 (least time), not {memory_budget}")
+    graph = joint_module.graph
     most = held_bytes(default_parts(graph, num_fwd_outputs)[2], graph, num_fwd_outputs)
     reachable = within_reach(graph, num_fwd_outputs)
     # a graph of upstream's does not say which inputs the call overwrites, as batch norm does its statistics
     unsure = not any("phase" in node.meta for node in graph.nodes)
-    with copied(reachable, lambda node: is_cheap(node) and (unsure or budgets.of(node) == 1)):
+    with copied(reachable, lambda node: is_cheap(node) and (unsure or memory_budget == 1)):
         joint = Joint(graph, num_fwd_outputs, static_lifetime_input_indices or (), reachable)
         chooser = Chooser(joint)
         choice = chooser.fastest()
         if _held(joint, choice) > most:
             choice = chooser.within(most, choice)
-        for region in budgets.regions(joint.costs):
-            if region.budget < 1:
-                choice = chooser.lowered(region.budget, choice, region.nodes)
+        if memory_budget < 1:
+            choice = chooser.lowered(memory_budget, choice)
         if _held(joint, choice) <= most:
             kept = frozenset(choice.kept)
             return joint.split(joint_module, choice.kept, {node: _reason(node, kept, joint) for node in kept})

@@ -62,8 +62,6 @@ def _step(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str
         )
     if internals.base_of(tensor) is not None or not internals.has_its_memory_to_itself(tensor):
         raise RunEagerly(f"{what} changes a view, or a tensor that was viewed, at {line}")
-    if tensor.is_inference() and not torch.is_inference_mode_enabled():
-        raise RunEagerly(f"an inference tensor changes outside of inference_mode, at {line}")
     if func in _MOVES and tensor.requires_grad and (tensor.is_leaf or not torch.is_grad_enabled()):
         raise RunEagerly(f"{what} changes a leaf, or a tensor with a history under no_grad, at {line}")
     if guard.hooks_of(tensor):  # they go with the history from before

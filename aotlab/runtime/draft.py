@@ -100,7 +100,6 @@ class Parts:
     settings_hold: Callable[[], bool]
     tensors_hold: Callable[..., bool]
     entry: int
-    debug: bool
     repeatable: bool = False
     exact: bool = False
 

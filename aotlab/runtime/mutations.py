@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import torch
 
-from aotlab import _torch as internals
 from aotlab.ir.metadata import InputAliasInfo, MutationType
 from aotlab.runtime.draft import Draft
 from aotlab.runtime.outputs import Outputs
@@ -53,26 +52,12 @@ class Mutations:
             self.w.add(f"{self.draft.kept(info.index)}.requires_grad_()")
 
     def note_versions(self) -> None:
-        """Write what notes the versions of the inputs that something else than the lines of `write` writes."""
+        """Write what notes the versions of the inputs that the graph writes: of kernels some count, some do not."""
         for info in self.draft.meta.input_info:
-            # a compiler's kernels write without counting, some of torch's own count; writes of nothing eager counts
-            in_graph = info.mutation_type is MutationType.MUTATED_IN_GRAPH
-            k = info.index
-            counts = info.moves_version and (in_graph or not info.mutates_data) and not info.mutates_metadata
-            if counts and (in_graph or not self._is_counted_with_another(k)):
-                self._versions[k] = self.w.local(f"version_of_{self.draft.kept(k)}")
-                self.w.add(f"{self._versions[k]} = {self.draft.kept(k)}._version")
-
-    def _is_counted_with_another(self, k: int) -> bool:
-        """Tell whether an input shares its counter with one that is changed, and need not share it at another call."""
-        values, kept = self.draft.parts.call.values, self.draft.parts.dedupe.kept
-        return any(
-            info.index != k
-            and info.mutates_data
-            and info.moves_version
-            and internals.share_version(values[kept[info.index]], values[kept[k]])
-            for info in self.draft.meta.input_info
-        )
+            if info.moves_version and info.mutation_type is MutationType.MUTATED_IN_GRAPH:
+                target = self.draft.kept(info.index)
+                self._versions[info.index] = self.w.local(f"version_of_{target}")
+                self.w.add(f"{self._versions[info.index]} = {target}._version")
 
     def _count(self, k: int) -> None:
         """Move the version counter of an input, which should have moved by now, if it has not."""

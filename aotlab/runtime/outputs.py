@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +12,7 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab.capture import nesting
 from aotlab.capture.nesting import Given, Leaf, Tree
-from aotlab.errors import GraphInvariantError
 from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewStep
-from aotlab.ir.specs import TensorSpec
 from aotlab.runtime.arguments import DEEPEST, step_text
 from aotlab.runtime.draft import Draft, Writer
 
@@ -31,11 +29,8 @@ class Outputs:
 
     def write(self) -> list[str]:
         """Write the outputs; return their expressions in the user's order."""
-        returned = [self.meta.output_info[i] for i in self.draft.trace.returned_outputs]
-        for output in returned:
-            self.expression(output.index)
-        if self.draft.parts.debug:
-            self._check(returned)
+        for i in self.draft.trace.returned_outputs:
+            self.expression(i)
         return [self.expression(i) for i in range(len(self.meta.output_info))]
 
     def expression(self, i: int) -> str:
@@ -43,16 +38,6 @@ class Outputs:
         if i not in self._made:
             self._made[i] = self._make(self.meta.output_info[i])
         return self._made[i]
-
-    def _check(self, returned: list[OutputAliasInfo]) -> None:
-        """Write the checks of ``config.debug_assert``."""
-        draft, w = self.draft, self.w
-        for output in returned:
-            assert output.spec is not None
-            w.add(f"{w.constant('check_output', output_checker(output))}({self.expression(output.index)})")
-        fresh = ", ".join(self.expression(o.index) for o in returned)
-        check = w.constant("check_fresh", fresh_checker([o.name for o in returned]))
-        w.add(f"{check}([{fresh}], [{draft.star(draft.all_kept())}])")
 
     def _make(self, output: OutputAliasInfo) -> str:
         trace = self.draft.trace
@@ -148,47 +133,6 @@ class ViewCalls:
         if value is None or type(value) in (int, bool, float, str) or isinstance(value, torch.dtype):
             return repr(value)
         return self.w.constant("argument", value)
-
-
-# --- the checks of ``config.debug_assert``
-
-
-def output_checker(output: OutputAliasInfo) -> Callable[[Tensor], None]:
-    """Make the check that a compiled output is what was traced."""
-    spec = output.spec
-    assert spec is not None
-
-    def check(value: Tensor) -> None:
-        seen = (tuple(value.shape), tuple(value.stride()), value.dtype, value.requires_grad)
-        expected = (spec.shape, spec.stride, spec.dtype, output.requires_grad)
-        if seen != expected and not (seen[0] == expected[0] and seen[2:] == expected[2:] and _same_steps(value, spec)):
-            raise GraphInvariantError(
-                f"`{output.name}` came back with (shape, strides, dtype, requires_grad) {seen}; traced as {expected}"
-            )
-
-    return check
-
-
-def _same_steps(value: Tensor, spec: TensorSpec) -> bool:
-    """Compare strides, but for those that lead to no other element: many a kernel chooses them other than its fake."""
-    pairs = zip(value.shape, value.stride(), spec.stride, strict=True)
-    return not value.numel() or all(seen == expected for size, seen, expected in pairs if size > 1)
-
-
-def fresh_checker(names: Sequence[str]) -> Callable[[Sequence[Tensor], Sequence[Tensor]], None]:
-    """Make the check that outputs which were traced as fresh share memory neither with inputs nor with each other."""
-
-    def check(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
-        taken = {internals.storage_key(tensor): "an input" for tensor in inputs}
-        for name, output in zip(names, outputs, strict=True):
-            key = internals.storage_key(output)
-            if key in taken:
-                raise GraphInvariantError(
-                    f"`{name}` shares memory with {taken[key]}; it was traced as a tensor of its own"
-                )
-            taken[key] = f"`{name}`"
-
-    return check
 
 
 # --- the nesting of the result

@@ -238,13 +238,10 @@ class Prologue:
             self.draft.miss([self.w.call("written_inputs_overlap", check, self.draft.star(tensors))])
 
     def _apart_in_history(self) -> None:
-        """Write the check that no input shares the history that a write gives to another one."""
-        infos = self.draft.meta.input_info
-        given = [info.index for info in infos if info.requires_grad_after and not info.requires_grad]
-        if given and len(infos) > 1:
-            order = [*given, *(info.index for info in infos if info.index not in given)]
-            tensors = self.draft.star([*map(self.draft.kept, order)])
-            self.draft.miss([self.w.call("share_a_history", relation_checker(len(given)), tensors)])
+        """Write the check that what gets a history by a write is no view, which would share it."""
+        for info in self.draft.meta.input_info:
+            if info.requires_grad_after and not info.requires_grad and info.requires_grad_set is None:
+                self.draft.miss([f"{self.draft.kept(info.index)}._base is not None"])
 
 
 # --- the checks that a call makes of the memory that its inputs share
@@ -274,14 +271,3 @@ def overlap_checker(extents: Sequence[int], written: Sequence[int]) -> Callable[
         return False
 
     return overlap
-
-
-def relation_checker(count: int) -> Callable[..., bool]:
-    """Make a check of whether one of the first tensors is a view of the same tensor as another of them all."""
-
-    def related(*tensors: Tensor) -> bool:
-        owners = [id(tensor if (base := internals.base_of(tensor)) is None else base) for tensor in tensors]
-        first = set(owners[:count])
-        return len(first) < count or not first.isdisjoint(owners[count:])
-
-    return related

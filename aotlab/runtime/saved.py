@@ -210,14 +210,6 @@ class SavedValues:
             self._values = None if any(all_masks) else self._values
             self._watched = []
 
-    def snapshot(self) -> tuple[Any, ...]:
-        """Return what is there now, for `restore`."""
-        return self.released, self._values, self._watched
-
-    def restore(self, snapshot: tuple[Any, ...]) -> None:
-        """Have again what was there before a backward: it is run once more, for another sample."""
-        self.released, self._values, self._watched = snapshot
-
 
 def restride(tangent: Tensor, stride: tuple[int, ...]) -> Tensor:
     """Copy a tangent into the strides that the backward was traced with."""

@@ -22,12 +22,10 @@ def watches(bits: Mapping[Any, int], tensors: Sequence[Tensor], kept_by: Mapping
     by_storage: dict[int, list[int]] = {}
     for i, tensor in enumerate(tensors):
         by_storage.setdefault(internals.storage_key(tensor), []).append(i)
-    # what was given other memory still counts with what was kept of it before
-    moved = [i for i, t in enumerate(tensors) if internals.is_functional(t) and internals.was_storage_changed(t)]
     found = [0] * len(tensors)
     for node, bit in bits.items():
         for kept in [*internals.saved_tensors_of(node), *internals.kept_by_checkpoint(node), *kept_by.get(node, ())]:
-            for i in (*by_storage.get(internals.storage_key(kept), ()), *moved):
+            for i in by_storage.get(internals.storage_key(kept), ()):
                 if internals.share_version(kept, tensors[i]):
                     found[i] |= 1 << bit
     return found

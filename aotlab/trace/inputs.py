@@ -173,7 +173,7 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
     allowed = internals.may_be_written(item.real) if visible else not moved or internals.keeps_through_writes(item.real)
     if mutated and requires_grad and not under_no_grad and not allowed:
         raise RunEagerly(f"`{item.name}` is a view that may not be written in grad mode")
-    if moved and not mutated and requires_grad and item.base is None:
+    if moved and not (mutated or item.steps) and item.base is None:
         raise RunEagerly(f"the version of `{item.name}` moves, and nothing is written")
     return InputAliasInfo(
         index=index,

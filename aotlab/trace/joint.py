@@ -103,7 +103,7 @@ def _check_owners(trace: Trace, findings: Findings) -> None:
             if other is not item
             and (owner_of(other.real) is owner_of(item.real) or internals.share_version(other.real, item.real))
         ]
-        if related and gets_history:
+        if gets_history and (related or is_view):
             raise RunEagerly(f"a write gives `{info.name}` a history, and another input shares it")
         moved = info.moves_version or any(trace.metadata.input_info[k].moves_version for k in related)
         if is_view and moved and (is_hooked or item.real.requires_grad):

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
@@ -117,11 +116,6 @@ class OutputReader:
 
     def _info(self, i: int, kind: OutputType, base: int | None = None, views: tuple[ViewStep, ...] = ()) -> None:
         leaf = self.leaves[i]
-        if leaf.is_inference() and not torch.is_inference_mode_enabled():
-            raise RunEagerly(
-                f"`{self.names[i]}` was made under inference_mode inside of the function",
-                suggestion="use no_grad inside, or inference_mode around the call, to have it compiled",
-            )
         item = None if base is None or kind is not OutputType.ALIAS_OF_INPUT else self.inputs[base]
         several = call_of_several(leaf)
         if several is not None and views and all(step.item is None for step in views):

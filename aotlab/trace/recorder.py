@@ -22,7 +22,7 @@ from aotlab.errors import (
     UserLine,
 )
 from aotlab.guards.places import Locator, called, name_of, user_line, user_place
-from aotlab.ir.graphs import Phase, moves_nothing
+from aotlab.ir.graphs import Phase
 from aotlab.trace.boundary import refuse_higher_order
 from aotlab.trace.corrections import laid_out, needs_look
 from aotlab.trace.memo import NoKey, memo_key, memo_value, remake
@@ -92,7 +92,6 @@ class Recorder(TorchDispatchMode):
         self._inference = torch.is_inference_mode_enabled()
         self.names: dict[int, str] = {}  # what the user calls the inputs, by the ids of their fakes
         self.values_only = False
-        self.ordinary = False
         self._original: OpOverload | None = None
         self._decomposes: dict[Any, Callable[..., Any] | None] = {}
         self._memo: dict[Any, Any] = {}
@@ -131,29 +130,16 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Record one op."""
-        if torch.is_inference_mode_enabled() and not self._inference:
-            if func is torch.ops.aten.view.dtype:  # the one view of an ordinary tensor that is none then
-                self._leave_inference_tensors()
-            if self.ordinary or _is_ordinary_view(func, args):
-                # a view or a new value of an ordinary tensor is ordinary there too, and nothing else could stand for it
-                with torch.inference_mode(False):
-                    return self.__torch_dispatch__(func, types, args, kwargs)
-        elif not (self._inference or self.ordinary) and any(
-            tensor.is_inference() for tensor in tensors_in((args, kwargs))
-        ):
-            self._leave_inference_tensors()
         if self.phase == "backward":
             # in the forward the function mode that guards the trace has stepped aside; autograd calls us under it
             with internals.disable_torch_function():
                 return self.record(func, args, kwargs or {})
+        if torch.is_inference_mode_enabled() != self._inference:
+            raise RunEagerly(
+                f"inference_mode is turned on or off inside of the function, at {self._line()}",
+                suggestion="use no_grad inside, or inference_mode around the call, to have it compiled",
+            )
         return self.record(func, args, kwargs or {})
-
-    def _leave_inference_tensors(self) -> NoReturn:
-        raise RunEagerly(
-            f"a tensor that was made under inference_mode inside of the function is used outside of it, "
-            f"at {self._line()}",
-            suggestion="use no_grad inside, or inference_mode around the call, to have it compiled",
-        )
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op on fake tensors and append it, or what stands for it, to the tape."""
@@ -429,9 +415,3 @@ class Recorder(TorchDispatchMode):
             why="the write would be lost or done at the wrong time",
             suggestion="call it outside of the compiled function, or use an op that returns its result",
         )
-
-
-def _is_ordinary_view(func: Any, args: tuple[Any, ...]) -> bool:
-    if not isinstance(func, OpOverload) or not args or not isinstance(args[0], Tensor) or args[0].is_inference():
-        return False
-    return moves_nothing(func) and any(result.alias_info is not None for result in func._schema.returns)

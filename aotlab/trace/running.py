@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab.guards.places import Locator, located
-from aotlab.trace.tape import Operation
+from aotlab.trace.tape import Operation, tensors_in
 
 if TYPE_CHECKING:
     from aotlab.trace.recorder import Recorder
@@ -48,11 +47,6 @@ def values_only() -> AbstractContextManager[None]:
     return _set("values_only", value=True)
 
 
-def ordinary_values() -> AbstractContextManager[None]:
-    """Let ops in the block make ordinary tensors, under inference_mode too: they are new values of ordinary ones."""
-    return _set("ordinary", value=True) if torch.is_inference_mode_enabled() else nullcontext()
-
-
 def noted(meta: dict[str, Any]) -> AbstractContextManager[None]:
     """Let the running recorder write ``meta`` with the ops in the block."""
     return _set("meta", meta)
@@ -78,7 +72,8 @@ def strides_are_certain(wrapper: Tensor) -> bool:
     """
     if not here.active or not _has_free_strides(internals.from_functional(wrapper)):
         return True
-    free = filter(_has_free_strides, here.active[-1].tape.values())
+    tape = here.active[-1].tape
+    free = filter(_has_free_strides, [*tape.entered, *tensors_in([operation.result for operation in tape.operations])])
     return all(tensor.stride() == internals.make_contiguous_strides_for(tensor.shape) for tensor in free)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,13 +92,12 @@ class Tape:
     def __init__(self) -> None:
         self.operations: list[Operation] = []
         self.constants: dict[str, Tensor] = {}
-        self.constant_fakes: dict[str, Tensor] = {}
         self._origin: dict[int, _Origin] = {}
-        self._entered: list[Tensor] = []
+        self.entered: list[Tensor] = []
 
     def enter(self, fake: Tensor) -> Tensor:
         """Make ``fake`` known as a value from outside; graphs that use it must name it among their inputs."""
-        self._entered.append(fake)
+        self.entered.append(fake)
         self._origin[id(fake)] = ""
         return fake
 
@@ -106,7 +105,7 @@ class Tape:
         """Make ``fake`` stand for ``real``, which graphs carry as an attribute."""
         name = f"_tensor_constant{len(self.constants)}"
         self.constants[name] = real
-        self.constant_fakes[name] = fake
+        self.entered.append(fake)
         self._origin[id(fake)] = name
         return fake
 
@@ -129,13 +128,6 @@ class Tape:
         if origin is None:
             raise Untraceable(_AROUND)
         return None if isinstance(origin, str) else origin
-
-    def values(self) -> Iterator[Tensor]:
-        """Go through all tensors: those from outside, then the results of the ops."""
-        yield from self._entered
-        yield from self.constant_fakes.values()
-        for operation in self.operations:
-            yield from tensors_in(operation.result)
 
     def append(self, operation: Operation) -> None:
         """Add an op; results that are also arguments keep their first origin."""

@@ -20,7 +20,7 @@ from aotlab.capture.signals import RunEagerly
 from aotlab.guards.places import user_line
 from aotlab.trace.boundary import op_name
 from aotlab.trace.chronicle import Chronicle, span
-from aotlab.trace.running import operations_since, operations_so_far, ordinary_values
+from aotlab.trace.running import operations_since, operations_so_far
 from aotlab.trace.tape import tensors_in
 
 #: In-place functions that convert whatever they are given.
@@ -111,8 +111,6 @@ def _write(chronicle: Chronicle, func: Any, args: tuple[Any, ...], kwargs: dict[
     if overlaps_itself(written):
         _fall_back("in-place write to a tensor that overlaps itself")
     _check_operands(func, args, kwargs)
-    if written.is_inference() and not torch.is_inference_mode_enabled():
-        _fall_back("an inference tensor is written outside of inference_mode")  # the op sees that of whole ones only
     whole = not (written.is_floating_point() or written.is_complex())
     if whole and torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in((args[1:], kwargs))):
         _fall_back("integers are written with what requires grad")  # which gives them a history in eager
@@ -120,10 +118,7 @@ def _write(chronicle: Chronicle, func: Any, args: tuple[Any, ...], kwargs: dict[
     base = internals.base_of(written)
     kept = [(each, each.shape, each.stride()) for each in (written, base) if each is not None]
     shape, required, count = written.shape, written.requires_grad, operations_so_far()
-    with ordinary_values() if not written.is_inference() else nullcontext():
-        result = func(*args, **kwargs)
-        if torch.is_inference_mode_enabled() and not written.is_inference() and internals.is_functional(written):
-            internals.sync(written)  # later, the value would be made where the function is by then
+    result = func(*args, **kwargs)
     chronicle.wrote(func, args, kwargs, required_grad=required)
     _check_casts(func, written, count)
     if written.shape != shape:

@@ -104,17 +104,8 @@ def hidden_after_the_save(x, y):
     return out
 
 
-def hidden_by_inference_mode(x, y):
-    """Write under `inference_mode`."""
-    with torch.inference_mode():
-        x.mul_(2)
-    return x * y
-
-
 @pytest.mark.parametrize("make", [leaf, nonleaf])
-@pytest.mark.parametrize(
-    "f", [hidden_by_detach, hidden_by_no_grad, hidden_after_the_save, hidden_by_inference_mode]
-)  # fmt: skip
+@pytest.mark.parametrize("f", [hidden_by_detach, hidden_by_no_grad, hidden_after_the_save])
 def test_hidden_writes(f, make):
     """On leaves and non-leaves; save-then-mutate raises in the backward, which is eager's."""
     behind_dynamo(f, make(2, 3), leaf(2, 3, seed=1), eagerly=BACKWARD_RAISES if f is hidden_after_the_save else None)

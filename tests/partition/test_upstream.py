@@ -121,13 +121,6 @@ def test_theirs_in_our_function(name):
     assert refused <= 2
 
 
-def test_regions_in_upstreams_function_warn():
-    """Its graph does not say which module made what."""
-    partition = functools.partial(min_cut_rematerialization_partition, region_budgets={"a": 0.0})
-    with pytest.warns(UserWarning, match="says of no op by which module it was made"):
-        aot_function(lambda x: x.sin().exp(), nop, partition_fn=partition)(leaf(3))
-
-
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize("value", [3, 2.5, True, "text", None])
 def test_plain_results_in_upstreams_function(value, name):

@@ -279,14 +279,7 @@ def test_integers_and_bools_mutate():
 
 
 def test_mutation_in_inference_mode():
-    """Under inference_mode, inside and around the call, inputs are written."""
-
-    def f(x):
-        with torch.inference_mode():
-            x.mul_(2)
-        return x + 1
-
-    same(f, torch.randn(3))
+    """Under inference_mode around the call inputs are written."""
 
     def g(x):
         return x.mul_(2), x.t()

@@ -16,7 +16,7 @@ import torch
 
 import aotlab
 from aotlab.verification.fuzz.compare import differences
-from tests.engine_helpers import behind, compiled
+from tests.engine_helpers import behind, compiled, leaf
 
 
 def plain():
@@ -389,3 +389,21 @@ def test_a_view_without_elements(kind, program):
         warnings.simplefilter("ignore")
         assert gradients(call) == gradients(program)
     assert (behind(call).calls.eager == 1) == (program in (_used_between, _empty_written, _each_after_the_other))
+
+
+def test_a_write_that_gives_a_history():
+    """It gives it to what a view is a view of, too: such calls run eagerly, also where an entry was made without."""
+
+    def program(x, w):
+        return x.mul_(w)
+
+    function = compiled(program)
+    for whole in (torch.ones(2), torch.ones(3)):
+        w, other = leaf(2), leaf(2)
+        x, y = whole.clone(), whole.clone()
+        program(x[-2:] if len(x) > 2 else x, w)
+        function(y[-2:] if len(y) > 2 else y, other)
+        x.sum().backward()
+        y.sum().backward()
+        assert torch.equal(w.grad, other.grad)
+    assert (function.calls.compiled, function.calls.eager) == (1, 1)
