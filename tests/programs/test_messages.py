@@ -231,8 +231,8 @@ def _sets_data(x, y):
 
 def _infers_inside(x):
     with torch.inference_mode():
-        y = x + 1
-    return y * 2  # here
+        y = x + 1  # here
+    return y * 2
 
 
 def _asks_numpy(x):
