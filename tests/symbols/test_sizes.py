@@ -124,11 +124,12 @@ def assert_as_eager(function: Callable[..., Any], compiled: Callable[..., Any], 
         assert observed(function(*arguments), arguments) == observed(compiled(*others), others), n
 
 
+@pytest.mark.parametrize("partitioner", [aotlab.default_partition, aotlab.min_cut_rematerialization_partition])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_one_compilation_serves_all_sizes(name: str) -> None:
+def test_one_compilation_serves_all_sizes(name: str, partitioner: Any) -> None:
     """What a compiled call returns, writes and differentiates is eager's, for sizes that were not traced too."""
     function, make, most = PROGRAMS[name]
-    compiled = aotlab.compile(function, backend="eager", dynamic=True)
+    compiled = aotlab.compile(function, backend="eager", dynamic=True, partitioner=partitioner)
     assert_as_eager(function, compiled, make)
     assert len(compiled.entries) <= most
     assert compiled.calls.eager == 0
