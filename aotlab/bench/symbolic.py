@@ -162,9 +162,9 @@ def main(argv: Sequence[str], out: TextIO | None = None) -> int:
     print("\n".join(f"{key:>7}: {value}" for key, value in where.items()), file=out)
     print(
         "\nTimes with symbols for all sizes (dynamic=True) over times for the sizes of one call, in turns: of the\n"
-        f"first training step, which traces (at most {MOST_TRACE:g} is meant), and of later calls (at most {MOST_CALL:g});\n"
-        "medians over the rounds. The third ratio is ours over upstream's, both with symbols. A/A is ours without\n"
-        "symbols against itself: what differs from 1 there is noise.\n",
+        f"first training step, which traces (at most {MOST_TRACE:g} is meant), and of later calls (at most\n"
+        f"{MOST_CALL:g}); medians over the rounds. The third ratio is ours over upstream's, both with symbols. A/A is\n"
+        "ours without symbols against itself: what differs from 1 there is noise.\n",
         file=out,
     )
     print(table(figures).to_string(index=False, float_format=lambda number: f"{number:.2f}", na_rep="-"), file=out)
