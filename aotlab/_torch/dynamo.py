@@ -237,6 +237,13 @@ def dynamo_reasons() -> dict[str, int]:
     return {str(reason): count for kind in kinds for reason, count in counters[kind].items()}
 
 
+def dynamo_graphs() -> int:
+    """Return how many graphs Dynamo has handed to backends so far."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
 def dynamo_breaks() -> list[Any]:
     """Return why Dynamo broke captures off so far, each with a ``reason`` and a ``user_stack``."""
     from torch._dynamo.utils import graph_break_reasons

@@ -123,6 +123,13 @@ def inductor_compile(
         )
 
 
+def cold_caches() -> contextlib.AbstractContextManager[None]:
+    """Let Inductor find nothing that it compiled before, in memory or on disk, and keep nothing of what it compiles."""
+    from torch._inductor.utils import fresh_cache
+
+    return fresh_cache()
+
+
 class _Ordering(threading.local):
     active = False
 

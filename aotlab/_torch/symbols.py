@@ -86,7 +86,8 @@ class Sizes:
         self.numbers: dict[int, Any] = {}
         self._inputs: list[tuple[int, Any]] = []
         self._varying: list[tuple[int, int, Any]] = []
-        self._told = 0
+        self._told = -1
+        self._texts: list[str] = []
 
     def enter(self, mode: FakeTensorMode, position: int, real: Tensor, dims: Collection[int]) -> FakeTensor:
         """Make the fake of the flat input ``position``, whose sizes ``dims`` vary."""
@@ -127,16 +128,19 @@ class Sizes:
         ``name`` gives the expression of a flat input's ``"size"``, ``"stride"`` or ``"storage_offset"``, or of itself:
         its ``"value"``.
         """
-        self._told = len(self.env.guards)
         fakes = [fake for _, fake in self._inputs]
-        texts = self.env.produce_guards(fakes, [LocalSource(f"t{n}") for n in range(len(fakes))], ignore_static=True)
+        sources = [LocalSource(f"t{n}") for n in range(len(fakes))]
+        if self._told != len(self.env.guards):  # each time takes milliseconds
+            self._told = len(self.env.guards)
+            self._texts = self.env.produce_guards(fakes, sources, ignore_static=True)
 
         def named(found: re.Match[str]) -> str:
             what, dim = found[2] or "value", None if found[3] is None else int(found[3])
             return name(self._inputs[int(found[1])][0], what, dim)
 
         fixed = [each for each in self._varying if not is_symbolic(each[2]) or _expression(each[2]).is_number]
-        texts += [f"{name(position, 'size', dim)} == {int(size)}" for position, dim, size in fixed]
+        sizes = [f"{name(position, 'size', dim)} == {int(size)}" for position, dim, size in fixed]
+        texts = [*self._texts, *sizes]
         texts.sort(key=lambda text: "//" in text or "%" in text)  # a size that something is divided by is not 0
         return [_PART.sub(named, f"({text})" if " or " in text else text) for text in texts]
 

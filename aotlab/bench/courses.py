@@ -120,9 +120,9 @@ def by_ours(module: nn.Module, *, backend: str = "inductor", min_cut: bool = Fal
     return compiled
 
 
-def by_stock(module: nn.Module) -> Callable[..., Any]:
+def by_stock(module: nn.Module, *, backend: str = "inductor") -> Callable[..., Any]:
     """Compile a module by ``torch.compile`` as it comes."""
-    return torch.compile(module)
+    return torch.compile(module, backend=backend)
 
 
 class Training:
@@ -150,9 +150,9 @@ class Training:
         self._generator = torch.Generator().manual_seed(1)
         torch.manual_seed(2)
 
-    def batch(self) -> Batch:
-        """Make the next batch."""
-        return {name: tensor.to(self._device) for name, tensor in self._trained.batch(self._generator).items()}
+    def batch(self, size: tuple[int, ...] = ()) -> Batch:
+        """Make the next batch, of one of the model's other sizes if it is given."""
+        return {name: t.to(self._device) for name, t in self._trained.batch(self._generator, *size).items()}
 
     def forward(self, batch: Batch) -> Any:
         """Return what the model returns, in whose loss the gradients hang."""
@@ -211,16 +211,29 @@ def errors_of_steps(
 
     The training's parameters and buffers are changed. Random ops draw the same numbers in both.
     """
-    leader = Training(trained, eagerly, torch.device(device))
-    exact = Training(trained, eagerly, torch.device(device), torch.float64)
-    errors = []
-    for seed in range(steps):
-        batch, state = leader.batch(), leader.module.state_dict()
-        true = exact.compute(state, batch, seed)
-        errors.append(training.compute(state, batch, seed).errors(true))
-        leader.step(batch)
+    errors = [each for (each,) in errors_of_each(trained, [training], [()] * steps, torch.device(device))]
     losses, gradients, buffers = zip(*errors, strict=True)
     return Errors(loss=max(losses), gradients=median(gradients), largest_gradients=max(gradients), buffers=max(buffers))
+
+
+def errors_of_each(
+    trained: Trained,
+    trainings: Sequence[Training],
+    sizes: Sequence[tuple[int, ...]],
+    device: torch.device,
+    dtype: torch.dtype = torch.float64,
+) -> Iterator[list[tuple[float, float, float]]]:
+    """Yield for each step, with a batch of a given size, the errors of each training beside eager in ``dtype``.
+
+    They are those of the loss, the gradients and the buffers. Each step begins where eager's training is by then.
+    """
+    leader = Training(trained, eagerly, device)
+    exact = Training(trained, eagerly, device, dtype)
+    for seed, size in enumerate(sizes):
+        batch, state = leader.batch(size), leader.module.state_dict()
+        true = exact.compute(state, batch, seed)
+        yield [training.compute(state, batch, seed).errors(true) for training in trainings]
+        leader.step(batch)
 
 
 @contextmanager

@@ -18,6 +18,11 @@ from aotlab.errors import UsageError
 
 #: What a model is called with.
 Batch = dict[str, Tensor]
+#: Makes a batch from a generator of the CPU's, and of one of the model's `Trained.sizes`, if that follows.
+Batches = Callable[..., Batch]
+#: Batch sizes and lengths of text: twelve sizes from 2 to 64, and from 2 to 128, small beside large.
+_COUNTS = (8, 2, 64, 3, 16, 33, 5, 48, 7, 24, 4, 12)
+_LENGTHS = (64, 128, 17, 2, 100, 31, 8, 77, 3, 127, 48, 10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +37,9 @@ class Trained:
         Makes the module, with the weights that torch's seed gives. Called with a batch it returns something with
         the ``loss``.
     batch
-        Makes the next batch from a generator of the CPU's.
+        Makes the next batch.
+    sizes
+        Twelve sizes of a batch, each the further arguments of ``batch``: how many examples and, of text, how long.
     exact
         Makes the module that is run in float64, if ``model``'s kernels cannot; its parameters have the same names.
     """
@@ -40,7 +47,8 @@ class Trained:
     name: str
     description: str
     model: Callable[[], nn.Module]
-    batch: Callable[[torch.Generator], Batch]
+    batch: Batches
+    sizes: tuple[tuple[int, ...], ...] = ()
     exact: Callable[[], nn.Module] | None = None
 
     def loss(self, result: Any) -> Tensor:
@@ -111,32 +119,32 @@ def _double(inner: int, outer: int) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def _images(count: int, size: int, classes: int, name: str = "pixel_values") -> Callable[[torch.Generator], Batch]:
-    def batch(generator: torch.Generator) -> Batch:
+def _images(count: int, size: int, classes: int) -> Batches:
+    def batch(generator: torch.Generator, count: int = count) -> Batch:
         images = torch.randn(count, 3, size, size, generator=generator)
-        return {name: images, "labels": torch.randint(classes, (count,), generator=generator)}
+        return {"pixel_values": images, "labels": torch.randint(classes, (count,), generator=generator)}
 
     return batch
 
 
-def _text(count: int, length: int, tokens: int, name: str = "input_ids") -> Callable[[torch.Generator], Batch]:
-    def batch(generator: torch.Generator) -> Batch:
+def _text(count: int, length: int, tokens: int, name: str = "input_ids") -> Batches:
+    def batch(generator: torch.Generator, count: int = count, length: int = length) -> Batch:
         text = torch.randint(tokens, (count, length), generator=generator)
         return {name: text, "labels": text}
 
     return batch
 
 
-def _pixels(count: int, size: int) -> Callable[[torch.Generator], Batch]:
-    def batch(generator: torch.Generator) -> Batch:
+def _pixels(count: int, size: int) -> Batches:
+    def batch(generator: torch.Generator, count: int = count) -> Batch:
         images = torch.randn(count, 3, size, size, generator=generator)
         return {"images": images, "labels": torch.randint(4, (count, size, size), generator=generator)}
 
     return batch
 
 
-def _graph(nodes: int, edges: int, features: int, classes: int) -> Callable[[torch.Generator], Batch]:
-    def batch(generator: torch.Generator) -> Batch:
+def _graph(nodes: int, edges: int, features: int, classes: int) -> Batches:
+    def batch(generator: torch.Generator, nodes: int = nodes, edges: int = edges) -> Batch:
         return {
             "nodes": torch.randn(nodes, features, generator=generator),
             "edges": torch.randint(nodes, (2, edges), generator=generator),
@@ -164,6 +172,9 @@ def trained_models(*, small: bool = False) -> tuple[Trained, ...]:
     """List the models; ``small`` ones take a few ms a step, for tests."""
     width, depth, length, images = (32, 2, 16, 32) if small else (128, 4, 128, 64)
     tokens = 128 if small else 1024
+    positions = max(2 * length, *_LENGTHS)
+    counts = tuple([(count,) for count in _COUNTS])
+    texts = tuple(zip(_COUNTS, _LENGTHS, strict=True))
     text = {"vocab_size": tokens, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
     decoder = {
         **text,
@@ -172,7 +183,7 @@ def trained_models(*, small: bool = False) -> tuple[Trained, ...]:
         "num_hidden_layers": depth,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "max_position_embeddings": 2 * length,
+        "max_position_embeddings": positions,
     }
     experts = {**decoder, "num_local_experts": 4}
     return (
@@ -189,6 +200,7 @@ def trained_models(*, small: bool = False) -> tuple[Trained, ...]:
                 num_labels=10,
             ),
             batch=_images(2 if small else 8, images, 10),
+            sizes=counts,
         ),
         Trained(
             name="ViT",
@@ -205,6 +217,7 @@ def trained_models(*, small: bool = False) -> tuple[Trained, ...]:
                 num_labels=10,
             ),
             batch=_images(2 if small else 8, images, 10),
+            sizes=counts,
         ),
         Trained(
             name="GPT-2",
@@ -213,25 +226,28 @@ def trained_models(*, small: bool = False) -> tuple[Trained, ...]:
                 "GPT2LMHeadModel",
                 "GPT2Config",
                 **text,
-                n_positions=2 * length,
+                n_positions=positions,
                 n_embd=width,
                 n_layer=depth,
                 n_head=4,
                 loss_type="ForCausalLM",
             ),
             batch=_text(2, length, tokens),
+            sizes=texts,
         ),
         Trained(
             name="Llama",
             description="LlamaForCausalLM, grouped queries, its cache returned",
             model=_configured("LlamaForCausalLM", "LlamaConfig", **decoder),
             batch=_text(2, length, tokens),
+            sizes=texts,
         ),
         Trained(
             name="Mixtral",
             description="MixtralForCausalLM, four experts, two of them for each token",
             model=_configured("MixtralForCausalLM", "MixtralConfig", **experts),
             batch=_text(2, length, tokens),
+            sizes=texts,
             # torch has no grouped products of matrices in float64; one expert after the other has none to ask for
             exact=_configured("MixtralForCausalLM", "MixtralConfig", **experts, experts_implementation="eager"),
         ),
@@ -239,18 +255,22 @@ def trained_models(*, small: bool = False) -> tuple[Trained, ...]:
             name="LSTM",
             description="an LSTM of two layers with dropout, over embedded tokens",
             model=lambda: Tagger(tokens, width, 2),
-            batch=_text(4, min(length, 32), tokens, "tokens"),  # Inductor gets every step as ops of its own
+            # Inductor gets every step of a text as ops of its own
+            batch=_text(4, min(length, 32), tokens, "tokens"),
+            sizes=tuple([(count, min(length, 32)) for count, length in texts]),
         ),
         Trained(
             name="U-Net",
             description="a U-Net of two levels with batch norm",
             model=lambda: UNet(width // 4),
             batch=_pixels(2, images),
+            sizes=counts,
         ),
         Trained(
             name="graph",
             description="torch_geometric's GCNConv and GATConv, with dropout",
             model=lambda: GraphNet(16, width, 7),
             batch=_graph(20 if small else 500, 60 if small else 4000, 16, 7),
+            sizes=tuple([(10 * count, 20 * length) for count, length in texts]),
         ),
     )

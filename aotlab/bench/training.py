@@ -1,10 +1,11 @@
 """``aotlab bench models``: real models trained for ten steps by our engine, beside eager and stock ``torch.compile``.
 
-Three questions. *Is it eager's?* On the eager backend all losses and parameters after the last step are compared bit
+Four questions. *Is it eager's?* On the eager backend all losses and parameters after the last step are compared bit
 for bit; on Inductor ten single steps are compared with float64's, beside those of ``torch.compile`` (see
 `aotlab.bench.courses`). *What does it keep?* The bytes that are held between forward and backward beyond what was
 there before: what was saved, and the loss. *How long does a step take?* Both compilers take turns with eager in one
-run. What breaks a promise is a problem: another loss, larger errors, or more bytes than upstream's min-cut or eager.
+run. *And with batches of other sizes?* Twelve steps of twelve sizes from cold (see `aotlab.bench.sizes`). What breaks a
+promise is a problem: another loss, larger errors, or more bytes than upstream's min-cut or eager.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -37,6 +38,7 @@ from aotlab.bench.courses import (
     train,
 )
 from aotlab.bench.models import Trained, trained_models
+from aotlab.bench.sizes import varied
 from aotlab.bench.timing import QUIET, Case, compare
 from aotlab.report.model import Report
 
@@ -78,6 +80,14 @@ class ModelFigure:
         The same over eager.
     again
         The noise: the first ratio of our engine against itself.
+    sizes, sizes_alike, sizes_wrong
+        How many sizes a batch had, at how many of them loss, gradients and buffers were eager's (on the eager backend
+        bit for bit, on Inductor as near as by ``torch.compile``), and the others.
+    sizes_our_compilations, sizes_stock_compilations, sizes_eager_share
+        What was compiled in steps of these sizes, and the share of calls of our graphs that ran eagerly.
+    sizes_our_seconds, sizes_stock_seconds, sizes_ratio, sizes_again
+        The time of these steps with nothing compiled before, ours over that of ``torch.compile`` within a round, and
+        ours against itself. Stock is ``"aot_eager"`` where our backend is ``"eager"``.
     problem
         What went wrong; empty if all is well.
     """
@@ -113,12 +123,27 @@ class ModelFigure:
     step_p90: float = math.nan
     over_eager: float = math.nan
     again: float = math.nan
+    sizes: int = 0
+    sizes_alike: int = 0
+    sizes_wrong: tuple[tuple[int, ...], ...] = ()
+    sizes_our_compilations: int = 0
+    sizes_stock_compilations: int = 0
+    sizes_eager_share: float = math.nan
+    sizes_our_seconds: float = math.nan
+    sizes_stock_seconds: float = math.nan
+    sizes_ratio: float = math.nan
+    sizes_again: float = math.nan
     problem: str = ""
 
     @property
     def is_quiet(self) -> bool:
         """Whether the same program came within 5 % of itself, so that ratios of times say something."""
-        return abs(self.again - 1) <= QUIET
+        return is_quiet(self.again)
+
+
+def is_quiet(again: float) -> bool:
+    """Tell whether something came within 5 % of itself."""
+    return abs(again - 1) <= QUIET
 
 
 def figure(
@@ -158,6 +183,8 @@ def figure(
             cut = Training(trained, partial(by_ours, backend="eager", min_cut=True), device)
             cut.course(2)
             row["our_min_cut_bytes"] = cut.held()
+        backend = "inductor" if inductor else "eager"
+        row |= varied(trained, device, backend=backend, rounds=2 if inductor else 1, say=say) if trained.sizes else {}
     return ModelFigure(**row, problem="; ".join([*problems, *_broken_promises(row)]))
 
 
@@ -170,6 +197,8 @@ def _broken_promises(row: dict[str, Any]) -> list[str]:
         ]
         errors = "; ".join(f"{kind} {mine:.1f}, that of torch.compile {its:.1f}" for kind, mine, its in pairs)
         found.append(f"errors on Inductor: {errors}")
+    if row.get("sizes_wrong"):
+        found.append(f"at the sizes {', '.join(map(str, row['sizes_wrong']))} it is not as in eager")
     for name, limit, other in (("our_bytes", 1, "eager"), ("our_min_cut_bytes", 1, "eager")):
         if row[name] > limit * row["eager_bytes"]:
             found.append(f"{name} is {row[name]}, that of {other} {row['eager_bytes']}")
@@ -283,6 +312,14 @@ def table(figures: Sequence[ModelFigure]) -> pd.DataFrame:
                 "p90": f.step_p90,
                 "step / eager's": f.over_eager,
                 "A/A": f.again,
+                "sizes alike": f"{f.sizes_alike} of {f.sizes}" if f.sizes else None,
+                "compiled": f.sizes_our_compilations if f.sizes else None,
+                "stock compiled": f.sizes_stock_compilations if f.sizes else None,
+                "eager %": 100 * f.sizes_eager_share,
+                "cold s": f.sizes_our_seconds,
+                "stock's cold s": f.sizes_stock_seconds,
+                "cold / stock's": f.sizes_ratio,
+                "cold A/A": f.sizes_again,
             }
             for f in figures
         ]
@@ -290,7 +327,7 @@ def table(figures: Sequence[ModelFigure]) -> pd.DataFrame:
 
 
 def markdown(figures: Sequence[ModelFigure]) -> str:
-    """Write README's table: what a reader asks first; ratios of times only where the noise was small."""
+    """Write the tables of RESULTS.md: what a reader asks first; times only where the noise was small."""
 
     def number(value: float, digits: int = 2) -> str:
         return "–" if math.isnan(value) else f"{value:,.{digits}f}"
@@ -309,8 +346,23 @@ def markdown(figures: Sequence[ModelFigure]) -> str:
         "step / `torch.compile`'s": [number(f.step) if f.is_quiet else "–" for f in figures],
         "step / eager's": [number(f.over_eager) if f.is_quiet else "–" for f in figures],
     }
-    rules = ["---" if name in ("model", "loss, first → tenth step") else "---:" for name in rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [list(rows), rules, *zip(*rows.values(), strict=True)])
+    with_sizes = [f for f in figures if f.sizes]
+    of_sizes = {
+        "model": [f.model for f in with_sizes],
+        "sizes as eager": [f"{f.sizes_alike} of {f.sizes}" for f in with_sizes],
+        "compiled: ours": [str(f.sizes_our_compilations) for f in with_sizes],
+        "`torch.compile`": [str(f.sizes_stock_compilations) for f in with_sizes],
+        "calls run eagerly": [f"{f.sizes_eager_share:.0%}" for f in with_sizes],
+        "s from cold: ours": [number(f.sizes_our_seconds, 1) if is_quiet(f.sizes_again) else "–" for f in with_sizes],
+        "theirs": [number(f.sizes_stock_seconds, 1) if is_quiet(f.sizes_again) else "–" for f in with_sizes],
+    }
+    return "\n\n".join(map(_markdown_table, [rows, of_sizes] if with_sizes else [rows]))
+
+
+def _markdown_table(columns: dict[str, list[str]]) -> str:
+    rules = ["---" if name in ("model", "loss, first → tenth step") else "---:" for name in columns]
+    rows = [list(columns), rules, *zip(*columns.values(), strict=True)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
 def print_figures(figures: Sequence[ModelFigure], where: dict[str, str], out: TextIO, *, as_markdown: bool) -> None:
@@ -326,7 +378,12 @@ def print_figures(figures: Sequence[ModelFigure], where: dict[str, str], out: Te
         "batch norm amplify, in eager too. Inductor draws eager's random numbers.\n"
         "'held': MiB between forward and backward, with the loss alone alive, on Inductor where that was measured;\n"
         "torch.compile's partition is upstream's min-cut. Steps (ours: min-cut) took turns in one run; p10 and p90\n"
-        "are of the first ratio; A/A is ours against itself.\n",
+        "are of the first ratio; A/A is ours against itself.\n"
+        "'sizes alike': how many batches of twelve sizes gave eager's loss, gradients and buffers: on the eager\n"
+        "backend bit for bit, on Inductor with at most twice the largest error of torch.compile and eager.\n"
+        "'compiled': graphs, in twelve steps of these sizes; 'eager %': of our calls, those that ran eagerly;\n"
+        "'cold s': seconds of these steps with empty caches, ours (min-cut) and torch.compile (for the eager backend\n"
+        "aot_eager) in turns.\n",
         file=out,
     )
     shown = table(figures).dropna(axis=1, how="all")
@@ -355,7 +412,8 @@ def from_json(texts: Sequence[str]) -> list[ModelFigure]:
     found = []
     for row in rows.values():
         given = {key: math.nan if value is None and key in floats else value for key, value in row.items()}
-        found.append(ModelFigure(**given | {"why": tuple(row["why"])}))
+        wrong = tuple([tuple(size) for size in row.get("sizes_wrong", ())])
+        found.append(ModelFigure(**given | {"why": tuple(row["why"]), "sizes_wrong": wrong}))
     return found
 
 
@@ -366,8 +424,9 @@ def main(argv: Sequence[str], out: TextIO | None = None) -> int:
     parser.add_argument("--only", metavar="NAME", nargs="+", choices=known, help=", ".join(known))
     parser.add_argument("--backend", choices=["inductor", "eager"], default="inductor", help="default: inductor")
     parser.add_argument("--small", action="store_true", help="the sizes of the tests")
+    parser.add_argument("--no-sizes", action="store_true", help="leave out the batches of twelve sizes")
     parser.add_argument("--rounds", type=int, default=20, metavar="N", help="of timing (default: 20)")
-    parser.add_argument("--markdown", action="store_true", help="print README's table")
+    parser.add_argument("--markdown", action="store_true", help="print the tables of RESULTS.md")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there as well, after each model")
     parser.add_argument(
         "--with", type=Path, metavar="PATH", nargs="+", default=[], dest="others",
@@ -386,7 +445,7 @@ def main(argv: Sequence[str], out: TextIO | None = None) -> int:
     figures = from_json([path.read_text() for path in options.others])
     there = {each.model for each in figures}
     models = [
-        trained
+        replace(trained, sizes=()) if options.no_sizes else trained
         for trained in trained_models(small=options.small)
         if trained.name not in there and (options.only is None or trained.name in options.only)
     ]

@@ -1,4 +1,4 @@
-"""The command line: ``aotlab demo | lab | verify ops | fuzz | bench engine, models, partitioners | doctor``.
+"""The command line: ``aotlab demo | lab | verify ops | fuzz | bench engine, models, partitioners, symbolic | doctor``.
 
 ``python -m aotlab`` is the same.
 
@@ -150,6 +150,10 @@ def _parser() -> argparse.ArgumentParser:
         "models", add_help=False, help="real models trained for ten steps by aotlab, eager and stock torch.compile"
     )
     models.set_defaults(command=_bench_models, takes_more=True)
+    symbolic = suites.add_parser(
+        "symbolic", add_help=False, help="what sizes that vary cost over static ones: trace time and calls"
+    )
+    symbolic.set_defaults(command=_bench_symbolic, takes_more=True)
     partitioners = suites.add_parser(
         "partitioners", add_help=False, help="aotlab's partitioners and upstream's: their time, and what they keep"
     )
@@ -361,6 +365,12 @@ def _bench_models(_options: argparse.Namespace, rest: Sequence[str]) -> int:
     from aotlab.bench import training
 
     return training.main(rest)
+
+
+def _bench_symbolic(_options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from aotlab.bench import symbolic
+
+    return symbolic.main(rest)
 
 
 def _bench_partitioners(_options: argparse.Namespace, rest: Sequence[str]) -> int:

@@ -280,7 +280,7 @@ class Backward:
 def _anchors(live: trace.Trace, segment: int) -> tuple[int, ...]:
     """Choose the results of a segment's node on which those of derivatives of derivatives hang.
 
-    They are those that eager keeps, else the smallest. None if that takes memory; then an empty result is added.
+    They are those that eager keeps, else the smallest. None if that may take memory; then an empty result is added.
     """
     part = live.segments[segment]
     own = kept_entries(part, live.saving.bits)
@@ -289,6 +289,6 @@ def _anchors(live: trace.Trace, segment: int) -> tuple[int, ...]:
     cut_edges = range(len(part.roots), len(part.entries))  # without memory
     if cut_edges:
         return (cut_edges[0],)
-    sizes = [(value.numel() * value.itemsize, n) for n, value in enumerate(live.tangents.fakes[n] for n in part.roots)]
-    size, smallest = min(sizes)
-    return (smallest,) if size <= _SMALL else ()
+    fakes = enumerate(live.tangents.fakes[n] for n in part.roots)
+    sizes = [(value.numel() * value.itemsize, n) for n, value in fakes if not internals.is_symbolic(value)]
+    return tuple([n for size, n in sorted(sizes)[:1] if size <= _SMALL])

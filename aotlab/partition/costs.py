@@ -2,7 +2,8 @@
 
 All costs of time are in bytes of memory traffic, which bounds the time of all ops but a few. Products (also
 convolutions, attention) cost their arithmetic besides, `FLOPS_PER_BYTE` floating-point operations in the time of a
-byte. A pointwise op that runs again is fused with its reader, so that only its arithmetic counts::
+byte. Sizes that vary count as they were in the traced call. A pointwise op that runs again is fused with its reader, so
+that only its arithmetic counts::
 
     kept                    2 * bytes of the value
     again, a view           1
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils.flop_counter import flop_registry
 
-from aotlab._torch import ASSERTIONS, TORCHS_OWN, HigherOrderOperator, OpOverload, has_effects
+from aotlab._torch import ASSERTIONS, TORCHS_OWN, HigherOrderOperator, OpOverload, has_effects, is_symbolic, traced
 from aotlab.ir.graphs import COPY, STAYS, is_random, moves_nothing, phase_of
 
 #: Floating-point operations in the time of one byte of traffic: between a CPU's 10 and a GPU's 100 and more.
@@ -68,15 +69,23 @@ def _flops(node: fx.Node, known: dict[object, int]) -> int:
     assert isinstance(target, OpOverload)
     key = (target, *(_size(each) for each in (*node.args, *node.kwargs.items())), _size(node.meta["val"]))
     if key not in known:
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
-        known[key] = int(flop_registry[target.overloadpacket](*args, **kwargs, out_val=node.meta["val"]))
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda each: _as_traced(each.meta["val"]))
+        known[key] = int(flop_registry[target.overloadpacket](*args, **kwargs, out_val=_as_traced(node.meta["val"])))
     return known[key]
+
+
+def _as_traced(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_as_traced, value))
+    if not is_symbolic(value):
+        return value
+    return value.new_empty(traced(value.shape), device="meta") if isinstance(value, Tensor) else traced([value])[0]
 
 
 def _size(value: Any) -> Any:
     if isinstance(value, fx.Node):
         value = value.meta.get("val")
-    return ("size", *value.shape) if isinstance(value, Tensor) else repr(value)
+    return ("size", *traced(value.shape)) if isinstance(value, Tensor) else repr(value)
 
 
 def cost_of(node: fx.Node, *, in_forward: bool, static: bool, reachable: bool, flops: dict[object, int]) -> Cost:
@@ -109,9 +118,8 @@ def cost_of(node: fx.Node, *, in_forward: bool, static: bool, reachable: bool, f
 def nbytes(value: Any) -> int:
     """Return the memory that a value keeps alive: of a view, all of what it views; 8 for a number."""
     if isinstance(value, Tensor):
-        if value.layout is torch.strided:
-            return int(value.untyped_storage().nbytes())
-        return value.numel() * value.element_size()
+        is_strided = value.layout is torch.strided
+        return traced([value.untyped_storage().nbytes() if is_strided else value.numel() * value.element_size()])[0]
     if isinstance(value, (list, tuple)):
         return sum(nbytes(item) for item in value)
     return 8

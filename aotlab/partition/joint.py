@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from aotlab._torch import OpOverload
-from aotlab.ir.graphs import COPY, moves_nothing, output_args, phase_of, placeholders
+from aotlab._torch import OpOverload, traced
+from aotlab.ir.graphs import COPY, is_size, moves_nothing, output_args, phase_of, placeholders
 from aotlab.ir.specs import StorageNumbers
 from aotlab.partition.costs import Cost, cost_of, nbytes, why_once
 from aotlab.partition.default import ancestors, extract, forward_nodes, is_tangent, primals_and_tangents
@@ -135,7 +135,7 @@ def held_bytes(saved: Iterable[fx.Node], graph: fx.Graph, count: int) -> int:
         if number is None or value is None:
             held[node] = nbytes(value)
         elif number in written:
-            held[node] = value.numel() * value.element_size()
+            held[node] = traced([value.numel()])[0] * value.element_size()
         elif number not in free:
             held[number] = nbytes(value)
     return sum(held.values())
@@ -198,7 +198,8 @@ def _key(value: Any, same: dict[fx.Node, fx.Node]) -> Hashable:
 def within_reach(joint: fx.Graph, count: int) -> set[fx.Node]:
     """Return the forward's nodes in memory of its ``count`` outputs or of primals that are not overwritten."""
     memory_of = memory_numbers()
-    tops = {node for node in primals_and_tangents(joint)[0] if not node.meta.get("overwritten")}
+    tensors = (node for node in primals_and_tangents(joint)[0] if not is_size(node))
+    tops = {node for node in tensors if not node.meta.get("overwritten")}
     seen = (node for node in [*tops, *output_args(joint)[:count]] if isinstance(node, fx.Node))
     memory = {memory_of(node) for node in seen} - {None}
     early = (node for node in joint.nodes if node.op == "call_function" and phase_of(node) == "forward")

@@ -23,10 +23,12 @@ from aotlab.bench.courses import (
     train,
 )
 from aotlab.bench.models import trained_models
+from aotlab.bench.sizes import as_near, varied
 
 pytest.importorskip("transformers", reason="the models are those of transformers")
 pytest.importorskip("torch_geometric", reason="the graph layers are those of torch_geometric")
 
+SMALL = ["--small", "--no-sizes", "--backend", "eager"]
 MODELS = {trained.name: trained for trained in trained_models(small=True)}
 
 
@@ -148,7 +150,7 @@ def test_what_differs_is_seen():
 def test_figures(tmp_path):
     """The command measures, prints and writes; what is held is less with min-cut, and never more than in eager."""
     out, path = io.StringIO(), tmp_path / "figures.json"
-    assert training.main(["--small", "--backend", "eager", "--only", "Llama", "--json", str(path)], out=out) == 0
+    assert training.main([*SMALL, "--only", "Llama", "--json", str(path)], out=out) == 0
     (row,) = json.loads(path.read_text())["models"]
     assert row["same"] is True
     assert row["graphs"] >= 1
@@ -163,7 +165,7 @@ def test_a_difference_is_a_problem(monkeypatch):
     """A model that is not trained as in eager is named, and the command fails."""
     monkeypatch.setattr(Course, "is_same", lambda self, other: False)
     out = io.StringIO()
-    assert training.main(["--small", "--backend", "eager", "--only", "U-Net"], out=out) == 1
+    assert training.main([*SMALL, "--only", "U-Net"], out=out) == 1
     assert "U-Net: on the eager backend" in out.getvalue()
 
 
@@ -231,3 +233,88 @@ def test_broken_promises():
     errors = {f"{whose}_{kind}_error": 1.0 for whose in ("our", "stock") for kind in ("loss", "gradient", "buffer")}
     for name, value in (("our_bytes", 101), ("our_min_cut_bytes", 52), ("stock_bytes", 49), ("within", False)):
         assert len(training._broken_promises({**fine, **errors, name: value})) == 1, name
+
+
+class Odd(torch.nn.Module):
+    """A layer whose loss is another one for batches of three, if Dynamo captures it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        """Return the loss."""
+        wrong = torch.compiler.is_compiling() and x.shape[0] == 3
+        return {"loss": (self.layer(x).sin().sum() * (2 if wrong else 1))}
+
+
+def sized(model):
+    """Make a model whose batches have sizes."""
+
+    def batch(generator, count=5):
+        return {"x": torch.randn(count, 4, generator=generator)}
+
+    return training.Trained(name="sized", description="", model=model, batch=batch, sizes=((5,), (2,), (3,), (7,)))
+
+
+class Layer(Odd):
+    """The same, but right."""
+
+    def forward(self, x):
+        """Return the loss."""
+        return {"loss": self.layer(x).sin().sum()}
+
+
+def test_sizes():
+    """Batches of several sizes take one compilation beyond the first, no call runs eagerly, each is eager's."""
+    found = varied(sized(Layer), torch.device("cpu"), backend="eager", rounds=2, say=lambda text: None)
+    assert (found["sizes"], found["sizes_alike"], found["sizes_wrong"]) == (4, 4, ())
+    assert (found["sizes_our_compilations"], found["sizes_stock_compilations"], found["sizes_eager_share"]) == (2, 2, 0)
+    assert min(found[name] for name in ("sizes_our_seconds", "sizes_stock_seconds", "sizes_again")) > 0
+
+
+def test_a_wrong_size_is_named():
+    """A size that gives another loss is not counted, and a problem."""
+    (row,) = training.measure([sized(Odd)], torch.device("cpu"), inductor=False, rounds=1, say=lambda text: None)
+    assert (row.same, row.sizes_alike, row.sizes_wrong) == (True, 3, ((3,),))
+    assert row.problem == "at the sizes (3,) it is not as in eager"
+
+
+def test_near_sizes():
+    """By Inductor a step may err twice as much as the worst of the others; on the eager backend not at all."""
+    found = [(0.0, 0.0, 0.0), (2e-5, 2e-3, 1e-6), (2e-5, 3e-3, 0.0), (3e-5, 0.0, 0.0), (0.0, 0.0, 2e-6)]
+    assert as_near(found, [(1e-5, 0.0, 0.0), (0.0, 1e-3, 0.0)]) == [True, True, False, False, False]
+    assert as_near(found, []) == [True, False, False, False, False]
+
+
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("name", ["Llama", "U-Net"])
+def test_sizes_of_models(name):
+    """One compilation beyond those of Dynamo's own guards serves all sizes, as by torch.compile, bit for bit."""
+    found = varied(MODELS[name], torch.device("cpu"), backend="eager", rounds=1, say=lambda text: None)
+    assert (found["sizes_alike"], found["sizes_eager_share"]) == (12, 0)
+    assert 2 <= found["sizes_our_compilations"] <= found["sizes_stock_compilations"]
+
+
+def test_twelve_sizes():
+    """Each model has twelve sizes, all different, the batches as large as they say."""
+    for trained in MODELS.values():
+        assert len(set(trained.sizes)) == 12
+        shapes = {next(iter(trained.batch(torch.Generator(), *size).values())).shape[0] for size in trained.sizes}
+        assert len(shapes) == 12
+        if trained.name == "Llama":
+            assert trained.batch(torch.Generator(), 64, 17)["labels"].shape == (64, 17)
+
+
+def test_markdown_of_sizes():
+    """A table of its own, with times where the noise was small."""
+    values = {"sizes": 12, "sizes_alike": 12, "sizes_our_compilations": 2, "sizes_stock_compilations": 3}
+    seconds = {"sizes_eager_share": 0.25, "sizes_our_seconds": 9.04, "sizes_stock_seconds": 10.0}
+    rows = [measured("a", **values, **seconds, sizes_again=1.04), measured("b", **values, **seconds, sizes_again=1.1)]
+    *_, head, rule, first, second = training.markdown([*rows, measured("c")]).splitlines()
+    assert head.startswith("| model | sizes as eager | compiled: ours | `torch.compile` |")
+    assert rule == "| --- |" + 6 * " ---: |"
+    assert first == "| a | 12 of 12 | 2 | 3 | 25% | 9.0 | 10.0 |"
+    assert second == "| b | 12 of 12 | 2 | 3 | 25% | – | – |"
+    again = training.from_json([training.to_json([measured("a", sizes_wrong=((2, 3),))], {})])
+    assert again[0].sizes_wrong == ((2, 3),)

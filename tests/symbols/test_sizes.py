@@ -39,22 +39,22 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Make, int]] = {
     "a written input, a view": (lambda x, y: (x.add_(1), y.t())[1], lambda n: (torch.randn(n, 4), need(n, 2)), 1),
     "a view that is written": (lambda x: (x[1:].mul_(2), x)[1] * 2, lambda n: (torch.randn(n, 4),), 1),
     "mean": (lambda x: x.mean(), lambda n: (need(n, 4),), 1),
-    "view": (lambda x: x.view(-1, 2) * 2, lambda n: (need(n, 4),), 2),
+    "view": (lambda x: x.view(-1, 2) * 2, lambda n: (need(n, 4),), 1),
     "flatten": (lambda x: x.flatten(), lambda n: (need(n, 4),), 1),
     "a size is returned": (lambda x: (x.sum(), x.shape[0]), lambda n: (need(n, 4),), 1),
-    "sizes in what is returned": (lambda x: (x * 2, x.shape, x.size(0) * 2 + 1), lambda n: (need(n, 4),), 2),
-    "a size as a number": (lambda x: x * x.shape[0] ** -0.5, lambda n: (need(n, 4),), 2),
-    "arange": (lambda x: x + torch.arange(x.shape[0])[:, None], lambda n: (need(n, 4),), 2),
+    "sizes in what is returned": (lambda x: (x * 2, x.shape, x.size(0) * 2 + 1), lambda n: (need(n, 4),), 1),
+    "a size as a number": (lambda x: x * x.shape[0] ** -0.5, lambda n: (need(n, 4),), 1),
+    "arange": (lambda x: x + torch.arange(x.shape[0])[:, None], lambda n: (need(n, 4),), 1),
     "cat": (lambda x, y: torch.cat([x, y]), lambda n: (need(n, 4), need(n + 3, 4)), 1),
     "expand": (lambda x, b: (x + b.expand(x.shape[0], 4)).exp(), lambda n: (need(n, 4), need(4)), 1),
-    "an alias of an intermediate": (lambda x: (x * 2)[1:], lambda n: (need(n, 4),), 2),
-    "two that share memory": (lambda x: ((y := x * 2), y.view(-1)), lambda n: (need(n, 4),), 2),
-    "two outputs": (lambda x, w: ((x @ w).tanh(), (x * 2).sin()), lambda n: (need(n, 4), need(4, 6)), 2),
-    "layer norm": (lambda x: functional.layer_norm(x, (x.shape[-1],)), lambda n: (need(3, n),), 2),
+    "an alias of an intermediate": (lambda x: (x * 2)[1:], lambda n: (need(n, 4),), 1),
+    "two that share memory": (lambda x: ((y := x * 2), y.view(-1)), lambda n: (need(n, 4),), 1),
+    "two outputs": (lambda x, w: ((x @ w).tanh(), (x * 2).sin()), lambda n: (need(n, 4), need(4, 6)), 1),
+    "layer norm": (lambda x: functional.layer_norm(x, (x.shape[-1],)), lambda n: (need(3, n),), 1),
     "batch norm": (
         lambda x, m, v: functional.batch_norm(x, m, v, training=True),
         lambda n: (need(n, 4), torch.zeros(4), torch.ones(4)),
-        2,
+        1,
     ),
     "group norm": (lambda x: functional.group_norm(x, 2), lambda n: (need(n, 4, 5),), 1),
     "attention": (
@@ -79,9 +79,9 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Make, int]] = {
         2,
     ),
     "a branch on a size": (lambda x: x * 2 if x.shape[0] > 5 else x * 3, lambda n: (need(n, 4),), 2),
-    "gather": (lambda x, i: x.gather(0, i), lambda n: (need(n, 4), torch.arange(4 * n).view(n, 4) % n), 2),
+    "gather": (lambda x, i: x.gather(0, i), lambda n: (need(n, 4), torch.arange(4 * n).view(n, 4) % n), 1),
     "chunk": (lambda x: x.chunk(2)[0], lambda n: (need(n, 4),), 1),
-    "cumsum": (lambda x: x.cumsum(0).flip(0), lambda n: (need(n, 4),), 2),
+    "cumsum": (lambda x: x.cumsum(0).flip(0), lambda n: (need(n, 4),), 1),
     "reshape of a permutation": (
         lambda x: torch.stack([x, x * 2]).permute(1, 0, 2).reshape(x.shape[0], -1),
         lambda n: (need(n, 4),),
@@ -90,7 +90,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Make, int]] = {
     "a gradient inside": (
         lambda x: torch.autograd.grad((x**3).sum(), x, create_graph=True)[0],
         lambda n: (need(n, 4),),
-        2,
+        1,
     ),
     "embedding": (
         lambda i, e: functional.embedding(i, e),
@@ -133,11 +133,12 @@ def assert_as_eager(function: Callable[..., Any], compiled: Callable[..., Any], 
         assert observed(function(*arguments), arguments) == observed(compiled(*others), others), n
 
 
+@pytest.mark.parametrize("partitioner", [aotlab.default_partition, aotlab.min_cut_rematerialization_partition])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_one_compilation_serves_all_sizes(name: str) -> None:
+def test_one_compilation_serves_all_sizes(name: str, partitioner: Any) -> None:
     """What a compiled call returns, writes and differentiates is eager's, for sizes that were not traced too."""
     function, make, most = PROGRAMS[name]
-    compiled = aotlab.compile(function, backend="eager", dynamic=True)
+    compiled = aotlab.compile(function, backend="eager", dynamic=True, partitioner=partitioner)
     assert_as_eager(function, compiled, make)
     assert len(compiled.entries) <= most
     assert compiled.calls.eager == 0
@@ -192,6 +193,18 @@ def test_marks(dynamic: bool | None) -> None:
         torch._dynamo.mark_static(x := torch.ones(n), 0)
         static(x)
     assert len(static.entries) == len(SIZES)
+
+
+def test_large_and_small() -> None:
+    """How large gradients are decides nothing: an entry traced for a few numbers serves many, differentiated twice."""
+    compiled = aotlab.compile(lambda x: x.sin() * 2, backend="eager", dynamic=True)
+    for n in (3, 5000):
+        x = need(n, 4)
+        for function in (compiled, lambda x: x.sin() * 2):
+            (first,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+            (second,) = torch.autograd.grad(first.sum(), x)
+            assert torch.equal(second, -2 * x.sin())
+    assert len(compiled.entries) == 1
 
 
 def test_by_itself() -> None:
