@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from aotlab._torch import storage_key
+from aotlab._torch import shown_size, storage_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,13 @@ class SymExpr:
 
 
 Size = int | SymExpr
+
+
+def shown(size: Size) -> str:
+    """Write a size, a symbolic one with its value: ``x.size(0)=3``."""
+    if isinstance(size, int) or size.hint is None:
+        return str(size)
+    return f"{size.expression.replace(' ', '')}={size.hint}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +57,7 @@ class TensorSpec:
     type_name: str = "torch.Tensor"
 
     def __str__(self) -> str:
-        sizes = ", ".join(map(str, self.shape))
+        sizes = ", ".join(map(shown, self.shape))
         return f"{str(self.dtype).removeprefix('torch.')}[{sizes}]"
 
 
@@ -73,7 +80,7 @@ def size_of(value: int | torch.SymInt) -> Size:
     """Turn a size as torch gives it into the form that records keep."""
     if isinstance(value, int):
         return value
-    return SymExpr(expression=str(value), hint=value.node.hint)
+    return SymExpr(expression=shown_size(value), hint=value.node.hint)
 
 
 def sizes_of(values: Sequence[int | torch.SymInt]) -> tuple[Size, ...]:

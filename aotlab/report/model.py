@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, TypeVar
 from aotlab.errors import UsageError, UserLine
 from aotlab.ir.specs import Size
 from aotlab.report.codec import ReportFormatError, decode, encode, schema
-from aotlab.report.text import known_size
+from aotlab.report.text import known_size, sizes
 from aotlab.report.views import DRAWING, Views
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class TensorInfo:
     inner: tuple[InnerTensor, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+        return f"{self.dtype}{sizes(self.shape)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aotlab.errors import UserLine
-from aotlab.ir.specs import Size, SymExpr
+from aotlab.ir.specs import Size, SymExpr, shown
 
 if TYPE_CHECKING:
     from aotlab.report.model import CellPart
@@ -35,7 +35,7 @@ def data_size(nbytes: Size | None) -> str:
     if nbytes is None:
         return "–"
     if isinstance(nbytes, SymExpr):
-        return f"{nbytes} B"
+        return f"{nbytes} B" if nbytes.hint is None else data_size(nbytes.hint)
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if nbytes >= size:
             return f"{_three(nbytes / size)} {unit}"
@@ -106,7 +106,7 @@ def lines_of(part: CellPart) -> str:
 
 def sizes(values: Sequence[Size] | None) -> str:
     """Write a shape or strides: ``"[2, 3]"``."""
-    return "" if values is None else f"[{', '.join(map(str, values))}]"
+    return "" if values is None else f"[{', '.join(map(shown, values))}]"
 
 
 def known_size(size: Size) -> int:

@@ -76,7 +76,7 @@ def test_symbolic_sizes():
     assert sizes_of((3, fake.shape[0])) == (3, size)
     spec = spec_of(fake)
     assert spec.shape == (size,)
-    assert str(spec) == f"float32[{size}]"
+    assert str(spec) == f"float32[{size}=5]"
 
 
 def test_specs_are_frozen():
