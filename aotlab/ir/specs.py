@@ -80,7 +80,8 @@ def size_of(value: int | torch.SymInt) -> Size:
     """Turn a size as torch gives it into the form that records keep."""
     if isinstance(value, int):
         return value
-    return SymExpr(expression=shown_size(value), hint=value.node.hint)
+    text = shown_size(value)
+    return int(text) if text.isdecimal() else SymExpr(expression=text, hint=value.node.hint)
 
 
 def sizes_of(values: Sequence[int | torch.SymInt]) -> tuple[Size, ...]:

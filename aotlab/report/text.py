@@ -114,6 +114,11 @@ def known_size(size: Size) -> int:
     return (size.hint or 0) if isinstance(size, SymExpr) else size
 
 
+def known_sizes(values: Sequence[Size]) -> tuple[int, ...]:
+    """Do the same for a shape or strides."""
+    return tuple([known_size(value) for value in values])
+
+
 def _three(value: float) -> str:
     return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
