@@ -34,6 +34,7 @@ from aotlab.report.model import (
     Written,
 )
 from aotlab.report.text import amount, data_size, in_cell, known_size, known_sizes, listed, new_memory
+from aotlab.report.varying import apart
 from aotlab.report.writes import bytes_written, strided, written_windows
 
 if TYPE_CHECKING:
@@ -277,7 +278,7 @@ def _trace(stage: Stage, record: TraceRecord) -> Snapshot:
         f"{amount(mutated, 'mutated input')}, {amount(len(metadata.aliased_out_indices), 'aliased output')}"
     )
     if record.static_since:
-        summary += f"; for these sizes and numbers alone: {record.static_since}"
+        summary += f"; for these sizes and numbers alone: {apart(record.static_since)[0]}"
     records = node_records(record.module.graph)
     return Snapshot(
         stage=replace(

@@ -1089,7 +1089,8 @@ class Fact:
     Attributes
     ----------
     key
-        What it is about, for programs: ``"error"``, ``"mutated"``, ``"aliases"`` or ``"saved"``.
+        What it is about, for programs: ``"error"``, ``"mutated"``, ``"new"``, ``"aliases"``, ``"varies"``, ``"static"``
+        or ``"saved"``.
     title
         The same, for readers.
     sentence

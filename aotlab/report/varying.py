@@ -9,7 +9,7 @@ from dataclasses import replace
 from aotlab.errors import UserLine
 from aotlab.report.model import Guard, Miss
 from aotlab.report.recompiles import PASS_A_TENSOR
-from aotlab.report.text import first_line
+from aotlab.report.text import first_line, in_cell
 
 #: How a size is written, or a number, or a stride.
 _NAME = r"(?:[A-Za-z_][\w.]*(?:\[[^\]]*\][\w.]*)*)"
@@ -29,6 +29,9 @@ _WORDS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
         (r"^\((.+) % (\d+)\) != 0$", lambda m: f"`{_bare(m[1])}` is not divisible by {m[2]}"),
     )
 ]
+_ERROR = re.compile(
+    r"^(?P<reason>.*), at (?P<file>\S+):(?P<line>\d+)(?: \((?P<code>.*)\))?(?:[:;] (?P<instead>[^;]*))?$", re.DOTALL
+)
 _FUNCTIONS = re.compile(r"\b(?:math\.\w+|not|and|or|if|else|float|int|abs|max|min)\b", re.IGNORECASE)
 _BROKEN = re.compile(r"^the (?:compiled entry|earlier graph) expects `(.+)`, which does not hold for this call$")
 
@@ -70,14 +73,23 @@ def settled(
     fixed = next((text for text in own if any(text.startswith(f"{name} == ") for name in names)), None)
     if fixed is not None:
         sentence = f"{miss.sentence}; compiled for this one alone, since the program fixes it"
-        return replace(miss, sentence=sentence, line=own[fixed], suggestion="keep to a few")
+        return replace(miss, sentence=sentence, line=own[fixed], suggestion="keep to a few values of it")
     if names and why and (size or miss.suggestion == PASS_A_TENSOR):
-        reason, _, instead = why.rpartition("; ")
-        sentence = f"{miss.sentence}; compiled for this one alone: {first_line(reason or why, 200)}"
-        return replace(miss, sentence=sentence, suggestion=instead if reason else miss.suggestion)
+        reason, line, instead = apart(why)
+        sentence = f"{miss.sentence}; compiled for this one alone: {reason}"
+        return replace(miss, sentence=sentence, line=line or miss.line, suggestion=instead or miss.suggestion)
     if size is not None and miss.after in ("0", "1"):
         return replace(miss, suggestion="sizes of 0 and 1 are cases of their own, each compiled once")
     return miss
+
+
+def apart(why: str) -> tuple[str, UserLine | None, str]:
+    """Divide what an error says into the reason, the line of the program and what would avoid it."""
+    told = _ERROR.match(why)
+    if told is None:
+        return first_line(why, 200), None, ""
+    line = UserLine(file=told["file"], line=int(told["line"]), code=told["code"] or "")
+    return first_line(told["reason"], 200), in_cell(line), told["instead"] or ""
 
 
 def _names(text: str) -> str:
