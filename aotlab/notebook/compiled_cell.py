@@ -687,6 +687,7 @@ class CompiledCell(Views):
                 graph=each.graph,
                 compiled=each.compiled,
                 inputs=each.inputs,
+                whole=each.whole,
                 graphs=frames,
                 stock="aot_eager" if self.options.backend == "eager" else "inductor",
             )

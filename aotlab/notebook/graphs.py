@@ -172,6 +172,11 @@ class CapturedGraph:
             self._remember(args, result)
         return result
 
+    @property
+    def whole(self) -> Callable[[Sequence[Any]], Sequence[Any]] | None:
+        """What puts the sizes that Dynamo's graph takes among the inputs again, if it takes any."""
+        return self._target.with_sizes if self._target.sizes else None
+
     def inputs(self) -> tuple[Any, ...] | None:
         """Return the inputs of the latest compilation, None in the place of one that is gone; None before any."""
         found = [each() if isinstance(each, weakref.ref) else each for each in self._inputs]
