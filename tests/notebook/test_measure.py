@@ -416,6 +416,7 @@ def test_a_graph_that_takes_sizes(notebook: Notebook) -> None:
     graph.output((graph.call_function(torch.mul, (x, size)),))
     module, given = fx.GraphModule({}, graph), torch.ones(2)
     compiled = backend(fx.symbolic_trace(lambda x: (x * 2,)), [given], options={"compiler": "eager"})
+    compiled(given)
     taken = Captured(
         frame="f",
         graph=module,
