@@ -58,10 +58,7 @@ class StageFinished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileFinished(Event):
-    """Entry ``entry`` is ready; ``guards`` are its assumptions as ``(kind, subject, sentence)``.
-
-    ``lines`` are those of the user's that assumed something of sizes, by the expression.
-    """
+    """Entry ``entry`` is ready; it assumes ``guards``: (kind, subject, sentence); ``lines`` made those of sizes."""
 
     entry: int
     duration_ns: int

@@ -313,5 +313,5 @@ class _Journal:
         """Announce that the entry is ready, with its guards."""
         if observe.listening():
             duration, guards = time.perf_counter_ns() - self._started, sentences(state)
-            lines = {} if state.rules is None else state.rules.lines()
+            lines = {} if state.rules is None else state.rules.lines
             observe.emit(observe.CompileFinished(entry=self.number, duration_ns=duration, guards=guards, lines=lines))

@@ -32,10 +32,7 @@ def recurrent_layers_captured() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def dynamo_settings(*, exact: bool, varying: bool) -> Iterator[None]:
-    """Let Dynamo capture what it computes as eager does; with ``exact`` it leaves more of torch's optimizers.
-
-    With ``varying`` it captures for all sizes and numbers where one is another than it was.
-    """
+    """Let Dynamo capture what it computes as eager does; ``exact``: less of optimizers, ``varying``: for all sizes."""
     from torch._dynamo import config
 
     changes = {

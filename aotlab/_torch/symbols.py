@@ -25,8 +25,6 @@ from aotlab._torch.replaced import replaced
 
 #: How torch writes the input ``t3`` in a guard, or a size, a stride or the offset of it.
 _PART = re.compile(r"L\['t(\d+)'\](?:\.(size|stride|storage_offset)\(\)(?:\[(\d+)\])?)?")
-#: The number of a place behind a guard.
-_PLACE = re.compile(r"\((\d+)\)")
 #: How steps of arithmetic are written in Python.
 _STEPS = {
     "add": "({} + {})", "sub": "({} - {})", "mul": "({} * {})", "mod": "({} % {})", "neg": "(-{})", "abs": "abs({})",
@@ -69,23 +67,16 @@ def _steps_of(node: Any) -> tuple[str, tuple[Any, ...]] | None:
 
 
 class _Environment(ShapeEnv):
-    """Torch's, of numbers that remember; it knows what the user calls symbols, and at which places it assumed things.
+    """Torch's, of numbers that remember, with what the user calls symbols, and the places that assumed something."""
 
-    ``place`` finds the place in the user's program that runs, while it runs.
-    """
-
-    def __init__(self) -> None:
-        self.place: Callable[[], Any] = lambda: None
-        self.places: list[Any] = []
-        self.shown: dict[Any, Any] = {}
-        # what hangs on values is no size: such programs run eagerly
-        super().__init__(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    shown: dict[Any, str]
+    places: list[Any]
+    place: Callable[[], Any] = staticmethod(lambda: None)  # finds the one that runs
 
     def _get_sloc(self, framework_loc: str | None = None) -> SLoc:
-        """Write the number of the place that runs, where something is assumed; for a default there is none."""
-        if framework_loc is None:
-            self.places.append(self.place())
-        return SLoc("" if framework_loc else str(len(self.places) - 1), None)
+        """Write the number of the place that runs; a default has none."""
+        self.places.append(None if framework_loc else self.place())
+        return SLoc(str(len(self.places) - 1), None)
 
     def create_symintnode(self, *args: Any, **kwargs: Any) -> Any:
         """Make the number of a symbol."""
@@ -99,7 +90,9 @@ class Sizes:
     """The sizes and numbers that vary in one trace: symbols, and what the trace assumed of them."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self.env, self._names = _Environment(), names
+        # what hangs on values is no size: such programs run eagerly
+        self.env = _Environment(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+        self.env.places, self.env.shown, self._names = [], {}, names
         #: The numbers among the flat inputs, by position.
         self.numbers: dict[int, Any] = {}
         self._inputs: list[tuple[int, Any]] = []
@@ -117,13 +110,9 @@ class Sizes:
                 int(step)  # it does not follow from sizes: as it is in this call
         self._inputs.append((position, fake))
         self._varying += [(position, dim, fake.shape[dim]) for dim in dims if is_symbolic(fake.shape[dim])]
-        for dim in dims:
-            self._show(fake.shape[dim], f"{self._names[position]}.size({dim})")
+        name = self._names[position]
+        self.env.shown |= {_expression(s): f"{name}.size({d})" for d, s in enumerate(fake.shape) if is_symbolic(s)}
         return fake
-
-    def _show(self, number: Any, name: str) -> None:
-        if is_symbolic(number):
-            self.env.shown[_expression(number)] = type(_expression(number))(name, integer=True)
 
     def enter_number(self, position: int, value: float) -> None:
         """Make the symbol of the flat input ``position``, an int or a float."""
@@ -134,7 +123,7 @@ class Sizes:
         number.node.__class__ = _Number
         self.numbers[position] = number
         self._inputs.append((position, number))
-        self._show(number, self._names[position])
+        self.env.shown[_expression(number)] = self._names[position]
 
     def symbols(self) -> list[tuple[Any, str, int, int | None]]:
         """Return each symbol with its name, and the flat input that it is, or of which dimension it is the size."""
@@ -170,7 +159,7 @@ class Sizes:
         for text, _, where in (each.partition("  # ") for each in made):
             if where.startswith("(unknown"):  # one that is equal to another, or to a number
                 where = "".join(str(equal[s]) for s in equal if self.env.var_to_sources[s][0].name in text)
-            numbers = [] if "stride" in text else _PLACE.findall(where)
+            numbers = [] if "stride" in text else re.findall(r"\((\d+)\)", where)
             place = self.env.places[int(numbers[-1])] if numbers else None
             found.append((_PART.sub(named, f"({text})" if " or " in text else text), place))
         return found
@@ -235,7 +224,8 @@ def symbolic_dims(value: Any) -> set[int]:
 
 def shown_size(value: Any) -> str:
     """Write a symbolic number as the user would."""
-    return str(_expression(value).xreplace(getattr(value.node.shape_env, "shown", {})))
+    names = {s: type(s)(name, integer=True) for s, name in getattr(value.node.shape_env, "shown", {}).items()}
+    return str(_expression(value).xreplace(names))
 
 
 def size_text(value: Any) -> str:

@@ -12,7 +12,7 @@ from torch import fx
 
 from aotlab._torch import ASSERTIONS, UNSAFE_VIEW, OpOverload
 from aotlab.errors import GraphInvariantError, UserLine
-from aotlab.ir.specs import TensorSpec, shown, size_of, spec_of
+from aotlab.ir.specs import TensorSpec, size_of, spec_of
 
 Phase = Literal["forward", "backward"]
 
@@ -137,7 +137,7 @@ def readable(module: fx.GraphModule, name: str) -> str:
         stripped = line.split(";  ")[0].rstrip()
         left = stripped.strip().split(" = ")[0]
         lines.append(f"{stripped}  # {shapes[left]}" if left in shapes and " = " in stripped else stripped)
-    sizes = ", ".join(f"{n.name}: {shown(size_of(n.meta['val']))}" for n in filter(is_size, module.graph.nodes))
+    sizes = ", ".join(f"{n.name}: {size_of(n.meta['val'])}" for n in filter(is_size, module.graph.nodes))
     lines[0] += f"  # {sizes}" * bool(sizes)
     return "\n".join(lines).replace("def forward(", f"def {name}(", 1)
 

@@ -21,17 +21,10 @@ class SymExpr:
     hint: int | None = None
 
     def __str__(self) -> str:
-        return self.expression
+        return self.expression if self.hint is None else f"{self.expression.replace(' ', '')}={self.hint}"
 
 
 Size = int | SymExpr
-
-
-def shown(size: Size) -> str:
-    """Write a size, a symbolic one with its value: ``x.size(0)=3``."""
-    if isinstance(size, int) or size.hint is None:
-        return str(size)
-    return f"{size.expression.replace(' ', '')}={size.hint}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +50,7 @@ class TensorSpec:
     type_name: str = "torch.Tensor"
 
     def __str__(self) -> str:
-        sizes = ", ".join(map(shown, self.shape))
+        sizes = ", ".join(map(str, self.shape))
         return f"{str(self.dtype).removeprefix('torch.')}[{sizes}]"
 
 
@@ -100,7 +93,7 @@ def spec_of(tensor: torch.Tensor, storages: StorageNumbers | None = None) -> Ten
         shape=sizes_of(tensor.shape),
         stride=sizes_of(tensor.stride()) if strided else (),
         offset=offset,
-        byte_offset=offset * itemsize if isinstance(offset, int) else SymExpr(expression=f"{itemsize}*({offset})"),
+        byte_offset=size_of(tensor.storage_offset() * itemsize) if strided else 0,
         dtype=tensor.dtype,
         device=tensor.device,
         layout=tensor.layout,

@@ -245,7 +245,7 @@ def _plain(value: object) -> str:
     """Write an argument of a view op; records keep lists as tuples, which read better as lists."""
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(map(_plain, value))}]"
-    return str(value)
+    return value.expression if isinstance(value, SymExpr) else str(value)
 
 
 def _capture_summary(record: CaptureRecord) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aotlab.errors import UserLine
-from aotlab.ir.specs import Size, SymExpr, shown
+from aotlab.ir.specs import Size, SymExpr
 
 if TYPE_CHECKING:
     from aotlab.report.model import CellPart
@@ -106,7 +106,7 @@ def lines_of(part: CellPart) -> str:
 
 def sizes(values: Sequence[Size] | None) -> str:
     """Write a shape or strides: ``"[2, 3]"``."""
-    return "" if values is None else f"[{', '.join(map(shown, values))}]"
+    return "" if values is None else f"[{', '.join(map(str, values))}]"
 
 
 def known_size(size: Size) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,18 +21,14 @@ class Rules:
     """What each argument with sizes that vary may look like; and what else was assumed of them.
 
     Of the latter, ``texts`` are as the user would write it, ``expressions`` read the facts of the arguments, and
-    ``places`` find the lines that did so. Of the arguments in ``numbers``, only the type counts else.
+    ``lines`` are those of the program that did so. Of the arguments in ``numbers``, only the type counts else.
     """
 
     layouts: Mapping[int, _Layout]
     numbers: frozenset[int]
     texts: tuple[str, ...]
     expressions: tuple[str, ...]
-    places: tuple[Callable[[], UserLine] | None, ...] = ()
-
-    def lines(self) -> dict[str, UserLine]:
-        """Return the lines of the user's program that assumed some of it, by their texts."""
-        return {text: place() for text, place in zip(self.texts, self.places, strict=True) if place is not None}
+    lines: Mapping[str, UserLine]
 
     def admits(self, position: int, facts: Any) -> bool:
         """Tell whether an argument may vary, and is such as it may be."""
@@ -67,5 +63,5 @@ def rules_of(sizes: internals.Sizes | None, names: Sequence[str], fakes: Mapping
     layouts = {n: (internals.fixed(fake.shape), internals.fixed(fake.stride())) for n, fake in fakes.items()}
     layouts = {n: layout for n, layout in layouts.items() if None in layout[0]}
     told, expressions = sizes.guards(shown), tuple(text for text, _ in sizes.guards(read))
-    places = tuple(place for _, place in told)
-    return Rules(layouts, frozenset(sizes.numbers), tuple(text for text, _ in told), expressions, places)
+    lines = {text: place() for text, place in told if place is not None}
+    return Rules(layouts, frozenset(sizes.numbers), tuple(text for text, _ in told), expressions, lines)
