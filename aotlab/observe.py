@@ -58,11 +58,12 @@ class StageFinished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileFinished(Event):
-    """Entry ``entry`` is ready; ``guards`` are its assumptions as ``(kind, subject, sentence)``."""
+    """Entry ``entry`` is ready; it assumes ``guards``: (kind, subject, sentence); ``lines`` made those of sizes."""
 
     entry: int
     duration_ns: int
     guards: tuple[tuple[str, str, str], ...]
+    lines: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -180,10 +180,11 @@ def _trace(
     bases: Sequence[Base],
     printed: Printed,
     dims: Mapping[int, Collection[int]],
+    why: str = "",
 ) -> tuple[trace.TraceRecord, trace.Trace]:
     """Trace the call; once more where random ops turn out to have to take states of generators.
 
-    Where it cannot be traced with sizes that vary, it is traced for the sizes of this call.
+    Where it cannot be traced with sizes that vary, it is traced for the sizes of this call; ``why`` says so then.
     """
     decompositions = options.backend.decompositions()
 
@@ -205,17 +206,18 @@ def _trace(
     functional = config.functionalize_rng_ops or options.backend.needs_states(None)
     try:
         traced, live = run(functional)
-    except (RefusedError, RunEagerly, trace.TraceFailed):
+    except (RefusedError, RunEagerly, trace.TraceFailed) as error:
         if not dims:
             raise
-        return _trace(options, call, deduped, bases, printed, {})
+        return _trace(options, call, deduped, bases, printed, {}, str(error))
     if not functional and options.backend.needs_states(traced.module):
         traced, live = run(True)
     if not options.backend.takes(traced.module):
-        return _trace(options, call, deduped, bases, printed, {n: d for n, d in dims.items() if NUMBER not in d})
+        dims = {n: d for n, d in dims.items() if NUMBER not in d}
+        return _trace(options, call, deduped, bases, printed, dims, "the backend cannot compile it for all numbers")
     if config.debug_assert:
         check_graph(traced.module, "joint", writes_inputs=True)
-    return traced, live
+    return replace(traced, static_since=why), live
 
 
 def _guarded(state: CallState, deduped: dedupe.DedupeRecord, live: trace.Trace) -> CallState:
@@ -310,4 +312,5 @@ class _Journal:
         """Announce that the entry is ready, with its guards."""
         if observe.listening():
             duration, guards = time.perf_counter_ns() - self._started, sentences(state)
-            observe.emit(observe.CompileFinished(entry=self.number, duration_ns=duration, guards=guards))
+            lines = {} if state.rules is None else state.rules.lines
+            observe.emit(observe.CompileFinished(entry=self.number, duration_ns=duration, guards=guards, lines=lines))

@@ -83,6 +83,6 @@ from aotlab._torch.dynamo import (
 )
 from aotlab._torch.samples import module_database, op_database, samples_do_not_seed
 from aotlab._torch.symbols import (
-    Sizes, fixed, is_symbolic, marked_dims, size_text, sizes_function, sizes_of_others, symbolic_dims,
+    Sizes, fixed, is_symbolic, marked_dims, shown_size, size_text, sizes_function, sizes_of_others, symbolic_dims,
     symbols_as_numbers, traced, write_size,
 )

@@ -31,15 +31,15 @@ def recurrent_layers_captured() -> contextlib.AbstractContextManager[Any]:
 
 
 @contextlib.contextmanager
-def dynamo_settings(*, exact: bool) -> Iterator[None]:
-    """Let Dynamo capture what it computes as eager does; with ``exact`` it leaves more of torch's optimizers."""
+def dynamo_settings(*, exact: bool, varying: bool) -> Iterator[None]:
+    """Let Dynamo capture what it computes as eager does; ``exact``: less of optimizers, ``varying``: for all sizes."""
     from torch._dynamo import config
 
     changes = {
         "suppress_errors": True,
         "trace_numpy": False,
         "rewrite_assert_with_torch_assert": False,
-        "automatic_dynamic_shapes": False,
+        "automatic_dynamic_shapes": varying,
     }
     with config.patch(changes), _eager_optimizers() if exact else contextlib.nullcontext():
         yield

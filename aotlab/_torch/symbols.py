@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._dynamo.source import LocalSource
+from torch._guards import SLoc
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.sym_node import METHOD_TO_OPERATOR, SymNode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -66,7 +67,16 @@ def _steps_of(node: Any) -> tuple[str, tuple[Any, ...]] | None:
 
 
 class _Environment(ShapeEnv):
-    """Torch's, of numbers that remember."""
+    """Torch's, of numbers that remember, with what the user calls symbols, and the places that assumed something."""
+
+    shown: dict[Any, str]
+    places: list[Any]
+    place: Callable[[], Any] = staticmethod(lambda: None)  # finds the one that runs
+
+    def _get_sloc(self, framework_loc: str | None = None) -> SLoc:
+        """Write the number of the place that runs; a default has none."""
+        self.places.append(None if framework_loc else self.place())
+        return SLoc(str(len(self.places) - 1), None)
 
     def create_symintnode(self, *args: Any, **kwargs: Any) -> Any:
         """Make the number of a symbol."""
@@ -79,9 +89,10 @@ class _Environment(ShapeEnv):
 class Sizes:
     """The sizes and numbers that vary in one trace: symbols, and what the trace assumed of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
         # what hangs on values is no size: such programs run eagerly
         self.env = _Environment(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+        self.env.places, self.env.shown, self._names = [], {}, names
         #: The numbers among the flat inputs, by position.
         self.numbers: dict[int, Any] = {}
         self._inputs: list[tuple[int, Any]] = []
@@ -100,6 +111,8 @@ class Sizes:
                 int(step)  # it does not follow from sizes: as it is in this call
         self._inputs.append((position, fake))
         self._varying += [(position, dim, fake.shape[dim]) for dim in dims if is_symbolic(fake.shape[dim])]
+        name = self._names[position]
+        self.env.shown |= {_expression(s): f"{name}.size({d})" for d, s in enumerate(fake.shape) if is_symbolic(s)}
         return fake
 
     def enter_number(self, position: int, value: float) -> None:
@@ -111,6 +124,7 @@ class Sizes:
         number.node.__class__ = _Number
         self.numbers[position] = number
         self._inputs.append((position, number))
+        self.env.shown[_expression(number)] = self._names[position]
 
     def symbols(self) -> list[tuple[Any, str, int, int | None]]:
         """Return each symbol with its name, and the flat input that it is, or of which dimension it is the size."""
@@ -122,27 +136,37 @@ class Sizes:
                     found.setdefault(symbol, (size, str(symbol), position, dim))
         return list(found.values())
 
-    def guards(self, name: Callable[[int, str, int | None], str]) -> list[str]:
-        """Write each thing that was assumed so far as a Python expression.
+    def guards(self, name: Callable[[int, str, int | None], str]) -> list[tuple[str, Any]]:
+        """Write each thing that was assumed so far as a Python expression, with the place of the user's that did so.
 
         ``name`` gives the expression of a flat input's ``"size"``, ``"stride"`` or ``"storage_offset"``, or of itself:
         its ``"value"``.
         """
         fakes = [fake for _, fake in self._inputs]
-        sources = [LocalSource(f"t{n}") for n in range(len(fakes))]
+        sources = [LocalSource(f"t{position}") for position, _ in self._inputs]
         if self._told != len(self.env.guards):  # each time takes milliseconds
             self._told = len(self.env.guards)
-            self._texts = self.env.produce_guards(fakes, sources, ignore_static=True)
+            written = self.env.produce_guards_verbose(fakes, sources, ignore_static=True, langs=("verbose_python",))
+            self._texts = written[0].exprs
+        made = [*self._texts]
 
         def named(found: re.Match[str]) -> str:
             what, dim = found[2] or "value", None if found[3] is None else int(found[3])
-            return name(self._inputs[int(found[1])][0], what, dim)
+            return name(int(found[1]), what, dim)
 
-        fixed = [each for each in self._varying if not is_symbolic(each[2]) or _expression(each[2]).is_number]
-        sizes = [f"{name(position, 'size', dim)} == {int(size)}" for position, dim, size in fixed]
-        texts = [*self._texts, *sizes]
-        texts.sort(key=lambda text: "//" in text or "%" in text)  # a size that something is divided by is not 0
-        return [_PART.sub(named, f"({text})" if " or " in text else text) for text in texts]
+        equal = self.env.replacements_slocs
+        for position, dim, size in self._varying:
+            if _expression(size).is_number:
+                made.append(f"{name(position, 'size', dim)} == {int(size)}  # {equal.get(size.node._expr)}")
+        made.sort(key=lambda text: "//" in text or "%" in text)  # a size that something is divided by is not 0
+        found = []
+        for text, _, where in (each.partition("  # ") for each in made):
+            if where.startswith("(unknown"):  # one that is equal to another, or to a number
+                where = "".join(str(equal[s]) for s in equal if self.env.var_to_sources[s][0].name in text)
+            numbers = [] if "stride" in text else re.findall(r"\((\d+)\)", where)
+            place = self.env.places[int(numbers[-1])] if numbers else None
+            found.append((_PART.sub(named, f"({text})" if " or " in text else text), place))
+        return found
 
     def assumed_since(self, names: Sequence[str]) -> Callable[..., bool] | None:
         """Make a check, of the symbols by these names, of what was assumed since `guards`; None if nothing was."""
@@ -202,6 +226,12 @@ def symbolic_dims(value: Any) -> set[int]:
     return {dim for dim, size in enumerate(value.shape) if is_symbolic(size)} if isinstance(value, Tensor) else set()
 
 
+def shown_size(value: Any) -> str:
+    """Write a symbolic number as the user would."""
+    names = {s: type(s)(name, integer=True) for s, name in getattr(value.node.shape_env, "shown", {}).items()}
+    return str(_expression(value).xreplace(names))
+
+
 def size_text(value: Any) -> str:
     """Write symbolic numbers, or what they are nested in, as Python."""
     if isinstance(value, slice):
@@ -256,16 +286,17 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 @contextmanager
-def symbols_as_numbers() -> Iterator[None]:
+def symbols_as_numbers(sizes: Sizes, place: Callable[[], Any]) -> Iterator[None]:
     """Let symbolic numbers be an `int` or a `float`, for code outside of torch that asks with `isinstance`.
 
-    Such code gets the number of this call when it writes one as text.
+    Such code gets the number of this call when it writes one as text. ``place`` finds the place of what runs.
     """
 
     def foreign() -> bool:
         return not sys._getframe(2).f_code.co_filename.startswith(_TORCH)
 
     with ExitStack() as stack:
+        stack.enter_context(replaced(sizes.env, "place", place))
         for kind, plain in ((torch.SymInt, int), (torch.SymFloat, float)):
 
             def look(self: Any, name: str, plain: type = plain) -> Any:

@@ -120,7 +120,7 @@ class GraphTarget(Target):
         """Run the graph node by node."""
         replaced = dict(zip(self._attributes, lifted, strict=True))
         with internals.reparametrize_module(self.graph, replaced) if replaced else nullcontext():
-            return GraphRun(self.graph, line_of_stack).run(*self._with_sizes(args))
+            return GraphRun(self.graph, line_of_stack).run(*self.with_sizes(args))
 
     def handed_on(self, args: Sequence[Any]) -> list[Any]:
         """Turn what Dynamo hands over into what the function takes."""
@@ -130,7 +130,7 @@ class GraphTarget(Target):
         """Leave out of what Dynamo hands over the sizes of tensors that it hands over as well."""
         return [value for n, value in enumerate(args) if n not in self.sizes]
 
-    def _with_sizes(self, args: Sequence[Any]) -> list[Any]:
+    def with_sizes(self, args: Sequence[Any]) -> list[Any]:
         """Put them in again."""
         full = list(args)
         for n in sorted(self.sizes):
@@ -141,7 +141,7 @@ class GraphTarget(Target):
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the graph as Dynamo wrote it."""
-        args = tuple(self._with_sizes(args))
+        args = tuple(self.with_sizes(args))
         if self._needs_care:
             return GraphRun(self.graph).run(*args)
         _ = self.graph.code  # else `forward` may not be written yet, and would go through `__call__`

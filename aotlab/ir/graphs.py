@@ -12,7 +12,7 @@ from torch import fx
 
 from aotlab._torch import ASSERTIONS, UNSAFE_VIEW, OpOverload
 from aotlab.errors import GraphInvariantError, UserLine
-from aotlab.ir.specs import TensorSpec, spec_of
+from aotlab.ir.specs import TensorSpec, size_of, spec_of
 
 Phase = Literal["forward", "backward"]
 
@@ -125,7 +125,7 @@ def op_count(graph: fx.Graph) -> int:
 
 
 def readable(module: fx.GraphModule, name: str) -> str:
-    """Print ``module`` as Python with shapes behind the values."""
+    """Print ``module`` as Python with shapes behind the values, and the sizes that it takes behind its inputs."""
     body = module.graph.python_code("self", verbose=False).src
     shapes = {
         node.name: str(spec_of(node.meta["val"]))
@@ -137,6 +137,8 @@ def readable(module: fx.GraphModule, name: str) -> str:
         stripped = line.split(";  ")[0].rstrip()
         left = stripped.strip().split(" = ")[0]
         lines.append(f"{stripped}  # {shapes[left]}" if left in shapes and " = " in stripped else stripped)
+    sizes = ", ".join(f"{n.name}: {size_of(n.meta['val'])}" for n in filter(is_size, module.graph.nodes))
+    lines[0] += f"  # {sizes}" * bool(sizes)
     return "\n".join(lines).replace("def forward(", f"def {name}(", 1)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from aotlab._torch import storage_key
+from aotlab._torch import shown_size, storage_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class SymExpr:
     hint: int | None = None
 
     def __str__(self) -> str:
-        return self.expression
+        return self.expression if self.hint is None else f"{self.expression.replace(' ', '')}={self.hint}"
 
 
 Size = int | SymExpr
@@ -73,7 +73,8 @@ def size_of(value: int | torch.SymInt) -> Size:
     """Turn a size as torch gives it into the form that records keep."""
     if isinstance(value, int):
         return value
-    return SymExpr(expression=str(value), hint=value.node.hint)
+    text = shown_size(value)
+    return int(text) if text.isdecimal() else SymExpr(expression=text, hint=value.node.hint)
 
 
 def sizes_of(values: Sequence[int | torch.SymInt]) -> tuple[Size, ...]:
@@ -92,7 +93,7 @@ def spec_of(tensor: torch.Tensor, storages: StorageNumbers | None = None) -> Ten
         shape=sizes_of(tensor.shape),
         stride=sizes_of(tensor.stride()) if strided else (),
         offset=offset,
-        byte_offset=offset * itemsize if isinstance(offset, int) else SymExpr(expression=f"{itemsize}*({offset})"),
+        byte_offset=size_of(tensor.storage_offset() * itemsize) if strided else 0,
         dtype=tensor.dtype,
         device=tensor.device,
         layout=tensor.layout,

@@ -521,7 +521,7 @@ class CompiledCell(Views):
         prepare_dynamo()
         watch_captures()
         backend.is_aotlabs = True  # type: ignore[attr-defined]  # read by what `prepare_dynamo` puts into Dynamo
-        return torch.compile(function, backend=backend, dynamic=False)
+        return torch.compile(function, backend=backend, dynamic=None if part.function is not None else False)
 
     @contextmanager
     def compiling(self, part: _Part, bound: Sequence[str] = ()) -> Iterator[None]:
@@ -539,7 +539,7 @@ class CompiledCell(Views):
         try:
             with (
                 self._playground.opened(bound),
-                internals.dynamo_settings(exact=self._backend.name == "eager"),
+                internals.dynamo_settings(exact=self._backend.name == "eager", varying=part.function is not None),
                 quiet_dynamo(part.reasons, lambda: self._playground.compiling),
             ):
                 yield
@@ -687,6 +687,7 @@ class CompiledCell(Views):
                 graph=each.graph,
                 compiled=each.compiled,
                 inputs=each.inputs,
+                whole=each.whole,
                 graphs=frames,
                 stock="aot_eager" if self.options.backend == "eager" else "inductor",
             )

@@ -140,7 +140,7 @@ class CapturedGraph:
 
     def __call__(self, *given: Any) -> Any:
         """Serve a call from Dynamo's code."""
-        args = (*self._held, *given)
+        args = tuple(self._target.handed_on((*self._held, *given)))
         # The first call tells whether the code around the graph raises: then what the graph wrote is taken back.
         values = {i: t.detach().clone() for i, t in enumerate(args) if _is_plain(t)} if not self.served else {}
         before = len(self.compiled.entries)
@@ -152,7 +152,7 @@ class CapturedGraph:
             self.refused = str(error)
             if self._at_the_beginning():
                 raise RunInstead(refused=True) from error
-            return self.graph(*args)
+            return self._target.eager(args, {})
         except Exception as error:  # whatever it is, eager tells what it would have been
             if versions != _versions(args):
                 raise  # something was written: what follows cannot be taken back
@@ -162,7 +162,7 @@ class CapturedGraph:
                 torch.set_rng_state(random)
             if self._at_the_beginning():
                 raise RunInstead(refused=False) from None
-            result = self.graph(*args)
+            result = self._target.eager(args, {})
             self.surprising = True  # eager did not raise
             return result
         self.served += 1
@@ -171,6 +171,11 @@ class CapturedGraph:
         if len(self.compiled.entries) != before or not self._inputs:
             self._remember(args, result)
         return result
+
+    @property
+    def whole(self) -> Callable[[Sequence[Any]], Sequence[Any]] | None:
+        """What puts the sizes that Dynamo's graph takes among the inputs again, if it takes any."""
+        return self._target.with_sizes if self._target.sizes else None
 
     def inputs(self) -> tuple[Any, ...] | None:
         """Return the inputs of the latest compilation, None in the place of one that is gone; None before any."""
@@ -255,10 +260,10 @@ class CapturedGraph:
         self._before(entry.number)
         missed: list[bool] = []
         exact = self._backend.name == "eager"
-        graph = self.graph
+        target = self._target
 
         def eagerly(*inputs: Any) -> Any:
-            return graph(*inputs)
+            return target.eager(inputs, {})
 
         def by_entry(_function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*inputs: Any) -> Any:
@@ -267,7 +272,7 @@ class CapturedGraph:
                     if result is not MISS:
                         return result
                     missed.append(True)
-                return graph(*inputs)
+                return target.eager(inputs, {})
 
             return call
 

@@ -69,6 +69,8 @@ class Captured:
         callable that takes the same arguments will do; it is called as it is then.
     inputs
         Returns the example inputs as they are now, with None in the place of tensors that are gone; None if all are.
+    whole
+        Puts among inputs what only the graph takes: sizes of others. None if there is nothing.
     graphs
         The index in the report of each compiled entry, by the entry's number; entries that are not in it are counted
         in the order in which they were compiled.
@@ -80,6 +82,7 @@ class Captured:
     graph: fx.GraphModule
     compiled: Callable[..., Any]
     inputs: Callable[[], Inputs | None]
+    whole: Callable[[Inputs], Sequence[Any]] | None = None
     graphs: Mapping[int, int] = field(default_factory=dict)
     stock: str | None = None
 
@@ -161,11 +164,11 @@ def _measure_one(captured: Captured, seconds: float, skip: Callable[[str], None]
         entry, inputs, replaced = _entry_for(captured)
         fresh = partial(_copy, Cloner(_anything), inputs)
         alone = None if entry is None else _alone(captured.compiled, entry)
-        eager: Run = partial(_spread, internals.forward_of(captured.graph))
+        eager: Run = partial(_spread, _given_sizes(internals.forward_of(captured.graph), captured))
         called = captured.compiled if alone is None else internals.dynamo_disable(alone.__call__)
         undo.enter_context(_settings(entry))
         behaviour = _behaviour(eager, fresh, entry)
-        stock = None if captured.stock is None else partial(_stock, captured.graph, captured.stock)
+        stock = None if captured.stock is None else partial(_stock, captured)
         timer = _Timer(
             runs={"eager": behaviour.wrap(eager), "aotlab": behaviour.wrap(partial(_spread, called))},
             stock=stock,
@@ -198,11 +201,19 @@ def _tell_nobody(*_: Any, **__: Any) -> None:
     """Announce no call."""
 
 
-def _stock(graph: fx.GraphModule, backend: str, inputs: Inputs) -> Callable[..., Any]:
+def _given_sizes(run: Callable[..., Any], captured: Captured) -> Callable[..., Any]:
+    """Let what takes the inputs of Dynamo's graph be called without the sizes among them."""
+    whole = captured.whole
+    return run if whole is None else lambda *inputs: run(*whole(inputs))
+
+
+def _stock(captured: Captured, inputs: Inputs) -> Callable[..., Any]:
     """Let a backend of stock ``torch.compile`` compile a graph, and return what it would hand to Dynamo."""
     # A trace of a graph that changes the grad mode may leave it changed.
     with compiling(), never_lost(), torch.set_grad_enabled(torch.is_grad_enabled()):
-        return internals.stock_compiled(_copied(graph), inputs, backend)
+        given = tuple(inputs if captured.whole is None else captured.whole(inputs))
+        compiled = internals.stock_compiled(_copied(captured.graph), given, str(captured.stock))
+        return _given_sizes(compiled, captured)
 
 
 def _copied(graph: fx.GraphModule) -> fx.GraphModule:

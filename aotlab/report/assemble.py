@@ -33,7 +33,8 @@ from aotlab.report.model import (
     TensorInfo,
     Written,
 )
-from aotlab.report.text import amount, data_size, in_cell, listed, new_memory
+from aotlab.report.text import amount, data_size, in_cell, known_size, known_sizes, listed, new_memory
+from aotlab.report.varying import apart
 from aotlab.report.writes import bytes_written, strided, written_windows
 
 if TYPE_CHECKING:
@@ -84,7 +85,9 @@ class TraceFacts:
     sizes: tuple[SizeOf, ...] = ()
     written: tuple[tuple[Written, ...], ...] = ()
     placeholders: tuple[str, ...] = ()
+    given: tuple[TensorSpec | None, ...] = ()
     results: tuple[str, ...] = ()
+    static_since: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,12 +199,12 @@ def tensor_info(spec: TensorSpec) -> TensorInfo:
 
 
 def reach(tensor: TensorInfo) -> tuple[int, int] | None:
-    """Return the first byte that ``tensor`` reaches in its storage and the one after its last; None if symbolic."""
+    """Return the first byte that ``tensor`` reaches in its storage and the one after its last, in the traced call."""
     values = (*tensor.shape, *tensor.stride, tensor.byte_offset, tensor.nbytes)
-    if any(isinstance(value, SymExpr) for value in values):
+    if any(isinstance(value, SymExpr) and value.hint is None for value in values):
         return None
-    shape, stride = cast("tuple[int, ...]", tensor.shape), cast("tuple[int, ...]", tensor.stride)
-    start, nbytes = cast("int", tensor.byte_offset), cast("int", tensor.nbytes)
+    shape, stride = known_sizes(tensor.shape), known_sizes(tensor.stride)
+    start, nbytes = known_size(tensor.byte_offset), known_size(tensor.nbytes)
     if 0 in shape:
         return start, start
     itemsize = nbytes // prod(shape)
@@ -242,7 +245,7 @@ def _plain(value: object) -> str:
     """Write an argument of a view op; records keep lists as tuples, which read better as lists."""
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(map(_plain, value))}]"
-    return str(value)
+    return value.expression if isinstance(value, SymExpr) else str(value)
 
 
 def _capture_summary(record: CaptureRecord) -> str:
@@ -274,13 +277,16 @@ def _trace(stage: Stage, record: TraceRecord) -> Snapshot:
         f"tracer {record.tracer}; {'forward and backward' if record.training else 'forward only'}; "
         f"{amount(mutated, 'mutated input')}, {amount(len(metadata.aliased_out_indices), 'aliased output')}"
     )
+    if record.static_since:
+        summary += f"; for these sizes and numbers alone: {apart(record.static_since)[0]}"
+    records = node_records(record.module.graph)
     return Snapshot(
         stage=replace(
             stage,
             summary=summary,
             codes=(Code(title=f"{part} graph", language="python", text=readable(record.module, part)),),
         ),
-        nodes=_nodes("trace", part, node_records(record.module.graph)),
+        nodes=_nodes("trace", part, records),
         trace=TraceFacts(
             tracer=record.tracer,
             training=record.training,
@@ -293,6 +299,8 @@ def _trace(stage: Stage, record: TraceRecord) -> Snapshot:
             sizes=record.sizes,
             written=written_windows(record),
             placeholders=record.inputs,
+            given=tuple([each.spec for each in records if each.op == "placeholder"]),
+            static_since=record.static_since,
             results=record.outputs,
         ),
     )
@@ -416,10 +424,16 @@ def _placeholders(
         elif members not in seen:
             seen.add(members)
             names.append(f"base_of_{inputs[kept[min(members)]].name}")
+    values = [""] * len(names)
     for size in trace.sizes:
-        names.append(inputs[size.position].name + ("" if size.dim is None else f".size({size.dim})"))
+        given = inputs[size.position]
+        names.append(given.name if size.dim is None else f"{given.name}.size({size.dim})")
+        values.append(
+            (given.value or "") if given.tensor is None else str(known_size(given.tensor.shape[size.dim or 0]))
+        )
     if len(names) == len(trace.placeholders):  # another tracer may take something else
-        yield from (Placeholder(name=n, user_name=name) for n, name in zip(trace.placeholders, names, strict=True))
+        for placeholder, name, value in zip(trace.placeholders, names, values, strict=True):
+            yield Placeholder(name=placeholder, user_name=name, value=value)
     roots = {name for node in trace.autograd for name in node.makes}
     for number, result in enumerate([each for each in trace.results if each in roots], 1):
         name = result.removeprefix("mutated input ").replace("intermediate base ", "base_")
@@ -442,11 +456,13 @@ def _inputs(
         partners.setdefault(overlap.first, []).append(overlap.second)
         partners.setdefault(overlap.second, []).append(overlap.first)
 
-    rows = {i: Input(name=a.name, kind=a.kind, value=a.value) for i, a in enumerate(arguments)}
+    numbers = {size.position for size in facts.sizes if size.dim is None} if facts is not None else ()
+    rows = {i: Input(name=a.name, kind=a.kind, value=a.value, varies=i in numbers) for i, a in enumerate(arguments)}
+    given = _given(dedupe, kept, facts) if facts is not None and facts.sizes else {}
     for argument, position in zip(tensors, source, strict=True):
         first = kept[position]
         row = replace(
-            _tensor_input(arguments[argument]),
+            _varying(_tensor_input(arguments[argument]), given.get(kept[position])),
             duplicate_of=None if first == argument else arguments[first].name,
             overlaps=tuple([arguments[kept[other]].name for other in partners.get(position, ())]),
         )
@@ -466,6 +482,19 @@ def _inputs(
             )
         rows[argument] = row
     return tuple(rows.values())
+
+
+def _given(dedupe: DedupeRecord | None, kept: Sequence[int], facts: TraceFacts) -> Mapping[int, TensorSpec | None]:
+    """Return what the graph was given for each argument, of which sizes vary; then it takes no synthetic bases."""
+    return dict(zip(kept if dedupe is None else dedupe.placeholders, facts.given, strict=False))
+
+
+def _varying(row: Input, given: TensorSpec | None) -> Input:
+    """Write the sizes of an input as the trace has them, if they vary."""
+    if row.tensor is None or given is None or not any(isinstance(size, SymExpr) for size in given.shape):
+        return row
+    tensor = replace(row.tensor, shape=given.shape, stride=given.stride, nbytes=given.nbytes)
+    return replace(row, tensor=tensor, varies=True)
 
 
 def _tensor_input(argument: ArgumentRecord) -> Input:
@@ -609,8 +638,8 @@ def _marked(storage: Storage, windows: Sequence[Written], tensors: Mapping[str, 
         tensor = tensors.get(span.name)
         if span.role == "output" or tensor is None or span.start is None or span.stop is None:
             return span
-        shape, stride = cast("tuple[int, ...]", tensor.shape), cast("tuple[int, ...]", tensor.stride)
-        itemsize = cast("int", tensor.nbytes) // max(prod(shape), 1)
+        shape, stride = known_sizes(tensor.shape), known_sizes(tensor.stride)
+        itemsize = known_size(tensor.nbytes) // max(prod(shape), 1)
         sure, perhaps = bytes_written(strided(span.start, shape, stride, itemsize), windows)
         return replace(span, writes=sure, may_write=perhaps)
 

@@ -37,7 +37,6 @@ from aotlab.report.model import (
     Frame,
     Graph,
     GraphBreakRow,
-    Guard,
     Miss,
     Refusal,
     Report,
@@ -46,6 +45,7 @@ from aotlab.report.model import (
 from aotlab.report.recompiles import misses
 from aotlab.report.spent import Spent
 from aotlab.report.text import in_cell, place, why_dynamo_stopped
+from aotlab.report.varying import guard, settled
 from aotlab.report.views import Views
 
 #: Where Dynamo's own versions of builtin functions are, which are called by a line of the user's.
@@ -326,7 +326,9 @@ class Recording(Views):
             frontend=log.started.frontend,
             backend=log.started.backend,
             tracer=None if trace is None else trace.tracer,
-            misses=tuple([replace(miss, graph=indices.get(entry)) for entry, miss in log.misses]),
+            misses=tuple(
+                [self._settled(replace(miss, graph=indices.get(entry)), entry, log) for entry, miss in log.misses]
+            ),
             training=None if trace is None else trace.training,
             grad_mode=None if capture is None else capture.grad_mode,
             at_ns=None if log.reused else log.started.at_ns - self._begin_ns,
@@ -341,14 +343,25 @@ class Recording(Views):
             saved=tuple([value for each in log.snapshots for value in each.saved]),
             compiled=tuple([graph for each in log.snapshots for graph in each.compiled]),
             kernels=tuple([kernel for each in log.snapshots for kernel in each.kernels]),
-            guards=tuple(
-                [Guard(kind=kind, subject=subject, sentence=text) for kind, subject, text in log.finished.guards]
-                if log.finished
-                else []
-            ),
+            guards=tuple([guard(*each, _lines(log.finished)) for each in log.finished.guards] if log.finished else []),
             autograd=() if trace is None else trace.autograd,
             random_ops=() if trace is None else trace.random_ops,
+            static_since="" if trace is None else trace.static_since,
             reused=log.reused,
+        )
+
+    def _settled(self, miss: Miss, earlier: int | None, log: _EntryLog) -> Miss:
+        """Say of a miss what was made of it."""
+        known = None if earlier is None else self._entries.get(earlier)
+        trace = next((each.trace for each in log.snapshots if each.trace is not None), None)
+        if log.joined is None or trace is None:
+            return miss
+        return settled(
+            miss,
+            vary=[each.user_name for each in log.joined[1].placeholders if each.value],
+            why=trace.static_since,
+            own=_lines(log.finished),
+            earlier=_lines(None if known is None else known.finished),
         )
 
     def _build_refusal(self, index: int, event: observe.CompileFailed) -> Refusal:
@@ -384,6 +397,11 @@ def graph_break(at: FrameSummary | None, reason: str, at_ns: int) -> GraphBreakR
 def function_of(name: str) -> str:
     """Return the name of a function without what Dynamo puts around it in the name of its rest after a graph break."""
     return _RESUMED.sub(r"\1", name)
+
+
+def _lines(event: observe.CompileFinished | None) -> dict[str, UserLine]:
+    """Return the lines of what an entry assumes of sizes, by the expressions."""
+    return {} if event is None else {text: in_cell(line) for text, line in event.lines.items()}
 
 
 def _within(part: Sequence[object], whole: Sequence[object]) -> bool:

@@ -9,7 +9,8 @@ from dataclasses import astuple, fields
 from typing import get_args
 
 from aotlab.report.model import Counts, Fact, Frame, FrameCounts, Graph, Input, Report, Summary
-from aotlab.report.text import amount, known_size, listed, new_memory
+from aotlab.report.text import amount, known_size, listed, new_memory, place
+from aotlab.report.varying import apart
 from aotlab.report.verdict import State, eager_lines, served, speed, verdict
 
 #: So many names, and so many sentences, stand in one fact.
@@ -86,7 +87,7 @@ def _added(counts: Iterable[Counts]) -> Counts:
 
 
 def _facts(report: Report) -> Iterator[Fact]:
-    """Say what happened to the user's tensors: what was mutated, what shares memory, what is saved for the backward."""
+    """Say what happened to the user's tensors: what was mutated, what shares memory, what varies, what is saved."""
     graphs = [graph for frame in report.frames for graph in frame.graphs]
     traced = any(graph.status == "compiled" for graph in graphs)  # a refused one says nothing of what the function did
     if report.cell is not None and report.cell.error is not None:
@@ -106,6 +107,13 @@ def _facts(report: Report) -> Iterator[Fact]:
         more = [f"{len(told) - _MOST_SENTENCES} more"] if len(told) > _MOST_SENTENCES else []
         for index, sentence in enumerate([*told[:_MOST_SENTENCES], *more]):
             yield Fact(key="aliases", title="" if index else "aliases", sentence=sentence)
+    varying = dict.fromkeys(each.user_name for graph in graphs for each in graph.placeholders if each.value)
+    if varying:
+        yield Fact(key="varies", title="for any value of", sentence=listed(list(varying), _MOST_NAMES))
+    for why in list(dict.fromkeys(graph.static_since for graph in graphs if graph.static_since))[:_MOST_SENTENCES]:
+        reason, line, _ = apart(why)
+        sentence = reason if line is None else f"{reason}, at {place(line)}"
+        yield Fact(key="static", title="for one value alone", sentence=sentence)
     training = [count(graph) for graph in graphs if graph.training]
     if training:
         values = amount(sum(each.saved for each in training), "value")

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, TypeVar
 from aotlab.errors import UsageError, UserLine
 from aotlab.ir.specs import Size
 from aotlab.report.codec import ReportFormatError, decode, encode, schema
-from aotlab.report.text import known_size
+from aotlab.report.text import known_size, sizes
 from aotlab.report.views import DRAWING, Views
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class TensorInfo:
     inner: tuple[InnerTensor, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+        return f"{self.dtype}{sizes(self.shape)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,11 +261,14 @@ class Placeholder:
         Its name in the code of all stages: ``"primals_3"``, ``"tangents_1"``.
     user_name
         The argument's name; ``"grad_of_loss"`` for the gradient of an output, ``"base_of_x"`` for the memory that
-        ``x`` shares with others.
+        ``x`` shares with others; ``"x.size(0)"`` for a size that varies, ``"s"`` for a number.
+    value
+        What a size or a number was in the traced call; empty for tensors.
     """
 
     name: str
     user_name: str
+    value: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,7 +285,9 @@ class Input:
     value
         The repr of an argument that is no tensor.
     tensor
-        What it looked like when the function was called.
+        What it looked like when the function was called. Sizes that vary are symbols.
+    varies
+        Whether the graph serves other sizes of it, or other numbers, too.
     storage
         Its storage in this graph's ``storages``; inputs with the same number share memory.
     duplicate_of
@@ -311,6 +316,7 @@ class Input:
     kind: str
     value: str | None = None
     tensor: TensorInfo | None = None
+    varies: bool = False
     storage: int | None = None
     duplicate_of: str | None = None
     overlaps: tuple[str, ...] = ()
@@ -643,11 +649,14 @@ class Guard:
         What it is about: an argument's name, or ``"global"``.
     sentence
         The assumption in words.
+    line
+        The line of the program that assumes it of a size or a number, where that is known.
     """
 
     kind: str
     subject: str
     sentence: str
+    line: UserLine | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -751,6 +760,8 @@ class Graph:
         See the records of those names.
     random_ops
         The random ops in it.
+    static_since
+        Why sizes or numbers that were to vary do not: the graph is for those of its first call alone.
     backward_error
         What differentiating the function raised, in older reports; such a function runs eagerly now.
     reused
@@ -783,6 +794,7 @@ class Graph:
     kernels: tuple[Kernel, ...] = ()
     guards: tuple[Guard, ...] = ()
     random_ops: tuple[str, ...] = ()
+    static_since: str = ""
     backward_error: str | None = None
     reused: bool = False
     counts: Counts | None = None
@@ -1077,7 +1089,8 @@ class Fact:
     Attributes
     ----------
     key
-        What it is about, for programs: ``"error"``, ``"mutated"``, ``"aliases"`` or ``"saved"``.
+        What it is about, for programs: ``"error"``, ``"mutated"``, ``"new"``, ``"aliases"``, ``"varies"``, ``"static"``
+        or ``"saved"``.
     title
         The same, for readers.
     sentence

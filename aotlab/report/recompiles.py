@@ -18,7 +18,7 @@ import torch
 from aotlab import observe
 from aotlab.errors import UserLine
 from aotlab.report.model import Miss
-from aotlab.report.text import in_cell, plain_names
+from aotlab.report.text import in_cell, listed, plain_names
 
 #: A sentence of the direct frontend's.
 _OURS = re.compile(r"^`(.+?)` (?:is|has ([a-z_]+)) ?=?(?:on )?(.+) where the compiled entry expects (.+)$")
@@ -44,14 +44,14 @@ _MODES = {
     "deterministic_algorithms": "deterministic algorithms",
 }
 
-_PASS_A_TENSOR = "each value is compiled for itself; pass it as a tensor, or keep to a few values"
+PASS_A_TENSOR = "each value is compiled for itself; pass it as a tensor, or keep to a few values"
 _TWO_STATES = "each of the two is compiled once, and serves from then on"
 _KEEP_TYPE = "pass the same type in each call"
 _KEEP_OBJECT = "reuse one object instead of making another for each call"
 _KEEP_LENGTH = "pass the same number of items, or one stacked tensor"
 #: What may differ of a tensor: how it is written, and what to do.
 _OF_TENSORS = {
-    "size": ("{}.size({})", "each size is compiled for itself; pad to a few sizes"),
+    "size": ("{}.size({})", "let sizes vary (dynamic=True), or pad to a few sizes"),
     "stride": ("{}.stride({})", "call contiguous() on it before"),
     "rank": ("{}.dim()", "pass tensors of the same number of dimensions"),
     "dtype": ("{}.dtype", "convert to one dtype before"),
@@ -89,15 +89,35 @@ def _of_a_sentence(sentence: str) -> Miss:
     if found is None:
         return Miss(sentence=sentence)
     name, what, after, before = found[1], found[2] or "", found[3], found[4]
+    if what == "shape" and after.count(",") == before.count(","):
+        return _of_sizes(name, _sizes(after), _sizes(before))
     subject = f"{name}.{'stride' if what == 'strides' else what}" if what else name
     suggestion = {"shape": _OF_TENSORS["size"][1], "strides": _OF_TENSORS["stride"][1]}.get(what)
     if suggestion is None:
-        suggestion = _OF_TENSORS[what][1] if what in _OF_TENSORS else "" if what else _PASS_A_TENSOR
+        suggestion = _OF_TENSORS[what][1] if what in _OF_TENSORS else "" if what else PASS_A_TENSOR
     if after in ("True", "False") and not what:
         suggestion = _TWO_STATES
     if "left out" in (after, before.removeprefix("it to be ")):
         suggestion = "give it in each call, or in none"
     return Miss(subject=subject, before=before, after=after, sentence=sentence, suggestion=suggestion)
+
+
+def _sizes(shape: str) -> list[str]:
+    return [size.strip() for size in shape.strip("()").split(",") if size.strip()]
+
+
+def _of_sizes(name: str, after: list[str], before: list[str]) -> Miss:
+    """Name the sizes that are others."""
+    pairs = enumerate(zip(after, before, strict=False))
+    found = [(f"{name}.size({dim})", is_now, was) for dim, (is_now, was) in pairs if is_now != was]
+    told = listed([f"`{size}` is {is_now}" for size, is_now, _ in found])
+    return Miss(
+        subject=", ".join(size for size, _, _ in found),
+        before=", ".join(was for _, _, was in found),
+        after=", ".join(is_now for _, is_now, _ in found),
+        sentence=f"{told} where the compiled entry expects {listed([was for _, _, was in found])}",
+        suggestion=_OF_TENSORS["size"][1],
+    )
 
 
 def _miss(guard: _Guard, line: UserLine | None) -> Miss:
@@ -127,6 +147,7 @@ def _apart(text: str, file: str) -> tuple[str, UserLine | None]:
 
 
 def _read(text: str, scope: Mapping[str, Any]) -> _Guard:
+    text = re.sub(r"\.(size|stride)\(\)\[(\d+)\]", r".\1(\2)", text)
     if text.startswith(_GLOBAL):
         names = [_MODES.get(name, name.removesuffix("_enabled")) for name in text.removeprefix(_GLOBAL).split()]
         if names == ["grad mode"]:
@@ -144,6 +165,9 @@ def _read(text: str, scope: Mapping[str, Any]) -> _Guard:
     found = _OBJECT.match(text)
     if found is not None:
         return _Guard(_spoken(found["path"]), "that of the earlier call", "another object", _KEEP_OBJECT)
+    if ".size(" in text:
+        expected = plain_names(text).replace("`", "")
+        return _Guard(f"the earlier graph expects `{expected}`, which does not hold for this call", "", "", "")
     return _Guard(f"a guard of Dynamo's failed: {plain_names(text)}", "", "", "")
 
 
@@ -171,8 +195,8 @@ def _length_of(value: Any) -> str:
 
 
 def _equal(subject: str, before: str, value: Any) -> _Guard:
-    is_state = isinstance(value, bool)
-    return _Guard(subject, before, _shown(value), _TWO_STATES if is_state else _PASS_A_TENSOR)
+    other = _OF_TENSORS["size"][1] if ".size(" in subject else PASS_A_TENSOR
+    return _Guard(subject, before, _shown(value), _TWO_STATES if isinstance(value, bool) else other)
 
 
 def _none(subject: str, before: str, value: Any) -> _Guard:
@@ -208,6 +232,10 @@ def _value(path: str, scope: Mapping[str, Any]) -> Any:
                 return scope[name]
             case ast.Attribute(value=inner, attr=name):
                 return getattr(look_up(inner), name)
+            case ast.Call(
+                func=ast.Attribute(value=inner, attr="size" | "stride" as name), args=[ast.Constant(value=dim)]
+            ):
+                return getattr(look_up(inner), name)(dim)
             case ast.Subscript(value=inner, slice=ast.Constant(value=key)):
                 return look_up(inner)[key]
         raise LookupError

@@ -34,7 +34,7 @@ _KEY: dict[str, Column] = {
 }
 _TENSOR: dict[str, Column] = {
     "dtype": (_TEXT, "element type, for example float32"),
-    "shape": (_TEXT, "sizes, for example [2, 3]"),
+    "shape": (_TEXT, "sizes, for example [2, 3]; [x.size(0)=2, 3] if the first varies, and was 2"),
     "stride": (_TEXT, "strides in elements"),
     "offset": (_COUNT, "where it begins in its storage, in elements"),
     "byte_offset": (_COUNT, "the same in bytes"),
@@ -164,6 +164,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "kind": (_TEXT, "what is compared"),
         "subject": (_TEXT, "of what"),
         "sentence": (_TEXT, "the assumption in words"),
+        **_LINE,
     },
     "calls": {
         **_KEY,
@@ -457,7 +458,7 @@ def _kernel_rows(report: Report) -> Iterator[Row]:
 def _guard_rows(report: Report) -> Iterator[Row]:
     for _, graph, key in _graphs(report):
         for row in graph.guards:
-            yield {**key, "kind": row.kind, "subject": row.subject, "sentence": row.sentence}
+            yield {**key, "kind": row.kind, "subject": row.subject, "sentence": row.sentence, **_line(row.line)}
 
 
 def _call_rows(report: Report) -> Iterator[Row]:

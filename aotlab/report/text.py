@@ -35,7 +35,7 @@ def data_size(nbytes: Size | None) -> str:
     if nbytes is None:
         return "–"
     if isinstance(nbytes, SymExpr):
-        return f"{nbytes} B"
+        return f"{nbytes} B" if nbytes.hint is None else data_size(nbytes.hint)
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if nbytes >= size:
             return f"{_three(nbytes / size)} {unit}"
@@ -112,6 +112,11 @@ def sizes(values: Sequence[Size] | None) -> str:
 def known_size(size: Size) -> int:
     """Return a size as a number: for a symbolic one that of the traced call, 0 where not even that is known."""
     return (size.hint or 0) if isinstance(size, SymExpr) else size
+
+
+def known_sizes(values: Sequence[Size]) -> tuple[int, ...]:
+    """Do the same for a shape or strides."""
+    return tuple([known_size(value) for value in values])
 
 
 def _three(value: float) -> str:

@@ -148,7 +148,7 @@ class Prologue:
             other = f"{given}.{what}({'' if dim is None else dim})"
             return known.get((position, dim), other) if what == "size" and dim is not None else other
 
-        rules = sizes.guards(name)
+        rules = [text for text, _ in sizes.guards(name)]
         if rules:
             self.draft.miss([f"not ({' and '.join(rules)})"])
             rules, self.w.lines[end:] = self.w.lines[end:], []

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from aotlab import _torch as internals
+from aotlab.errors import UserLine
 
 #: Sizes and strides, None for those that may be any.
 _Layout = tuple[tuple[int | None, ...], tuple[int | None, ...]]
@@ -19,14 +20,15 @@ _Layout = tuple[tuple[int | None, ...], tuple[int | None, ...]]
 class Rules:
     """What each argument with sizes that vary may look like; and what else was assumed of them.
 
-    Of the latter, ``texts`` are as the user would write it, ``expressions`` read the facts of the arguments. Of the
-    arguments in ``numbers``, only the type counts else.
+    Of the latter, ``texts`` are as the user would write it, ``expressions`` read the facts of the arguments, and
+    ``lines`` are those of the program that did so. Of the arguments in ``numbers``, only the type counts else.
     """
 
     layouts: Mapping[int, _Layout]
     numbers: frozenset[int]
     texts: tuple[str, ...]
     expressions: tuple[str, ...]
+    lines: Mapping[str, UserLine]
 
     def admits(self, position: int, facts: Any) -> bool:
         """Tell whether an argument may vary, and is such as it may be."""
@@ -60,4 +62,6 @@ def rules_of(sizes: internals.Sizes | None, names: Sequence[str], fakes: Mapping
 
     layouts = {n: (internals.fixed(fake.shape), internals.fixed(fake.stride())) for n, fake in fakes.items()}
     layouts = {n: layout for n, layout in layouts.items() if None in layout[0]}
-    return Rules(layouts, frozenset(sizes.numbers), tuple(sizes.guards(shown)), tuple(sizes.guards(read)))
+    told, expressions = sizes.guards(shown), tuple(text for text, _ in sizes.guards(read))
+    lines = {text: place() for text, place in told if place is not None}
+    return Rules(layouts, frozenset(sizes.numbers), tuple(text for text, _ in told), expressions, lines)

@@ -17,6 +17,7 @@ from aotlab.capture.call import Call
 from aotlab.capture.dedupe import DedupeRecord
 from aotlab.capture.given import check_containers, given_objects
 from aotlab.capture.signals import RunEagerly
+from aotlab.guards.places import user_place
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.ir.specs import StorageNumbers
 from aotlab.trace import surroundings
@@ -63,7 +64,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
     lifted, args, kwargs = call.rebuild(values)
     grad_mode = torch.is_grad_enabled()
     recorder.names = {id(item.fake): item.name for item in inputs}
-    symbols = nullcontext() if recorder.sizes is None else internals.symbols_as_numbers()
+    symbols = nullcontext() if recorder.sizes is None else internals.symbols_as_numbers(recorder.sizes, user_place)
     with surroundings.world_unchanged(recorder), surroundings.failures_told_apart(), surroundings.tracing(recorder):
         try:
             escapes = _escape_guard(inputs, recorder)

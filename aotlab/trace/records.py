@@ -27,6 +27,7 @@ class TraceRecord:
     ``inputs`` names the placeholders that stand for inputs, ``outputs`` says what each forward output is,
     ``random_ops`` lists the ops that draw random numbers. ``autograd_nodes`` are what autograd will see of a call,
     ``bases`` the kept inputs that the graph takes as one synthetic base, base by base, ``sizes`` its last inputs.
+    ``static_since`` says why sizes that were to vary, or numbers, do not.
     """
 
     tracer: str
@@ -40,6 +41,7 @@ class TraceRecord:
     autograd_nodes: tuple[AutogradNode, ...] = ()
     bases: tuple[tuple[int, ...], ...] = ()
     sizes: tuple[SizeOf, ...] = ()
+    static_since: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import { runs, union } from '../src/model/layout';
 import { readReport, RECORDS } from '../src/model/report';
 import type { Report } from '../src/model/report';
 import { chips, headOf } from '../src/model/verdict';
-import { amount, dataSize, duration, grouped, listed, place, short } from '../src/model/words';
+import { amount, dataSize, duration, grouped, listed, place, short, sizes } from '../src/model/words';
 import { sample } from './sample';
 
 function read(value: unknown): Report {
@@ -65,7 +65,9 @@ test('symbolic sizes are read', () => {
     frames: [{ graphs: [{ storages: [{ nbytes: symbol }], inputs: [{ tensor: { shape: [symbol, 3] } }] }] }]
   });
   assert.deepEqual(report.frames[0]?.graphs[0]?.storages[0]?.nbytes, symbol);
-  assert.equal(dataSize(report.frames[0]?.graphs[0]?.storages[0]?.nbytes ?? null), 's0*4 B');
+  assert.equal(dataSize(report.frames[0]?.graphs[0]?.storages[0]?.nbytes ?? null), '12 B');
+  assert.equal(dataSize({ expression: 's0*4', hint: null }), 's0*4 B');
+  assert.equal(sizes([{ expression: 'x.size(0) + 1', hint: 3 }, { expression: 's0', hint: null }, 4]), '[x.size(0)+1=3, s0, 4]');
 });
 
 test('numbers and lists are written as in Python', () => {

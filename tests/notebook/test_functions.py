@@ -99,9 +99,29 @@ def test_why_it_was_compiled_again(shell: InteractiveShell, frontend: str) -> No
         [(1, 0), (2, 0), (2, 1)],
         [(1, 0), (2, 1), (2, 0)],
     )
-    assert {"dynamo": "`v.size(0)` is 4", "direct": "`v` has shape"}[frontend] in rows["reason"][0]
+    assert "`v.size(0)` is 4" in rows["reason"][0]
     assert {"dynamo": "`v.dtype` is float64", "direct": "`v` has dtype"}[frontend] in rows["reason"][1]
     assert calls(report) == {"double": (5, 5, 0)}
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_sizes_and_numbers_that_change(shell: InteractiveShell, frontend: str) -> None:
+    """What changes between calls is compiled for all its values; the graph is verified, and can be timed."""
+    source = "def scaled(v, s):\n    v.add_(1)\n    return v * s, v[1:], v.shape[0]"
+    report = define(shell, source, f"--quiet --backend eager --frontend {frontend}")
+    execute(shell, "found = [scaled(torch.arange(float(n)), n / 2) for n in (3, 5, 7, 9)]")
+    for n, (product, rest, size) in zip((3, 5, 7, 9), shell.user_ns["found"], strict=True):
+        v = torch.arange(float(n)) + 1
+        assert product.equal(v * (n / 2))
+        assert rest.equal(v[1:])
+        assert size == n
+    assert calls(report) == {"scaled": (4, 4, 0)}
+    assert list(report.calls["graph"]) == [0, 1, 1, 1]
+    assert list(report.inputs["shape"].dropna()) == ["[3]", "[v.size(0)=5]"]
+    assert "compiled for all" in report.recompiles["reason"].item()
+    assert report.verification["equal"].all()
+    assert set(report.verification["graph"].dropna()) == {0, 1}
+    assert not report.notes
 
 
 def test_a_training_flag_is_an_assumption(shell: InteractiveShell) -> None:

@@ -392,17 +392,42 @@ def test_of_several_entries_the_one_for_the_inputs_is_measured(notebook: Noteboo
     compiled = notebook.compile(lambda x: x.sin())
     compiled(torch.ones(2))
     only = notebook.captured[0]
-    only.compiled(torch.ones(3))
+    only.compiled(torch.ones(2, dtype=torch.float64))
     numbers = sorted(entry.number for entry in only.compiled.compiled.entries)
     found = {}
-    for size in (2, 3):
-        notebook.inputs[0] = (torch.ones(size),)
-        found[size] = {row.graph for row in notebook.measure()}
-    assert found == {2: {0}, 3: {1}}
+    for dtype in (torch.float32, torch.float64):
+        notebook.inputs[0] = (torch.ones(2, dtype=dtype),)
+        found[dtype] = {row.graph for row in notebook.measure()}
+    assert found == {torch.float32: {0}, torch.float64: {1}}
     named = Captured(
-        frame="f", graph=only.graph, compiled=only.compiled, inputs=lambda: (torch.ones(3),), graphs={numbers[1]: 17}
+        frame="f",
+        graph=only.graph,
+        compiled=only.compiled,
+        inputs=lambda: (torch.ones(2, dtype=torch.float64),),
+        graphs={numbers[1]: 17},
     )
     assert {row.graph for row in measure([named], notebook.progress.append, SECONDS)} == {17}
+
+
+def test_a_graph_that_takes_sizes(notebook: Notebook) -> None:
+    """Each engine is given what it takes: the sizes that Dynamo's graph takes beside the tensors, or the tensors."""
+    graph = fx.Graph()
+    size, x = graph.placeholder("size"), graph.placeholder("x")
+    graph.output((graph.call_function(torch.mul, (x, size)),))
+    module, given = fx.GraphModule({}, graph), torch.ones(2)
+    compiled = backend(fx.symbolic_trace(lambda x: (x * 2,)), [given], options={"compiler": "eager"})
+    compiled(given)
+    taken = Captured(
+        frame="f",
+        graph=module,
+        compiled=compiled,
+        inputs=lambda: (given,),
+        whole=lambda inputs: (inputs[0].shape[0], *inputs),
+        stock="aot_eager",
+    )
+    rows = measure([taken], notebook.progress.append, SECONDS, notebook.notes.append)
+    assert [row.engine for row in rows] == ["eager", "upstream", "aotlab"]
+    assert notebook.notes == []
 
 
 def test_a_graph_that_leaves_grad_mode_off_does_not_turn_it_off() -> None:

@@ -134,15 +134,17 @@ def promises_of_start(run: Session) -> None:
     # Why was it compiled again?
     assert len(run.report("recompile-cell")["frames"][0]["graphs"]) == 2
     (again,) = printed(run.cell("recompile-table")).splitlines()
-    assert re.search(r"\bt\b.*\b5\b.*\b3\b", again), again
+    assert re.search(r"\bt\b.*\b5\b.*\b3\b.*compiled for all sizes", again), again
     calls = json.loads(run.answer("print(calls.calls[['compiled', 'cold']].to_json(orient='records'))"))
     assert [call["cold"] for call in calls] == [True, True, False]
     assert [call["compiled"] for call in calls] == [True, True, True]
 
     served = json.loads(run.answer("print(calls.calls['graph'].to_json(orient='records'))"))
-    assert served == [0, 1, 0]
+    assert served == [0, 1, 1]
 
-    assert run.result("recompile-calls") == "tensor([-1.,  0.,  1.])"
+    assert run.answer("print(calls.inputs['shape'].tolist())").strip() == "['[3]', '[t.size(0)=5]']"
+    expected = "tensor([-1.3887, -0.9258, -0.4629,  0.0000,  0.4629,  0.9258,  1.3887])"
+    assert run.result("recompile-calls") == expected
 
     # Is it faster?
     timings = run.table("time-table")

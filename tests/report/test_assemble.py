@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from aotlab.ir.metadata import ViewStep
 from aotlab.ir.specs import SymExpr, spec_of
 from aotlab.report import Report
 from aotlab.report.assemble import chain, reach, tensor_info
-from aotlab.report.model import Graph, Span
+from aotlab.report.model import Graph
 
 
 @pytest.fixture
@@ -164,12 +164,12 @@ def test_the_bytes_that_a_tensor_reaches(tensor: torch.Tensor, expected: tuple[i
     assert reach(tensor_info(spec_of(tensor))) == expected
 
 
-def test_symbolic_tensors_reach_unknown_bytes(story: Any) -> None:
-    """A symbolic size leaves the range open, and the table takes the size of the traced call."""
+def test_the_bytes_that_a_symbolic_tensor_reaches() -> None:
+    """Those of the traced call; a size of which not even that is known leaves the range open."""
     row = tensor_info(spec_of(torch.empty(2, 3)))
-    symbol = SymExpr(expression="s0", hint=2)
-    assert reach(type(row)(dtype="float32", device="cpu", shape=(symbol, 3), stride=(3, 1), nbytes=symbol)) is None
-    assert Span(name="x", role="input", start=None, stop=None).start is None
+    for hint, expected in ((2, (0, 24)), (None, None)):
+        size, nbytes = SymExpr(expression="s0", hint=hint), SymExpr(expression="12*s0", hint=hint and 24)
+        assert reach(replace(row, shape=(size, 3), nbytes=nbytes)) == expected
 
 
 def test_view_chains_as_code() -> None:

@@ -36,11 +36,12 @@ def test_durations_have_three_digits(ns: int | None, expected: str) -> None:
         (1536, "1.50 KiB"),
         (5 * 2**20, "5.00 MiB"),
         (3 * 2**30, "3.00 GiB"),
-        (SymExpr(expression="4*s0", hint=8), "4*s0 B"),
+        (SymExpr(expression="4*s0"), "4*s0 B"),
+        (SymExpr(expression="1024*s0", hint=2048), "2.00 KiB"),
     ],
 )
 def test_data_sizes(nbytes: int | SymExpr | None, expected: str) -> None:
-    """Bytes in powers of 1024; symbolic sizes as they are."""
+    """Bytes in powers of 1024; symbolic sizes as they were in the traced call."""
     assert data_size(nbytes) == expected
 
 

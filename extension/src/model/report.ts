@@ -59,6 +59,7 @@ const input = record('Input', {
   kind: text(),
   value: maybe(text()),
   tensor: maybe(tensor),
+  varies: flag(),
   storage: maybe(number()),
   duplicate_of: maybe(text()),
   overlaps: list(text()),
@@ -126,7 +127,7 @@ const kernel = record('Kernel', {
   nodes: list(text())
 });
 const placeholder = record('Placeholder', { name: text(), user_name: text() });
-const guard = record('Guard', { kind: text(), subject: text(), sentence: text() });
+const guard = record('Guard', { kind: text(), subject: text(), sentence: text(), line: maybe(line) });
 const counts = record('Counts', {
   stages: number(),
   stages_ns: number(),
@@ -317,6 +318,7 @@ export type Storage = Read<typeof storage>;
 export type Saved = Read<typeof saved>;
 export type Kernel = Read<typeof kernel>;
 export type Counts = Read<typeof counts>;
+export type Guard = Read<typeof guard>;
 export type Miss = Read<typeof miss>;
 export type Graph = Read<typeof graph>;
 export type Call = Read<typeof call>;

@@ -24,9 +24,12 @@ export function duration(ns: number | null): string {
   return `${Math.round(ns)} ns`;
 }
 
-/** Write a size as it is: a number or an expression. */
+/** Write a size as it is: a number, or an expression with the number that it was in the traced call. */
 export function sizeText(size: Size): string {
-  return typeof size === 'number' ? String(size) : size.expression;
+  if (typeof size === 'number') {
+    return String(size);
+  }
+  return size.hint === null ? size.expression : `${size.expression.replaceAll(' ', '')}=${size.hint}`;
 }
 
 /** The number that a size was in the traced call; null if not even that is known. */
@@ -40,7 +43,7 @@ export function dataSize(size: Size | null): string {
     return '–';
   }
   if (typeof size !== 'number') {
-    return `${size.expression} B`;
+    return size.hint === null ? `${size.expression} B` : dataSize(size.hint);
   }
   for (const [unit, length] of [['GiB', 2 ** 30], ['MiB', 2 ** 20], ['KiB', 2 ** 10]] as const) {
     if (size >= length) {

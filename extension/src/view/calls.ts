@@ -1,7 +1,7 @@
 /** Recompiles and calls: why each graph was made, which calls it served, what was refused, and the guards. */
 
 import { countsOf } from '../model/counts';
-import type { Call, Frame, Miss, Refusal } from '../model/report';
+import type { Call, Frame, Guard, Miss, Refusal } from '../model/report';
 import { amount, duration, grouped, place, short } from '../model/words';
 import { fold } from './context';
 import type { Context, Entry } from './context';
@@ -225,6 +225,12 @@ function aboutCall(call: Call): string {
   return `${duration(call.duration_ns)}, ${served}${call.cold ? ', compilation included' : ''}`;
 }
 
+/** What is assumed, and the line of the program that does. */
+function assumption({ sentence, line }: Guard): Child {
+  const where = line === null ? null : h('span', { class: 'al-soft', title: line.code }, ` ${place(line)}`);
+  return h('span', {}, spoken(sentence), where);
+}
+
 function guards(context: Context, entry: Entry): Child[] {
   const rows = entry.graph.guards;
   const { guards: total } = countsOf(entry.graph);
@@ -241,7 +247,7 @@ function guards(context: Context, entry: Entry): Child[] {
         columns: [
           { name: 'subject', title: 'about', kind: 'code', cell: row => row.subject },
           { name: 'kind', title: 'kind', cell: row => row.kind },
-          { name: 'sentence', title: 'assumption', kind: 'words', cell: row => row.sentence }
+          { name: 'sentence', title: 'assumption', kind: 'words', cell: assumption }
         ],
         rows,
         total,

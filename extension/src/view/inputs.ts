@@ -34,6 +34,7 @@ export function happenings(row: Input): HTMLElement[] {
       marks.push(made);
     }
   };
+  add(row.varies && row.tensor === null, 'any number', 'plain', 'The same graph serves other numbers too');
   add(row.kind === 'new', 'new', 'plain', 'There was no such gradient before');
   add(row.mutates_data, 'data mutated', 'write', 'Its values changed');
   add(row.mutates_metadata, 'metadata mutated', 'write', 'Its sizes, strides or offset changed');

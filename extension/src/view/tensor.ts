@@ -1,7 +1,7 @@
 /** A tensor in a cell: its type, and below it what is unusual about it. */
 
 import type { TensorInfo } from '../model/report';
-import { sizes, sizeText, tensorText } from '../model/words';
+import { known, sizes, sizeText, tensorText } from '../model/words';
 import { h, mark } from './dom';
 import type { Child } from './dom';
 
@@ -29,8 +29,8 @@ export function tensorCell(tensor: TensorInfo | null): Child {
 function contiguous(tensor: TensorInfo): boolean {
   let expected = 1;
   for (let dim = tensor.shape.length - 1; dim >= 0; dim -= 1) {
-    const [size, step] = [tensor.shape[dim], tensor.stride[dim]];
-    if (typeof size !== 'number' || typeof step !== 'number' || (size !== 1 && step !== expected)) {
+    const [size, step] = [known(tensor.shape[dim] ?? null), known(tensor.stride[dim] ?? null)];
+    if (size === null || step === null || (size !== 1 && step !== expected)) {
       return false;
     }
     expected *= Math.max(size, 1);

@@ -1,0 +1,104 @@
+"""Sizes and numbers that vary, in words: what a trace assumed of them, and whether a recompile serves all of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+
+from aotlab.errors import UserLine
+from aotlab.report.model import Guard, Miss
+from aotlab.report.recompiles import PASS_A_TENSOR
+from aotlab.report.text import first_line, in_cell
+
+#: How a size is written, or a number, or a stride.
+_NAME = r"(?:[A-Za-z_][\w.]*(?:\[[^\]]*\][\w.]*)*)"
+_PART = rf"{_NAME}(?:\(\d*\))?"
+_SIZE = re.compile(rf"^({_NAME})\.size\((\d+)\)$")
+#: What is assumed, as Python and in words.
+_WORDS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (rf"^({_PART}) == (-?[\d.]+)$", lambda m: f"`{m[1]}` is {m[2]}: the program fixes it"),
+        (rf"^({_PART}) != (-?[\d.]+)$", lambda m: f"`{m[1]}` is not {m[2]}"),
+        (rf"^(-?[\d.]+) <= ({_PART})$", lambda m: f"`{m[2]}` is at least {m[1]}"),
+        (rf"^({_PART}) <= (-?[\d.]+)$", lambda m: f"`{m[1]}` is at most {m[2]}"),
+        (rf"^(-?[\d.]+) <= ({_PART}) <= (-?[\d.]+)$", lambda m: f"`{m[2]}` is from {m[1]} to {m[3]}"),
+        (rf"^not math\.isnan\(({_PART})\)$", lambda m: f"`{m[1]}` is not nan"),
+        (r"^\((.+) % (\d+)\) == 0$", lambda m: f"`{_bare(m[1])}` is divisible by {m[2]}"),
+        (r"^\((.+) % (\d+)\) != 0$", lambda m: f"`{_bare(m[1])}` is not divisible by {m[2]}"),
+    )
+]
+_ERROR = re.compile(
+    r"^(?P<reason>.*), at (?P<file>\S+):(?P<line>\d+)(?: \((?P<code>.*)\))?(?:[:;] (?P<instead>[^;]*))?$", re.DOTALL
+)
+_FUNCTIONS = re.compile(r"\b(?:math\.\w+|not|and|or|if|else|float|int|abs|max|min)\b", re.IGNORECASE)
+_BROKEN = re.compile(r"^the (?:compiled entry|earlier graph) expects `(.+)`, which does not hold for this call$")
+
+
+def guard(kind: str, subject: str, sentence: str, lines: Mapping[str, UserLine]) -> Guard:
+    """Make the row of a guard; one of sizes in words, with the line of the program that it is for."""
+    text = sentence.strip("`")
+    if kind != "size":
+        return Guard(kind=kind, subject=subject, sentence=sentence)
+    for pattern, words in _WORDS:
+        found = pattern.match(text)
+        if found is not None:
+            sentence = words(found)
+            break
+    return Guard(kind=kind, subject=_names(text) or subject, sentence=sentence, line=lines.get(text))
+
+
+def settled(
+    miss: Miss, *, vary: Collection[str], why: str, own: Mapping[str, UserLine], earlier: Mapping[str, UserLine]
+) -> Miss:
+    """Say of a miss whether the new graph serves all sizes or numbers, and what would have avoided it.
+
+    ``vary`` are those that vary in the new graph; ``why`` some do not that were to; ``own`` and ``earlier`` are the
+    lines of what the new and the earlier graph assume.
+    """
+    broken = _BROKEN.match(miss.sentence)
+    if broken is not None:
+        suggestion = "each way that the program takes is compiled once, and serves from then on"
+        line = earlier.get(broken[1], miss.line)
+        return replace(miss, subject=_names(broken[1]), line=line, suggestion=suggestion)
+    names = [name for name in miss.subject.split(", ") if name]
+    size = _SIZE.match(names[0]) if names else None
+    if names and all(name in vary for name in names):
+        sentence = f"{miss.sentence}; compiled for all {'sizes' if size else 'numbers'} of it"
+        if size is None:
+            return replace(miss, sentence=sentence, suggestion="pass it as a tensor")
+        call = f"torch._dynamo.mark_dynamic({size[1]}, {size[2]})"
+        return replace(miss, sentence=sentence, suggestion=f"call {call} before, or compile with dynamic=True")
+    fixed = next((text for text in own if any(text.startswith(f"{name} == ") for name in names)), None)
+    if fixed is not None:
+        sentence = f"{miss.sentence}; compiled for this one alone, since the program fixes it"
+        return replace(miss, sentence=sentence, line=own[fixed], suggestion="keep to a few values of it")
+    if names and why and (size or miss.suggestion == PASS_A_TENSOR):
+        reason, line, instead = apart(why)
+        sentence = f"{miss.sentence}; compiled for this one alone: {reason}"
+        return replace(miss, sentence=sentence, line=line or miss.line, suggestion=instead or miss.suggestion)
+    if size is not None and miss.after in ("0", "1"):
+        return replace(miss, suggestion="sizes of 0 and 1 are cases of their own, each compiled once")
+    return miss
+
+
+def apart(why: str) -> tuple[str, UserLine | None, str]:
+    """Divide what an error says into the reason, the line of the program and what would avoid it."""
+    told = _ERROR.match(why)
+    if told is None:
+        return first_line(why, 200), None, ""
+    line = UserLine(file=told["file"], line=int(told["line"]), code=told["code"] or "")
+    return first_line(told["reason"], 200), in_cell(line), told["instead"] or ""
+
+
+def _names(text: str) -> str:
+    """Return what an expression is about, separated by commas."""
+    return ", ".join(dict.fromkeys(re.findall(_PART, _FUNCTIONS.sub("", text))))
+
+
+def _bare(text: str) -> str:
+    """Leave the parentheses around an expression out."""
+    inner = text[1:-1]
+    whole = text[:1] == "(" and text[-1:] == ")" and inner.find(")") >= inner.find("(")
+    return inner if whole and inner.count("(") == inner.count(")") else text
