@@ -155,8 +155,8 @@ def test_a_function_that_a_loop_calls_is_compiled(shell: InteractiveShell) -> No
         report = shell.user_ns["report"]
         assert [(frame.name, frame.calls.compiled, frame.calls.eager) for frame in report.frames] == [("loss_of", 3, 0)]
         graphs = report.frames[0].graphs
-        assert [graph.reused for graph in graphs] == [reused] * 3
-        assert [[miss.subject for miss in graph.misses] for graph in graphs] == [[], ["x.size(0)"], ["x.size(0)"] * 2]
+        assert [graph.reused for graph in graphs] == [reused] * 2  # for the first size, and for all
+        assert [[miss.subject for miss in graph.misses] for graph in graphs] == [[], ["x.size(0)"]]
         ways = [(part.first_line, part.how) for part in report.cell.parts]
         assert ways == [(2, "compiled"), (5, "python"), (6, "python"), (7, "python"), (8, "python")]
     assert torch.equal(shell.user_ns["w"].grad, torch.full((8,), 2 * 3.0 * (4 + 8 + 16)))
