@@ -119,7 +119,7 @@ def test_errors_of_steps():
 def test_steps_of_eager(name):
     """Each model runs in float64, too, draws the same numbers there, and its steps are as exact as float32 is."""
     found = errors(name, eagerly)
-    assert 0 < found.loss < 1e-5
+    assert found.loss < 1e-5  # transformers computes some losses in float32 whatever the model's, which may be equal
     assert 0 < found.gradients < 1e-4
     assert found.gradients <= found.largest_gradients
     assert found.buffers < 1e-5
