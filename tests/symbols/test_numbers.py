@@ -154,8 +154,8 @@ def learned(rates: tuple[float, ...], make: Callable[..., Any], backend: Any) ->
     ("make", "beside"),
     [
         (torch.optim.SGD, None),
-        (partial(torch.optim.SGD, momentum=0.9), None),
-        # Dynamo's own form of these rounds otherwise than eager
+        # Dynamo's own form of these rounds otherwise than eager, of the first on torch 2.11
+        (partial(torch.optim.SGD, momentum=0.9), "eager"),
         (torch.optim.Adam, "eager"),
         (partial(torch.optim.AdamW, foreach=False), "eager"),
     ],
