@@ -79,6 +79,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "value": (_TEXT, "the repr of an argument that is no tensor"),
         "steps": (_TEXT, "what was done in place to its sizes, strides or history, as code"),
         "synthetic_base": (_COUNT, "inputs with equal numbers are one input of the graph"),
+        "varies": (_TRUTH, "whether the graph serves other sizes, or other values of a number, too"),
     },
     "outputs": {
         **_KEY,
@@ -343,6 +344,7 @@ def _input(index: int, row: Input) -> Row:
         "value": row.value,
         "steps": "; ".join(row.steps) or None,
         "synthetic_base": row.synthetic_base,
+        "varies": row.varies,
     }
 
 

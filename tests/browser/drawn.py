@@ -128,6 +128,7 @@ def happened(row: Mapping[str, Any]) -> list[str]:
     marks += [f"shares bytes with {row['overlaps']}"] if row["overlaps"] else []
     after = row["requires_grad_after"]
     marks += [] if after in (None, row["requires_grad"]) else [f"requires_grad becomes {after}"]
+    marks += ["any number"] if row["dtype"] is None and row["varies"] else []
     return marks or ["" if row["dtype"] is None else "not traced" if row["mutates_data"] is None else "–"]
 
 
