@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
@@ -44,7 +45,12 @@ class Rules:
         """Return the first that does not hold for the arguments of which ``leaves`` are the facts."""
         rules = zip(self.texts, self.expressions, strict=True)
         return next(
-            (text for text, expression in rules if not eval(expression, {"leaves": leaves, "math": math})), None
+            (
+                text
+                for text, expression in rules
+                if not eval(expression, {"leaves": leaves, "math": math, "torch": torch})
+            ),
+            None,
         )
 
 
