@@ -38,6 +38,8 @@ def _is_float(value: Any) -> bool:
 
 def takes_numbers(module: fx.GraphModule) -> bool:
     """Tell whether tensors can stand for all floats that vary in a graph."""
+    if not any(map(_is_float, placeholders(module.graph))):
+        return True
     for node in module.graph.nodes:
         if node.op != "call_function" or not any(map(_is_float, node.all_input_nodes)):
             continue

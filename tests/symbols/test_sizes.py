@@ -249,7 +249,10 @@ def test_what_cannot_be_of_any_size_is_compiled_for_each() -> None:
 
 
 @pytest.mark.tier("full")
-@pytest.mark.parametrize("name", ["matmul", "a written input, a view", "layer norm", "attention", "a size is returned"])
+@pytest.mark.parametrize("name", [
+        "matmul", "a written input, a view", "layer norm", "attention", "a size is returned", "a size as a number",
+    ],
+)  # fmt: skip
 def test_by_inductor(name: str) -> None:
     """Inductor's kernels serve all sizes."""
     function, make, most = PROGRAMS[name]
