@@ -84,6 +84,7 @@ class GraphTarget(Target):
             dims = {NUMBER} if is_number else internals.symbolic_dims(values[n])
             self.varying |= {position: dims} if dims else {}
         self._has_fakes = True
+        self._forward: Callable[..., Any] | None = None
         self._needs_care = needs_care(graph.graph)
 
     def lifted(self) -> Sequence[Tensor]:
@@ -144,8 +145,10 @@ class GraphTarget(Target):
         args = tuple(self.with_sizes(args))
         if self._needs_care:
             return GraphRun(self.graph).run(*args)
-        _ = self.graph.code  # else `forward` may not be written yet, and would go through `__call__`
-        return self.graph.forward(*args)  # which prints a page about each error, or fails at it and raises another one
+        if self._forward is None:
+            _ = self.graph.code  # else `forward` may not be written yet, and would go through `__call__`,
+            self._forward = self.graph.forward  # which prints a page about each error, or fails at it with another one
+        return self._forward(*args)
 
     def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """Name arguments by what they are in the user's program; compiled autograd passes a list of tensors."""

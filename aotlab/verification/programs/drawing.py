@@ -131,7 +131,10 @@ def _draw_flat(
         changes = _changes(choices, recipes, grad, max_calls)
     first = setup_of(recipes, "the first call", grad_mode=grad is True or not chance(choices, 30))
     parameters = first.arguments
-    arguments = dict(zip(parameters, _make(first), strict=True))
+    try:
+        arguments = dict(zip(parameters, _make(first), strict=True))
+    except IndexError:  # there is no first row of a tensor without rows
+        raise RejectedError from None
     with OnlyDefined(), torch.set_grad_enabled(first.grad_mode):
         writer = Writer(choices, arguments, dynamo=dynamo, sized=sized)
         writer.body(max_statements)
@@ -151,7 +154,7 @@ def _draw_flat(
         setup = setup_of(changed, change, grad_mode=grad_mode)
         try:
             _make(setup)
-        except RuntimeError:  # such a window does not fit into the changed tensor: there is no such call
+        except (RuntimeError, IndexError):  # such a window does not fit into the changed tensor: there is no such call
             continue
         # A changed call that raises is only worth having now and then.
         error_here, _ = _trial(function, setup)
