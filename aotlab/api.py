@@ -391,6 +391,7 @@ def compile(
     options = Options(
         backend=resolve(backend), partitioner=chosen, keep_inference_input_mutations=True, dynamic=dynamic
     )
+    by_dynamo = partial(compile_by_dynamo, fn_or_module, compiler=backend, partitioner=chosen, dynamic=dynamic)
     if isinstance(fn_or_module, nn.Module):
-        return AotModule(fn_or_module, function_for(ModuleTarget(fn_or_module), options))
-    return function_for(FunctionTarget(fn_or_module), options)
+        return AotModule(fn_or_module, function_for(ModuleTarget(fn_or_module), options, by_dynamo=by_dynamo))
+    return function_for(FunctionTarget(fn_or_module), options, by_dynamo=by_dynamo)

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -27,6 +27,7 @@ from aotlab._torch.compiling import compiling, never_lost
 from aotlab.capture.call import Target
 from aotlab.capture.varying import Varying, note
 from aotlab.errors import (
+    BY_DYNAMO,
     AotlabError,
     GraphInvariantError,
     HooksError,
@@ -47,8 +48,14 @@ from aotlab.trace.surroundings import Printed
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 #: A result and the number of the entry that made it (None: eager did); or what a compiled forward raised.
 _Served = tuple[Any, int | None] | Exception
-#: Of a call that eager has to run: the sentence to warn with, and what to remember once that went well.
-_Eagerly = tuple[str | None, tuple[CallState, str] | None]
+
+
+class _Refused(NamedTuple):
+    """Of a call that is not compiled: what to warn with, what to remember once it went well, and who runs it."""
+
+    notice: str | None
+    state: tuple[CallState, str] | None
+    by_dynamo: bool
 
 
 @dataclass(eq=False, kw_only=True)
@@ -102,15 +109,16 @@ class Declined(Exception):  # noqa: N818  # a signal between pipeline and cache
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallLog:
-    """How a function was called: ``total`` calls, ``eager`` of them without an entry, ``per_entry`` by its number."""
+    """How a function was called: ``total`` calls, ``eager`` and ``by_dynamo`` without an entry, else ``per_entry``."""
 
     total: int
     eager: int
     per_entry: dict[int, int]
+    by_dynamo: int = 0
 
     @property
     def compiled(self) -> int:
-        """The calls that a compiled entry served."""
+        """The calls that a compiled entry served, or graphs that Dynamo captured."""
         return self.total - self.eager
 
 
@@ -129,9 +137,10 @@ class CompiledFunction:
     """A function with its compiled entries; calling it compiles where no entry's guards hold.
 
     ``compile_call`` makes an entry of ``(target, args, kwargs, explain, entry_number, function_id)``. With ``tells``, a
-    refusal is raised even if `config.fallback` is ``"eager"``: the caller runs the call eagerly for himself. ``number``
-    is what events call it, shared by Dynamo's graphs for one piece of code. ``warn`` says whether calls that run
-    eagerly are warned of. ``accept`` may say of a new entry, ``(entry, args, kwargs)``, why it shall not be used.
+    refusal is raised whatever `config.fallback`: the caller runs the call eagerly for himself. ``number`` is what
+    events call it, shared by Dynamo's graphs for one piece of code. ``warn`` says whether calls that run
+    eagerly are warned of. ``accept`` may say of a new entry, ``(entry, args, kwargs)``, why it shall not be used;
+    ``by_dynamo`` compiles the function by Dynamo, for calls that only that can capture.
     """
 
     def __init__(
@@ -145,22 +154,31 @@ class CompiledFunction:
         warn: bool = True,
         accept: Callable[[Entry, tuple[Any, ...], dict[str, Any]], str | None] | None = None,
         varying: Varying | None = None,
+        by_dynamo: Callable[[], Callable[..., Any]] | None = None,
     ) -> None:
         self._target = target
         self._id = next(_ids) if number is None else number
-        self._settings = {"tells": tells, "backend_name": backend_name, "warn": warn, "accept": accept}
+        self._settings = {
+            "tells": tells,
+            "backend_name": backend_name,
+            "warn": warn,
+            "accept": accept,
+            "by_dynamo": by_dynamo,
+        }
         self._compile_call = compile_call
         self._tells = tells
         self._backend_name = backend_name
         self._warns = warn
         self._accept = accept
+        self._by_dynamo = by_dynamo
         self._entries: tuple[Entry, ...] = ()
         # texts, because an error would keep the arguments alive; the latest ones, because each is compared at each miss
         self._refused: deque[tuple[CallState, str]] = deque(maxlen=MOST_REFUSALS)
-        self._eagerly = Refusals()
+        self._kinds = Refusals()
         self._module: nn.Module | None = getattr(target, "module", None)
         self._lock = threading.RLock()
-        self._eager_calls = 0
+        self._eager_calls = self._calls_by_dynamo = 0
+        self._captured: Callable[..., Any] | None = None
         self._varying: Varying = varying or {}
         self._warned: set[str] = set()
         self.__qualname__ = target.name
@@ -233,7 +251,8 @@ class CompiledFunction:
     def calls(self) -> CallLog:
         """How the function was called so far."""
         per_entry = {entry.number: entry.calls for entry in self._entries}
-        return CallLog(total=sum(per_entry.values()) + self._eager_calls, eager=self._eager_calls, per_entry=per_entry)
+        others, total = self._calls_by_dynamo, sum(per_entry.values()) + self._eager_calls + self._calls_by_dynamo
+        return CallLog(total=total, eager=self._eager_calls, per_entry=per_entry, by_dynamo=others)
 
     # --- calls for which no entry holds ---------------------------------------------------------------------------
 
@@ -257,8 +276,9 @@ class CompiledFunction:
         if transform is not None:
             return self._run_under_transform(transform, args, kwargs), None
         kind = glance(self._module, args, kwargs)
-        if self._eagerly.is_known(kind) and config.fallback == "eager":
-            return self._run_eagerly(args, kwargs), None
+        known = self._kinds.known(kind) if config.fallback != "error" else None
+        if known is not None:
+            return self._run_refused(known.by_dynamo, args, kwargs), None
         with self._lock:
             if threading.active_count() > 1:
                 with compiling():  # while another thread traces a module, its parameters are not in their places
@@ -266,10 +286,8 @@ class CompiledFunction:
                 if served is not None:
                     return served
             made = self._compile(args, kwargs)
-        text: str | None
-        refused = None
         if isinstance(made, Entry):
-            self._eagerly.compiled(kind)
+            self._kinds.compiled(kind)
             with compiling():
                 served = self._serve_by((made,), args, kwargs)
             if served is not None:
@@ -278,19 +296,18 @@ class CompiledFunction:
             text = f"`{self._target.name}` ran eagerly: the guards of its new entry do not hold for the very call"
             if config.debug_assert:
                 raise GraphInvariantError(text)
-        else:
-            text, refused = made
-            if not observe.listening():  # who listens hears of each
-                self._eagerly.ran_eagerly(kind)
-        result = self._run_eagerly(args, kwargs)
-        if refused is not None:
-            self._refused.append(refused)
-        if text is not None:
-            self._warn(text)
+            made = _Refused(text, None, by_dynamo=False)
+        elif not observe.listening():  # who listens hears of each
+            self._kinds.refused(kind, by_dynamo=made.by_dynamo)
+        result = self._run_refused(made.by_dynamo, args, kwargs)
+        if made.state is not None:
+            self._refused.append(made.state)
+        if made.notice is not None:
+            self._warn(made.notice)
         return result, None
 
-    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | _Eagerly:
-        """Make an entry; or say that the call has to run eagerly."""
+    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | _Refused:
+        """Make an entry; or say that the call is not compiled."""
         number, started = observe.next_entry(), time.perf_counter_ns()
         try:
             with compiling(), never_lost():
@@ -309,7 +326,7 @@ class CompiledFunction:
 
     def _misses(self, state: CallState) -> tuple[observe.Miss, ...]:
         """Say why no entry holds for ``state``; raise `Declined` if nothing shall be compiled for it."""
-        for refused, text in self._refused if config.fallback == "eager" else ():
+        for refused, text in self._refused if config.fallback != "error" else ():
             if difference(refused, state) is None:
                 raise Declined(RefusedError(text), known=True)
         for entry in self._entries:
@@ -324,25 +341,36 @@ class CompiledFunction:
             raise Declined(RecompileLimitError(text))
         return misses
 
-    def _decline(self, declined: Declined, number: int, started: int) -> _Eagerly:
-        """Remember why nothing was compiled, and have the call run eagerly; or raise, if it is not to, or not here."""
-        raises = config.fallback == "error"
+    def _decline(self, declined: Declined, number: int, started: int) -> _Refused:
+        """Remember why nothing was compiled, and who runs the call; or raise, if it is not to run, or not here."""
+        raises, text = config.fallback == "error", str(declined.refusal)
+        by_dynamo = self._by_dynamo is not None and config.fallback == "dynamo" and BY_DYNAMO in text
+        instead: observe.Instead = "captured by Dynamo" if by_dynamo else "raised" if raises else "ran eagerly"
         if not declined.known:
-            self._failed(number, started, declined.refusal, "raised" if raises else "ran eagerly")
+            self._failed(number, started, declined.refusal, instead)
         if raises and declined.printed is not None:
             declined.printed.release()
-        text = str(declined.refusal)
         refused = None if declined.state is None else (declined.state, text)
         if refused is not None and not (raises or declined.raised):
             self._refused.append(refused)
         if raises or self._tells:
             raise declined.refusal from declined.__cause__
         is_limit = not isinstance(declined.refusal, RefusedError)  # told once, whatever the last reason
-        known = declined.known or (is_limit and any("recompile_limit" in said for said in self._warned))
-        notice = text if is_limit else f"`{self._target.name}` runs eagerly: {text}"
-        return None if known else notice, refused if declined.raised else None
+        how = "is captured by Dynamo" if by_dynamo else "runs eagerly"
+        once = "recompile_limit" if is_limit else how if by_dynamo else None
+        known = declined.known or (once is not None and any(once in said for said in self._warned))
+        notice = text if is_limit else f"`{self._target.name}` {how}: {text}"
+        return _Refused(None if known else notice, refused if declined.raised else None, by_dynamo)
 
     # --- calls that run eagerly ------------------------------------------------------------------------------------
+
+    def _run_refused(self, by_dynamo: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call for which nothing was compiled."""
+        if not by_dynamo or self._by_dynamo is None:
+            return self._run_eagerly(args, kwargs)
+        self._captured = self._captured or self._by_dynamo()
+        self._calls_by_dynamo += 1
+        return self._captured(*args, **kwargs)
 
     def _run_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._eager_calls += 1
@@ -350,7 +378,7 @@ class CompiledFunction:
 
     def _run_again(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call eagerly whose compiled forward raised ``error``: eager writes what it writes before it raises."""
-        if self._tells and config.fallback == "eager":
+        if self._tells and config.fallback != "error":
             raise error
         raised = f"its compiled form raised {type(error).__name__}: {error}"
         traceback.clear_frames(error.__traceback__)  # they hold what the graph had computed by then
@@ -399,9 +427,7 @@ class CompiledFunction:
             observe.Called(function=name, function_id=number, entry=entry, duration_ns=duration, compiled=compiled)
         )
 
-    def _failed(
-        self, number: int, started: int, error: BaseException, outcome: Literal["raised", "ran eagerly"]
-    ) -> None:
+    def _failed(self, number: int, started: int, error: BaseException, outcome: observe.Instead) -> None:
         duration = time.perf_counter_ns() - started
         observe.emit(observe.CompileFailed(entry=number, duration_ns=duration, error=error, outcome=outcome))
 

@@ -13,9 +13,10 @@ from typing import Literal
 #: Whether anything is compiled at all, or called compiled. Read at every call; set by `aotlab.disable` and `enable`.
 enabled: bool = True
 
-#: What becomes of a program that cannot be compiled faithfully. ``"eager"``: it runs eagerly, and a warning says why.
-#: ``"error"``: that is raised as a `RefusedError`, before anything was changed. Read at every call that compiles.
-fallback: Literal["eager", "error"] = "eager"
+#: What becomes of a program that cannot be compiled faithfully as a whole. ``"dynamo"``: where that can help, Dynamo
+#: captures it, else it runs eagerly; a warning says which, and why. ``"eager"``: it runs eagerly. ``"error"``: that is
+#: raised as a `RefusedError`, before anything was changed. Read at every call that compiles.
+fallback: Literal["dynamo", "eager", "error"] = "dynamo"
 
 #: How many entries one function may have before further signatures run eagerly with a warning.
 recompile_limit: int = 8

@@ -66,6 +66,9 @@ class CompileFinished(Event):
     lines: Mapping[str, Any] = field(default_factory=dict)
 
 
+Instead = Literal["raised", "ran eagerly", "captured by Dynamo"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileFailed(Event):
     """Entry ``entry`` was refused or failed with ``error``; ``outcome`` says what happens instead."""
@@ -73,7 +76,7 @@ class CompileFailed(Event):
     entry: int
     duration_ns: int
     error: BaseException
-    outcome: Literal["raised", "ran eagerly"]
+    outcome: Instead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

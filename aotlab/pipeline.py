@@ -187,6 +187,7 @@ def _trace(
     Where it cannot be traced with sizes that vary, it is traced for the sizes of this call; ``why`` says so then.
     """
     decompositions = options.backend.decompositions()
+    static = sum(kind != "input" for _, kind in call.target.lifted_names())
 
     def run(functional: bool) -> tuple[trace.TraceRecord, trace.Trace]:
         with printed:
@@ -195,7 +196,7 @@ def _trace(
                 deduped,
                 decompositions=decompositions,
                 keep_input_mutations=options.keep_inference_input_mutations,
-                static_inputs=call.lifted_count if options.static_inputs is None else options.static_inputs,
+                static_inputs=static if options.static_inputs is None else options.static_inputs,
                 bases=bases,
                 exact=options.backend.exact,
                 functional_draws=functional,

@@ -24,7 +24,7 @@ from aotlab.frontends.module_names import modules_named
 from aotlab.guards.code import line_that_changes
 from aotlab.guards.leaks import Watch
 from aotlab.guards.reach import Reach, reach
-from aotlab.guards.reached import Reached, codes_in, fast_check
+from aotlab.guards.reached import Reached, Slot, codes_in, fast_check, reader
 from aotlab.guards.values import Mentioned
 from aotlab.trace.tape import Untraceable
 
@@ -35,6 +35,7 @@ class _DirectTarget(Target):
     frontend = "direct"
     _found: Reach | None = None
     _watch: Watch | None = None
+    _slots: tuple[Slot, ...] = ()
 
     def __init__(self, called: Callable[..., Any], function: Callable[..., Any], name: str) -> None:
         self._called = called
@@ -48,7 +49,24 @@ class _DirectTarget(Target):
     def reached(self) -> tuple[Reached, ...]:
         """Return closures, defaults, globals, and the modules with their flags, that the function may read."""
         self._found, self._watch = reach(self._called), None
+        self._slots = self._found.slots
         return self._found.state
+
+    def lifted(self) -> Sequence[Tensor]:
+        """Read the parameters, buffers and other tensors that it reaches."""
+        return self.lifter()()
+
+    def lifter(self) -> Callable[[], Sequence[Tensor]]:
+        """Return a function that reads them from where they are kept now."""
+        return reader(self._slots)
+
+    def holder(self, lifted: Sequence[Tensor]) -> Callable[[], AbstractContextManager[None]]:
+        """Return what puts ``lifted`` once more where those tensors are now."""
+        return partial(_held, self._modules(), self._slots, lifted)
+
+    def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
+        """Name them by their places."""
+        return [(slot.name, slot.kind) for slot in self._slots]
 
     def _known(self) -> Reach:
         self._found = reach(self._called) if self._found is None else self._found
@@ -100,12 +118,34 @@ class _DirectTarget(Target):
             raise
         return result
 
+    def _modules(self) -> list[tuple[str, nn.Module]]:
+        """Return the modules that it reaches, each once, named; its own come first, by their path."""
+        roots = [("self", self._called), *self._known().objects]
+        named: dict[int, tuple[str, nn.Module]] = {}
+        for name, top in roots:
+            for path, module in top.named_modules() if isinstance(top, nn.Module) else ():
+                named.setdefault(id(module), (f"{name}.{path}" if path else name, module))
+        return list(named.values())
+
     def _traceable_modules(self) -> list[tuple[str, nn.Module]]:
         """Refuse modules that cannot be traced; return those that are the target's own, named."""
-        raise NotImplementedError
+        modules = self._modules()
+        refuse_backward_hooks(modules)
+        for path, module in modules:
+            if isinstance(module, torch.jit.ScriptModule):
+                raise Untraceable(f"`{path}` is a ScriptModule, whose code and parameters are not Python's")
+        return modules
 
     def _run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        raise NotImplementedError
+        """Call the function while ``lifted`` are in their places; refuse it if they did not stay there."""
+        modules = self._modules()
+        with _held(modules, self._slots, lifted):
+            with modules_named(modules):
+                result = self._called(*args, **kwargs)
+            for slot, tensor in zip(self._slots, lifted, strict=True):
+                if slot.place.read() is not tensor:
+                    raise _assigned(slot.name, self._known().state)
+        return result
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._called(*args, **kwargs)
@@ -129,19 +169,6 @@ class FunctionTarget(_DirectTarget):
         """Copy what the function is a method of, if it is one; a function is its own copy."""
         function = copy.deepcopy(self.function, memo)
         return self if function is self.function else type(self)(function)
-
-    def _reached_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        for name, module in self._known().objects:
-            if isinstance(module, nn.Module):
-                yield from ((f"{name}.{path}" if path else name, child) for path, child in module.named_modules())
-
-    def _traceable_modules(self) -> list[tuple[str, nn.Module]]:
-        refuse_backward_hooks(self._reached_modules())
-        return []
-
-    def _run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with modules_named(self._reached_modules()):
-            return self.function(*args, **kwargs)
 
 
 def refuse_backward_hooks(modules: Iterable[tuple[str, nn.Module]]) -> None:
@@ -178,8 +205,9 @@ def _undo(reached: Sequence[Reached], watch: Watch) -> None:
 
 
 def _assigned(name: str, reached: Sequence[Reached]) -> LeakedTensorError:
-    instead = f"write buffers in place (`self.buffer.copy_(…)`), return the value, or {BY_DYNAMO}"
-    return _leak("the module assigns to its `{}`", name, reached, instead)
+    return _leak(
+        "the function assigns to `{}`", name, reached, f"write it in place (`copy_`), return the value, or {BY_DYNAMO}"
+    )
 
 
 def _forget_caches(attributes: Sequence[tuple[nn.Module, dict[str, Any]]]) -> None:
@@ -191,21 +219,17 @@ def _forget_caches(attributes: Sequence[tuple[nn.Module, dict[str, Any]]]) -> No
 
 
 @contextmanager
-def _held(
-    modules: Sequence[tuple[str, nn.Module]],
-    slots: Sequence[tuple[dict[str, Tensor | None], str]],
-    lifted: Sequence[Tensor],
-) -> Iterator[None]:
-    """Let modules hold other tensors in the places of their own."""
-    own = [held.get(key) for held, key in slots]
+def _held(modules: Sequence[tuple[str, nn.Module]], slots: Sequence[Slot], lifted: Sequence[Tensor]) -> Iterator[None]:
+    """Let slots hold other tensors than their own."""
+    own = [slot.place.read() for slot in slots]
     attributes = [(module, dict(module.__dict__)) for _, module in modules]
     try:
-        for (held, key), tensor in zip(slots, lifted, strict=True):
-            held[key] = tensor
+        for slot, tensor in zip(slots, lifted, strict=True):
+            slot.place.write(tensor)
         yield
     finally:
-        for (held, key), before in zip(slots, own, strict=True):
-            held[key] = before
+        for slot, before in zip(slots, own, strict=True):
+            slot.place.write(before)
         _forget_caches(attributes)
 
 
@@ -220,8 +244,7 @@ class ModuleTarget(_DirectTarget):
                 f"`{self.name}` is a ScriptModule, whose code and parameters are not Python's; compile the module that "
                 "it was made from"
             )
-        self._find()
-        for (name, _), tensor in zip(self._names, self.lifted(), strict=True):
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             if isinstance(tensor, internals.FakeTensor):
                 raise UsageError(f"`{name}` is a fake tensor; give aot_module a module with real parameters")
 
@@ -230,54 +253,3 @@ class ModuleTarget(_DirectTarget):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModuleTarget:
         return ModuleTarget(copy.deepcopy(self.module, memo))
-
-    def _find(self) -> None:
-        self._slots: list[tuple[dict[str, Tensor | None], str]] = []
-        self._names: list[tuple[str, ArgumentKind]] = []
-        self._modules = list(self.module.named_modules())
-        kinds: tuple[ArgumentKind, ...] = ("parameter", "buffer")
-        for kind, held_by in zip(kinds, (internals.parameters_held, internals.buffers_held), strict=True):
-            for path, module in self._modules:
-                held = held_by(module)
-                there = [key for key, tensor in held.items() if tensor is not None]
-                self._slots += [(held, key) for key in there]
-                self._names += [(f"{path}.{key}" if path else key, kind) for key in there]
-
-    def lifted(self) -> Sequence[Tensor]:
-        """Read the parameters and buffers."""
-        return self.lifter()()
-
-    def lifter(self) -> Callable[[], Sequence[Tensor]]:
-        """Return a function that reads them from where they are kept now."""
-        slots = self._slots
-        return lambda: [held[key] for held, key in slots]  # type: ignore[misc]  # `_find` took those that are not None
-
-    def holder(self, lifted: Sequence[Tensor]) -> Callable[[], AbstractContextManager[None]]:
-        """Return what lets the module as it is now hold ``lifted`` once more."""
-        return partial(_held, self._modules, self._slots, lifted)
-
-    def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
-        """Name them by their path in the module."""
-        return self._names
-
-    def reached(self) -> tuple[Reached, ...]:
-        """Return the ``training`` flags, and what the ``forward`` functions of the user's classes may read."""
-        self._find()  # a new entry may see another module tree
-        return super().reached()
-
-    def _traceable_modules(self) -> list[tuple[str, nn.Module]]:
-        refuse_backward_hooks(self._modules)
-        for path, module in self._modules:
-            if isinstance(module, torch.jit.ScriptModule):
-                raise Untraceable(f"`{path}` is a ScriptModule, whose code and parameters are not Python's")
-        return [(path or "self", module) for path, module in self._modules]
-
-    def _run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the module while it holds ``lifted``; refuse it if it did not keep them."""
-        with _held(self._modules, self._slots, lifted):
-            with modules_named((f"self.{path}" if path else "self", module) for path, module in self._modules):
-                result = self.module(*args, **kwargs)
-            for (held, key), (name, _), tensor in zip(self._slots, self._names, lifted, strict=True):
-                if held.get(key) is not tensor:
-                    raise _assigned(name, self._known().state)
-        return result

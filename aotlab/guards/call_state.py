@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from aotlab import _torch as internals
-from aotlab.errors import PythonValueError, SubclassError, TransformError, UnsupportedTensorError
+from aotlab.errors import BY_DYNAMO, PythonValueError, SubclassError, TransformError, UnsupportedTensorError
 from aotlab.guards.objects import is_library, is_library_module
 from aotlab.guards.reach import reach
 from aotlab.guards.reached import Reached
@@ -147,8 +147,7 @@ def value_facts(value: Any, name: str) -> ValueFacts:
     raise PythonValueError(
         f"`{name}` is a `{type(value).__module__}.{type(value).__qualname__}`",
         why="a compiled entry could not tell when its contents change",
-        suggestion="pass the tensors and plain values that it holds, register it with torch.utils._pytree, or compile "
-        'with frontend="dynamo" (a method of it, say)',
+        suggestion=f"pass the tensors and plain values that it holds, register it with torch.utils._pytree, or {BY_DYNAMO}",
         argument=name,
     )
 

@@ -22,7 +22,7 @@ import threading
 import types
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, fx, nn
@@ -30,7 +30,7 @@ from torch import Tensor, fx, nn
 from aotlab import _torch as internals
 from aotlab.guards import objects, values
 from aotlab.guards.code import line_like, names_in
-from aotlab.guards.reached import Place, Reached
+from aotlab.guards.reached import Place, Reached, Slot, SlotKind
 
 #: Methods that Python calls by itself, but not while a trace runs the function, or only to show an object.
 _NOT_CALLED = frozenset(
@@ -39,6 +39,8 @@ _NOT_CALLED = frozenset(
 )  # fmt: skip
 #: Private attributes of torch's objects that are no caches but state: what a scheduler's `get_last_lr` returns.
 _PRIVATE_STATE = frozenset(("_last_lr",))
+#: In which order slots of what kind are passed on.
+_ORDER = get_args(SlotKind)
 #: What a module keeps about its tensors and hooks; the parts of it that count are looked at by themselves.
 _MODULE_OWN = frozenset(vars(nn.Module())) | {"forward"}
 
@@ -47,11 +49,13 @@ _MODULE_OWN = frozenset(vars(nn.Module())) | {"forward"}
 class Reach:
     """What a function may read besides its arguments, and the objects in which it could leave something behind.
 
+    ``slots`` are the places of tensors, which become inputs: parameters first, then buffers, then others.
     ``mentioned`` are the names of attributes in its code, by which it may read what hangs on its arguments;
     ``unseen`` says what it may read that no guard can watch.
     """
 
     state: tuple[Reached, ...]
+    slots: tuple[Slot, ...]
     objects: tuple[tuple[str, Any], ...]
     mentioned: values.Mentioned
     unseen: str | None = None
@@ -60,7 +64,16 @@ class Reach:
 def reach(function: Any) -> Reach:
     """Collect what ``function`` can reach."""
     walk = _Walk(function)
-    return Reach(state=walk.result(), objects=tuple(walk.objects), mentioned=walk.mentioned, unseen=walk.unseen())
+    once: dict[Hashable, Slot] = {}
+    for slot in walk.slots:
+        once.setdefault(slot.place.identity(), slot)
+    return Reach(
+        state=walk.result(),
+        slots=tuple(sorted(once.values(), key=lambda slot: _ORDER.index(slot.kind))),
+        objects=tuple(walk.objects),
+        mentioned=walk.mentioned,
+        unseen=walk.unseen(),
+    )
 
 
 @functools.cache
@@ -92,6 +105,7 @@ class _Walk:
 
     def __init__(self, function: Any) -> None:
         self.found: list[Reached] = []
+        self.slots: list[Slot] = []
         self.objects: list[tuple[str, Any]] = []
         self._root_code = getattr(function, "__code__", None) if isinstance(function, types.FunctionType) else None
         self._seen: dict[Hashable, bool] = {}  # by id, or by id and name: whether it was found by chance alone
@@ -174,8 +188,11 @@ class _Walk:
             return  # modules are not rebound
         if not isinstance(value, Tensor):
             self.objects.append((label, value))
+        is_slot = isinstance(value, Tensor) and values.is_ordinary(value) and place.is_writable()
+        if is_slot:
+            self.slots.append(Slot(label, "input", place))
         try:
-            known = values.snapshot(value, label, self.mentioned)
+            known = values.snapshot(value, label, self.mentioned, is_slot=is_slot)
         except values.CannotBeWatched as what:
             self._cannot_watch(str(what))
             return
@@ -199,6 +216,8 @@ class _Walk:
             if vars(value):
                 self._tensors.append((label, value))
         elif isinstance(value, values.CONTAINERS):
+            for key, _ in values.slots_in(value):
+                self.slots.append(Slot(f"{label}[{key!r}]", "input", Place("item", value, key)))
             items = (each for each in objects.entries_of(value) if not values.is_plain(each[1]))
             self._todo += [
                 (f"{label}[{k}]", item, chance) for k, item in items if not isinstance(item, types.ModuleType)
@@ -349,11 +368,15 @@ class _Walk:
             self._guard("torch.nn.utils.parametrize.cached()", Place("item", *cache), cache[0][cache[1]])
             if cache[0][cache[1]]:
                 self._unseen = "it is called under `torch.nn.utils.parametrize.cached()`, which keeps its tensors"
-        for kind, of in (("parameters", internals.parameters_held), ("buffers", internals.buffers_held)):
+        holding: tuple[tuple[SlotKind, Any], ...]
+        holding = ("parameter", internals.parameters_held), ("buffer", internals.buffers_held)
+        for kind, of in holding:
             tensors = of(module)
-            self._guard(f"the number of {kind} of {own}", Place("size", tensors), len(tensors))
+            self._guard(f"the number of {kind}s of {own}", Place("size", tensors), len(tensors))
             for key, tensor in tensors.items():
                 place = Place("item", tensors, key)
+                if tensor is not None:
+                    self.slots.append(Slot(f"{dot}{key}", kind, place))
                 self.found.append(Reached(name=f"{dot}{key}", place=place, expected=tensor is None, optional=True))
         if not objects.is_library(type(module)):
             self._names.add("forward")

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import contains, getitem, is_
-from types import CodeType
-from typing import Any, Literal
+from types import CellType, CodeType
+from typing import Any, Literal, NamedTuple
 
-from aotlab.guards.values import MISSING, ArraySnapshot, Value, same_value, shown
+from aotlab.guards.values import MISSING, WITH_SLOTS, ArraySnapshot, Value, same_value, shown
 
+SlotKind = Literal["parameter", "buffer", "input"]
 #: Gives a value a name in generated source.
 Constant = Callable[[Any], str]
 
@@ -22,9 +23,9 @@ Constant = Callable[[Any], str]
 class Place:
     """Where a value hangs: how to read it, to assign it, and to write the reading as an expression.
 
-    An *item* of a dictionary; what an object or a class *held* in its ``__dict__``; an *attribute* that C code
-    provides; the *size* of a dictionary; the value of a context *variable*. Or nothing: ``key`` are names that the code
-    mentions, and that are *absent* from a dictionary or *unheld* by an object or a class.
+    An *item* of a dictionary or a list; what an object or a class *held* in its ``__dict__``; an *attribute* that C
+    code provides; the *size* of a dictionary; the value of a context *variable*. Or nothing: ``key`` are names that the
+    code mentions, and that are *absent* from a dictionary or *unheld* by an object or a class.
     """
 
     kind: Literal["item", "held", "attribute", "size", "variable", "absent", "unheld"]
@@ -46,6 +47,8 @@ class Place:
             except (AttributeError, ValueError):  # an empty slot, an empty cell
                 return MISSING
         held = self._dictionary()
+        if type(held) is list:
+            return held[self.key] if self.key < len(held) else MISSING
         if self.kind in ("item", "held"):
             return held.get(self.key, MISSING)
         return next((name for name in sorted(self.key) if name in held), MISSING)
@@ -62,6 +65,12 @@ class Place:
                 self._dictionary().pop(name, None)
             else:
                 self._dictionary()[name] = value
+
+    def is_writable(self) -> bool:
+        """Tell whether a tensor that is here can be replaced by another without running code of the user's."""
+        if self.kind == "attribute":
+            return isinstance(self.owner, CellType)
+        return self.kind == "held" or (self.kind == "item" and type(self.owner) in WITH_SLOTS)
 
     def text(self, constant: Constant) -> str:
         """Write an expression that reads; it may raise where nothing is."""
@@ -81,6 +90,23 @@ class Place:
     def identity(self) -> tuple[Any, ...]:
         """Return what tells this place from others, as long as its owner lives."""
         return self.kind, id(self.owner), self.key
+
+
+class Slot(NamedTuple):
+    """A place that holds a tensor, which each call reads anew, and what it is called."""
+
+    name: str
+    kind: SlotKind
+    place: Place
+
+
+def reader(slots: Sequence[Slot]) -> Callable[[], list[Any]]:
+    """Write the function that reads slots; where one is empty, it returns None for it or raises."""
+    namespace: dict[str, Any] = {"MISSING": None}
+    constant = _constants(namespace)
+    texts = ", ".join(slot.place.text(constant) for slot in slots)
+    read: Callable[[], list[Any]] = eval(f"lambda: [{texts}]", namespace)
+    return read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +190,18 @@ def _quoted(name: str) -> str:
     return name if name.startswith(("the ", "one of ", "an item ")) else f"`{name}`"
 
 
+def _constants(namespace: dict[str, Any]) -> Constant:
+    """Return what gives values names in ``namespace``, which keeps them alive, so that their ids stay their own."""
+    names: dict[int, str] = {}
+
+    def constant(value: Any) -> str:
+        name = names.setdefault(id(value), f"k{len(names)}")
+        namespace[name] = value
+        return name
+
+    return constant
+
+
 # --- one check of all of them ---------------------------------------------------------------------------------------
 # The many places of one form, as the sizes of all dictionaries of modules, are read by a few loops in C, twice as fast
 # as by the straight-line function that is written for the others. A model of 400 modules has 3,800 places.
@@ -228,16 +266,8 @@ def _written(
     items: Sequence[Reached], loops: Sequence[Callable[[], bool]], carefully: Callable[[], bool]
 ) -> Callable[[], bool]:
     """Write the function that runs ``loops`` and checks each of ``items`` by a line."""
-    names: dict[int, str] = {}
     namespace: dict[str, Any] = {"MISSING": MISSING, "same_value": same_value, "GONE": _GONE, "carefully": carefully}
-
-    def constant(value: Any) -> str:
-        name = names.get(id(value))
-        if name is None:
-            name = names[id(value)] = f"k{len(names)}"
-            namespace[name] = value  # keeps it alive, so that the id stays its own
-        return name
-
+    constant = _constants(namespace)
     lines = [f"if not {constant(loop)}(): return False" for loop in loops]
     for item in items:
         text, known = item.place.text(constant), item.expected

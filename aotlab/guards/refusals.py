@@ -1,8 +1,9 @@
-"""Kinds of calls that were refused, so that the like run eagerly without another look."""
+"""Kinds of calls that were refused, so that the like run as those did without another look."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,30 +15,42 @@ MOST_REFUSALS = 64
 _LONGEST = 4096
 
 
-class Refusals:
-    """Kinds of calls that ran eagerly, so that the like need not be looked at as a whole again.
+@dataclass(slots=True)
+class _Kind:
+    """``looks`` were taken at calls of a kind, ``left`` of them are served without one, by Dynamo or by eager."""
 
-    A look may take many times as long as the call itself, and eager is always right. So when calls that look alike at a
-    glance ran eagerly twice, the next 4 of them run eagerly without a look, after another look the next 8, and so on.
+    looks: int = 0
+    left: int = 0
+    by_dynamo: bool = False
+
+
+class Refusals:
+    """Kinds of calls that were refused, so that the like need not be looked at as a whole again.
+
+    A look may take many times as long as the call itself, and eager is always right, as is what Dynamo captures. So
+    when calls that look alike at a glance were refused twice, the next 4 of them are without a look, after another look
+    the next 8, and so on.
     """
 
     def __init__(self) -> None:
-        self._kinds: dict[Hashable, list[int]] = {}
+        self._kinds: dict[Hashable, _Kind] = {}
 
-    def is_known(self, kind: Hashable) -> bool:
-        """Tell whether a call runs eagerly without another look."""
-        found = self._kinds.get(kind, (0, 0))
-        if not found[1]:
-            return False
-        self._kinds[kind][1] -= 1
-        return True
+    def known(self, kind: Hashable) -> _Kind | None:
+        """Return what is known of a call that runs without another look."""
+        found = self._kinds.get(kind)
+        if found is None or not found.left:
+            return None
+        found.left -= 1
+        return found
 
-    def ran_eagerly(self, kind: Hashable) -> None:
-        """Remember that a call was looked at and ran eagerly."""
+    def refused(self, kind: Hashable, *, by_dynamo: bool) -> None:
+        """Remember that a call was looked at and refused, and who ran it."""
         if len(self._kinds) >= MOST_REFUSALS:
             self._kinds.clear()
-        looks = self._kinds.get(kind, (0, 0))[0] + 1
-        self._kinds[kind] = [looks, min(2**looks, _LONGEST) if looks > 1 else 0]
+        found = self._kinds.setdefault(kind, _Kind())
+        found.by_dynamo = by_dynamo
+        found.looks += 1
+        found.left = min(2**found.looks, _LONGEST) if found.looks > 1 else 0
 
     def compiled(self, kind: Hashable) -> None:
         """Forget what is known of calls like one that was compiled."""

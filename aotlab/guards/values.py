@@ -28,6 +28,9 @@ MISSING = type("Missing", (), {"__repr__": lambda self: "missing"})()
 #: A container with more items, or nested deeper, is not compared: that would cost more than most calls.
 MOST_ITEMS = 2_048
 _DEPTH = 64
+#: The containers whose tensors become inputs, and up to how many of them: a data set is no input.
+WITH_SLOTS = (list, dict, collections.OrderedDict, collections.defaultdict)
+_MOST_SLOTS = 256
 #: Nor is an array of more bytes.
 ARRAY_BYTES = 65_536
 #: The attributes of one tensor that count, as (name, value).
@@ -185,6 +188,16 @@ class _Tensor:
         return path, "is the same tensor with another shape, dtype, place, or requires_grad, or an attribute"
 
 
+class _Any:
+    """A tensor that is an input, whichever it is: what it is like is guarded as that of other inputs."""
+
+    def holds(self, now: Any) -> bool:
+        return isinstance(now, Tensor)
+
+    def difference(self, now: Any, path: str) -> tuple[str, str]:
+        return path, "is missing" if now is MISSING else f"is {shown(now)} where the compiled entry expects a tensor"
+
+
 class ArraySnapshot:
     """A numpy array: the same object with the same bytes."""
 
@@ -252,11 +265,19 @@ class CannotBeWatched(Exception):  # noqa: N818  # a signal: the function runs e
 
 
 def snapshot(
-    value: Any, name: str = "a value", mentioned: Mentioned = NOTHING_MENTIONED, around: tuple[int, ...] = ()
+    value: Any,
+    name: str = "a value",
+    mentioned: Mentioned = NOTHING_MENTIONED,
+    around: tuple[int, ...] = (),
+    *,
+    is_slot: bool = False,
 ) -> Snapshot:
-    """Remember what a value, called ``name``, is; ``around`` are ids of containers; raises `CannotBeWatched`."""
+    """Remember what a value, called ``name``, is; raises `CannotBeWatched`.
+
+    ``around`` are ids of containers; a tensor in a place that ``is_slot`` may be another one at another call.
+    """
     if isinstance(value, Tensor):
-        return _Tensor(value, mentioned)
+        return _Any() if is_slot and is_ordinary(value) else _Tensor(value, mentioned)
     if is_array(value):
         if value.nbytes > ARRAY_BYTES or value.dtype.hasobject:
             raise CannotBeWatched(f"`{name}`, a numpy array of {value.nbytes} bytes and {value.dtype}")
@@ -271,9 +292,27 @@ def snapshot(
         what = "contains itself" if id(value) in around else f"is nested more than {_DEPTH} levels deep"
         raise CannotBeWatched(f"`{name}`, which {what}")
     around = (*around, id(value))
-    children = [snapshot(item, name, mentioned, around) for item in items]
+    has_slots = len(slots_in(value)) > 0
+    children = [snapshot(item, name, mentioned, around, is_slot=has_slots) for item in items]
     keys = [snapshot(key, name, mentioned, around) for key in keys_in(value)] if isinstance(value, dict) else None
     return _Items(type(value), kind_of(value), keys, children)
+
+
+def is_ordinary(tensor: Tensor) -> bool:
+    """Tell whether a tensor can be an input of a graph."""
+    plain = type(tensor) in (Tensor, torch.nn.Parameter, torch.nn.Buffer) and tensor.layout == torch.strided
+    return plain and not (
+        tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg() or tensor.is_meta
+    )
+
+
+def slots_in(container: Any) -> list[tuple[Any, Tensor]]:
+    """Return the keys and tensors of a container that an entry reads anew at each call: few, by plain keys."""
+    if type(container) not in WITH_SLOTS or len(container) > MOST_ITEMS:
+        return []
+    items = enumerate(container) if type(container) is list else list(container.items())
+    slots = [(key, item) for key, item in items if isinstance(item, Tensor) and is_ordinary(item)]
+    return slots if len(slots) <= _MOST_SLOTS and all(type(key) in (int, str) for key, _ in slots) else []
 
 
 def shown(value: Any) -> str:
