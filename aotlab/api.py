@@ -14,7 +14,7 @@ import torch
 from torch import fx, nn
 
 from aotlab._torch import OpOverload
-from aotlab.backends import CallableBackend, boxed, resolve
+from aotlab.backends import CallableBackend, InductorBackend, boxed, resolve
 from aotlab.backends.base import Backend, Compiler
 from aotlab.backends.stage import get_aot_compilation_context
 from aotlab.cache import CompiledFunction
@@ -315,7 +315,18 @@ compiled_module = aot_module
 Engine = Literal["aotlab", "upstream", "eager"]
 
 
-def _check_choices(fn_or_module: object, frontend: str, partitioner: object, engine: str) -> None:
+#: The modes of `torch.compile`, each with the reason if there is none here.
+_MODES = {
+    "default": "",
+    "max-autotune-no-cudagraphs": "",
+    "reduce-overhead": "it replays CUDA graphs, which aotlab has not been tried with",
+    "max-autotune": "it replays CUDA graphs, which aotlab has not been tried with; take 'max-autotune-no-cudagraphs'",
+}
+
+
+def _check_choices(
+    fn_or_module: object, backend: object, frontend: str, partitioner: object, engine: str, mode: str | None
+) -> None:
     if not callable(fn_or_module):
         raise UsageError(f"compile takes a function or a module, not {fn_or_module!r:.80}")
     if isinstance(fn_or_module, type) and issubclass(fn_or_module, nn.Module):
@@ -327,6 +338,9 @@ def _check_choices(fn_or_module: object, frontend: str, partitioner: object, eng
         raise UsageError(f"frontend {frontend!r}: there are 'direct' and 'dynamo'")
     if engine not in ("aotlab", "upstream", "eager"):
         raise UsageError(f"engine {engine!r}: there are 'aotlab', 'upstream' and 'eager'")
+    why = _MODES.get(mode or "default", f"there are {', '.join(map(repr, _MODES))}")
+    if engine == "aotlab" and (why or (backend != "inductor" and mode not in (None, "default"))):
+        raise UsageError(f"mode {mode!r}: {why or 'it is a mode of the backend inductor'}")
 
 
 def compile(
@@ -335,6 +349,8 @@ def compile(
     backend: str | Backend | Compiler = "inductor",
     frontend: Literal["direct", "dynamo"] = "direct",
     dynamic: bool | None = None,
+    fullgraph: bool = False,
+    mode: str | None = None,
     partitioner: Partitioner | None = None,
     engine: Engine = "aotlab",
 ) -> Any:
@@ -349,13 +365,18 @@ def compile(
         Random numbers are eager's but with Inductor, where they are those of `torch.compile` (eager's, if
         ``torch._inductor.config.fallback_random`` is set when the function is compiled).
     frontend
-        ``"direct"`` traces the call itself; ``"dynamo"`` lets `torch.compile` capture, graph breaks included.
+        ``"direct"`` traces the call itself, and has Dynamo capture what it cannot, unless `config.fallback` forbids it;
+        ``"dynamo"`` lets `torch.compile` capture, graph breaks included.
     dynamic
         None compiles the first call for its own sizes and numbers, and once for all values of a size or a number that
         is another one at a later call; True compiles for all sizes at once; False for those of each call. Sizes of 0
         and 1, and those of parameters and buffers, are always compiled for as they are. The marks of
         ``torch._dynamo.mark_dynamic``, ``maybe_mark_dynamic`` and ``mark_static`` count. With Dynamo it is
         `torch.compile`'s.
+    fullgraph
+        Raise `RefusedError` where a call would not be compiled as a whole, whatever `config.fallback` is.
+    mode
+        ``"default"`` or ``"max-autotune-no-cudagraphs"``, `torch.compile`'s; aotlab does not use CUDA graphs.
     partitioner
         Splits the joint graph; `default_partition` if not given.
     engine
@@ -376,22 +397,35 @@ def compile(
     """
     if fn_or_module is None:
         return partial(
-            compile, backend=backend, frontend=frontend, dynamic=dynamic, partitioner=partitioner, engine=engine
+            compile,
+            backend=backend,
+            frontend=frontend,
+            dynamic=dynamic,
+            fullgraph=fullgraph,
+            mode=mode,
+            partitioner=partitioner,
+            engine=engine,
         )
-    _check_choices(fn_or_module, frontend, partitioner, engine)
+    _check_choices(fn_or_module, backend, frontend, partitioner, engine, mode)
     if engine == "eager":
         return fn_or_module
     if engine == "upstream":
         stock: Any = "aot_eager" if backend == "eager" else backend
-        return torch.compile(fn_or_module, backend=stock, dynamic=dynamic)
+        return torch.compile(fn_or_module, backend=stock, dynamic=dynamic, fullgraph=fullgraph, mode=mode)
     chosen = partitioner or default_partition
-    if frontend == "dynamo":
-        made = compile_by_dynamo(fn_or_module, compiler=backend, partitioner=chosen, dynamic=dynamic)
-        return AotModule(fn_or_module, made) if isinstance(fn_or_module, nn.Module) else made
-    options = Options(
-        backend=resolve(backend), partitioner=chosen, keep_inference_input_mutations=True, dynamic=dynamic
+    compiler = InductorBackend(max_autotune=True) if mode not in (None, "default") else resolve(backend)
+    by_dynamo = partial(
+        compile_by_dynamo,
+        fn_or_module,
+        compiler=compiler,
+        partitioner=chosen,
+        dynamic=dynamic,
+        fullgraph=fullgraph,
     )
-    by_dynamo = partial(compile_by_dynamo, fn_or_module, compiler=backend, partitioner=chosen, dynamic=dynamic)
-    if isinstance(fn_or_module, nn.Module):
-        return AotModule(fn_or_module, function_for(ModuleTarget(fn_or_module), options, by_dynamo=by_dynamo))
-    return function_for(FunctionTarget(fn_or_module), options, by_dynamo=by_dynamo)
+    if frontend == "dynamo":
+        made = by_dynamo()
+        return AotModule(fn_or_module, made) if isinstance(fn_or_module, nn.Module) else made
+    options = Options(backend=compiler, partitioner=chosen, keep_inference_input_mutations=True, dynamic=dynamic)
+    target = ModuleTarget(fn_or_module) if isinstance(fn_or_module, nn.Module) else FunctionTarget(fn_or_module)
+    function = function_for(target, options, by_dynamo=by_dynamo, whole=fullgraph)
+    return AotModule(fn_or_module, function) if isinstance(fn_or_module, nn.Module) else function

@@ -140,7 +140,8 @@ class CompiledFunction:
     refusal is raised whatever `config.fallback`: the caller runs the call eagerly for himself. ``number`` is what
     events call it, shared by Dynamo's graphs for one piece of code. ``warn`` says whether calls that run
     eagerly are warned of. ``accept`` may say of a new entry, ``(entry, args, kwargs)``, why it shall not be used;
-    ``by_dynamo`` compiles the function by Dynamo, for calls that only that can capture.
+    ``by_dynamo`` compiles the function by Dynamo, for calls that only that can capture. What is to be compiled as a
+    ``whole`` is refused wherever it would not be.
     """
 
     def __init__(
@@ -155,6 +156,7 @@ class CompiledFunction:
         accept: Callable[[Entry, tuple[Any, ...], dict[str, Any]], str | None] | None = None,
         varying: Varying | None = None,
         by_dynamo: Callable[[], Callable[..., Any]] | None = None,
+        whole: bool = False,
     ) -> None:
         self._target = target
         self._id = next(_ids) if number is None else number
@@ -164,6 +166,7 @@ class CompiledFunction:
             "warn": warn,
             "accept": accept,
             "by_dynamo": by_dynamo,
+            "whole": whole,
         }
         self._compile_call = compile_call
         self._tells = tells
@@ -171,6 +174,7 @@ class CompiledFunction:
         self._warns = warn
         self._accept = accept
         self._by_dynamo = by_dynamo
+        self._whole = whole
         self._entries: tuple[Entry, ...] = ()
         # texts, because an error would keep the arguments alive; the latest ones, because each is compared at each miss
         self._refused: deque[tuple[CallState, str]] = deque(maxlen=MOST_REFUSALS)
@@ -233,6 +237,10 @@ class CompiledFunction:
         return CompiledFunction(target, self._compile_call, **self._settings)  # type: ignore[arg-type]
 
     @property
+    def _fallback(self) -> str:
+        return "error" if self._whole else config.fallback
+
+    @property
     def number(self) -> int:
         """What events call it, unique in the process."""
         return self._id
@@ -276,7 +284,7 @@ class CompiledFunction:
         if transform is not None:
             return self._run_under_transform(transform, args, kwargs), None
         kind = glance(self._module, args, kwargs)
-        known = self._kinds.known(kind) if config.fallback != "error" else None
+        known = self._kinds.known(kind) if self._fallback != "error" else None
         if known is not None:
             return self._run_refused(known.by_dynamo, args, kwargs), None
         with self._lock:
@@ -326,7 +334,7 @@ class CompiledFunction:
 
     def _misses(self, state: CallState) -> tuple[observe.Miss, ...]:
         """Say why no entry holds for ``state``; raise `Declined` if nothing shall be compiled for it."""
-        for refused, text in self._refused if config.fallback != "error" else ():
+        for refused, text in self._refused if self._fallback != "error" else ():
             if difference(refused, state) is None:
                 raise Declined(RefusedError(text), known=True)
         for entry in self._entries:
@@ -343,8 +351,8 @@ class CompiledFunction:
 
     def _decline(self, declined: Declined, number: int, started: int) -> _Refused:
         """Remember why nothing was compiled, and who runs the call; or raise, if it is not to run, or not here."""
-        raises, text = config.fallback == "error", str(declined.refusal)
-        by_dynamo = self._by_dynamo is not None and config.fallback == "dynamo" and BY_DYNAMO in text
+        raises, text = self._fallback == "error", str(declined.refusal)
+        by_dynamo = self._by_dynamo is not None and self._fallback == "dynamo" and BY_DYNAMO in text
         instead: observe.Instead = "captured by Dynamo" if by_dynamo else "raised" if raises else "ran eagerly"
         if not declined.known:
             self._failed(number, started, declined.refusal, instead)
@@ -378,12 +386,12 @@ class CompiledFunction:
 
     def _run_again(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call eagerly whose compiled forward raised ``error``: eager writes what it writes before it raises."""
-        if self._tells and config.fallback != "error":
+        if self._tells and self._fallback != "error":
             raise error
         raised = f"its compiled form raised {type(error).__name__}: {error}"
         traceback.clear_frames(error.__traceback__)  # they hold what the graph had computed by then
         result = self._run_eagerly(args, kwargs)
-        if config.fallback == "error":
+        if self._fallback == "error":
             error.add_note("aotlab: eager did not raise this; the arguments are as eager left them")
             raise error
         self._warn(f"`{self._target.name}` was compiled, but this call ran eagerly: {raised}")
@@ -392,7 +400,7 @@ class CompiledFunction:
     def _run_under_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run eagerly, because the caller's ``saved_tensors_hooks`` are to see what eager saves."""
         text = f"`{self._target.name}` is called under saved_tensors_hooks"
-        if config.fallback == "error":
+        if self._fallback == "error":
             why = "what a compiled forward saves is not what eager saves"
             raise HooksError(text, why=why, suggestion=f"set {_APPLY}")
         started = time.perf_counter_ns()
@@ -403,7 +411,7 @@ class CompiledFunction:
 
     def _run_under_transform(self, transform: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run eagerly, because a transform is to see what the function does: a graph would hide it."""
-        raises = config.fallback == "error"
+        raises = self._fallback == "error"
         text = f"`{self._target.name}` is called under {transform}"
         suggestion = "call the original function there, or compile what calls the transform" if raises else ""
         refusal = TransformError(text, why=_NO_PART, suggestion=suggestion)

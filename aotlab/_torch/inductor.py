@@ -87,13 +87,14 @@ def inductor_compile(
     graph_id: int,
     shared: dict[str, Any],
     exact_random: bool,
+    max_autotune: bool,
 ) -> Any:
     """Compile one graph by Inductor's inner entry and return its boxed callable.
 
     ``shared`` is what the forward and the backward of one entry have in common; it is filled here at first use.
     With ``exact_random`` random ops take their numbers from torch's generators, as eager does; else from a seed each.
     """
-    from torch._inductor import config, debug
+    from torch._inductor import config, debug, list_mode_options
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.cudagraph_utils import BoxedDeviceIndex
     from torch._inductor.utils import BoxedBool
@@ -104,6 +105,7 @@ def inductor_compile(
         shared["boxed_forward_device_index"] = BoxedDeviceIndex(None)
     with (
         config.patch({"fallback_random": exact_random, "trace.provenance_tracking_level": 2}),
+        config.patch(list_mode_options("max-autotune-no-cudagraphs") if max_autotune else {}),
         debug.reset_provenance_globals(),  # where it collects of which nodes it makes each kernel
         V.set_fake_mode(fake_mode),
         _constants_allowed(fake_mode),

@@ -38,9 +38,14 @@ class InductorBackend(Backend):
 
     name = "inductor"
 
-    def __init__(self, *, draws: Literal["torch", "eager"] = "torch") -> None:
-        """Make the backend; ``draws`` says whose random numbers it takes: eager's, or those of `torch.compile`."""
+    def __init__(self, *, draws: Literal["torch", "eager"] = "torch", max_autotune: bool = False) -> None:
+        """Make the backend.
+
+        ``draws`` says whose random numbers it takes: eager's, or those of `torch.compile`. With ``max_autotune`` it
+        tries several kernels for a matrix product or convolution, and takes the fastest.
+        """
         self._draws = draws
+        self._max_autotune = max_autotune
 
     @property
     def _exact(self) -> bool:
@@ -105,6 +110,7 @@ class InductorBackend(Backend):
                 graph_id=request.graph_id,
                 shared=request.shared,
                 exact_random=any(map(is_random, targets)) and not any(map(internals.is_inductors_draw, targets)),
+                max_autotune=self._max_autotune,
             )
         called = _taking(compiled, floats) if floats else compiled
         return called if request.kind == "backward" else _apart(called, groups)

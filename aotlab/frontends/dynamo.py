@@ -287,12 +287,12 @@ def compile_graph(
 
 
 def compile_by_dynamo(
-    function: Callable[..., Any], *, compiler: Any, partitioner: Any, dynamic: bool | None
+    function: Callable[..., Any], *, compiler: Any, partitioner: Any, dynamic: bool | None, fullgraph: bool = False
 ) -> Callable[..., Any]:
     """Compile ``function`` by `torch.compile` with our backend behind it."""
     prepare_dynamo()
     options = {"compiler": compiler, "partitioner": partitioner}
-    made = torch.compile(function, backend=partial(backend, options=options), dynamic=dynamic)
+    made = torch.compile(function, backend=partial(backend, options=options), dynamic=dynamic, fullgraph=fullgraph)
     return _outside_of_transforms(function, made, backend_name=resolve(compiler).name)
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 from torch.compiler import is_dynamo_compiling
@@ -42,9 +42,8 @@ class AotModule(nn.Module):
     """
 
     def __new__(cls, module: nn.Module, compiled: Callable[..., Any]) -> AotModule:
-        """Make an object of a class that has those special methods that ``module``'s has."""
-        special = frozenset(name for name in _SPECIAL if hasattr(type(module), name))
-        made: AotModule = super().__new__(_class_with(special))
+        """Make an object of a class that has those special methods that ``module``'s has, and takes its arguments."""
+        made: AotModule = super().__new__(_class_for(cast(Hashable, type(module))))
         return made
 
     def __init__(self, module: nn.Module, compiled: Callable[..., Any]) -> None:
@@ -121,8 +120,14 @@ def _asking(name: str) -> Callable[..., Any]:
 
 
 @functools.cache
-def _class_with(names: frozenset[str]) -> type[AotModule]:
-    return type("AotModule", (AotModule,), {name: _asking(name) for name in names}) if names else AotModule
+def _class_for(kind: Hashable) -> type[AotModule]:
+    assert isinstance(kind, type)
+
+    def forward(self: AotModule, *args: Any, **kwargs: Any) -> Any:
+        return AotModule.forward(self, *args, **kwargs)
+
+    members: dict[str, Any] = {name: _asking(name) for name in _SPECIAL if hasattr(kind, name)}
+    return type("AotModule", (AotModule,), members | {"forward": functools.wraps(kind.forward)(forward)})
 
 
 for _name, _value in vars(nn.Module).items():

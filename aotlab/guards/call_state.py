@@ -147,7 +147,7 @@ def value_facts(value: Any, name: str) -> ValueFacts:
     raise PythonValueError(
         f"`{name}` is a `{type(value).__module__}.{type(value).__qualname__}`",
         why="a compiled entry could not tell when its contents change",
-        suggestion=f"pass the tensors and plain values that it holds, register it with torch.utils._pytree, or {BY_DYNAMO}",
+        suggestion=f"pass the tensors and plain values in it, register it with torch.utils._pytree, or {BY_DYNAMO}",
         argument=name,
     )
 
