@@ -240,19 +240,21 @@ def _refusal(
     error: RefusedError | RunEagerly | trace.TraceFailed, target: Target, state: CallState | None
 ) -> RefusedError:
     """Make of what ended a compilation the error that says so, with the line of the user's program."""
+    suggestion = "" if isinstance(error, trace.TraceFailed) else error.suggestion
+    if target.frontend == "dynamo":
+        suggestion = suggestion.replace(f", or {BY_DYNAMO}", "")
     if isinstance(error, RefusedError):
         if error.line is None:
             line = None
             if error.pattern is not None and state is not None:  # it cannot name the line, but describe it
                 line = line_like(codes_in(state.reached), error.pattern)
             error.reword(line=line or _definition(target))
-        if target.frontend == "dynamo":
-            error.reword(suggestion=error.suggestion.replace(f", or {BY_DYNAMO}", ""))
+        error.reword(suggestion=suggestion)
         return error
     if isinstance(error, trace.TraceFailed):
         return UntraceableError(str(error))
     has_line = ", at " in str(error) or "registered at " in str(error)
-    return RefusedError(str(error), suggestion=error.suggestion, line=None if has_line else _definition(target))
+    return RefusedError(str(error), suggestion=suggestion, line=None if has_line else _definition(target))
 
 
 @contextmanager

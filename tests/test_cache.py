@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 import time
@@ -27,7 +28,7 @@ from aotlab.observe import Called, CompileFailed, CompileFinished, CompileStarte
 from tests.engine_helpers import compiled, events, global_torch_state, leaf, nonleaf, refusing
 
 #: A tensor that functions use without being given it.
-CAPTURED = torch.ones(2)
+CAPTURED = (torch.ones(2),)
 
 
 def test_entries_and_calls_are_counted():
@@ -236,6 +237,76 @@ def test_refusals_raise_by_default():
     assert len(g.entries) == 1
 
 
+@pytest.fixture
+def eager_fallback():
+    """Leave what is refused to eager."""
+    with config.patch(fallback="eager"):
+        yield
+
+
+def _branch(x):
+    return x * 2 if x.sum() > 0 else x - 1
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_fallback_dynamo():
+    """What Dynamo can capture is compiled by it, with one warning; other calls have an entry."""
+    g = compiled(lambda x, asks: _branch(x) if asks else x + 1)
+    with pytest.warns(RuntimeWarning, match="is captured by Dynamo: `if`") as caught, events() as heard:
+        assert g(torch.ones(2), True).tolist() == [2.0, 2.0]
+    assert g(-torch.ones(2), True).tolist() == [-2.0, -2.0]
+    assert [w.filename for w in caught] == [__file__]
+    assert [e.outcome for e in heard if isinstance(e, CompileFailed)] == ["captured by Dynamo"]
+    assert any(isinstance(e, CompileFinished) for e in heard)  # a graph of Dynamo's
+    assert g(torch.ones(2), False).tolist() == [2.0, 2.0]
+    assert (g.calls.by_dynamo, g.calls.eager, g.calls.compiled, len(g.entries)) == (2, 0, 3, 1)
+    for _ in range(8):
+        g(torch.ones(2), True)
+    assert g.calls.by_dynamo == 10
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.filterwarnings("ignore:.*is captured by Dynamo")
+def test_state_behind_the_fallback():
+    """A counter, a list and an attribute that a module writes are written once a call, as in eager."""
+
+    class Counting(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.seen, self.maps = torch.nn.Linear(2, 2), 0, []
+
+        def forward(self, x):
+            self.seen += 1
+            self.last = self.layer(x)
+            self.maps.append(self.last.sum())
+            return self.last.relu()
+
+    module = Counting()
+    twin = copy.deepcopy(module)
+    g = compiled(module)
+    for seed in range(4):
+        x = leaf(3, 2, seed=seed)
+        results = [each(x) for each in (g, twin)]
+        assert torch.equal(*results)
+        weights = [module.layer.weight, twin.layer.weight]
+        assert torch.equal(*torch.autograd.grad([r.sum() for r in results], weights))
+        assert torch.equal(module.last, twin.last)
+    assert (module.seen, len(module.maps)) == (4, 4)
+    assert all(map(torch.equal, module.maps, twin.maps))
+    assert g.compiled.calls.by_dynamo == 4
+
+
+def test_fullgraph():
+    """What is to be compiled as a whole is refused where it is not."""
+    g = compiled(_branch, fullgraph=True)
+    with pytest.raises(RefusedError, match="`if`"):
+        g(torch.ones(2))
+    assert compiled(lambda x: x + 1, fullgraph=True)(torch.ones(2)).tolist() == [2.0, 2.0]
+    with pytest.raises(Exception, match=r"[Dd]ata-dependent"):
+        compiled(_branch, fullgraph=True, frontend="dynamo")(torch.ones(2))
+
+
+@pytest.mark.usefixtures("eager_fallback")
 def test_fallback_eager():
     """A refused call runs eagerly with one warning, and is not traced again."""
 
@@ -257,6 +328,7 @@ def test_fallback_eager():
     assert (g.calls.eager, g.entries) == (2, ())
 
 
+@pytest.mark.usefixtures("eager_fallback")
 def test_fallback_eager_with_other_signatures():
     """A refusal of one signature does not hold for another."""
 
@@ -288,13 +360,13 @@ def test_refused_calls_do_not_keep_arguments_alive():
     [
         lambda x: x * x.sum().item(),  # refused by a class of its own
         lambda x: x * (time.time() > 0),  # left to eager by a signal
-        lambda x: x * CAPTURED,  # a tensor that is no argument
+        lambda x: x * CAPTURED[0],  # a tensor that is no argument
         lambda x: x * len([x.sum().tolist()]),
     ],
 )
 def test_one_policy(function):
     """Whatever is not compiled runs eagerly with one warning; under config.fallback="error" its sentence is raised."""
-    with pytest.warns(RuntimeWarning) as caught:
+    with config.patch(fallback="eager"), pytest.warns(RuntimeWarning) as caught:
         assert torch.equal(compiled(function)(torch.ones(2)), function(torch.ones(2)))
     (warning,) = caught
     with refusing(RefusedError) as raised:

@@ -76,10 +76,10 @@ def test_other_calls_are_looked_at():
     """Another shape, grad mode, training flag or keyword is another kind of call."""
     refusals, module = Refusals(), Switched()
     for _ in range(2):
-        refusals.ran_eagerly(glance(module, (torch.ones(2), 1), {"a": [None]}))
+        refusals.refused(glance(module, (torch.ones(2), 1), {"a": [None]}), by_dynamo=False)
 
     def is_known(*args, **kwargs):
-        return refusals.is_known(glance(module, args, kwargs))
+        return refusals.known(glance(module, args, kwargs))
 
     assert is_known(torch.zeros(2), 1, a=[None])
     assert not is_known(torch.zeros(3), 1, a=[None])
@@ -98,5 +98,5 @@ def test_kinds_are_bounded():
     """A function that is refused for ever new shapes does not remember all."""
     refusals = Refusals()
     for size in range(200):
-        refusals.ran_eagerly(glance(None, (torch.ones(size),), {}))
+        refusals.refused(glance(None, (torch.ones(size),), {}), by_dynamo=True)
     assert len(refusals._kinds) <= 64

@@ -122,6 +122,7 @@ def _asking(name: str) -> Callable[..., Any]:
 @functools.cache
 def _class_for(kind: Hashable) -> type[AotModule]:
     assert isinstance(kind, type)
+    assert issubclass(kind, nn.Module)
 
     def forward(self: AotModule, *args: Any, **kwargs: Any) -> Any:
         return AotModule.forward(self, *args, **kwargs)

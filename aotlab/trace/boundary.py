@@ -49,10 +49,10 @@ OF_A_TENSOR: Mapping[Any, Row] = {
     Tensor.storage: Row("`storage()`"),
     Tensor.is_shared: Row("`is_shared()`"),
     Tensor.is_pinned: Row("`is_pinned()`"),
-    Tensor.share_memory_: Row("`share_memory_()`", "it would move the memory of this one trace"),
+    Tensor.share_memory_: Row("`share_memory_()`", "it would move the memory of this one trace", _OUTSIDE),
     Tensor.__deepcopy__: Row("`copy.deepcopy`"),
     Tensor.__reduce_ex__: Row("a pickle"),
-    Tensor.data.__set__: Row("an assignment to `.data`", "the trace cannot see what it does"),  # type: ignore[attr-defined]  # a slot wrapper
+    Tensor.data.__set__: Row("an assignment to `.data`", "the trace cannot see what it does", _OUTSIDE),  # type: ignore[attr-defined]  # a slot wrapper
     internals.BASE_GETTER: Row("`_base`", "a trace has other views, and views of others"),
     internals.VERSION_GETTER: Row("`_version`", "a compiled call counts versions at other moments"),
     Tensor.grad.__get__: Row("`.grad`", "it belongs to the caller's tensor, not to the traced one", _STEP),  # type: ignore[union-attr]  # a getter
@@ -180,7 +180,7 @@ def refuse_unasked(name: str, *tensors: Any, **_: Any) -> NoReturn:
         f"`torch.{name}`{of and f' of {of}'} was called inside the function",
         line=user_line(),
         why=f"{'tensors' if takes_memory else 'random generators'} would change or be read while tracing only",
-        suggestion=_OR_DYNAMO,
+        suggestion=_OUTSIDE if takes_memory else _OR_DYNAMO,
     )
 
 

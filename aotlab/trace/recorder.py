@@ -405,7 +405,7 @@ class Recorder(TorchDispatchMode):
             f"a tensor of shape {tuple(tensor.shape)} that is not an argument",
             line=self._line(),
             why="its values, or a write to it, would be frozen into the graph",
-            suggestion='pass it as an argument; for a model, compile the model, or take frontend="dynamo"',
+            suggestion=f"pass it as an argument, or {BY_DYNAMO}",
         )
 
     def _refuse_mutation(self, func: Any) -> NoReturn:

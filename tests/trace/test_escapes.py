@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from aotlab import _torch as internals
+from aotlab import config
 from aotlab.errors import (
-    CapturedTensorError,
     DataDependentError,
     EscapeError,
     LeakedTensorError,
@@ -240,16 +240,16 @@ def _backward_captured(x):
     return x * 2
 
 
-#: A tensor that is no argument: what is read of it would be frozen, what is written would be written once.
+#: What a function does with a tensor that is no argument, and the refusal if that cannot be compiled.
 CAPTURED = {
-    "read": (lambda x: x * WEIGHT, CapturedTensorError),
-    "read view": (lambda x: x * WEIGHT[0], CapturedTensorError),
-    "write": (_write, CapturedTensorError),
-    "write view": (_write_view, CapturedTensorError),
-    "out=": (_write_into, CapturedTensorError),
-    ".data write": (_write_data, EscapeError),
+    "read": (lambda x: x * WEIGHT, None),
+    "read view": (lambda x: x * WEIGHT[0], None),
+    "write": (_write, None),
+    "write view": (_write_view, None),
+    "out=": (_write_into, None),
+    ".data write": (_write_data, None),
     "numpy write": (_write_numpy, EscapeError),
-    "item": (lambda x: x * WEIGHT.sum().item(), CapturedTensorError),
+    "item": (lambda x: x * WEIGHT.sum().item(), DataDependentError),
     "tolist": (lambda x: x * WEIGHT.tolist()[0], DataDependentError),
     "numpy": (lambda x: x * float(WEIGHT.numpy()[0]), EscapeError),
     "data_ptr": (lambda x: (x * 2, WEIGHT.data_ptr()), EscapeError),
@@ -258,29 +258,47 @@ CAPTURED = {
     "grad": (lambda x: x * 2 if PARAMETER.grad is None else x, EscapeError),
     "data =": (_set_data, EscapeError),
     "grad =": (_set_grad, EscapeError),
-    "requires_grad_": (_flag, EscapeError),
-    "requires_grad =": (_flag_by_assignment, EscapeError),
-    "hook": (_hook, EscapeError),
+    "requires_grad_": (_flag, None),
+    "requires_grad =": (_flag_by_assignment, None),
+    "hook": (_hook, RefusedError),
     "swap": (_swap_captured, EscapeError),
-    "backward": (_backward_captured, (CapturedTensorError, EscapeError)),
+    "backward": (_backward_captured, EscapeError),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("kind", CAPTURED)
-def test_captured_tensors(kind, grad):
-    """It is refused, and neither the captured tensor nor the argument is touched."""
+def test_captured_tensors(kind, grad, monkeypatch):
+    """It does what eager does, by an entry or by eager; or is refused, and no tensor is touched."""
     program, error = CAPTURED[kind]
-    x = leaf(3) * 1 if grad else torch.ones(3)
-    before = (WEIGHT._version, WEIGHT.requires_grad, PARAMETER.grad, x.tolist())
-    for function in (program, inplace_then(program)):
-        with refusing(error) as caught:
-            compiled(function)(x)
-        assert isinstance(caught.value, RefusedError)
-        assert caught.value.suggestion
-        assert WEIGHT.tolist() == PARAMETER.tolist() == [1.0] * 3
-        assert (WEIGHT._version, WEIGHT.requires_grad, PARAMETER.grad, x.tolist()) == before
-        assert not PARAMETER._backward_hooks
+
+    def outcomes(function):
+        monkeypatch.setitem(globals(), "WEIGHT", torch.ones(3))
+        monkeypatch.setitem(globals(), "PARAMETER", torch.ones(3, requires_grad=True))
+        found = []
+        for seed in range(3):
+            x = leaf(3, seed=seed) * 1 if grad else torch.ones(3)
+            out = function(x)
+            first = out[0] if isinstance(out, tuple) else out
+            if first is not None and first.requires_grad and grad:
+                first.sum().backward()
+            hooks = bool(PARAMETER._backward_hooks)
+            tensors = [t.tolist() for t in (x, WEIGHT, PARAMETER, first, PARAMETER.grad) if t is not None]
+            found.append((tensors, WEIGHT._version, WEIGHT.requires_grad, hooks))
+        return found
+
+    for each in (program, inplace_then(program)):
+        function = compiled(each)
+        with config.patch(fallback="eager"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert outcomes(function) == outcomes(each)
+        assert (function.calls.eager == 0) is (error is None)
+        if error is not None:
+            before = (WEIGHT._version, WEIGHT.requires_grad, WEIGHT.tolist(), PARAMETER.tolist())
+            with refusing(error) as caught:
+                compiled(each)(torch.ones(3))
+            assert caught.value.suggestion
+            assert (WEIGHT._version, WEIGHT.requires_grad, WEIGHT.tolist(), PARAMETER.tolist()) == before
 
 
 @pytest.mark.parametrize("kind", ["read", "write", "out=", "item", "numpy", "tolist"])
