@@ -354,12 +354,10 @@ def compile(
     partitioner: Partitioner | None = None,
     engine: Engine = "aotlab",
 ) -> Any:
-    """Compile a function or module; also usable as a decorator.
+    """Compile a function or module; without one, return a decorator.
 
     Parameters
     ----------
-    fn_or_module
-        What to compile. Without it, a decorator is returned.
     backend
         ``"inductor"``, ``"eager"`` (run the graphs op by op), or a compiler ``(graph_module, example_inputs)``.
         Random numbers are eager's but with Inductor, where they are those of `torch.compile` (eager's, if
@@ -395,33 +393,19 @@ def compile(
     >>> step(x), x.sum()
     (tensor([1., 1.]), tensor(2.))
     """
+    settings: dict[str, Any] = {"dynamic": dynamic, "fullgraph": fullgraph}
     if fn_or_module is None:
-        return partial(
-            compile,
-            backend=backend,
-            frontend=frontend,
-            dynamic=dynamic,
-            fullgraph=fullgraph,
-            mode=mode,
-            partitioner=partitioner,
-            engine=engine,
-        )
+        settings |= {"backend": backend, "frontend": frontend, "mode": mode}
+        return partial(compile, partitioner=partitioner, engine=engine, **settings)
     _check_choices(fn_or_module, backend, frontend, partitioner, engine, mode)
     if engine == "eager":
         return fn_or_module
     if engine == "upstream":
         stock: Any = "aot_eager" if backend == "eager" else backend
-        return torch.compile(fn_or_module, backend=stock, dynamic=dynamic, fullgraph=fullgraph, mode=mode)
+        return torch.compile(fn_or_module, backend=stock, mode=mode, **settings)
     chosen = partitioner or default_partition
     compiler = InductorBackend(max_autotune=True) if mode not in (None, "default") else resolve(backend)
-    by_dynamo = partial(
-        compile_by_dynamo,
-        fn_or_module,
-        compiler=compiler,
-        partitioner=chosen,
-        dynamic=dynamic,
-        fullgraph=fullgraph,
-    )
+    by_dynamo = partial(compile_by_dynamo, fn_or_module, compiler=compiler, partitioner=chosen, **settings)
     if frontend == "dynamo":
         made = by_dynamo()
         return AotModule(fn_or_module, made) if isinstance(fn_or_module, nn.Module) else made

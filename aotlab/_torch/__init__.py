@@ -72,14 +72,16 @@ from aotlab._torch.nodes import (
     sequence_of, turns, with_common_node, with_own_node,
 )
 from aotlab._torch.inductor import (
-    _lowered, cold_caches, eager_draws_by_inductor, inductor_compile, inductor_decompositions, inductor_draws_as_eager,
-    inductor_joint_passes, inductor_keeps_draws_in_order, inductor_replace_random, is_inductors_draw,
+    _lowered, inductor_compile, inductor_decompositions, inductor_draws_as_eager, inductor_joint_passes,
+    inductor_keeps_draws_in_order, inductor_replace_random, is_inductors_draw,
 )
 from aotlab._torch.dynamo import (
-    RESUME_PREFIX, as_made_by_dynamo, dynamo_breaks, dynamo_cleanups, dynamo_compile_id, dynamo_compiles,
-    dynamo_disable, dynamo_failed_guards, dynamo_graphs, dynamo_reasons, dynamo_settings, hear_dynamo,
-    in_guard, innermost_backend, leave_frame_to_python, leaves_padding_out, let_dynamo_follow_eager, log_handlers,
-    recurrent_layers_captured, stock_compiled, unmark_static,
+    as_made_by_dynamo, dynamo_breaks, dynamo_compile_id, dynamo_disable, dynamo_failed_guards, hear_dynamo,
+    in_guard, innermost_backend, leave_frame_to_python, leaves_padding_out, let_dynamo_follow_eager,
+)
+from aotlab._torch.workbench import (
+    RESUME_PREFIX, cold_caches, dynamo_cleanups, dynamo_compiles, dynamo_graphs, dynamo_reasons, dynamo_settings,
+    eager_draws_by_inductor, log_handlers, recurrent_layers_captured, stock_compiled, unmark_static,
 )
 from aotlab._torch.samples import module_database, op_database, samples_do_not_seed
 from aotlab._torch.symbols import (

@@ -2,62 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import logging
-import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import torch
-from torch import Tensor, fx
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
-from aotlab._torch.replaced import replaced
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-#: How Dynamo names the function that holds the rest of a frame after a graph break.
-RESUME_PREFIX = "torch_dynamo_resume_in_"
 #: Keeps Dynamo from looking into a function.
 dynamo_disable: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.compiler.disable
-
-
-def recurrent_layers_captured() -> contextlib.AbstractContextManager[Any]:
-    """Let Dynamo capture LSTM, GRU and RNN, which it leaves to eager by itself."""
-    from torch._dynamo import config
-
-    return config.patch(allow_rnn=True)  # type: ignore[no-any-return]  # untyped in torch
-
-
-@contextlib.contextmanager
-def dynamo_settings(*, exact: bool, varying: bool) -> Iterator[None]:
-    """Let Dynamo capture what it computes as eager does; ``exact``: less of optimizers, ``varying``: for all sizes."""
-    from torch._dynamo import config
-
-    changes = {
-        "suppress_errors": True,
-        "trace_numpy": False,
-        "rewrite_assert_with_torch_assert": False,
-        "automatic_dynamic_shapes": varying,
-    }
-    with config.patch(changes), _eager_optimizers() if exact else contextlib.nullcontext():
-        yield
-
-
-@functools.cache
-def _optimizer_modules() -> tuple[tuple[Any, Any], ...]:
-    """Return the modules whose optimizers ask a step counter for its number, each with a form that Dynamo leaves."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("torch.optim.")]
-    return tuple((m, torch.compiler.disable(m._get_value)) for m in modules if hasattr(m, "_get_value"))
-
-
-@contextlib.contextmanager
-def _eager_optimizers() -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for module, replacement in _optimizer_modules():
-            stack.enter_context(replaced(module, "_get_value", replacement))
-        yield
 
 
 def in_guard(frame: types.FrameType | None) -> bool:
@@ -69,25 +24,6 @@ def in_guard(frame: types.FrameType | None) -> bool:
     return frame is not None
 
 
-def unmark_static(tensor: Tensor) -> None:
-    """Take away the mark that Dynamo leaves on parameters, buffers and what optimizers keep."""
-    tensor.__dict__.pop("_dynamo_static_input_type", None)
-
-
-def stock_compiled(module: fx.GraphModule, inputs: Sequence[Any], backend: str) -> Callable[..., Any]:
-    """Compile a graph like Dynamo's by a backend of torch's, which changes it and is told what keeps its address."""
-    from torch._dynamo import lookup_backend
-
-    module.meta["dynamo_compile_id"] = None
-    for node, value in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
-        node._dynamo_source = None
-        if isinstance(value, torch.nn.Parameter):
-            node.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
-    if not [*module.parameters(), *module.buffers()]:  # else those are taken to keep their addresses, without marks
-        module._param_name_to_source = {}  # type: ignore[assignment]
-    return lookup_backend(backend)(module, list(inputs))
-
-
 def hear_dynamo(start: Callable[[Any], None], end: Callable[[Any], None]) -> None:
     """Call ``start`` before and ``end`` after Dynamo compiles a frame, until ``torch.compiler.reset()``."""
     from torch._dynamo.callback import callback_handler
@@ -97,36 +33,10 @@ def hear_dynamo(start: Callable[[Any], None], end: Callable[[Any], None]) -> Non
         callback_handler.register_end_callback(end)
 
 
-@contextlib.contextmanager
-def dynamo_compiles(start: Callable[[Any], None], end: Callable[[Any], None]) -> Iterator[None]:
-    """Call ``start`` before and ``end`` after Dynamo compiles a frame, for the length of a block."""
-    from torch._dynamo.callback import callback_handler
-
-    callback_handler.register_start_callback(start)
-    callback_handler.register_end_callback(end)
-    try:
-        yield
-    finally:
-        callback_handler.remove_start_callback(start)
-        callback_handler.remove_end_callback(end)
-
-
-def dynamo_cleanups(scope: dict[str, Any]) -> list[Any]:
-    """Return the hooks that will take away what Dynamo put into ``scope``; each has a ``scope`` and a ``name``."""
-    from torch._dynamo.utils import CleanupManager
-
-    return [hook for hooks in list(CleanupManager.instance.values.values()) for hook in hooks if hook.scope is scope]
-
-
 def as_made_by_dynamo(wrapper: _Function) -> _Function:
     """Let Dynamo take a function that was given the attributes of a compiled one for that one, and not look into it."""
     wrapper._torchdynamo_wrapper_id = id(wrapper)  # type: ignore[attr-defined]
     return wrapper
-
-
-def leave_frame_to_python(code: types.CodeType) -> None:
-    """Keep Dynamo from capturing a frame that runs ``code``, though not from looking at the frames that it calls."""
-    set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
 
 
 def innermost_backend(backend: object) -> object:
@@ -229,33 +139,11 @@ def _break_graph(what: str, why: str) -> NoReturn:
     unimplemented(gb_type=f"aotlab: {what}", context=what, explanation=why, hints=[])
 
 
-def dynamo_reasons() -> dict[str, int]:
-    """Return what Dynamo has counted so far of the reasons for which it did not go on capturing."""
-    from torch._dynamo.utils import counters
-
-    kinds = ("graph_break", "unimplemented")
-    return {str(reason): count for kind in kinds for reason, count in counters[kind].items()}
-
-
-def dynamo_graphs() -> int:
-    """Return how many graphs Dynamo has handed to backends so far."""
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])
-
-
 def dynamo_breaks() -> list[Any]:
     """Return why Dynamo broke captures off so far, each with a ``reason`` and a ``user_stack``."""
     from torch._dynamo.utils import graph_break_reasons
 
     return graph_break_reasons
-
-
-@functools.cache
-def log_handlers() -> tuple[logging.Handler, ...]:
-    """Return the handlers that print what torch logs; torch sets them up when Dynamo is imported."""
-    loggers = [logging.getLogger(name) for name in list(logging.root.manager.loggerDict) if name.startswith("torch")]
-    return tuple(dict.fromkeys(handler for logger in loggers for handler in logger.handlers))
 
 
 def dynamo_compile_id() -> tuple[int | None, str]:
@@ -287,3 +175,8 @@ def dynamo_failed_guards() -> tuple[types.CodeType | None, Mapping[str, Any], li
         if not found.result:
             failed.append((str(entry.compile_id), "\n".join(found.verbose_code_parts)))
     return code, {"L": output.local_scope, "G": output.global_scope}, failed
+
+
+def leave_frame_to_python(code: types.CodeType) -> None:
+    """Keep Dynamo from capturing a frame that runs ``code``, though not from looking at the frames that it calls."""
+    set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))

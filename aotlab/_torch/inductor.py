@@ -29,13 +29,6 @@ def inductor_draws_as_eager() -> bool:
     return bool(config.fallback_random)
 
 
-def eager_draws_by_inductor() -> contextlib.AbstractContextManager[Any]:
-    """Set Inductor to that for the length of a block."""
-    from torch._inductor import config
-
-    return config.patch(fallback_random=True)  # type: ignore[no-any-return]  # untyped in torch
-
-
 def inductor_keeps_draws_in_order() -> bool:
     """Tell whether Inductor lets what draws from a generator draw in the order of the graph; torch 2.11's does not."""
     from torch._inductor.fx_passes import post_grad
@@ -123,13 +116,6 @@ def inductor_compile(
             graph_id=graph_id,
             **shared,
         )
-
-
-def cold_caches() -> contextlib.AbstractContextManager[None]:
-    """Let Inductor find nothing that it compiled before, in memory or on disk, and keep nothing of what it compiles."""
-    from torch._inductor.utils import fresh_cache
-
-    return fresh_cache()
 
 
 class _Ordering(threading.local):
