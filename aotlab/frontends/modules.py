@@ -42,13 +42,13 @@ class AotModule(nn.Module):
     """
 
     def __new__(cls, module: nn.Module, compiled: Callable[..., Any]) -> AotModule:
-        """Make an object of a class that has those special methods that ``module``'s has, and takes its arguments."""
+        """Make an object of a class that is one of ``module``'s, too: with its special methods and its arguments."""
         made: AotModule = super().__new__(_class_for(cast(Hashable, type(module))))
         return made
 
     def __init__(self, module: nn.Module, compiled: Callable[..., Any]) -> None:
         self.__dict__["orig_module"] = module
-        super().__init__()
+        nn.Module.__init__(self)
         # the very dictionaries of the original, so that neither can have what the other has not
         for name in MODULE_DICTIONARIES:
             self.__dict__[name] = module.__dict__[name]
@@ -128,7 +128,7 @@ def _class_for(kind: Hashable) -> type[AotModule]:
         return AotModule.forward(self, *args, **kwargs)
 
     members: dict[str, Any] = {name: _asking(name) for name in _SPECIAL if hasattr(kind, name)}
-    return type("AotModule", (AotModule,), members | {"forward": functools.wraps(kind.forward)(forward)})
+    return type("AotModule", (AotModule, kind), members | {"forward": functools.wraps(kind.forward)(forward)})
 
 
 for _name, _value in vars(nn.Module).items():

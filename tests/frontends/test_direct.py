@@ -33,6 +33,7 @@ def test_module_target():
     """Parameters and buffers in order, with names and kinds; None entries are skipped."""
     module = nn.Sequential(nn.Linear(2, 2, bias=False), nn.BatchNorm1d(2, affine=False))
     target = ModuleTarget(module)
+    target.reached()
     assert list(target.lifted_names()) == [
         ("0.weight", "parameter"),
         ("1.running_mean", "buffer"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 from types import SimpleNamespace
 
 import pytest
@@ -201,12 +202,11 @@ def test_a_data_set_is_no_input():
 
 
 def test_signature():
-    """A compiled module takes the arguments of the one that it was made of, as trainers ask."""
-    import inspect
-
+    """A compiled module takes the arguments of the one that it was made of, and is of its class, as trainers ask."""
     net = Net()
     for made in (aotlab.compile(net, backend="eager"), copy.deepcopy(aotlab.compile(net, backend="eager"))):
         assert inspect.signature(made.forward) == inspect.signature(net.forward)
+        assert isinstance(made, Net)
         assert made(torch.ones(4, 3), weight=2.0).shape == (4, 3)
 
 
