@@ -312,6 +312,42 @@ def test_calls_that_were_wrong_once(name: str) -> None:
     assert compiled.calls.eager == 0
 
 
+#: A function, whether all sizes vary at once, and what it is called with, call by call.
+MIXED: dict[str, tuple[Callable[..., Any], bool | None, Sequence[tuple[Any, ...]]]] = {
+    "fewer dimensions than those that varied": (
+        lambda x: x * 2,
+        None,
+        [(torch.ones(shape),) for shape in ((2, 3, 4), (2, 3, 5), (7,), (), (2, 3, 9))],
+    ),
+    "a size that became a number, then none": (
+        lambda x: x * len(x) if x.dim() else x * 2,
+        True,
+        [(torch.ones(shape),) for shape in ((5,), (), (4, 3), (6,))],
+    ),
+    "a number that varies, then none": (
+        lambda x, s=None: x if s is None else x * s + (s > 4),
+        None,
+        [(torch.ones(2), *rest) for rest in ((2,), (3,), (None,), (), (4,), (2.5,), (None,))],
+    ),
+    "a number that varies, then a tensor": (
+        lambda x, s: x * s,
+        None,
+        [(torch.ones(3), s) for s in (0.5, 0.25, torch.tensor(3.0), torch.ones(3), 4.5, torch.ones(1, 3))],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_other_kinds_of_arguments_than_those_that_varied(name: str) -> None:
+    """What an entry assumes of sizes and numbers is asked only of calls that have them."""
+    function, dynamic, calls = MIXED[name]
+    compiled = aotlab.compile(function, backend="eager", dynamic=dynamic)
+    for arguments in calls:
+        assert torch.equal(compiled(*arguments), function(*arguments)), arguments
+    assert compiled.calls.eager == 0
+    assert len(compiled.recompiles) == len(compiled.entries) - 1
+
+
 def test_what_a_later_backward_assumes() -> None:
     """A size that becomes a number when a backward is derived is asked for, since its graph has the number in it."""
     sizes = internals.Sizes(["x"])
