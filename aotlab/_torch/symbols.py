@@ -289,7 +289,8 @@ _TORCH = str(Path(torch.__file__).parent)
 def symbols_as_numbers(sizes: Sizes, place: Callable[[], Any]) -> Iterator[None]:
     """Let symbolic numbers be an `int` or a `float`, for code outside of torch that asks with `isinstance`.
 
-    Such code gets the number of this call when it writes one as text. ``place`` finds the place of what runs.
+    Such code gets the number of this call when it writes one as text, and a `bool` when it compares one. ``place``
+    finds the place of what runs.
     """
 
     def foreign() -> bool:
@@ -305,6 +306,14 @@ def symbols_as_numbers(sizes: Sizes, place: Callable[[], Any]) -> Iterator[None]
             def text(self: Any, plain: type = plain, before: Callable[..., str] = kind.__repr__) -> str:
                 return repr(plain(self)) if foreign() else before(self)
 
+            for name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
+                comparison = getattr(kind, name)
+
+                def compare(self: Any, other: Any, before: Callable[..., Any] = comparison) -> Any:
+                    result = before(self, other)
+                    return bool(result) if isinstance(result, torch.SymBool) and foreign() else result
+
+                stack.enter_context(replaced(kind, name, compare))
             stack.enter_context(replaced(kind, "__getattribute__", look))
             stack.enter_context(replaced(kind, "__repr__", text))
         yield

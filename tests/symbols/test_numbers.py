@@ -33,6 +33,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]] = {
     "of an integer tensor": (lambda x, s: torch.arange(5) * s + x, FLOATS, 2),
     "of a tensor without dimensions": (lambda x, s: x.sum() * s, FLOATS, 2),
     "a branch": (lambda x, s: x * s if s > 0.5 else x + s, FLOATS, 3),
+    "a comparison that is no branch": (lambda x, s: (x * (s > 0.5) + (s >= 0.3 and s != 0.33), s < 0.7), FLOATS, 6),
     "rounded down": (lambda x, s: x * math.floor(s * 10), FLOATS, 2),
     "asked for its type": (lambda x, s: x * s if isinstance(s, float) else x + 100, FLOATS, 2),
     "an int": (lambda x, n: x * n + n // 2, INTS, 2),
@@ -43,6 +44,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]] = {
 #: Those whose number has to be known to trace them: each value is compiled for.
 FIXED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "written as text": (lambda x, s: (x * 2, f"{s:.2f} {s}"), FLOATS[:4]),
+    "a comparison as text": (lambda x, s: (x * 2, f"{s > 0.5}"), FLOATS[:8]),
     "its very type": (lambda x, s: x * s if type(s) is float else x + 100, FLOATS[:4]),
     "a root": (lambda x, s: x * math.sqrt(s), FLOATS[:4]),
     "rounded": (lambda x, s: x * round(s * 10), FLOATS[:4]),
