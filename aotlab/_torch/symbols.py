@@ -31,6 +31,7 @@ _STEPS = {
     "float_truediv": "({} / {})", "int_truediv": "({} / {})", "float_pow": "({} ** {})", "pow_by_natural": "({} ** {})",
     "int_floordiv": "({} // {})", "sym_float": "float({})", "sym_sqrt": "math.sqrt({})", "floor": "math.floor({})",
     "ceil": "math.ceil({})", "trunc": "math.trunc({})",
+    "sym_max": "torch.sym_max({}, {})", "sym_min": "torch.sym_min({}, {})",
 }  # fmt: skip
 
 

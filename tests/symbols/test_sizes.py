@@ -73,6 +73,17 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Make, int]] = {
         lambda n: (need(2, 3, n, n),),
         1 if torch.__version__ >= "2.12" else 2,
     ),
+    "upsampling": (
+        lambda x: functional.interpolate(functional.interpolate(x, scale_factor=2), scale_factor=1.5, mode="bilinear"),
+        lambda n: (channels_last(2, 3, n, n + 1),),
+        1,
+    ),
+    "upsampling by copies": (lambda x: functional.interpolate(x, scale_factor=1.5), lambda n: (need(2, 3, n, 5),), 1),
+    "upsampling to the size of another": (
+        lambda x, y: functional.interpolate(x, size=y.shape[2:], mode="bicubic") * y,
+        lambda n: (need(2, 3, n, 4), need(2, 3, n + 2, 9)),
+        1,
+    ),
     "cross entropy": (
         lambda x, t: functional.cross_entropy(x, t),
         lambda n: (need(n, 4), torch.arange(n) % 4),
@@ -251,6 +262,7 @@ def test_what_cannot_be_of_any_size_is_compiled_for_each() -> None:
 @pytest.mark.tier("full")
 @pytest.mark.parametrize("name", [
         "matmul", "a written input, a view", "layer norm", "attention", "a size is returned", "a size as a number",
+        "upsampling by copies",
     ],
 )  # fmt: skip
 def test_by_inductor(name: str) -> None:
