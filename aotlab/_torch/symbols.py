@@ -34,6 +34,9 @@ _STEPS = {
     "sym_max": "torch.sym_max({}, {})", "sym_min": "torch.sym_min({}, {})",
 }  # fmt: skip
 
+#: What makes a node of a plain number, as for a product that C++ code begins with one.
+_WRAPS = ("wrap_int", "wrap_float")
+
 
 class _Number(SymNode):
     """A symbolic number that remembers how floats were computed: sympy would compute them in another order."""
@@ -49,6 +52,8 @@ def _remembering(name: str) -> Callable[..., Any]:
         if type(result) is SymNode and result.pytype is not bool:
             result.__class__ = _Number
             operands = (self, *others)
+            if name in _WRAPS:
+                return result
             if result.pytype is float or any(each.pytype is float or _steps_of(each) for each in operands):
                 if name not in _STEPS:
                     raise RuntimeError(f"`{name}` is computed of a number that varies")
@@ -58,7 +63,7 @@ def _remembering(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in METHOD_TO_OPERATOR:
+for _name in (*METHOD_TO_OPERATOR, *_WRAPS):
     if _name not in ("and", "or", "xor", "sym_not", "eq", "ne", "ge", "gt", "le", "lt", "is_integer"):
         setattr(_Number, _name, _remembering(_name))
 

@@ -25,6 +25,11 @@ INTS = tuple(range(2, 14))
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]] = {
     "a factor": (lambda x, s: (x * s).sin() * s, FLOATS, 2),
     "several steps, in the order of the program": (lambda x, s: x * (s * 0.1 * 0.2) + (1 - s) / 3, FLOATS, 2),
+    "on the right of others": (
+        lambda x, s: (x * (0.1 * s * 0.2), 0.1 * s + 0.9 * (1 - s), 0.1 * s * 0.2),
+        FLOATS,
+        2,
+    ),
     "returned": (lambda x, s: (x * s, s, s * 0.1 * 0.2, -s), FLOATS, 2),
     "alpha": (lambda x, s: torch.add(x, x * 2, alpha=s), FLOATS, 2),
     "a written input": (lambda x, s: x.mul_(s), FLOATS, 2),
@@ -34,7 +39,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]] = {
     "of a tensor without dimensions": (lambda x, s: x.sum() * s, FLOATS, 2),
     "a branch": (lambda x, s: x * s if s > 0.5 else x + s, FLOATS, 3),
     "a comparison that is no branch": (lambda x, s: (x * (s > 0.5) + (s >= 0.3 and s != 0.33), s < 0.7), FLOATS, 6),
-    "rounded down": (lambda x, s: x * math.floor(s * 10), FLOATS, 2),
+    "rounded down": (lambda x, s: x * math.floor(s * 10) + math.floor(9 * s), FLOATS, 2),
     "asked for its type": (lambda x, s: x * s if isinstance(s, float) else x + 100, FLOATS, 2),
     "an int": (lambda x, n: x * n + n // 2, INTS, 2),
     "an int that is asked for its type": (lambda x, n: x * n if isinstance(n, int) else x + 100, INTS, 2),

@@ -44,6 +44,16 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Make, int]] = {
     "a size is returned": (lambda x: (x.sum(), x.shape[0]), lambda n: (need(n, 4),), 1),
     "sizes in what is returned": (lambda x: (x * 2, x.shape, x.size(0) * 2 + 1), lambda n: (need(n, 4),), 1),
     "a size as a number": (lambda x: x * x.shape[0] ** -0.5, lambda n: (need(n, 4),), 1),
+    "sizes on the right of numbers": (
+        lambda x: (x.sum() * (0.1 * x.shape[0] * 0.2), 0.1 * x.shape[0] * 0.7),
+        lambda n: (need(n, 4),),
+        1,
+    ),
+    "upsampling, made flat": (
+        lambda x: functional.interpolate(x, scale_factor=(1.5, 0.6), mode="bilinear").flatten(1).sum(1),
+        lambda n: (need(2, 3, n, 9),),
+        1,
+    ),
     "arange": (lambda x: x + torch.arange(x.shape[0])[:, None], lambda n: (need(n, 4),), 1),
     "cat": (lambda x, y: torch.cat([x, y]), lambda n: (need(n, 4), need(n + 3, 4)), 1),
     "expand": (lambda x, b: (x + b.expand(x.shape[0], 4)).exp(), lambda n: (need(n, 4), need(4)), 1),
