@@ -164,7 +164,7 @@ class Sizes:
         for position, dim, size in self._varying:
             if _expression(size).is_number:
                 made.append(f"{name(position, 'size', dim)} == {int(size)}  # {equal.get(size.node._expr)}")
-        made.sort(key=lambda text: "//" in text or "%" in text)  # a size that something is divided by is not 0
+        made.sort(key=lambda text: bool(re.search(r"[/%]|\*\*", text)))  # what something is divided by is not 0
         found = []
         for text, _, where in (each.partition("  # ") for each in made):
             if where.startswith("(unknown"):  # one that is equal to another, or to a number

@@ -315,6 +315,11 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Tensor], tuple[tuple[tu
         torch.ones,
         (((5, 4),), ((0, 4),), ((9, 3),), ((1, 4),)),
     ),
+    "a size of 0 in a quotient, and under a power": (
+        lambda x, y: x * (2 if len(x) / y.shape[0] < 2 and y.shape[0] ** -1 < 1 else 3) if y.shape[0] else x,
+        torch.ones,
+        (((5,), (4,)), ((5,), (0,)), ((9,), (3,))),
+    ),
     "one rule or another": (
         lambda x: x[x.shape[0] // 2 :].permute(2, 0, 1).reshape(x[x.shape[0] // 2 :].shape),
         torch.ones,
