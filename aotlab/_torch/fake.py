@@ -69,7 +69,8 @@ def forget_tensors(fake_mode: FakeTensorMode) -> None:
 def call_by_fake_mode(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run ``op`` on fake tensors under ``mode``, with ``mode`` itself on the stack as its kernels expect."""
     with mode:
-        if op._opname.endswith("_backward") and "upsample" in op._opname and any(map(is_symbolic, args[2])):
+        upsampling = "upsample" in op._opname and "backward" in op._opname
+        if upsampling and any(map(is_symbolic, (*args[1], *args[2]))):
             return args[0].new_empty(args[2]).contiguous(memory_format=suggest_memory_format(args[0]))  # torch has none
         return op(*args, **kwargs)
 

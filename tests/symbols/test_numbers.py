@@ -43,6 +43,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]] = {
     "asked for its type": (lambda x, s: x * s if isinstance(s, float) else x + 100, FLOATS, 2),
     "an int": (lambda x, n: x * n + n // 2, INTS, 2),
     "an int that is asked for its type": (lambda x, n: x * n if isinstance(n, int) else x + 100, INTS, 2),
+    "a size to upsample to": (lambda x, n: functional.interpolate(x[None, None], size=n, mode="linear"), INTS, 2),
     "repetitions": (lambda x, n: x.repeat(n), INTS, 3),
     "the end of a slice": (lambda x, n: x[:n] * 2, INTS, 3),
 }
