@@ -16,6 +16,8 @@ from torch._prims_common import make_contiguous_strides_for as make_contiguous_s
 from torch._prims_common import suggest_memory_format as suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from aotlab._torch.symbols import is_symbolic
+
 
 def new_fake(
     mode: FakeTensorMode, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
@@ -67,6 +69,9 @@ def forget_tensors(fake_mode: FakeTensorMode) -> None:
 def call_by_fake_mode(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run ``op`` on fake tensors under ``mode``, with ``mode`` itself on the stack as its kernels expect."""
     with mode:
+        upsampling = "upsample" in op._opname and "backward" in op._opname
+        if upsampling and any(map(is_symbolic, (*args[1], *args[2]))):
+            return args[0].new_empty(args[2]).contiguous(memory_format=suggest_memory_format(args[0]))  # torch has none
         return op(*args, **kwargs)
 
 

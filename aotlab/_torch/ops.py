@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch._decomp.decompositions import upsample_compute_output_size
 from torch._ops import HigherOrderOperator, OpOverload
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -103,17 +104,27 @@ def _rewritten_in_python() -> tuple[tuple[OpOverload, Any], ...]:
     return tuple((op, key) for op in ops for key in keys if key in op.py_kernels)
 
 
+def _upsampled(kernel: OpOverload, x: Tensor, size: Any, *rest: Any) -> Any:
+    """Upsample as eager does, to a size that may be symbolic, which the C++ code reads as numbers."""
+    *flags, scales = rest
+    sizes = upsample_compute_output_size(x.size(), size, scales)
+    return kernel(x, sizes, *flags, *(scales or [None] * len(sizes)))
+
+
 @contextlib.contextmanager
-def eager_kernels(*, but: Container[OpOverload] = ()) -> Iterator[None]:
+def eager_kernels(*, but: Container[str] = ()) -> Iterator[None]:
     """Let ops through that torch's Python dispatcher would otherwise rewrite, so that they round as eager does.
 
     Upsampling, recurrent layers, dropout and a few activations have rewritings for symbolic shapes that hang on
-    autograd's keys and replace the C++ code on every trace. They come back after the block. ``but`` are rewritten.
+    autograd's keys and replace the C++ code on every trace. They come back after the block. Overloads by the names in
+    ``but`` are rewritten; ``"vec"`` are those of upsampling.
     """
     taken = []
     for op, key in _rewritten_in_python():
-        if key in op.py_kernels and op not in but:
+        if key in op.py_kernels and op._overloadname not in but and op._opname not in but:
             taken.append((op, key, op.py_kernels.pop(key)))
+            if op._overloadname == "vec" and key is torch._C.DispatchKey.CompositeImplicitAutograd:
+                op.py_kernels[key] = partial(_upsampled, getattr(torch.ops.aten, op._opname).default)
             op._dispatch_cache.clear()
     try:
         yield

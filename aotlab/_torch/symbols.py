@@ -31,7 +31,11 @@ _STEPS = {
     "float_truediv": "({} / {})", "int_truediv": "({} / {})", "float_pow": "({} ** {})", "pow_by_natural": "({} ** {})",
     "int_floordiv": "({} // {})", "sym_float": "float({})", "sym_sqrt": "math.sqrt({})", "floor": "math.floor({})",
     "ceil": "math.ceil({})", "trunc": "math.trunc({})",
+    "sym_max": "torch.sym_max({}, {})", "sym_min": "torch.sym_min({}, {})",
 }  # fmt: skip
+
+#: What makes a node of a plain number, as for a product that C++ code begins with one.
+_WRAPS = ("wrap_int", "wrap_float")
 
 
 class _Number(SymNode):
@@ -48,6 +52,8 @@ def _remembering(name: str) -> Callable[..., Any]:
         if type(result) is SymNode and result.pytype is not bool:
             result.__class__ = _Number
             operands = (self, *others)
+            if name in _WRAPS:
+                return result
             if result.pytype is float or any(each.pytype is float or _steps_of(each) for each in operands):
                 if name not in _STEPS:
                     raise RuntimeError(f"`{name}` is computed of a number that varies")
@@ -57,7 +63,7 @@ def _remembering(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in METHOD_TO_OPERATOR:
+for _name in (*METHOD_TO_OPERATOR, *_WRAPS):
     if _name not in ("and", "or", "xor", "sym_not", "eq", "ne", "ge", "gt", "le", "lt", "is_integer"):
         setattr(_Number, _name, _remembering(_name))
 
@@ -158,7 +164,7 @@ class Sizes:
         for position, dim, size in self._varying:
             if _expression(size).is_number:
                 made.append(f"{name(position, 'size', dim)} == {int(size)}  # {equal.get(size.node._expr)}")
-        made.sort(key=lambda text: "//" in text or "%" in text)  # a size that something is divided by is not 0
+        made.sort(key=lambda text: bool(re.search(r"[/%]|\*\*", text)))  # what something is divided by is not 0
         found = []
         for text, _, where in (each.partition("  # ") for each in made):
             if where.startswith("(unknown"):  # one that is equal to another, or to a number
@@ -289,7 +295,8 @@ _TORCH = str(Path(torch.__file__).parent)
 def symbols_as_numbers(sizes: Sizes, place: Callable[[], Any]) -> Iterator[None]:
     """Let symbolic numbers be an `int` or a `float`, for code outside of torch that asks with `isinstance`.
 
-    Such code gets the number of this call when it writes one as text. ``place`` finds the place of what runs.
+    Such code gets the number of this call when it writes one as text, and a `bool` when it compares one. ``place``
+    finds the place of what runs.
     """
 
     def foreign() -> bool:
@@ -305,6 +312,14 @@ def symbols_as_numbers(sizes: Sizes, place: Callable[[], Any]) -> Iterator[None]
             def text(self: Any, plain: type = plain, before: Callable[..., str] = kind.__repr__) -> str:
                 return repr(plain(self)) if foreign() else before(self)
 
+            for name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
+                comparison = getattr(kind, name)
+
+                def compare(self: Any, other: Any, before: Callable[..., Any] = comparison) -> Any:
+                    result = before(self, other)
+                    return bool(result) if isinstance(result, torch.SymBool) and foreign() else result
+
+                stack.enter_context(replaced(kind, name, compare))
             stack.enter_context(replaced(kind, "__getattribute__", look))
             stack.enter_context(replaced(kind, "__repr__", text))
         yield

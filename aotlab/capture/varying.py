@@ -45,10 +45,10 @@ def chosen(call: Call, dynamic: bool | None, varying: Varying | None) -> Varying
         if isinstance(value, Tensor):
             marked, static = internals.marked_dims(value)
             wanted = {*(range(value.dim()) if dynamic else asked), *marked} - static if value.numel() else ()
-            dims = {dim for dim in wanted if value.shape[dim] > 1}
+            dims = {dim for dim, size in enumerate(value.shape) if dim in wanted and size > 1}
         else:
             plain = type(value) is int or (type(value) is float and value != 0 and math.isfinite(value))
-            dims = {NUMBER} if asked and plain and not asks else set()
+            dims = {NUMBER} if NUMBER in asked and plain and not asks else set()
         if dims:
             found[position] = dims
     return found

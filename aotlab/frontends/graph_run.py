@@ -202,6 +202,8 @@ class GraphRun(fx.Interpreter):
             args[0].data = args[1]  # the same
             return args[0]
         result = super().call_function(target, args, kwargs)
+        if isinstance(result, torch.SymBool):  # as wherever the program's own code compares sizes and numbers
+            return bool(result)
         opens = internals.opens_dual_level(target)
         if opens is not None:
             self._dual_levels.append(result) if opens else self._dual_levels.pop()

@@ -138,8 +138,8 @@ def _of_tensors_together(then: CallState, now: CallState) -> Iterator[str]:
                 kind, expected = ("a view", "none") if after.is_view else ("no view", "one")
                 doing = "views it" if before.is_leaf else "writes to it"
                 yield f"`{name}` is {kind} where the compiled entry expects {expected}, and the function {doing}"
-    varying = () if then.rules is None else then.rules.layouts
-    fitting = all(len({getattr(state.leaves[i], "shape", None) for state in (then, now)}) == 1 for i in varying)
+    shapes = ([(leaf.type, getattr(leaf, "shape", None)) for leaf in state.leaves] for state in (then, now))
+    fitting = then.rules is not None and next(shapes) == next(shapes)  # the rules read the sizes that there were
     broken = then.rules.broken(now.leaves) if then.rules is not None and fitting else None
     if broken is not None:
         yield f"the compiled entry expects `{broken}`, which does not hold for this call"

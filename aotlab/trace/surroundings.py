@@ -32,8 +32,9 @@ from aotlab.trace.tape import Untraceable
 @contextmanager
 def tracing(recorder: Recorder) -> Iterator[None]:
     """Let the recorder write down what is computed in a ``with`` block."""
-    # a backend that decomposes random ops takes `native_dropout`, as upstream records it
+    # a backend that decomposes random ops takes `native_dropout`, as upstream records it; it upsamples fixed sizes only
     inductors = torch.ops.aten.native_dropout.default in recorder.decompositions
+    rewritten = () if not inductors else ("dropout",) if recorder.sizes is None else ("dropout", "vec")
     with (
         torch.autograd.set_multithreading_enabled(False),
         internals.quiet_fake_tensors(),
@@ -41,7 +42,7 @@ def tracing(recorder: Recorder) -> Iterator[None]:
         internals.saved_tensor_hooks_hidden(),
         internals.functionalization(),
         internals.enable_python_dispatcher(),
-        internals.eager_kernels(but=(torch.ops.aten.dropout.default,) if inductors else ()),
+        internals.eager_kernels(but=rewritten),
         recorder,
     ):
         yield

@@ -25,6 +25,11 @@ INTS = tuple(range(2, 14))
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]] = {
     "a factor": (lambda x, s: (x * s).sin() * s, FLOATS, 2),
     "several steps, in the order of the program": (lambda x, s: x * (s * 0.1 * 0.2) + (1 - s) / 3, FLOATS, 2),
+    "on the right of others": (
+        lambda x, s: (x * (0.1 * s * 0.2), 0.1 * s + 0.9 * (1 - s), 0.1 * s * 0.2),
+        FLOATS,
+        2,
+    ),
     "returned": (lambda x, s: (x * s, s, s * 0.1 * 0.2, -s), FLOATS, 2),
     "alpha": (lambda x, s: torch.add(x, x * 2, alpha=s), FLOATS, 2),
     "a written input": (lambda x, s: x.mul_(s), FLOATS, 2),
@@ -33,16 +38,19 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]] = {
     "of an integer tensor": (lambda x, s: torch.arange(5) * s + x, FLOATS, 2),
     "of a tensor without dimensions": (lambda x, s: x.sum() * s, FLOATS, 2),
     "a branch": (lambda x, s: x * s if s > 0.5 else x + s, FLOATS, 3),
-    "rounded down": (lambda x, s: x * math.floor(s * 10), FLOATS, 2),
+    "a comparison that is no branch": (lambda x, s: (x * (s > 0.5) + (s >= 0.3 and s != 0.33), s < 0.7), FLOATS, 6),
+    "rounded down": (lambda x, s: x * math.floor(s * 10) + math.floor(9 * s), FLOATS, 2),
     "asked for its type": (lambda x, s: x * s if isinstance(s, float) else x + 100, FLOATS, 2),
     "an int": (lambda x, n: x * n + n // 2, INTS, 2),
     "an int that is asked for its type": (lambda x, n: x * n if isinstance(n, int) else x + 100, INTS, 2),
+    "a size to upsample to": (lambda x, n: functional.interpolate(x[None, None], size=n, mode="linear"), INTS, 2),
     "repetitions": (lambda x, n: x.repeat(n), INTS, 3),
     "the end of a slice": (lambda x, n: x[:n] * 2, INTS, 3),
 }
 #: Those whose number has to be known to trace them: each value is compiled for.
 FIXED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "written as text": (lambda x, s: (x * 2, f"{s:.2f} {s}"), FLOATS[:4]),
+    "a comparison as text": (lambda x, s: (x * 2, f"{s > 0.5}"), FLOATS[:8]),
     "its very type": (lambda x, s: x * s if type(s) is float else x + 100, FLOATS[:4]),
     "a root": (lambda x, s: x * math.sqrt(s), FLOATS[:4]),
     "rounded": (lambda x, s: x * round(s * 10), FLOATS[:4]),

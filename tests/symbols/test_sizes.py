@@ -44,6 +44,16 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Make, int]] = {
     "a size is returned": (lambda x: (x.sum(), x.shape[0]), lambda n: (need(n, 4),), 1),
     "sizes in what is returned": (lambda x: (x * 2, x.shape, x.size(0) * 2 + 1), lambda n: (need(n, 4),), 1),
     "a size as a number": (lambda x: x * x.shape[0] ** -0.5, lambda n: (need(n, 4),), 1),
+    "sizes on the right of numbers": (
+        lambda x: (x.sum() * (0.1 * x.shape[0] * 0.2), 0.1 * x.shape[0] * 0.7),
+        lambda n: (need(n, 4),),
+        1,
+    ),
+    "upsampling, made flat": (
+        lambda x: functional.interpolate(x, scale_factor=(1.5, 0.6), mode="bilinear").flatten(1).sum(1),
+        lambda n: (need(2, 3, n, 9),),
+        1,
+    ),
     "arange": (lambda x: x + torch.arange(x.shape[0])[:, None], lambda n: (need(n, 4),), 1),
     "cat": (lambda x, y: torch.cat([x, y]), lambda n: (need(n, 4), need(n + 3, 4)), 1),
     "expand": (lambda x, b: (x + b.expand(x.shape[0], 4)).exp(), lambda n: (need(n, 4), need(4)), 1),
@@ -72,6 +82,17 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Make, int]] = {
         lambda x: functional.max_pool2d(x, 2),
         lambda n: (need(2, 3, n, n),),
         1 if torch.__version__ >= "2.12" else 2,
+    ),
+    "upsampling": (
+        lambda x: functional.interpolate(functional.interpolate(x, scale_factor=2), scale_factor=1.5, mode="bilinear"),
+        lambda n: (channels_last(2, 3, n, n + 1),),
+        1,
+    ),
+    "upsampling by copies": (lambda x: functional.interpolate(x, scale_factor=1.5), lambda n: (need(2, 3, n, 5),), 1),
+    "upsampling to the size of another": (
+        lambda x, y: functional.interpolate(x, size=y.shape[2:], mode="bicubic") * y,
+        lambda n: (need(2, 3, n, 4), need(2, 3, n + 2, 9)),
+        1,
     ),
     "cross entropy": (
         lambda x, t: functional.cross_entropy(x, t),
@@ -251,6 +272,7 @@ def test_what_cannot_be_of_any_size_is_compiled_for_each() -> None:
 @pytest.mark.tier("full")
 @pytest.mark.parametrize("name", [
         "matmul", "a written input, a view", "layer norm", "attention", "a size is returned", "a size as a number",
+        "upsampling by copies",
     ],
 )  # fmt: skip
 def test_by_inductor(name: str) -> None:
@@ -293,6 +315,11 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Tensor], tuple[tuple[tu
         torch.ones,
         (((5, 4),), ((0, 4),), ((9, 3),), ((1, 4),)),
     ),
+    "a size of 0 in a quotient, and under a power": (
+        lambda x, y: x * (2 if len(x) / y.shape[0] < 2 and y.shape[0] ** -1 < 1 else 3) if y.shape[0] else x,
+        torch.ones,
+        (((5,), (4,)), ((5,), (0,)), ((9,), (3,))),
+    ),
     "one rule or another": (
         lambda x: x[x.shape[0] // 2 :].permute(2, 0, 1).reshape(x[x.shape[0] // 2 :].shape),
         torch.ones,
@@ -310,6 +337,42 @@ def test_calls_that_were_wrong_once(name: str) -> None:
         ours, theirs = [make(*shape) for shape in shapes], [make(*shape) for shape in shapes]
         assert observed(compiled(*ours), ours) == observed(function(*theirs), theirs), shapes
     assert compiled.calls.eager == 0
+
+
+#: A function, whether all sizes vary at once, and what it is called with, call by call.
+MIXED: dict[str, tuple[Callable[..., Any], bool | None, Sequence[tuple[Any, ...]]]] = {
+    "fewer dimensions than those that varied": (
+        lambda x: x * 2,
+        None,
+        [(torch.ones(shape),) for shape in ((2, 3, 4), (2, 3, 5), (7,), (), (2, 3, 9))],
+    ),
+    "a size that became a number, then none": (
+        lambda x: x * len(x) if x.dim() else x * 2,
+        True,
+        [(torch.ones(shape),) for shape in ((5,), (), (4, 3), (6,))],
+    ),
+    "a number that varies, then none": (
+        lambda x, s=None: x if s is None else x * s + (s > 4),
+        None,
+        [(torch.ones(2), *rest) for rest in ((2,), (3,), (None,), (), (4,), (2.5,), (None,))],
+    ),
+    "a number that varies, then a tensor": (
+        lambda x, s: x * s,
+        None,
+        [(torch.ones(3), s) for s in (0.5, 0.25, torch.tensor(3.0), torch.ones(3), 4.5, torch.ones(1, 3))],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_other_kinds_of_arguments_than_those_that_varied(name: str) -> None:
+    """What an entry assumes of sizes and numbers is asked only of calls that have them."""
+    function, dynamic, calls = MIXED[name]
+    compiled = aotlab.compile(function, backend="eager", dynamic=dynamic)
+    for arguments in calls:
+        assert torch.equal(compiled(*arguments), function(*arguments)), arguments
+    assert compiled.calls.eager == 0
+    assert len(compiled.recompiles) == len(compiled.entries) - 1
 
 
 def test_what_a_later_backward_assumes() -> None:
