@@ -207,7 +207,7 @@ def _trace(
     functional = config.functionalize_rng_ops or options.backend.needs_states(None)
     try:
         traced, live = run(functional)
-    except (RefusedError, RunEagerly, trace.TraceFailed) as error:
+    except Exception as error:
         if not dims:
             raise
         return _trace(options, call, deduped, bases, printed, {}, str(error))
