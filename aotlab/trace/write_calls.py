@@ -18,6 +18,7 @@ from aotlab import _torch as internals
 from aotlab._torch import OpOverload
 from aotlab.capture.signals import RunEagerly
 from aotlab.guards.places import user_line
+from aotlab.trace import custom_ops
 from aotlab.trace.boundary import op_name
 from aotlab.trace.chronicle import Chronicle, span
 from aotlab.trace.running import operations_since, operations_so_far
@@ -43,6 +44,8 @@ def writes_in_place(func: Any) -> bool:
 
 def run(chronicle: Chronicle, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a function, which may write."""
+    if custom_ops.written_by(func):
+        return _by_copies(chronicle, func, args, kwargs)
     in_place = bool(args) and writes_in_place(func)
     into_out = not in_place and kwargs.get("out") is not None
     casts, count = internals.any_autocast_enabled(), operations_so_far()
@@ -58,6 +61,20 @@ def run(chronicle: Chronicle, func: Any, args: tuple[Any, ...], kwargs: dict[str
         if operation.target is internals.TRILINEAR:  # a graph runs without autocast
             _fall_back(f"`{op_name(func)}` casts inside of its kernel under autocast")
     return result
+
+
+def _by_copies(chronicle: Chronicle, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the functional form of an op of the user's, and copy what it would have written."""
+    values, others = custom_ops.arguments_of(op, args, kwargs)
+    if custom_ops.has_history(values) or share_memory([v for v in values if isinstance(v, Tensor)]):
+        return op(*args, **kwargs)
+    found = custom_ops.functional_form(op)(*values, **others)
+    found = (found,) if isinstance(found, Tensor) else tuple(found)
+    written = custom_ops.written_by(op)
+    for n, new in zip(written, found[-len(written) :], strict=True):
+        _in_place(chronicle, Tensor.copy_, (values[n], new), {})
+    results = found[: -len(written)]
+    return results[0] if len(results) == 1 else results or None
 
 
 def _into_out(chronicle: Chronicle, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
