@@ -160,14 +160,8 @@ class CompiledFunction:
     ) -> None:
         self._target = target
         self._id = next(_ids) if number is None else number
-        self._settings = {
-            "tells": tells,
-            "backend_name": backend_name,
-            "warn": warn,
-            "accept": accept,
-            "by_dynamo": by_dynamo,
-            "whole": whole,
-        }
+        self._settings = {"tells": tells, "backend_name": backend_name, "warn": warn, "accept": accept, "whole": whole}
+        self._settings["by_dynamo"] = by_dynamo
         self._compile_call = compile_call
         self._tells = tells
         self._backend_name = backend_name

@@ -95,8 +95,7 @@ class _DirectTarget(Target):
         found = self._known()
         own = self._traceable_modules()
         if found.unseen is not None:
-            raise RunEagerly(found.unseen, suggestion=f"pass the value as an argument, or {BY_DYNAMO}")
-        attributes = [(module, dict(module.__dict__)) for _, module in own]
+            raise RunEagerly(found.unseen, suggestion='pass the value as an argument, or take frontend="dynamo"')
         self._watch = watch = Watch([*own, *found.objects])
         try:
             result = self._run(lifted, args, kwargs)
@@ -109,10 +108,6 @@ class _DirectTarget(Target):
             if changed is not None:
                 text = "the function changes `{}`"
                 raise _leak(text, changed, found.state, f"return the new value, or {BY_DYNAMO}")
-            for module, was in attributes:
-                for key, value in module.__dict__.items():
-                    if value is not was.get(key) and not key.startswith("_"):
-                        raise _assigned(key, found.state)
         except BaseException:
             _undo(found.state, watch)
             raise

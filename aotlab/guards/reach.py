@@ -126,7 +126,7 @@ class _Walk:
             missing = self._missing(thing)
             if missing:
                 self._guard(f"{label or 'self'}.…", Place("unheld", thing, missing), values.MISSING)
-        found = {(item.place.identity(), item.optional): item for item in reversed(self.found[:count])}
+        found = {item.place.identity(): item for item in reversed(self.found[:count])}
         return (*reversed(found.values()), *self.found[count:])
 
     def unseen(self) -> str | None:
@@ -210,7 +210,7 @@ class _Walk:
             self._visit(label, value, place, chance=chance)
 
     def _enter(self, label: str, value: Any, chance: bool) -> None:
-        if objects.is_holding(value) or (not chance and objects.is_changing(value)):
+        if not chance and (objects.is_holding(value) or objects.is_changing(value)):
             self._cannot_watch(f"`{label or 'self'}`, a `{type(value).__qualname__}`")
         elif isinstance(value, Tensor):
             if vars(value):
@@ -375,9 +375,10 @@ class _Walk:
             self._guard(f"the number of {kind}s of {own}", Place("size", tensors), len(tensors))
             for key, tensor in tensors.items():
                 place = Place("item", tensors, key)
-                if tensor is not None:
+                if tensor is None:
+                    self._guard(f"{dot}{key}", place, None)
+                else:
                     self.slots.append(Slot(f"{dot}{key}", kind, place))
-                self.found.append(Reached(name=f"{dot}{key}", place=place, expected=tensor is None, optional=True))
         if not objects.is_library(type(module)):
             self._names.add("forward")
             self._thing(own, module, chance)

@@ -7,7 +7,6 @@ import contextlib
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
 from operator import contains, getitem, is_
 from types import CellType, CodeType
 from typing import Any, Literal, NamedTuple
@@ -101,11 +100,12 @@ class Slot(NamedTuple):
 
 
 def reader(slots: Sequence[Slot]) -> Callable[[], list[Any]]:
-    """Write the function that reads slots; where one is empty, it returns None for it or raises."""
-    namespace: dict[str, Any] = {"MISSING": None}
+    """Write the function that reads slots; where one is not there any more, it returns None for each."""
+    namespace: dict[str, Any] = {"MISSING": None, "GONE": _GONE, "nothing": [None] * len(slots)}
     constant = _constants(namespace)
     texts = ", ".join(slot.place.text(constant) for slot in slots)
-    read: Callable[[], list[Any]] = eval(f"lambda: [{texts}]", namespace)
+    exec(f"def read():\n try:\n  return [{texts}]\n except GONE:\n  return nothing", namespace)
+    read: Callable[[], list[Any]] = namespace.pop("read")
     return read
 
 
@@ -113,14 +113,13 @@ def reader(slots: Sequence[Slot]) -> Callable[[], list[Any]]:
 class Reached:
     """One value outside the arguments that the traced code may read, where it hangs, and how a sentence calls it.
 
-    ``expected`` is a snapshot of it; of an ``optional`` one, whether it was None. ``value`` is the object, kept alive
-    for its identity (tensors are not). ``inline``: the generated function checks it itself.
+    ``expected`` is a snapshot of it; ``value`` is the object, kept alive for its identity (tensors are not).
+    ``inline``: the generated function checks it itself.
     """
 
     name: str
     place: Place
     expected: Any
-    optional: bool = False
     value: Any = field(default=None, repr=False)
     inline: bool = False
 
@@ -140,10 +139,7 @@ class Reached:
 
     def holds(self) -> bool:
         """Tell whether the value is still what the trace saw."""
-        now = self.place.read()
-        if self.optional:
-            return now is not MISSING and (now is None) is self.expected
-        return bool(self.expected.holds(now))
+        return bool(self.expected.holds(self.place.read()))
 
     def is_outside(self, function: Any) -> bool:
         """Tell whether this is anything else than the function's own code, or a builtin."""
@@ -161,19 +157,13 @@ class Reached:
         if self.is_absence:
             name = self.present_name()
             return f"`{name}`, which the function mentions, is there; the compiled entry expects it to be missing"
-        if self.optional:
-            now, before = ("is None", "is there") if now is None else ("is there", "is None")
-            where, text = self.name, f"{now} where the compiled entry expects that it {before}"
-        else:
-            where, text = self.expected.difference(now, self.name)
+        where, text = self.expected.difference(now, self.name)
         return f"{_quoted(where)}, which the function reads, {text}"
 
     def sentence(self) -> str:
         """Say what the entry assumes."""
         if self.is_absence:
             return f"`{self.name.replace('…', ', '.join(sorted(self.place.key)))}` is missing"
-        if self.optional:
-            return f"`{self.name}` is {'None' if self.expected else 'there'}"
         if isinstance(self.expected, Value) and self.expected.is_plain:
             return f"{_quoted(self.name)} is {shown(self.expected.value)}"
         contents = "" if isinstance(self.expected, Value) else " with the same contents"
@@ -231,8 +221,6 @@ def _form(item: Reached) -> str:
         return "size"
     if item.place.kind != "item":
         return ""
-    if item.optional:
-        return "optional"
     if isinstance(item.expected, Value) and item.expected.value is MISSING:
         return "absent"
     return "same" if _is_one_of_a_kind(item.expected) else ""
@@ -250,16 +238,13 @@ _LOOPS: dict[str, Callable[[list[Any], list[Any], list[Any]], Callable[[], bool]
     "size": lambda owners, _, sizes: lambda: list(map(len, owners)) == sizes,
     "same": lambda owners, keys, values: lambda: all(map(is_, map(getitem, owners, keys), values)),
     "absent": lambda owners, keys, _: lambda: not any(map(contains, owners, keys)),
-    "optional": lambda owners, keys, are_none: (
-        lambda: list(map(is_, map(getitem, owners, keys), repeat(None))) == are_none
-    ),
 }
 
 
 def _loop(form: str, group: Sequence[Reached]) -> Callable[[], bool]:
     places = [item.place for item in group]
     owners, keys = [place.owner for place in places], [place.key for place in places]
-    return _LOOPS[form](owners, keys, [item.expected if item.optional else item.expected.value for item in group])
+    return _LOOPS[form](owners, keys, [item.expected.value for item in group])
 
 
 def _written(
@@ -273,8 +258,6 @@ def _written(
         text, known = item.place.text(constant), item.expected
         if item.is_absence:
             lines.append(f"if not {text}.isdisjoint({constant(item.place.key)}): return False")
-        elif item.optional:
-            lines.append(f"if {text} is {'not ' if known else ''}None: return False")
         elif not isinstance(known, Value):
             lines.append(f"if not {constant(known)}.holds({text}): return False")
         elif _is_one_of_a_kind(known):

@@ -12,7 +12,6 @@ import re
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from aotlab._torch import OpOverload
 
@@ -58,8 +57,3 @@ def arguments_of(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         if not each.kwarg_only:
             positional.append(rest.pop(each.name) if each.name in rest else each.default_value)
     return positional, rest
-
-
-def has_history(values: list[Any]) -> bool:
-    """Tell whether a gradient may be wanted: such an op has none."""
-    return torch.is_grad_enabled() and any(isinstance(value, Tensor) and value.requires_grad for value in values)

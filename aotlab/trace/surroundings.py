@@ -188,8 +188,7 @@ class _Stream:
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        for line in lines:
-            self.write(line)
+        self.write("".join(lines))
 
 
 class Warned(NamedTuple):

@@ -66,8 +66,9 @@ def run(chronicle: Chronicle, func: Any, args: tuple[Any, ...], kwargs: dict[str
 def _by_copies(chronicle: Chronicle, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the functional form of an op of the user's, and copy what it would have written."""
     values, others = custom_ops.arguments_of(op, args, kwargs)
-    if custom_ops.has_history(values) or share_memory([v for v in values if isinstance(v, Tensor)]):
-        return op(*args, **kwargs)
+    tensors = tensors_in(values)
+    if share_memory(tensors) or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
+        return op(*args, **kwargs)  # there is no functional form that has a gradient
     found = custom_ops.functional_form(op)(*values, **others)
     found = (found,) if isinstance(found, Tensor) else tuple(found)
     written = custom_ops.written_by(op)
