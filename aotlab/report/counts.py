@@ -93,6 +93,10 @@ def _facts(report: Report) -> Iterator[Fact]:
     if report.cell is not None and report.cell.error is not None:
         at = "" if report.cell.error_line is None else f" (line {report.cell.error_line})"
         yield Fact(key="error", title="ended with", sentence=report.cell.error + at)
+    for frame in report.frames:
+        if frame.limit and frame.calls.eager:
+            eager = f"{frame.calls.eager} of {amount(frame.calls.total, 'call')} of {frame.name} ran eagerly"
+            yield Fact(key="limit", title="recompile limit", sentence=f"{eager}: {frame.limit}")
     changed = dict(_changed(report, graphs))
     if traced or changed:
         names = [f"{what} ({how})" for what, how in _together(changed, "tensors")]

@@ -929,6 +929,9 @@ class Frame:
         Where it is defined; of what Dynamo captured, where its first capture ended.
     graphs, refusals, calls
         See the records of those names.
+    limit
+        Which limit of Dynamo's it has reached, so that calls which none of its graphs fits run eagerly, and what
+        would help; empty if it has reached none.
     counts
         What it held before the report was cut; None if it is whole.
     """
@@ -939,6 +942,7 @@ class Frame:
     graphs: tuple[Graph, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     calls: Calls = Calls()
+    limit: str = ""
     counts: FrameCounts | None = None
 
 
@@ -1089,8 +1093,8 @@ class Fact:
     Attributes
     ----------
     key
-        What it is about, for programs: ``"error"``, ``"mutated"``, ``"new"``, ``"aliases"``, ``"varies"``, ``"static"``
-        or ``"saved"``.
+        What it is about, for programs: ``"error"``, ``"limit"``, ``"mutated"``, ``"new"``, ``"aliases"``,
+        ``"varies"``, ``"static"`` or ``"saved"``.
     title
         The same, for readers.
     sentence

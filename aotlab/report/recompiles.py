@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from aotlab import observe
 from aotlab.errors import UserLine
-from aotlab.report.model import Miss
+from aotlab.report.model import Graph, Miss
 from aotlab.report.text import in_cell, listed, plain_names
 
 #: A sentence of the direct frontend's.
@@ -81,6 +81,20 @@ def misses(event: observe.CompileStarted | observe.CapturedAgain) -> tuple[tuple
         guard = _read(text, event.scope)
         rows.append((guard.far, entry, _miss(guard, line)))
     return tuple((entry, row) for _, entry, row in sorted(rows, key=lambda row: row[0]))
+
+
+def limit_words(name: str, most: int, graphs: Sequence[Graph], *, several: bool) -> str:
+    """Say what limit of Dynamo's a function has reached, and what would help; ``several``: of calls in one go."""
+    last = next((each for graph in reversed(graphs) for each in graph.misses), None)
+    advice = [f"set torch._dynamo.config.{name} higher, or call torch._dynamo.reset() to begin anew"]
+    if last is not None and last.suggestion:
+        subject = f"{last.subject}: " if last.subject else ""
+        advice.insert(0, f"{subject}{last.suggestion}")
+    counted = "; of calls in one run of the cell's lines one is counted" if several else ""
+    return (
+        f"Dynamo compiles one function at most {most} times ({name}), and what no graph fits then runs eagerly"
+        f"{counted}. To avoid it: {'; or '.join(advice)}"
+    )
 
 
 def _of_a_sentence(sentence: str) -> Miss:

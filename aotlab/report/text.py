@@ -133,6 +133,9 @@ def plain_names(text: str) -> str:
     return re.sub(r"[`']?\b[GL]\['(\w+)'\]([\w.\[\]]*)[`']?", r"`\1\2`", text)
 
 
+#: Why calls run eagerly of which no graph break tells.
+RECOMPILE_LIMIT = "Dynamo's recompile limit is reached: calls that no graph of it fits run eagerly"
+
 #: Why Dynamo stops, by what its text says; the rest is told in its own words.
 _STOPS = [(re.compile(pattern, re.DOTALL), words) for pattern, words in (
     (r"^generic_jump|^Data-dependent branching", "a branch depends on the value of a tensor"),
@@ -148,7 +151,7 @@ _STOPS = [(re.compile(pattern, re.DOTALL), words) for pattern, words in (
     (r"^step_unsupported", "Dynamo cannot go on in the middle of it"),
     (r"^Attempted to wrap RNN", "Dynamo captures no LSTM, GRU or RNN"),
     (r"sparse [Tt]ensor", "Dynamo takes no sparse tensors"),
-    (r"^Dynamo recompile limit", "it was compiled too often"),
+    (r"^Dynamo recompile limit", RECOMPILE_LIMIT),
     (r"^aotlab: .*?Explanation: (.+?)\n", r"\1"),
 )]  # fmt: skip
 

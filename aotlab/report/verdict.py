@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
-from aotlab.report.text import amount, duration, first_line, lines_of, listed, place_in
+from aotlab.report.text import RECOMPILE_LIMIT, amount, duration, first_line, lines_of, listed, place_in
 
 if TYPE_CHECKING:
     from aotlab.report.model import Cell, CellPart, Frame, Graph, Refusal, Report, TimingRow
@@ -80,6 +80,8 @@ def verdict(report: Report) -> Verdict:
     if eager:
         sentences.append(_sentence(_ran_eagerly(eager)))
         told.update(part.reason for part in eager)
+    limited = [frame for frame in report.frames if frame.limit and frame.calls.eager]
+    told |= {RECOMPILE_LIMIT} if limited else set()
     breaks = [] if report.cell is None else breaks_of(report)
     parts = [] if report.cell is None else _incomplete(report.cell, told)
     if breaks:
@@ -90,6 +92,9 @@ def verdict(report: Report) -> Verdict:
     elif parts:
         sentences.append(_sentence(f"not all of {lines_of(parts[0])} was captured ({_gist(parts[0].reason)})"))
         told.update(part.reason for part in parts)
+    for frame in limited:
+        calls = f"{frame.calls.eager} of {amount(frame.calls.total, 'call')} of {_short(frame.function)}"
+        sentences.append(f"{calls} ran eagerly, past Dynamo's recompile limit.")
     refused = [(frame, refusal) for frame, refusal in _refusals(report) if refusal.message not in told]
     if refused:
         frame, refusal = refused[0]
@@ -98,7 +103,7 @@ def verdict(report: Report) -> Verdict:
         )
     if report.cell is not None and report.cell.error is not None:
         sentences.append(_sentence(f"the cell {_ended(report.cell)}"))
-    if state != "different" and (eager or breaks or parts or refused):
+    if state != "different" and (eager or breaks or parts or limited or refused):
         state, status = "partly", f"compiled in part, {status}"
     return Verdict(sentence=_one_line(" ".join(sentences)), state=state, status=status)
 
