@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from aotlab.capture.dedupe import DedupeRecord
     from aotlab.capture.synthetic_bases import SyntheticBasesRecord
     from aotlab.observe import BackwardCompiled, StageFinished
+    from aotlab.partition.described import SavedValue
     from aotlab.partition.stage import PartitionRecord
     from aotlab.runtime.stage import RuntimeRecord
     from aotlab.trace.records import SizeOf, TraceRecord
@@ -310,6 +311,7 @@ def _partition(stage: Stage, record: PartitionRecord) -> Snapshot:
     parts = [("forward", record.forward)]
     if record.backward is not None:
         parts.append(("backward", record.backward))
+    shares = _shares(record.saved)
     saved = tuple(
         [
             Saved(
@@ -319,6 +321,7 @@ def _partition(stage: Stage, record: PartitionRecord) -> Snapshot:
                 reason=value.reason,
                 is_input=value.is_input,
                 is_output=value.is_output,
+                shares=shares.get(value.name, ""),
                 used_by=tuple(value.used_by),
                 line=None if value.line is None else in_cell(value.line),
             )
@@ -335,6 +338,23 @@ def _partition(stage: Stage, record: PartitionRecord) -> Snapshot:
         nodes=tuple(nodes),
         saved=saved,
     )
+
+
+def _shares(values: Sequence[SavedValue]) -> dict[str, str]:
+    """Say in whose memory saved values lie: of those in one storage as many take memory as it has room for."""
+    alike: dict[int, list[SavedValue]] = {}
+    for value in values:
+        if value.spec.storage is not None:
+            alike.setdefault(value.spec.storage, []).append(value)
+    found: dict[str, str] = {}
+    for group in alike.values():
+        first, *others = sorted(group, key=lambda value: -value.nbytes)
+        left = known_size(first.spec.storage_bytes or 0) - first.nbytes
+        for each in others:
+            left -= each.nbytes
+            if left < 0:
+                found[each.name] = first.name
+    return found
 
 
 def _compile(stage: Stage, graphs: Sequence[CompiledGraphRecord]) -> Snapshot:

@@ -23,7 +23,7 @@ def count(graph: Graph) -> Counts:
     """Count what the tables of a graph hold; of one that was cut, what they held before."""
     if graph.counts is not None:
         return graph.counts
-    new = sum(row.new_bytes for row in graph.saved)
+    held = [row for row in graph.saved if (row.is_input or row.is_output) and not row.shares]
     called = sum(kernel.language == "extern" for kernel in graph.kernels)
     return Counts(
         stages=len(graph.stages),
@@ -37,8 +37,8 @@ def count(graph: Graph) -> Counts:
         shared=sum(len(storage.spans) > 1 for storage in graph.storages),
         storage_bytes=sum(known_size(storage.nbytes) for storage in graph.storages if storage.nbytes is not None),
         saved=len(graph.saved),
-        saved_bytes=new,
-        held_bytes=sum(known_size(row.nbytes) for row in graph.saved) - new,
+        saved_bytes=sum(row.new_bytes for row in graph.saved),
+        held_bytes=sum(known_size(row.nbytes) for row in held),
         kernels=len(graph.kernels),
         kernels_called=called,
         guards=len(graph.guards),

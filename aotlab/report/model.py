@@ -540,6 +540,8 @@ class Saved:
         Why it is kept rather than computed again.
     is_input, is_output
         It is an input of the function or an output, so that keeping it takes no new memory.
+    shares
+        The name of another saved value whose memory it lies in, so that keeping both takes no more than that.
     used_by
         The nodes of the backward that read it.
     line
@@ -552,13 +554,14 @@ class Saved:
     reason: str
     is_input: bool = False
     is_output: bool = False
+    shares: str = ""
     used_by: tuple[str, ...] = ()
     line: UserLine | None = None
 
     @property
     def new_bytes(self) -> int:
-        """The memory that keeping it takes, in bytes: none for what the caller holds anyway."""
-        return 0 if self.is_input or self.is_output else known_size(self.nbytes)
+        """The memory that keeping it takes, in bytes: none for what the caller holds, or what another value holds."""
+        return 0 if self.is_input or self.is_output or self.shares else known_size(self.nbytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

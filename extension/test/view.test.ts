@@ -360,14 +360,16 @@ test('why a value is kept comes first, not its name again', () => {
   const row = (name: string, reason: string, is_input: boolean): Json => ({ name, tensor: null, nbytes: 4, line: null, reason, is_input });
   firstGraph(report)['saved'] = [
     row('primals_1', 'the input `model.weight`; the backward needs it for `mm`', true),
-    row('relu', 'computed by `relu`; the backward needs it for `mul`', false)
+    row('relu', 'computed by `relu`; the backward needs it for `mul`', false),
+    { ...row('view', 'computed by `view`; the backward needs it for `sin`', false), shares: 'relu' }
   ];
   show(report);
   tab('saved');
   assert.deepEqual(
     all('table[data-table=saved] td[data-column=reason]').map(each => each.textContent),
-    ['the backward needs it for mm an input', 'the backward needs it for mul']
+    ['the backward needs it for mm an input', 'the backward needs it for mul', 'the backward needs it for sin memory of relu']
   );
+  assert.match(text('[data-panel=saved]'), /3 values, 4 B of new memory; 4 B that the caller holds anyway/);
 });
 
 test('stages, saved tensors, kernels and graph breaks have tabs of their own', () => {

@@ -116,6 +116,7 @@ const saved = record('Saved', {
   reason: text(),
   is_input: flag(),
   is_output: flag(),
+  shares: text(),
   line: maybe(line)
 });
 const kernel = record('Kernel', {

@@ -28,7 +28,7 @@ const columns = ({ selection }: Context): readonly Column<OfGraph<Saved>>[] => [
 function why(row: Saved): Child {
   const named = row.is_input ? /^the input `[^`]*`; / : /^computed by `[^`]*`; /;
   const reason = row.reason.replace(named, '');
-  const held = row.is_input ? 'an input' : row.is_output ? 'an output' : '';
+  const held = row.shares !== '' ? `memory of ${row.shares}` : row.is_input ? 'an input' : row.is_output ? 'an output' : '';
   return held === '' ? reason : h('span', {}, spoken(reason), ' ', mark(held));
 }
 
