@@ -282,7 +282,8 @@ class CompiledCell(Views):
             graphs = self._captured()
             for each in graphs:
                 in_graphs |= each.written()
-            self._outside = watch.written(in_graphs)
+            moved = {name for each in graphs if isinstance(each, CapturedGraph) for name in each.moved}
+            self._outside = watch.written(in_graphs, moved)
             known = named_tensors(self._playground.namespace)
             for _name, tensor in known.values():
                 internals.unmark_static(tensor)

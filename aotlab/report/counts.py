@@ -70,7 +70,7 @@ def summary(report: Report) -> Summary:
         graphs=sum(map(served, graphs)),
         recompiles=sum(bool(graph.misses) for graph in graphs),
         refused=sum(count_frame(frame).refusals for frame in report.frames),
-        mutated=len(dict(_changed(report, graphs))),
+        mutated=len(_changed(report, graphs)),
         new=len(_new(report)),
         outside=0 if report.cell is None else len(report.cell.mutated_outside),
         breaks=len(report.graph_break_rows),
@@ -97,13 +97,13 @@ def _facts(report: Report) -> Iterator[Fact]:
         if frame.limit and frame.calls.eager:
             eager = f"{frame.calls.eager} of {amount(frame.calls.total, 'call')} of {frame.name} ran eagerly"
             yield Fact(key="limit", title="recompile limit", sentence=f"{eager}: {frame.limit}")
-    changed = dict(_changed(report, graphs))
+    changed = _changed(report, graphs)
     if traced or changed:
-        names = [f"{what} ({how})" for what, how in _together(changed, "tensors")]
+        names = [f"{what} ({how})" for what, how in _together(changed)]
         text = listed(names, _MOST_NAMES) if names else _nothing(report)
         yield Fact(key="mutated", title="mutated", sentence=text)
     if new := _new(report):
-        names = [what for what, _ in _together(dict.fromkeys(new, ""), "gradients")]
+        names = [what for what, _ in _together(dict.fromkeys(new, ""))]
         yield Fact(key="new", title="new gradients", sentence=listed(names, _MOST_NAMES))
     if traced:
         aliases = [f"{row.name}: {row.relation}" for graph in graphs for row in graph.outputs if row.base is not None]
@@ -125,7 +125,17 @@ def _facts(report: Report) -> Iterator[Fact]:
         yield Fact(key="saved", title="saved for backward", sentence=f"{values}, {memory}")
 
 
-def _changed(report: Report, graphs: list[Graph]) -> Iterator[tuple[str, str]]:
+def _changed(report: Report, graphs: list[Graph]) -> dict[str, str]:
+    """Say how each tensor changed that was there before: in graphs, and outside of them."""
+    new = set(_new(report))
+    found: dict[str, dict[str, None]] = {}
+    for name, how in _changes(report, graphs):
+        if name not in new:
+            found.setdefault(name, {})[how] = None
+    return {name: "; ".join(every) for name, every in found.items()}
+
+
+def _changes(report: Report, graphs: list[Graph]) -> Iterator[tuple[str, str]]:
     for graph in graphs:
         for row in graph.inputs:
             if row.mutated and row.duplicate_of is None:
@@ -141,13 +151,14 @@ def _new(report: Report) -> list[str]:
     return [row.name for row in (() if report.cell is None else report.cell.mutated_outside) if row.kind == "new"]
 
 
-def _together(changed: dict[str, str], noun: str) -> dict[tuple[str, str], None]:
+def _together(changed: dict[str, str]) -> dict[tuple[str, str], None]:
     """Say what changed, and how; many tensors of one variable, to which the same happened, are counted."""
     owners = {name: re.match(r"\w+(?=[.\[])", name) for name in changed}
-    keys = {name: (name if (owner := owners[name]) is None else owner[0], how) for name, how in changed.items()}
+    nouns = {name: "gradients" if name.endswith(".grad") else "tensors" for name in changed}
+    keys = {n: (n if (owner := owners[n]) is None else owner[0], nouns[n], how) for n, how in changed.items()}
     times = Counter(keys.values())
     many = {name: times[key] for name, key in keys.items()}
-    said = {name: name if many[name] < _MANY else f"{many[name]} {noun} of {keys[name][0]}" for name in changed}
+    said = {n: n if many[n] < _MANY else f"{many[n]} {nouns[n]} of {keys[n][0]}" for n in changed}
     return {(said[name], how): None for name, how in changed.items()}
 
 
