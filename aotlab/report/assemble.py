@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from aotlab.ir.graphs import NodeRecord, node_records, readable
 from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewAndMutationMeta, ViewStep
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from aotlab.partition.stage import PartitionRecord
     from aotlab.runtime.stage import RuntimeRecord
     from aotlab.trace.records import SizeOf, TraceRecord
+
+InputOrOutput = TypeVar("InputOrOutput", Input, Output)
 
 _TO_THE_END = 2**63 - 1
 
@@ -146,8 +148,27 @@ def backward_snapshot(event: BackwardCompiled) -> Snapshot:
     )
 
 
-def assemble(snapshots: Iterable[Snapshot]) -> Joined:
-    """Join the snapshots of one entry into inputs, outputs and storages."""
+def assemble(snapshots: Iterable[Snapshot], first: int = 0) -> Joined:
+    """Join the snapshots of one entry into inputs, outputs and storages; ``first`` is the first storage's number."""
+    joined = _joined(snapshots)
+    return joined if first == 0 else _numbered_from(first, joined)
+
+
+def _numbered_from(first: int, joined: Joined) -> Joined:
+    """Count the storages from ``first`` on instead of from 0."""
+
+    def moved(row: InputOrOutput) -> InputOrOutput:
+        return row if row.storage is None else replace(row, storage=first + row.storage)
+
+    return replace(
+        joined,
+        inputs=tuple(map(moved, joined.inputs)),
+        outputs=tuple(map(moved, joined.outputs)),
+        storages=tuple([replace(each, number=first + each.number) for each in joined.storages]),
+    )
+
+
+def _joined(snapshots: Iterable[Snapshot]) -> Joined:
     capture: CaptureRecord | None = None
     dedupe: DedupeRecord | None = None
     overlaps: SyntheticBasesRecord | None = None
@@ -619,7 +640,7 @@ def _storages(
             row.storage,
             Storage(number=row.storage, owner="input", nbytes=argument.spec.storage_bytes, device=row.tensor.device),
         )
-        span = _span(row.name, "input", row.tensor, row.mutated)
+        span = _span(row.name, "input", row.tensor, None if row.mutates_data is None else row.mutated)
         found[row.storage] = replace(before, spans=(*before.spans, span))
     for output in outputs:
         if output.storage is None or output.tensor is None:
@@ -642,7 +663,7 @@ def _sized(storage: Storage) -> Storage:
     return storage
 
 
-def _span(name: str, role: str, tensor: TensorInfo, mutated: bool) -> Span:
+def _span(name: str, role: str, tensor: TensorInfo, mutated: bool | None) -> Span:
     reached = reach(tensor)
     start, stop = reached if reached is not None else (None, None)
     return Span(name=name, role=role, start=start, stop=stop, mutated=mutated)

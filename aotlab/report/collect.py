@@ -77,7 +77,7 @@ class _EntryLog:
     failed: observe.CompileFailed | None = None
     calls: int = 0
     reused: bool = False
-    joined: tuple[int, Joined] | None = None  # of how many snapshots; it takes a while to make
+    joined: tuple[tuple[int, int], Joined] | None = None  # of how many snapshots, from which storage on; it takes time
 
 
 @dataclass(slots=True, kw_only=True)
@@ -268,6 +268,7 @@ class Recording(Views):
         end_ns = self._end_ns if self._end_ns is not None else time.perf_counter_ns()
         seen: dict[str, int] = {}
         spent = self._spent.rows(end_ns)
+        self._join()
         frames = []
         for log in self._frames.values():
             function = _RESUMED.sub(r"\1 after line \2", log.function)
@@ -285,6 +286,15 @@ class Recording(Views):
             time_rows=spent,
             notes=tuple(self._notes),
         )
+
+    def _join(self) -> None:
+        """Join what was heard of each entry; the storages are numbered through the report."""
+        first = 0
+        for log in self._entries.values():
+            made_of = len(log.snapshots), first
+            if log.joined is None or log.joined[0] != made_of:
+                log.joined = made_of, assemble(log.snapshots, first)
+            first = max((each.number + 1 for each in log.joined[1].storages), default=first)
 
     def _build_frame(self, name: str, function: str, log: _FrameLog) -> Frame:
         indices: dict[int | None, int] = {entry: index for index, entry in enumerate(log.entries)}
@@ -313,9 +323,7 @@ class Recording(Views):
     def _build_graph(self, index: int, log: _EntryLog, indices: Mapping[int | None, int]) -> Graph:
         if log.started is None:
             return Graph(index=index, entry=log.entry, status="earlier", calls=log.calls)
-        if log.joined is None or log.joined[0] != len(log.snapshots):
-            log.joined = len(log.snapshots), assemble(log.snapshots)
-        joined = log.joined[1]
+        joined = Joined() if log.joined is None else log.joined[1]
         ended = log.finished or log.failed
         trace = next((each.trace for each in log.snapshots if each.trace is not None), None)
         capture = next((each.capture for each in log.snapshots if each.capture is not None), None)

@@ -458,7 +458,7 @@ class Span:
         The first byte and the one after the last; with strides, not all bytes between belong to the tensor.
         None where they are symbolic.
     mutated
-        Whether the function writes it.
+        Whether the function writes it. None: not known, because the graph was never traced.
     writes, may_write
         How many of its bytes are written, None where that is not known; and how many more may be, as the values of an
         index or a mask say.
@@ -468,7 +468,7 @@ class Span:
     role: str
     start: int | None
     stop: int | None
-    mutated: bool = False
+    mutated: bool | None = False
     writes: int | None = None
     may_write: int = 0
 
@@ -502,7 +502,7 @@ class Storage:
     Attributes
     ----------
     number
-        Its number within the graph.
+        Its number, unique in the report; a storage that two graphs know has one in each.
     owner
         ``"input"`` (the caller's), ``"intermediate"`` (made by the graph, several outputs may share it) or
         ``"output"`` (made by the graph for one output).

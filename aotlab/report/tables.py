@@ -97,7 +97,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
     },
     "storages": {
         **_KEY,
-        "storage": (_COUNT, "the storage's number within the graph"),
+        "storage": (_COUNT, "the storage's number; one that two graphs know has one in each"),
         "owner": (_TEXT, "input (the caller's), intermediate or output (made by the graph)"),
         "nbytes": (_COUNT, "the storage's size in bytes"),
         "device": (_TEXT, "where it is"),

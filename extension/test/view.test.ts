@@ -722,10 +722,15 @@ test('what was refused is said to be refused, not to have mutated nothing', () =
   assert.ok(graph !== undefined);
   Object.assign(graph, { status: 'refused', stages: [], outputs: [], training: null });
   graph['inputs'] = [{ name: 'x', kind: 'input', tensor: { dtype: 'float32', device: 'cpu', shape: [], stride: [] } }];
+  const span = { name: 'x', role: 'input', start: 0, stop: 24, mutated: null };
+  graph['storages'] = [{ number: 0, owner: 'input', nbytes: 24, device: 'cpu', spans: [span], written: null }];
   show({ ...report, cell: null });
   assert.deepEqual(all('[data-fact]').map(each => each.textContent), []);
   tab('inputs');
   assert.equal(text('tr[data-name=x] td[data-column=happened]'), 'not traced');
+  assert.match(text('[data-panel=inputs] .al-heading:first-child'), /1 input, not traced$/);
+  tab('storages');
+  assert.match(text('[data-panel=storages]'), /1 storage with one tensor, of a graph that was not traced: 24 B/);
 });
 
 test('a cut report counts what the whole one held, and says what is missing', () => {

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
+import aotlab
 from aotlab import config, observe
 from aotlab.report import Recording, Report
 from aotlab.report.collect import RECENT_CALLS
@@ -257,3 +259,27 @@ def test_the_verdict_does_not_claim_what_was_not_verified(story: Any) -> None:
     assert half.verdict.endswith("verified: equal to eager on 1 observable, but step not verified.")
     whole = half.with_verification([row], frame="step")
     assert whole.verdict.endswith("verified: equal to eager on 2 observables.")
+
+
+def test_storages_are_numbered_through_the_report(report: Report) -> None:
+    """Equal numbers share memory, whatever graph they stand in."""
+    graphs = [graph for frame in report.frames for graph in frame.graphs]
+    numbers = [storage.number for graph in graphs for storage in graph.storages]
+    assert len([graph for graph in graphs if graph.storages]) > 1
+    assert numbers == list(range(len(numbers)))
+    for graph in graphs:
+        own = {storage.number for storage in graph.storages}
+        assert {row.storage for row in (*graph.inputs, *graph.outputs)} - {None} <= own
+
+
+def test_a_graph_that_was_not_traced_says_nothing_of_writes() -> None:
+    """Neither of its inputs nor of their storages."""
+
+    def refused(x: torch.Tensor) -> None:
+        x.untyped_storage().resize_(24)
+
+    with pytest.warns(match="untyped_storage"), Report.record() as recording:
+        aotlab.compile(refused, backend="eager", frontend="direct")(torch.ones(3))
+    (graph,) = recording.report().frames[0].graphs
+    assert [row.mutates_data for row in graph.inputs] == [None]
+    assert [span.mutated for storage in graph.storages for span in storage.spans] == [None]

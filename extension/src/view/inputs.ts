@@ -195,8 +195,10 @@ export function inputsPanel(context: Context): Child[] {
   const all = total(context, counts => counts.inputs);
   if (all > 0) {
     const changed = total(context, counts => counts.mutated);
+    const tensors = rows.filter(({ row }) => row.tensor !== null);
+    const traced = tensors.length === 0 || tensors.some(({ row }) => row.mutates_data !== null);
     drawn.push(
-      heading('Inputs', `${amount(all, 'input')}${ofGraphs(context)}, ${grouped(changed)} mutated`),
+      heading('Inputs', `${amount(all, 'input')}${ofGraphs(context)}, ${traced ? `${grouped(changed)} mutated` : 'not traced'}`),
       inputTable(context, 'inputs', 'Inputs of the graphs', rows, all)
     );
   }
