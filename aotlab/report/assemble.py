@@ -136,13 +136,14 @@ def snapshot(event: StageFinished) -> Snapshot:
 def backward_snapshot(event: BackwardCompiled) -> Snapshot:
     """Do for a backward that was derived later what `snapshot` does for a stage."""
     graph = cast("BackwardRecord", event.record).graph
-    defined = [str(i) for i, used in enumerate(event.pattern) if used]
-    which = f"tangents {listed(defined)} of {len(event.pattern)}" if defined else "no tangents"
+    given = [str(i) for i, used in enumerate(event.pattern, 1) if used]
+    count = len(event.pattern)
+    which = f"results {listed(given)} of {count}" if len(given) < count else amount(count, "result")
     stage = Stage(name="backward", duration_ns=event.duration_ns, node_count=_ops(graph.nodes))
     made = _compile(stage, (graph,))
     return replace(
         made,
-        stage=replace(made.stage, summary=f"derived for {which}"),
+        stage=replace(made.stage, summary=f"for gradients of {which if given else 'no result'}"),
         nodes=tuple([replace(node, stage="backward") for node in made.nodes]),
         compiled=tuple([replace(each, pattern=tuple(event.pattern)) for each in made.compiled]),
     )

@@ -40,6 +40,7 @@ from aotlab.report.model import (
     Miss,
     Refusal,
     Report,
+    Stage,
     Switch,
 )
 from aotlab.report.recompiles import misses
@@ -77,7 +78,16 @@ class _EntryLog:
     failed: observe.CompileFailed | None = None
     calls: int = 0
     reused: bool = False
+    derived: list[tuple[int, int]] = field(default_factory=list)  # when further backwards began, and how long it took
     joined: tuple[tuple[int, int], Joined] | None = None  # of how many snapshots, from which storage on; it takes time
+
+    def alone(self, stage: Stage, event: observe.StageFinished | observe.BackwardCompiled) -> Stage:
+        """Take from a stage's time that of the backwards which were derived meanwhile and are stages of their own."""
+        began = event.at_ns - event.duration_ns
+        inner = sum(took for at_ns, took in self.derived if at_ns >= began)
+        if isinstance(event, observe.BackwardCompiled):
+            self.derived.append((began, event.duration_ns - inner))
+        return replace(stage, duration_ns=max(event.duration_ns - inner, 0))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -214,7 +224,7 @@ class Recording(Views):
                 # None: an entry that began before the recording did; its earlier stages are lost.
                 known = self._entries.get(event.entry)
                 if known is not None and made is not None:
-                    known.snapshots.append(made)
+                    known.snapshots.append(replace(made, stage=known.alone(made.stage, event)))
                 kind = event.stage if isinstance(event, observe.StageFinished) else "backward"
                 self._spent.add(kind, event.at_ns, event.duration_ns)
             case observe.CompileFinished():

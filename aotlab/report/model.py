@@ -198,7 +198,7 @@ class Stage:
     name
         Its name in `aotlab.pipeline`.
     duration_ns
-        Wall time.
+        Wall time, without that of backwards which were derived meanwhile: they are stages of their own.
     node_count
         How many ops the graph that it handed on has; None where there is no graph.
     summary

@@ -185,9 +185,20 @@ def test_a_backward_for_a_pattern_of_tangents(story: Any) -> None:
         graph.stages[-1].name,
         graph.stages[-1].summary,
         graph.stages[-1].node_count,
-    ) == ("backward", "derived for tangents 1 of 2", 2)
+    ) == ("backward", "for gradients of results 2 of 2", 2)
     assert [compiled.pattern for compiled in graph.compiled] == [(), (), (False, True)]
     assert len(graph.kernels) == 3
+
+
+def test_the_time_of_a_stage_is_its_own(story: Any) -> None:
+    """A backward that is derived meanwhile is a stage, and is counted once."""
+    with Report.record() as recording:
+        entry = story.compiled()
+        story.backward(entry)
+        record = observe.StageFinished(entry=entry, stage="later", duration_ns=90_000_000, nodes=None, record=None)
+        observe.emit(record)
+    stages = recording.report().frames[0].graphs[0].stages[-2:]
+    assert [(each.name, each.duration_ns) for each in stages] == [("backward", 7_000_000), ("later", 83_000_000)]
 
 
 def test_the_switches_are_those_of_the_beginning(story: Any) -> None:
