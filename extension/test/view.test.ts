@@ -808,3 +808,22 @@ test('when disposed, the view leaves nothing behind', () => {
   source.update({ reading: readReport(sample(2)) });
   assert.equal(root.innerHTML, before);
 });
+
+test('that there are no breaks or times is said as it is for what was recorded', () => {
+  const breaks = (frontend: string | null): string => {
+    const report: Json = { ...sample(), graph_break_rows: [], timing_rows: [], cell: null };
+    const [frame] = report['frames'] as Json[];
+    assert.ok(frame !== undefined);
+    frame['graphs'] = frontend === null ? [] : [{ ...firstGraph(report), frontend }];
+    show(report);
+    tab('breaks');
+    const found = text('[data-panel=breaks]');
+    tab('timing');
+    assert.match(text('[data-panel=timing]'), /Not measured\. Graphs of a cell under %%aotcompile can be measured/);
+    view.dispose();
+    return found;
+  };
+  assert.equal(breaks('dynamo'), 'None: what Dynamo captured, it captured whole.');
+  assert.equal(breaks('direct'), 'None: the calls themselves were traced, without Dynamo.');
+  assert.equal(breaks(null), 'None are known: Dynamo captured nothing.');
+});

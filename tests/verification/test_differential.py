@@ -676,3 +676,14 @@ def test_terse_leaves_out_only_what_is_equal():
     rows = [row for row in judge(*calls) if not row.equal]
     assert rows == judge(*calls, terse=True) != []
     assert judge(calls[0], calls[0], terse=True) == []
+
+
+def test_strides_are_told_as_they_are() -> None:
+    """Also of dimensions with one element, whose strides do not count."""
+
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).t()
+
+    told = verify(rows, torch.ones(4, 1), backend="eager").comparisons
+    strides = {row.subject: (row.expected, row.equal) for row in told if row.kind == "stride"}
+    assert strides == {"x": ("(1, 1)", True), "out": (str(rows(torch.ones(4, 1)).stride()), True)}

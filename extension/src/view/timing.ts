@@ -54,7 +54,11 @@ export function measuring(source: Source, report: Report | null): HTMLElement {
     const words = source.failure === '' ? about : `It could not be measured: ${source.failure}`;
     row.append(button, h('span', { role: 'status' }, source.progress === '' ? words : source.progress));
   } else if (!measured) {
-    row.append('Not measured. It can be while the kernel that ran the cell is alive, and with the option --time.');
+    row.append(
+      report !== null && report.cell === null
+        ? 'Not measured. Graphs of a cell under %%aotcompile can be measured here; report.with_timings(…) adds measurements of your own.'
+        : 'Not measured. It can be while the kernel that ran the cell is alive, and with the option --time.'
+    );
   }
   return row;
 }
