@@ -37,6 +37,7 @@ from aotlab.report.model import (
     Frame,
     Graph,
     GraphBreakRow,
+    Guard,
     Miss,
     Refusal,
     Report,
@@ -361,7 +362,7 @@ class Recording(Views):
             saved=tuple([value for each in log.snapshots for value in each.saved]),
             compiled=tuple([graph for each in log.snapshots for graph in each.compiled]),
             kernels=tuple([kernel for each in log.snapshots for kernel in each.kernels]),
-            guards=tuple([guard(*each, _lines(log.finished)) for each in log.finished.guards] if log.finished else []),
+            guards=_guards(log.finished),
             autograd=() if trace is None else trace.autograd,
             random_ops=() if trace is None else trace.random_ops,
             static_since="" if trace is None else trace.static_since,
@@ -378,6 +379,7 @@ class Recording(Views):
             miss,
             vary=[each.user_name for each in log.joined[1].placeholders if each.value],
             why=trace.static_since,
+            guards=_guards(log.finished),
             own=_lines(log.finished),
             earlier=_lines(None if known is None else known.finished),
         )
@@ -420,6 +422,10 @@ def function_of(name: str) -> str:
 def _lines(event: observe.CompileFinished | None) -> dict[str, UserLine]:
     """Return the lines of what an entry assumes of sizes, by the expressions."""
     return {} if event is None else {text: in_cell(line) for text, line in event.lines.items()}
+
+
+def _guards(event: observe.CompileFinished | None) -> tuple[Guard, ...]:
+    return () if event is None else tuple([guard(*each, _lines(event)) for each in event.guards])
 
 
 def _within(part: Sequence[object], whole: Sequence[object]) -> bool:

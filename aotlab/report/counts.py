@@ -10,7 +10,7 @@ from typing import get_args
 
 from aotlab.report.model import Counts, Fact, Frame, FrameCounts, Graph, Input, Report, Summary
 from aotlab.report.text import amount, known_size, listed, new_memory, place
-from aotlab.report.varying import apart
+from aotlab.report.varying import apart, limits
 from aotlab.report.verdict import State, eager_lines, served, speed, verdict
 
 #: So many names, and so many sentences, stand in one fact.
@@ -111,7 +111,11 @@ def _facts(report: Report) -> Iterator[Fact]:
         more = [f"{len(told) - _MOST_SENTENCES} more"] if len(told) > _MOST_SENTENCES else []
         for index, sentence in enumerate([*told[:_MOST_SENTENCES], *more]):
             yield Fact(key="aliases", title="" if index else "aliases", sentence=sentence)
-    varying = dict.fromkeys(each.user_name for graph in graphs for each in graph.placeholders if each.value)
+    varying: dict[str, None] = {}
+    for graph in graphs:
+        held = limits(graph.guards)
+        names = [each.user_name for each in graph.placeholders if each.value]
+        varying |= dict.fromkeys(name + held.get(name, "") for name in names)
     if varying:
         yield Fact(key="varies", title="for any value of", sentence=listed(list(varying), _MOST_NAMES))
     for why in list(dict.fromkeys(graph.static_since for graph in graphs if graph.static_since))[:_MOST_SENTENCES]:

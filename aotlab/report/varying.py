@@ -32,6 +32,7 @@ _WORDS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
 _ERROR = re.compile(
     r"^(?P<reason>.*), at (?P<file>\S+):(?P<line>\d+)(?: \((?P<code>.*)\))?(?:[:;] (?P<instead>[^;]*))?$", re.DOTALL
 )
+_AT_LEAST = re.compile(r"^`.+` is at least (\d+)$")
 _FUNCTIONS = re.compile(r"\b(?:math\.\w+|not|and|or|if|else|float|int|abs|max|min)\b", re.IGNORECASE)
 _BROKEN = re.compile(r"^the (?:compiled entry|earlier graph) expects `(.+)`, which does not hold for this call$")
 
@@ -49,13 +50,30 @@ def guard(kind: str, subject: str, sentence: str, lines: Mapping[str, UserLine])
     return Guard(kind=kind, subject=_names(text) or subject, sentence=sentence, line=lines.get(text))
 
 
+def limits(guards: Collection[Guard]) -> dict[str, str]:
+    """Say which sizes and numbers a graph serves, by their names: " from 2 on"; of others it serves all."""
+    found: dict[str, str] = {}
+    for each in (each for each in guards if each.kind == "size"):
+        low = _AT_LEAST.match(each.sentence)
+        for name in each.subject.split(", "):
+            alone = low is not None and name not in found
+            found[name] = f" from {low[1]} on" if low is not None and alone else " that its guards allow"
+    return found
+
+
 def settled(
-    miss: Miss, *, vary: Collection[str], why: str, own: Mapping[str, UserLine], earlier: Mapping[str, UserLine]
+    miss: Miss,
+    *,
+    vary: Collection[str],
+    why: str,
+    guards: Collection[Guard],
+    own: Mapping[str, UserLine],
+    earlier: Mapping[str, UserLine],
 ) -> Miss:
     """Say of a miss whether the new graph serves all sizes or numbers, and what would have avoided it.
 
-    ``vary`` are those that vary in the new graph; ``why`` some do not that were to; ``own`` and ``earlier`` are the
-    lines of what the new and the earlier graph assume.
+    ``vary`` are those that vary in the new graph; ``why`` some do not that were to; ``guards`` are the new graph's,
+    ``own`` and ``earlier`` the lines of what the new and the earlier graph assume.
     """
     broken = _BROKEN.match(miss.sentence)
     if broken is not None:
@@ -65,7 +83,9 @@ def settled(
     names = [name for name in miss.subject.split(", ") if name]
     size = _SIZE.match(names[0]) if names else None
     if names and all(name in vary for name in names):
-        sentence = f"{miss.sentence}; compiled for all {'sizes' if size else 'numbers'} of it"
+        held = limits(guards)
+        which = ", ".join(dict.fromkeys(held[name] for name in names if name in held))
+        sentence = f"{miss.sentence}; compiled for all {'sizes' if size else 'numbers'} of it{which}"
         if size is None:
             return replace(miss, sentence=sentence, suggestion="pass it as a tensor")
         call = f"torch._dynamo.mark_dynamic({size[1]}, {size[2]})"
