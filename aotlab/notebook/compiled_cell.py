@@ -334,6 +334,7 @@ class CompiledCell(Views):
             backend=self._backend,
             number=next_number(),
             device=self._device,
+            dynamic=True if self.options.dynamic else None,
             verify=self.options.verify,
             progress=lambda text: self.say(text),
             refused=lambda text: part.reasons.setdefault(text),
@@ -542,7 +543,7 @@ class CompiledCell(Views):
         prepare_dynamo()
         watch_captures()
         backend.is_aotlabs = True  # type: ignore[attr-defined]  # read by what `prepare_dynamo` puts into Dynamo
-        dynamic = None if part.function is not None else False
+        dynamic = True if self.options.dynamic else None if part.function is not None else False
         return torch.compile(function, backend=backend, dynamic=dynamic, **_OF_ITS_OWN)
 
     @contextmanager
@@ -557,12 +558,12 @@ class CompiledCell(Views):
                 self._names = None
                 live.changed(self.identifier)
             return
-        before = internals.dynamo_reasons()
+        before, varying = internals.dynamo_reasons(), self.options.dynamic or part.function is not None
         began, limits, calls = time.perf_counter_ns(), dict(part.limits), self.recording.calls_so_far()
         try:
             with (
                 self._playground.opened(bound),
-                internals.dynamo_settings(exact=self._backend.name == "eager", varying=part.function is not None),
+                internals.dynamo_settings(exact=self._backend.name == "eager", varying=varying),
                 quiet_dynamo(part.reasons, lambda: self._playground.compiling, partial(self._note_limit, part)),
             ):
                 yield

@@ -44,14 +44,17 @@ _MODES = {
     "deterministic_algorithms": "deterministic algorithms",
 }
 
-PASS_A_TENSOR = "each value is compiled for itself; pass it as a tensor, or keep to a few values"
+#: What lets sizes and numbers vary.
+DYNAMIC = "dynamic=True, in a cell %%aotcompile --dynamic"
+PASS_A_TENSOR = f"each value is compiled for itself; let it vary ({DYNAMIC}), pass it as a tensor, or keep to a few"
+_KEEP_TO_A_FEW = "each value is compiled for itself; keep to a few"
 _TWO_STATES = "each of the two is compiled once, and serves from then on"
 _KEEP_TYPE = "pass the same type in each call"
 _KEEP_OBJECT = "reuse one object instead of making another for each call"
 _KEEP_LENGTH = "pass the same number of items, or one stacked tensor"
 #: What may differ of a tensor: how it is written, and what to do.
 _OF_TENSORS = {
-    "size": ("{}.size({})", "let sizes vary (dynamic=True), or pad to a few sizes"),
+    "size": ("{}.size({})", f"let sizes vary ({DYNAMIC}), or pad to a few sizes"),
     "stride": ("{}.stride({})", "call contiguous() on it before"),
     "rank": ("{}.dim()", "pass tensors of the same number of dimensions"),
     "dtype": ("{}.dtype", "convert to one dtype before"),
@@ -109,6 +112,8 @@ def _of_a_sentence(sentence: str) -> Miss:
     suggestion = {"shape": _OF_TENSORS["size"][1], "strides": _OF_TENSORS["stride"][1]}.get(what)
     if suggestion is None:
         suggestion = _OF_TENSORS[what][1] if what in _OF_TENSORS else "" if what else PASS_A_TENSOR
+    if not what and after[:1] in ("'", '"'):
+        suggestion = _KEEP_TO_A_FEW
     if after in ("True", "False") and not what:
         suggestion = _TWO_STATES
     if "left out" in (after, before.removeprefix("it to be ")):
@@ -210,6 +215,7 @@ def _length_of(value: Any) -> str:
 
 def _equal(subject: str, before: str, value: Any) -> _Guard:
     other = _OF_TENSORS["size"][1] if ".size(" in subject else PASS_A_TENSOR
+    other = _KEEP_TO_A_FEW if isinstance(value, str) else other
     return _Guard(subject, before, _shown(value), _TWO_STATES if isinstance(value, bool) else other)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from aotlab.errors import UserLine
 from aotlab.report.model import Guard, Miss
-from aotlab.report.recompiles import PASS_A_TENSOR
+from aotlab.report.recompiles import DYNAMIC, PASS_A_TENSOR
 from aotlab.report.text import first_line, in_cell
 
 #: How a size is written, or a number, or a stride.
@@ -89,7 +89,7 @@ def settled(
         if size is None:
             return replace(miss, sentence=sentence, suggestion="pass it as a tensor")
         call = f"torch._dynamo.mark_dynamic({size[1]}, {size[2]})"
-        return replace(miss, sentence=sentence, suggestion=f"call {call} before, or compile with dynamic=True")
+        return replace(miss, sentence=sentence, suggestion=f"call {call} before, or let it vary at once ({DYNAMIC})")
     fixed = next((text for text in own if any(text.startswith(f"{name} == ") for name in names)), None)
     if fixed is not None:
         sentence = f"{miss.sentence}; compiled for this one alone, since the program fixes it"

@@ -145,8 +145,13 @@ def test_calls_past_the_recompile_limit_are_eager_calls(shell: InteractiveShell)
     assert f"3 of {limit + 3} calls of line 4 ran eagerly, past Dynamo's recompile limit." in report.verdict
     (told,) = [fact.sentence for fact in summary(report).facts if fact.key == "limit"]
     assert "pass it as a tensor" in told
+    assert "--dynamic" in told
     assert "torch._dynamo.reset()" in told
+    shell.run_cell(OPTIMIZER).raise_error()
+    shell.run_cell("%%aotcompile -o report --backend eager --quiet --dynamic\n" + ROUNDS.format(4)).raise_error()
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
+        frame = next(each for each in shell.user_ns["report"].report().frames if each.name == "line 4")
+        assert (len(frame.graphs), frame.calls.compiled, frame.calls.eager) == (1, 4, 0)  # the advice, followed
         shell.run_cell(OPTIMIZER).raise_error()
         report = execute(shell, ROUNDS.format(4))
         assert {frame.name: frame.calls.compiled for frame in report.frames}["line 4"] == 4
