@@ -252,12 +252,23 @@ test('the inputs of a module that nothing happened to stand in one row, which op
   assert.equal(names().length, 9);
 });
 
+test('what a narrow page has no column for stands below the row’s name', () => {
+  show(sample());
+  tab('inputs');
+  const name = one('table[data-table=inputs] tr[data-name=x] td[data-column=name]');
+  assert.equal(name.dataset['below'], 'input · float32[2, 3] · #0');
+  const kept = all('table[data-table=inputs] thead th:not(.al-lesser)').map(each => each.textContent);
+  assert.deepEqual(kept, ['name', 'bytes', 'what happened to it']);
+  tab('calls');
+  assert.match(one('table[data-table=recompiles] tbody td').dataset['below'] ?? '', /^graph 0 · compiled · reused: no/);
+});
+
 test('the outputs’ table says what shares memory with what', () => {
   show(sample());
   tab('outputs');
   const row = 'table[data-table=outputs] tr[data-name="out[1]"]';
   const cells = ['tensor', 'storage', 'autograd', 'relation'].map(column => text(`${row} td[data-column=${column}]`));
-  assert.deepEqual(cells, ['float32[2]stride [3]', '#0', '', 'view of input x: x.select(1, 0) alias of input']);
+  assert.deepEqual(cells, ['float32[2] stride [3]', '#0', '', 'view of input x: x.select(1, 0) alias of input']);
   assert.equal(text(`${row} code`), 'x.select(1, 0)');
   assert.equal(text(`${row} .al-mark`), 'alias of input');
 });

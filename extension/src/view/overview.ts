@@ -158,7 +158,7 @@ function count(name: string, title: string, help: string, value: (frame: Frame) 
 
 const FRAME_COLUMNS: readonly Column<Frame>[] = [
   { name: 'frame', title: 'function', help: 'A function that was compiled or called', kind: 'code', cell: frame => short(frame.name) },
-  { name: 'line', title: 'where', help: 'Where it is defined; of what Dynamo captured, where its first capture ended', kind: 'code', cell: frame => place(frame.line) },
+  { name: 'line', title: 'where', help: 'Where it is defined; of what Dynamo captured, where its first capture ended', kind: 'code', lesser: '', cell: frame => place(frame.line) },
   count('graphs', 'graphs', 'How many graphs were compiled for it', frame => frameCountsOf(frame).graphs),
   count('calls', 'calls', 'How often it was called', frame => frame.calls.total),
   count('compiled', 'compiled', 'How many calls ran compiled code', frame => frame.calls.compiled),

@@ -19,7 +19,7 @@ const columns = ({ selection }: Context): readonly Column<OfGraph<Saved>>[] => [
     kind: 'code',
     cell: ({ row }) => selection.lineButton(row.line)
   },
-  { name: 'tensor', title: 'tensor', help: 'Element type, sizes, and what is unusual about it', kind: 'code', cell: ({ row }) => tensorCell(row.tensor) },
+  { name: 'tensor', title: 'tensor', help: 'Element type, sizes, and what is unusual about it', kind: 'code', lesser: '', cell: ({ row }) => tensorCell(row.tensor) },
   { name: 'nbytes', title: 'bytes', kind: 'number', value: ({ row }) => known(row.nbytes), cell: ({ row }) => dataSize(row.nbytes) },
   { name: 'reason', title: 'why it is kept', kind: 'words', cell: ({ row }) => why(row) }
 ];
