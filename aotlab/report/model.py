@@ -973,6 +973,10 @@ class GraphBreakRow:
     at_ns: int = 0
 
 
+#: Of timings is told how far the same code, timed twice, came from itself, where that is more than this.
+QUIET = 0.05
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
     """How long one engine takes beside another, formed within each round.
@@ -984,7 +988,7 @@ class Ratio:
     median, p10, p90
         The median over the rounds, and the range of eight rounds in ten.
     noise
-        Why it may be noise, as a clause; empty if neither its spread nor the A/A ratio says so.
+        Why it is no more than noise, as a clause; empty if neither its spread nor the A/A ratio says so.
     """
 
     over: str
@@ -1040,6 +1044,11 @@ class TimingRow:
     def noise(self) -> str:
         """Why its ratios may be noise; empty if nothing says so."""
         return "; ".join(dict.fromkeys(each.noise for each in self.ratios if each.noise))
+
+    def beside(self, ratio: Ratio) -> str:
+        """Say how much noise there is beside a ratio that is more than that; empty if it is little, or not known."""
+        off = abs(self.again - 1) if self.again > 0 else 0.0
+        return f"{off:.0%} noise" if off > QUIET and not ratio.noise else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
