@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -56,6 +56,7 @@ from aotlab.report.model import (
 from aotlab.report.text import is_of_cell, lines_of, why_dynamo_stopped
 from aotlab.report.verdict import DIFFERS
 from aotlab.report.views import Views
+from aotlab.report.ways import with_ways
 from aotlab.verification import Comparison
 
 #: How often a region that raises is compiled anew: one that raises in every round of a loop stays eager at last.
@@ -670,7 +671,7 @@ class CompiledCell(Views):
                     kind="definitions" if self.code.defines_only else "statements",
                     error=self._error,
                     error_line=self._error_line,
-                    parts=tuple(self._cell_parts(frames)),
+                    parts=tuple(self._parts_with_ways(frames, base.graph_break_rows)),
                     mutated_outside=self._outside,
                 ),
                 timing_rows=self._timings,
@@ -777,6 +778,10 @@ class CompiledCell(Views):
             if called.how == "compiled" and not called.compared and callers:
                 parts[index] = replace(called, compared=min(callers, key=ranks.index))
         return _merged(sorted(parts, key=lambda part: (part.first_line, part.last_line)))
+
+    def _parts_with_ways(self, frames: Sequence[Frame], breaks: Sequence[GraphBreakRow]) -> Iterable[CellPart]:
+        parts = self._cell_parts(frames)
+        return with_ways(parts, breaks, self._captured_lines(frames), self.source) if breaks else parts
 
     def _captured_lines(self, frames: Sequence[Frame]) -> dict[int, set[str]]:
         """Return the lines of the cell of which graphs hold something, with the names of their frames."""

@@ -395,6 +395,9 @@ class CellPart:
     compared
         With what compiled lines were compared: ``"python"`` (their own Python, run eagerly on copies), ``"graph"``
         (only the graph that Dynamo captured of them) or ``"nothing"``; empty for other lines, and in older reports.
+    ways
+        Of lines that are compiled only in part how each ran: ``"compiled"``, ``"in part"``, ``"eager"``, or empty for a
+        line of a branch of which no graph holds anything; empty as a whole where that is not known.
     """
 
     first_line: int
@@ -403,6 +406,7 @@ class CellPart:
     frames: tuple[str, ...] = ()
     reason: str = ""
     compared: str = ""
+    ways: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,6 +138,21 @@ test('the cell’s lines say how they ran in words, with the reason once', () =>
   ]);
 });
 
+test('of lines that are compiled in part only those that really are say so', () => {
+  const report = sample();
+  const cell = report['cell'] as Json;
+  cell['source'] = '%%aotcompile\nfor i in range(3):\n    optimizer.zero_grad()\n    a = f(x)\n    if a > 0:\n        b = 1\n    b.backward()';
+  cell['parts'] = [
+    { first_line: 2, last_line: 3, how: 'python', reason: 'calls .zero_grad()' },
+    { first_line: 4, last_line: 7, how: 'compiled', reason: 'why', ways: ['compiled', 'in part', '', 'eager'] }
+  ];
+  show(report);
+  const ran = all('table[data-table=cell] td[data-column=how]').map(each => each.textContent);
+  assert.deepEqual(ran, ['', '○ python', '○ python', '● compiled', '◐ compiled in part', '', '◐ eager']);
+  const why = all('table[data-table=cell] td[data-column=reason]').map(each => each.textContent);
+  assert.deepEqual(why, ['', '', 'calls .zero_grad()', 'why', '', '', '']);
+});
+
 test('a break and an error are marked at their own lines', () => {
   const report = sample();
   const cell = report['cell'] as Json;
