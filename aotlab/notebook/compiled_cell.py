@@ -53,7 +53,7 @@ from aotlab.report.model import (
     Storage,
     TimingRow,
 )
-from aotlab.report.text import is_of_cell, lines_of, why_dynamo_stopped
+from aotlab.report.text import is_of_cell, lines_of, places_in, why_dynamo_stopped
 from aotlab.report.verdict import DIFFERS
 from aotlab.report.views import Views
 from aotlab.report.ways import with_ways
@@ -740,7 +740,7 @@ class CompiledCell(Views):
             reason = ""
             refused = [refusals[each] for each in names if each in refusals]
             refused += [graph.refused for graph in part.graphs if graph.refused is not None]
-            reasons = [each.strip().splitlines()[0] for each in (*refused, *part.reasons) if each.strip()]
+            reasons = [places_in(each.strip().splitlines()[0]) for each in (*refused, *part.reasons) if each.strip()]
             if part.differs and part.in_eager:
                 how, reason, used = "eager", part.differs, ()
             elif part.off:

@@ -97,6 +97,11 @@ def place_in(text: str) -> str:
     return place(UserLine(file=file, line=int(number), function="", code="")) if file and number.isdecimal() else text
 
 
+def places_in(text: str) -> str:
+    """Name the lines of notebooks' cells in a text as a page does."""
+    return re.sub(r"(?:<ipython-input-\d+-\w+>|\S*[\\/]ipykernel_\d+[\\/]\d+\.py):\d+", lambda m: place_in(m[0]), text)
+
+
 def lines_of(part: CellPart) -> str:
     """Write ``"line 3"`` or ``"lines 3–5"``."""
     if part.first_line == part.last_line:

@@ -29,7 +29,7 @@ _AGAINST = {"python": "Python", "graph": "the captured graph", "nothing": "nothi
 #: How many characters of one reason the sentence holds; the page has all of it.
 _LONGEST_REASON = 160
 #: A line as errors name it: the file, the number, and perhaps the code.
-_PLACE = re.compile(r", at (\S+:\d+)(?: \(.*?\)(?=[:;]|$))?")
+_PLACE = re.compile(r", at (\S+:\d+|In \[\d+\], line \d+)(?: \(.*?\)(?=[:;]|$))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
