@@ -155,6 +155,7 @@ _STOPS = [(re.compile(pattern, re.DOTALL), words) for pattern, words in (
     (r"sparse [Tt]ensor", "Dynamo takes no sparse tensors"),
     (r"^Dynamo recompile limit", "it was compiled too often"),
     (r"^aotlab: .*?Explanation: (.+?)\n", r"\1"),
+    (r"graph break should occur when calling `?(\S+?)`?\. Reason: (.+?)\.?\s*(?:\n|$)", r"`\1` is called: \2"),
 )]  # fmt: skip
 
 
@@ -166,4 +167,8 @@ def why_dynamo_stopped(text: str) -> str:
             return plain_names(found.expand(words)).rstrip(".")
     met = next((line.strip() for line in text.splitlines() if line.strip()), "")
     found = re.search(r"^\s*Explanation: (.*)$", text, re.MULTILINE)
-    return plain_names(met if found is None else f"{met}: {found[1].strip()}").rstrip(".")
+    why = "" if found is None else found[1].strip()
+    said = set(re.findall(r"\w+", met.lower()))
+    if why and len(said & set(re.findall(r"\w+", why.lower()))) * 2 >= len(said):  # the same once more, at length
+        met, why = why, ""
+    return plain_names(f"{met}: {why}" if why else met).rstrip(".")

@@ -32,6 +32,10 @@ _LONGEST_REASON = 160
 _PLACE = re.compile(r", at (\S+:\d+|In \[\d+\], line \d+)(?: \(.*?\)(?=[:;]|$))?")
 
 
+#: How the names of the second and later pieces end of what Dynamo captured in pieces.
+_PIECE = re.compile(r" \(\d+\)$")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The first line of a report.
@@ -119,11 +123,12 @@ def _compiled(report: Report, graphs: list[Graph]) -> str:
     old = len(graphs) - len(new)
     if new:
         functions = [
-            _short(frame.function)
+            # a part that Dynamo captured in pieces is named once
+            _PIECE.sub("", _short(frame.function))
             for frame in report.frames
             if any(served(graph) and not graph.reused for graph in frame.graphs)
         ]
-        sentence = f"Compiled {listed(functions, 3)}: {amount(len(new), 'graph')}"
+        sentence = f"Compiled {listed(list(dict.fromkeys(functions)), 3)}: {amount(len(new), 'graph')}"
         sentence += f", beside {old} of an earlier run of the unchanged cell ({kind})" if old else f" ({kind})"
     else:
         serve = "serves" if old == 1 else "serve"

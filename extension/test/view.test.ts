@@ -189,6 +189,21 @@ test('new gradients and no new memory are said so', () => {
   assert.match(text('[data-panel=saved]'), /2 values, no new memory/);
 });
 
+test('what is saved is that of one call, and a partitioner that does not choose is named once', () => {
+  const report = sample();
+  const [frame] = report['frames'] as { graphs: Json[] }[];
+  const [graph] = frame?.graphs ?? [];
+  const saved = (name: string, nbytes: number): Json => ({
+    name, tensor: {}, nbytes, reason: `computed by \`sin\`; the backward needs it for \`${name}\`; this partitioner computes nothing again`
+  });
+  const graphs = [{ ...graph, saved: [saved('a', 8), saved('b', 4)] }, { ...graph, index: 1, saved: [saved('c', 2)] }];
+  show({ ...report, frames: [{ ...frame, graphs }] });
+  tab('saved');
+  assert.match(text('[data-panel=saved] .al-heading'), /3 values of 2 graphs; one call of each function keeps at most 12 B of new memory$/);
+  assert.equal(text('[data-panel=saved]').split('computes nothing again').length, 2);
+  assert.equal(all('table[data-table=saved] td[data-column=reason]')[0]?.textContent, 'the backward needs it for a');
+});
+
 test('the page says which lines were compared with what', () => {
   const report = sample();
   const cell = report['cell'] as Json;

@@ -80,3 +80,14 @@ def test_nothing_is_claimed_of_a_refused_graph(report: Report) -> None:
     assert facts(with_graph(report, graph)) == {}
     plain = replace(graph, status="compiled", training=False)
     assert facts(with_graph(report, plain)) == {"mutated": "nothing", "aliases": "no output shares memory"}
+
+
+def test_what_is_saved_is_that_of_one_call(report: Report) -> None:
+    """Of a function's graphs one serves a call: the memory is that of the one that saves most, not of all."""
+    graph = next(graph for frame in report.frames for graph in frame.graphs if graph.saved)
+    one = with_graph(report, graph)
+    frame = one.frames[0]
+    several = replace(one, frames=(replace(frame, graphs=(graph, replace(graph, index=1, saved=graph.saved[:1]))),))
+    assert summary(several).counts.saved_bytes == summary(one).counts.saved_bytes == count(graph).saved_bytes
+    assert summary(several).counts.saved == len(graph.saved) + 1
+    assert facts(several)["saved"] == f"{facts(one)['saved']}, at most, by one call of each function"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from dataclasses import replace
@@ -98,7 +99,7 @@ def test_an_output_is_capped_and_says_what_is_missing(report: Report, size: dict
     read = Report.from_dict(found[MIME_TYPE])
     note = read.notes[-1]
     assert note.startswith("This output is cut to fit a notebook: ")
-    assert note in str(found["text/html"]).replace("&#x27;", "'")
+    assert note in html.unescape(str(found["text/html"]))
     assert "in Stages" in note
     assert note.endswith("report.to_html(path) writes all of it.")
     assert read.verdict == whole.verdict

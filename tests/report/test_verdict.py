@@ -13,7 +13,7 @@ import pytest
 
 from aotlab.report import Report
 from aotlab.report.collect import graph_break
-from aotlab.report.model import Cell, CellPart, Frame, Graph, Ratio, Refusal, TimingRow
+from aotlab.report.model import Cell, CellPart, Frame, Graph, Ratio, Refusal, TimeRow, TimingRow
 from aotlab.report.verdict import DIFFERS, Verdict, verdict
 
 SOURCE = "%%aotcompile\ny = x + 1\nprint(y)\nz = y.relu()\nz.sum()"
@@ -304,3 +304,15 @@ def test_equal_to_eager_is_said_of_what_was_compared_with_python(
     found = verdict(one.with_cell(made))
     assert found.sentence.endswith(told)
     assert (found.status, found.state) == (status, state)
+
+
+def test_a_part_in_pieces_is_named_once(one: Report) -> None:
+    """Dynamo's second piece of a line has the same name, and that time which Dynamo took is told by itself."""
+    frame = replace(one.frames[0], name="line 2 (2)", function="line 2 (2)")
+    rows = (
+        TimeRow(kind="dynamo", duration_ns=2_000_000_000, count=3),
+        TimeRow(kind="backward", duration_ns=5, count=1),
+    )
+    sentence = verdict(replace(one, frames=(*one.frames, frame), time_rows=rows)).sentence
+    assert sentence.startswith("Compiled line 2: 2 graphs (inference)")
+    assert "in 20.0 ms, beside 2.00 s of Dynamo's captures and 5 ns for backwards compiled later;" in sentence
