@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -56,9 +56,10 @@ from aotlab.report.model import (
     TimingRow,
 )
 from aotlab.report.recompiles import limit_words
-from aotlab.report.text import RECOMPILE_LIMIT, is_of_cell, lines_of, why_dynamo_stopped
+from aotlab.report.text import RECOMPILE_LIMIT, is_of_cell, lines_of, places_in, why_dynamo_stopped
 from aotlab.report.verdict import DIFFERS
 from aotlab.report.views import Views
+from aotlab.report.ways import with_ways
 from aotlab.verification import Comparison
 
 #: How often a region that raises is compiled anew: one that raises in every round of a loop stays eager at last.
@@ -725,7 +726,7 @@ class CompiledCell(Views):
                     kind="definitions" if self.code.defines_only else "statements",
                     error=self._error,
                     error_line=self._error_line,
-                    parts=tuple(self._cell_parts(frames)),
+                    parts=tuple(self._parts_with_ways(frames, base.graph_break_rows)),
                     mutated_outside=self._outside,
                 ),
                 timing_rows=self._timings,
@@ -798,7 +799,7 @@ class CompiledCell(Views):
             refused = [refusals[each] for each in names if each in refusals]
             refused += [graph.refused for graph in part.graphs if graph.refused is not None]
             others = sorted(part.reasons, key=lambda each: each != RECOMPILE_LIMIT)
-            reasons = [each.strip().splitlines()[0] for each in (*refused, *others) if each.strip()]
+            reasons = [places_in(each.strip().splitlines()[0]) for each in (*refused, *others) if each.strip()]
             if part.differs and part.in_eager:
                 how, reason, used = "eager", part.differs, ()
             elif part.off:
@@ -836,6 +837,10 @@ class CompiledCell(Views):
             if called.how == "compiled" and not called.compared and callers:
                 parts[index] = replace(called, compared=min(callers, key=ranks.index))
         return _merged(sorted(parts, key=lambda part: (part.first_line, part.last_line)))
+
+    def _parts_with_ways(self, frames: Sequence[Frame], breaks: Sequence[GraphBreakRow]) -> Iterable[CellPart]:
+        parts = self._cell_parts(frames)
+        return with_ways(parts, breaks, self._captured_lines(frames), self.source) if breaks else parts
 
     def _captured_lines(self, frames: Sequence[Frame]) -> dict[int, set[str]]:
         """Return the lines of the cell of which graphs hold something, with the names of their frames."""

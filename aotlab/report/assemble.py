@@ -298,7 +298,7 @@ def _trace(stage: Stage, record: TraceRecord) -> Snapshot:
     mutated = len(metadata.mutated_inp_runtime_indices) + len(metadata.mutated_graph_handled_indices)
     summary = (
         f"tracer {record.tracer}; {'forward and backward' if record.training else 'forward only'}; "
-        f"{amount(mutated, 'mutated input')}, {amount(len(metadata.aliased_out_indices), 'aliased output')}"
+        f"{amount(mutated, 'mutated input')}"
     )
     if record.static_since:
         summary += f"; for these sizes and numbers alone: {apart(record.static_since)[0]}"

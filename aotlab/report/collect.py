@@ -46,7 +46,7 @@ from aotlab.report.model import (
 )
 from aotlab.report.recompiles import misses
 from aotlab.report.spent import Spent
-from aotlab.report.text import in_cell, place, why_dynamo_stopped
+from aotlab.report.text import in_cell, place, places_in, why_dynamo_stopped
 from aotlab.report.varying import guard, settled
 from aotlab.report.views import Views
 
@@ -391,7 +391,7 @@ class Recording(Views):
             graph=index,
             error=type(error).__name__,
             reason=refused.reason if refused is not None else type(error).__name__,
-            message=str(error),
+            message=places_in(str(error)),
             argument=refused.argument if refused is not None else None,
             line=in_cell(refused.line) if refused is not None and refused.line is not None else None,
             outcome=event.outcome,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple, fields
+from dataclasses import astuple, fields, replace
 from typing import get_args
 
 from aotlab.report.model import Counts, Fact, Frame, FrameCounts, Graph, Input, Report, Summary
@@ -76,7 +76,7 @@ def summary(report: Report) -> Summary:
         breaks=len(report.graph_break_rows),
         eager_lines=0 if report.cell is None else eager_lines(report.cell),
         speed=speed(report),
-        counts=_added(map(count, graphs)),
+        counts=_of_one_call(report, _added(map(count, graphs))),
     )
 
 
@@ -84,6 +84,18 @@ def _added(counts: Iterable[Counts]) -> Counts:
     """Add up the counts of graphs."""
     found = [astuple(each) for each in counts]
     return Counts(**{field.name: sum(each[i] for each in found) for i, field in enumerate(fields(Counts))})
+
+
+def _largest(report: Report) -> list[Counts]:
+    """Count what that graph of each function holds which saves most: a call is served by one."""
+    training = [[count(graph) for graph in frame.graphs if graph.training] for frame in report.frames]
+    return [max(counts, key=lambda each: each.saved_bytes) for counts in training if counts]
+
+
+def _of_one_call(report: Report, counts: Counts) -> Counts:
+    largest = _largest(report)
+    saved, held = sum(each.saved_bytes for each in largest), sum(each.held_bytes for each in largest)
+    return replace(counts, saved_bytes=saved, held_bytes=held)
 
 
 def _facts(report: Report) -> Iterator[Fact]:
@@ -122,11 +134,11 @@ def _facts(report: Report) -> Iterator[Fact]:
         reason, line, _ = apart(why)
         sentence = reason if line is None else f"{reason}, at {place(line)}"
         yield Fact(key="static", title="for one value alone", sentence=sentence)
-    training = [count(graph) for graph in graphs if graph.training]
-    if training:
-        values = amount(sum(each.saved for each in training), "value")
-        memory = new_memory(sum(each.saved_bytes for each in training))
-        yield Fact(key="saved", title="saved for backward", sentence=f"{values}, {memory}")
+    if largest := _largest(report):
+        values = amount(sum(each.saved for each in largest), "value")
+        memory = new_memory(sum(each.saved_bytes for each in largest))
+        most = ", at most, by one call of each function" if len(largest) < sum(bool(g.training) for g in graphs) else ""
+        yield Fact(key="saved", title="saved for backward", sentence=f"{values}, {memory}{most}")
 
 
 def _changed(report: Report, graphs: list[Graph]) -> dict[str, str]:

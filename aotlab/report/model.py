@@ -395,6 +395,9 @@ class CellPart:
     compared
         With what compiled lines were compared: ``"python"`` (their own Python, run eagerly on copies), ``"graph"``
         (only the graph that Dynamo captured of them) or ``"nothing"``; empty for other lines, and in older reports.
+    ways
+        Of lines that are compiled only in part how each ran: ``"compiled"``, ``"in part"``, ``"eager"``, or empty for a
+        line of a branch of which no graph holds anything; empty as a whole where that is not known.
     """
 
     first_line: int
@@ -403,6 +406,7 @@ class CellPart:
     frames: tuple[str, ...] = ()
     reason: str = ""
     compared: str = ""
+    ways: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -980,6 +984,10 @@ class GraphBreakRow:
     at_ns: int = 0
 
 
+#: Of timings is told how far the same code, timed twice, came from itself, where that is more than this.
+QUIET = 0.05
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
     """How long one engine takes beside another, formed within each round.
@@ -991,7 +999,7 @@ class Ratio:
     median, p10, p90
         The median over the rounds, and the range of eight rounds in ten.
     noise
-        Why it may be noise, as a clause; empty if neither its spread nor the A/A ratio says so.
+        Why it is no more than noise, as a clause; empty if neither its spread nor the A/A ratio says so.
     """
 
     over: str
@@ -1047,6 +1055,11 @@ class TimingRow:
     def noise(self) -> str:
         """Why its ratios may be noise; empty if nothing says so."""
         return "; ".join(dict.fromkeys(each.noise for each in self.ratios if each.noise))
+
+    def beside(self, ratio: Ratio) -> str:
+        """Say how much noise there is beside a ratio that is more than that; empty if it is little, or not known."""
+        off = abs(self.again - 1) if self.again > 0 else 0.0
+        return f"{off:.0%} noise" if off > QUIET and not ratio.noise else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

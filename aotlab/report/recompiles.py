@@ -48,7 +48,7 @@ _MODES = {
 DYNAMIC = "dynamic=True, in a cell %%aotcompile --dynamic"
 PASS_A_TENSOR = f"each value is compiled for itself; let it vary ({DYNAMIC}), pass it as a tensor, or keep to a few"
 _KEEP_TO_A_FEW = "each value is compiled for itself; keep to a few"
-_TWO_STATES = "each of the two is compiled once, and serves from then on"
+_TWO_STATES = "keep to one of the two, or have a graph for each"
 _KEEP_TYPE = "pass the same type in each call"
 _KEEP_OBJECT = "reuse one object instead of making another for each call"
 _KEEP_LENGTH = "pass the same number of items, or one stacked tensor"
@@ -59,7 +59,7 @@ _OF_TENSORS = {
     "rank": ("{}.dim()", "pass tensors of the same number of dimensions"),
     "dtype": ("{}.dtype", "convert to one dtype before"),
     "requires_grad": ("{}.requires_grad", _TWO_STATES),
-    "is_leaf": ("{}.is_leaf", "each of the two is compiled once; detach() results before to pass leaves only"),
+    "is_leaf": ("{}.is_leaf", "detach() results before, to pass leaves only, or have a graph for each"),
     "device index": ("{}.device", "keep to one device"),
 }
 

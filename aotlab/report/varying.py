@@ -77,7 +77,7 @@ def settled(
     """
     broken = _BROKEN.match(miss.sentence)
     if broken is not None:
-        suggestion = "each way that the program takes is compiled once, and serves from then on"
+        suggestion = "keep to sizes for which the program takes one way, or have a graph for each way"
         line = earlier.get(broken[1], miss.line)
         return replace(miss, subject=_names(broken[1]), line=line, suggestion=suggestion)
     names = [name for name in miss.subject.split(", ") if name]
@@ -99,7 +99,7 @@ def settled(
         sentence = f"{miss.sentence}; compiled for this one alone: {reason}"
         return replace(miss, sentence=sentence, line=line or miss.line, suggestion=instead or miss.suggestion)
     if size is not None and miss.after in ("0", "1"):
-        return replace(miss, suggestion="sizes of 0 and 1 are cases of their own, each compiled once")
+        return replace(miss, suggestion="keep it at 2 or more, or have a graph for each of 0 and 1")
     return miss
 
 

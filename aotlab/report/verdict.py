@@ -29,7 +29,11 @@ _AGAINST = {"python": "Python", "graph": "the captured graph", "nothing": "nothi
 #: How many characters of one reason the sentence holds; the page has all of it.
 _LONGEST_REASON = 160
 #: A line as errors name it: the file, the number, and perhaps the code.
-_PLACE = re.compile(r", at (\S+:\d+)(?: \(.*?\)(?=[:;]|$))?")
+_PLACE = re.compile(r", at (\S+:\d+|In \[\d+\], line \d+)(?: \(.*?\)(?=[:;]|$))?")
+
+
+#: How the names of the second and later pieces end of what Dynamo captured in pieces.
+_PIECE = re.compile(r" \(\d+\)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,11 +128,12 @@ def _compiled(report: Report, graphs: list[Graph]) -> str:
     old = len(graphs) - len(new)
     if new:
         functions = [
-            _short(frame.function)
+            # a part that Dynamo captured in pieces is named once
+            _PIECE.sub("", _short(frame.function))
             for frame in report.frames
             if any(served(graph) and not graph.reused for graph in frame.graphs)
         ]
-        sentence = f"Compiled {listed(functions, 3)}: {amount(len(new), 'graph')}"
+        sentence = f"Compiled {listed(list(dict.fromkeys(functions)), 3)}: {amount(len(new), 'graph')}"
         sentence += f", beside {old} of an earlier run of the unchanged cell ({kind})" if old else f" ({kind})"
     else:
         serve = "serves" if old == 1 else "serve"
@@ -140,7 +145,13 @@ def _compiled(report: Report, graphs: list[Graph]) -> str:
         sentence += f", backend {backends}"
     if devices:
         sentence += f", on {devices}"
-    return f"{sentence}, in {duration(sum(graph.duration_ns or 0 for graph in new))}" if new else sentence
+    if not new:
+        return sentence
+    spent = {row.kind: row.duration_ns for row in report.time_rows}
+    kinds = {"dynamo": "of Dynamo's captures", "backward": "for backwards compiled later"}
+    beside = [f"{duration(spent[kind])} {what}" for kind, what in kinds.items() if spent.get(kind)]
+    sentence += f", in {duration(sum(graph.duration_ns or 0 for graph in new))}"
+    return f"{sentence}, beside {listed(beside)}" if beside else sentence
 
 
 def _verified(report: Report) -> tuple[State, str]:
@@ -200,40 +211,59 @@ def compared_sentence(report: Report) -> str:
 
 
 def _timed(report: Report) -> list[str]:
-    """Say how many times as long as eager and stock ``torch.compile`` the slowest graph takes; nothing if untimed."""
-    slowest, whole = _slowest(report)
-    if slowest is None:
+    """Say how many times as long as eager and stock ``torch.compile`` the graph takes that takes longest.
+
+    Of the other graphs that were timed each has a clause; nothing is said if none was.
+    """
+    rows = _longest_first(report)
+    if not rows:
         return []
-    what = "a whole step" if slowest.phase == "total" else f"a {slowest.phase}"
-    if whole > 1:
-        what += f" of {_short(slowest.frame or 'it')}, the slowest of {amount(whole, 'graph')}"
-    # What holds for both ratios is said once, before both.
-    common = slowest.noise if len({ratio.noise for ratio in slowest.ratios}) == 1 else ""
-    clauses = []
-    for ratio in slowest.ratios:
-        doubt = f"noise, since {ratio.noise}: " if ratio.noise and not common else ""
-        whose = {"eager": "eager's", "upstream": "stock torch.compile's"}.get(ratio.over, ratio.over)
-        clauses.append(f"{doubt}{ratio.median:.2f}× {whose} ({ratio.p10:.2f}–{ratio.p90:.2f})")
-    told = f"time of {what}, with the range of eight rounds in ten: {'; '.join(clauses)}"
-    return [_sentence(f"noise, since {common}: {told}" if common else told)]
+    first, *others = rows
+    total = first.phase == "total"
+    what = "forward and backward" if total else f"a {first.phase}"
+    if others:
+        what += f" of {_short(first.frame or 'it')}, which of {amount(len(rows), 'graph')} takes longest,"
+    clauses: list[str] = []
+    for ratio in first.ratios:
+        whose = {"eager": "eager's time", "upstream": "stock torch.compile's"}.get(ratio.over, ratio.over)
+        about = [
+            f"{ratio.p10:.2f}–{ratio.p90:.2f}{'' if clauses else ' in eight rounds of ten'}",
+            f"noise: {ratio.noise}" if ratio.noise else first.beside(ratio),
+        ]
+        clauses.append(f"{ratio.median:.2f}× {whose} ({'; '.join(each for each in about if each)})")
+    sentences = [_sentence(f"{what} took {listed(clauses)}")]
+    if others:
+        told = [f"{_short(each.frame or 'it')} {_beside_eager(each)}" for each in others]
+        sentences.append(_sentence(f"beside eager: {listed(told, 3)}"))
+    return sentences
+
+
+def _beside_eager(row: TimingRow) -> str:
+    """Write the ratio to eager's time of a graph, and whether that is noise."""
+    ratio = next((each for each in row.ratios if each.over == "eager"), row.ratios[0])
+    about = "noise" if ratio.noise else row.beside(ratio)
+    return f"{ratio.median:.2f}×" + (f" ({about})" if about else "")
 
 
 def speed(report: Report) -> str:
-    """Say in a word how the slowest graph compares with eager; what may be noise says so first."""
-    slowest, _ = _slowest(report)
-    for ratio in () if slowest is None else slowest.ratios:
-        if ratio.over == "eager" and ratio.median > 0:
-            factor, how = (1 / ratio.median, "faster") if ratio.median < 1 else (ratio.median, "slower")
-            return f"{'noise: ' if ratio.noise else ''}{factor:.{1 if factor >= 1.995 else 2}f}× {how}"
+    """Say in a word how the graph that takes longest compares with eager; if that is noise, that first."""
+    for row in _longest_first(report)[:1]:
+        for ratio in row.ratios:
+            if ratio.over == "eager" and ratio.median > 0:
+                factor, how = (1 / ratio.median, "faster") if ratio.median < 1 else (ratio.median, "slower")
+                about = f" ({beside})" if (beside := row.beside(ratio)) else ""
+                return f"{'noise: ' if ratio.noise else ''}{factor:.{1 if factor >= 1.995 else 2}f}× {how}{about}"
     return ""
 
 
-def _slowest(report: Report) -> tuple[TimingRow | None, int]:
-    """Return the timing of the slowest graph that was set beside others, and how many such graphs there are."""
-    rows = {(row.frame, row.graph, row.phase): row for row in report.timing_rows if row.engine == "aotlab"}
-    whole = [row for row in rows.values() if row.phase == "total"]
-    whole = [row for row in whole or rows.values() if row.ratios]
-    return max(whole, key=lambda row: row.median_ns, default=None), len(whole)
+def _longest_first(report: Report) -> list[TimingRow]:
+    """Return the timing of each graph that was set beside others: of its step, or where it has none of its forward."""
+    rows: dict[tuple[str | None, int | None], TimingRow] = {}
+    for row in report.timing_rows:
+        before = rows.get((row.frame, row.graph), row)
+        if row.engine == "aotlab" and row.ratios and row.phase in ("total", before.phase):
+            rows[row.frame, row.graph] = row
+    return sorted(rows.values(), key=lambda row: row.median_ns, reverse=True)
 
 
 def eager_lines(cell: Cell) -> int:

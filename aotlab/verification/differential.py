@@ -145,7 +145,15 @@ class Verification:
         return f"Verification of {self.subject}: {text}"
 
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(repr(self))}</p>{self.table.to_html(notebook=True)}"
+        table = self.table
+        different, same = (table[table["equal"] == equal].drop(columns="equal") for equal in (False, True))
+        found = [f"<p>{html.escape(repr(self))}</p>"]
+        if len(different):
+            found.append(different.to_html(notebook=True, index=False))
+        if len(same):
+            found.append(f"<details><summary>{len(same)} equal observables</summary>")
+            found.append(f"{same.to_html(notebook=True, index=False)}</details>")
+        return "".join(found)
 
 
 def eager(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -110,3 +110,14 @@ def test_saved_values_that_share_memory_take_it_once() -> None:
     assert "3 values, 7.03 KiB of new memory" in facts(report)["saved"]
     assert "7.03 KiB of new memory" in next(stage.summary for stage in graph.stages if stage.name == "partition")
     del result
+
+
+def test_what_is_saved_is_that_of_one_call(report: Report) -> None:
+    """Of a function's graphs one serves a call: the memory is that of the one that saves most, not of all."""
+    graph = next(graph for frame in report.frames for graph in frame.graphs if graph.saved)
+    one = with_graph(report, graph)
+    frame = one.frames[0]
+    several = replace(one, frames=(replace(frame, graphs=(graph, replace(graph, index=1, saved=graph.saved[:1]))),))
+    assert summary(several).counts.saved_bytes == summary(one).counts.saved_bytes == count(graph).saved_bytes
+    assert summary(several).counts.saved == len(graph.saved) + 1
+    assert facts(several)["saved"] == f"{facts(one)['saved']}, at most, by one call of each function"

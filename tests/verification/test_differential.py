@@ -473,7 +473,11 @@ def test_table_and_text():
     assert good.against == "python"
     told = f"4 of {len(bad.table)} observables differ from its Python, run eagerly; `out[4]['count']` is"
     assert repr(bad).startswith(f"Verification of <f>: {told}")
-    assert bad._repr_html_().startswith("<p>Verification of &lt;f&gt;: 4 of")
+    page = bad._repr_html_()
+    assert page.startswith("<p>Verification of &lt;f&gt;: 4 of")
+    first, _, folded = page.partition(f"<details><summary>{len(bad.table) - 4} equal observables</summary>")
+    assert (first.count("<tr>"), folded.count("<tr>")) == (4, len(bad.table) - 4)
+    assert good._repr_html_().count("<table") == good._repr_html_().count("<details>") == 1
     assert isinstance(bad.table[~bad.table["equal"]], pd.DataFrame)
     with pytest.raises(FrozenInstanceError):
         good.subject = "other"  # type: ignore[misc]

@@ -209,7 +209,8 @@ const part = record('CellPart', {
   how: text(),
   frames: list(text()),
   reason: text(),
-  compared: text()
+  compared: text(),
+  ways: list(text())
 });
 const cell = record('Cell', {
   source: text(),

@@ -68,12 +68,13 @@ function columns(context: Context): readonly Column<Row>[] {
   return [
     { name: 'name', title: 'name', kind: 'code', cell: row => nameCell(context, row) },
     ...graphColumn<Input>(context),
-    { name: 'kind', title: 'kind', cell: ({ row }) => row.kind },
+    { name: 'kind', title: 'kind', lesser: '', cell: ({ row }) => row.kind },
     {
       name: 'tensor',
       title: 'tensor or value',
       help: 'Element type, sizes, and what is unusual about it; of what is no tensor, the value',
       kind: 'code',
+      lesser: '',
       cell: ({ row, group }) => (group !== null ? null : row.tensor === null ? row.value : tensorCell(row.tensor))
     },
     {
@@ -88,6 +89,7 @@ function columns(context: Context): readonly Column<Row>[] {
       title: 'storage',
       help: 'Its storage in the storage map',
       kind: 'number',
+      lesser: '',
       value: ({ row }) => row.storage,
       cell: ({ row, group }) => (group === null ? storageCell(row.storage) : null)
     },
@@ -95,6 +97,7 @@ function columns(context: Context): readonly Column<Row>[] {
       name: 'autograd',
       title: 'autograd',
       help: 'Whether it required grad at the call, and was a leaf',
+      lesser: '',
       cell: ({ row }) => autograd(row.tensor?.requires_grad ?? false, row.tensor?.is_leaf ?? true)
     },
     { name: 'happened', title: 'what happened to it', help: 'How it was mutated, and what it shares memory with', kind: 'words', cell: happened }

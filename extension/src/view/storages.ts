@@ -140,19 +140,20 @@ function folded(context: Context, entry: Entry, kind: keyof typeof FOLDED, stora
 
 /** What the shapes mean. */
 function key(): HTMLElement {
-  const sample = (kind: 'input' | 'output' | 'all' | 'some', word: string): HTMLElement => {
+  const sample = (kind: 'whole' | 'input' | 'output' | 'all' | 'some', word: string): HTMLElement => {
     const id = uniqueId();
     const picture = svg('svg', { width: 26, height: BOX, 'aria-hidden': 'true', class: 'al-swatch' });
     if (kind === 'all' || kind === 'some') {
       picture.append(hatching(id), hatched({ start: 0, stop: 1 }, 0, BOX, bytes => `${100 * bytes}%`, id, kind));
     } else {
-      picture.append(svg('rect', { class: `al-span-${kind}`, x: 1, y: 1, width: 24, height: BOX - 2, rx: 2 }));
+      picture.append(svg('rect', { class: kind === 'whole' ? 'al-whole' : `al-span-${kind}`, x: 1, y: 1, width: 24, height: BOX - 2, rx: 2 }));
     }
     return h('span', {}, picture, word);
   };
   return h(
     'p',
     { class: 'al-key' },
+    sample('whole', 'the whole storage, where tensors share it: grey'),
     sample('input', 'input: solid'),
     sample('output', 'output: outlined'),
     sample('all', 'bytes that the function writes: hatched'),

@@ -30,12 +30,6 @@ export function timingPanel(context: Context): Child[] {
   for (const members of groups.values()) {
     drawn.push(group(members));
   }
-  if (source.figure !== null && source.figure !== '') {
-    const image = h('img', { class: 'al-figure', alt: 'Distributions of the measured times' });
-    // As an image, the SVG can neither run scripts nor load anything.
-    image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(source.figure)}`;
-    drawn.push(image);
-  }
   return drawn;
 }
 
@@ -101,8 +95,8 @@ function card(phase: string, rows: readonly TimingRow[], scale: number): HTMLEle
       {},
       phase,
       ' ',
-      h('small', {}, repeats === '1' ? '1 repeat' : `${repeats} repeats`, again === undefined ? '' : `, the same code against itself ${again.toFixed(2)}×`),
-      noise.length > 0 ? h('p', { class: 'al-soft', 'data-noise': '' }, `Noise: ${listed(noise)}.`) : ''
+      h('small', { title: 'Noise: how far the same code, timed twice, came from itself' }, repeats === '1' ? '1 repeat' : `${repeats} repeats`, again === undefined ? '' : `, ${(100 * Math.abs(again - 1)).toFixed(0)}% noise`),
+      noise.length > 0 ? h('p', { class: 'al-soft', 'data-noise': '' }, `Where it says noise: ${listed(noise)}.`) : ''
     ),
     h('tbody', {}, ...ordered.map(row => bar(row, scale)))
   );
