@@ -27,7 +27,7 @@ _STATUS = {
 #: What lines were compared with.
 _AGAINST = {"python": "Python", "graph": "the captured graph", "nothing": "nothing"}
 #: How many characters of one reason the sentence holds; the page has all of it.
-_LONGEST_REASON = 160
+_LONGEST_REASON = 200
 #: A line as errors name it: the file, the number, and perhaps the code.
 _PLACE = re.compile(r", at (\S+:\d+|In \[\d+\], line \d+)(?: \(.*?\)(?=[:;]|$))?")
 
@@ -383,9 +383,9 @@ def _refusals(report: Report) -> list[tuple[Frame, Refusal]]:
 
 
 def _gist(text: str) -> str:
-    """Shorten a reason to what a line of text can hold, between its clauses if it can be, without the full stop."""
+    """Shorten a reason to what a line of text can hold, after a sentence if it can be, without the full stop."""
     line = _PLACE.sub(lambda found: f", at {place_in(found[1])}", first_line(text, len(text)))
-    cut = max(line.rfind(mark, 0, _LONGEST_REASON) for mark in (": ", "; "))
+    cut = max(line.rfind(mark, 0, _LONGEST_REASON) for mark in (". ", "; "))
     if len(line) > _LONGEST_REASON and cut > _LONGEST_REASON // 3:
         return line[:cut]
     return first_line(line, _LONGEST_REASON).rstrip(".")

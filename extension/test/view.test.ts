@@ -173,6 +173,22 @@ test('a break and an error are marked at their own lines', () => {
   assert.deepEqual(all('.al-ended').map(each => each.dataset['line']), ['5']);
 });
 
+test('a cell that failed has a chip, and the reason stands at the line that failed', () => {
+  const report = sample();
+  const cell = report['cell'] as Json;
+  const reason = 'RuntimeError: 3 is not 4';
+  cell['source'] = '%%aotcompile\na = torch.ones(3)\nb = a + torch.ones(4)';
+  cell['parts'] = [{ first_line: 2, last_line: 3, how: 'eager', reason }];
+  Object.assign(cell, { error: 'RuntimeError: no', error_line: 3 });
+  const facts = [{ key: 'error', title: 'ended with', sentence: 'RuntimeError: no (line 3)' }];
+  show({ ...report, summary: { sentence: 'Nothing was compiled.', state: 'nothing', facts } });
+  assert.ok(all('.al-chip').some(each => each.textContent === 'the cell failed'));
+  assert.deepEqual(
+    all('table[data-table=cell] td[data-column=reason]').map(each => each.textContent),
+    ['', '', `error RuntimeError: no${reason}`]
+  );
+});
+
 test('new gradients and no new memory are said so', () => {
   const report = sample();
   (report['cell'] as Json)['mutated_outside'] = [{ name: 'w.grad', kind: 'new', tensor: {}, mutates_data: false }];

@@ -106,7 +106,16 @@ def test_a_long_reason_is_cut(nothing: Report) -> None:
     found = verdict(nothing.with_cell(cell(part(2, 2, "eager", reason)))).sentence
     assert found.startswith("Nothing was compiled: line 2 ran eagerly (Unsupported: word word")
     assert found.endswith("word …).")
-    assert len(found) < 220
+    assert len(found) < 260
+
+
+def test_a_reason_is_not_cut_within_a_sentence(nothing: Report) -> None:
+    """What torch says of one error fits; of more only whole sentences are kept."""
+    why = "RuntimeError: Attempting to broadcast a dimension of length 4 at -1! Mismatching argument at index 1 had "
+    why += "torch.Size([4]); but expected shape should be broadcastable to [3]"
+    assert f"({why})" in verdict(nothing.with_cell(cell(part(2, 2, "eager", why)))).sentence
+    two = f"{'one ' * 20}call. Reason: {'two ' * 40}"
+    assert verdict(nothing.with_cell(cell(part(2, 2, "eager", two)))).sentence.endswith("one call).")
 
 
 def test_a_reason_ends_with_a_clause_and_names_the_cells_line(nothing: Report) -> None:
