@@ -99,6 +99,9 @@ def verdict(report: Report) -> Verdict:
     for frame in limited:
         calls = f"{frame.calls.eager} of {amount(frame.calls.total, 'call')} of {_short(frame.function)}"
         sentences.append(f"{calls} ran eagerly, past Dynamo's recompile limit.")
+    unknown = report.cell is None and any(row.words == RECOMPILE_LIMIT for row in report.graph_break_rows)
+    if unknown:
+        sentences.append(f"{RECOMPILE_LIMIT}, nobody knows how many; torch._dynamo.config.recompile_limit sets more.")
     refused = [(frame, refusal) for frame, refusal in _refusals(report) if refusal.message not in told]
     if refused:
         frame, refusal = refused[0]
@@ -107,7 +110,7 @@ def verdict(report: Report) -> Verdict:
         )
     if report.cell is not None and report.cell.error is not None:
         sentences.append(_sentence(f"the cell {_ended(report.cell)}"))
-    if state != "different" and (eager or breaks or parts or limited or refused):
+    if state != "different" and (eager or breaks or parts or limited or unknown or refused):
         state, status = "partly", f"compiled in part, {status}"
     return Verdict(sentence=_one_line(" ".join(sentences)), state=state, status=status)
 
