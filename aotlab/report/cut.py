@@ -150,8 +150,9 @@ class _Cutter:
         """Say what was cut in which tab, and how the report that is in ``variable`` is seen whole."""
         parts: dict[str, list[str]] = {}
         for name, (kept, total) in self._rows.items():
-            words = f"{kept:,} of {total:,} {name.replace('_', ' ')}"
-            parts.setdefault(_TABS.get(name, _OTHERS), []).append(words)
+            tab = _TABS.get(name, _OTHERS)
+            words = f"{kept:,} of {total:,} {'rows' if tab == name.capitalize() else name.replace('_', ' ')}"
+            parts.setdefault(tab, []).append(words)
         for tab, lost in self._characters.items():
             parts.setdefault(tab, []).append(f"{amount(lost, 'character')} of code and text left out")
         if parts:

@@ -217,7 +217,7 @@ test('what is saved is that of one call, and a partitioner that does not choose 
   tab('saved');
   assert.match(text('[data-panel=saved] .al-heading'), /3 values of 2 graphs; one call of each function keeps at most 12 B of new memory$/);
   assert.equal(text('[data-panel=saved]').split('computes nothing again').length, 2);
-  assert.equal(all('table[data-table=saved] td[data-column=reason]')[0]?.textContent, 'the backward needs it for a');
+  assert.equal(all('table[data-table=saved] td[data-column=reason]')[0]?.textContent, 'needed for a');
 });
 
 test('the page says which lines were compared with what', () => {
@@ -424,7 +424,7 @@ test('why a value is kept comes first, not its name again', () => {
   tab('saved');
   assert.deepEqual(
     all('table[data-table=saved] td[data-column=reason]').map(each => each.textContent),
-    ['the backward needs it for mm an input', 'the backward needs it for mul', 'the backward needs it for sin memory of relu']
+    ['an input needed for mm', 'needed for mul', 'memory of relu needed for sin']
   );
   assert.match(text('[data-panel=saved]'), /3 values, 4 B of new memory; 4 B that the caller holds anyway/);
 });
@@ -468,7 +468,7 @@ test('timings stand beside eager, with the ratios, and what is noise says so fir
     ['aotlab', '1.00 µs', 'noise: 0.50× eager (0.25–1.50)0.75× torch.compile (0.70–0.80)']
   ]);
   assert.equal(text('table[data-table=timings] small'), '9 repeats, 1% noise');
-  assert.equal(text('table[data-table=timings] [data-noise]'), 'Where it says noise: it changed.');
+  assert.equal(text('table[data-table=timings] [data-noise]'), 'Noise is where it changed.');
 });
 
 test('differences come before everything that was compared', () => {

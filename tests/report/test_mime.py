@@ -110,7 +110,7 @@ def test_what_is_missing_is_said_by_tab_and_with_the_reports_variable(report: Re
     """A note names the tab that lost something, and the variable of the cell's report."""
     cell = Cell(source="f(x)", options="--backend eager -o train")
     read = Report.from_dict(bundle(big(report, kernels=2000).with_cell(cell))[MIME_TYPE])
-    assert re.search(r"in Kernels [\d,]+ of [\d,]+ kernels", read.notes[-1])
+    assert re.search(r"in Kernels [\d,]+ of [\d,]+ rows", read.notes[-1])
     assert read.notes[-1].endswith(". train.to_html(path) writes all of it.")
 
 

@@ -31,9 +31,10 @@ const AGAIN = '; this partitioner computes nothing again';
 /** Why a value is kept; what it is, its name and the mark say. */
 function why(row: Saved): Child {
   const named = row.is_input ? /^the input `[^`]*`; / : /^computed by `[^`]*`; /;
-  const reason = row.reason.replace(named, '').replace(AGAIN, '');
+  const reason = row.reason.replace(named, '').replace(AGAIN, '').replace('the backward needs it', 'needed');
   const held = row.shares !== '' ? `memory of ${row.shares}` : row.is_input ? 'an input' : row.is_output ? 'an output' : '';
-  return held === '' ? reason : h('span', {}, spoken(reason), ' ', mark(held));
+  // Of a long reason the end may not be seen.
+  return held === '' ? reason : h('span', {}, mark(held), ' ', spoken(reason));
 }
 
 /** What that graph of each function holds which saves most: a call is served by one. */

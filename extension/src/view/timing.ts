@@ -96,7 +96,7 @@ function card(phase: string, rows: readonly TimingRow[], scale: number): HTMLEle
       phase,
       ' ',
       h('small', { title: 'Noise: how far the same code, timed twice, came from itself' }, repeats === '1' ? '1 repeat' : `${repeats} repeats`, again === undefined ? '' : `, ${(100 * Math.abs(again - 1)).toFixed(0)}% noise`),
-      noise.length > 0 ? h('p', { class: 'al-soft', 'data-noise': '' }, `Where it says noise: ${listed(noise)}.`) : ''
+      noise.length > 0 ? h('p', { class: 'al-soft', 'data-noise': '' }, `Noise is where ${noise.join(', or where ')}.`) : ''
     ),
     h('tbody', {}, ...ordered.map(row => bar(row, scale)))
   );
