@@ -31,7 +31,8 @@ def with_ways(
                 ways.append("eager" if stops[line] == f"line {line}" and line not in captured else "in part")
             else:
                 ways.append("" if line in branches and line not in captured else "compiled")
-        yield replace(part, ways=tuple(ways))
+        # Of one line that has graphs something is compiled, if only of what it calls, as an optimizer's step.
+        yield replace(part, ways=tuple(ways) if len(ways) > 1 else ("in part",))
 
 
 def _in_branches(source: str) -> Iterator[int]:

@@ -36,3 +36,10 @@ def test_where_no_line_stops_all_may_be_in_part() -> None:
     assert list(with_ways([part], [stop(8, "line 8")], set(), CELL)) == [part]
     (found,) = with_ways([part], [stop(2, "line 2")], set(), CELL)
     assert found.ways == ("eager", "compiled")
+
+
+def test_one_line_with_graphs_is_compiled_in_part() -> None:
+    """What it calls may be: Dynamo stops at `optimizer.step()`, and compiles what is within."""
+    part = CellPart(first_line=2, last_line=2, how="compiled", frames=("step",), reason="why")
+    (found,) = with_ways([part], [stop(2, "line 2")], set(), CELL)
+    assert found.ways == ("in part",)
