@@ -212,7 +212,7 @@ def test_time(shell: InteractiveShell) -> None:
     )
     assert (timings["median_ns"] > 0).all()
     assert (timings["again"] > 0).all()
-    assert "× eager's (" in shell.user_ns["report"].verdict
+    assert "× eager's time (" in shell.user_ns["report"].verdict
     assert "× stock torch.compile's (" in shell.user_ns["report"].verdict
     assert shell.user_ns["w"].grad is None
 
