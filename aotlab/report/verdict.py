@@ -151,7 +151,7 @@ def _compiled(report: Report, graphs: list[Graph]) -> str:
     if not new:
         return sentence
     spent = {row.kind: row.duration_ns for row in report.time_rows}
-    kinds = {"dynamo": "of Dynamo's captures", "backward": "for backwards compiled later"}
+    kinds = {"dynamo": "in Dynamo", "backward": "in later backwards"}
     beside = [f"{duration(spent[kind])} {what}" for kind, what in kinds.items() if spent.get(kind)]
     sentence += f", in {duration(sum(graph.duration_ns or 0 for graph in new))}"
     return f"{sentence}, beside {listed(beside)}" if beside else sentence
