@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,13 +30,13 @@ import numpy as np
 import torch
 
 from aotlab.errors import UsageError
-from aotlab.report.model import Ratio, TimingRow
+from aotlab.report.model import QUIET, Ratio, TimingRow
 
 Call = Callable[[], object]
 Parts = Iterator[tuple[str, Call]]
 
-#: Ratios say something where the same code, timed twice, comes so close to itself.
-QUIET = 0.05
+#: A ratio says something where it differs from 1 so many times as much as the same code, timed twice, from itself.
+CLEAR = 2.0
 
 #: Prepared calls are kept alive until their sample is over; more than this many at a time would measure memory.
 _MOST_PREPARED = 1000
@@ -291,10 +292,13 @@ def doubt(ratio: Paired, again: Paired | None) -> str:
     """Say why a ratio may be noise, by the A/A ratio ``again`` and its own spread; an empty text if neither says so."""
     if ratio.n < 2:
         return "it was timed only once"
-    if again is not None and abs(again.median - 1) > QUIET:
-        return f"the same code, timed twice, differed by {abs(again.median - 1):.0%}"
     if ratio.p10 <= 1 <= ratio.p90:
         return "the faster one changed from round to round"
+    if again is not None and abs(again.median - 1) > QUIET:
+        # As factors: twice as fast is as far from 1 as twice as slow.
+        ours, own = (abs(math.log(each.median)) if each.median > 0 else math.inf for each in (ratio, again))
+        if ours < CLEAR * own:
+            return f"the same code, timed twice, differed by {abs(again.median - 1):.0%}"
     return ""
 
 

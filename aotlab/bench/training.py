@@ -39,8 +39,8 @@ from aotlab.bench.courses import (
 )
 from aotlab.bench.models import Trained, trained_models
 from aotlab.bench.sizes import varied
-from aotlab.bench.timing import QUIET, Case, compare
-from aotlab.report.model import Report
+from aotlab.bench.timing import Case, compare
+from aotlab.report.model import QUIET, Report
 
 #: Our min-cut may hold so many times what upstream's does.
 MOST = 1.02

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import re
 import threading
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,9 +55,11 @@ from aotlab.report.model import (
     Storage,
     TimingRow,
 )
-from aotlab.report.text import is_of_cell, lines_of, why_dynamo_stopped
+from aotlab.report.recompiles import limit_words
+from aotlab.report.text import RECOMPILE_LIMIT, is_of_cell, lines_of, places_in, why_dynamo_stopped
 from aotlab.report.verdict import DIFFERS
 from aotlab.report.views import Views
+from aotlab.report.ways import with_ways
 from aotlab.verification import Comparison
 
 #: How often a region that raises is compiled anew: one that raises in every round of a loop stays eager at last.
@@ -63,6 +67,9 @@ MOST_ERRORS = 8
 
 #: Torch's optimizers end a graph before their step, on purpose; nothing is left uncompiled by it.
 _BREAK = "User-inserted graph break"
+#: Lets one cell's graphs of a function not count for another's, whose recompile limit they would use up (torch 2.13).
+_OWN = "isolate_recompiles"
+_OF_ITS_OWN: dict[str, Any] = {_OWN: True} if _OWN in inspect.signature(torch.compile).parameters else {}
 
 
 class CellRecording(Recording):
@@ -86,6 +93,10 @@ class CellRecording(Recording):
             if number not in numbers or any(graph.status == "compiled" for graph in frame.graphs)
         ]
         return (*kept, *report.frames[len(self._frames) :])
+
+    def calls_so_far(self) -> dict[int, int]:
+        """Return how many calls were heard of, by the number of the function."""
+        return {number: log.compiled + log.eager for (number, _), log in list(self._frames.items())}
 
     def hear(self, event: observe.Event) -> None:
         """Take note of an event, if it is about this cell."""
@@ -113,6 +124,15 @@ class CellRecording(Recording):
 
 
 @dataclass(slots=True, kw_only=True)
+class Limit:
+    """A limit of Dynamo's that a function has reached: its name, the limit, whether calls of it may be uncounted."""
+
+    name: str
+    most: int
+    several: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
 class _Part:
     """What is known of a region, or of a function that the cell defines, in the present run."""
 
@@ -128,6 +148,7 @@ class _Part:
     replaced: bool = False
     graphs: list[CapturedGraph | TracedFunction] = field(default_factory=list)
     reasons: dict[str, None] = field(default_factory=dict)
+    limits: dict[int, Limit] = field(default_factory=dict)  # of code that Dynamo compiles no more, by its number
     trial: _Trial | None = None
     compared: list[tuple[Comparison, ...]] = field(default_factory=list)  # with Python, call by call
     as_python: set[int] = field(default_factory=set)  # the entries that were
@@ -262,7 +283,8 @@ class CompiledCell(Views):
             graphs = self._captured()
             for each in graphs:
                 in_graphs |= each.written()
-            self._outside = watch.written(in_graphs)
+            moved = {name for each in graphs if isinstance(each, CapturedGraph) for name in each.moved}
+            self._outside = watch.written(in_graphs, moved)
             known = named_tensors(self._playground.namespace)
             for _name, tensor in known.values():
                 internals.unmark_static(tensor)
@@ -313,6 +335,7 @@ class CompiledCell(Views):
             backend=self._backend,
             number=next_number(),
             device=self._device,
+            dynamic=True if self.options.dynamic else None,
             verify=self.options.verify,
             progress=lambda text: self.say(text),
             refused=lambda text: part.reasons.setdefault(text),
@@ -521,7 +544,8 @@ class CompiledCell(Views):
         prepare_dynamo()
         watch_captures()
         backend.is_aotlabs = True  # type: ignore[attr-defined]  # read by what `prepare_dynamo` puts into Dynamo
-        return torch.compile(function, backend=backend, dynamic=None if part.function is not None else False)
+        dynamic = True if self.options.dynamic else None if part.function is not None else False
+        return torch.compile(function, backend=backend, dynamic=dynamic, **_OF_ITS_OWN)
 
     @contextmanager
     def compiling(self, part: _Part, bound: Sequence[str] = ()) -> Iterator[None]:
@@ -535,14 +559,16 @@ class CompiledCell(Views):
                 self._names = None
                 live.changed(self.identifier)
             return
-        before = internals.dynamo_reasons()
+        before, varying = internals.dynamo_reasons(), self.options.dynamic or part.function is not None
+        began, limits, calls = time.perf_counter_ns(), dict(part.limits), self.recording.calls_so_far()
         try:
             with (
                 self._playground.opened(bound),
-                internals.dynamo_settings(exact=self._backend.name == "eager", varying=part.function is not None),
-                quiet_dynamo(part.reasons, lambda: self._playground.compiling),
+                internals.dynamo_settings(exact=self._backend.name == "eager", varying=varying),
+                quiet_dynamo(part.reasons, lambda: self._playground.compiling, partial(self._note_limit, part)),
             ):
                 yield
+            self._count_eager_calls(part, limits, calls, began)
         except KeyboardInterrupt:
             part.interrupted = True
             raise
@@ -554,6 +580,31 @@ class CompiledCell(Views):
                     part.reasons[why_dynamo_stopped(reason)] = None
             live.changed(self.identifier)
 
+    def _note_limit(self, part: _Part, function: str, name: str, most: int) -> None:
+        """Take note that Dynamo compiles code no more, when it says so."""
+        code, _ = internals.dynamo_compile_id()
+        if code is not None:
+            part.limits.setdefault(code, Limit(name=name, most=most))
+            self._family(code, function_of(function))
+
+    def _count_eager_calls(
+        self, part: _Part, limits: Mapping[int, Limit], before: Mapping[int, int], began: int
+    ) -> None:
+        """Count what ran eagerly because Dynamo compiles it no more; it tells of the first such call only.
+
+        What no graph has served since ``began`` has run so, if it was called; of more calls than one nobody knows.
+        """
+        now = self.recording.calls_so_far() if part.limits else {}
+        for code, limit in part.limits.items():
+            number, name = self._families[code]
+            graphs_ran = now.get(number, 0) - before.get(number, 0)
+            limit.several = limit.several or graphs_ran > (code in limits)
+            if code not in limits or not graphs_ran:
+                spent = time.perf_counter_ns() - began
+                observe.emit(
+                    observe.Called(function=name, function_id=number, entry=None, duration_ns=spent, compiled=False)
+                )
+
     def part_of(self, name: str) -> _Part:
         """Return the account of a function that the cell defines."""
         return self._parts[name]
@@ -561,12 +612,7 @@ class CompiledCell(Views):
     def _capture(self, graph: fx.GraphModule, part: _Part) -> Callable[..., Any]:
         code, _ = internals.dynamo_compile_id()
         title = title_of(graph, self.file, part.first_line, part.last_line, part.function)
-        family = self._families.get(code) if code is not None else None
-        if family is None:
-            family = (next_number(), self._unique(title))
-            if code is not None:
-                self._families[code] = family
-            self.recording.numbers.add(family[0])
+        family = self._family(code, title)
         captured = CapturedGraph(
             graph,
             name=family[1],
@@ -581,6 +627,16 @@ class CompiledCell(Views):
         )
         part.graphs.append(captured)
         return dynamo_callable(captured)
+
+    def _family(self, code: int | None, title: str) -> tuple[int, str]:
+        """Return the number and the name under which the graphs of a code of Dynamo's are told."""
+        family = self._families.get(code) if code is not None else None
+        if family is None:
+            family = (next_number(), self._unique(title))
+            if code is not None:
+                self._families[code] = family
+            self.recording.numbers.add(family[0])
+        return family
 
     def _unique(self, title: str) -> str:
         taken = {name for _number, name in self._families.values()}
@@ -670,7 +726,7 @@ class CompiledCell(Views):
                     kind="definitions" if self.code.defines_only else "statements",
                     error=self._error,
                     error_line=self._error_line,
-                    parts=tuple(self._cell_parts(frames)),
+                    parts=tuple(self._parts_with_ways(frames, base.graph_break_rows)),
                     mutated_outside=self._outside,
                 ),
                 timing_rows=self._timings,
@@ -708,7 +764,10 @@ class CompiledCell(Views):
     def _frame(self, frame: Frame) -> Frame:
         graphs = [_with_names(each, self._result_names.get(each.entry, {})) for each in frame.graphs]
         graphs = [replace(g, outputs=(*g.outputs, *self._inputs_again.get(g.entry, ()))) for g in graphs]
-        return replace(frame, graphs=tuple(graphs))
+        limits = {self._families[code][1]: each for part in self._parts.values() for code, each in part.limits.items()}
+        limit = limits.get(frame.name)
+        words = "" if limit is None else limit_words(limit.name, limit.most, graphs, several=limit.several)
+        return replace(frame, graphs=tuple(graphs), limit=words)
 
     def _verification(
         self, graph: CapturedGraph | TracedFunction, frames: Sequence[Frame]
@@ -739,7 +798,8 @@ class CompiledCell(Views):
             reason = ""
             refused = [refusals[each] for each in names if each in refusals]
             refused += [graph.refused for graph in part.graphs if graph.refused is not None]
-            reasons = [each.strip().splitlines()[0] for each in (*refused, *part.reasons) if each.strip()]
+            others = sorted(part.reasons, key=lambda each: each != RECOMPILE_LIMIT)
+            reasons = [places_in(each.strip().splitlines()[0]) for each in (*refused, *others) if each.strip()]
             if part.differs and part.in_eager:
                 how, reason, used = "eager", part.differs, ()
             elif part.off:
@@ -777,6 +837,10 @@ class CompiledCell(Views):
             if called.how == "compiled" and not called.compared and callers:
                 parts[index] = replace(called, compared=min(callers, key=ranks.index))
         return _merged(sorted(parts, key=lambda part: (part.first_line, part.last_line)))
+
+    def _parts_with_ways(self, frames: Sequence[Frame], breaks: Sequence[GraphBreakRow]) -> Iterable[CellPart]:
+        parts = self._cell_parts(frames)
+        return with_ways(parts, breaks, self._captured_lines(frames), self.source) if breaks else parts
 
     def _captured_lines(self, frames: Sequence[Frame]) -> dict[int, set[str]]:
         """Return the lines of the cell of which graphs hold something, with the names of their frames."""

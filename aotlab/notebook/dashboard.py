@@ -49,8 +49,6 @@ class Dashboard(anywidget.AnyWidget):
     ----------
     report
         The report as JSON has it, cut to what a notebook's output may hold.
-    figure
-        The timings as SVG; empty if there are none.
     progress
         What a running measurement is at; empty if none is. Why one failed comes as a message, ``{"kind": "error",
         "message": "…"}``, which every view of the widget hears once.
@@ -64,7 +62,6 @@ class Dashboard(anywidget.AnyWidget):
     """
 
     report = traitlets.Dict().tag(sync=True)
-    figure = traitlets.Unicode().tag(sync=True)
     progress = traitlets.Unicode().tag(sync=True)
     live = traitlets.Bool().tag(sync=True)
 
@@ -83,10 +80,9 @@ class Dashboard(anywidget.AnyWidget):
         self._identifier = first.identifier
         self._widget_view = _only_widgets() if widget_view is None else widget_view
         self._lock = threading.RLock()
-        message = report_message(self._source.report(), draw=True)
+        message = report_message(self._source.report())
         super().__init__(
             report=message["report"],
-            figure=message["figure"] or "",
             live=known is not None,
             _esm=_built("dashboard.js"),
             _css=_built("dashboard.css"),
@@ -108,7 +104,6 @@ class Dashboard(anywidget.AnyWidget):
             if kind == "report":
                 with self.hold_sync():
                     self.set_trait("report", message["report"])
-                    self.set_trait("figure", message["figure"] or "")
                     self.set_trait("progress", "")
             elif kind == "progress":
                 self.set_trait("progress", message["text"])

@@ -124,6 +124,7 @@ class CapturedGraph:
         self._progress = progress
         self._before = before
         self._written: dict[int, list[tuple[str, weakref.ref[Tensor]]]] = {}
+        self.moved: set[str] = set()  # the names of inputs whose metadata its entries change
         self._results: dict[int, list[weakref.ref[Tensor] | None]] = {}
         self._target = NotebookTarget(graph, name, names)
         self.compiled = compile_graph(
@@ -248,6 +249,7 @@ class CapturedGraph:
                 for info in infos
                 if info.mutates_data or info.mutates_metadata
             ]
+            self.moved |= {info.name for info in infos if info.mutates_metadata}
 
     def _accept(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """Compare a new entry with eager on copies of the inputs; say what speaks against it."""

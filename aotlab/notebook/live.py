@@ -4,7 +4,7 @@ A saved report is drawn from its JSON alone. While the kernel that made it lives
 report as it stands now, and a measurement of forward and backward beside eager. It opens a comm for that (the target is
 `TARGET`), with ``{"identifier": "…"}``; widgets are told through `watch`.
 
-    kernel → front end   {"kind": "report", "report": {…}, "figure": "<svg …" | None}   at once, and after each change
+    kernel → front end   {"kind": "report", "report": {…}}                              at once, and after each change
                          {"kind": "progress", "text": "…"}                              while measuring
                          {"kind": "error", "message": "…"}                              a measurement failed; it is over
                          {"kind": "unknown"}                                            no such report; the comm closes
@@ -26,11 +26,10 @@ cell's output may embed; what was cut from it the front end asks for when it is 
 
 *Threads.* ipykernel 7 answers a comm of the front end's on a thread of its own, at once, while a cell runs. There
 happens only what any thread may do: look up, count, send a report (`LiveReport.report` must bear that). What runs user
-code or changes the process's settings, that is measuring and drawing with matplotlib, is handed to the thread that runs
-the cells, and waits there until no cell is running: a measurement *waits* for the running cell, and a cell that is sent
-meanwhile waits for the measurement. That way neither sees the other's grad mode, random state or half-made tensors, and
-the times are not of two programs at once. The kernel's interrupt ends a measurement. While one waits or runs, another
-is refused.
+code, that is measuring, is handed to the thread that runs the cells, and waits there until no cell is running: a
+measurement *waits* for the running cell, and a cell that is sent meanwhile waits for the measurement. That way neither
+sees the other's grad mode, random state or half-made tensors, and the times are not of two programs at once. The
+kernel's interrupt ends a measurement. While one waits or runs, another is refused.
 
 *Pushes.* `changed` marks a report and is cheap. What is marked is sent when the cell ends, or after a quarter of a
 second from a thread of its own, if a cell is long; the more a report takes to write, the rarer that is.
@@ -72,9 +71,6 @@ _INTERVAL = 0.25
 
 #: A push may take this share of the time: one that takes 100 ms is followed by 900 ms without.
 _SHARE = 0.1
-
-#: The most bytes that a figure may add to a message.
-_MOST_FIGURE = 200_000
 
 Message = dict[str, object]
 Viewer = Callable[[Message], None]
@@ -178,15 +174,10 @@ def changed(identifier: str) -> None:
 # --- messages ----------------------------------------------------------------------------------------------------
 
 
-def report_message(report: Report, *, draw: bool = False) -> Message:
-    """Write the message that shows ``report``, cut to what fits.
-
-    The figure is in it if it is drawn already, or if ``draw`` says that this is the thread that runs the cells.
-    """
-    if draw:
-        _figures.draw(report)
+def report_message(report: Report) -> Message:
+    """Write the message that shows ``report``, cut to what fits."""
     small = fitting(report, lambda candidate: len(json.dumps(candidate.to_dict(sparse=True))) <= CAP, CAP)
-    return {"kind": "report", "report": small.to_dict(sparse=True), "figure": _figures.find(report)}
+    return {"kind": "report", "report": small.to_dict(sparse=True)}
 
 
 def part_message(report: Report, asked: object) -> Message | None:
@@ -219,19 +210,15 @@ def send_part(identifier: str, asked: object, viewer: Viewer) -> None:
 
 
 def send_report(identifier: str, viewer: Viewer) -> None:
-    """Send one viewer the report as it stands; have the figure drawn and send it again if there is one to draw."""
+    """Send one viewer the report as it stands."""
     live = find(identifier)
     if live is None:
         viewer({"kind": "unknown"})
         return
     try:
-        report = live.report()
-        viewer(report_message(report))
+        viewer(report_message(live.report()))
     except Exception as error:  # noqa: BLE001  # a report that cannot be made must not end the kernel's thread
         viewer(_error("the report cannot be made", error))
-        return
-    if _figures.lacks(report):
-        _when_idle(lambda: _draw(identifier))
 
 
 def request_measurement(identifier: str, viewer: Viewer) -> None:
@@ -263,7 +250,6 @@ def _measure(identifier: str) -> None:
         try:
             with _interruptible():
                 report = live.measure(lambda text: _tell(identifier, {"kind": "progress", "text": str(text)}))
-                _figures.draw(report)
         except KeyboardInterrupt:
             _tell(identifier, {"kind": "error", "message": "the measurement was interrupted"})
         except UsageError as error:
@@ -275,15 +261,6 @@ def _measure(identifier: str) -> None:
             _tell(identifier, report_message(report))
     finally:
         _measuring.release()
-
-
-def _draw(identifier: str) -> None:
-    """Draw the figure of a report, on the thread that runs the cells, and send both."""
-    live = find(identifier)
-    report = None if live is None else live.report()
-    if report is not None and _figures.lacks(report):
-        _figures.draw(report)
-        _tell(identifier, report_message(report))
 
 
 def _push(identifier: str) -> None:
@@ -300,8 +277,6 @@ def _push(identifier: str) -> None:
         _tell(identifier, _error("the report cannot be made", error))
         return
     _tell(identifier, message)
-    if _figures.lacks(report):
-        _when_idle(lambda: _draw(identifier))
 
 
 def _tell(identifier: str, message: Message) -> None:
@@ -312,47 +287,6 @@ def _tell(identifier: str, message: Message) -> None:
 def _error(what: str, error: BaseException) -> Message:
     lines = str(error).strip().splitlines()
     return {"kind": "error", "message": f"{what}: {type(error).__name__}{f': {lines[0]}' if lines else ''}"}
-
-
-class _Figures:
-    """The drawn timings of the last reports, by what they show."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._drawn: OrderedDict[tuple[object, ...], str] = OrderedDict()
-
-    def find(self, report: Report) -> str | None:
-        """Return the figure of a report, None if there is none or it is not drawn yet."""
-        with self._lock:
-            return self._drawn.get(_shown_in_figure(report)) or None
-
-    def lacks(self, report: Report) -> bool:
-        """Tell whether there is something to draw and it is not drawn yet."""
-        with self._lock:
-            return bool(report.timing_rows) and _shown_in_figure(report) not in self._drawn
-
-    def draw(self, report: Report) -> None:
-        """Draw the figure of a report; on the thread that runs the cells only."""
-        if not self.lacks(report):
-            return
-        # matplotlib takes half a second to import, and most reports have no timings.
-        from aotlab.notebook.figures import figure_svg
-
-        try:
-            drawn = figure_svg(report)
-        except Exception:  # noqa: BLE001  # the table of timings says the same; a broken font is no reason to fail
-            drawn = ""
-        with self._lock:
-            self._drawn[_shown_in_figure(report)] = drawn if len(drawn) <= _MOST_FIGURE else ""
-            while len(self._drawn) > MOST_REPORTS:
-                self._drawn.popitem(last=False)
-
-
-def _shown_in_figure(report: Report) -> tuple[object, ...]:
-    return (report.identifier, report.timing_rows)
-
-
-_figures = _Figures()
 
 
 # --- when to push ------------------------------------------------------------------------------------------------

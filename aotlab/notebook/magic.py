@@ -75,6 +75,12 @@ def _parser() -> Any:
         default="auto",
         help="where the graphs must run: auto (default: where the tensors are), cpu, cuda, cuda:N",
     )
+    add(
+        "--dynamic",
+        action="store_true",
+        help="let sizes and numbers vary from the first graph on (default: functions of the cell are compiled once "
+        "more for one that changes, other lines for each value)",
+    )
     add("--no-verify", action="store_true", help="do not compare each graph with eager before it is used")
     add("--time", action="store_true", help="time the graphs beside eager when the cell has run")
     add("--quiet", action="store_true", help="do not display the report")
@@ -85,7 +91,18 @@ def _parser() -> Any:
 _PARSER = _parser()
 
 #: The options, for completion.
-FLAGS = ("--output", "--name", "--frontend", "--backend", "--device", "--no-verify", "--time", "--quiet", "--help")
+FLAGS = (
+    "--output",
+    "--name",
+    "--frontend",
+    "--backend",
+    "--device",
+    "--dynamic",
+    "--no-verify",
+    "--time",
+    "--quiet",
+    "--help",
+)
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "--frontend": ("dynamo", "direct"),
     "--backend": ("inductor", "eager"),
@@ -121,6 +138,7 @@ def parse(line: str) -> Options | None:
         frontend=found.frontend,
         backend=found.backend,
         device=found.device,
+        dynamic=found.dynamic,
         verify=not found.no_verify,
         time=found.time,
         quiet=found.quiet,

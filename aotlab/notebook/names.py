@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,16 +91,21 @@ class _Watched:
     version: int
     bits: Tensor | None
     layout: tuple[object, ...]
+    storage: int | None
 
     def written(self) -> Tensor | None:
-        """Return the tensor if it was written since, by its counter or by its bits."""
+        """Return the tensor if it was written since, by its counter, by its bits, or by the memory that it has."""
         tensor = self.tensor()
         if tensor is None or tensor.is_inference():
             return None
-        if internals.version_of(tensor) != self.version:
+        if internals.version_of(tensor) != self.version or self.replaced(tensor):
             return tensor
         bits = _bits(tensor) if self.bits is not None else None
         return tensor if bits is not None and self.bits is not None and not torch.equal(bits, self.bits) else None
+
+    def replaced(self, tensor: Tensor) -> bool:
+        """Tell whether the tensor was given other memory."""
+        return _storage(tensor) != self.storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +140,10 @@ def watch_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Wa
         for key, value in given
         if isinstance(value, Tensor) and not value.is_inference()
     ]
+
+
+def _storage(tensor: Tensor) -> int | None:
+    return internals.storage_key(tensor) if tensor.layout == torch.strided else None
 
 
 def _layout(tensor: Tensor) -> tuple[object, ...]:
@@ -172,11 +181,12 @@ class Watch:
                 version=internals.version_of(tensor),
                 bits=kept.get(id(tensor)),
                 layout=_layout(tensor),
+                storage=_storage(tensor),
             )
             for name, tensor in found
         ]
 
-    def written(self, in_graphs: Mapping[str, Tensor | None]) -> tuple[Input, ...]:
+    def written(self, in_graphs: Mapping[str, Tensor | None], moved: Collection[str] = ()) -> tuple[Input, ...]:
         """Return what was written since, but for what is in ``in_graphs``.
 
         Parameters
@@ -184,15 +194,21 @@ class Watch:
         in_graphs
             The tensors that compiled graphs wrote, by name. A tensor that shares bytes with one of them was written
             through it, and says so; one that only shares its storage was not.
+        moved
+            The names of those whose sizes, strides or offset they changed.
         """
         rows: list[Input] = []
         storages = StorageNumbers()
         for each in self._watched:
             tensor = each.written()
-            if tensor is None or in_graphs.get(each.name) is tensor:
+            if tensor is None:
+                continue
+            replaced, layout = each.replaced(tensor), _layout(tensor) != each.layout
+            own = in_graphs.get(each.name) is tensor  # then the graphs tell of its values
+            if own and not (replaced or (layout and each.name not in moved)):
                 continue
             through, elsewhere = [], False
-            for name, other in in_graphs.items():
+            for name, other in () if own else in_graphs.items():
                 if other is not None and _same_storage(tensor, other):
                     if _bytes_meet(tensor, other):
                         through.append(name)
@@ -207,9 +223,10 @@ class Watch:
                     kind="alias" if through else "outside",
                     tensor=tensor_info(info),
                     overlaps=tuple(through),
-                    # Where sizes or strides changed, nobody knows which values to compare.
-                    mutates_data=True if _layout(tensor) == each.layout else None,
-                    mutates_metadata=_layout(tensor) != each.layout,
+                    # Where sizes, strides or the memory changed, nobody knows which values to compare.
+                    mutates_data=None if layout or replaced or own else True,
+                    mutates_metadata=layout,
+                    mutates_storage=replaced,
                     requires_grad_after=tensor.requires_grad,
                 )
             )

@@ -25,6 +25,9 @@ class Options:
         ``"inductor"`` or ``"eager"``.
     device
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+    dynamic
+        Whether sizes and numbers vary from the first graph on. If not, a function of the cell is compiled once more
+        for one that changes, for all of its values; other lines are compiled for each value.
     verify
         Whether each graph is compared with eager before it is used.
     time
@@ -38,6 +41,7 @@ class Options:
     frontend: str = "dynamo"
     backend: str = "inductor"
     device: str = "auto"
+    dynamic: bool = False
     verify: bool = True
     time: bool = False
     quiet: bool = False

@@ -22,25 +22,34 @@ _MACHINERY = (
 
 #: How Dynamo tells what an op raised when it was run on fake tensors.
 _RAISED = re.compile(r"Explanation: .*\bgot (\w+)\((['\"])(.*?)\2\)")
+#: How it tells that it compiles a function no more.
+_LIMIT = re.compile(r"hit config\.(\w*recompile_limit) \((\d+)\)(?:\s+function: '(.+?)')?")
 
 
 class _Collect(logging.Filter):
-    def __init__(self, reasons: dict[str, None]) -> None:
+    def __init__(self, reasons: dict[str, None], limited: Callable[[str, str, int], None]) -> None:
         super().__init__()
         self._reasons = reasons
+        self._limited = limited
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Keep the gist of a warning, and let it go no further."""
         if record.levelno < logging.WARNING or record.levelno > logging.ERROR:
             return True
-        gist = _gist(record.getMessage())
+        text = record.getMessage()
+        limit = _LIMIT.search(text)
+        if limit is not None:
+            self._limited(limit[3] or "", limit[1], int(limit[2]))
+        gist = "" if limit is not None else _gist(text)
         if gist:
             self._reasons[gist] = None
         return False
 
 
 @contextmanager
-def quiet_dynamo(reasons: dict[str, None], compiling: Callable[[], bool]) -> Iterator[None]:
+def quiet_dynamo(
+    reasons: dict[str, None], compiling: Callable[[], bool], limited: Callable[[str, str, int], None]
+) -> Iterator[None]:
     """Collect what Dynamo logs and warns of for the length of a block; with ``TORCH_LOGS`` set all is printed.
 
     Parameters
@@ -49,11 +58,13 @@ def quiet_dynamo(reasons: dict[str, None], compiling: Callable[[], bool]) -> Ite
         Gets what the log says of the code at hand.
     compiling
         Tells whether Dynamo is compiling at this moment: whatever is warned of then, eager does not warn of, or will.
+    limited
+        Hears of a function that Dynamo compiles no more: its name, that of the limit, and the limit.
     """
     if os.environ.get("TORCH_LOGS"):
         yield
         return
-    collect = _Collect(reasons)
+    collect = _Collect(reasons, limited)
     handlers = internals.log_handlers()
     shown: Any = warnings.showwarning
 
@@ -79,8 +90,6 @@ def _gist(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return ""
-    if "recompile_limit" in lines[0]:
-        return "Dynamo compiled it again too often (torch._dynamo.config.recompile_limit)"
     raised = _RAISED.search(text)
     if raised is not None:  # Dynamo says that an op raised; what a user can use is what the op said
         return f"{raised[1]}: {raised[3]}"

@@ -62,6 +62,8 @@ class TracedFunction:
         The number under which events tell of it.
     device
         Where its inputs have to be, None if anywhere.
+    dynamic
+        Whether sizes and numbers vary at once; None: those that change.
     verify
         Whether an entry is compared with eager before it is used.
     progress
@@ -78,6 +80,7 @@ class TracedFunction:
         backend: Backend,
         number: int,
         device: torch.device | None,
+        dynamic: bool | None,
         verify: bool,
         progress: Callable[[str], None],
         refused: Callable[[str], None],
@@ -96,7 +99,7 @@ class TracedFunction:
         self._progress = progress
         self._target = _NotebookFunction(function, name)
         options = pipeline.Options(
-            backend=backend, partitioner=default_partition, keep_inference_input_mutations=True, dynamic=None
+            backend=backend, partitioner=default_partition, keep_inference_input_mutations=True, dynamic=dynamic
         )
 
         def compile_call(*given: Any) -> Entry:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from aotlab.ir.graphs import NodeRecord, node_records, readable
 from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewAndMutationMeta, ViewStep
@@ -43,9 +43,12 @@ if TYPE_CHECKING:
     from aotlab.capture.dedupe import DedupeRecord
     from aotlab.capture.synthetic_bases import SyntheticBasesRecord
     from aotlab.observe import BackwardCompiled, StageFinished
+    from aotlab.partition.described import SavedValue
     from aotlab.partition.stage import PartitionRecord
     from aotlab.runtime.stage import RuntimeRecord
     from aotlab.trace.records import SizeOf, TraceRecord
+
+InputOrOutput = TypeVar("InputOrOutput", Input, Output)
 
 _TO_THE_END = 2**63 - 1
 
@@ -133,20 +136,40 @@ def snapshot(event: StageFinished) -> Snapshot:
 def backward_snapshot(event: BackwardCompiled) -> Snapshot:
     """Do for a backward that was derived later what `snapshot` does for a stage."""
     graph = cast("BackwardRecord", event.record).graph
-    defined = [str(i) for i, used in enumerate(event.pattern) if used]
-    which = f"tangents {listed(defined)} of {len(event.pattern)}" if defined else "no tangents"
+    given = [str(i) for i, used in enumerate(event.pattern, 1) if used]
+    count = len(event.pattern)
+    which = f"results {listed(given)} of {count}" if len(given) < count else amount(count, "result")
     stage = Stage(name="backward", duration_ns=event.duration_ns, node_count=_ops(graph.nodes))
     made = _compile(stage, (graph,))
     return replace(
         made,
-        stage=replace(made.stage, summary=f"derived for {which}"),
+        stage=replace(made.stage, summary=f"for gradients of {which if given else 'no result'}"),
         nodes=tuple([replace(node, stage="backward") for node in made.nodes]),
         compiled=tuple([replace(each, pattern=tuple(event.pattern)) for each in made.compiled]),
     )
 
 
-def assemble(snapshots: Iterable[Snapshot]) -> Joined:
-    """Join the snapshots of one entry into inputs, outputs and storages."""
+def assemble(snapshots: Iterable[Snapshot], first: int = 0) -> Joined:
+    """Join the snapshots of one entry into inputs, outputs and storages; ``first`` is the first storage's number."""
+    joined = _joined(snapshots)
+    return joined if first == 0 else _numbered_from(first, joined)
+
+
+def _numbered_from(first: int, joined: Joined) -> Joined:
+    """Count the storages from ``first`` on instead of from 0."""
+
+    def moved(row: InputOrOutput) -> InputOrOutput:
+        return row if row.storage is None else replace(row, storage=first + row.storage)
+
+    return replace(
+        joined,
+        inputs=tuple(map(moved, joined.inputs)),
+        outputs=tuple(map(moved, joined.outputs)),
+        storages=tuple([replace(each, number=first + each.number) for each in joined.storages]),
+    )
+
+
+def _joined(snapshots: Iterable[Snapshot]) -> Joined:
     capture: CaptureRecord | None = None
     dedupe: DedupeRecord | None = None
     overlaps: SyntheticBasesRecord | None = None
@@ -275,7 +298,7 @@ def _trace(stage: Stage, record: TraceRecord) -> Snapshot:
     mutated = len(metadata.mutated_inp_runtime_indices) + len(metadata.mutated_graph_handled_indices)
     summary = (
         f"tracer {record.tracer}; {'forward and backward' if record.training else 'forward only'}; "
-        f"{amount(mutated, 'mutated input')}, {amount(len(metadata.aliased_out_indices), 'aliased output')}"
+        f"{amount(mutated, 'mutated input')}"
     )
     if record.static_since:
         summary += f"; for these sizes and numbers alone: {apart(record.static_since)[0]}"
@@ -310,6 +333,7 @@ def _partition(stage: Stage, record: PartitionRecord) -> Snapshot:
     parts = [("forward", record.forward)]
     if record.backward is not None:
         parts.append(("backward", record.backward))
+    shares = _shares(record.saved)
     saved = tuple(
         [
             Saved(
@@ -319,6 +343,7 @@ def _partition(stage: Stage, record: PartitionRecord) -> Snapshot:
                 reason=value.reason,
                 is_input=value.is_input,
                 is_output=value.is_output,
+                shares=shares.get(value.name, ""),
                 used_by=tuple(value.used_by),
                 line=None if value.line is None else in_cell(value.line),
             )
@@ -335,6 +360,23 @@ def _partition(stage: Stage, record: PartitionRecord) -> Snapshot:
         nodes=tuple(nodes),
         saved=saved,
     )
+
+
+def _shares(values: Sequence[SavedValue]) -> dict[str, str]:
+    """Say in whose memory saved values lie: of those in one storage as many take memory as it has room for."""
+    alike: dict[int, list[SavedValue]] = {}
+    for value in values:
+        if value.spec.storage is not None:
+            alike.setdefault(value.spec.storage, []).append(value)
+    found: dict[str, str] = {}
+    for group in alike.values():
+        first, *others = sorted(group, key=lambda value: -value.nbytes)
+        left = known_size(first.spec.storage_bytes or 0) - first.nbytes
+        for each in others:
+            left -= each.nbytes
+            if left < 0:
+                found[each.name] = first.name
+    return found
 
 
 def _compile(stage: Stage, graphs: Sequence[CompiledGraphRecord]) -> Snapshot:
@@ -599,7 +641,7 @@ def _storages(
             row.storage,
             Storage(number=row.storage, owner="input", nbytes=argument.spec.storage_bytes, device=row.tensor.device),
         )
-        span = _span(row.name, "input", row.tensor, row.mutated)
+        span = _span(row.name, "input", row.tensor, None if row.mutates_data is None else row.mutated)
         found[row.storage] = replace(before, spans=(*before.spans, span))
     for output in outputs:
         if output.storage is None or output.tensor is None:
@@ -622,7 +664,7 @@ def _sized(storage: Storage) -> Storage:
     return storage
 
 
-def _span(name: str, role: str, tensor: TensorInfo, mutated: bool) -> Span:
+def _span(name: str, role: str, tensor: TensorInfo, mutated: bool | None) -> Span:
     reached = reach(tensor)
     start, stop = reached if reached is not None else (None, None)
     return Span(name=name, role=role, start=start, stop=stop, mutated=mutated)

@@ -37,14 +37,16 @@ from aotlab.report.model import (
     Frame,
     Graph,
     GraphBreakRow,
+    Guard,
     Miss,
     Refusal,
     Report,
+    Stage,
     Switch,
 )
 from aotlab.report.recompiles import misses
 from aotlab.report.spent import Spent
-from aotlab.report.text import in_cell, place, why_dynamo_stopped
+from aotlab.report.text import in_cell, place, places_in, why_dynamo_stopped
 from aotlab.report.varying import guard, settled
 from aotlab.report.views import Views
 
@@ -77,7 +79,16 @@ class _EntryLog:
     failed: observe.CompileFailed | None = None
     calls: int = 0
     reused: bool = False
-    joined: tuple[int, Joined] | None = None  # of how many snapshots; it takes a while to make
+    derived: list[tuple[int, int]] = field(default_factory=list)  # when further backwards began, and how long it took
+    joined: tuple[tuple[int, int], Joined] | None = None  # of how many snapshots, from which storage on; it takes time
+
+    def alone(self, stage: Stage, event: observe.StageFinished | observe.BackwardCompiled) -> Stage:
+        """Take from a stage's time that of the backwards which were derived meanwhile and are stages of their own."""
+        began = event.at_ns - event.duration_ns
+        inner = sum(took for at_ns, took in self.derived if at_ns >= began)
+        if isinstance(event, observe.BackwardCompiled):
+            self.derived.append((began, event.duration_ns - inner))
+        return replace(stage, duration_ns=max(event.duration_ns - inner, 0))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -214,7 +225,7 @@ class Recording(Views):
                 # None: an entry that began before the recording did; its earlier stages are lost.
                 known = self._entries.get(event.entry)
                 if known is not None and made is not None:
-                    known.snapshots.append(made)
+                    known.snapshots.append(replace(made, stage=known.alone(made.stage, event)))
                 kind = event.stage if isinstance(event, observe.StageFinished) else "backward"
                 self._spent.add(kind, event.at_ns, event.duration_ns)
             case observe.CompileFinished():
@@ -268,6 +279,7 @@ class Recording(Views):
         end_ns = self._end_ns if self._end_ns is not None else time.perf_counter_ns()
         seen: dict[str, int] = {}
         spent = self._spent.rows(end_ns)
+        self._join()
         frames = []
         for log in self._frames.values():
             function = _RESUMED.sub(r"\1 after line \2", log.function)
@@ -285,6 +297,15 @@ class Recording(Views):
             time_rows=spent,
             notes=tuple(self._notes),
         )
+
+    def _join(self) -> None:
+        """Join what was heard of each entry; the storages are numbered through the report."""
+        first = 0
+        for log in self._entries.values():
+            made_of = len(log.snapshots), first
+            if log.joined is None or log.joined[0] != made_of:
+                log.joined = made_of, assemble(log.snapshots, first)
+            first = max((each.number + 1 for each in log.joined[1].storages), default=first)
 
     def _build_frame(self, name: str, function: str, log: _FrameLog) -> Frame:
         indices: dict[int | None, int] = {entry: index for index, entry in enumerate(log.entries)}
@@ -313,9 +334,7 @@ class Recording(Views):
     def _build_graph(self, index: int, log: _EntryLog, indices: Mapping[int | None, int]) -> Graph:
         if log.started is None:
             return Graph(index=index, entry=log.entry, status="earlier", calls=log.calls)
-        if log.joined is None or log.joined[0] != len(log.snapshots):
-            log.joined = len(log.snapshots), assemble(log.snapshots)
-        joined = log.joined[1]
+        joined = Joined() if log.joined is None else log.joined[1]
         ended = log.finished or log.failed
         trace = next((each.trace for each in log.snapshots if each.trace is not None), None)
         capture = next((each.capture for each in log.snapshots if each.capture is not None), None)
@@ -343,7 +362,7 @@ class Recording(Views):
             saved=tuple([value for each in log.snapshots for value in each.saved]),
             compiled=tuple([graph for each in log.snapshots for graph in each.compiled]),
             kernels=tuple([kernel for each in log.snapshots for kernel in each.kernels]),
-            guards=tuple([guard(*each, _lines(log.finished)) for each in log.finished.guards] if log.finished else []),
+            guards=_guards(log.finished),
             autograd=() if trace is None else trace.autograd,
             random_ops=() if trace is None else trace.random_ops,
             static_since="" if trace is None else trace.static_since,
@@ -360,6 +379,7 @@ class Recording(Views):
             miss,
             vary=[each.user_name for each in log.joined[1].placeholders if each.value],
             why=trace.static_since,
+            guards=_guards(log.finished),
             own=_lines(log.finished),
             earlier=_lines(None if known is None else known.finished),
         )
@@ -371,7 +391,7 @@ class Recording(Views):
             graph=index,
             error=type(error).__name__,
             reason=refused.reason if refused is not None else type(error).__name__,
-            message=str(error),
+            message=places_in(str(error)),
             argument=refused.argument if refused is not None else None,
             line=in_cell(refused.line) if refused is not None and refused.line is not None else None,
             outcome=event.outcome,
@@ -402,6 +422,10 @@ def function_of(name: str) -> str:
 def _lines(event: observe.CompileFinished | None) -> dict[str, UserLine]:
     """Return the lines of what an entry assumes of sizes, by the expressions."""
     return {} if event is None else {text: in_cell(line) for text, line in event.lines.items()}
+
+
+def _guards(event: observe.CompileFinished | None) -> tuple[Guard, ...]:
+    return () if event is None else tuple([guard(*each, _lines(event)) for each in event.guards])
 
 
 def _within(part: Sequence[object], whole: Sequence[object]) -> bool:

@@ -8,6 +8,7 @@ is noted.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
@@ -22,6 +23,22 @@ R = TypeVar("R")
 
 #: The fields of a graph that no notebook holds.
 _UNSEEN = frozenset({"nodes", "autograd", "compiled"})
+
+#: In which tab of the page stands what a field holds, where it is not that of this name.
+_TABS = {
+    "mutated_outside": "Inputs",
+    "storages": "Storage map",
+    "codes": "Stages",
+    "text": "Stages",
+    "source": "Kernels",
+    "frames": "Overview",
+    "parts": "Overview",
+    "graph_break_rows": "Graph breaks",
+    "timing_rows": "Timing",
+    "verification_rows": "Verification",
+    **{name: name.capitalize() for name in ("inputs", "outputs", "stages", "saved", "kernels")},
+}
+_OTHERS = "Recompiles & calls"  # graphs, guards, placeholders, calls, refusals
 
 #: The fields that hold code.
 _CODE_FIELDS = frozenset({"text", "source"})
@@ -97,7 +114,9 @@ _MOST_RUNGS = 64
 def _cut(report: Report, limits: Limits) -> Report:
     cutter = _Cutter(limits)
     small = cutter.visit("", report)
-    return replace(small, notes=(*small.notes, *cutter.notes()))
+    options = "" if report.cell is None else report.cell.options
+    named = re.search(r"(?:^|\s)(?:-o|--output)[ =]*(\w+)", options)
+    return replace(small, notes=(*small.notes, *cutter.notes("report" if named is None else named[1])))
 
 
 def _characters(value: object, most: int) -> int:
@@ -125,15 +144,20 @@ class _Cutter:
     def __init__(self, limits: Limits | None) -> None:
         self._limits = limits
         self._rows: dict[str, tuple[int, int]] = {}
-        self._characters = 0
+        self._characters: dict[str, int] = {}
 
-    def notes(self) -> Iterator[str]:
-        """Say what was cut."""
-        parts = [f"{kept:,} of {total:,} {name.replace('_', ' ')}" for name, (kept, total) in self._rows.items()]
-        if self._characters:
-            parts.append(f"{amount(self._characters, 'character')} of code and text left out")
+    def notes(self, variable: str) -> Iterator[str]:
+        """Say what was cut in which tab, and how the report that is in ``variable`` is seen whole."""
+        parts: dict[str, list[str]] = {}
+        for name, (kept, total) in self._rows.items():
+            tab = _TABS.get(name, _OTHERS)
+            words = f"{kept:,} of {total:,} {'rows' if tab == name.capitalize() else name.replace('_', ' ')}"
+            parts.setdefault(tab, []).append(words)
+        for tab, lost in self._characters.items():
+            parts.setdefault(tab, []).append(f"{amount(lost, 'character')} of code and text left out")
         if parts:
-            yield f"This output is cut to fit a notebook: {listed(parts, 12)}. report.to_html(path) writes all of it."
+            told = "; ".join(f"in {tab} {listed(words)}" for tab, words in parts.items())
+            yield f"This output is cut to fit a notebook: {told}. {variable}.to_html(path) writes all of it."
 
     def visit(self, name: str, value: R) -> R:
         """Return ``value`` with everything in it shortened; ``name`` is the field that holds it."""
@@ -160,7 +184,8 @@ class _Cutter:
         if len(value) <= most:
             return value
         cut = len(value) - most
-        self._characters += cut
+        tab = _TABS.get(name, "Overview")
+        self._characters[tab] = self._characters.get(tab, 0) + cut
         return f"{value[:most]}\n… {amount(cut, 'character')} cut …" if most else f"… {amount(cut, 'character')} cut …"
 
     def _table(self, name: str, rows: tuple[object, ...]) -> tuple[object, ...]:

@@ -198,7 +198,7 @@ class Stage:
     name
         Its name in `aotlab.pipeline`.
     duration_ns
-        Wall time.
+        Wall time, without that of backwards which were derived meanwhile: they are stages of their own.
     node_count
         How many ops the graph that it handed on has; None where there is no graph.
     summary
@@ -395,6 +395,9 @@ class CellPart:
     compared
         With what compiled lines were compared: ``"python"`` (their own Python, run eagerly on copies), ``"graph"``
         (only the graph that Dynamo captured of them) or ``"nothing"``; empty for other lines, and in older reports.
+    ways
+        Of lines that are compiled only in part how each ran: ``"compiled"``, ``"in part"``, ``"eager"``, or empty for a
+        line of a branch of which no graph holds anything; empty as a whole where that is not known.
     """
 
     first_line: int
@@ -403,6 +406,7 @@ class CellPart:
     frames: tuple[str, ...] = ()
     reason: str = ""
     compared: str = ""
+    ways: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -458,7 +462,7 @@ class Span:
         The first byte and the one after the last; with strides, not all bytes between belong to the tensor.
         None where they are symbolic.
     mutated
-        Whether the function writes it.
+        Whether the function writes it. None: not known, because the graph was never traced.
     writes, may_write
         How many of its bytes are written, None where that is not known; and how many more may be, as the values of an
         index or a mask say.
@@ -468,7 +472,7 @@ class Span:
     role: str
     start: int | None
     stop: int | None
-    mutated: bool = False
+    mutated: bool | None = False
     writes: int | None = None
     may_write: int = 0
 
@@ -502,7 +506,7 @@ class Storage:
     Attributes
     ----------
     number
-        Its number within the graph.
+        Its number, unique in the report; a storage that two graphs know has one in each.
     owner
         ``"input"`` (the caller's), ``"intermediate"`` (made by the graph, several outputs may share it) or
         ``"output"`` (made by the graph for one output).
@@ -540,6 +544,8 @@ class Saved:
         Why it is kept rather than computed again.
     is_input, is_output
         It is an input of the function or an output, so that keeping it takes no new memory.
+    shares
+        The name of another saved value whose memory it lies in, so that keeping both takes no more than that.
     used_by
         The nodes of the backward that read it.
     line
@@ -552,13 +558,14 @@ class Saved:
     reason: str
     is_input: bool = False
     is_output: bool = False
+    shares: str = ""
     used_by: tuple[str, ...] = ()
     line: UserLine | None = None
 
     @property
     def new_bytes(self) -> int:
-        """The memory that keeping it takes, in bytes: none for what the caller holds anyway."""
-        return 0 if self.is_input or self.is_output else known_size(self.nbytes)
+        """The memory that keeping it takes, in bytes: none for what the caller holds, or what another value holds."""
+        return 0 if self.is_input or self.is_output or self.shares else known_size(self.nbytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -929,6 +936,9 @@ class Frame:
         Where it is defined; of what Dynamo captured, where its first capture ended.
     graphs, refusals, calls
         See the records of those names.
+    limit
+        Which limit of Dynamo's it has reached, so that calls which none of its graphs fits run eagerly, and what
+        would help; empty if it has reached none.
     counts
         What it held before the report was cut; None if it is whole.
     """
@@ -939,6 +949,7 @@ class Frame:
     graphs: tuple[Graph, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     calls: Calls = Calls()
+    limit: str = ""
     counts: FrameCounts | None = None
 
 
@@ -973,6 +984,10 @@ class GraphBreakRow:
     at_ns: int = 0
 
 
+#: Of timings is told how far the same code, timed twice, came from itself, where that is more than this.
+QUIET = 0.05
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
     """How long one engine takes beside another, formed within each round.
@@ -984,7 +999,7 @@ class Ratio:
     median, p10, p90
         The median over the rounds, and the range of eight rounds in ten.
     noise
-        Why it may be noise, as a clause; empty if neither its spread nor the A/A ratio says so.
+        Why it is no more than noise, as a clause; empty if neither its spread nor the A/A ratio says so.
     """
 
     over: str
@@ -1041,6 +1056,11 @@ class TimingRow:
         """Why its ratios may be noise; empty if nothing says so."""
         return "; ".join(dict.fromkeys(each.noise for each in self.ratios if each.noise))
 
+    def beside(self, ratio: Ratio) -> str:
+        """Say how much noise there is beside a ratio that is more than that; empty if it is little, or not known."""
+        off = abs(self.again - 1) if self.again > 0 else 0.0
+        return f"{off:.0%} noise" if off > QUIET and not ratio.noise else ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerificationRow:
@@ -1089,8 +1109,8 @@ class Fact:
     Attributes
     ----------
     key
-        What it is about, for programs: ``"error"``, ``"mutated"``, ``"new"``, ``"aliases"``, ``"varies"``, ``"static"``
-        or ``"saved"``.
+        What it is about, for programs: ``"error"``, ``"limit"``, ``"mutated"``, ``"new"``, ``"aliases"``,
+        ``"varies"``, ``"static"`` or ``"saved"``.
     title
         The same, for readers.
     sentence

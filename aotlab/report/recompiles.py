@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from aotlab import observe
 from aotlab.errors import UserLine
-from aotlab.report.model import Miss
+from aotlab.report.model import Graph, Miss
 from aotlab.report.text import in_cell, listed, plain_names
 
 #: A sentence of the direct frontend's.
@@ -44,19 +44,22 @@ _MODES = {
     "deterministic_algorithms": "deterministic algorithms",
 }
 
-PASS_A_TENSOR = "each value is compiled for itself; pass it as a tensor, or keep to a few values"
-_TWO_STATES = "each of the two is compiled once, and serves from then on"
+#: What lets sizes and numbers vary.
+DYNAMIC = "dynamic=True, in a cell %%aotcompile --dynamic"
+PASS_A_TENSOR = f"each value is compiled for itself; let it vary ({DYNAMIC}), pass it as a tensor, or keep to a few"
+_KEEP_TO_A_FEW = "each value is compiled for itself; keep to a few"
+_TWO_STATES = "keep to one of the two, or have a graph for each"
 _KEEP_TYPE = "pass the same type in each call"
 _KEEP_OBJECT = "reuse one object instead of making another for each call"
 _KEEP_LENGTH = "pass the same number of items, or one stacked tensor"
 #: What may differ of a tensor: how it is written, and what to do.
 _OF_TENSORS = {
-    "size": ("{}.size({})", "let sizes vary (dynamic=True), or pad to a few sizes"),
+    "size": ("{}.size({})", f"let sizes vary ({DYNAMIC}), or pad to a few sizes"),
     "stride": ("{}.stride({})", "call contiguous() on it before"),
     "rank": ("{}.dim()", "pass tensors of the same number of dimensions"),
     "dtype": ("{}.dtype", "convert to one dtype before"),
     "requires_grad": ("{}.requires_grad", _TWO_STATES),
-    "is_leaf": ("{}.is_leaf", "each of the two is compiled once; detach() results before to pass leaves only"),
+    "is_leaf": ("{}.is_leaf", "detach() results before, to pass leaves only, or have a graph for each"),
     "device index": ("{}.device", "keep to one device"),
 }
 
@@ -83,6 +86,20 @@ def misses(event: observe.CompileStarted | observe.CapturedAgain) -> tuple[tuple
     return tuple((entry, row) for _, entry, row in sorted(rows, key=lambda row: row[0]))
 
 
+def limit_words(name: str, most: int, graphs: Sequence[Graph], *, several: bool) -> str:
+    """Say what limit of Dynamo's a function has reached, and what would help; ``several``: of calls in one go."""
+    last = next((each for graph in reversed(graphs) for each in graph.misses), None)
+    advice = [f"set torch._dynamo.config.{name} higher, or call torch._dynamo.reset() to begin anew"]
+    if last is not None and last.suggestion:
+        subject = f"{last.subject}: " if last.subject else ""
+        advice.insert(0, f"{subject}{last.suggestion}")
+    counted = "; of calls in one run of the cell's lines one is counted" if several else ""
+    return (
+        f"Dynamo compiles one function at most {most} times ({name}), and what no graph fits then runs eagerly"
+        f"{counted}. To avoid it: {'; or '.join(advice)}"
+    )
+
+
 def _of_a_sentence(sentence: str) -> Miss:
     """Take apart what the direct frontend says of a miss."""
     found = _OURS.match(sentence)
@@ -95,6 +112,8 @@ def _of_a_sentence(sentence: str) -> Miss:
     suggestion = {"shape": _OF_TENSORS["size"][1], "strides": _OF_TENSORS["stride"][1]}.get(what)
     if suggestion is None:
         suggestion = _OF_TENSORS[what][1] if what in _OF_TENSORS else "" if what else PASS_A_TENSOR
+    if not what and after[:1] in ("'", '"'):
+        suggestion = _KEEP_TO_A_FEW
     if after in ("True", "False") and not what:
         suggestion = _TWO_STATES
     if "left out" in (after, before.removeprefix("it to be ")):
@@ -196,6 +215,7 @@ def _length_of(value: Any) -> str:
 
 def _equal(subject: str, before: str, value: Any) -> _Guard:
     other = _OF_TENSORS["size"][1] if ".size(" in subject else PASS_A_TENSOR
+    other = _KEEP_TO_A_FEW if isinstance(value, str) else other
     return _Guard(subject, before, _shown(value), _TWO_STATES if isinstance(value, bool) else other)
 
 

@@ -24,7 +24,7 @@ KINDS = {
     "compile": "compilation by the backend",
     "runtime": "the run-time function is written",
     "between": "guards, and between the stages",
-    "backward": "backward compiled later",
+    "backward": "further backwards are derived",
     "verification": "comparison with eager",
     "recording": "the report itself",
     "compiled": "compiled calls",

@@ -97,7 +97,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
     },
     "storages": {
         **_KEY,
-        "storage": (_COUNT, "the storage's number within the graph"),
+        "storage": (_COUNT, "the storage's number; one that two graphs know has one in each"),
         "owner": (_TEXT, "input (the caller's), intermediate or output (made by the graph)"),
         "nbytes": (_COUNT, "the storage's size in bytes"),
         "device": (_TEXT, "where it is"),
@@ -149,6 +149,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "reason": (_TEXT, "why it is kept"),
         "is_input": (_TRUTH, "it is an input: keeping it takes no new memory"),
         "is_output": (_TRUTH, "it is an output: likewise"),
+        "shares": (_TEXT, "the saved value whose memory it lies in, so that it takes none of its own"),
         "used_by": (_TEXT, "the nodes of the backward that read it, separated by commas"),
         **_LINE,
     },
@@ -439,6 +440,7 @@ def _saved_rows(report: Report) -> Iterator[Row]:
                 "reason": row.reason,
                 "is_input": row.is_input,
                 "is_output": row.is_output,
+                "shares": row.shares or None,
                 "used_by": ", ".join(row.used_by),
                 **_line(row.line),
             }

@@ -97,6 +97,11 @@ def place_in(text: str) -> str:
     return place(UserLine(file=file, line=int(number), function="", code="")) if file and number.isdecimal() else text
 
 
+def places_in(text: str) -> str:
+    """Name the lines of notebooks' cells in a text as a page does."""
+    return re.sub(r"(?:<ipython-input-\d+-\w+>|\S*[\\/]ipykernel_\d+[\\/]\d+\.py):\d+", lambda m: place_in(m[0]), text)
+
+
 def lines_of(part: CellPart) -> str:
     """Write ``"line 3"`` or ``"lines 3–5"``."""
     if part.first_line == part.last_line:
@@ -133,6 +138,9 @@ def plain_names(text: str) -> str:
     return re.sub(r"[`']?\b[GL]\['(\w+)'\]([\w.\[\]]*)[`']?", r"`\1\2`", text)
 
 
+#: Why calls run eagerly of which no graph break tells.
+RECOMPILE_LIMIT = "Dynamo's recompile limit is reached: calls that no graph of it fits run eagerly"
+
 #: Why Dynamo stops, by what its text says; the rest is told in its own words.
 _STOPS = [(re.compile(pattern, re.DOTALL), words) for pattern, words in (
     (r"^generic_jump|^Data-dependent branching", "a branch depends on the value of a tensor"),
@@ -148,8 +156,9 @@ _STOPS = [(re.compile(pattern, re.DOTALL), words) for pattern, words in (
     (r"^step_unsupported", "Dynamo cannot go on in the middle of it"),
     (r"^Attempted to wrap RNN", "Dynamo captures no LSTM, GRU or RNN"),
     (r"sparse [Tt]ensor", "Dynamo takes no sparse tensors"),
-    (r"^Dynamo recompile limit", "it was compiled too often"),
+    (r"^Dynamo recompile limit", RECOMPILE_LIMIT),
     (r"^aotlab: .*?Explanation: (.+?)\n", r"\1"),
+    (r"graph break should occur when calling `?(\S+?)`?\. Reason: (.+?)\.?\s*(?:\n|$)", r"`\1` is called: \2"),
 )]  # fmt: skip
 
 
@@ -161,4 +170,8 @@ def why_dynamo_stopped(text: str) -> str:
             return plain_names(found.expand(words)).rstrip(".")
     met = next((line.strip() for line in text.splitlines() if line.strip()), "")
     found = re.search(r"^\s*Explanation: (.*)$", text, re.MULTILINE)
-    return plain_names(met if found is None else f"{met}: {found[1].strip()}").rstrip(".")
+    why = "" if found is None else found[1].strip()
+    said = set(re.findall(r"\w+", met.lower()))
+    if why and len(said & set(re.findall(r"\w+", why.lower()))) * 2 >= len(said):  # the same once more, at length
+        met, why = why, ""
+    return plain_names(f"{met}: {why}" if why else met).rstrip(".")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from aotlab.errors import UserLine
 from aotlab.report.model import Guard, Miss
-from aotlab.report.recompiles import PASS_A_TENSOR
+from aotlab.report.recompiles import DYNAMIC, PASS_A_TENSOR
 from aotlab.report.text import first_line, in_cell
 
 #: How a size is written, or a number, or a stride.
@@ -32,6 +32,7 @@ _WORDS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
 _ERROR = re.compile(
     r"^(?P<reason>.*), at (?P<file>\S+):(?P<line>\d+)(?: \((?P<code>.*)\))?(?:[:;] (?P<instead>[^;]*))?$", re.DOTALL
 )
+_AT_LEAST = re.compile(r"^`.+` is at least (\d+)$")
 _FUNCTIONS = re.compile(r"\b(?:math\.\w+|not|and|or|if|else|float|int|abs|max|min)\b", re.IGNORECASE)
 _BROKEN = re.compile(r"^the (?:compiled entry|earlier graph) expects `(.+)`, which does not hold for this call$")
 
@@ -49,27 +50,46 @@ def guard(kind: str, subject: str, sentence: str, lines: Mapping[str, UserLine])
     return Guard(kind=kind, subject=_names(text) or subject, sentence=sentence, line=lines.get(text))
 
 
+def limits(guards: Collection[Guard]) -> dict[str, str]:
+    """Say which sizes and numbers a graph serves, by their names: " from 2 on"; of others it serves all."""
+    found: dict[str, str] = {}
+    for each in (each for each in guards if each.kind == "size"):
+        low = _AT_LEAST.match(each.sentence)
+        for name in each.subject.split(", "):
+            alone = low is not None and name not in found
+            found[name] = f" from {low[1]} on" if low is not None and alone else " that its guards allow"
+    return found
+
+
 def settled(
-    miss: Miss, *, vary: Collection[str], why: str, own: Mapping[str, UserLine], earlier: Mapping[str, UserLine]
+    miss: Miss,
+    *,
+    vary: Collection[str],
+    why: str,
+    guards: Collection[Guard],
+    own: Mapping[str, UserLine],
+    earlier: Mapping[str, UserLine],
 ) -> Miss:
     """Say of a miss whether the new graph serves all sizes or numbers, and what would have avoided it.
 
-    ``vary`` are those that vary in the new graph; ``why`` some do not that were to; ``own`` and ``earlier`` are the
-    lines of what the new and the earlier graph assume.
+    ``vary`` are those that vary in the new graph; ``why`` some do not that were to; ``guards`` are the new graph's,
+    ``own`` and ``earlier`` the lines of what the new and the earlier graph assume.
     """
     broken = _BROKEN.match(miss.sentence)
     if broken is not None:
-        suggestion = "each way that the program takes is compiled once, and serves from then on"
+        suggestion = "keep to sizes for which the program takes one way, or have a graph for each way"
         line = earlier.get(broken[1], miss.line)
         return replace(miss, subject=_names(broken[1]), line=line, suggestion=suggestion)
     names = [name for name in miss.subject.split(", ") if name]
     size = _SIZE.match(names[0]) if names else None
     if names and all(name in vary for name in names):
-        sentence = f"{miss.sentence}; compiled for all {'sizes' if size else 'numbers'} of it"
+        held = limits(guards)
+        which = ", ".join(dict.fromkeys(held[name] for name in names if name in held))
+        sentence = f"{miss.sentence}; compiled for all {'sizes' if size else 'numbers'} of it{which}"
         if size is None:
             return replace(miss, sentence=sentence, suggestion="pass it as a tensor")
         call = f"torch._dynamo.mark_dynamic({size[1]}, {size[2]})"
-        return replace(miss, sentence=sentence, suggestion=f"call {call} before, or compile with dynamic=True")
+        return replace(miss, sentence=sentence, suggestion=f"call {call} before, or let it vary at once ({DYNAMIC})")
     fixed = next((text for text in own if any(text.startswith(f"{name} == ") for name in names)), None)
     if fixed is not None:
         sentence = f"{miss.sentence}; compiled for this one alone, since the program fixes it"
@@ -79,7 +99,7 @@ def settled(
         sentence = f"{miss.sentence}; compiled for this one alone: {reason}"
         return replace(miss, sentence=sentence, line=line or miss.line, suggestion=instead or miss.suggestion)
     if size is not None and miss.after in ("0", "1"):
-        return replace(miss, suggestion="sizes of 0 and 1 are cases of their own, each compiled once")
+        return replace(miss, suggestion="keep it at 2 or more, or have a graph for each of 0 and 1")
     return miss
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
-from aotlab.report.text import amount, duration, first_line, lines_of, listed, place_in
+from aotlab.report.text import RECOMPILE_LIMIT, amount, duration, first_line, lines_of, listed, place_in
 
 if TYPE_CHECKING:
     from aotlab.report.model import Cell, CellPart, Frame, Graph, Refusal, Report, TimingRow
@@ -27,9 +27,13 @@ _STATUS = {
 #: What lines were compared with.
 _AGAINST = {"python": "Python", "graph": "the captured graph", "nothing": "nothing"}
 #: How many characters of one reason the sentence holds; the page has all of it.
-_LONGEST_REASON = 160
+_LONGEST_REASON = 200
 #: A line as errors name it: the file, the number, and perhaps the code.
-_PLACE = re.compile(r", at (\S+:\d+)(?: \(.*?\)(?=[:;]|$))?")
+_PLACE = re.compile(r", at (\S+:\d+|In \[\d+\], line \d+)(?: \(.*?\)(?=[:;]|$))?")
+
+
+#: How the names of the second and later pieces end of what Dynamo captured in pieces.
+_PIECE = re.compile(r" \(\d+\)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +84,8 @@ def verdict(report: Report) -> Verdict:
     if eager:
         sentences.append(_sentence(_ran_eagerly(eager)))
         told.update(part.reason for part in eager)
+    limited = [frame for frame in report.frames if frame.limit and frame.calls.eager]
+    told |= {RECOMPILE_LIMIT} if limited else set()
     breaks = [] if report.cell is None else breaks_of(report)
     parts = [] if report.cell is None else _incomplete(report.cell, told)
     if breaks:
@@ -90,6 +96,12 @@ def verdict(report: Report) -> Verdict:
     elif parts:
         sentences.append(_sentence(f"not all of {lines_of(parts[0])} was captured ({_gist(parts[0].reason)})"))
         told.update(part.reason for part in parts)
+    for frame in limited:
+        calls = f"{frame.calls.eager} of {amount(frame.calls.total, 'call')} of {_short(frame.function)}"
+        sentences.append(f"{calls} ran eagerly, past Dynamo's recompile limit.")
+    unknown = report.cell is None and any(row.words == RECOMPILE_LIMIT for row in report.graph_break_rows)
+    if unknown:
+        sentences.append(f"{RECOMPILE_LIMIT}, nobody knows how many; torch._dynamo.config.recompile_limit sets more.")
     refused = [(frame, refusal) for frame, refusal in _refusals(report) if refusal.message not in told]
     if refused:
         frame, refusal = refused[0]
@@ -98,7 +110,7 @@ def verdict(report: Report) -> Verdict:
         )
     if report.cell is not None and report.cell.error is not None:
         sentences.append(_sentence(f"the cell {_ended(report.cell)}"))
-    if state != "different" and (eager or breaks or parts or refused):
+    if state != "different" and (eager or breaks or parts or limited or unknown or refused):
         state, status = "partly", f"compiled in part, {status}"
     return Verdict(sentence=_one_line(" ".join(sentences)), state=state, status=status)
 
@@ -119,11 +131,12 @@ def _compiled(report: Report, graphs: list[Graph]) -> str:
     old = len(graphs) - len(new)
     if new:
         functions = [
-            _short(frame.function)
+            # a part that Dynamo captured in pieces is named once
+            _PIECE.sub("", _short(frame.function))
             for frame in report.frames
             if any(served(graph) and not graph.reused for graph in frame.graphs)
         ]
-        sentence = f"Compiled {listed(functions, 3)}: {amount(len(new), 'graph')}"
+        sentence = f"Compiled {listed(list(dict.fromkeys(functions)), 3)}: {amount(len(new), 'graph')}"
         sentence += f", beside {old} of an earlier run of the unchanged cell ({kind})" if old else f" ({kind})"
     else:
         serve = "serves" if old == 1 else "serve"
@@ -135,7 +148,13 @@ def _compiled(report: Report, graphs: list[Graph]) -> str:
         sentence += f", backend {backends}"
     if devices:
         sentence += f", on {devices}"
-    return f"{sentence}, in {duration(sum(graph.duration_ns or 0 for graph in new))}" if new else sentence
+    if not new:
+        return sentence
+    spent = {row.kind: row.duration_ns for row in report.time_rows}
+    kinds = {"dynamo": "in Dynamo", "backward": "in later backwards"}
+    beside = [f"{duration(spent[kind])} {what}" for kind, what in kinds.items() if spent.get(kind)]
+    sentence += f", in {duration(sum(graph.duration_ns or 0 for graph in new))}"
+    return f"{sentence}, beside {listed(beside)}" if beside else sentence
 
 
 def _verified(report: Report) -> tuple[State, str]:
@@ -195,40 +214,59 @@ def compared_sentence(report: Report) -> str:
 
 
 def _timed(report: Report) -> list[str]:
-    """Say how many times as long as eager and stock ``torch.compile`` the slowest graph takes; nothing if untimed."""
-    slowest, whole = _slowest(report)
-    if slowest is None:
+    """Say how many times as long as eager and stock ``torch.compile`` the graph takes that takes longest.
+
+    Of the other graphs that were timed each has a clause; nothing is said if none was.
+    """
+    rows = _longest_first(report)
+    if not rows:
         return []
-    what = "a whole step" if slowest.phase == "total" else f"a {slowest.phase}"
-    if whole > 1:
-        what += f" of {_short(slowest.frame or 'it')}, the slowest of {amount(whole, 'graph')}"
-    # What holds for both ratios is said once, before both.
-    common = slowest.noise if len({ratio.noise for ratio in slowest.ratios}) == 1 else ""
-    clauses = []
-    for ratio in slowest.ratios:
-        doubt = f"noise, since {ratio.noise}: " if ratio.noise and not common else ""
-        whose = {"eager": "eager's", "upstream": "stock torch.compile's"}.get(ratio.over, ratio.over)
-        clauses.append(f"{doubt}{ratio.median:.2f}× {whose} ({ratio.p10:.2f}–{ratio.p90:.2f})")
-    told = f"time of {what}, with the range of eight rounds in ten: {'; '.join(clauses)}"
-    return [_sentence(f"noise, since {common}: {told}" if common else told)]
+    first, *others = rows
+    total = first.phase == "total"
+    what = "forward and backward" if total else f"a {first.phase}"
+    if others:
+        what += f" of {_short(first.frame or 'it')}, which of {amount(len(rows), 'graph')} takes longest,"
+    clauses: list[str] = []
+    for ratio in first.ratios:
+        whose = {"eager": "eager's time", "upstream": "stock torch.compile's"}.get(ratio.over, ratio.over)
+        about = [
+            f"{ratio.p10:.2f}–{ratio.p90:.2f}{'' if clauses else ' in eight rounds of ten'}",
+            f"noise: {ratio.noise}" if ratio.noise else first.beside(ratio),
+        ]
+        clauses.append(f"{ratio.median:.2f}× {whose} ({'; '.join(each for each in about if each)})")
+    sentences = [_sentence(f"{what} took {listed(clauses)}")]
+    if others:
+        told = [f"{_short(each.frame or 'it')} {_beside_eager(each)}" for each in others]
+        sentences.append(_sentence(f"beside eager: {listed(told, 3)}"))
+    return sentences
+
+
+def _beside_eager(row: TimingRow) -> str:
+    """Write the ratio to eager's time of a graph, and whether that is noise."""
+    ratio = next((each for each in row.ratios if each.over == "eager"), row.ratios[0])
+    about = "noise" if ratio.noise else row.beside(ratio)
+    return f"{ratio.median:.2f}×" + (f" ({about})" if about else "")
 
 
 def speed(report: Report) -> str:
-    """Say in a word how the slowest graph compares with eager; what may be noise says so first."""
-    slowest, _ = _slowest(report)
-    for ratio in () if slowest is None else slowest.ratios:
-        if ratio.over == "eager" and ratio.median > 0:
-            factor, how = (1 / ratio.median, "faster") if ratio.median < 1 else (ratio.median, "slower")
-            return f"{'noise: ' if ratio.noise else ''}{factor:.{1 if factor >= 1.995 else 2}f}× {how}"
+    """Say in a word how the graph that takes longest compares with eager; if that is noise, that first."""
+    for row in _longest_first(report)[:1]:
+        for ratio in row.ratios:
+            if ratio.over == "eager" and ratio.median > 0:
+                factor, how = (1 / ratio.median, "faster") if ratio.median < 1 else (ratio.median, "slower")
+                about = f" ({beside})" if (beside := row.beside(ratio)) else ""
+                return f"{'noise: ' if ratio.noise else ''}{factor:.{1 if factor >= 1.995 else 2}f}× {how}{about}"
     return ""
 
 
-def _slowest(report: Report) -> tuple[TimingRow | None, int]:
-    """Return the timing of the slowest graph that was set beside others, and how many such graphs there are."""
-    rows = {(row.frame, row.graph, row.phase): row for row in report.timing_rows if row.engine == "aotlab"}
-    whole = [row for row in rows.values() if row.phase == "total"]
-    whole = [row for row in whole or rows.values() if row.ratios]
-    return max(whole, key=lambda row: row.median_ns, default=None), len(whole)
+def _longest_first(report: Report) -> list[TimingRow]:
+    """Return the timing of each graph that was set beside others: of its step, or where it has none of its forward."""
+    rows: dict[tuple[str | None, int | None], TimingRow] = {}
+    for row in report.timing_rows:
+        before = rows.get((row.frame, row.graph), row)
+        if row.engine == "aotlab" and row.ratios and row.phase in ("total", before.phase):
+            rows[row.frame, row.graph] = row
+    return sorted(rows.values(), key=lambda row: row.median_ns, reverse=True)
 
 
 def eager_lines(cell: Cell) -> int:
@@ -348,9 +386,9 @@ def _refusals(report: Report) -> list[tuple[Frame, Refusal]]:
 
 
 def _gist(text: str) -> str:
-    """Shorten a reason to what a line of text can hold, between its clauses if it can be, without the full stop."""
+    """Shorten a reason to what a line of text can hold, after a sentence if it can be, without the full stop."""
     line = _PLACE.sub(lambda found: f", at {place_in(found[1])}", first_line(text, len(text)))
-    cut = max(line.rfind(mark, 0, _LONGEST_REASON) for mark in (": ", "; "))
+    cut = max(line.rfind(mark, 0, _LONGEST_REASON) for mark in (". ", "; "))
     if len(line) > _LONGEST_REASON and cut > _LONGEST_REASON // 3:
         return line[:cut]
     return first_line(line, _LONGEST_REASON).rstrip(".")

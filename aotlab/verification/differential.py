@@ -145,7 +145,15 @@ class Verification:
         return f"Verification of {self.subject}: {text}"
 
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(repr(self))}</p>{self.table.to_html(notebook=True)}"
+        table = self.table
+        different, same = (table[table["equal"] == equal].drop(columns="equal") for equal in (False, True))
+        found = [f"<p>{html.escape(repr(self))}</p>"]
+        if len(different):
+            found.append(different.to_html(notebook=True, index=False))
+        if len(same):
+            found.append(f"<details><summary>{len(same)} equal observables</summary>")
+            found.append(f"{same.to_html(notebook=True, index=False)}</details>")
+        return "".join(found)
 
 
 def eager(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -509,18 +517,16 @@ class _Page:
             kind, subject, _preview(left), _preview(right), same, "" if same else _where(kind, subject, left, right)
         )
 
-    def _strides(self, left: TensorState, right: TensorState) -> tuple[str, str]:
-        strided = len(left.spec.stride) == len(right.spec.stride) == len(left.spec.shape)  # not so for sparse tensors
+    def _strides(self, left: TensorState, right: TensorState) -> tuple[str, str, bool]:
+        ours, theirs = left.spec.stride, right.spec.stride
+        strided = len(ours) == len(theirs) == len(left.spec.shape)  # not so for sparse tensors
         if left.spec.shape != right.spec.shape or not strided:
-            return str(left.spec.stride), str(right.spec.stride)
+            return str(ours), str(theirs), ours == theirs
         # The stride of a dimension with one element, or in a tensor with none, moves to no other element. Torch itself
         # chooses it differently for an in-place op and for the out-of-place op of the same name.
         empty = 0 in left.spec.shape
         kept = [index for index, size in enumerate(left.spec.shape) if size != 1 and not empty]
-        return (
-            str(tuple(left.spec.stride[index] for index in kept)),
-            str(tuple(right.spec.stride[index] for index in kept)),
-        )
+        return str(ours), str(theirs), all(ours[index] == theirs[index] for index in kept)
 
     def _offset(self, state: TensorState, observation: Observation) -> str:
         offset = state.spec.offset

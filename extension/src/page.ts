@@ -16,7 +16,7 @@ function readData(): unknown {
 }
 
 const source = new ReportSource();
-source.update({ reading: readReport(readData()), figure: null });
+source.update({ reading: readReport(readData()) });
 const host = document.getElementById('aotlab-page') ?? document.body;
 host.classList.add('aotlab-whole');
 mount(host, source);

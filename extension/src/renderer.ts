@@ -48,7 +48,7 @@ export class ReportRenderer extends Widget implements IRenderMime.IRenderer {
     const reading = readReport(data);
     // What the kernel sends of the same report is newer, or the same and not cut to fit a notebook.
     if (!this.source.live || reading.report?.identifier !== this.source.identifier) {
-      this.source.update({ reading, figure: null });
+      this.source.update({ reading });
       this.connection?.retry();
       this.connect();
     }

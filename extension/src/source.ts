@@ -5,8 +5,6 @@ import type { Node, Reading } from './model/report';
 export interface Source {
   /** The report as it stands, or why there is none. */
   readonly reading: Reading;
-  /** A figure of the timings as SVG text; null if there is none. */
-  readonly figure: string | null;
   /** What the kernel is doing for us right now; empty if nothing. */
   readonly progress: string;
   /** Whether a measurement runs, as far as we know; another one would be refused. */

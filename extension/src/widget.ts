@@ -27,7 +27,6 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
   };
   const takeRest = (): void =>
     source.update({
-      figure: words(model.get('figure')) || null,
       progress: words(model.get('progress')),
       // The trait also holds why a measurement failed: whether one runs is for the kernel to know.
       busy: false,
@@ -41,7 +40,6 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
   };
   const listeners: readonly (readonly [string, (content: unknown) => void])[] = [
     ['change:report', takeReport],
-    ['change:figure', takeRest],
     ['change:progress', takeRest],
     ['change:live', takeRest],
     ['msg:custom', takeMessage]

@@ -254,7 +254,7 @@ test('without a kernel, a report without nodes says where they are shown once a 
   one('tr[data-line="3"] td[data-column=source]').click();
   const said = (): string | undefined => all('.al-chosen > .al-soft').map(each => each.textContent ?? '')[0];
   assert.equal(said(), 'its nodes are shown while the kernel runs, and in report.to_html()');
-  source.receive({ kind: 'report', report: cut, figure: null });
+  source.receive({ kind: 'report', report: cut });
   assert.equal(said(), 'asking the kernel …');
   source.receive({ kind: 'nodes', frame: 'step', index: 0, nodes });
   assert.equal(said(), undefined);
@@ -270,7 +270,7 @@ test('the nodes of a cut report are asked for once a line is chosen', () => {
   const asked: unknown[] = [];
   source.onAsk = request => asked.push(request);
   show(cut);
-  source.receive({ kind: 'report', report: cut, figure: null });
+  source.receive({ kind: 'report', report: cut });
   assert.deepEqual(asked, []);
   one('tr[data-line="3"] td[data-column=source]').click();
   assert.deepEqual(asked, [{ kind: 'nodes', frame: 'step', index: 0 }]);

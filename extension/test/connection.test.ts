@@ -141,7 +141,7 @@ async function live(): Promise<FakeComm> {
   await settle();
   const comm = session.kernel.comms.at(-1);
   assert.ok(comm !== undefined);
-  comm.says({ kind: 'report', report: { ...sample(), name: 'from the kernel' }, figure: null });
+  comm.says({ kind: 'report', report: { ...sample(), name: 'from the kernel' } });
   assert.equal(source.live, true);
   return comm;
 }
@@ -170,7 +170,7 @@ for (const end of ['restarting', 'autorestarting', 'dead', 'terminating']) {
     assert.equal(source.live, false);
     assert.equal(source.reading.report?.name, 'from the kernel');
     // What still arrives from before is not heard.
-    comm.says({ kind: 'report', report: sample(), figure: null });
+    comm.says({ kind: 'report', report: sample() });
     assert.equal(source.live, false);
     session.status('starting');
     session.status('idle');

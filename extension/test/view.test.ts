@@ -138,6 +138,21 @@ test('the cell’s lines say how they ran in words, with the reason once', () =>
   ]);
 });
 
+test('of lines that are compiled in part only those that really are say so', () => {
+  const report = sample();
+  const cell = report['cell'] as Json;
+  cell['source'] = '%%aotcompile\nfor i in range(3):\n    optimizer.zero_grad()\n    a = f(x)\n    if a > 0:\n        b = 1\n    b.backward()';
+  cell['parts'] = [
+    { first_line: 2, last_line: 3, how: 'python', reason: 'calls .zero_grad()' },
+    { first_line: 4, last_line: 7, how: 'compiled', reason: 'why', ways: ['compiled', 'in part', '', 'eager'] }
+  ];
+  show(report);
+  const ran = all('table[data-table=cell] td[data-column=how]').map(each => each.textContent);
+  assert.deepEqual(ran, ['', '○ python', '○ python', '● compiled', '◐ compiled in part', '', '◐ eager']);
+  const why = all('table[data-table=cell] td[data-column=reason]').map(each => each.textContent);
+  assert.deepEqual(why, ['', '', 'calls .zero_grad()', 'why', '', '', '']);
+});
+
 test('a break and an error are marked at their own lines', () => {
   const report = sample();
   const cell = report['cell'] as Json;
@@ -158,6 +173,22 @@ test('a break and an error are marked at their own lines', () => {
   assert.deepEqual(all('.al-ended').map(each => each.dataset['line']), ['5']);
 });
 
+test('a cell that failed has a chip, and the reason stands at the line that failed', () => {
+  const report = sample();
+  const cell = report['cell'] as Json;
+  const reason = 'RuntimeError: 3 is not 4';
+  cell['source'] = '%%aotcompile\na = torch.ones(3)\nb = a + torch.ones(4)';
+  cell['parts'] = [{ first_line: 2, last_line: 3, how: 'eager', reason }];
+  Object.assign(cell, { error: 'RuntimeError: no', error_line: 3 });
+  const facts = [{ key: 'error', title: 'ended with', sentence: 'RuntimeError: no (line 3)' }];
+  show({ ...report, summary: { sentence: 'Nothing was compiled.', state: 'nothing', facts } });
+  assert.ok(all('.al-chip').some(each => each.textContent === 'the cell failed'));
+  assert.deepEqual(
+    all('table[data-table=cell] td[data-column=reason]').map(each => each.textContent),
+    ['', '', `error RuntimeError: no${reason}`]
+  );
+});
+
 test('new gradients and no new memory are said so', () => {
   const report = sample();
   (report['cell'] as Json)['mutated_outside'] = [{ name: 'w.grad', kind: 'new', tensor: {}, mutates_data: false }];
@@ -172,6 +203,21 @@ test('new gradients and no new memory are said so', () => {
   assert.equal(text('table[data-table=outside] td[data-column=happened]'), 'new');
   tab('saved');
   assert.match(text('[data-panel=saved]'), /2 values, no new memory/);
+});
+
+test('what is saved is that of one call, and a partitioner that does not choose is named once', () => {
+  const report = sample();
+  const [frame] = report['frames'] as { graphs: Json[] }[];
+  const [graph] = frame?.graphs ?? [];
+  const saved = (name: string, nbytes: number): Json => ({
+    name, tensor: {}, nbytes, reason: `computed by \`sin\`; the backward needs it for \`${name}\`; this partitioner computes nothing again`
+  });
+  const graphs = [{ ...graph, saved: [saved('a', 8), saved('b', 4)] }, { ...graph, index: 1, saved: [saved('c', 2)] }];
+  show({ ...report, frames: [{ ...frame, graphs }] });
+  tab('saved');
+  assert.match(text('[data-panel=saved] .al-heading'), /3 values of 2 graphs; one call of each function keeps at most 12 B of new memory$/);
+  assert.equal(text('[data-panel=saved]').split('computes nothing again').length, 2);
+  assert.equal(all('table[data-table=saved] td[data-column=reason]')[0]?.textContent, 'needed for a');
 });
 
 test('the page says which lines were compared with what', () => {
@@ -252,12 +298,23 @@ test('the inputs of a module that nothing happened to stand in one row, which op
   assert.equal(names().length, 9);
 });
 
+test('what a narrow page has no column for stands below the row’s name', () => {
+  show(sample());
+  tab('inputs');
+  const name = one('table[data-table=inputs] tr[data-name=x] td[data-column=name]');
+  assert.equal(name.dataset['below'], 'input · float32[2, 3] · #0');
+  const kept = all('table[data-table=inputs] thead th:not(.al-lesser)').map(each => each.textContent);
+  assert.deepEqual(kept, ['name', 'bytes', 'what happened to it']);
+  tab('calls');
+  assert.match(all('table[data-table=recompiles] tbody td')[0]?.dataset['below'] ?? '', /^graph 0 · compiled · reused: yes/);
+});
+
 test('the outputs’ table says what shares memory with what', () => {
   show(sample());
   tab('outputs');
   const row = 'table[data-table=outputs] tr[data-name="out[1]"]';
   const cells = ['tensor', 'storage', 'autograd', 'relation'].map(column => text(`${row} td[data-column=${column}]`));
-  assert.deepEqual(cells, ['float32[2]stride [3]', '#0', '', 'view of input x: x.select(1, 0) alias of input']);
+  assert.deepEqual(cells, ['float32[2] stride [3]', '#0', '', 'view of input x: x.select(1, 0) alias of input']);
   assert.equal(text(`${row} code`), 'x.select(1, 0)');
   assert.equal(text(`${row} .al-mark`), 'alias of input');
 });
@@ -360,14 +417,16 @@ test('why a value is kept comes first, not its name again', () => {
   const row = (name: string, reason: string, is_input: boolean): Json => ({ name, tensor: null, nbytes: 4, line: null, reason, is_input });
   firstGraph(report)['saved'] = [
     row('primals_1', 'the input `model.weight`; the backward needs it for `mm`', true),
-    row('relu', 'computed by `relu`; the backward needs it for `mul`', false)
+    row('relu', 'computed by `relu`; the backward needs it for `mul`', false),
+    { ...row('view', 'computed by `view`; the backward needs it for `sin`', false), shares: 'relu' }
   ];
   show(report);
   tab('saved');
   assert.deepEqual(
     all('table[data-table=saved] td[data-column=reason]').map(each => each.textContent),
-    ['the backward needs it for mm an input', 'the backward needs it for mul']
+    ['an input needed for mm', 'needed for mul', 'memory of relu needed for sin']
   );
+  assert.match(text('[data-panel=saved]'), /3 values, 4 B of new memory; 4 B that the caller holds anyway/);
 });
 
 test('stages, saved tensors, kernels and graph breaks have tabs of their own', () => {
@@ -408,8 +467,8 @@ test('timings stand beside eager, with the ratios, and what is noise says so fir
     ['eager', '2.00 µs', ''],
     ['aotlab', '1.00 µs', 'noise: 0.50× eager (0.25–1.50)0.75× torch.compile (0.70–0.80)']
   ]);
-  assert.equal(text('table[data-table=timings] small'), '9 repeats, the same code against itself 1.01×');
-  assert.equal(text('table[data-table=timings] [data-noise]'), 'Noise: it changed.');
+  assert.equal(text('table[data-table=timings] small'), '9 repeats, 1% noise');
+  assert.equal(text('table[data-table=timings] [data-noise]'), 'Noise is where it changed.');
 });
 
 test('differences come before everything that was compared', () => {
@@ -591,7 +650,7 @@ test('nodes, which no notebook holds, are asked for when their fold is opened, a
   assert.equal(all('details[data-nodes]').length, 0);
   const asked: unknown[] = [];
   source.onAsk = request => asked.push(request);
-  source.receive({ kind: 'report', report: withNodes(0), figure: null });
+  source.receive({ kind: 'report', report: withNodes(0) });
   asked.length = 0;
   await openNodes();
   assert.match(text('details[data-nodes] .al-inside'), /asked/);
@@ -599,7 +658,7 @@ test('nodes, which no notebook holds, are asked for when their fold is opened, a
   const [graph] = ((withNodes(3)['frames'] as Json[])[0]?.['graphs'] ?? []) as Json[];
   source.receive({ kind: 'nodes', frame: 'step', index: 0, nodes: graph?.['nodes'] });
   assert.deepEqual(rows('nodes'), ['mm_0', 'mm_1', 'mm_2']);
-  source.receive({ kind: 'report', report: withNodes(0), figure: null });
+  source.receive({ kind: 'report', report: withNodes(0) });
   assert.deepEqual(rows('nodes'), ['mm_0', 'mm_1', 'mm_2']);
   assert.equal(asked.length, 1);
 });
@@ -632,7 +691,7 @@ test('only a live report offers to measure, and says how far it is', () => {
   source.onAsk = () => {
     asked += 1;
   };
-  source.receive({ kind: 'report', report: sample(), figure: '<svg xmlns="http://www.w3.org/2000/svg"/>' });
+  source.receive({ kind: 'report', report: sample() });
   assert.equal(one('.aotlab-report').dataset['live'], 'true');
   one('[data-action=measure]').click();
   one('[data-action=measure]').click();
@@ -645,16 +704,6 @@ test('only a live report offers to measure, and says how far it is', () => {
   source.leave();
   assert.equal(one('.aotlab-report').dataset['live'], 'false');
   assert.equal(all('[data-action=measure]').length, 0);
-});
-
-test('the figure is an image, so that nothing in it can run', () => {
-  show(sample());
-  source.receive({ kind: 'report', report: sample(), figure: '<svg onload="alert(1)">#</svg>' });
-  tab('timing');
-  assert.equal(
-    (one('img') as HTMLImageElement).src,
-    `data:image/svg+xml;charset=utf-8,${encodeURIComponent('<svg onload="alert(1)">#</svg>')}`
-  );
 });
 
 test('a report that cannot be read is one line, and the next report is drawn', () => {
@@ -720,10 +769,15 @@ test('what was refused is said to be refused, not to have mutated nothing', () =
   assert.ok(graph !== undefined);
   Object.assign(graph, { status: 'refused', stages: [], outputs: [], training: null });
   graph['inputs'] = [{ name: 'x', kind: 'input', tensor: { dtype: 'float32', device: 'cpu', shape: [], stride: [] } }];
+  const span = { name: 'x', role: 'input', start: 0, stop: 24, mutated: null };
+  graph['storages'] = [{ number: 0, owner: 'input', nbytes: 24, device: 'cpu', spans: [span], written: null }];
   show({ ...report, cell: null });
   assert.deepEqual(all('[data-fact]').map(each => each.textContent), []);
   tab('inputs');
   assert.equal(text('tr[data-name=x] td[data-column=happened]'), 'not traced');
+  assert.match(text('[data-panel=inputs] .al-heading:first-child'), /1 input, not traced$/);
+  tab('storages');
+  assert.match(text('[data-panel=storages]'), /1 storage with one tensor, of a graph that was not traced: 24 B/);
 });
 
 test('a cut report counts what the whole one held, and says what is missing', () => {
@@ -769,7 +823,7 @@ test('while the kernel answers, what was cut is asked for once, and shown', () =
   source.onAsk = request => asked.push(request);
   tab('inputs');
   assert.deepEqual(asked, []); // nobody answers
-  source.receive({ kind: 'report', report: { ...cut, verification_rows: [], notes: [note], summary }, figure: null });
+  source.receive({ kind: 'report', report: { ...cut, verification_rows: [], notes: [note], summary } });
   assert.equal(all('.al-note').length, 0);
   const name = frame['name'];
   assert.deepEqual(asked, [
@@ -788,7 +842,7 @@ test('while the kernel answers, what was cut is asked for once, and shown', () =
   assert.equal(all('table[data-table=verification] tbody tr').length, rows.length);
   assert.equal(asked.length, 4);
   // Another report may be cut elsewhere.
-  source.receive({ kind: 'report', report: { ...cut, verification_rows: [], summary }, figure: null });
+  source.receive({ kind: 'report', report: { ...cut, verification_rows: [], summary } });
   assert.equal(asked.length, 5);
 });
 
@@ -800,4 +854,23 @@ test('when disposed, the view leaves nothing behind', () => {
   const before = root.innerHTML;
   source.update({ reading: readReport(sample(2)) });
   assert.equal(root.innerHTML, before);
+});
+
+test('that there are no breaks or times is said as it is for what was recorded', () => {
+  const breaks = (frontend: string | null): string => {
+    const report: Json = { ...sample(), graph_break_rows: [], timing_rows: [], cell: null };
+    const [frame] = report['frames'] as Json[];
+    assert.ok(frame !== undefined);
+    frame['graphs'] = frontend === null ? [] : [{ ...firstGraph(report), frontend }];
+    show(report);
+    tab('breaks');
+    const found = text('[data-panel=breaks]');
+    tab('timing');
+    assert.match(text('[data-panel=timing]'), /Not measured\. Graphs of a cell under %%aotcompile can be measured/);
+    view.dispose();
+    return found;
+  };
+  assert.equal(breaks('dynamo'), 'None: what Dynamo captured, it captured whole.');
+  assert.equal(breaks('direct'), 'None: the calls themselves were traced, without Dynamo.');
+  assert.equal(breaks(null), 'None are known: Dynamo captured nothing.');
 });

@@ -190,7 +190,8 @@ def expected_spans(rows: Iterable[Mapping[str, object]]) -> list[Span]:
         percent = 100 / max(nbytes, 1)
         made.append({
             **span,
-            "hatched": row["mutated"] and (row["writes"], row["may_write"]) != (0, 0) and stop > start,
+            "mutated": bool(row["mutated"]),  # not known of a graph that was not traced: nothing is hatched
+            "hatched": bool(row["mutated"]) and (row["writes"], row["may_write"]) != (0, 0) and stop > start,
             "left": pytest.approx(start * percent, abs=0.01),
             "right": pytest.approx(stop * percent, abs=0.01),
         })  # fmt: skip

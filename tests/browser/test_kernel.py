@@ -164,7 +164,6 @@ def test_dashboard(lab: Lab, extension: None) -> None:
     timing = panel(widget, "timing")
     timing.locator("button", has_text="Measure").click()
     timing.locator("table[data-table=timings]").first.wait_for(timeout=120_000)
-    timing.locator("img.al-figure").wait_for()
     panel(output, "timing").locator("table[data-table=timings]").first.wait_for()
     for theme in THEMES:
         lab.theme(theme)

@@ -149,10 +149,15 @@ def counted(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
     inputs = [row for row in found["inputs"] if row["graph"] is not None]
     outside = [row for row in found["inputs"] if row["graph"] is None]
     written = [row for row in inputs if row["mutated"] and not row["duplicate_of"]]
-    changed = {row["name"] for row in (*written, *outside) if row["mutated"]}
     new = [row["name"] for row in outside if row["kind"] == "new"]
+    changed = {row["name"] for row in (*written, *outside) if row["mutated"]} - set(new)
     aliased = [row for row in found["outputs"] if row["base"] is not None]
-    fresh = sum(row["nbytes"] for row in found["saved"] if not row["is_input"] and not row["is_output"])
+    kept: dict[str, dict[int, int]] = {}
+    for row in found["saved"]:
+        by_graph = kept.setdefault(row["frame"], {})
+        own = not (row["is_input"] or row["is_output"] or row["shares"])
+        by_graph[row["graph"]] = by_graph.get(row["graph"], 0) + own * row["nbytes"]
+    fresh = sum(max(each.values()) for each in kept.values())
     graphs = {(row["frame"], row["graph"]) for table in ("inputs", "outputs") for row in found[table]} - {
         (row["frame"], None) for row in outside
     }
@@ -165,7 +170,7 @@ def counted(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
         "breaks": len(found["graph_breaks"]),
         "verification": len(found["verification"]),
     }
-    saved_chip = f"{sizes['saved']} saved" + (f" {data_size(fresh)}" if fresh else "")
+    saved_chip = f"{data_size(fresh) if fresh else sizes['saved']} saved"
     chips = [
         ("stages", len(graphs), amount(len(graphs), "graph")),
         ("inputs", len(changed), f"{len(changed)} mutated"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Iterator
 
@@ -14,6 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from aotlab.notebook import unload_ipython_extension
 from aotlab.report import Report
+from aotlab.report.counts import summary
 
 SETUP = """\
 import torch
@@ -118,3 +120,46 @@ def test_breaks_outside_of_cells(shell: InteractiveShell) -> None:
         "helper after line 5",
         "outer after line 9",
     ]
+
+
+OPTIMIZER = """\
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+"""
+ROUNDS = """\
+for i in range({}):
+    model(x).sum().backward()
+    optimizer.step()
+    schedule.step()
+"""
+
+
+def test_calls_past_the_recompile_limit_are_eager_calls(shell: InteractiveShell) -> None:
+    """They are counted, the limit is named with what would help, and it is no later cell's."""
+    shell.run_cell(OPTIMIZER).raise_error()
+    limit = torch._dynamo.config.recompile_limit
+    report = execute(shell, ROUNDS.format(limit + 3))
+    calls = {frame.name: (frame.calls.total, frame.calls.compiled, frame.calls.eager) for frame in report.frames}
+    assert calls["line 4"] == (limit + 3, limit, 3)
+    assert f"3 of {limit + 3} calls of line 4 ran eagerly, past Dynamo's recompile limit." in report.verdict
+    (told,) = [fact.sentence for fact in summary(report).facts if fact.key == "limit"]
+    assert "pass it as a tensor" in told
+    assert "--dynamic" in told
+    assert "torch._dynamo.reset()" in told
+    shell.run_cell(OPTIMIZER).raise_error()
+    shell.run_cell("%%aotcompile -o report --backend eager --quiet --dynamic\n" + ROUNDS.format(4)).raise_error()
+    if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
+        frame = next(each for each in shell.user_ns["report"].report().frames if each.name == "line 4")
+        assert (len(frame.graphs), frame.calls.compiled, frame.calls.eager) == (1, 4, 0)  # the advice, followed
+        shell.run_cell(OPTIMIZER).raise_error()
+        report = execute(shell, ROUNDS.format(4))
+        assert {frame.name: frame.calls.compiled for frame in report.frames}["line 4"] == 4
+
+
+def test_a_function_of_the_cell_past_the_limit(shell: InteractiveShell) -> None:
+    """Its calls are told apart as well."""
+    report = execute(shell, "def f(t, mode):\n    return t.sin() if mode != 'a' else t.cos()")
+    shell.run_cell("for mode in 'abcdefghijkl':\n    y = f(x, mode)").raise_error()
+    calls = shell.user_ns["report"].report().frames[0].calls
+    assert (report.frames, calls.total, calls.compiled, calls.eager) == ((), 12, 8, 4)

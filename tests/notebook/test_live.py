@@ -211,13 +211,12 @@ def test_a_message_is_never_larger_than_an_output(fake: Fake) -> None:
 
 
 def test_measuring_tells_progress_and_result(fake: Fake) -> None:
-    """Without a kernel a measurement is made at once; its report comes with the figure drawn."""
+    """Without a kernel a measurement is made at once."""
     eye = Eye(fake.identifier)
     live.request_measurement(fake.identifier, eye.seen.put)
     assert eye.next() == {"kind": "progress", "text": "timing f"}
     message = eye.next()
     assert (message["kind"], len(message["report"]["timing_rows"])) == ("report", 1)
-    assert message["figure"].startswith("<svg")
     assert eye.kinds() == []
 
 
@@ -463,7 +462,7 @@ def known(kernel: Kernel) -> str:
 def test_a_comm_gets_the_report_at_once(kernel: Kernel, known: str) -> None:
     """Who asks for a known report gets it, whole and readable."""
     message = Comm(kernel, {"identifier": known}).next()
-    assert (message["kind"], message["figure"]) == ("report", None)
+    assert message["kind"] == "report"
     assert Report.from_dict(message["report"]).identifier == known
 
 
@@ -579,9 +578,6 @@ def test_a_measurement_is_made_on_the_main_thread(kernel: Kernel, known: str) ->
     assert comm.next() == {"kind": "progress", "text": "MainThread"}
     message = comm.next()
     assert (message["kind"], message["report"]["timing_rows"][0]["median_ns"]) == ("report", 5)
-    assert message["figure"].startswith("<svg")
-    # Who looks later gets the figure at once: it is drawn already.
-    assert Comm(kernel, {"identifier": known}).next()["figure"] == message["figure"]
 
 
 @pytest.mark.parametrize(
@@ -630,15 +626,6 @@ def test_cells_that_are_sent_meanwhile_wait(kernel: Kernel, known: str) -> None:
     kernel.manager.interrupt_kernel()
     assert comm.next()["kind"] == "error"
     assert kernel.end(cell) == "['measuring']"
-
-
-def test_a_figure_is_drawn_when_somebody_looks(kernel: Kernel, known: str) -> None:
-    """Timings that were there before anybody looked come without a figure first, and with it when it is drawn."""
-    kernel.run("known.measure(print)")
-    comm = Comm(kernel, {"identifier": known})
-    first, second = comm.next(), comm.next()
-    assert (len(first["report"]["timing_rows"]), first["figure"]) == (1, None)
-    assert second["figure"].startswith("<svg")
 
 
 def test_disconnecting_takes_everything_back(kernel: Kernel, known: str) -> None:

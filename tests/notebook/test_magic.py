@@ -129,19 +129,19 @@ def test_options_are_read() -> None:
     """Every option reaches its field; the defaults are Inductor, Dynamo, verification, and no time."""
     options = parse("")
     assert options is not None
-    expected = (None, None, "dynamo", "inductor", "auto", True, False, False)
+    expected = (None, None, "dynamo", "inductor", "auto", False, True, False, False)
     found = (
-        options.output, options.name, options.frontend, options.backend, options.device, options.verify,
-        options.time, options.quiet,
+        options.output, options.name, options.frontend, options.backend, options.device, options.dynamic,
+        options.verify, options.time, options.quiet,
     )  # fmt: skip
     assert expected == found
-    line = "-o out --name 'two words' --frontend direct --backend eager --device cuda:1 --no-verify --time --quiet"
-    options = parse(line)
+    line = "-o out --name 'two words' --frontend direct --backend eager --device cuda:1 --dynamic --no-verify"
+    options = parse(f"{line} --time --quiet")
     assert options is not None
-    expected = ("out", "two words", "direct", "eager", "cuda:1", False, True, True)
+    expected = ("out", "two words", "direct", "eager", "cuda:1", True, False, True, True)
     found = (
-        options.output, options.name, options.frontend, options.backend, options.device, options.verify,
-        options.time, options.quiet,
+        options.output, options.name, options.frontend, options.backend, options.device, options.dynamic,
+        options.verify, options.time, options.quiet,
     )  # fmt: skip
     assert expected == found
 
@@ -212,7 +212,7 @@ def test_time(shell: InteractiveShell) -> None:
     )
     assert (timings["median_ns"] > 0).all()
     assert (timings["again"] > 0).all()
-    assert "× eager's (" in shell.user_ns["report"].verdict
+    assert "× eager's time (" in shell.user_ns["report"].verdict
     assert "× stock torch.compile's (" in shell.user_ns["report"].verdict
     assert shell.user_ns["w"].grad is None
 

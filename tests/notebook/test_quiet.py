@@ -21,12 +21,22 @@ torch._dynamo.exc.TorchRuntimeError: RuntimeError when making fake tensor call
         (FAKE, "RuntimeError: 2x3"),
         ("torch._dynamo.exc.Unsupported: no rule", "Unsupported: no rule"),
         ("torch._dynamo.exc.InternalTorchDynamoError: NameError: x", "an error inside Dynamo: NameError: x"),
-        ("torch._dynamo hit config.recompile_limit (8)", "Dynamo compiled it again too often"),
     ],
 )
 def test_the_gist_is_what_a_user_can_use(text: str, reason: str) -> None:
     """What an op raised rather than that one did, and nothing of it is printed."""
     reasons: dict[str, None] = {}
-    with quiet_dynamo(reasons, lambda: False):
+    with quiet_dynamo(reasons, lambda: False, lambda *_: None):
         logging.getLogger("torch._dynamo").warning(text)
     assert [found.startswith(reason) for found in reasons] == [True]
+
+
+def test_what_is_compiled_no_more_is_told_apart() -> None:
+    """The function, and the limit that it has reached."""
+    reasons: dict[str, None] = {}
+    heard: list[tuple[str, str, int]] = []
+    with quiet_dynamo(reasons, lambda: False, lambda *limit: heard.append(limit)):
+        logging.getLogger("torch._dynamo").warning(
+            "torch._dynamo hit config.recompile_limit (8)\n   function: 'step' (/torch/optim/sgd.py:100)"
+        )
+    assert (set(heard), reasons) == ({("step", "recompile_limit", 8)}, {})

@@ -232,3 +232,33 @@ def test_an_interrupt_is_one_line(
     shown = capsys.readouterr().out
     assert "raise" in shown
     assert "while aotlab compiled" not in shown
+
+
+@pytest.mark.parametrize(
+    ("cell", "told", "row"),
+    [
+        ("t.add_(1)\nt.unsqueeze_(0)", "t (data; metadata, outside the graphs)", [None, True, False]),
+        ("u = t.t_() * 2", "t (metadata, outside the graphs)", [None, True, False]),
+        ("t.data = other * 3\nu = t + 1", "t (storage, outside the graphs)", [None, False, True]),
+    ],
+)
+def test_layout_and_memory_that_change_beside_the_data(
+    shell: InteractiveShell, cell: str, told: str, row: list[bool | None]
+) -> None:
+    """What Python did to a tensor's sizes is told though a graph wrote its values, and new memory is no write."""
+    report = reported(shell, "import torch\nt, other = torch.zeros(2, 3), torch.ones(2, 3)", cell)
+    assert {fact.key: fact.sentence for fact in summary(report).facts}["mutated"] == told
+    (outside,) = report.cell.mutated_outside
+    assert [outside.mutates_data, outside.mutates_metadata, outside.mutates_storage] == row
+
+
+def test_new_gradients_that_graphs_write_are_new_alone(shell: InteractiveShell) -> None:
+    """Clipping writes gradients that the cell has made: they are no mutated tensors of the model."""
+    setup = SETUP + OPTIMIZERS["SGD"]
+    cell = STEP.replace("optimizer.step()", "nn.utils.clip_grad_norm_(model.parameters(), 1.0)\noptimizer.step()")
+    report = reported(shell, setup, cell)
+    head = summary(report)
+    facts = {fact.key: fact.sentence for fact in head.facts}
+    assert (head.mutated, head.new) == (9, 6)  # six parameters, and three statistics of the batch norm
+    assert "grad" not in facts["mutated"]
+    assert facts["new"] == "6 gradients of model"

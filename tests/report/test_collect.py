@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
+import aotlab
 from aotlab import config, observe
 from aotlab.report import Recording, Report
 from aotlab.report.collect import RECENT_CALLS
@@ -183,9 +185,20 @@ def test_a_backward_for_a_pattern_of_tangents(story: Any) -> None:
         graph.stages[-1].name,
         graph.stages[-1].summary,
         graph.stages[-1].node_count,
-    ) == ("backward", "derived for tangents 1 of 2", 2)
+    ) == ("backward", "for gradients of results 2 of 2", 2)
     assert [compiled.pattern for compiled in graph.compiled] == [(), (), (False, True)]
     assert len(graph.kernels) == 3
+
+
+def test_the_time_of_a_stage_is_its_own(story: Any) -> None:
+    """A backward that is derived meanwhile is a stage, and is counted once."""
+    with Report.record() as recording:
+        entry = story.compiled()
+        story.backward(entry)
+        record = observe.StageFinished(entry=entry, stage="later", duration_ns=90_000_000, nodes=None, record=None)
+        observe.emit(record)
+    stages = recording.report().frames[0].graphs[0].stages[-2:]
+    assert [(each.name, each.duration_ns) for each in stages] == [("backward", 7_000_000), ("later", 83_000_000)]
 
 
 def test_the_switches_are_those_of_the_beginning(story: Any) -> None:
@@ -257,3 +270,27 @@ def test_the_verdict_does_not_claim_what_was_not_verified(story: Any) -> None:
     assert half.verdict.endswith("verified: equal to eager on 1 observable, but step not verified.")
     whole = half.with_verification([row], frame="step")
     assert whole.verdict.endswith("verified: equal to eager on 2 observables.")
+
+
+def test_storages_are_numbered_through_the_report(report: Report) -> None:
+    """Equal numbers share memory, whatever graph they stand in."""
+    graphs = [graph for frame in report.frames for graph in frame.graphs]
+    numbers = [storage.number for graph in graphs for storage in graph.storages]
+    assert len([graph for graph in graphs if graph.storages]) > 1
+    assert numbers == list(range(len(numbers)))
+    for graph in graphs:
+        own = {storage.number for storage in graph.storages}
+        assert {row.storage for row in (*graph.inputs, *graph.outputs)} - {None} <= own
+
+
+def test_a_graph_that_was_not_traced_says_nothing_of_writes() -> None:
+    """Neither of its inputs nor of their storages."""
+
+    def refused(x: torch.Tensor) -> None:
+        x.untyped_storage().resize_(24)
+
+    with pytest.warns(match="untyped_storage"), Report.record() as recording:
+        aotlab.compile(refused, backend="eager", frontend="direct")(torch.ones(3))
+    (graph,) = recording.report().frames[0].graphs
+    assert [row.mutates_data for row in graph.inputs] == [None]
+    assert [span.mutated for storage in graph.storages for span in storage.spans] == [None]

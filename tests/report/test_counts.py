@@ -7,7 +7,9 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 
+import aotlab
 from aotlab.report import MIME_TYPE, Cell, Report
 from aotlab.report.counts import count, count_frame, summary
 from aotlab.report.cut import fitting
@@ -80,3 +82,42 @@ def test_nothing_is_claimed_of_a_refused_graph(report: Report) -> None:
     assert facts(with_graph(report, graph)) == {}
     plain = replace(graph, status="compiled", training=False)
     assert facts(with_graph(report, plain)) == {"mutated": "nothing", "aliases": "no output shares memory"}
+
+
+def test_saved_values_that_share_memory_take_it_once() -> None:
+    """A value and a view of it are one piece of memory, here as for eager."""
+
+    def two(x: torch.Tensor) -> torch.Tensor:
+        value = torch.tanh(x)
+        flat = value.view(-1)
+        return value.sin().sum() + (flat * flat * flat).sum()
+
+    x = torch.randn(30, 30, requires_grad=True)
+    with aotlab.Report.record() as recording:
+        aotlab.compile(two, backend="eager")(x)
+    report = recording.report()
+    (graph,) = report.frames[0].graphs
+    kept: dict[int, int] = {}
+
+    def keep(saved: torch.Tensor) -> torch.Tensor:
+        kept[saved.untyped_storage().data_ptr()] = saved.untyped_storage().nbytes()
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+        result = two(x)  # alive, so that no two storages have one address
+    assert count(graph).saved_bytes == sum(kept.values()) == 2 * 30 * 30 * 4
+    assert [row.shares for row in graph.saved] == ["", "tanh", ""]
+    assert "3 values, 7.03 KiB of new memory" in facts(report)["saved"]
+    assert "7.03 KiB of new memory" in next(stage.summary for stage in graph.stages if stage.name == "partition")
+    del result
+
+
+def test_what_is_saved_is_that_of_one_call(report: Report) -> None:
+    """Of a function's graphs one serves a call: the memory is that of the one that saves most, not of all."""
+    graph = next(graph for frame in report.frames for graph in frame.graphs if graph.saved)
+    one = with_graph(report, graph)
+    frame = one.frames[0]
+    several = replace(one, frames=(replace(frame, graphs=(graph, replace(graph, index=1, saved=graph.saved[:1]))),))
+    assert summary(several).counts.saved_bytes == summary(one).counts.saved_bytes == count(graph).saved_bytes
+    assert summary(several).counts.saved == len(graph.saved) + 1
+    assert facts(several)["saved"] == f"{facts(one)['saved']}, at most, by one call of each function"

@@ -48,6 +48,21 @@ def test_a_break_between_two_graphs_is_told_once():
     assert report.graph_breaks["frame"][0]
 
 
+def test_a_limit_that_was_reached_is_told():
+    """Calls past it run eagerly, and Dynamo tells of the first only."""
+
+    def function(x, mode):
+        return x.sin() if mode != "a" else x.cos()
+
+    compiled = aotlab.compile(function, backend="eager", frontend="dynamo")
+    with aotlab.Report.record() as report:
+        for mode in range(torch._dynamo.config.recompile_limit + 2):
+            compiled(torch.ones(3), str(mode))
+    assert "Dynamo's recompile limit is reached" in report.verdict
+    assert "nobody knows how many" in report.verdict
+    assert "torch._dynamo.config.recompile_limit" in report.verdict
+
+
 def test_what_dynamo_said_before_is_not_repeated():
     """A recording has its own reasons only."""
     aotlab.compile(sparse, backend="eager", frontend="dynamo")(torch.eye(3).to_sparse())

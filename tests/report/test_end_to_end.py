@@ -130,7 +130,7 @@ def test_calls_and_recompiles(aliasing: Recording) -> None:
     assert [graph.calls for graph in frame.graphs] == [2, 2]
     assert rows(aliasing.recompiles, "frame", "graph", "status") == [["mutate_and_alias", 1, "compiled"]]
     (reason,) = aliasing.recompiles.reason
-    assert reason == "`x.size(0)` is 5 where the compiled entry expects 2; compiled for all sizes of it"
+    assert reason == "`x.size(0)` is 5 where the compiled entry expects 2; compiled for all sizes of it from 2 on"
 
 
 def test_all_stages_and_their_code(aliasing: Recording) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +15,7 @@ from aotlab.report.collect import Recording
 from aotlab.report.counts import count, summary
 from aotlab.report.cut import fitting
 from aotlab.report.mime import CAP, bundle, embedded_size, plain
-from aotlab.report.model import Code, Graph, Kernel
+from aotlab.report.model import Cell, Code, Graph, Kernel
 
 
 def big(report: Report, *, kernels: int = 40, graphs: int = 1, text: int = 20_000) -> Report:
@@ -97,9 +99,19 @@ def test_an_output_is_capped_and_says_what_is_missing(report: Report, size: dict
     read = Report.from_dict(found[MIME_TYPE])
     note = read.notes[-1]
     assert note.startswith("This output is cut to fit a notebook: ")
-    assert note in str(found["text/html"]).replace("&#x27;", "'")
+    assert note in html.unescape(str(found["text/html"]))
+    assert "in Stages" in note
+    assert note.endswith("report.to_html(path) writes all of it.")
     assert read.verdict == whole.verdict
     assert embedded_size(found) > 60_000  # the mildest cut that fits, not the harshest
+
+
+def test_what_is_missing_is_said_by_tab_and_with_the_reports_variable(report: Report) -> None:
+    """A note names the tab that lost something, and the variable of the cell's report."""
+    cell = Cell(source="f(x)", options="--backend eager -o train")
+    read = Report.from_dict(bundle(big(report, kernels=2000).with_cell(cell))[MIME_TYPE])
+    assert re.search(r"in Kernels [\d,]+ of [\d,]+ rows", read.notes[-1])
+    assert read.notes[-1].endswith(". train.to_html(path) writes all of it.")
 
 
 def test_the_size_is_that_of_the_notebook_file(report: Report) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aotlab.ir.specs import SymExpr
-from aotlab.report.text import amount, data_size, duration, known_size, listed, sizes
+from aotlab.report.text import amount, data_size, duration, known_size, listed, places_in, sizes, why_dynamo_stopped
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,29 @@ def test_amounts_and_lists() -> None:
     assert listed(list("abcd"), 2) == "a, b and 2 more"
     assert (sizes((2, SymExpr(expression="s0"))), sizes(()), sizes(None)) == ("[2, s0]", "[]", "")
     assert [known_size(s) for s in (3, SymExpr(expression="s0", hint=5), SymExpr(expression="u0"))] == [3, 5, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "using torch.f with a=False\n  Explanation: Attempted to call torch.f with a config set: a=False.\n",
+            "Attempted to call torch.f with a config set: a=False",
+        ),
+        ("a thing\n  Explanation: it is not known how\n", "a thing: it is not known how"),
+        (
+            "Unsupported function call (delayed)\n  Explanation: Dynamo determined that a graph break should occur "
+            "when calling `L['t'].unsqueeze_`. Reason: An inplace view is not supported.\n",
+            "`t.unsqueeze_` is called: An inplace view is not supported",
+        ),
+    ],
+)
+def test_a_break_says_nothing_twice(text: str, expected: str) -> None:
+    """Of a headline and an explanation that says the same at more length the explanation is told."""
+    assert why_dynamo_stopped(text) == expected
+
+
+def test_lines_of_cells_are_named_within_a_text() -> None:
+    """A file that IPython made up is a cell; another is left."""
+    text = "it stops, at <ipython-input-3-8d36eaed0f38>:2 (x.t()); and at /tmp/ipykernel_12/345.py:7, not at model.py:3"
+    assert places_in(text) == "it stops, at In [3], line 2 (x.t()); and at notebook cell, line 7, not at model.py:3"

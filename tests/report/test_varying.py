@@ -90,14 +90,14 @@ def test_inputs_that_vary(varied: Report) -> None:
         ("y", 96, 96),
         ("out", 192, 192),
     ]
-    assert ("varies", "x.size(0) and s") in [(fact.key, fact.sentence) for fact in summary(varied).facts]
+    assert ("varies", "x.size(0) from 2 on and s") in [(fact.key, fact.sentence) for fact in summary(varied).facts]
 
 
 def test_what_a_recompile_is_for(varied: Report) -> None:
     """The reason names the size or the number, says that all are served now, and what would have avoided it."""
     size, number, _ = varied.recompiles.itertuples()
     assert (size.subject, size.before, size.after) == ("x.size(0)", "3", "5")
-    assert size.reason == "`x.size(0)` is 5 where the compiled entry expects 3; compiled for all sizes of it"
+    assert size.reason == "`x.size(0)` is 5 where the compiled entry expects 3; compiled for all sizes of it from 2 on"
     assert "torch._dynamo.mark_dynamic(x, 0)" in size.suggestion
     assert "dynamic=True" in size.suggestion
     assert number.reason == "`s` is 3 where the compiled entry expects 2; compiled for all numbers of it"

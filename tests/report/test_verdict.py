@@ -13,7 +13,7 @@ import pytest
 
 from aotlab.report import Report
 from aotlab.report.collect import graph_break
-from aotlab.report.model import Cell, CellPart, Frame, Graph, Ratio, Refusal, TimingRow
+from aotlab.report.model import Cell, CellPart, Frame, Graph, Ratio, Refusal, TimeRow, TimingRow
 from aotlab.report.verdict import DIFFERS, Verdict, verdict
 
 SOURCE = "%%aotcompile\ny = x + 1\nprint(y)\nz = y.relu()\nz.sum()"
@@ -106,7 +106,16 @@ def test_a_long_reason_is_cut(nothing: Report) -> None:
     found = verdict(nothing.with_cell(cell(part(2, 2, "eager", reason)))).sentence
     assert found.startswith("Nothing was compiled: line 2 ran eagerly (Unsupported: word word")
     assert found.endswith("word …).")
-    assert len(found) < 220
+    assert len(found) < 260
+
+
+def test_a_reason_is_not_cut_within_a_sentence(nothing: Report) -> None:
+    """What torch says of one error fits; of more only whole sentences are kept."""
+    why = "RuntimeError: Attempting to broadcast a dimension of length 4 at -1! Mismatching argument at index 1 had "
+    why += "torch.Size([4]); but expected shape should be broadcastable to [3]"
+    assert f"({why})" in verdict(nothing.with_cell(cell(part(2, 2, "eager", why)))).sentence
+    two = f"{'one ' * 20}call. Reason: {'two ' * 40}"
+    assert verdict(nothing.with_cell(cell(part(2, 2, "eager", two)))).sentence.endswith("one call).")
 
 
 def test_a_reason_ends_with_a_clause_and_names_the_cells_line(nothing: Report) -> None:
@@ -244,30 +253,29 @@ def ratio(over: str, median: float, noise: str = "") -> Ratio:
                 timed("forward", 10, ratio("eager", 2)),
                 timed("total", 20, ratio("eager", 1.5), ratio("upstream", 0.5)),
             ],
-            " Time of a whole step, with the range of eight rounds in ten: "
-            "1.50× eager's (1.25–1.75); 0.50× stock torch.compile's (0.25–0.75).",
+            " Forward and backward took 1.50× eager's time (1.25–1.75 in eight rounds of ten) "
+            "and 0.50× stock torch.compile's (0.25–0.75).",
         ),
-        # Where nothing is trained, the forward; of several graphs the slowest.
+        # Of several graphs that which takes longest comes first, whether or not it is trained.
         (
-            [timed("forward", 10, ratio("eager", 2)), timed("forward", 20, ratio("eager", 3), frame="line 3")],
-            " Time of a forward of line 3, the slowest of 2 graphs, with the range of eight rounds in ten: "
-            "3.00× eager's (2.75–3.25).",
+            [
+                timed("forward", 10, ratio("eager", 2)),
+                timed("forward", 30, ratio("eager", 3), frame="line 3"),
+                timed("total", 20, ratio("eager", 1, "it changed"), frame="line 4"),
+            ],
+            " A forward of line 3, which of 3 graphs takes longest, took 3.00× eager's time "
+            "(2.75–3.25 in eight rounds of ten). Beside eager: line 4 1.00× (noise) and line 2 2.00×.",
         ),
-        # Noise is said before its number, once if all is.
+        # Only a ratio that is no more than noise is called so; beside another the noise is told.
         (
-            [timed("total", 20, ratio("eager", 1.5), ratio("upstream", 1, "it changed"))],
-            " Time of a whole step, with the range of eight rounds in ten: 1.50× eager's (1.25–1.75); "
-            "noise, since it changed: 1.00× stock torch.compile's (0.75–1.25).",
-        ),
-        (
-            [timed("total", 20, ratio("eager", 1.5, "A/A is off"), ratio("upstream", 1, "A/A is off"))],
-            " Noise, since A/A is off: time of a whole step, with the range of eight rounds in ten: "
-            "1.50× eager's (1.25–1.75); 1.00× stock torch.compile's (0.75–1.25).",
+            [replace(timed("total", 20, ratio("eager", 1.5), ratio("upstream", 1, "it changed")), again=0.9)],
+            " Forward and backward took 1.50× eager's time (1.25–1.75 in eight rounds of ten; 10% noise) "
+            "and 1.00× stock torch.compile's (0.75–1.25; noise: it changed).",
         ),
     ],
 )
 def test_timings_have_their_headline(one: Report, rows: list[TimingRow], expected: str) -> None:
-    """The ratio of a step with its range stands in the verdict, and that it is noise before it."""
+    """The ratio of a step with its range stands in the verdict, with the noise."""
     assert verdict(one.with_timings(rows)).sentence == COMPILED + expected
 
 
@@ -305,3 +313,15 @@ def test_equal_to_eager_is_said_of_what_was_compared_with_python(
     found = verdict(one.with_cell(made))
     assert found.sentence.endswith(told)
     assert (found.status, found.state) == (status, state)
+
+
+def test_a_part_in_pieces_is_named_once(one: Report) -> None:
+    """Dynamo's second piece of a line has the same name, and that time which Dynamo took is told by itself."""
+    frame = replace(one.frames[0], name="line 2 (2)", function="line 2 (2)")
+    rows = (
+        TimeRow(kind="dynamo", duration_ns=2_000_000_000, count=3),
+        TimeRow(kind="backward", duration_ns=5, count=1),
+    )
+    sentence = verdict(replace(one, frames=(*one.frames, frame), time_rows=rows)).sentence
+    assert sentence.startswith("Compiled line 2: 2 graphs (inference)")
+    assert "in 20.0 ms, beside 2.00 s in Dynamo and 5 ns in later backwards;" in sentence

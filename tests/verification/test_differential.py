@@ -473,7 +473,11 @@ def test_table_and_text():
     assert good.against == "python"
     told = f"4 of {len(bad.table)} observables differ from its Python, run eagerly; `out[4]['count']` is"
     assert repr(bad).startswith(f"Verification of <f>: {told}")
-    assert bad._repr_html_().startswith("<p>Verification of &lt;f&gt;: 4 of")
+    page = bad._repr_html_()
+    assert page.startswith("<p>Verification of &lt;f&gt;: 4 of")
+    first, _, folded = page.partition(f"<details><summary>{len(bad.table) - 4} equal observables</summary>")
+    assert (first.count("<tr>"), folded.count("<tr>")) == (4, len(bad.table) - 4)
+    assert good._repr_html_().count("<table") == good._repr_html_().count("<details>") == 1
     assert isinstance(bad.table[~bad.table["equal"]], pd.DataFrame)
     with pytest.raises(FrozenInstanceError):
         good.subject = "other"  # type: ignore[misc]
@@ -676,3 +680,14 @@ def test_terse_leaves_out_only_what_is_equal():
     rows = [row for row in judge(*calls) if not row.equal]
     assert rows == judge(*calls, terse=True) != []
     assert judge(calls[0], calls[0], terse=True) == []
+
+
+def test_strides_are_told_as_they_are() -> None:
+    """Also of dimensions with one element, whose strides do not count."""
+
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).t()
+
+    told = verify(rows, torch.ones(4, 1), backend="eager").comparisons
+    strides = {row.subject: (row.expected, row.equal) for row in told if row.kind == "stride"}
+    assert strides == {"x": ("(1, 1)", True), "out": (str(rows(torch.ones(4, 1)).stride()), True)}

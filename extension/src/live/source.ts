@@ -6,7 +6,7 @@ import type { Source } from '../source';
 
 /** What a kernel says of a report. */
 export type Message =
-  | { readonly kind: 'report'; readonly report: unknown; readonly figure: string | null }
+  | { readonly kind: 'report'; readonly report: unknown }
   | { readonly kind: 'graph'; readonly frame: string; readonly graph: unknown }
   | { readonly kind: 'nodes'; readonly frame: string; readonly index: number; readonly nodes: unknown }
   | { readonly kind: 'verification' | 'outside'; readonly rows: unknown }
@@ -23,7 +23,7 @@ export function readMessage(data: unknown): Message | null {
   const words = (value: unknown): string => (typeof value === 'string' ? value : '');
   switch (fields['kind']) {
     case 'report':
-      return { kind: 'report', report: fields['report'], figure: words(fields['figure']) || null };
+      return { kind: 'report', report: fields['report'] };
     case 'graph':
       return { kind: 'graph', frame: words(fields['frame']), graph: fields['graph'] };
     case 'nodes':
@@ -50,7 +50,6 @@ export type Request =
 
 interface State {
   readonly reading: Reading;
-  readonly figure: string | null;
   readonly progress: string;
   readonly busy: boolean;
   readonly failure: string;
@@ -62,7 +61,7 @@ export class ReportSource implements Source {
   /** Called with what is asked of the kernel. */
   onAsk: ((request: Request) => void) | null = null;
 
-  private state: State = { reading: readReport(null), figure: null, progress: '', busy: false, failure: '', live: false };
+  private state: State = { reading: readReport(null), progress: '', busy: false, failure: '', live: false };
   private readonly listeners = new Set<() => void>();
   /** What was asked for since the last report came. */
   private readonly asked = new Set<string>();
@@ -71,10 +70,6 @@ export class ReportSource implements Source {
 
   get reading(): Reading {
     return this.state.reading;
-  }
-
-  get figure(): string | null {
-    return this.state.figure;
   }
 
   get progress(): string {
@@ -186,7 +181,6 @@ export class ReportSource implements Source {
       case 'report':
         this.update({
           reading: readReport(message.report),
-          figure: message.figure,
           progress: '',
           busy: false,
           failure: '',

@@ -8,8 +8,9 @@ export function mutated(input: Input): boolean {
   return input.mutates_data === true || input.mutates_metadata === true || input.mutates_storage === true;
 }
 
+/** What values take; those in the memory of others take none. */
 function bytes(rows: readonly Saved[]): number {
-  return rows.reduce((sum, row) => sum + (known(row.nbytes) ?? 0), 0);
+  return rows.filter(row => row.shares === '').reduce((sum, row) => sum + (known(row.nbytes) ?? 0), 0);
 }
 
 /** Count what the tables of a graph hold, or held before they were cut. */

@@ -84,6 +84,11 @@ export function maybe<T>(reader: Reader<T>): Reader<T | null> {
   return (value, path, damage) => (value === null || value === undefined ? null : reader(value, path, damage));
 }
 
+/** The same, but what is missing is the reader's default. */
+export function orNull<T>(reader: Reader<T>): Reader<T | null> {
+  return (value, path, damage) => (value === null ? null : reader(value, path, damage));
+}
+
 /** A list, by default empty. */
 export function list<T>(reader: Reader<T>): Reader<readonly T[]> {
   return (value, path, damage) => {

@@ -4,7 +4,7 @@
  * Python's `aotlab/report/model.py` documents the fields; `tests/test_extension.py` holds the names here to the schema.
  */
 
-import { flag, list, maybe, number, plain, record, text } from './reading';
+import { flag, list, maybe, number, orNull, plain, record, text } from './reading';
 import type { Damage, Read, Reader, RecordReader } from './reading';
 
 /** The MIME type of a report in a notebook's output. */
@@ -90,7 +90,7 @@ const span = record('Span', {
   role: text(),
   start: maybe(number()),
   stop: maybe(number()),
-  mutated: flag(),
+  mutated: orNull(flag()),
   writes: maybe(number()),
   may_write: number()
 });
@@ -116,6 +116,7 @@ const saved = record('Saved', {
   reason: text(),
   is_input: flag(),
   is_output: flag(),
+  shares: text(),
   line: maybe(line)
 });
 const kernel = record('Kernel', {
@@ -208,7 +209,8 @@ const part = record('CellPart', {
   how: text(),
   frames: list(text()),
   reason: text(),
-  compared: text()
+  compared: text(),
+  ways: list(text())
 });
 const cell = record('Cell', {
   source: text(),

@@ -131,16 +131,19 @@ export interface Chip {
 /** What stands beside the verdict: only what there is. */
 export function chips(head: Head): Chip[] {
   const { counts } = head;
-  const memory = counts.saved_bytes > 0 ? ` ${dataSize(counts.saved_bytes)}` : '';
+  const saved = counts.saved_bytes > 0 ? dataSize(counts.saved_bytes) : grouped(counts.saved);
+  const told = (key: string): number => (head.facts.some(fact => fact.key === key) ? 1 : 0);
   const all: (Chip & { readonly count: number })[] = [
+    { tab: 'overview', count: told('error'), text: 'the cell failed', tone: 'warn' },
     { tab: 'stages', count: head.graphs, text: amount(head.graphs, 'graph') },
     { tab: 'inputs', count: head.mutated, text: `${grouped(head.mutated)} mutated`, tone: 'write' },
     { tab: 'inputs', count: head.new, text: amount(head.new, 'new gradient') },
     { tab: 'outputs', count: counts.aliased, text: `${grouped(counts.aliased)} alias${counts.aliased === 1 ? '' : 'es'}` },
-    { tab: 'saved', count: counts.saved, text: `${grouped(counts.saved)} saved${memory}` },
+    { tab: 'saved', count: counts.saved, text: `${saved} saved` },
     { tab: 'overview', count: head.eager_lines, text: `${amount(head.eager_lines, 'line')} eager`, tone: 'warn' },
     { tab: 'breaks', count: head.breaks, text: amount(head.breaks, 'break'), tone: 'warn' },
     { tab: 'calls', count: head.refused, text: `${grouped(head.refused)} refused`, tone: 'warn' },
+    { tab: 'calls', count: told('limit'), text: 'recompile limit', tone: 'warn' },
     { tab: 'calls', count: head.recompiles, text: amount(head.recompiles, 'recompile') },
     { tab: 'timing', count: head.speed.length, text: head.speed }
   ];

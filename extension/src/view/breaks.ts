@@ -14,7 +14,7 @@ export function breaksPanel(context: Context): Child[] {
   const rows = context.report.graph_break_rows;
   const all = context.head.breaks;
   if (all === 0) {
-    return [soft('None: what was handed to Dynamo was captured whole.')];
+    return [soft(none(context))];
   }
   return [
     heading('Graph breaks', `${amount(all, 'place')} where Dynamo stopped and Python took over`),
@@ -38,6 +38,15 @@ export function breaksPanel(context: Context): Child[] {
       key: row => row.frame
     })
   ];
+}
+
+/** Why there are none; where nothing was captured, that says nothing good. */
+function none({ report }: Context): string {
+  const frontends = report.frames.flatMap(frame => frame.graphs.map(graph => graph.frontend));
+  if (frontends.includes('dynamo')) {
+    return 'None: what Dynamo captured, it captured whole.';
+  }
+  return frontends.length > 0 ? 'None: the calls themselves were traced, without Dynamo.' : 'None are known: Dynamo captured nothing.';
 }
 
 /** The line that stops, in the cell or in what it calls. */

@@ -58,15 +58,17 @@ export const AT = 'When, counted from the beginning of the recording';
 
 const GRAPH_COLUMNS: readonly Column<Entry>[] = [
   { name: 'frame', title: 'function', kind: 'code', cell: entry => short(entry.frame.name) },
-  { name: 'graph', title: 'graph', kind: 'number', value: entry => entry.graph.index, cell: entry => String(entry.graph.index) },
+  { name: 'graph', title: 'graph', kind: 'number', lesser: 'graph ', value: entry => entry.graph.index, cell: entry => String(entry.graph.index) },
   {
     name: 'status',
     title: 'status',
+    lesser: '',
     cell: ({ graph }) => mark(graph.status, graph.status === 'compiled' ? 'good' : 'warn')
   },
   {
     name: 'reused',
     title: 'reused',
+    lesser: 'reused: ',
     help: 'It was compiled by an earlier run of the same cell',
     cell: ({ graph }) => (graph.reused ? 'yes' : 'no')
   },
@@ -85,7 +87,7 @@ const GRAPH_COLUMNS: readonly Column<Entry>[] = [
     value: ({ graph }) => graph.calls,
     cell: ({ graph }) => grouped(graph.calls)
   },
-  { name: 'at_ns', title: 'at', help: AT, kind: 'number', value: ({ graph }) => graph.at_ns, cell: ({ graph }) => duration(graph.at_ns) },
+  { name: 'at_ns', title: 'at', help: AT, kind: 'number', lesser: 'at ', value: ({ graph }) => graph.at_ns, cell: ({ graph }) => duration(graph.at_ns) },
   {
     name: 'duration_ns',
     title: 'took',
@@ -116,7 +118,7 @@ interface RefusalRow {
 
 const REFUSAL_COLUMNS: readonly Column<RefusalRow>[] = [
   { name: 'frame', title: 'function', kind: 'code', cell: row => short(row.frame.name) },
-  { name: 'graph', title: 'graph', kind: 'number', value: row => row.refusal.graph, cell: row => String(row.refusal.graph) },
+  { name: 'graph', title: 'graph', kind: 'number', lesser: 'graph ', value: row => row.refusal.graph, cell: row => String(row.refusal.graph) },
   { name: 'reason', title: 'reason', cell: row => mark(row.refusal.reason, 'warn') },
   { name: 'outcome', title: 'what happened instead', cell: row => row.refusal.outcome },
   { name: 'message', title: 'message', kind: 'words', cell: row => row.refusal.message },

@@ -52,7 +52,7 @@ function graphName({ frame, graph }: Entry): string {
 export function graphColumn<T>(context: Context): Column<OfGraph<T>>[] {
   return context.entries.length < 2
     ? []
-    : [{ name: 'graph', title: 'graph', help: 'The function, and which of its graphs', kind: 'code', cell: ({ entry }) => (entry === null ? null : graphName(entry)) }];
+    : [{ name: 'graph', title: 'graph', help: 'The function, and which of its graphs', kind: 'code', lesser: '', cell: ({ entry }) => (entry === null ? null : graphName(entry)) }];
 }
 
 /** The graph of a row, for those who read the page by program. */

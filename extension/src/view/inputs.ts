@@ -68,12 +68,13 @@ function columns(context: Context): readonly Column<Row>[] {
   return [
     { name: 'name', title: 'name', kind: 'code', cell: row => nameCell(context, row) },
     ...graphColumn<Input>(context),
-    { name: 'kind', title: 'kind', cell: ({ row }) => row.kind },
+    { name: 'kind', title: 'kind', lesser: '', cell: ({ row }) => row.kind },
     {
       name: 'tensor',
       title: 'tensor or value',
       help: 'Element type, sizes, and what is unusual about it; of what is no tensor, the value',
       kind: 'code',
+      lesser: '',
       cell: ({ row, group }) => (group !== null ? null : row.tensor === null ? row.value : tensorCell(row.tensor))
     },
     {
@@ -88,6 +89,7 @@ function columns(context: Context): readonly Column<Row>[] {
       title: 'storage',
       help: 'Its storage in the storage map',
       kind: 'number',
+      lesser: '',
       value: ({ row }) => row.storage,
       cell: ({ row, group }) => (group === null ? storageCell(row.storage) : null)
     },
@@ -95,6 +97,7 @@ function columns(context: Context): readonly Column<Row>[] {
       name: 'autograd',
       title: 'autograd',
       help: 'Whether it required grad at the call, and was a leaf',
+      lesser: '',
       cell: ({ row }) => autograd(row.tensor?.requires_grad ?? false, row.tensor?.is_leaf ?? true)
     },
     { name: 'happened', title: 'what happened to it', help: 'How it was mutated, and what it shares memory with', kind: 'words', cell: happened }
@@ -195,8 +198,10 @@ export function inputsPanel(context: Context): Child[] {
   const all = total(context, counts => counts.inputs);
   if (all > 0) {
     const changed = total(context, counts => counts.mutated);
+    const tensors = rows.filter(({ row }) => row.tensor !== null);
+    const traced = tensors.length === 0 || tensors.some(({ row }) => row.mutates_data !== null);
     drawn.push(
-      heading('Inputs', `${amount(all, 'input')}${ofGraphs(context)}, ${grouped(changed)} mutated`),
+      heading('Inputs', `${amount(all, 'input')}${ofGraphs(context)}, ${traced ? `${grouped(changed)} mutated` : 'not traced'}`),
       inputTable(context, 'inputs', 'Inputs of the graphs', rows, all)
     );
   }

@@ -33,6 +33,7 @@ const COLUMNS: readonly Column<OfGraph<Output>>[] = [
     title: 'tensor or type',
     help: 'Element type, sizes, and what is unusual about it; of what is no tensor, the type',
     kind: 'code',
+    lesser: '',
     cell: ({ row }) => (row.tensor === null ? row.raw_type : tensorCell(row.tensor))
   },
   { name: 'nbytes', title: 'bytes', kind: 'number', value: ({ row }) => known(row.tensor?.nbytes ?? null), cell: ({ row }) => (row.tensor === null ? null : dataSize(row.tensor.nbytes)) },
@@ -41,10 +42,11 @@ const COLUMNS: readonly Column<OfGraph<Output>>[] = [
     title: 'storage',
     help: 'Its storage in the storage map',
     kind: 'number',
+    lesser: '',
     value: ({ row }) => row.storage,
     cell: ({ row }) => storageCell(row.storage)
   },
-  { name: 'autograd', title: 'autograd', help: 'Whether it requires grad', cell: ({ row }) => autograd(row.requires_grad) },
+  { name: 'autograd', title: 'autograd', help: 'Whether it requires grad', lesser: '', cell: ({ row }) => autograd(row.requires_grad) },
   { name: 'relation', title: 'what it is', help: 'What it shares memory with, in words, and its output type', kind: 'words', cell: ({ row }) => relation(row) }
 ];
 

@@ -17,7 +17,8 @@ const WAYS: Readonly<Record<string, readonly [string, string, string]>> = {
   compiled: ['good', '●', 'run by compiled graphs'],
   eager: ['warn', '◐', 'handed to the compiler, which compiled nothing of it'],
   python: ['plain', '○', 'plain Python, not handed to the compiler'],
-  'not run': ['bad', '✕', 'not run']
+  'not run': ['bad', '✕', 'not run'],
+  'compiled in part': ['warn', '◐', 'compiled graphs ran some of it, Python the rest']
 };
 
 /** Draw the panel. */
@@ -80,17 +81,15 @@ function cellSource(context: Context, cell: Cell): Child[] {
 
 function sourceRow(context: Context, text: string, line: number, cell: Cell): HTMLElement {
   const part = cell.parts.find(each => holds(each, line));
-  const [tone, symbol, meaning] = WAYS[part?.how ?? ''] ?? ['plain', '', ''];
+  const word = part === undefined ? '' : wayOf(part, line);
+  const [tone, symbol, meaning] = WAYS[word] ?? ['plain', '', ''];
   const first = part?.first_line === line;
   const { selection } = context;
   const ended = cell.error !== null && cell.error_line === line;
   const origin = selection.lines(false).inCell(line);
   const ids = origin === null ? [] : [origin.id];
   const button = origin === null ? String(line) : selection.originButton(origin, String(line));
-  const incomplete = part?.how === 'compiled' && part.reason !== '';
-  const word = incomplete ? 'compiled in part' : (part?.how ?? '');
-  const hover = incomplete ? 'compiled graphs ran some of these lines, Python the rest' : meaning;
-  const how = part === undefined ? null : h('span', { class: `al-way al-${tone}`, title: hover }, `${symbol} `, word);
+  const how = word === '' ? null : h('span', { class: `al-way al-${tone}`, title: meaning }, `${symbol} `, word);
   return h(
     'tr',
     {
@@ -106,12 +105,30 @@ function sourceRow(context: Context, text: string, line: number, cell: Cell): HT
   );
 }
 
+/** How a line ran; empty for one of a branch of which no graph holds anything. */
+function wayOf({ how, reason, ways, first_line: first }: CellPart, line: number): string {
+  const known = ways[line - first];
+  return known === 'in part' || (known === undefined && how === 'compiled' && reason !== '') ? 'compiled in part' : (known ?? how);
+}
+
+/** The reason of a part, at the line that has the call which it names, or else at the first. */
+function reasonAt({ source, error_line: failed }: Cell, { first_line: first, last_line: last, reason }: CellPart, line: number): string {
+  if (failed !== null && first <= failed && failed <= last && /^\w+(Error|Exception): /.test(reason)) {
+    return line === failed ? reason : ''; // Dynamo's words for the error that ended the cell
+  }
+  const called = /^calls (.*?)(\(\))?$/.exec(reason)?.[1] ?? '';
+  const lines = source.split('\n').slice(first - 1, last);
+  const at = called === '' ? 0 : lines.findIndex(text => text.includes(`${called}(`));
+  // Of a loop of which lines are told by themselves the first line has the reason of one of these.
+  return line !== first + Math.max(at, 0) ? '' : at < 0 ? `within it: ${reason}` : reason;
+}
+
 /** What happened at a line; the reason of a part stands at its first line, unless a break's line has it. */
 function reasons({ report }: Context, cell: Cell, line: number, part: CellPart | undefined): HTMLElement[] {
   const breaks = report.graph_break_rows;
   const here = new Set(breaks.filter(row => row.cell_line === line).map(breakWords));
   const within = breaks.filter(row => part !== undefined && row.cell_line !== null && holds(part, row.cell_line));
-  const reason = part?.first_line === line && !within.some(row => row.words === part.reason) ? part.reason : '';
+  const reason = part === undefined || within.some(row => row.words === part.reason) ? '' : reasonAt(cell, part, line);
   return [
     ...(cell.error !== null && cell.error_line === line ? [told('error', 'bad', 'The cell ended here', cell.error)] : []),
     ...[...here].map(words => told('break', 'warn', 'Dynamo stopped here, and Python took over', words)),
@@ -158,7 +175,7 @@ function count(name: string, title: string, help: string, value: (frame: Frame) 
 
 const FRAME_COLUMNS: readonly Column<Frame>[] = [
   { name: 'frame', title: 'function', help: 'A function that was compiled or called', kind: 'code', cell: frame => short(frame.name) },
-  { name: 'line', title: 'where', help: 'Where it is defined; of what Dynamo captured, where its first capture ended', kind: 'code', cell: frame => place(frame.line) },
+  { name: 'line', title: 'where', help: 'Where it is defined; of what Dynamo captured, where its first capture ended', kind: 'code', lesser: '', cell: frame => place(frame.line) },
   count('graphs', 'graphs', 'How many graphs were compiled for it', frame => frameCountsOf(frame).graphs),
   count('calls', 'calls', 'How often it was called', frame => frame.calls.total),
   count('compiled', 'compiled', 'How many calls ran compiled code', frame => frame.calls.compiled),

@@ -1,6 +1,7 @@
 /** Saved: what each graph keeps for its backward, and why. */
 
-import type { Saved } from '../model/report';
+import { countsOf } from '../model/counts';
+import type { Counts, Saved } from '../model/report';
 import { amount, dataSize, known, newMemory } from '../model/words';
 import type { Context } from './context';
 import { h, heading, mark, soft, spoken } from './dom';
@@ -19,17 +20,33 @@ const columns = ({ selection }: Context): readonly Column<OfGraph<Saved>>[] => [
     kind: 'code',
     cell: ({ row }) => selection.lineButton(row.line)
   },
-  { name: 'tensor', title: 'tensor', help: 'Element type, sizes, and what is unusual about it', kind: 'code', cell: ({ row }) => tensorCell(row.tensor) },
+  { name: 'tensor', title: 'tensor', help: 'Element type, sizes, and what is unusual about it', kind: 'code', lesser: '', cell: ({ row }) => tensorCell(row.tensor) },
   { name: 'nbytes', title: 'bytes', kind: 'number', value: ({ row }) => known(row.nbytes), cell: ({ row }) => dataSize(row.nbytes) },
   { name: 'reason', title: 'why it is kept', kind: 'words', cell: ({ row }) => why(row) }
 ];
 
+/** What a partitioner says of each value that does not choose; it is said once. */
+const AGAIN = '; this partitioner computes nothing again';
+
 /** Why a value is kept; what it is, its name and the mark say. */
 function why(row: Saved): Child {
   const named = row.is_input ? /^the input `[^`]*`; / : /^computed by `[^`]*`; /;
-  const reason = row.reason.replace(named, '');
-  const held = row.is_input ? 'an input' : row.is_output ? 'an output' : '';
-  return held === '' ? reason : h('span', {}, spoken(reason), ' ', mark(held));
+  const reason = row.reason.replace(named, '').replace(AGAIN, '').replace('the backward needs it', 'needed');
+  const held = row.shares !== '' ? `memory of ${row.shares}` : row.is_input ? 'an input' : row.is_output ? 'an output' : '';
+  // Of a long reason the end may not be seen.
+  return held === '' ? reason : h('span', {}, mark(held), ' ', spoken(reason));
+}
+
+/** What that graph of each function holds which saves most: a call is served by one. */
+function largestOf({ chosen }: Context): Counts[] {
+  const most = new Map<string, Counts>();
+  for (const { frame, graph } of chosen) {
+    const counts = countsOf(graph);
+    if (counts.saved_bytes >= (most.get(frame.name)?.saved_bytes ?? 0)) {
+      most.set(frame.name, counts);
+    }
+  }
+  return [...most.values()];
 }
 
 /** Draw the panel. */
@@ -38,18 +55,25 @@ export function savedPanel(context: Context): Child[] {
   if (saved === 0) {
     return [soft('Nothing is saved for a backward.')];
   }
-  const held = total(context, counts => counts.held_bytes);
-  const fresh = newMemory(total(context, counts => counts.saved_bytes));
+  const largest = largestOf(context);
+  const sum = (count: (counts: Counts) => number): number => largest.reduce((all, each) => all + count(each), 0);
+  const held = sum(counts => counts.held_bytes);
+  const most = largest.length < context.chosen.length ? '; one call of each function keeps at most ' : ', ';
+  const rows = rowsOf(context, graph => graph.saved);
   return [
     heading(
       'Saved for backward',
-      `${amount(saved, 'value')}${ofGraphs(context)}, ${fresh}${held > 0 ? `; ${dataSize(held)} that the caller holds anyway` : ''}`
+      `${amount(saved, 'value')}${ofGraphs(context)}${most}${newMemory(sum(counts => counts.saved_bytes))}` +
+        (held > 0 ? `; ${dataSize(held)} that the caller holds anyway` : '')
     ),
+    rows.some(({ row }) => row.reason.endsWith(AGAIN))
+      ? soft('This partitioner computes nothing again: the backward is given all of the forward that it needs.')
+      : null,
     table(context, {
       name: 'saved',
       label: 'Values that are kept for the backward',
       columns: [{ name: 'name', title: 'name', kind: 'code', cell: ({ entry, row }) => yours(entry, row.name) }, ...graphColumn<Saved>(context), ...columns(context)],
-      rows: rowsOf(context, graph => graph.saved),
+      rows,
       total: saved,
       key: ({ row }) => row.name,
       rowData: each => {

@@ -47,7 +47,7 @@ const TIME: Readonly<Record<string, string>> = {
   compile: 'compilation by the backend',
   runtime: 'the run-time function is written',
   between: 'guards, and between the stages',
-  backward: 'backward compiled later',
+  backward: 'further backwards are derived',
   verification: 'comparison with eager',
   recording: 'the report itself',
   compiled: 'compiled calls',
@@ -143,7 +143,7 @@ function stageTable(context: Context, entry: Entry): Child[] {
       fold(
         context,
         `backwards ${entry.key}`,
-        [`${amount(later.length, 'backward')} compiled later `, h('small', {}, took)],
+        [`${amount(later.length, 'further backward')}, each for gradients of other results `, h('small', {}, took)],
         () => [
           table(context, { name: 'backwards', meanings: 'stages', label: `${label}, backward`, columns, rows: later, key: row => row.summary }),
           ...stageCodes(context, entry, stage => stage.name === 'backward')

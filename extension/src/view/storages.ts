@@ -71,7 +71,7 @@ function storagesOf(context: Context, entry: Entry): Child[] {
       { class: 'al-map', 'data-frame': entry.frame.name, 'data-graph': entry.graph.index },
       ...some.map(storage => storageFigure(storage, tensors))
     );
-  const telling = storages.filter(storage => kindOf(storage) !== 'unwritten');
+  const telling = storages.filter(storage => !['unwritten', 'unknown'].includes(kindOf(storage)));
   const drawn = telling.length <= FEW_STORAGES ? telling : telling.filter(storage => kindOf(storage) === 'part');
   const rest = storages.filter(storage => !drawn.includes(storage));
   const more = drawn.slice(MOST_STORAGES);
@@ -83,7 +83,7 @@ function storagesOf(context: Context, entry: Entry): Child[] {
     more.length > 0
       ? fold(context, `storages more ${entry.key}`, [`${amount(more.length, 'more storage')}: ${sum(more)}`], () => [map(more)])
       : null,
-    ...(['whole', 'made', 'unwritten'] as const).map(kind => {
+    ...(['whole', 'made', 'unwritten', 'unknown'] as const).map(kind => {
       const alike = rest.filter(storage => kindOf(storage) === kind);
       return alike.length > 0 ? folded(context, entry, kind, alike) : null;
     }),
@@ -91,13 +91,16 @@ function storagesOf(context: Context, entry: Entry): Child[] {
   ];
 }
 
-type Kind = 'part' | 'whole' | 'made' | 'unwritten';
+type Kind = 'part' | 'whole' | 'made' | 'unwritten' | 'unknown';
 
 /** What a storage tells: of one tensor little, if it is written as a whole, made by the graph or left as it was. */
 function kindOf(storage: Storage): Kind {
   const [only, another] = storage.spans;
   if (only === undefined || another !== undefined) {
     return 'part';
+  }
+  if (only.mutated === null) {
+    return 'unknown';
   }
   if (only.mutated) {
     return only.writes !== null && only.writes === storage.nbytes ? 'whole' : 'part';
@@ -108,7 +111,8 @@ function kindOf(storage: Storage): Kind {
 const FOLDED = {
   whole: 'with one tensor each, written as a whole',
   made: 'with one tensor each, made by the graph',
-  unwritten: 'with one tensor each, unwritten'
+  unwritten: 'with one tensor each, unwritten',
+  unknown: 'with one tensor each, of a graph that was not traced'
 };
 
 function sum(storages: readonly Storage[]): string {
@@ -136,19 +140,20 @@ function folded(context: Context, entry: Entry, kind: keyof typeof FOLDED, stora
 
 /** What the shapes mean. */
 function key(): HTMLElement {
-  const sample = (kind: 'input' | 'output' | 'all' | 'some', word: string): HTMLElement => {
+  const sample = (kind: 'whole' | 'input' | 'output' | 'all' | 'some', word: string): HTMLElement => {
     const id = uniqueId();
     const picture = svg('svg', { width: 26, height: BOX, 'aria-hidden': 'true', class: 'al-swatch' });
     if (kind === 'all' || kind === 'some') {
       picture.append(hatching(id), hatched({ start: 0, stop: 1 }, 0, BOX, bytes => `${100 * bytes}%`, id, kind));
     } else {
-      picture.append(svg('rect', { class: `al-span-${kind}`, x: 1, y: 1, width: 24, height: BOX - 2, rx: 2 }));
+      picture.append(svg('rect', { class: kind === 'whole' ? 'al-whole' : `al-span-${kind}`, x: 1, y: 1, width: 24, height: BOX - 2, rx: 2 }));
     }
     return h('span', {}, picture, word);
   };
   return h(
     'p',
     { class: 'al-key' },
+    sample('whole', 'the whole storage, where tensors share it: grey'),
     sample('input', 'input: solid'),
     sample('output', 'output: outlined'),
     sample('all', 'bytes that the function writes: hatched'),

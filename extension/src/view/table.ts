@@ -22,6 +22,8 @@ interface Named<T> {
   readonly help?: string;
   /** The cell's content. */
   readonly cell: (row: T) => Child;
+  /** Where there is little room it stands below the row's name, after these words, and in no column of its own. */
+  readonly lesser?: string;
 }
 
 /** `number` is aligned to the right and sorted by its value, `code` is monospace, `words` may wrap. */
@@ -77,7 +79,7 @@ export const MOST_ROWS = 200;
 /** So many rows are drawn before and after those in sight. */
 const AROUND = 10;
 
-/** The height of a row of such a table, as `report.css` sets it, and of its box until that is known, in pixels. */
+/** The height of a row of such a table, and of its box, until they are known, in pixels. */
 const ROW = 24;
 const BOX = 400;
 
@@ -105,6 +107,8 @@ class Table<T> {
   private shown: readonly T[] = [];
   private first = 0;
   private last = 0;
+  /** The height of each row: with little room it has a second line. */
+  private height = ROW;
 
   constructor(states: Map<string, TableState>, options: TableOptions<T>) {
     this.options = options;
@@ -128,6 +132,9 @@ class Table<T> {
     queueMicrotask(() => {
       this.box.scrollTop = top;
       this.box.scrollLeft = this.state.left;
+      if (this.long && this.measured()) {
+        this.fill();
+      }
     });
   }
 
@@ -212,33 +219,62 @@ class Table<T> {
   }
 
   private draw(): void {
-    const { shown, state } = this;
+    const { shown } = this;
     if (!this.long) {
       this.body.replaceChildren(...shown.map(row => this.row(row)));
       return;
     }
+    this.fill();
+    if (this.measured()) {
+      this.fill();
+    }
+  }
+
+  /** Draw those rows of a long table that are in sight. */
+  private fill(): void {
+    const { shown, state } = this;
     const height = this.box.clientHeight || BOX;
-    this.first = Math.max(Math.min(Math.floor(state.top / ROW), shown.length) - AROUND, 0);
-    this.last = Math.min(this.first + Math.ceil(height / ROW) + 2 * AROUND, shown.length);
+    this.first = Math.max(Math.min(Math.floor(state.top / this.height), shown.length) - AROUND, 0);
+    this.last = Math.min(this.first + Math.ceil(height / this.height) + 2 * AROUND, shown.length);
     const drawn = shown.slice(this.first, this.last).map((each, place) => {
       const row = this.row(each);
       row.setAttribute('aria-rowindex', String(this.first + place + 2));
       return row;
     });
-    this.body.replaceChildren(space(this.first), ...drawn, space(shown.length - this.last));
+    this.body.replaceChildren(this.space(this.first), ...drawn, this.space(shown.length - this.last));
+  }
+
+  /** Look how high the rows are, and tell whether that is another height than before. */
+  private measured(): boolean {
+    const before = this.height;
+    this.height = this.body.querySelector<HTMLElement>('tr[data-name]')?.getBoundingClientRect().height || before;
+    return Math.abs(this.height - before) > 0.1;
+  }
+
+  /** A row in place of so many. */
+  private space(rows: number): HTMLElement {
+    const row = h('tr', { class: 'al-space', 'aria-hidden': 'true' });
+    row.style.height = `${rows * this.height}px`;
+    return row;
   }
 
   private scrolled(): void {
     const { box, state } = this;
     [state.top, state.left] = [box.scrollTop, box.scrollLeft];
-    const [from, to] = [state.top / ROW, (state.top + box.clientHeight) / ROW];
-    if (this.long && ((from < this.first && this.first > 0) || (to > this.last && this.last < this.shown.length))) {
+    const moved = this.long && this.measured();
+    const [from, to] = [state.top / this.height, (state.top + box.clientHeight) / this.height];
+    if (moved || (this.long && ((from < this.first && this.first > 0) || (to > this.last && this.last < this.shown.length)))) {
       this.draw();
     }
   }
 
   private row(row: T): HTMLElement {
     const { columns, key, tone, rowData } = this.options;
+    const texts = columns.some(({ lesser }) => lesser !== undefined) ? this.textsOf(row) : [];
+    // Rows of one height whatever is in them.
+    const empty = this.long && texts.length > 0 ? '\u00a0' : null;
+    const lesser = columns.map((column, place) => (texts[place] ? column.lesser?.concat(texts[place]) : undefined));
+    const below = lesser.filter(text => text !== undefined).join(' · ') || empty;
     return h(
       'tr',
       { 'data-name': key(row), class: tone?.(row) ?? null, ...rowData?.(row) },
@@ -246,9 +282,8 @@ class Table<T> {
         const content = shown(column, row);
         // The first cell names the row, for those who hear the table.
         const role = place === 0 ? 'rowheader' : null;
-        // Rows of one height whatever is in them.
         const inside = this.long && content !== null ? h('div', {}, content) : content;
-        const cell = h('td', { class: kindClass(column), 'data-column': column.name, role }, inside);
+        const cell = h('td', { class: kindClass(column), 'data-column': column.name, role, 'data-below': place === 0 ? below : null }, inside);
         const text = cell.textContent ?? '';
         if (text.length > (this.long ? LONG_LINE : LONG)) {
           // Where it does not fit, its end is not seen.
@@ -294,13 +329,6 @@ function meaning(name: string, column: string): string | null {
   return text === null ? null : text.slice(0, 1).toUpperCase() + text.slice(1);
 }
 
-/** A row in place of so many. */
-function space(rows: number): HTMLElement {
-  const row = h('tr', { class: 'al-space', 'aria-hidden': 'true' });
-  row.style.height = `${rows * ROW}px`;
-  return row;
-}
-
 function compared(a: number | string, b: number | string, down: boolean): number {
   if (a === '' || b === '') {
     return Number(a === '') - Number(b === '');
@@ -324,6 +352,6 @@ function textOf<T>(column: Column<T>, row: T): string {
   return made.textContent || (made instanceof HTMLElement ? made.title : '');
 }
 
-function kindClass<T>(column: Column<T>): string | null {
-  return column.kind === undefined ? null : `al-${column.kind}`;
+function kindClass<T>({ kind, lesser }: Column<T>): string | null {
+  return [...(kind === undefined ? [] : [`al-${kind}`]), ...(lesser === undefined ? [] : ['al-lesser'])].join(' ') || null;
 }

@@ -22,7 +22,7 @@ export function tensorCell(tensor: TensorInfo | null): Child {
     'span',
     { 'data-device': tensor.device, title: `stride ${sizes(tensor.stride)} on ${tensor.device}` },
     h('span', { 'data-said': '' }, tensorText(tensor)),
-    unusual.length > 0 ? h('span', { class: 'al-below' }, unusual.join(', ')) : null
+    ...(unusual.length > 0 ? [' ', h('span', { class: 'al-below' }, unusual.join(', '))] : [])
   );
 }
 

@@ -30,12 +30,6 @@ export function timingPanel(context: Context): Child[] {
   for (const members of groups.values()) {
     drawn.push(group(members));
   }
-  if (source.figure !== null && source.figure !== '') {
-    const image = h('img', { class: 'al-figure', alt: 'Distributions of the measured times' });
-    // As an image, the SVG can neither run scripts nor load anything.
-    image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(source.figure)}`;
-    drawn.push(image);
-  }
   return drawn;
 }
 
@@ -54,7 +48,11 @@ export function measuring(source: Source, report: Report | null): HTMLElement {
     const words = source.failure === '' ? about : `It could not be measured: ${source.failure}`;
     row.append(button, h('span', { role: 'status' }, source.progress === '' ? words : source.progress));
   } else if (!measured) {
-    row.append('Not measured. It can be while the kernel that ran the cell is alive, and with the option --time.');
+    row.append(
+      report !== null && report.cell === null
+        ? 'Not measured. Graphs of a cell under %%aotcompile can be measured here; report.with_timings(…) adds measurements of your own.'
+        : 'Not measured. It can be while the kernel that ran the cell is alive, and with the option --time.'
+    );
   }
   return row;
 }
@@ -97,8 +95,8 @@ function card(phase: string, rows: readonly TimingRow[], scale: number): HTMLEle
       {},
       phase,
       ' ',
-      h('small', {}, repeats === '1' ? '1 repeat' : `${repeats} repeats`, again === undefined ? '' : `, the same code against itself ${again.toFixed(2)}×`),
-      noise.length > 0 ? h('p', { class: 'al-soft', 'data-noise': '' }, `Noise: ${listed(noise)}.`) : ''
+      h('small', { title: 'Noise: how far the same code, timed twice, came from itself' }, repeats === '1' ? '1 repeat' : `${repeats} repeats`, again === undefined ? '' : `, ${(100 * Math.abs(again - 1)).toFixed(0)}% noise`),
+      noise.length > 0 ? h('p', { class: 'al-soft', 'data-noise': '' }, `Noise is where ${noise.join(', or where ')}.`) : ''
     ),
     h('tbody', {}, ...ordered.map(row => bar(row, scale)))
   );

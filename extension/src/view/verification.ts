@@ -12,17 +12,17 @@ import type { Column } from './table';
 const AGAINST: Readonly<Record<string, string>> = { python: 'its Python', graph: 'captured graph' };
 
 const COLUMNS: readonly Column<VerificationRow>[] = [
-  { name: 'equal', title: 'equal', cell: row => mark(row.equal ? 'yes' : 'no', row.equal ? 'good' : 'bad') },
-  { name: 'kind', title: 'what was compared', cell: row => row.kind },
   { name: 'subject', title: 'of', kind: 'code', cell: row => row.subject },
+  { name: 'kind', title: 'what was compared', cell: row => row.kind },
+  { name: 'equal', title: 'equal', cell: row => mark(row.equal ? 'yes' : 'no', row.equal ? 'good' : 'bad') },
   { name: 'expected', title: 'eager has', kind: 'code', cell: row => row.expected },
   { name: 'actual', title: 'compiled has', kind: 'code', cell: row => row.actual },
   { name: 'sentence', title: 'difference', kind: 'words', cell: row => row.sentence },
-  { name: 'against', title: 'compared with', cell: row => AGAINST[row.against] ?? '' },
-  { name: 'engine', title: 'engine', cell: row => row.engine },
-  { name: 'call', title: 'call', kind: 'number', value: row => row.call, cell: row => (row.call === null ? null : String(row.call)) },
-  { name: 'frame', title: 'function', kind: 'code', cell: row => (row.frame === null ? null : short(row.frame)) },
-  { name: 'graph', title: 'graph', kind: 'number', value: row => row.graph, cell: row => (row.graph === null ? null : String(row.graph)) }
+  { name: 'against', title: 'compared with', lesser: 'with ', cell: row => AGAINST[row.against] ?? '' },
+  { name: 'engine', title: 'engine', lesser: '', cell: row => row.engine },
+  { name: 'call', title: 'call', kind: 'number', lesser: 'call ', value: row => row.call, cell: row => (row.call === null ? null : String(row.call)) },
+  { name: 'frame', title: 'function', kind: 'code', lesser: '', cell: row => (row.frame === null ? null : short(row.frame)) },
+  { name: 'graph', title: 'graph', kind: 'number', lesser: 'graph ', value: row => row.graph, cell: row => (row.graph === null ? null : String(row.graph)) }
 ];
 
 /** Draw the panel. */

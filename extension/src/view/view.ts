@@ -100,7 +100,7 @@ class View implements Disposable {
   private tab = 'overview';
   private scope = ALL;
   private drawn: Report | null = null;
-  private before: Pick<Source, 'reading' | 'figure' | 'live'> | null = null;
+  private before: Pick<Source, 'reading' | 'live'> | null = null;
 
   constructor(
     host: HTMLElement,
@@ -143,8 +143,8 @@ class View implements Disposable {
   };
 
   private onChange(): void {
-    const { reading, figure, live } = this.source;
-    if (reading === this.before?.reading && figure === this.before.figure && live === this.before.live) {
+    const { reading, live } = this.source;
+    if (reading === this.before?.reading && live === this.before.live) {
       // Progress comes often: nothing else is drawn anew for it.
       this.root.querySelector('.al-measuring')?.replaceWith(measuring(this.source, this.drawn));
     } else {
@@ -166,8 +166,8 @@ class View implements Disposable {
   }
 
   private draw(): void {
-    const { reading, figure, live } = this.source;
-    this.before = { reading, figure, live };
+    const { reading, live } = this.source;
+    this.before = { reading, live };
     const focused = this.focusedKey();
     const { report } = reading;
     const scroll = this.panel()?.scrollTop ?? 0;
