@@ -315,4 +315,4 @@ def test_a_part_in_pieces_is_named_once(one: Report) -> None:
     )
     sentence = verdict(replace(one, frames=(*one.frames, frame), time_rows=rows)).sentence
     assert sentence.startswith("Compiled line 2: 2 graphs (inference)")
-    assert "in 20.0 ms, beside 2.00 s in Dynamo and 5 ns in later backwards;" in sentence
+    assert "in 20.0 ms, beside 2.00 s in Dynamo and 5.00 ms in later backwards;" in sentence
