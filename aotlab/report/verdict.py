@@ -152,8 +152,10 @@ def _compiled(report: Report, graphs: list[Graph]) -> str:
         return sentence
     spent = {row.kind: row.duration_ns for row in report.time_rows}
     kinds = {"dynamo": "in Dynamo", "backward": "in later backwards"}
-    beside = [f"{duration(spent[kind])} {what}" for kind, what in kinds.items() if spent.get(kind)]
-    sentence += f", in {duration(sum(graph.duration_ns or 0 for graph in new))}"
+    took = sum(graph.duration_ns or 0 for graph in new)
+    # less than a tenth of it is not worth a word
+    beside = [f"{duration(spent[kind])} {what}" for kind, what in kinds.items() if spent.get(kind, 0) * 10 > took]
+    sentence += f", in {duration(took)}"
     return f"{sentence}, beside {listed(beside)}" if beside else sentence
 
 

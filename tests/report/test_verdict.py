@@ -320,8 +320,8 @@ def test_a_part_in_pieces_is_named_once(one: Report) -> None:
     frame = replace(one.frames[0], name="line 2 (2)", function="line 2 (2)")
     rows = (
         TimeRow(kind="dynamo", duration_ns=2_000_000_000, count=3),
-        TimeRow(kind="backward", duration_ns=5, count=1),
+        TimeRow(kind="backward", duration_ns=5_000_000, count=1),
     )
     sentence = verdict(replace(one, frames=(*one.frames, frame), time_rows=rows)).sentence
     assert sentence.startswith("Compiled line 2: 2 graphs (inference)")
-    assert "in 20.0 ms, beside 2.00 s in Dynamo and 5 ns in later backwards;" in sentence
+    assert "in 20.0 ms, beside 2.00 s in Dynamo and 5.00 ms in later backwards;" in sentence
