@@ -106,8 +106,7 @@ class _DirectTarget(Target):
                 raise _leak(text, leak, found.state, f"return it, or {BY_DYNAMO}", why)
             changed = _changed(found.state)
             if changed is not None:
-                text = "the function changes `{}`"
-                raise _leak(text, changed, found.state, f"return the new value, or {BY_DYNAMO}")
+                raise _leak("the function changes `{}`", changed, found.state, f"return the new value, or {BY_DYNAMO}")
         except BaseException:
             _undo(found.state, watch)
             raise

@@ -67,9 +67,7 @@ class Place:
 
     def is_writable(self) -> bool:
         """Tell whether a tensor that is here can be replaced by another without running code of the user's."""
-        if self.kind == "attribute":
-            return isinstance(self.owner, CellType)
-        return self.kind == "held" or (self.kind == "item" and type(self.owner) in WITH_SLOTS)
+        return self.kind == "held" or type(self.owner) in ((CellType,) if self.kind == "attribute" else WITH_SLOTS)
 
     def text(self, constant: Constant) -> str:
         """Write an expression that reads; it may raise where nothing is."""

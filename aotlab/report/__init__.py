@@ -30,4 +30,13 @@ __all__ = [
     "report_schema",
 ]
 
+
+def _figure(report: Report) -> object:
+    """Draw the timings; matplotlib, which takes a while to import, is wanted by few."""
+    from aotlab.report.figures import timing_figure
+
+    return timing_figure(report)
+
+
+DRAWING.update(figure=_figure)
 DRAWING.update(verdict=verdict, page=page, plain=plain, bundle=bundle, table=table, describe=describe, record=record)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
     from aotlab.report.model import Report
 
@@ -132,6 +133,11 @@ class Views:
     def verdict(self) -> str:
         """One line: what was compiled, on what, whether it was verified; or why nothing was compiled."""
         return str(DRAWING["verdict"](self.report()).sentence)
+
+    def plot_timings(self) -> Figure:
+        """Draw the timings of forward and backward beside eager's as a matplotlib figure, a panel for each graph."""
+        figure: Figure = DRAWING["figure"](self.report())
+        return figure
 
     def to_html(self, path: str | Path) -> Path:
         """Write the report as one self-contained page that opens anywhere, and return the path.

@@ -1,0 +1,188 @@
+"""Draw a report's timings, forward and backward beside eager, as a matplotlib figure.
+
+The figure is made without pyplot, so that no notebook's current figure changes, and under matplotlib's own style, so
+that it looks the same whatever the notebook has set. The settings are put back afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.rcsetup import cycler
+
+from aotlab.report.markup import clean
+from aotlab.report.model import Report, TimingRow
+from aotlab.report.text import duration
+
+#: What is drawn for each engine: colours that colour-blind readers tell apart (after Okabe and Ito), each with a
+#: contrast of at least 3 against white and against black, and a hatch for those who see or print none.
+_COLOURS = {"eager": "#808080", "upstream": "#d55e00", "aotlab": "#0072b2"}
+_OTHER = "#a0569a"
+_HATCHES = {"upstream": "//", "aotlab": ""}
+
+#: A grey that can be read on white and on black.
+_INK = "#767675"
+
+_PHASES = ("forward", "backward", "total")
+
+#: The most graphs that are drawn; the others are the faster ones.
+MOST_GRAPHS = 12
+
+#: How many times the longest bar of its panel a whisker may reach; one that is cut off ends in an arrow.
+_REACH = 2
+
+#: The most characters of a frame's name that are drawn.
+_MOST_CHARACTERS = 40
+
+_SETTINGS = {
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "axes.prop_cycle": cycler(color=[_INK]),
+    "font.size": 10.0,
+    "text.color": _INK,
+    "text.parse_math": False,  # a frame may be called `$x_1$`
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """The timings of one graph."""
+
+    label: str
+    rows: tuple[TimingRow, ...]
+
+    @property
+    def slowest_ns(self) -> int:
+        """The longest median."""
+        return max(row.median_ns for row in self.rows)
+
+
+def timing_figure(report: Report) -> Figure:
+    """Draw the timings of ``report``.
+
+    One panel for each graph; in it one bar for each engine and phase, as long as the median, with a whisker from the
+    tenth to the ninetieth percentile, or to an arrow where that is far away. Where a graph was measured several times,
+    the last measurement counts.
+
+    Parameters
+    ----------
+    report
+        A report; if it has no timings the figure says so.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        Not known to pyplot; it can be shown, or saved by its ``savefig``.
+    """
+    groups = _groups(report.timing_rows)
+    with _own_style():
+        if not groups:
+            figure = Figure(figsize=(6.4, 1.0), layout="constrained")
+            figure.text(0.5, 0.5, "no timings were made", ha="center", va="center")
+            return figure
+        shown = sorted(groups, key=lambda group: -group.slowest_ns)[:MOST_GRAPHS]
+        shown = [group for group in groups if group in shown]
+        heights = [0.5 + 0.24 * len(group.rows) + 0.12 * len(_phases(group)) for group in shown]
+        figure = Figure(figsize=(6.4, sum(heights) + 0.55), layout="constrained")
+        figure.patch.set_alpha(0.0)
+        panels = figure.subplots(len(shown), 1, squeeze=False, gridspec_kw={"height_ratios": heights})
+        for axes, group in zip(panels[:, 0], shown, strict=True):
+            _draw(axes, group)
+        left_out = len(groups) - len(shown)
+        more = f"; the {len(shown)} slowest of {len(groups)} graphs" if left_out else ""
+        figure.supxlabel(f"median time of a call, with 10th to 90th percentile{more}", fontsize=9)
+    return figure
+
+
+# --- drawing -----------------------------------------------------------------------------------------------------
+
+
+def _draw(axes: Axes, group: _Group) -> None:
+    # On a busy machine the slowest tenth takes a hundred times as long; drawn whole, it would leave no bar to be seen.
+    reach_ns = min(_REACH * group.slowest_ns, max(max(row.p90_ns, row.median_ns) for row in group.rows))
+    unit, factor = _unit(reach_ns)
+    longest = reach_ns / factor
+    place = 0.0
+    ticks: list[tuple[float, str]] = []
+    for phase in _phases(group):
+        rows = [row for row in group.rows if row.phase == phase]
+        ticks.append((place + (len(rows) - 1) / 2, phase))
+        for row in rows:
+            median, low = row.median_ns / factor, row.p10_ns / factor
+            high = min(row.p90_ns / factor, longest)
+            if row.p90_ns > reach_ns:
+                axes.plot([high], [place], marker=">", markersize=5, color=_INK)
+            axes.barh(
+                place,
+                median,
+                height=0.8,
+                color=_COLOURS.get(row.engine, _OTHER),
+                hatch=_HATCHES.get(row.engine),
+                xerr=[[max(median - low, 0)], [max(high - median, 0)]],
+                error_kw={"ecolor": _INK, "elinewidth": 1.2, "capsize": 3},
+            )
+            axes.annotate(
+                f"{_shortened(row.engine)}  {'; '.join([duration(row.median_ns), *map(str, row.ratios[:1])])}",
+                (max(high, median), place),
+                xytext=(6, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+            )
+            place += 1
+        place += 0.5
+    axes.set_yticks([position for position, _ in ticks], [phase for _, phase in ticks])
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(place - 0.75, -0.75)
+    # Room for the labels, which stand to the right of the bars.
+    axes.set_xlim(0, longest * 2 if longest else 1)
+    axes.set_title(f"{group.label}, {unit}", loc="left", fontsize=10)
+    axes.patch.set_alpha(0.0)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+
+
+def _groups(rows: Sequence[TimingRow]) -> list[_Group]:
+    """Gather the rows of each graph, the last one of each engine and phase, in the order of the report."""
+    found: dict[tuple[str | None, int | None, str], dict[tuple[str, str], TimingRow]] = {}
+    for row in rows:
+        found.setdefault((row.frame, row.graph, row.device), {})[row.phase, row.engine] = row
+    frames: dict[str | None, set[int | None]] = {}
+    for frame, graph, _ in found:
+        frames.setdefault(frame, set()).add(graph)
+    groups = []
+    for (frame, graph, device), kept in found.items():
+        name = _shortened(frame) if frame is not None else "all of it"
+        several = f", graph {graph}" if len(frames[frame]) > 1 and graph is not None else ""
+        groups.append(_Group(label=f"{name}{several}, on {_shortened(device)}", rows=tuple(kept.values())))
+    return groups
+
+
+def _phases(group: _Group) -> list[str]:
+    present = dict.fromkeys(row.phase for row in group.rows)
+    return [*[phase for phase in _PHASES if phase in present], *[phase for phase in present if phase not in _PHASES]]
+
+
+def _unit(ns: int) -> tuple[str, float]:
+    for unit, factor in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
+        if ns >= factor:
+            return unit, factor
+    return "ns", 1.0
+
+
+def _shortened(text: str) -> str:
+    text = clean(text).replace("\n", " ")
+    return text if len(text) <= _MOST_CHARACTERS else f"…{text[1 - _MOST_CHARACTERS :]}"
+
+
+@contextmanager
+def _own_style() -> Iterator[None]:
+    with style.context(_SETTINGS, after_reset=True):
+        yield
