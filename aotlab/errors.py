@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 #: What a function that `aotlab.compile` traces directly may not do, and a whole program may.
-BY_DYNAMO = 'take frontend="dynamo", which runs such a line as plain Python'
+TAKE_DYNAMO = 'take frontend="dynamo"'
+#: The same, where that is done without being asked (`config.fallback`): Dynamo is known to follow eager there.
+BY_DYNAMO = f"{TAKE_DYNAMO}, which runs such a line as plain Python"
 _ASSERTION = re.compile(
     r"(?P<what>.*?) ?INTERNAL ASSERT FAILED at .*?please report a bug to PyTorch\.?\s*(?P<text>.*)", re.S
 )

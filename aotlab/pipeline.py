@@ -46,7 +46,7 @@ from aotlab.capture.signals import RunEagerly
 from aotlab.capture.synthetic_bases import Base
 from aotlab.capture.varying import NUMBER, Varying, chosen
 from aotlab.derivatives.backwards import backwards
-from aotlab.errors import BY_DYNAMO, RefusedError, UntraceableError, UserLine
+from aotlab.errors import BY_DYNAMO, TAKE_DYNAMO, RefusedError, UntraceableError, UserLine
 from aotlab.guards.call_state import CallState
 from aotlab.guards.code import definition, line_like
 from aotlab.guards.explain import sentences
@@ -242,7 +242,7 @@ def _refusal(
     """Make of what ended a compilation the error that says so, with the line of the user's program."""
     suggestion = "" if isinstance(error, trace.TraceFailed) else error.suggestion
     if target.frontend == "dynamo":
-        suggestion = suggestion.replace(f", or {BY_DYNAMO}", "")
+        suggestion = suggestion.replace(f", or {BY_DYNAMO}", "").replace(f", or {TAKE_DYNAMO}", "")
     if isinstance(error, RefusedError):
         if error.line is None:
             line = None

@@ -10,7 +10,7 @@ import pytest
 from aotlab import config
 
 DEFAULTS = {
-    "fallback": "eager",
+    "fallback": "dynamo",
     "recompile_limit": 8,
     "debug_assert": False,
     "functionalize_rng_ops": False,
@@ -40,7 +40,7 @@ def test_patch():
         with config.patch(recompile_limit=3):
             assert config.recompile_limit == 3
         assert config.recompile_limit == 2
-    assert (config.recompile_limit, config.fallback) == (8, "eager")
+    assert (config.recompile_limit, config.fallback) == (8, "dynamo")
     with pytest.raises(ValueError, match="stop"), config.patch(debug_assert=True):
         raise ValueError("stop")
     assert config.debug_assert is False

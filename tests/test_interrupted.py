@@ -15,7 +15,7 @@ from aotlab import _torch as internals
 from aotlab.frontends import direct
 
 SWAPPED = "setattr(owner, name, own)"
-HELD = "held[key] = before"
+HELD = "slot.place.write(before)"
 #: The function in whose last lines the interrupt comes, the line, and how often it was run before.
 MOMENTS = {
     "functions are put back, the first": (internals.replace_unguarded, SWAPPED, 0),

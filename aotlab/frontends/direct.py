@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from aotlab import _torch as internals
 from aotlab.capture.call import ArgumentKind, Target, names_of_arguments
 from aotlab.capture.signals import RunEagerly
-from aotlab.errors import BY_DYNAMO, HooksError, LeakedTensorError, UsageError, UserLine
+from aotlab.errors import BY_DYNAMO, TAKE_DYNAMO, HooksError, LeakedTensorError, UsageError, UserLine
 from aotlab.frontends.module_names import modules_named
 from aotlab.guards.code import line_that_changes
 from aotlab.guards.leaks import Watch
@@ -95,7 +95,7 @@ class _DirectTarget(Target):
         found = self._known()
         own = self._traceable_modules()
         if found.unseen is not None:
-            raise RunEagerly(found.unseen, suggestion='pass the value as an argument, or take frontend="dynamo"')
+            raise RunEagerly(found.unseen, suggestion=f"pass the value as an argument, or {TAKE_DYNAMO}")
         self._watch = watch = Watch([*own, *found.objects])
         try:
             result = self._run(lifted, args, kwargs)
@@ -138,7 +138,8 @@ class _DirectTarget(Target):
                 result = self._called(*args, **kwargs)
             for slot, tensor in zip(self._slots, lifted, strict=True):
                 if slot.place.read() is not tensor:
-                    raise _assigned(slot.name, self._known().state)
+                    instead = f"write it in place (`copy_`), return the value, or {BY_DYNAMO}"
+                    raise _leak("the function assigns to `{}`", slot.name, self._known().state, instead)
         return result
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -196,12 +197,6 @@ def _undo(reached: Sequence[Reached], watch: Watch) -> None:
         if not item.holds():
             item.put_back()
     watch.restore()
-
-
-def _assigned(name: str, reached: Sequence[Reached]) -> LeakedTensorError:
-    return _leak(
-        "the function assigns to `{}`", name, reached, f"write it in place (`copy_`), return the value, or {BY_DYNAMO}"
-    )
 
 
 def _forget_caches(attributes: Sequence[tuple[nn.Module, dict[str, Any]]]) -> None:

@@ -42,7 +42,10 @@ def differences(then: CallState, now: CallState) -> Iterator[str]:
     yield from (item.change() for item in then.reached if not item.holds())
     if then.nesting != now.nesting:
         yield from _of_nesting(then, now)
-    if then.nesting != now.nesting or len(then.leaves) != len(now.leaves):  # of a module, what it reaches has changed
+    elif then.names != now.names:
+        gone = sorted(set(then.names).difference(now.names))
+        yield from (f"`{name}`, which the function reads, is no tensor any more" for name in gone)
+    if then.nesting != now.nesting or len(then.leaves) != len(now.leaves):
         return
     for name, before, after in zip(now.names, then.leaves, now.leaves, strict=True):
         yield from _of_argument(name, before, after)

@@ -20,12 +20,12 @@ from torch.nn import functional
 from aotlab import _torch as internals
 from aotlab import errors
 from aotlab.capture.signals import RunEagerly
-from aotlab.errors import BY_DYNAMO
+from aotlab.errors import BY_DYNAMO, TAKE_DYNAMO
 from aotlab.guards.places import called, name_of, user_line
 from aotlab.trace.tape import tensors_in
 
 _OUTSIDE = "move it out of the compiled function"
-_OR_DYNAMO = f"{_OUTSIDE}, or {BY_DYNAMO}"
+_OR_DYNAMO = f"{_OUTSIDE}, or {TAKE_DYNAMO}"
 _STEP = f'{_OUTSIDE}; frontend="dynamo", or torch.compile(backend="aotlab"), runs a whole training step'
 
 

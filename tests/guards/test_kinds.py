@@ -1104,7 +1104,7 @@ MODULES = {
     "class' forward": (
         lambda b: set_attribute(Block, "forward", lambda self, x: self.linear(x)), f"`Block.forward`, {READ} another",
     ),
-    "no bias": (lambda b: set_item(b.linear._parameters, "bias", None), f"`linear.bias`, {READ} None"),
+    "no bias": (lambda b: set_item(b.linear._parameters, "bias", None), f"`linear.bias`, {READ} no tensor"),
     "requires_grad": (lambda b: set_attribute_of(b.linear.bias, "requires_grad"), "`linear.bias` has requires_grad="),
     "tied": (
         lambda b: set_item(b.norm._parameters, "bias", b.norm.weight), "`norm.bias` is the same tensor as `norm.w",

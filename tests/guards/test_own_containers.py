@@ -288,6 +288,7 @@ def test_what_raises_in_a_trace_alone_is_traced_once():
 
 def test_a_refusal_that_is_known_is_an_error_under_the_other_fallback(monkeypatch):
     """What ran eagerly while that was allowed is an error where it is not."""
+    monkeypatch.setattr(aotlab.config, "fallback", "eager")
     function = aotlab.compile(lambda x: x.sum().item(), backend="eager")
     with pytest.warns(RuntimeWarning, match="runs eagerly"):
         assert function(torch.ones(2)) == 2

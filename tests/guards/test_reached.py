@@ -51,10 +51,6 @@ CHANGES = {
         lambda part: setattr(part, "forward", lambda x: x),
         lambda part: delattr(part, "forward"),
     ),
-    "a parameter that is gone": (
-        lambda part: part.__dict__.update(was=part.linear.bias) or setattr(part.linear, "bias", None),
-        lambda part: setattr(part.linear, "bias", part.__dict__.pop("was")),
-    ),
     "a parameter that comes": (
         lambda part: setattr(part, "later", nn.Parameter(torch.ones(1))),
         lambda part: setattr(part, "later", None),

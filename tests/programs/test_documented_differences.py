@@ -8,9 +8,7 @@ from torch import nn
 from torch.autograd import grad
 from torch.utils.checkpoint import checkpoint
 
-import aotlab
-from aotlab.errors import RefusedError
-from tests.engine_helpers import compiled, refusing
+from tests.engine_helpers import compiled
 
 
 def in_one_region(call, between):
@@ -118,16 +116,3 @@ def test_gradients_of_gradients_with_respect_to_a_product_itself(function):
     torch.testing.assert_close(theirs, mine)
     assert of_result is not None
     assert not_of_it is None
-
-
-def test_a_custom_op_that_writes():
-    """It is refused before anything was written."""
-
-    @torch.library.custom_op("aotlab_tests::doubles", mutates_args=("x",))
-    def doubles(x: torch.Tensor) -> None:
-        x.mul_(2)
-
-    x = torch.ones(2)
-    with refusing(RefusedError):
-        aotlab.compile(lambda x: doubles(x), backend="eager")(x)
-    assert torch.equal(x, torch.ones(2))

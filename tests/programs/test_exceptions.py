@@ -467,7 +467,7 @@ def test_script_modules(make):
             return self.inner(x) + 1
 
     g = make(Holds(), *(arguments or ()), **({} if arguments else {"backend": "eager"}))
-    with pytest.warns(RuntimeWarning, match="`inner` is a ScriptModule"):
+    with pytest.warns(RuntimeWarning, match="`self.inner` is a ScriptModule"):
         assert g(torch.ones(1)).item() == 3.0
 
 

@@ -37,8 +37,8 @@ class _Address:
 
 
 def _know_by_address(original: Callable[..., Any]) -> Callable[..., Any]:
-    def snapshot(value: Any, *settings: Any) -> Any:
-        found = original(value, *settings)
+    def snapshot(value: Any, *settings: Any, **more: Any) -> Any:
+        found = original(value, *settings, **more)
         return _Address(value) if isinstance(found, values.Value) and not found.is_plain else found
 
     return snapshot
