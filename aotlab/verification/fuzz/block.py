@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+from aotlab import config
 from aotlab.verification.fuzz import cell, failures
 from aotlab.verification.fuzz.drawing import Drawn, draw_block
 from aotlab.verification.fuzz.engines import Watch
@@ -188,10 +189,11 @@ def _status(outcome: Outcome, watch: Watch) -> Status:
 
 @contextmanager
 def _tidy() -> Iterator[None]:
-    """Leave nothing behind: neither the programs' lines, which tracebacks read, nor cycles."""
+    """Leave what is refused to eager, and nothing behind: neither programs' lines, which tracebacks read, nor cycles."""
     lines = set(linecache.cache)
     try:
-        yield
+        with config.patch(fallback="eager"):
+            yield
     finally:
         for name in set(linecache.cache) - lines:
             if name.startswith("<"):
