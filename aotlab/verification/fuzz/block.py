@@ -189,7 +189,7 @@ def _status(outcome: Outcome, watch: Watch) -> Status:
 
 @contextmanager
 def _tidy() -> Iterator[None]:
-    """Leave what is refused to eager, and nothing behind: neither programs' lines, which tracebacks read, nor cycles."""
+    """Leave what is refused to eager, and nothing behind: neither lines of programs, read by tracebacks, nor cycles."""
     lines = set(linecache.cache)
     try:
         with config.patch(fallback="eager"):
