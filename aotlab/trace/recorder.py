@@ -218,7 +218,7 @@ class Recorder(TorchDispatchMode):
                 f"`{func}` draws from a generator of its own",
                 line=self._line(),
                 why="a graph cannot hold a generator",
-                suggestion="use the default generator, or draw outside of the compiled function",
+                suggestion=f"use the default generator, or {BY_DYNAMO}",
             )
 
     def _appended(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
