@@ -71,7 +71,7 @@ REASONS = {
         5: "break print() is called, at In [",
     },
     "again": {},
-    "failed": {2: "RuntimeError: size mismatch", 3: "error RuntimeError: size mismatch"},
+    "failed": {3: "error RuntimeError: size mismatch"},
 }
 TIME = re.compile(r"\d[\d.]* (?:ns|µs|ms|s)\b")
 WIDTHS = (1000, 1600)

@@ -112,9 +112,9 @@ function wayOf({ how, reason, ways, first_line: first }: CellPart, line: number)
 }
 
 /** The reason of a part, at the line that has the call which it names, or else at the first. */
-function reasonAt({ source, error_line: failed }: Cell, { first_line: first, last_line: last, reason }: CellPart, line: number): string {
+function reasonAt({ source, error, error_line: failed }: Cell, { first_line: first, last_line: last, reason }: CellPart, line: number): string {
   if (failed !== null && first <= failed && failed <= last && /^\w+(Error|Exception): /.test(reason)) {
-    return line === failed ? reason : ''; // Dynamo's words for the error that ended the cell
+    return line === failed && reason !== error ? reason : ''; // Dynamo's words for the error that ended the cell
   }
   const called = /^calls (.*?)(\(\))?$/.exec(reason)?.[1] ?? '';
   const lines = source.split('\n').slice(first - 1, last);
