@@ -345,6 +345,41 @@ def test_aot_module_shares_everything():
         _ = f.nonesuch
 
 
+def test_the_class_of_a_compiled_module():
+    """It is not told of to the original's class, runs the call of that once, and makes modules like the original."""
+    classes = []
+
+    class Scaled(nn.Module):
+        def __init_subclass__(cls, *, name="", **kwargs):
+            super().__init_subclass__(**kwargs)
+            classes.append(name)
+
+        def __init__(self, scale):
+            super().__init__()
+            self.scale = scale
+
+        def __call__(self, x):
+            return super().__call__(x) + 1
+
+        def forward(self, x):
+            return x * self.scale
+
+        def twice(self):
+            return type(self)(self.scale * 2)
+
+        @classmethod
+        def made(cls, scale):
+            return cls(scale)
+
+    class Named(Scaled, name="named"):
+        pass
+
+    module = aotlab.compile(Named(3.0), backend="eager")
+    x = torch.ones(2)
+    assert classes == ["named"]
+    assert [model(x)[0].item() for model in (module, module.twice(), module.made(5.0))] == [4.0, 7.0, 6.0]
+
+
 def test_aot_module_train_and_eval():
     """Train and eval set both; the flag is that of the original."""
     module = nn.Sequential(nn.Linear(2, 2), nn.Dropout(1.0))

@@ -46,6 +46,9 @@ class AotModule(nn.Module):
         made: AotModule = super().__new__(_class_for(cast(Hashable, type(module))))
         return made
 
+    def __init_subclass__(cls) -> None:
+        """Tell nobody: a class of ``module``'s may keep a list of its subclasses."""
+
     def __init__(self, module: nn.Module, compiled: Callable[..., Any]) -> None:
         self.__dict__["orig_module"] = module
         nn.Module.__init__(self)
@@ -58,6 +61,8 @@ class AotModule(nn.Module):
     def __repr__(self) -> str:
         inner = repr(self.__dict__["orig_module"]).replace("\n", "\n  ")
         return f"AotModule(\n  (orig_module): {inner}\n)"
+
+    __call__ = nn.Module.__call__  # the original's own is run by the call of that
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the compiled form; inside of what Dynamo captures, the module itself becomes a part of that."""
@@ -128,7 +133,9 @@ def _class_for(kind: Hashable) -> type[AotModule]:
         return AotModule.forward(self, *args, **kwargs)
 
     members: dict[str, Any] = {name: _asking(name) for name in _SPECIAL if hasattr(kind, name)}
-    return type("AotModule", (AotModule, kind), members | {"forward": functools.wraps(kind.forward)(forward)})
+    members["forward"] = functools.wraps(kind.forward)(forward)
+    members["__new__"] = lambda _, *args, **kwargs: kind(*args, **kwargs)  # what `type(self)(…)` is to make
+    return type("AotModule", (AotModule, kind), members)
 
 
 for _name, _value in vars(nn.Module).items():
