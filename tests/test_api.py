@@ -364,6 +364,9 @@ def test_the_class_of_a_compiled_module():
         def forward(self, x):
             return x * self.scale
 
+        def once(self, x):
+            return self.forward(x)
+
         def twice(self):
             return type(self)(self.scale * 2)
 
@@ -378,6 +381,19 @@ def test_the_class_of_a_compiled_module():
     x = torch.ones(2)
     assert classes == ["named"]
     assert [model(x)[0].item() for model in (module, module.twice(), module.made(5.0))] == [4.0, 7.0, 6.0]
+    assert module.forward(x)[0].item() == module.once(x)[0].item() == 3.0
+
+
+def test_forward_without_hooks():
+    """A direct call of ``forward`` runs no hooks of the original's; a call runs them once, whoever else has some."""
+    module = nn.Linear(2, 2)
+    module.register_forward_hook(lambda module, args, out: out * 2)
+    f, x = aotlab.compile(module, backend="eager"), torch.ones(2)
+    for _ in range(2):
+        assert torch.equal(f(x), module(x))
+        assert torch.equal(f.forward(x), module.forward(x))
+    f.register_forward_hook(lambda module, args, out: out + 1)
+    assert torch.equal(f(x), module(x) + 1)
 
 
 def test_aot_module_train_and_eval():

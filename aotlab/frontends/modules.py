@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 from collections.abc import Callable, Hashable
 from types import FunctionType
 from typing import Any, cast
@@ -19,7 +20,7 @@ from typing import Any, cast
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
-from aotlab._torch import MODULE_DICTIONARIES
+from aotlab._torch import MODULE_DICTIONARIES, hooks_held
 
 #: What every module has in its dictionary: here hooks and the like, which are its own.
 _PLAIN = frozenset(vars(nn.Module())) - {"training"}
@@ -65,8 +66,17 @@ class AotModule(nn.Module):
     __call__ = nn.Module.__call__  # the original's own is run by the call of that
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the compiled form; inside of what Dynamo captures, the module itself becomes a part of that."""
-        return (self.orig_module if is_dynamo_compiling() else self.compiled)(*args, **kwargs)
+        """Run the compiled form; inside of what Dynamo captures, the module itself becomes a part of that.
+
+        Called directly, as by a method, it runs the original's ``forward`` alone, where a call does more than that.
+        """
+        original = self.orig_module
+        if is_dynamo_compiling():
+            return original(*args, **kwargs)
+        called = sys._getframe(2).f_globals.get("__name__") == nn.Module.__module__
+        if not called and (any(hooks_held(original)) or type(original).__call__ is not nn.Module.__call__):
+            return original.forward(*args, **kwargs)
+        return self.compiled(*args, **kwargs)
 
     @property
     def training(self) -> bool:
