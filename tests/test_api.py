@@ -345,6 +345,57 @@ def test_aot_module_shares_everything():
         _ = f.nonesuch
 
 
+def test_the_class_of_a_compiled_module():
+    """It is not told of to the original's class, runs the call of that once, and makes modules like the original."""
+    classes = []
+
+    class Scaled(nn.Module):
+        def __init_subclass__(cls, *, name="", **kwargs):
+            super().__init_subclass__(**kwargs)
+            classes.append(name)
+
+        def __init__(self, scale):
+            super().__init__()
+            self.scale = scale
+
+        def __call__(self, x):
+            return super().__call__(x) + 1
+
+        def forward(self, x):
+            return x * self.scale
+
+        def once(self, x):
+            return self.forward(x)
+
+        def twice(self):
+            return type(self)(self.scale * 2)
+
+        @classmethod
+        def made(cls, scale):
+            return cls(scale)
+
+    class Named(Scaled, name="named"):
+        pass
+
+    module = aotlab.compile(Named(3.0), backend="eager")
+    x = torch.ones(2)
+    assert classes == ["named"]
+    assert [model(x)[0].item() for model in (module, module.twice(), module.made(5.0))] == [4.0, 7.0, 6.0]
+    assert module.forward(x)[0].item() == module.once(x)[0].item() == 3.0
+
+
+def test_forward_without_hooks():
+    """A direct call of ``forward`` runs no hooks of the original's; a call runs them once, whoever else has some."""
+    module = nn.Linear(2, 2)
+    module.register_forward_hook(lambda module, args, out: out * 2)
+    f, x = aotlab.compile(module, backend="eager"), torch.ones(2)
+    for _ in range(2):
+        assert torch.equal(f(x), module(x))
+        assert torch.equal(f.forward(x), module.forward(x))
+    f.register_forward_hook(lambda module, args, out: out + 1)
+    assert torch.equal(f(x), module(x) + 1)
+
+
 def test_aot_module_train_and_eval():
     """Train and eval set both; the flag is that of the original."""
     module = nn.Sequential(nn.Linear(2, 2), nn.Dropout(1.0))

@@ -276,10 +276,7 @@ def compile_graph(
         file = code.co_filename
         observe.emit(observe.CapturedAgain(function_id=number, file=file, failed=tuple(guards), scope=scope))
     made = pipeline.Options(
-        backend=compiler,
-        partitioner=partitioner,
-        keep_inference_input_mutations=True,
-        dynamic=None,
+        backend=compiler, partitioner=partitioner, keep_inference_input_mutations=True, dynamic=None
     )
     function = pipeline.function_for(target, made, number=number, varying=target.varying, **settings)
     _captures[internals.dynamo_compile_id()[1]] = function

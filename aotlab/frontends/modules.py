@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 from collections.abc import Callable, Hashable
 from types import FunctionType
 from typing import Any, cast
@@ -19,7 +20,7 @@ from typing import Any, cast
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
-from aotlab._torch import MODULE_DICTIONARIES
+from aotlab._torch import MODULE_DICTIONARIES, hooks_held
 
 #: What every module has in its dictionary: here hooks and the like, which are its own.
 _PLAIN = frozenset(vars(nn.Module())) - {"training"}
@@ -46,6 +47,9 @@ class AotModule(nn.Module):
         made: AotModule = super().__new__(_class_for(cast(Hashable, type(module))))
         return made
 
+    def __init_subclass__(cls) -> None:
+        """Tell nobody: a class of ``module``'s may keep a list of its subclasses."""
+
     def __init__(self, module: nn.Module, compiled: Callable[..., Any]) -> None:
         self.__dict__["orig_module"] = module
         nn.Module.__init__(self)
@@ -59,9 +63,20 @@ class AotModule(nn.Module):
         inner = repr(self.__dict__["orig_module"]).replace("\n", "\n  ")
         return f"AotModule(\n  (orig_module): {inner}\n)"
 
+    __call__ = nn.Module.__call__  # the original's own is run by the call of that
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the compiled form; inside of what Dynamo captures, the module itself becomes a part of that."""
-        return (self.orig_module if is_dynamo_compiling() else self.compiled)(*args, **kwargs)
+        """Run the compiled form; inside of what Dynamo captures, the module itself becomes a part of that.
+
+        Called directly, as by a method, it runs the original's ``forward`` alone, where a call does more than that.
+        """
+        original = self.orig_module
+        if is_dynamo_compiling():
+            return original(*args, **kwargs)
+        called = sys._getframe(2).f_globals.get("__name__") == nn.Module.__module__
+        if not called and (any(hooks_held(original)) or type(original).__call__ is not nn.Module.__call__):
+            return original.forward(*args, **kwargs)
+        return self.compiled(*args, **kwargs)
 
     @property
     def training(self) -> bool:
@@ -128,7 +143,9 @@ def _class_for(kind: Hashable) -> type[AotModule]:
         return AotModule.forward(self, *args, **kwargs)
 
     members: dict[str, Any] = {name: _asking(name) for name in _SPECIAL if hasattr(kind, name)}
-    return type("AotModule", (AotModule, kind), members | {"forward": functools.wraps(kind.forward)(forward)})
+    members["forward"] = functools.wraps(kind.forward)(forward)
+    members["__new__"] = lambda _, *args, **kwargs: kind(*args, **kwargs)  # what `type(self)(…)` is to make
+    return type("AotModule", (AotModule, kind), members)
 
 
 for _name, _value in vars(nn.Module).items():

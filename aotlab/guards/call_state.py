@@ -23,14 +23,7 @@ from aotlab.errors import BY_DYNAMO, PythonValueError, SubclassError, TransformE
 from aotlab.guards.objects import is_library, is_library_module
 from aotlab.guards.reach import reach
 from aotlab.guards.reached import Reached
-from aotlab.guards.values import (
-    NOTHING_MENTIONED,
-    Attributes,
-    Mentioned,
-    attributes_that_count,
-    is_plain,
-    same_value,
-)
+from aotlab.guards.values import NOTHING_MENTIONED, Attributes, Mentioned, attributes_that_count, is_plain, same_value
 from aotlab.ir.extents import counted_together, overlapping_pairs
 from aotlab.symbols.rules import Rules
 

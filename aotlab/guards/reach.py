@@ -354,6 +354,9 @@ class _Walk:
         if not hasattr(type(flag), "__set__"):  # else the flag of one that it holds
             self._guard(f"{dot}training", Place("item", attributes, "training"), module.training)
         self._visit_held(f"{dot}forward", Place("item", attributes, "forward"))
+        for name in internals.MODULE_DICTIONARIES:
+            if attributes.get(name):  # else nothing is read from it
+                self._guard(f"{dot}{name}", Place("item", attributes, name), attributes[name])
         children = internals.children_held(module)
         self._guard(f"the number of submodules of {own}", Place("size", children), len(children))
         for key, child in children.items():

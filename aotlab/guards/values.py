@@ -224,15 +224,17 @@ class ArraySnapshot:
 
 @dataclass(slots=True, eq=False)
 class _Items:
-    """A container: of the same type, with the same items in the same order; ``kind`` is which of Python's own it is."""
+    """A container of the same type, of Python's ``kind``, and the same items in order; the same ``owner`` of inputs."""
 
     type: type[Any]
     kind: Any
     keys: list[Snapshot] | None
     children: list[Snapshot]
+    owner: Any
 
     def holds(self, now: Any) -> bool:
-        if type(now) is not self.type or self.kind.__len__(now) != len(self.children):
+        is_it = self.owner is None or now is self.owner
+        if type(now) is not self.type or not is_it or self.kind.__len__(now) != len(self.children):
             return False
         if self.keys is None:
             items = self.kind.__iter__(now)
@@ -257,7 +259,7 @@ class _Items:
             if not known.holds(item):
                 is_set = isinstance(now, (set, frozenset))
                 return known.difference(item, f"an item of {path}" if is_set else f"{path}[{shown(key)}]")
-        return path, "has changed"
+        return path, "is another object"
 
 
 class CannotBeWatched(Exception):  # noqa: N818  # a signal: the function runs eagerly
@@ -295,7 +297,7 @@ def snapshot(
     has_slots = len(slots_in(value)) > 0
     children = [snapshot(item, name, mentioned, around, is_slot=has_slots) for item in items]
     keys = [snapshot(key, name, mentioned, around) for key in keys_in(value)] if isinstance(value, dict) else None
-    return _Items(type(value), kind_of(value), keys, children)
+    return _Items(type(value), kind_of(value), keys, children, value if has_slots else None)
 
 
 def is_ordinary(tensor: Tensor) -> bool:

@@ -30,11 +30,7 @@ from aotlab.trace.write_calls import may_overlap_itself
 
 
 def enter_inputs(
-    recorder: Recorder,
-    call: Call,
-    dedupe: DedupeRecord,
-    bases: Sequence[Base],
-    varying: Mapping[int, Collection[int]],
+    recorder: Recorder, call: Call, dedupe: DedupeRecord, bases: Sequence[Base], varying: Mapping[int, Collection[int]]
 ) -> list[Entered]:
     """Make the traced stand-ins of all inputs; a base that cannot be made has no ``wrapper`` afterwards."""
     tape, fake_mode = recorder.tape, recorder.fake_mode

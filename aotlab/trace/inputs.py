@@ -13,12 +13,7 @@ from aotlab import _torch as internals
 from aotlab._torch import FakeTensorMode
 from aotlab.capture.signals import RunEagerly
 from aotlab.capture.synthetic_bases import Base
-from aotlab.errors import (
-    CapturedTensorError,
-    EscapeError,
-    LeakedTensorError,
-    MetadataMutationError,
-)
+from aotlab.errors import CapturedTensorError, EscapeError, LeakedTensorError, MetadataMutationError
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.ir.specs import StorageNumbers, spec_of
 from aotlab.trace.edges import Edge, edge_of

@@ -68,11 +68,7 @@ class Segment:
 
 
 def segments(
-    roots: Sequence[Edge],
-    inputs: Sequence[Edge],
-    seen: Mapping[Edge, tuple[int, ...]],
-    *,
-    cuts: Collection[Edge] = (),
+    roots: Sequence[Edge], inputs: Sequence[Edge], seen: Mapping[Edge, tuple[int, ...]], *, cuts: Collection[Edge] = ()
 ) -> list[Segment]:
     """Divide the graph between ``roots``, the edges of the differentiable forward outputs, and those of the inputs.
 

@@ -219,3 +219,25 @@ def test_modes(mode, backend, why):
     """A mode that there is none of is refused with the reason."""
     with pytest.raises(aotlab.errors.UsageError, match=why):
         aotlab.compile(torch.sin, backend=backend, mode=mode)
+
+
+def test_another_container():
+    """A list or dictionary that takes the place of one that inputs are read from is looked at anew."""
+    held = SimpleNamespace(all=[torch.ones(3)], more={"w": [torch.ones(3)]})
+    f = compiled(lambda x: x * held.all[0] + held.more["w"][0])
+    x = torch.ones(3)
+    for change in ({"all": [torch.zeros(3)]}, {"more": {"w": [torch.zeros(3)]}}, {}):
+        assert torch.equal(f(x), x * held.all[0] + held.more["w"][0])
+        vars(held).update(change)
+    held.more["w"] = [torch.full((3,), 5.0)]
+    assert torch.equal(f(x), torch.full((3,), 5.0))
+
+
+def test_a_module_is_made_anew():
+    """What ``__init__`` replaces, called again, is looked at anew: the dictionaries of parameters and of modules."""
+    net = nn.Sequential(nn.Linear(3, 3))
+    f, x = compiled(lambda x: net(x)), torch.ones(3)
+    for again in (lambda: nn.Linear.__init__(net[0], 3, 3), lambda: net.__init__(nn.Linear(3, 3))):
+        assert torch.equal(f(x), net(x))
+        again()
+        assert torch.equal(f(x), net(x))
