@@ -172,6 +172,7 @@ def counted(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
     }
     saved_chip = f"{data_size(fresh) if fresh else sizes['saved']} saved"
     chips = [
+        ("overview", name == "failed", "the cell failed"),
         ("stages", len(graphs), amount(len(graphs), "graph")),
         ("inputs", len(changed), f"{len(changed)} mutated"),
         ("inputs", len(new), amount(len(new), "new gradient")),

@@ -105,7 +105,7 @@ def outcome(make, build, backend):
     return found, function
 
 
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.tier("full"))])
 @pytest.mark.parametrize("make", FAMILY, ids=lambda make: make.__name__)
 def test_as_eager(make, backend):
     """Values, gradients, writes and identities are eager's, by one entry."""

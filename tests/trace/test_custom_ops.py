@@ -98,7 +98,7 @@ def outcome(function, sizes):
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("frontend", ["direct", "dynamo"])
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.tier("full"))])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.__name__)
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.filterwarnings("error:.*runs eagerly")
