@@ -271,7 +271,8 @@ class _Walk:
         names = names_in(code)
         self._names |= names.attributes
         self.mentioned.by_string = self.mentioned.by_string or names.by_string
-        installed = objects.is_installed(code.co_filename)  # a package, which has its counters and registers for itself
+        file = function.__globals__.get("__file__") if code.co_filename == "<string>" else code.co_filename
+        installed = objects.is_installed(str(file))  # a package, which has its counters and registers for itself
         if not installed:
             self._users |= names.attributes
             for reader in objects.READERS_OF_NAMES.intersection(names.globals) - function.__globals__.keys():

@@ -421,3 +421,16 @@ def test_what_usual_code_has_is_compiled() -> None:
         assert behind(candidate).calls.compiled == 1
     finally:
         logger.removeHandler(handler)
+
+
+def test_code_that_a_package_generates() -> None:
+    """Such as the methods of a package's dataclasses: what only it reads is the package's own affair."""
+    space: dict[str, Any] = {
+        "__file__": "/x/site-packages/p.py",
+        "held": types.SimpleNamespace(it=operator.attrgetter("a")),
+    }
+    exec("def helper(x):\n    held.it\n    return x * 2", space)
+    helper = space["helper"]
+    candidate = compiled(lambda x: helper(x))
+    assert candidate(torch.ones(())).item() == 2.0
+    assert behind(candidate).calls.eager == 0
