@@ -208,7 +208,7 @@ class Writer:
                     and not (value.is_floating_point() or value.is_complex())
                 ):
                     raise NotDefinedError("not drawn: integers that require grad")
-        except (RuntimeError, IndexError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
+        except (RuntimeError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
             self._error = error
             if not all(within_its_memory(value) for value in self.scope.values.values()):
                 # A write to it would go to memory of somebody else, and end this process sooner or later.
