@@ -315,7 +315,7 @@ compiled_module = aot_module
 Engine = Literal["aotlab", "upstream", "eager"]
 
 
-#: The modes of `torch.compile`, each with the reason if there is none here.
+#: The modes of `torch.compile`, and why some are refused.
 _MODES = {
     "default": "",
     "max-autotune-no-cudagraphs": "",
@@ -405,9 +405,9 @@ def compile(
         return torch.compile(fn_or_module, backend=stock, mode=mode, **settings)
     chosen = partitioner or default_partition
     compiler = InductorBackend(max_autotune=True) if mode not in (None, "default") else resolve(backend)
-    by_dynamo = partial(compile_by_dynamo, fn_or_module, compiler=compiler, partitioner=chosen, **settings)
+    by_dynamo: Function = partial(compile_by_dynamo, compiler=compiler, partitioner=chosen, **settings)
     if frontend == "dynamo":
-        made = by_dynamo()
+        made = by_dynamo(fn_or_module)
         return AotModule(fn_or_module, made) if isinstance(fn_or_module, nn.Module) else made
     options = Options(backend=compiler, partitioner=chosen, keep_inference_input_mutations=True, dynamic=dynamic)
     target = ModuleTarget(fn_or_module) if isinstance(fn_or_module, nn.Module) else FunctionTarget(fn_or_module)

@@ -140,7 +140,7 @@ class CompiledFunction:
     refusal is raised whatever `config.fallback`: the caller runs the call eagerly for himself. ``number`` is what
     events call it, shared by Dynamo's graphs for one piece of code. ``warn`` says whether calls that run
     eagerly are warned of. ``accept`` may say of a new entry, ``(entry, args, kwargs)``, why it shall not be used;
-    ``by_dynamo`` compiles the function by Dynamo, for calls that only that can capture. What is to be compiled as a
+    ``by_dynamo`` compiles a function by Dynamo, for calls that only that can capture. What is to be compiled as a
     ``whole`` is refused wherever it would not be.
     """
 
@@ -155,7 +155,7 @@ class CompiledFunction:
         warn: bool = True,
         accept: Callable[[Entry, tuple[Any, ...], dict[str, Any]], str | None] | None = None,
         varying: Varying | None = None,
-        by_dynamo: Callable[[], Callable[..., Any]] | None = None,
+        by_dynamo: Callable[[Any], Callable[..., Any]] | None = None,
         whole: bool = False,
     ) -> None:
         self._target = target
@@ -203,13 +203,13 @@ class CompiledFunction:
         if config.saved_tensors_hooks == "eager" and torch.is_grad_enabled() and hooks_are_foreign():
             return self._run_under_hooks(args, kwargs)
         started = time.perf_counter_ns() if observe.listening() else None
-        served = self._serve_by(self._entries, args, kwargs)
+        served, others = self._serve_by(self._entries, args, kwargs), self._calls_by_dynamo
         is_new = served is None
         if served is None:
             served = self._serve_new(args, kwargs)
         if isinstance(served, Exception):
             served = self._run_again(served, args, kwargs), None
-        if started is not None:
+        if started is not None and others == self._calls_by_dynamo:  # else the graphs that Dynamo captured are called
             self._announce(served[1], started, compiled=is_new and served[1] is not None)
         return served[0]
 
@@ -370,7 +370,7 @@ class CompiledFunction:
         """Run a call for which nothing was compiled."""
         if not by_dynamo or self._by_dynamo is None:
             return self._run_eagerly(args, kwargs)
-        self._captured = self._captured or self._by_dynamo()
+        self._captured = self._captured or self._by_dynamo(self.__wrapped__ if self._module is None else self._module)
         self._calls_by_dynamo += 1
         return self._captured(*args, **kwargs)
 

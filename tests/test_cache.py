@@ -258,6 +258,7 @@ def test_fallback_dynamo():
     assert [w.filename for w in caught] == [__file__]
     assert [e.outcome for e in heard if isinstance(e, CompileFailed)] == ["captured by Dynamo"]
     assert any(isinstance(e, CompileFinished) for e in heard)  # a graph of Dynamo's
+    assert all(e.entry is not None for e in heard if isinstance(e, Called))  # and none of the calls was eager
     assert g(torch.ones(2), False).tolist() == [2.0, 2.0]
     assert (g.calls.by_dynamo, g.calls.eager, g.calls.compiled, len(g.entries)) == (2, 0, 3, 1)
     for _ in range(8):
@@ -294,6 +295,11 @@ def test_state_behind_the_fallback():
     assert (module.seen, len(module.maps)) == (4, 4)
     assert all(map(torch.equal, module.maps, twin.maps))
     assert g.compiled.calls.by_dynamo == 4
+    other = copy.deepcopy(g)
+    with torch.no_grad():
+        other.layer.weight.zero_()
+    assert torch.equal(other(x), other.orig_module.layer.bias.expand(3, 2).relu())
+    assert (module.seen, other.seen) == (4, 5)
 
 
 def test_fullgraph():

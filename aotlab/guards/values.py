@@ -188,7 +188,7 @@ class _Tensor:
         return path, "is the same tensor with another shape, dtype, place, or requires_grad, or an attribute"
 
 
-class _Any:
+class _Input:
     """A tensor that is an input, whichever it is: what it is like is guarded as that of other inputs."""
 
     def holds(self, now: Any) -> bool:
@@ -279,7 +279,7 @@ def snapshot(
     ``around`` are ids of containers; a tensor in a place that ``is_slot`` may be another one at another call.
     """
     if isinstance(value, Tensor):
-        return _Any() if is_slot and is_ordinary(value) else _Tensor(value, mentioned)
+        return _Input() if is_slot and is_ordinary(value) else _Tensor(value, mentioned)
     if is_array(value):
         if value.nbytes > ARRAY_BYTES or value.dtype.hasobject:
             raise CannotBeWatched(f"`{name}`, a numpy array of {value.nbytes} bytes and {value.dtype}")

@@ -1,8 +1,9 @@
 """Ops of the user's that write some of their arguments: a graph holds a functional form, which writes copies of those.
 
-fill(out, x)                            # is recorded as
-result, written = fill_functional(out, x)
-out.copy_(written)
+    fill(out, x)                                # is recorded as
+    result, written = fill_functional(out, x)
+    out.copy_(written)
+Such a form is registered when an op is first met.
 """
 
 from __future__ import annotations
@@ -46,8 +47,7 @@ def functional_form(op: OpOverload) -> OpOverload:
     _library.define(f"{name}({inputs} -> ({', '.join(['Tensor'] * (count + len(written)))})")
     _library.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"aotlab::{name}", kernel, lib=_library)
-    made: OpOverload = getattr(torch.ops.aotlab, name).default
-    return made
+    return getattr(torch.ops.aotlab, name).default  # type: ignore[no-any-return]  # made at run time
 
 
 def arguments_of(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
