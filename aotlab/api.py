@@ -183,7 +183,7 @@ def aot_function(
         dynamic=dynamic,
         static_inputs=num_params_buffers,
     )
-    return function_for(FunctionTarget(fn), options)
+    return function_for(FunctionTarget(fn), options, by_dynamo=_by_dynamo(options))
 
 
 def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> AotModule:
@@ -243,7 +243,12 @@ def _module_function(
         dynamic=dynamic,
         duplicates=duplicates,
     )
-    return function_for(ModuleTarget(mod), options)
+    return function_for(ModuleTarget(mod), options, by_dynamo=_by_dynamo(options))
+
+
+def _by_dynamo(options: Options) -> Function:
+    settings: dict[str, Any] = {"compiler": options.backend, "partitioner": options.partitioner}
+    return partial(compile_by_dynamo, **settings, dynamic=bool(options.dynamic))
 
 
 def aot_module_simplified(

@@ -40,7 +40,7 @@ lazy_backward: bool = False
 saved_tensors_hooks: Literal["eager", "apply"] = "eager"
 
 #: The corners that are compiled; what is left out of them runs eagerly. See `aotlab.quirks`, one file each.
-quirks: tuple[str, ...] = ("hooks", "moves", "windows", "gradients", "warnings", "draws", "lstm", "kernels")
+quirks: tuple[str, ...] = ("hooks", "moves", "windows", "gradients", "warnings", "draws", "lstm", "kernels", "hops")
 
 
 def disable() -> None:

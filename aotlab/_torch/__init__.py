@@ -40,6 +40,9 @@ from aotlab._torch.modules import (
     parameters_held, parametrization_cache, registered_container, set_module_call,
 )
 from aotlab._torch.graphs import boxed_forward_of, forward_of, graph_module, has_effects, tracing_context
+from aotlab._torch.higher_order import (
+    COND, FLEX_ATTENTION, FLEX_ATTENTION_BACKWARD, HIGHER_ORDER, MAP, SCAN, WHILE_LOOP, IndexesByTensors,
+)  # fmt: skip
 from aotlab._torch.ops import (
     APPLY_OF_C, ASSERTIONS, CAST, CONJUGATE, DATA_OF, FUNCTION_APPLY, ONEDNN_RNN_LAYER, ONE_HOT, PUTS, PUT_BY_KERNEL,
     SETS_DATA, SOFTMAX, TORCHS_OWN, TRILINEAR, UNSAFE_VIEW, VECTORS_FLAG, default_generator, eager_kernels,

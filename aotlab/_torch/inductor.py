@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from aotlab._torch.higher_order import symbols_for_loops
 from aotlab._torch.replaced import replaced
 
 
@@ -102,6 +103,7 @@ def inductor_compile(
         debug.reset_provenance_globals(),  # where it collects of which nodes it makes each kernel
         V.set_fake_mode(fake_mode),
         _constants_allowed(fake_mode),
+        symbols_for_loops(module, fake_mode),
         _lowered(module),
         _falling_back(),
         _writes_before_reads(),

@@ -217,7 +217,8 @@ class Backward:
         """Return the gradients of what went through ``apply``, in their order; raise what differentiating raises."""
         if saved.pending is not None or torch.is_grad_enabled():
             higher = self._of_higher_order()
-            if torch.is_grad_enabled() or higher.is_awaited(saved):
+            # or where something came into the midst, in the backward that is being run
+            if torch.is_grad_enabled() or (id(higher), internals.current_graph_task()) in (saved.pending or ()):
                 return higher(saved, tangents)
         return self._of_first_order(saved, tangents)
 

@@ -109,10 +109,6 @@ class Higher:
         self.is_shared = _arrivals(level) if is_first else {}
         self._plans: dict[Kind, _Plan] = {}
 
-    def is_awaited(self, saved: SavedValues) -> bool:
-        """Tell whether something came into the midst, in the backward that is being run."""
-        return saved.pending is not None and (id(self), internals.current_graph_task()) in saved.pending
-
     def __call__(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients of ``wanted``; in grad mode they have histories."""
         came = saved.take_pending(id(self))

@@ -46,11 +46,6 @@ class InputAliasInfo:
     metadata_steps: tuple[str, ...] = ()
 
     @property
-    def is_written_unseen(self) -> bool:
-        """Whether autograd sees none of the writes."""
-        return self.mutations_under_no_grad_or_inference_mode or self.mutations_hidden_from_autograd
-
-    @property
     def is_written_non_leaf(self) -> bool:
         """Whether a non-leaf was written: if it is a view, autograd regenerates its `grad_fn` from its base."""
         return self.requires_grad and not self.is_leaf and self.moves_version

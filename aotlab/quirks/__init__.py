@@ -9,6 +9,7 @@ from __future__ import annotations
 from aotlab import config
 from aotlab.quirks.draws import Draws
 from aotlab.quirks.gradients import Gradients
+from aotlab.quirks.higher_order import HigherOrder
 from aotlab.quirks.hooks import Hooks
 from aotlab.quirks.kernels import Kernels
 from aotlab.quirks.lstm import Lstm
@@ -17,7 +18,7 @@ from aotlab.quirks.warned import Warnings
 from aotlab.quirks.windows import Windows
 from aotlab.trace.quirk import Quirk
 
-ALL: tuple[type[Quirk], ...] = (Hooks, Moves, Windows, Gradients, Warnings, Draws, Lstm, Kernels)
+ALL: tuple[type[Quirk], ...] = (Hooks, Moves, Windows, Gradients, Warnings, Draws, Lstm, Kernels, HigherOrder)
 
 
 def chosen() -> list[Quirk]:

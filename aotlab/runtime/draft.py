@@ -159,13 +159,6 @@ class Draft:
             return f"new {self.meta.input_info[writes[i].index].name}"
         return f"base {i - len(writes) - len(self.trace.returned_outputs)}" if output is None else output.name
 
-    def needs_detach(self, i: int) -> bool:
-        """Tell whether forward output ``i`` reaches the caller as a view of something that only the graph knows.
-
-        Made without grad mode, such a view could not be written in place; an alias of it can.
-        """
-        return i >= len(self.trace.writes) and self.trace.is_view(i)
-
     # --- lines
 
     def miss(self, conditions: Sequence[str]) -> None:

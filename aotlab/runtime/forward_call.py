@@ -118,7 +118,8 @@ class ForwardCall:
         for i in range(len(self.trace.forward_outputs)):
             if i not in self.trace.roots:
                 draft.results[i] = f"out[{i}]"
-                if draft.needs_detach(i):
+                if i >= len(self.trace.writes) and self.trace.is_view(i):
+                    # made without grad mode, a view of what only the graph knows could not be written; an alias can
                     draft.results[i] = self.w.local(draft.label(i))
                     self.w.add(f"{draft.results[i]} = out[{i}].detach()")
 

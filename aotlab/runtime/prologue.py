@@ -175,7 +175,8 @@ class Prologue:
             return
         if info.is_written_non_leaf and draft.trace.training:
             draft.miss([f"{tensor}.retains_grad and {tensor}._base is not None"])
-        if info.mutates_data and info.requires_grad and not info.is_written_unseen:
+        unseen = info.mutations_under_no_grad_or_inference_mode or info.mutations_hidden_from_autograd
+        if info.mutates_data and info.requires_grad and not unseen:
             draft.miss([f"not {w.call('may_be_written', internals.may_be_written, tensor)}"])
 
     def _offsets(self) -> None:

@@ -109,10 +109,11 @@ CLAIMABLE: Mapping[Any, tuple[str, str]] = {
     torch.autograd.grad: ("`torch.autograd.grad` is called inside of the function", "call it outside"),
     torch.lstm: ("an LSTM looks at grad mode when it runs", "compute with torch.nn.LSTMCell"),
     **dict.fromkeys(_BY_OTHER_KERNELS, _OTHER_KERNEL),
+    **dict.fromkeys(internals.HIGHER_ORDER, ("`{}` is given functions", _OUTSIDE)),
     warnings.warn: ("it warns, as eager does at each call", "mend what it warns of"),
 }
 #: What is claimed whatever its first argument is: a tensor of a transform, or one from outside.
-CLAIMED_ANYHOW = frozenset((torch.autograd.grad, *_BY_OTHER_KERNELS))
+CLAIMED_ANYHOW = frozenset((torch.autograd.grad, *_BY_OTHER_KERNELS, *internals.HIGHER_ORDER))
 
 _BRANCH = f"choose with torch.where, or {BY_DYNAMO}"
 _NUMBER = f"keep it a tensor, pass the number as an argument, or {BY_DYNAMO}"
@@ -187,10 +188,10 @@ def refuse_unasked(name: str, *tensors: Any, **_: Any) -> NoReturn:
 def refuse_higher_order(op: object, line: errors.UserLine | None = None) -> NoReturn:
     """Refuse what holds functions, such as ``torch.cond``."""
     raise errors.HigherOrderOpError(
-        f"higher-order op `{op}` has no tracing rule yet",
+        f"`{op}` is given functions",
         line=line or user_line(),
-        why="it holds functions, which would have to be traced on their own",
-        suggestion=_OUTSIDE,
+        why="a trace would run them, and not see what they capture",
+        suggestion=f"{_OUTSIDE}, or {BY_DYNAMO}",
     )
 
 

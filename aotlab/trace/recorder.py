@@ -229,9 +229,9 @@ class Recorder(TorchDispatchMode):
         if func in internals.LAID_OUT and self.decompositions and needs_look(func, args, kwargs):
             # a backend that decomposes lays out what it computes as torch's own fakes say
             promised = internals.call_by_fake_mode(self.fake_mode, func, args, kwargs)
-            self._append(func, args, kwargs, promised)
+            self.append(func, args, kwargs, promised)
             return laid_out(promised, result, self.record)
-        self._append(func, args, kwargs, result)
+        self.append(func, args, kwargs, result)
         return result
 
     def _append_draw(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
@@ -240,11 +240,11 @@ class Recorder(TorchDispatchMode):
         device = results[0].device
         before = self.states.before(device)
         if before is None:
-            self._append(func, args, kwargs, result)
+            self.append(func, args, kwargs, result)
             return result
         state = internals.new_fake(self.fake_mode, before.shape, before.stride(), before.dtype, before.device)
         args, kwargs = without_generator(func, args, kwargs)
-        self._append(drawn(func), (before, *args), kwargs, (*results, state))
+        self.append(drawn(func), (before, *args), kwargs, (*results, state))
         self.states.after(device, state)
         return result
 
@@ -354,7 +354,8 @@ class Recorder(TorchDispatchMode):
 
         return func(*[real(arg) for arg in args], **{name: real(value) for name, value in kwargs.items()})
 
-    def _append(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def append(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Append an op that gave ``result``."""
         if self.phase == "forward":
             sequence: int | None = internals.sequence_number() - 1
             place, meta = user_place(), self.meta
@@ -382,7 +383,7 @@ class Recorder(TorchDispatchMode):
         another = real.detach().clone()
         with self.fake_mode:
             fake: Tensor = torch.ops.aten.lift_fresh_copy.default(another)
-        self._append(torch.ops.aten.clone.default, (constant,), {}, fake)
+        self.append(torch.ops.aten.clone.default, (constant,), {}, fake)
         return fake
 
     def _refuse_foreign(self, func: Any, tensor: Tensor) -> NoReturn:

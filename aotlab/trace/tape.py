@@ -232,7 +232,8 @@ class _GraphWriter:
             node = self._graph.placeholder(placeholder)
             if not isinstance(fake, Tensor):
                 node.meta.update(val=fake, phase="forward")
-                self._symbols[fake.node.expr] = node
+                if isinstance(fake, torch.SymInt | torch.SymFloat):
+                    self._symbols[fake.node.expr] = node
                 continue
             _describe(node, fake)
             if placeholder.startswith("tangents"):
@@ -297,10 +298,14 @@ class _GraphWriter:
             return self._use(value)
         if isinstance(value, torch.SymInt | torch.SymFloat):
             return self._size(value)
-        if type(value) is list or isinstance(value, torch.Size):
+        if isinstance(value, list | torch.Size):
             return [self._convert(item) for item in value]
         if type(value) is tuple:
             return tuple([self._convert(item) for item in value])
+        if isinstance(value, fx.GraphModule):
+            earlier = [type(each).__name__ for each in self._root.children()]
+            self._root.add_module(name := f"{type(value).__name__}_{earlier.count(type(value).__name__)}", value)
+            return self._graph.get_attr(name)
         if type(value) is complex and 0.0 in (value.real, value.imag):
             # written as `-0j` it would come back with another sign
             return self._graph.call_function(complex, (value.real, value.imag))

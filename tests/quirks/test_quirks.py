@@ -79,6 +79,11 @@ def singular(x):
     return torch.linalg.svdvals(x)
 
 
+def choosing(x):
+    """Choose by an op that takes functions."""
+    return torch.ops.higher_order.cond(x.sum() > 0, lambda x: (x.sin(),), lambda x: (x.cos(),), (x,))
+
+
 PROGRAMS = [
     ("hooks", hooked, "a hook is registered"),
     ("hooks", retaining, "a hook is registered"),
@@ -90,6 +95,7 @@ PROGRAMS = [
     ("draws", drawing, "draws in the order of the memory"),
     ("lstm", recurrent, "an LSTM looks at grad mode"),
     ("kernels", singular, "eager computes `linalg_svdvals` by another kernel"),
+    ("hops", choosing, "`cond` is given functions"),
 ]
 
 

@@ -24,7 +24,6 @@ from aotlab.errors import (
     CapturedTensorError,
     DataDependentError,
     EscapeError,
-    HigherOrderOpError,
     HooksError,
     LeakedTensorError,
     MetadataMutationError,
@@ -1477,18 +1476,6 @@ def test_unused_random_ops_still_draw():
 
     same(f, torch.ones(2), calls=3)
     same(f, leaf(2), calls=3)
-
-
-def test_higher_order_ops_are_refused():
-    """torch.cond has no rule yet."""
-
-    def f(x):
-        return torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,))
-
-    x = torch.ones(3)
-    with refusing() as caught:
-        compiled(f)(x)
-    assert isinstance(caught.value, (HigherOrderOpError, DataDependentError))
 
 
 def test_mutable_custom_ops_are_refused():

@@ -1,0 +1,222 @@
+"""Ops that take functions: their graphs stand in ours, forward, backward, derivatives of derivatives, for all sizes."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch._higher_order_ops import associative_scan, scan, while_loop
+from torch._higher_order_ops import map as map_over
+from torch._higher_order_ops.flex_attention import flex_attention as flex_attention_op
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.utils import _pytree as pytree
+
+import aotlab
+from aotlab import observe
+from tests.engine_helpers import events, leaf
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+layers = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+
+def layer_of(number, a):
+    """Apply a layer, whose parameters are captured."""
+    return layers[number](a.float()).to(a.dtype)
+
+
+def choose(x, w):
+    """Choose by a value, a layer with its parameters captured."""
+    y = torch.cond(x.sum() > 0, lambda a: layer_of(0, a).sin(), lambda a: layer_of(1, a) * 2, (x,))
+    return torch.cond(y.sum() > 0, lambda a: (a @ w).flatten(), lambda a: (a * w[0]).reshape(-1) + a.size(0), (y,))
+
+
+def over_rows(x, w):
+    """Compute something for each row, with two results of other shapes."""
+    return map_over(lambda row, w: ((row @ w).relu(), row.sum()), x, w)
+
+
+def recurrence(x, w):
+    """Carry two things over the rows, and stack what each step gives."""
+
+    def step(carried, row):
+        state, total = carried
+        state = (state + row @ w).tanh()
+        return (state, total + state.sum()), (state.sum(), state * total)
+
+    return scan(step, (w[0].clone(), torch.zeros(())), x)
+
+
+def nested(x, w):
+    """Choose in each step."""
+
+    def step(state, row):
+        state = torch.cond(row.sum() > 0, lambda s, r: s * r, lambda s, r: s - r, (state, row))
+        return state, state.sin()
+
+    return scan(step, w[0].clone(), x)
+
+
+def combine(x, w):
+    """Combine associatively, which is made of ordinary ops."""
+    return associative_scan(lambda a, b: a * b, x @ w, 0, combine_mode="generic")
+
+
+def change(x, w):
+    """Write what was made inside, and an argument with what came out."""
+
+    def changes(a):
+        b = a.clone()
+        b.add_(1)
+        return b * a
+
+    y = torch.empty_like(x)
+    y.copy_(torch.cond(x.sum() > 0, changes, lambda a: a * 2, (x,)))
+    return y @ w
+
+
+def loop(x, w):
+    """Repeat until a value says stop."""
+    return while_loop(
+        lambda i, a: i < 3, lambda i, a: (i + 1, (a @ w).tanh()), (torch.zeros((), dtype=torch.int64), x + 0)
+    )
+
+
+def attend(x, w):
+    """Attend with scores of one's own, by a captured bias."""
+    q, k = (x.expand(1, 2, -1, -1).contiguous() for _ in range(2))
+    return flex_attention(q, k, k * 2, score_mod=lambda score, b, h, i, j: score + w[i % 4, j % 4] * (i - j))
+
+
+def called(function, size, *, grad, seed=0):
+    """Return results, and gradients if wanted."""
+    x, w = (leaf(*shape, seed=seed + n).detach().requires_grad_(grad) for n, shape in enumerate([(size, 4), (4, 4)]))
+    results = pytree.tree_leaves(function(x, w))
+    if not grad:
+        return results
+    total = sum((each**2).sum() for each in results if each.requires_grad)
+    return [*results, *torch.autograd.grad(total, (x, w), allow_unused=True)]
+
+
+INDUCTOR = pytest.param("inductor", marks=pytest.mark.tier("full"))
+
+
+@pytest.mark.parametrize("backend", ["eager", INDUCTOR])
+@pytest.mark.parametrize("program", [choose, over_rows, recurrence, nested, combine, change])
+@pytest.mark.filterwarnings("ignore:.*script_method", "ignore:flex_attention called without")
+def test_trained(program, backend):
+    """Results and gradients of four sizes; one compilation for the first, one for all others; nothing runs eagerly."""
+    _compare(program, backend, grad=True)
+
+
+@pytest.mark.parametrize("backend", ["eager", INDUCTOR])
+@pytest.mark.parametrize("program", [choose, recurrence, loop, attend])
+@pytest.mark.filterwarnings("ignore:.*script_method", "ignore:flex_attention called without")
+def test_without_gradients(program, backend):
+    """The same, with loops that end by a value, and attention, of which CPUs have no backward."""
+    _compare(program, backend, grad=False)
+
+
+def _compare(program, backend, *, grad):
+    compiled = aotlab.compile(program, backend=backend, frontend="dynamo")
+    with warnings.catch_warnings(), events() as heard:
+        warnings.filterwarnings("error", ".*eagerly")
+        for size in (4, 5, 8, 3):
+            with nullcontext() if grad else torch.no_grad():
+                wanted = called(program, size, grad=grad)
+                found = called(compiled, size, grad=grad)
+            if backend == "eager":
+                assert all(map(torch.equal, wanted, found)), size
+            else:
+                torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    count = sum(isinstance(event, observe.CompileFinished) for event in heard)
+    assert count == (4 if program is combine else 2)  # as many steps as the size asks for
+
+
+def plainly(x, w):
+    """Do what `choose` does, by Python's ``if``."""
+    y = layer_of(0, x).sin() if x.sum() > 0 else layer_of(1, x) * 2
+    return (y @ w).flatten() if y.sum() > 0 else (y * w[0]).reshape(-1) + y.size(0)
+
+
+def by_hand(x, w):
+    """Do what `over_rows` does, by Python's ``for``."""
+    rows = [((row @ w).relu(), row.sum()) for row in x]
+    return torch.stack([row for row, _ in rows]), torch.stack([total for _, total in rows])
+
+
+@pytest.mark.parametrize(("program", "python"), [(choose, plainly), (over_rows, by_hand)])
+def test_derivatives_of_derivatives(program, python):
+    """Those of plain Python, of which torch's own derivative of ``cond`` has none."""
+
+    def second(function):
+        x, w = (leaf(4, 4, seed=seed).detach().double().requires_grad_() for seed in range(2))
+        total = sum((each**3).sum() for each in pytree.tree_leaves(function(x, w)))
+        first = torch.autograd.grad(total, (x, w), create_graph=True)
+        return torch.autograd.grad(sum((each**2).sum() for each in first), (x, w))
+
+    torch.testing.assert_close(second(torch.compile(program, backend="aotlab")), second(python))
+
+
+def test_a_graph_of_its_own():
+    """`aot_function` hands its compilers a graph that names the graphs of both branches, forward and backward."""
+    codes = []
+
+    def compiler(graph, _):
+        codes.append((graph.code, next(graph.children()).code))
+        return graph
+
+    x, w = leaf(4, 4), leaf(4, 4, seed=1)
+    compiled = aotlab.aot_function(lambda x, w: torch.cond(x.sum() > 0, torch.mm, torch.add, (x, w)), compiler)
+    with pytest.warns(RuntimeWarning, match="is captured by Dynamo: `cond` is given functions"):
+        compiled(x, w).sum().backward()
+    (forward, true), (backward, true_back) = codes
+    assert "higher_order.cond(gt, true_graph_0, false_graph_0, (" in forward
+    assert "aten.mm" in true
+    assert "higher_order.cond(gt, true_graph_1, false_graph_1, (" in backward
+    assert true_back.count("aten.mm") == 2
+
+
+def test_attention_is_trained():
+    """Its backward, which a GPU has, and CPUs where the op is called by its name: with a mask and a learned bias."""
+    mask = create_block_mask(lambda b, h, i, j: i >= j, 1, 1, 128, 128, device="cpu").as_tuple()
+    tensors = [each for each in mask if isinstance(each, torch.Tensor)]
+
+    def attention(q, k, v, bias, *tensors):
+        rest = iter(tensors)
+        blocks = tuple(next(rest) if isinstance(each, torch.Tensor) else each for each in mask)
+
+        def score(score, b, h, i, j, bias):
+            return score + bias[i % 8, j % 8]
+
+        return flex_attention_op(q, k, v, score, blocks, 0.25, {}, (bias,), ())[:2]
+
+    given = [*(leaf(1, 2, 128, 16, seed=n) for n in range(3)), leaf(8, 8)]
+    found = []
+    for each in (attention, aotlab.aot_function(attention, aotlab.nop)):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", ".*eagerly")
+            result, sums = each(*given, *tensors)
+        found.append([result, sums, *torch.autograd.grad((result**2).sum() + sums.sum(), given)])
+    assert all(map(torch.equal, found[0][:-1], found[1][:-1]))
+    torch.testing.assert_close(found[0][-1], found[1][-1])
+
+
+REFUSED = [
+    ("draws random numbers", lambda x: torch.cond(x.sum() > 0, torch.nn.functional.dropout, torch.cos, (x,))),
+    ("is differentiated", lambda x: while_loop(lambda x: x.sum() < 10, lambda x: (x + 1,), (x,))[0]),
+]
+
+
+@pytest.mark.parametrize(("sentence", "program"), REFUSED)
+def test_left_to_eager(sentence, program):
+    """With a notice that says why, and eager's results."""
+    x, results = leaf(4), []
+    compiled = aotlab.compile(program, backend="eager", frontend="dynamo")
+    for each in (program, compiled):
+        torch.manual_seed(0)
+        with pytest.warns(RuntimeWarning, match=sentence) if each is compiled else nullcontext():
+            result = each(x)
+        results.append((result, *torch.autograd.grad(result.sum(), x)))
+    assert all(map(torch.equal, *results))
