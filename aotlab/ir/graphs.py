@@ -125,7 +125,7 @@ def op_count(graph: fx.Graph) -> int:
 
 
 def readable(module: fx.GraphModule, name: str) -> str:
-    """Print ``module`` as Python with shapes behind the values, and the sizes that it takes behind its inputs."""
+    """Print ``module`` as Python with shapes behind values, sizes behind inputs, and the graphs that it holds."""
     body = module.graph.python_code("self", verbose=False).src
     shapes = {
         node.name: str(spec_of(node.meta["val"]))
@@ -139,7 +139,8 @@ def readable(module: fx.GraphModule, name: str) -> str:
         lines.append(f"{stripped}  # {shapes[left]}" if left in shapes and " = " in stripped else stripped)
     sizes = ", ".join(f"{n.name}: {size_of(n.meta['val'])}" for n in filter(is_size, module.graph.nodes))
     lines[0] += f"  # {sizes}" * bool(sizes)
-    return "\n".join(lines).replace("def forward(", f"def {name}(", 1)
+    held = [readable(each, name) for name, each in module.named_children() if isinstance(each, fx.GraphModule)]
+    return "\n\n".join(["\n".join(lines).replace("def forward(", f"def {name}(", 1), *held])
 
 
 def placeholders(graph: fx.Graph) -> list[fx.Node]:

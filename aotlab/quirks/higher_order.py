@@ -188,7 +188,8 @@ def _traced(recorder: Recorder, rule: _Rule, name: str, function: _Function, giv
         what = "draws random numbers"
     if what:
         raise RunEagerly(f"a function in `{rule.op}` {what}, at {user_line()}")
-    graph = tape.graph(f"{name}_graph", [(f"arg{n}_1", each) for n, each in enumerate(fakes)], values)
+    inputs = [(f"arg{n}_1", each) for n, each in enumerate(fakes)]
+    graph = tape.graph(f"{name}_graph", inputs, values, keep_impure=recorder.phase)
     output = graph.graph.output_node()
     nodes: Any = output.args[0]
     output.args = nodes if isinstance(results, Tensor) else (type(results)(nodes),)

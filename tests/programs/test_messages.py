@@ -388,7 +388,6 @@ BEHIND_DYNAMO = [
     (_reentrant, [partial(leaf, 3)], "use_reentrant=False"),
     (_sets_data, [_ones, _ones], "move it out"),
     (_infers_inside, [_ones], "inference_mode around the call"),
-    (_chooses, [_ones], "move it out"),
     (_writes_one_twice, [_ones], "return a new tensor"),
     (_doubles, [lambda: torch.ones(3, dtype=torch.complex64).conj()], "resolve_conj()"),
 ]

@@ -220,3 +220,14 @@ def test_left_to_eager(sentence, program):
             result = each(x)
         results.append((result, *torch.autograd.grad(result.sum(), x)))
     assert all(map(torch.equal, *results))
+
+
+def test_in_a_report():
+    """Each graph is printed with those of its functions."""
+    x, w = leaf(4, 4), leaf(4, 4, seed=1)
+    with aotlab.Report.record() as report:
+        torch.compile(over_rows, backend="aotlab", options={"compiler": "eager"})(x, w)[0].sum().backward()
+    codes = {code.title: code.text for stage in report.frames[0].graphs[0].stages for code in stage.codes}
+    assert "= torch.ops.higher_order.map_impl(body_graph_0, [" in codes["forward graph"]
+    assert "\n\ndef body_graph_0(self, arg0_1, arg1_1):\n" in codes["forward graph"]
+    assert "\n\ndef body_graph_1(self, arg0_1, arg1_1, arg2_1, arg3_1):\n" in codes["backward graph"]
