@@ -14,7 +14,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from aotlab import _torch as internals
+from aotlab.capture.signals import RunEagerly
 from aotlab.errors import RandomOpError
+from aotlab.ir.graphs import acts
 from aotlab.trace.edges import Edge, next_edges
 from aotlab.trace.escapes import EscapeGuard
 from aotlab.trace.history import nodes_of, reachable
@@ -123,6 +125,8 @@ class Deriver:
             if autocast:
                 torch.clear_autocast_cache()  # it would keep the traced tensors, for others to find
         for operation in operations[first:]:
+            if acts(operation.target) and internals.has_effects(operation.target):
+                raise RunEagerly(f"a backward calls `{operation.target}`, which has effects besides its results")
             if operation.is_random and operation.is_impure:
                 raise RandomOpError(
                     f"a backward draws random numbers by `{operation.target}`",

@@ -22,7 +22,7 @@ from aotlab.errors import (
     UserLine,
 )
 from aotlab.guards.places import Locator, called, name_of, user_line, user_place
-from aotlab.ir.graphs import Phase
+from aotlab.ir.graphs import Phase, acts
 from aotlab.trace.boundary import refuse_higher_order
 from aotlab.trace.corrections import laid_out, needs_look
 from aotlab.trace.memo import NoKey, memo_key, memo_value, remake
@@ -338,7 +338,8 @@ class Recorder(TorchDispatchMode):
     def _is_constant(self, arguments: Any) -> bool:
         """Tell whether tensors are the same at every call: computed from no input, and nothing random among them."""
         needed, outside = self.tape.needed(tensors_in(arguments), set())
-        return not outside and not any(self.tape.operations[index].draws_as for index in needed)
+        found = [self.tape.operations[index] for index in needed]
+        return not outside and not any(each.draws_as or acts(each.target) for each in found)
 
     def _ask_constants(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a question about the values of constants by computing them."""
