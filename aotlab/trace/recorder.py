@@ -312,6 +312,8 @@ class Recorder(TorchDispatchMode):
                 what = f"`{func}` makes a sparse, quantized, opaque or meta tensor"
                 if internals.forward_ad_active():
                     what = "forward-mode differentiation takes a number, or what has no tangent, for zeros of no memory"
+                elif self.phase == "backward" and not dense:
+                    what = "a gradient is sparse, as with `sparse=True` (`sparse=False` is compiled)"
                 raise Untraceable(
                     f"{what}, which a trace cannot represent, at {self._line()}; "
                     "do that outside of the compiled function"
