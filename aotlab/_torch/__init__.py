@@ -43,8 +43,8 @@ from aotlab._torch.graphs import boxed_forward_of, forward_of, graph_module, has
 from aotlab._torch.ops import (
     APPLY_OF_C, ASSERTIONS, CAST, CONJUGATE, DATA_OF, FUNCTION_APPLY, MAKE_TOKEN, ONEDNN_RNN_LAYER, ONE_HOT, PUTS,
     PUT_BY_KERNEL, SETS_DATA, SINK_TOKENS, SOFTMAX, TORCHS_OWN, TRILINEAR, UNSAFE_VIEW, VECTORS_FLAG, WITH_EFFECTS,
-    default_generator, eager_kernels,
-    has_composite_kernel_only, no_python_dispatcher, replace_unguarded, unseen_by_dynamo, without_onednn,
+    default_generator, eager_kernels, has_composite_kernel_only, no_python_dispatcher, replace_unguarded,
+    unseen_by_dynamo, without_onednn,
 )
 from aotlab._torch.kernels import LAID_OUT, as_in_eager, may_raise, may_raise_late
 from aotlab._torch.modes import (

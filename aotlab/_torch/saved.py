@@ -22,11 +22,9 @@ from aotlab._torch.views import is_about_a_write, set_version, versions_of
 CHECKPOINT: HigherOrderOperator = torch.ops.higher_order.tag_activation_checkpoint
 #: The key in the ``meta`` of the graph that it runs under which Dynamo keeps a checkpoint's ``context_fn``.
 CHECKPOINT_CONTEXTS = "_checkpoint_context_fn"
-#: What autograd says where a selective checkpoint, whose cache serves one backward, would have to serve another.
-SPENT_CACHE = (
-    "Trying to backward an extra time. You are only allowed to backward once on any region computed under selective "
-    "activation checkpoint."
-)
+#: What torch says where a selective checkpoint, whose cache serves one backward, would have to serve another.
+SPENT_CACHE = "Trying to backward an extra time. You are only allowed to backward once on any region computed under"
+SPENT_CACHE += " selective activation checkpoint."
 #: By this a stack trace of Dynamo's names the wrapper of `once_differentiable`.
 ONCE_DIFFERENTIABLE = f'{torch.autograd.function.__file__}", line '
 #: What makes a derivative of a custom Function's backward an error.

@@ -35,17 +35,14 @@ def is_leaf_by_its_base(tensor: Tensor) -> bool:
 def keeps_through_writes(view: Tensor) -> bool:
     """Tell whether ``view`` can be used after a write that autograd does not see as it can be before."""
     # with hooks, eager's gradient goes straight to the base then, past these, and ours would not
-    return _base_with_grad(view) is None or (not view._backward_hooks and _is_plain_view(view))
+    # autograd makes the histories of plain views again; for other kinds, eager raises
+    kind_of, plain = torch._C._autograd._get_creation_meta, torch._C._autograd.CreationMeta.DEFAULT
+    return _base_with_grad(view) is None or bool(not view._backward_hooks and kind_of(view) == plain)
 
 
 def _base_with_grad(view: Tensor) -> Tensor | None:
     base = view._base
     return base if base is not None and base.requires_grad else None
-
-
-def _is_plain_view(view: Tensor) -> bool:
-    """Tell whether autograd makes the history of a view again after a write; for other kinds, eager raises then."""
-    return bool(torch._C._autograd._get_creation_meta(view) == torch._C._autograd.CreationMeta.DEFAULT)
 
 
 def is_over_another(tensor: Tensor) -> bool:

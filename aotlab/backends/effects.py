@@ -22,12 +22,7 @@ from aotlab.ir.graphs import acts
 
 def thread_tokens(module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:
     """Let each op with effects take the token of the one before it; raise `RunEagerly` for one that would be lost."""
-    graph = module.graph
-    acting = [node for node in graph.nodes if node.op == "call_function" and acts(node.target)]
-    for node in acting:
-        if node.meta.get("val") is None and not internals.has_effects(node.target):
-            raise RunEagerly(f"`{node.target}` returns nothing, and is not registered to have effects")
-    token: fx.Node | None = None
+    graph, token = module.graph, None
     with fake_mode:
         value = torch.empty(0)
 
@@ -36,8 +31,12 @@ def thread_tokens(module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:
         made.meta["val"] = val
         return made
 
-    for node in filter(lambda node: internals.has_effects(node.target), acting):
+    for node in [node for node in graph.nodes if node.op == "call_function" and acts(node.target)]:
         found = node.meta.get("val")
+        if not internals.has_effects(node.target):
+            if found is None:
+                raise RunEagerly(f"`{node.target}` returns nothing, and is not registered to have effects")
+            continue
         results = found if isinstance(found, tuple) else (found,)
         with graph.inserting_before(node):
             token = add(internals.MAKE_TOKEN, (), value) if token is None else token

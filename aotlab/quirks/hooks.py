@@ -63,7 +63,7 @@ class Hooks(Quirk):
             Tensor.register_hook: partial(self._register, "hook"),
             Tensor.register_post_accumulate_grad_hook: partial(self._register, "post_accumulate"),
             Tensor.retain_grad: self._retain,
-            Tensor.retains_grad.__get__: _retains,  # type: ignore[attr-defined]  # a getter
+            Tensor.retains_grad.__get__: lambda guard, func, args, _: _is_retaining(guard, args[0]) or func(*args),  # type: ignore[attr-defined]  # a getter
         }
 
     def check(self, findings: Findings) -> None:
@@ -113,10 +113,6 @@ class Hooks(Quirk):
         return handle
 
 
-def _retains(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return _is_retaining(guard, args[0]) or func(*args, **kwargs)
-
-
 def _is_retaining(guard: EscapeGuard, tensor: Tensor) -> bool:
     return any(hook.kind == "retain_grad" for hook in guard.hooks_of(tensor))
 
@@ -162,7 +158,8 @@ class _Outside:
             given = [frames[-1].f_locals[name] for name in arguments if name in frames[-1].f_locals]
             # of the containers among them, the trace has copies
             known += [each for each in given if not isinstance(each, list | dict | set)]
-        attributes = [each for owner in known if _has_vars(owner) for each in vars(owner).values()]
+        owners = (each for each in known if not isinstance(each, type | types.ModuleType))
+        attributes = [each for owner in owners for each in getattr(owner, "__dict__", {}).values()]
         self._known = {id(each): each for each in (*known, *attributes)}
 
     def has(self, value: Any) -> bool:
@@ -229,7 +226,3 @@ def _assigned(code: types.CodeType) -> set[str]:
         if isinstance(const, types.CodeType):
             found |= _assigned(const) & set(code.co_freevars)
     return found
-
-
-def _has_vars(value: Any) -> bool:
-    return hasattr(value, "__dict__") and not isinstance(value, type | types.ModuleType)

@@ -27,6 +27,7 @@ from aotlab import _torch as internals
 from aotlab.backends.base import Boxed
 from aotlab.capture.synthetic_bases import Base
 from aotlab.errors import AotlabError
+from aotlab.ir.graphs import acts
 from aotlab.runtime.draft import Draft
 from aotlab.runtime.edges import Edges
 from aotlab.runtime.mutations import Mutations
@@ -310,13 +311,14 @@ def can_be_repeated(trace: Trace, *, writes_last: bool) -> bool:
 
     ``writes_last`` says that a graph which writes inputs itself does so when nothing can raise any more.
     """
-    if trace.effects.write_back and not writes_last:
+    operations = [o for o in trace.tape.operations if o.phase == "forward"]
+    acting = any(acts(o.target) and internals.has_effects(o.target) for o in operations)
+    if acting or (trace.effects.write_back and not writes_last):
         return False
     kinds = {device.type for device in trace.tape.draws("forward")}
     if not kinds:
         return True
     # to note the state of a generator takes time; where nothing is known to raise that is not spent
-    operations = [o for o in trace.tape.operations if o.phase == "forward"]
     raises = any(o.may_raise_late or (o.may_raise and not o.is_random) for o in operations)
     return raises and kinds <= {"cpu", "cuda"}
 

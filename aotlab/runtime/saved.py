@@ -45,11 +45,6 @@ def _keep(kept: Tensor) -> tuple[Tensor, Tensor]:
         return leaf, _Keeps.apply(leaf, kept)  # type: ignore[no-untyped-call]  # untyped in torch
 
 
-def _raise_for_inference_tensor(value: Tensor) -> NoReturn:
-    _keep(value)
-    raise RuntimeError("an inference tensor was to be saved for a backward")
-
-
 def _raise_for_second_backward() -> NoReturn:
     leaf, out = _keep(torch.ones(()))
     for _ in range(2):
@@ -113,7 +108,7 @@ class SavedValues:
         self._hooks = hooks
         for value in values:
             if value.is_inference():
-                _raise_for_inference_tensor(value)
+                _keep(value)  # which autograd refuses
         self._versions = internals.versions_of(values)
         self._places = places
         self._starts = [values[n].data_ptr() for n in places]

@@ -253,3 +253,17 @@ def test_values_of_constants_that_come_from_an_effect():
     with aotlab.config.patch(fallback="eager"), pytest.warns(RuntimeWarning, match="item"):
         f(torch.ones(2))
     assert said == [(1, 2.0)]
+
+
+def test_a_call_that_raises_is_not_run_again():
+    """Eager would say it once more."""
+
+    def program(x, index):
+        say(x, 1)
+        return x[index]
+
+    f = compiled(program)
+    f(torch.ones(2), torch.tensor([1]))
+    with pytest.raises(IndexError):
+        f(torch.ones(2), torch.tensor([5]))
+    assert said == [(1, 2.0), (1, 2.0)]
