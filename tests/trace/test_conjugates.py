@@ -137,6 +137,17 @@ def test_an_entry_is_for_conjugates_or_for_others():
     assert f.recompiles == ("`x` has is_conj()=True where the compiled entry expects False",)
 
 
+def test_conjugates_from_outside():
+    """What the function finds outside of its arguments may be one, too."""
+    held = [numbers(3).conj()]
+    f = compiled(lambda x: x * held[0])
+    x = numbers(3, seed=1)
+    for _ in range(2):
+        assert torch.equal(f(x), x * held[0])
+        held[0] = numbers(3, seed=2).conj()
+    assert (f.calls.eager, len(f.entries)) == (0, 1)
+
+
 @pytest.mark.parametrize("which", ["one", "the same", "another part"])
 def test_conjugates_that_share_memory_with_what_is_written(which):
     """A synthetic base has no conjugates: eager runs it."""
