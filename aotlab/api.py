@@ -28,43 +28,21 @@ from aotlab.partition.stage import Partitioner
 from aotlab.pipeline import Options, function_for
 
 __all__ = [
-    "AotModule",
-    "aot_function",
-    "aot_module",
-    "aot_module_simplified",
-    "compile",
-    "compiled_function",
-    "compiled_module",
-    "get_aot_compilation_context",
-    "make_boxed_compiler",
-    "make_boxed_func",
-    "nop",
-]
+    "AotModule", "aot_function", "aot_module", "aot_module_simplified", "compile", "compiled_function",
+    "compiled_module", "get_aot_compilation_context", "make_boxed_compiler", "make_boxed_func", "nop",
+]  # fmt: skip
 
 Function = Callable[..., Any]
 Decompositions = Mapping[OpOverload, Callable[..., Any]]
 
 
 def nop(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> fx.GraphModule:
-    """Compile nothing: return the graph itself.
-
-    Examples
-    --------
-    >>> import torch, aotlab
-    >>> f = aotlab.aot_function(torch.sin, aotlab.nop)
-    >>> f(torch.zeros(2))
-    tensor([0., 0.])
-    """
+    """Compile nothing: return the graph itself."""
     return gm
 
 
 def make_boxed_func(f: Function) -> Function:
     """Give a function that takes its inputs one by one the boxed convention: one list, which it may empty.
-
-    Raises
-    ------
-    UsageError
-        If ``f`` cannot be called.
 
     Examples
     --------
@@ -111,14 +89,6 @@ def _check_upstream(name: str, options: Mapping[str, Any]) -> None:
                 raise UsageError(f"{key}={value!r:.80} is not supported: {_DEFAULT_ONLY[key]}")
         elif key not in _WITHOUT_EFFECT:
             raise TypeError(f"{name}() got an unexpected keyword argument {key!r}")
-
-
-def _check_static(static_argnums: object) -> None:
-    if static_argnums is not None:
-        raise UsageError(
-            "static_argnums is not supported: pass Python values as arguments, each new value is guarded and compiled "
-            "for, or bind them with functools.partial"
-        )
 
 
 def aot_function(
@@ -172,18 +142,12 @@ def aot_function(
     >>> x.detach(), y.grad
     (tensor([1., 2., 3.]), tensor([1., 1., 1.]))
     """
-    _check_static(static_argnums)
-    _check_upstream("aot_function", upstream)
     if not callable(fn):
         raise UsageError(f"aot_function takes a function, not {fn!r:.80}")
-    options = Options(
-        backend=CallableBackend(fw_compiler, bw_compiler, inference_compiler, dict(decompositions or {})),
-        partitioner=partition_fn,
-        keep_inference_input_mutations=keep_inference_input_mutations,
-        dynamic=dynamic,
-        static_inputs=num_params_buffers,
-    )
-    return function_for(FunctionTarget(fn), options, by_dynamo=_by_dynamo(options))
+    return _function(
+        FunctionTarget(fn), fw_compiler, bw_compiler, partition_fn, decompositions, keep_inference_input_mutations,
+        inference_compiler, dynamic, static_argnums, static_inputs=num_params_buffers, **upstream,
+    )  # fmt: skip
 
 
 def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> AotModule:
@@ -196,15 +160,7 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> AotModule:
     *args, **kwargs
         As for `aot_function`.
 
-    Returns
-    -------
-    AotModule
-        With the same parameters and buffers.
-
-    Raises
-    ------
-    UsageError
-        If a parameter or buffer is a fake tensor.
+    Returns an `AotModule` with the same parameters and buffers; raises `UsageError` if one of these is a fake tensor.
 
     Examples
     --------
@@ -217,11 +173,11 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> AotModule:
     """
     if not isinstance(mod, nn.Module):
         raise UsageError(f"aot_module takes a module, not {mod!r:.80}; for functions, use aot_function")
-    return AotModule(mod, _module_function(mod, *args, **kwargs))
+    return AotModule(mod, _function(ModuleTarget(mod), *args, **kwargs))
 
 
-def _module_function(
-    mod: nn.Module,
+def _function(
+    target: FunctionTarget | ModuleTarget,
     fw_compiler: Compiler,
     bw_compiler: Compiler | None = None,
     partition_fn: Partitioner = default_partition,
@@ -232,23 +188,25 @@ def _module_function(
     static_argnums: tuple[int, ...] | None = None,
     *,
     duplicates: Literal["drop", "keep"] = "drop",
+    static_inputs: int | None = None,
     **upstream: Any,
 ) -> CompiledFunction:
-    _check_static(static_argnums)
-    _check_upstream("aot_module", upstream)
+    if static_argnums is not None:
+        raise UsageError(
+            "static_argnums is not supported: pass Python values as arguments, each new value is guarded and compiled "
+            "for, or bind them with functools.partial"
+        )
+    _check_upstream("aot_function" if isinstance(target, FunctionTarget) else "aot_module", upstream)
     options = Options(
         backend=CallableBackend(fw_compiler, bw_compiler, inference_compiler, dict(decompositions or {})),
         partitioner=partition_fn,
         keep_inference_input_mutations=keep_inference_input_mutations,
         dynamic=dynamic,
         duplicates=duplicates,
+        static_inputs=static_inputs,
     )
-    return function_for(ModuleTarget(mod), options, by_dynamo=_by_dynamo(options))
-
-
-def _by_dynamo(options: Options) -> Function:
-    settings: dict[str, Any] = {"compiler": options.backend, "partitioner": options.partitioner}
-    return partial(compile_by_dynamo, **settings, dynamic=bool(options.dynamic))
+    settings: dict[str, Any] = {"compiler": options.backend, "partitioner": partition_fn, "dynamic": dynamic}
+    return function_for(target, options, by_dynamo=partial(compile_by_dynamo, **settings))
 
 
 def aot_module_simplified(
@@ -276,28 +234,17 @@ def aot_module_simplified(
         As for `aot_function`; what only Dynamo and Inductor pass (``cudagraphs``, ``compiler_config_extra``, …) has no
         effect here, and ``pre_grad_passes`` is not supported.
 
-    Returns
-    -------
-    callable
-        Takes the flat arguments, returns a tuple. It has the module's ``zero_grad``, ``named_parameters`` and
-        ``named_buffers``. The graphs have one placeholder per parameter, buffer and tensor argument, also where two
-        are the same tensor.
-
-    Raises
-    ------
-    UsageError
-        For nested arguments, or (at a call) if the module does not return a tuple.
-
-    Notes
-    -----
-    After ``torch._functorch.aot_autograd.aot_module_simplified`` of torch 2.13.
+    Returns a function that takes the flat arguments and returns a tuple, with the module's ``zero_grad``,
+    ``named_parameters`` and ``named_buffers``. The graphs have one placeholder per parameter, buffer and tensor
+    argument, also where two are the same tensor. Raises `UsageError` for nested arguments, or (at a call) if the module
+    does not return a tuple. After ``torch._functorch.aot_autograd.aot_module_simplified`` of torch 2.13.
     """
     _check_upstream("aot_module_simplified", upstream)
     nested = [type(a).__qualname__ for a in args if is_container(a)]
     if nested:
         raise UsageError(f"aot_module_simplified takes flat arguments; there is a {nested[0]}: use aot_module")
-    compiled = _module_function(
-        mod, fw_compiler, bw_compiler, partition_fn, decompositions, keep_inference_input_mutations,
+    compiled = _function(
+        ModuleTarget(mod), fw_compiler, bw_compiler, partition_fn, decompositions, keep_inference_input_mutations,
         inference_compiler, duplicates="keep",
     )  # fmt: skip
 

@@ -21,20 +21,12 @@ import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
-from aotlab import config, observe
+from aotlab import config, errors, observe
 from aotlab._torch import SettingsGuard, hooks_are_foreign
 from aotlab._torch.compiling import compiling, never_lost
 from aotlab.capture.call import Target
 from aotlab.capture.varying import Varying, note
-from aotlab.errors import (
-    BY_DYNAMO,
-    AotlabError,
-    GraphInvariantError,
-    HooksError,
-    RecompileLimitError,
-    RefusedError,
-    TransformError,
-)
+from aotlab.errors import BY_DYNAMO, RefusedError
 from aotlab.guards.call_state import CallState, transform_around
 from aotlab.guards.explain import difference, distance
 from aotlab.guards.refusals import MOST_REFUSALS, Refusals, glance
@@ -100,7 +92,7 @@ class Declined(Exception):  # noqa: N818  # a signal between pipeline and cache
     that holds once eager has run the call. ``known`` says that the reason was told before.
     """
 
-    refusal: AotlabError
+    refusal: errors.AotlabError
     state: CallState | None = None
     raised: bool = False
     known: bool = False
@@ -297,7 +289,7 @@ class CompiledFunction:
             # another thread changed a setting or an argument in between, or a guard is wrong: eager is right
             text = f"`{self._target.name}` ran eagerly: the guards of its new entry do not hold for the very call"
             if config.debug_assert:
-                raise GraphInvariantError(text)
+                raise errors.GraphInvariantError(text)
             made = _Refused(text, None, by_dynamo=False)
         elif not observe.listening():  # who listens hears of each
             self._kinds.refused(kind, by_dynamo=made.by_dynamo)
@@ -340,7 +332,7 @@ class CompiledFunction:
                 f"`{self._target.name}` was compiled {len(self._entries)} times, which is "
                 f"aotlab.config.recompile_limit; the last reason: {last}; it runs eagerly from now on"
             )
-            raise Declined(RecompileLimitError(text))
+            raise Declined(errors.RecompileLimitError(text))
         return misses
 
     def _decline(self, declined: Declined, number: int, started: int) -> _Refused:
@@ -396,7 +388,7 @@ class CompiledFunction:
         text = f"`{self._target.name}` is called under saved_tensors_hooks"
         if self._fallback == "error":
             why = "what a compiled forward saves is not what eager saves"
-            raise HooksError(text, why=why, suggestion=f"set {_APPLY}")
+            raise errors.HooksError(text, why=why, suggestion=f"set {_APPLY}")
         started = time.perf_counter_ns()
         result = self._run_eagerly(args, kwargs)
         self._announce(None, started)
@@ -408,7 +400,7 @@ class CompiledFunction:
         raises = self._fallback == "error"
         text = f"`{self._target.name}` is called under {transform}"
         suggestion = "call the original function there, or compile what calls the transform" if raises else ""
-        refusal = TransformError(text, why=_NO_PART, suggestion=suggestion)
+        refusal = errors.TransformError(text, why=_NO_PART, suggestion=suggestion)
         if observe.listening():
             number, target = observe.next_entry(), self._target
             ours: dict[str, Any] = {"function": target.name, "function_id": self._id, "backend": self._backend_name}

@@ -57,12 +57,7 @@ def enable() -> None:
 
 @contextmanager
 def patch(**changes: object) -> Iterator[None]:
-    """Set switches for the length of a ``with`` block.
-
-    Raises
-    ------
-    AttributeError
-        A name that is no switch.
+    """Set switches for the length of a ``with`` block; raises AttributeError at a name that is no switch.
 
     Examples
     --------

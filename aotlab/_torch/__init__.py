@@ -44,9 +44,10 @@ from aotlab._torch.higher_order import (
     COND, FLEX_ATTENTION, FLEX_ATTENTION_BACKWARD, HIGHER_ORDER, MAP, SCAN, WHILE_LOOP, IndexesByTensors,
 )  # fmt: skip
 from aotlab._torch.ops import (
-    APPLY_OF_C, ASSERTIONS, CAST, CONJUGATE, DATA_OF, FUNCTION_APPLY, ONEDNN_RNN_LAYER, ONE_HOT, PUTS, PUT_BY_KERNEL,
-    SETS_DATA, SOFTMAX, TORCHS_OWN, TRILINEAR, UNSAFE_VIEW, VECTORS_FLAG, default_generator, eager_kernels,
-    has_composite_kernel_only, no_python_dispatcher, replace_unguarded, unseen_by_dynamo, without_onednn,
+    APPLY_OF_C, ASSERTIONS, CAST, CONJUGATE, DATA_OF, FUNCTION_APPLY, MAKE_TOKEN, ONEDNN_RNN_LAYER, ONE_HOT, PUTS,
+    PUT_BY_KERNEL, SETS_DATA, SINK_TOKENS, SOFTMAX, TORCHS_OWN, TRILINEAR, UNSAFE_VIEW, VECTORS_FLAG, WITH_EFFECTS,
+    default_generator, eager_kernels, has_composite_kernel_only, no_python_dispatcher, replace_unguarded,
+    unseen_by_dynamo, without_onednn,
 )
 from aotlab._torch.kernels import LAID_OUT, as_in_eager, may_raise, may_raise_late
 from aotlab._torch.modes import (
@@ -65,9 +66,10 @@ from aotlab._torch.views import (
     version_of, versions_of, was_made_under_no_grad,
 )
 from aotlab._torch.saved import (
-    CHECKPOINT, CHECKPOINT_CONTEXTS, ONCE_DIFFERENTIABLE, checkpoint_settings, hooks_are_foreign, is_checkpointed,
-    keeps_unsaved, kept_by_checkpoint, kept_is_written, once_differentiable, outputs_saved_by, saved_tensor_hooks,
-    saved_tensor_hooks_disabled, saved_tensor_hooks_hidden, saved_tensors_of, saves_tensors,
+    CHECKPOINT, CHECKPOINT_CONTEXTS, ONCE_DIFFERENTIABLE, SPENT_CACHE, cache_is_written, caches_kept,
+    checkpoint_settings, hooks_are_foreign, is_cached_in, is_checkpointed, keeps_unsaved, kept_by_checkpoint,
+    kept_is_written, once_differentiable, outputs_saved_by, saved_tensor_hooks, saved_tensor_hooks_disabled,
+    saved_tensor_hooks_hidden, saved_tensors_of, saves_tensors,
 )
 from aotlab._torch.nodes import (
     always_raises, arrivals, current_graph_task, current_node, current_node_sequence, edge_metadata, fills_by_mask,

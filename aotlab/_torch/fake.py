@@ -41,7 +41,7 @@ def enter_fake(mode: FakeTensorMode, real: Tensor) -> FakeTensor:
     elements = real.numel()
     last = sum([(size - 1) * step for size, step in zip(shape, stride, strict=True)]) + 1
     whole = real.storage_offset() == 0 and real.untyped_storage().nbytes() == elements * real.element_size()
-    if whole and last == elements:
+    if whole and last == elements and not real.is_conj():
         return new_fake(mode, shape, stride, real.dtype, real.device)
     return mode.from_tensor(real.detach(), static_shapes=True)
 

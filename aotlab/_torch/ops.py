@@ -72,6 +72,9 @@ ASSERTIONS = frozenset(
         torch.ops.aten._linalg_check_errors.default,
     )
 )
+#: What Inductor takes for an op with effects, and what begins and ends the chain of those.
+WITH_EFFECTS: HigherOrderOperator = torch.ops.higher_order.with_effects
+MAKE_TOKEN, SINK_TOKENS = torch.ops.prims._make_token.default, torch.ops.prims._sink_tokens.default
 #: One layer of oneDNN's recurrent nets.
 ONEDNN_RNN_LAYER = torch.ops.aten.mkldnn_rnn_layer.default
 #: Lets composite ops be those of C++, which eager runs, and not Python's.

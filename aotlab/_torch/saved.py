@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator
+from torch.utils import _pytree as pytree
 
 from aotlab._torch.nodes import is_copy_slices, is_custom_function_node
 from aotlab._torch.replaced import replaced
@@ -21,6 +22,9 @@ from aotlab._torch.views import is_about_a_write, set_version, versions_of
 CHECKPOINT: HigherOrderOperator = torch.ops.higher_order.tag_activation_checkpoint
 #: The key in the ``meta`` of the graph that it runs under which Dynamo keeps a checkpoint's ``context_fn``.
 CHECKPOINT_CONTEXTS = "_checkpoint_context_fn"
+#: What torch says where a selective checkpoint, whose cache serves one backward, would have to serve another.
+SPENT_CACHE = "Trying to backward an extra time. You are only allowed to backward once on any region computed under"
+SPENT_CACHE += " selective activation checkpoint."
 #: By this a stack trace of Dynamo's names the wrapper of `once_differentiable`.
 ONCE_DIFFERENTIABLE = f'{torch.autograd.function.__file__}", line '
 #: What makes a derivative of a custom Function's backward an error.
@@ -167,6 +171,46 @@ def _checkpoint_hooks(node: Any) -> Iterator[Any]:
             hook: Any = getattr(each, "unpack_hook", None)
             if getattr(hook, "__module__", None) == "torch.utils.checkpoint":
                 yield hook
+
+
+@contextlib.contextmanager
+def caches_kept(spent: set[Any]) -> Iterator[None]:
+    """Let selective checkpoints of this thread keep their caches, of which each serves one backward.
+
+    Those that are used in the block are added to ``spent``.
+    """
+    kind: Any = sys.modules["torch.utils.checkpoint"]._CachedTorchDispatchMode
+    enter, leave, thread = kind.__enter__, kind.__exit__, threading.get_ident()
+    before: dict[Any, dict[Any, Any]] = {}
+
+    def entering(cached: Any) -> Any:
+        if threading.get_ident() == thread:
+            before[cached] = {key: entries.copy() for key, entries in cached.storage.items()}
+        return enter(cached)
+
+    def leaving(cached: Any, *error: Any) -> Any:
+        entries = before.pop(cached, None)
+        if entries is not None and entries != cached.storage:
+            spent.add(cached)
+            cached.storage.update(entries)
+        return leave(cached, *error)
+
+    with replaced(kind, "__enter__", entering), replaced(kind, "__exit__", leaving):
+        yield
+
+
+def cache_is_written(cached: Any) -> bool:
+    """Tell whether a tensor in the cache of a selective checkpoint has been written since."""
+    entries = pytree.tree_leaves(list(cached.storage.values()))
+    kept = [entry for entry in entries if isinstance(getattr(entry, "val", None), Tensor)]
+    return any(entry.version != entry.val._version for entry in kept)
+
+
+def is_cached_in(node: Any, cached: Any) -> bool:
+    """Tell whether what an autograd node keeps is computed again by a selective checkpoint with this cache."""
+    runs = (frame.recompute_fn for frame in _checkpoint_frames(node) if hasattr(frame, "recompute_fn"))
+    cells = (zip(run.__code__.co_freevars, run.__closure__ or (), strict=True) for run in runs)
+    return any(name == "recompute_context" and cell.cell_contents is cached for each in cells for name, cell in each)
 
 
 def _checkpoint_frames(node: Any) -> list[Any]:

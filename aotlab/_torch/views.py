@@ -35,11 +35,9 @@ def is_leaf_by_its_base(tensor: Tensor) -> bool:
 def keeps_through_writes(view: Tensor) -> bool:
     """Tell whether ``view`` can be used after a write that autograd does not see as it can be before."""
     # with hooks, eager's gradient goes straight to the base then, past these, and ours would not
-    if _base_with_grad(view) is None:
-        return True
-    # of the default kind, its history is made again after a write; for others, eager raises then
-    default = torch._C._autograd.CreationMeta.DEFAULT
-    return not view._backward_hooks and bool(torch._C._autograd._get_creation_meta(view) == default)
+    # autograd makes the histories of plain views again; for other kinds, eager raises
+    kind_of, plain = torch._C._autograd._get_creation_meta, torch._C._autograd.CreationMeta.DEFAULT
+    return _base_with_grad(view) is None or bool(not view._backward_hooks and kind_of(view) == plain)
 
 
 def _base_with_grad(view: Tensor) -> Tensor | None:

@@ -26,6 +26,7 @@ from aotlab import _torch as internals
 from aotlab import config
 from aotlab._torch import FakeTensorMode
 from aotlab.backends.base import Backend, CompileRequest, KernelSource
+from aotlab.backends.effects import thread_tokens
 from aotlab.backends.numbers import numbers_as_tensors, takes_numbers
 from aotlab.ir.graphs import STAYS, is_random, is_view, output_args, phase_of, placeholders, return_from
 from aotlab.trace.random_state import STATE_OF
@@ -84,6 +85,7 @@ class InductorBackend(Backend):
         _plain_complex_numbers(module)
         _copied_constants(module)
         _put_into_copies(module)
+        thread_tokens(module, request.fake_mode)
         exact = self._exact or _reads_states(module) or request.kind == "backward"
         if not exact:
             _drop_unused_draws(module)

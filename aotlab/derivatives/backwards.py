@@ -261,7 +261,7 @@ class Backward:
         if others:
             pattern = self._with_strides(pattern, inputs, casting, strides)
         # where there is one entry all nodes go together; else this takes time for each edge
-        if len(self.all_masks) > 1 and (saved.released or not internals.keeps_graph()):
+        if len(self.all_masks) > 1 and (saved.released or saved.once or not internals.keeps_graph()):
             mask &= self._mask_of_asked()
         key = (*pattern, *casting)
         compiled, needs = self._compiled.get(key) or self._compile_once(key, pattern)

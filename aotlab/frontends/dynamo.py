@@ -181,13 +181,9 @@ def _source_name(node: fx.Node) -> str:
         name = str(source.name() if callable(source.name) else source.name)
         found = re.fullmatch(r"[LG]\['(\w+)'\](.*)", name)
         if found:
-            return _readable(found[1] + found[2])
+            name = re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", found[1] + found[2])
+            return re.sub(r"getattr\((\w+), '(\w+)'\)", r"\1.\2", name)
     return node.name
-
-
-def _readable(name: str) -> str:
-    name = re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", name)
-    return re.sub(r"getattr\((\w+), '(\w+)'\)", r"\1.\2", name)
 
 
 def _called_by_torch(graph: fx.GraphModule) -> type[torch.nn.Module] | None:

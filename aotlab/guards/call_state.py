@@ -42,6 +42,7 @@ class TensorFacts:
     requires_grad: bool
     is_leaf: bool
     is_inference: bool
+    is_conj: bool
     offset: int
     may_be_written: bool
     attributes: Attributes = ()
@@ -85,6 +86,7 @@ def tensor_facts(tensor: Tensor, mentioned: Mentioned = NOTHING_MENTIONED, name:
         requires_grad=tensor.requires_grad,
         is_leaf=tensor.is_leaf,
         is_inference=tensor.is_inference(),
+        is_conj=tensor.is_conj(),
         offset=int(tensor.storage_offset()) if strided else 0,
         may_be_written=internals.may_be_written(tensor),
         attributes=attributes,
@@ -101,13 +103,11 @@ def check_tensor(tensor: Tensor, name: str) -> None:
             suggestion="pass the plain tensors that it consists of",
             argument=name,
         )
-    lazy = "call resolve_conj() or resolve_neg() on it"
     for kind, is_so, suggestion in (
         ("a sparse tensor or of another layout than strided", tensor.layout != torch.strided, "pass to_dense() of it"),
         ("quantized", tensor.is_quantized, "pass dequantize() of it"),
         ("nested", tensor.is_nested, "pass its parts, as unbind() gives them, or a padded tensor"),
-        ("a lazy conjugate", tensor.is_conj(), lazy),
-        ("a lazy negative", tensor.is_neg(), lazy),
+        ("a lazy negative", tensor.is_neg(), "call resolve_neg() on it"),
         ("on the meta device", tensor.is_meta, "pass a tensor with memory"),
     ):
         if is_so:

@@ -14,6 +14,7 @@ from aotlab.guards.values import MISSING, same_value, shown
 _FIELD_WORDS = {
     "dtype": "has dtype {}", "device": "is on {}", "shape": "has shape {}", "stride": "has strides {}",
     "requires_grad": "has requires_grad={}", "is_leaf": "has is_leaf={}", "is_inference": "has is_inference()={}",
+    "is_conj": "has is_conj()={}",
 }  # fmt: skip
 
 

@@ -303,9 +303,7 @@ def snapshot(
 def is_ordinary(tensor: Tensor) -> bool:
     """Tell whether a tensor can be an input of a graph."""
     plain = type(tensor) in (Tensor, torch.nn.Parameter, torch.nn.Buffer) and tensor.layout == torch.strided
-    return plain and not (
-        tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg() or tensor.is_meta
-    )
+    return plain and not (tensor.is_quantized or tensor.is_nested or tensor.is_neg() or tensor.is_meta)
 
 
 def slots_in(container: Any) -> list[tuple[Any, Tensor]]:

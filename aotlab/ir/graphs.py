@@ -10,13 +10,13 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from aotlab._torch import ASSERTIONS, UNSAFE_VIEW, OpOverload
+from aotlab._torch import ASSERTIONS, TORCHS_OWN, UNSAFE_VIEW, OpOverload, has_effects
 from aotlab.errors import GraphInvariantError, UserLine
 from aotlab.ir.specs import TensorSpec, size_of, spec_of
 
 Phase = Literal["forward", "backward"]
 
-#: In the ``meta`` of a node that nobody uses and that stays all the same, since it may raise.
+#: In the ``meta`` of a node that nobody uses and that stays all the same, since it may raise or do something besides.
 STAYS = "stays"
 #: In the ``meta`` of a copy that a partitioner made; the value that it copies is its "saved_value".
 COPY = "copy_for_recomputation"
@@ -108,6 +108,14 @@ def moves_nothing(target: OpOverload) -> bool:
 def is_random(target: object) -> bool:
     """Tell whether an op draws from a random generator, or reads or sets its state."""
     return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+@functools.cache
+def acts(target: object) -> bool:
+    """Tell whether an op may do more than compute its result: one of the user's, or registered to have effects."""
+    if not isinstance(target, OpOverload) or target in ASSERTIONS:
+        return False
+    return target.namespace not in (*TORCHS_OWN, "aotlab") or has_effects(target)
 
 
 def must_stay(node: fx.Node) -> bool:

@@ -160,7 +160,8 @@ def common_subexpressions(graph: fx.Graph, returned: Iterable[fx.Node | None]) -
     same: dict[fx.Node, fx.Node] = {}
     known: dict[Hashable, fx.Node] = {}
     for node in graph.nodes:
-        if node.op != "call_function" or not _is_pure(node) or not kept.isdisjoint(memory(node)):
+        is_pure = node.target is operator.getitem or (isinstance(node.target, OpOverload) and not why_once(node))
+        if node.op != "call_function" or not is_pure or not kept.isdisjoint(memory(node)):
             continue
         try:
             key = (node.target, phase_of(node), _key(node.args, same), _key(node.kwargs, same))
@@ -170,12 +171,6 @@ def common_subexpressions(graph: fx.Graph, returned: Iterable[fx.Node | None]) -
         if first is not node:
             same[node] = first
     return same
-
-
-def _is_pure(node: fx.Node) -> bool:
-    if node.target is operator.getitem:
-        return True
-    return isinstance(node.target, OpOverload) and not why_once(node)
 
 
 def _key(value: Any, same: dict[fx.Node, fx.Node]) -> Hashable:

@@ -51,15 +51,8 @@ def min_cut_rematerialization_partition(
         if one was written by then, the backward raises; uncounted writes, as to ``x.data``, show. At 1, and in
         upstream's graphs, which do not say which inputs the call overwrites, it takes copies of them.
 
-    Returns
-    -------
-    forward, backward
-        As those of `default_partition`. ``meta["kept_because"]`` of what is saved says why it is kept.
-
-    Raises
-    ------
-    UsageError
-        The budget is not between 0 and 1.
+    Returns a forward and a backward as `default_partition` does; ``meta["kept_because"]`` of what is saved says why it
+    is kept. Raises `UsageError` if the budget is not between 0 and 1.
 
     Examples
     --------

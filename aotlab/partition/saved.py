@@ -12,16 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from aotlab._torch import CAST, OpOverload
-from aotlab.ir.graphs import (
-    is_size,
-    is_view,
-    moves_nothing,
-    must_stay,
-    output_args,
-    phase_of,
-    placeholders,
-    return_from,
-)
+from aotlab.ir import graphs as ir
 
 
 def save_roots_of_views(forward: fx.GraphModule, backward: fx.GraphModule, count: int, bases: set[fx.Node]) -> None:
@@ -52,7 +43,8 @@ def save_masks(forward: fx.GraphModule, backward: fx.GraphModule, count: int) ->
 
 def _visible(forward: fx.GraphModule, count: int) -> set[fx.Node]:
     """Return the nodes that the caller has: inputs and outputs."""
-    return {*placeholders(forward.graph), *(node for node in output_args(forward.graph)[:count] if node is not None)}
+    outputs = ir.output_args(forward.graph)[:count]
+    return {*ir.placeholders(forward.graph), *(node for node in outputs if node is not None)}
 
 
 def _is_elementwise_of_one(node: fx.Node) -> bool:
@@ -61,7 +53,7 @@ def _is_elementwise_of_one(node: fx.Node) -> bool:
     return (
         isinstance(target, OpOverload)
         and (torch.Tag.pointwise in target.tags or target is CAST)
-        and not must_stay(node)
+        and not ir.must_stay(node)
         and len(inputs) == 1
         and isinstance(inputs[0].meta["val"], Tensor)
         and inputs[0].meta["val"].shape == node.meta["val"].shape
@@ -72,8 +64,8 @@ def _save_roots(
     forward: fx.GraphModule, backward: fx.GraphModule, count: int, way: Callable[[fx.Node], list[fx.Node]]
 ) -> None:
     """Save in place of each saved value the last of its ``way``, from which the backward computes it again."""
-    returned = output_args(forward.graph)
-    inputs = placeholders(backward.graph)
+    returned = ir.output_args(forward.graph)
+    inputs = ir.placeholders(backward.graph)
     saved = [node for node in returned[count:] if node is not None]
     ways = [way(node) for node in saved]
     if all(len(each) == 1 for each in ways):
@@ -98,14 +90,14 @@ def _save_roots(
     first_op = next(node for node in backward.graph.nodes if node.op != "placeholder")
     for placeholder in [*slots.values(), *inputs[len(saved) :]]:
         first_op.prepend(placeholder)
-    return_from(forward.graph, (*returned[:count], *slots))
-    forward.graph.eliminate_dead_code(is_impure_node=must_stay)
+    ir.return_from(forward.graph, (*returned[:count], *slots))
+    forward.graph.eliminate_dead_code(is_impure_node=ir.must_stay)
 
 
 def _copy(node: fx.Node, copies: dict[fx.Node, fx.Node], graph: fx.Graph) -> fx.Node:
     """Copy a node into another graph, with what it is computed from; sizes are placeholders of both graphs."""
     if node not in copies:
-        own = (each for each in placeholders(graph) if node.op == "placeholder" and each.name == node.name)
+        own = (each for each in ir.placeholders(graph) if node.op == "placeholder" and each.name == node.name)
         found = next(own, None)
         copies[node] = graph.node_copy(node, lambda each: _copy(each, copies, graph)) if found is None else found
     return copies[node]
@@ -114,13 +106,13 @@ def _copy(node: fx.Node, copies: dict[fx.Node, fx.Node], graph: fx.Graph) -> fx.
 def save_besides(forward: fx.GraphModule, backward: fx.GraphModule, more: Sequence[fx.Node], why: str) -> None:
     """Save more nodes of the forward, which the backward does not use; ``why`` says what for."""
     first_op = next(node for node in backward.graph.nodes if node.op != "placeholder")
-    behind = (n for n in placeholders(backward.graph) if "tangents" in str(n.target) or is_size(n))
+    behind = (n for n in ir.placeholders(backward.graph) if "tangents" in str(n.target) or ir.is_size(n))
     first_tangent = next(behind, first_op)
     for node in more:
         node.meta["kept_because"] = why
         with backward.graph.inserting_before(first_tangent):
             backward.graph.placeholder(node.name).meta = dict(node.meta)
-    return_from(forward.graph, (*output_args(forward.graph), *more))
+    ir.return_from(forward.graph, (*ir.output_args(forward.graph), *more))
 
 
 def take_from_saved(
@@ -131,7 +123,7 @@ def take_from_saved(
     ``graph`` takes values by their first names, and tangents. ``saved`` are the names and fake tensors of the saved
     values, ``copies`` the numbers of those that are copies to compute again with.
     """
-    inputs = {str(node.target): node for node in placeholders(graph)}
+    inputs = {str(node.target): node for node in ir.placeholders(graph)}
     top = next(iter(graph.nodes))
     by_number: dict[int, fx.Node] = {}
     for n, (name, value) in enumerate(saved):
@@ -146,15 +138,15 @@ def take_from_saved(
         if copy is None or copy is node:
             continue
         for user in list(node.users):
-            early = user.op == "call_function" and phase_of(user) == "forward"
-            if early and not (isinstance(user.target, OpOverload) and moves_nothing(user.target)):
+            early = user.op == "call_function" and ir.phase_of(user) == "forward"
+            if early and not (isinstance(user.target, OpOverload) and ir.moves_nothing(user.target)):
                 user.replace_input_with(node, copy)
     graph.eliminate_dead_code()
     ordered = [node for node in by_number.values() if node.users]
-    for node in set(placeholders(graph)):
+    for node in set(ir.placeholders(graph)):
         if not node.users and not str(node.target).startswith(("tangents", "size_")):
             graph.erase_node(node)
-    ordered += [node for node in placeholders(graph) if node not in ordered]
+    ordered += [node for node in ir.placeholders(graph) if node not in ordered]
     first_op = next(node for node in graph.nodes if node.op != "placeholder")
     for node in ordered:
         first_op.prepend(node)
@@ -165,7 +157,7 @@ def way_to(node: fx.Node, ends: set[fx.Node]) -> list[fx.Node]:
     """Return the way from a view to the first of ``ends`` that it views, both included; nothing if there is none."""
     way = [node]
     while way[-1] not in ends:
-        if not is_view(way[-1]):
+        if not ir.is_view(way[-1]):
             return []
         way.append(way[-1].args[0])  # type: ignore[arg-type]  # a view op's first argument is a node
     return way
@@ -174,7 +166,7 @@ def way_to(node: fx.Node, ends: set[fx.Node]) -> list[fx.Node]:
 def save_clones(forward: fx.GraphModule, overwritten: set[fx.Node], count: int) -> None:
     """Save a clone of each saved input, or view of one, that the epilogue overwrites."""
     output = next(node for node in reversed(forward.graph.nodes) if node.op == "output")
-    returned = list(output_args(forward.graph))
+    returned = list(ir.output_args(forward.graph))
     for i in range(count, len(returned)):
         node = returned[i]
         if node is not None and way_to(node, overwritten):
@@ -182,4 +174,4 @@ def save_clones(forward: fx.GraphModule, overwritten: set[fx.Node], count: int) 
                 clone = forward.graph.call_function(torch.ops.aten.clone.default, (node,))
             clone.meta = dict(node.meta) | {"saved_value": node.meta["val"], "saved_name": node.name}
             returned[i] = clone
-    return_from(forward.graph, returned)
+    ir.return_from(forward.graph, returned)

@@ -24,17 +24,7 @@ from torch import Tensor, fx
 
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import RandomOpError
-from aotlab.ir.graphs import (
-    COPY,
-    check_graph,
-    is_random,
-    line_of,
-    must_stay,
-    op_count,
-    output_args,
-    phase_of,
-    placeholders,
-)
+from aotlab.ir import graphs as ir
 from aotlab.partition.default import default_partition
 from aotlab.partition.described import FOR_DERIVATIVES, SavedValue, describe_saved
 from aotlab.partition.saved import save_besides, save_clones, save_masks, save_roots_of_views
@@ -69,7 +59,7 @@ class PartitionRecord:
     @property
     def op_count(self) -> int:
         """The calls in both graphs."""
-        return sum(op_count(module.graph) for module in (self.forward, self.backward) if module is not None)
+        return sum(ir.op_count(module.graph) for module in (self.forward, self.backward) if module is not None)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -93,7 +83,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     """
     name = _name_of(partitioner)
     count = len(trace.forward_outputs)
-    if not trace.training or len(output_args(trace_record.module.graph)) == count:
+    if not trace.training or len(ir.output_args(trace_record.module.graph)) == count:
         module = trace_record.module
         if trace.training:  # nothing could be differentiated: the forward alone
             module = trace.tape.graph(
@@ -124,12 +114,12 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     save_clones(forward, _standing_for(forward, trace, trace.overwritten), count)
     forward.recompile()
     backward.recompile()
-    check_graph(forward, "forward")
-    check_graph(backward, "backward")
+    ir.check_graph(forward, "forward")
+    ir.check_graph(backward, "backward")
     _check_random(backward)
 
-    saved = [node for node in output_args(forward.graph)[count:] if node is not None]
-    split = Split(copies=frozenset(n for n, node in enumerate(saved) if COPY in node.meta))
+    saved = [node for node in ir.output_args(forward.graph)[count:] if node is not None]
+    split = Split(copies=frozenset(n for n, node in enumerate(saved) if ir.COPY in node.meta))
     for n, node in enumerate(saved):
         value = _tensor(node.meta.get("val"))
         origin = _tensor(node.meta.get("saved_value", value))
@@ -159,7 +149,7 @@ def _kept_besides(forward: fx.GraphModule, count: int, trace: Trace) -> list[fx.
     nodes: dict[int, fx.Node] = {}
     for node in forward.graph.nodes:
         nodes.setdefault(id(node.meta.get("val")), node)
-    known = {id(saved.meta.get("val")) for saved in output_args(forward.graph)[count:] if saved is not None}
+    known = {id(saved.meta.get("val")) for saved in ir.output_args(forward.graph)[count:] if saved is not None}
     inputs = {id(fake) for _, fake in trace.inputs.placeholders}
     written = {id(fake) for fake in trace.overwritten}
     more: list[fx.Node] = []
@@ -204,7 +194,7 @@ def _function_of(partitioner: Partitioner) -> Partitioner:
 def _check_unused(joint: fx.GraphModule) -> None:
     """Run eagerly where others' partitioners would drop an op of the forward that nobody uses and that stays."""
     for node in joint.graph.nodes:
-        if node.op == "call_function" and not node.users and phase_of(node) == "forward" and must_stay(node):
+        if node.op == "call_function" and not node.users and ir.phase_of(node) == "forward" and ir.must_stay(node):
             raise RunEagerly(
                 f"nobody uses the result of `{node.target}`, which may raise or draws random numbers",
                 suggestion="use aotlab.default_partition, to have it compiled",
@@ -215,17 +205,17 @@ def _standing_for(forward: fx.GraphModule, trace: Trace, values: Sequence[Tensor
     """Return the graph's inputs that stand for ``values``."""
     fakes = {id(value) for value in values}
     # a joint graph has tangents besides
-    pairs = zip(placeholders(forward.graph), trace.inputs.placeholders, strict=False)
+    pairs = zip(ir.placeholders(forward.graph), trace.inputs.placeholders, strict=False)
     return {placeholder for placeholder, (_, fake) in pairs if id(fake) in fakes}
 
 
 def _check_random(backward: fx.GraphModule) -> None:
     """Refuse a partition that draws in the backward what the forward draws."""
     for node in backward.graph.nodes:
-        if is_random(node.target) and phase_of(node) == "forward":
+        if ir.is_random(node.target) and ir.phase_of(node) == "forward":
             raise RandomOpError(
                 f"the partitioner puts `{node.target}` of the forward into the backward",
-                line=line_of(node),
+                line=ir.line_of(node),
                 why="it would draw other numbers than the forward did",
                 suggestion="use aotlab.default_partition",
             )

@@ -225,6 +225,10 @@ class _Map(_Rule):
     op = internals.MAP
     copies = True
 
+    def call(self, *args: Any, mutated_arg_indices: str = "") -> Any:
+        """Call it; which arguments the body writes, torch 2.15 says, is seen when it is traced."""
+        return super().call(*args)
+
     def calls(self, body: _Function, stacked: Sequence[Tensor], further: Sequence[Any]) -> list[_Call]:
         return [("body", body, (*(each[0] for each in stacked), *further))]
 

@@ -63,9 +63,7 @@ class Hooks(Quirk):
             Tensor.register_hook: partial(self._register, "hook"),
             Tensor.register_post_accumulate_grad_hook: partial(self._register, "post_accumulate"),
             Tensor.retain_grad: self._retain,
-            Tensor.retains_grad.__get__: lambda guard, func, args, kwargs: (  # type: ignore[attr-defined]  # a getter
-                _is_retaining(guard, args[0]) or func(*args, **kwargs)
-            ),
+            Tensor.retains_grad.__get__: lambda guard, func, args, _: _is_retaining(guard, args[0]) or func(*args),  # type: ignore[attr-defined]  # a getter
         }
 
     def check(self, findings: Findings) -> None:
@@ -160,8 +158,8 @@ class _Outside:
             given = [frames[-1].f_locals[name] for name in arguments if name in frames[-1].f_locals]
             # of the containers among them, the trace has copies
             known += [each for each in given if not isinstance(each, list | dict | set)]
-        owners = [each for each in known if hasattr(each, "__dict__") and not isinstance(each, type | types.ModuleType)]
-        attributes = [each for owner in owners for each in vars(owner).values()]
+        owners = (each for each in known if not isinstance(each, type | types.ModuleType))
+        attributes = [each for owner in owners for each in getattr(owner, "__dict__", {}).values()]
         self._known = {id(each): each for each in (*known, *attributes)}
 
     def has(self, value: Any) -> bool:

@@ -27,6 +27,7 @@ from aotlab import _torch as internals
 from aotlab.backends.base import Boxed
 from aotlab.capture.synthetic_bases import Base
 from aotlab.errors import AotlabError
+from aotlab.ir.graphs import acts
 from aotlab.runtime.draft import Draft
 from aotlab.runtime.edges import Edges
 from aotlab.runtime.mutations import Mutations
@@ -277,9 +278,17 @@ class Compiled(torch.autograd.Function):
     @internals.unseen_by_dynamo
     def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         """Run the compiled backward. The last None is for an input that only requires grad, if there is no other."""
-        return None, None, None, *ctx.compiled(ctx.values, tangents[: len(ctx.compiled.masks)]), None
+        given = [_resolved(tangent) for tangent in tangents[: len(ctx.compiled.masks)]]
+        return None, None, None, *ctx.compiled(ctx.values, given), None
 
     apply = internals.APPLY_OF_C
+
+
+def _resolved(tangent: Tensor | None) -> Tensor | None:
+    """Return a tangent whose memory has its values, as graphs expect: no lazy conjugate or negative."""
+    if tangent is None or not (tangent.is_conj() or tangent.is_neg()):
+        return tangent
+    return tangent.resolve_conj().resolve_neg()
 
 
 class ForwardFailed(Exception):  # noqa: N818  # a signal to whoever called the generated function
@@ -303,13 +312,14 @@ def can_be_repeated(trace: Trace, *, writes_last: bool) -> bool:
 
     ``writes_last`` says that a graph which writes inputs itself does so when nothing can raise any more.
     """
-    if trace.effects.write_back and not writes_last:
+    operations = [o for o in trace.tape.operations if o.phase == "forward"]
+    acting = any(acts(o.target) and internals.has_effects(o.target) for o in operations)
+    if acting or (trace.effects.write_back and not writes_last):
         return False
     kinds = {device.type for device in trace.tape.draws("forward")}
     if not kinds:
         return True
     # to note the state of a generator takes time; where nothing is known to raise that is not spent
-    operations = [o for o in trace.tape.operations if o.phase == "forward"]
     raises = any(o.may_raise_late or (o.may_raise and not o.is_random) for o in operations)
     return raises and kinds <= {"cpu", "cuda"}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import Any, NoReturn
 
 import torch
@@ -42,11 +43,6 @@ def _keep(kept: Tensor) -> tuple[Tensor, Tensor]:
     with torch.enable_grad():
         leaf = torch.ones((), requires_grad=True)
         return leaf, _Keeps.apply(leaf, kept)  # type: ignore[no-untyped-call]  # untyped in torch
-
-
-def _raise_for_inference_tensor(value: Tensor) -> NoReturn:
-    _keep(value)
-    raise RuntimeError("an inference tensor was to be saved for a backward")
 
 
 def _raise_for_second_backward() -> NoReturn:
@@ -87,20 +83,23 @@ class SavedValues:
     ``pending`` are gradients that wait for the backward into whose midst they belong. By edges of the traced program,
     ``nodes`` are the autograd nodes behind results that the function's own nodes keep. ``places`` has the numbers of
     those values that are the caller's tensors themselves, with the strides that the backward was compiled for, None if
-    for any: other memory since is an error. ``sizes`` are those that vary, which every backward takes.
+    for any: other memory since is an error. ``sizes`` are those that vary, which every backward takes. ``once`` has the
+    bits of the nodes of each selective checkpoint: what it keeps serves one backward, also if the graph is kept.
     """
 
-    __slots__ = ("_hooks", "_places", "_starts", "_values", "_versions", "_watched", "hooked", "nodes", "pending",
-                 "released", "sizes")  # fmt: skip
+    __slots__ = ("_hooks", "_places", "_spent", "_starts", "_values", "_versions", "_watched", "hooked", "nodes",
+                 "once", "pending", "released", "sizes")  # fmt: skip
 
     def __init__(
         self,
         values: Sequence[Tensor],
         places: Mapping[int, tuple[int, ...] | None] = _NOWHERE,
         sizes: Sequence[int] = (),
+        once: Sequence[int] = (),
     ) -> None:
         hooks = internals.saved_tensor_hooks()
-        self.released = 0
+        self.released = self._spent = 0
+        self.once = once
         self.sizes = sizes
         self.hooked = hooks is not None
         self.pending: dict[tuple[int, int], dict[Any, Tensor]] | None = None
@@ -109,7 +108,7 @@ class SavedValues:
         self._hooks = hooks
         for value in values:
             if value.is_inference():
-                _raise_for_inference_tensor(value)
+                _keep(value)  # which autograd refuses
         self._versions = internals.versions_of(values)
         self._places = places
         self._starts = [values[n].data_ptr() for n in places]
@@ -160,6 +159,8 @@ class SavedValues:
         """
         if self.released & mask or (needs and self._values is None):
             _raise_for_second_backward()
+        if self._spent & mask:
+            raise RuntimeError(internals.SPENT_CACHE)
         for tensor, version, own in self._watched:
             if own & mask and internals.version_of(tensor) != version:
                 _raise_for_written_value(tensor, version, internals.version_of(tensor))
@@ -204,6 +205,7 @@ class SavedValues:
     def release(self, mask: int, all_masks: Sequence[int]) -> None:
         """Note that a backward over ``mask`` has its values, and let go of what no other backward may still use."""
         if internals.keeps_graph():
+            self._spent |= reduce(or_, (own for own in self.once if own & mask), 0)
             return
         self.released |= mask & ~LASTING
         if not any(m & ~self.released for m in all_masks):
@@ -241,7 +243,8 @@ class Keeping:
         values = {n: saved[n] for n in self._draft.parts.partition.own if not detached[n]}
         strided = {n: v for n, v in values.items() if v is not None and v.layout == torch.strided}
         places = {n: None if internals.is_symbolic(v) else v.stride() for n, v in strided.items()}
-        return partial(SavedValues, places=places) if places else SavedValues
+        once = self._draft.trace.saving.once
+        return partial(SavedValues, places=places, once=once) if places or once else SavedValues
 
     def expression(self) -> str:
         """Write the list of saved values."""

@@ -14,7 +14,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from aotlab import _torch as internals
+from aotlab.capture.signals import RunEagerly
 from aotlab.errors import RandomOpError
+from aotlab.ir.graphs import acts
 from aotlab.trace.edges import Edge, next_edges
 from aotlab.trace.escapes import EscapeGuard
 from aotlab.trace.history import nodes_of, reachable
@@ -56,8 +58,9 @@ def stand_in(
 class Deriver:
     """Runs the backwards of a trace under its recorder, and remembers what came of it.
 
-    ``holder`` puts the traced parameters in place for checkpoints, ``full`` has each segment's gradients for all
-    tangents, ``arrived`` the edges of leaves as autograd came to them, if there is one segment.
+    ``holder`` puts the traced parameters in place for checkpoints, of which ``spent`` are the caches that backwards use
+    up; ``full`` has each segment's gradients for all tangents, ``arrived`` the edges of leaves as autograd came to
+    them, if there is one segment.
     """
 
     recorder: Recorder
@@ -67,6 +70,7 @@ class Deriver:
     holder: Callable[[], AbstractContextManager[None]]
     full: dict[int, list[Tensor | None]] = field(default_factory=dict, init=False)
     arrived: list[Edge] = field(default_factory=list, init=False)
+    spent: set[Any] = field(default_factory=set, init=False)
     _restrided: dict[tuple[int, tuple[int, ...]], Tensor] = field(default_factory=dict, init=False)
 
     def given(self, segment: int, pattern: Pattern) -> list[Tensor | None]:
@@ -112,7 +116,8 @@ class Deriver:
         try:
             casting = nullcontext() if autocast else internals.disable_autocast()
             guard = EscapeGuard(quirks=[type(quirk)() for quirk in self.recorder.quirks])
-            with self.holder(), tracing(self.recorder), guard, casting:
+            caches = internals.caches_kept(self.spent) if self.recorder.has_checkpoints else nullcontext()
+            with caches, self.holder(), tracing(self.recorder), guard, casting:
                 yield
                 self.recorder.states.end()
         finally:
@@ -120,6 +125,8 @@ class Deriver:
             if autocast:
                 torch.clear_autocast_cache()  # it would keep the traced tensors, for others to find
         for operation in operations[first:]:
+            if acts(operation.target) and internals.has_effects(operation.target):
+                raise RunEagerly(f"a backward calls `{operation.target}`, which has effects besides its results")
             if operation.is_random and operation.is_impure:
                 raise RandomOpError(
                     f"a backward draws random numbers by `{operation.target}`",

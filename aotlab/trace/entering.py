@@ -52,7 +52,8 @@ def enter_inputs(
 def _windows(recorder: Recorder, base: Base, members: Sequence[Tensor]) -> list[Tensor]:
     """Make the traced form of a base and its windows, whose views are recorded; none if there can be no such base.
 
-    They share memory and a version counter, and no history: so none of them may be a view that requires grad.
+    They share memory and a version counter, and no history: so none of them may be a view that requires grad, nor
+    is a lazy conjugate a window.
     """
     first = members[0]
     origin = first.data_ptr() + base.shift
@@ -60,7 +61,7 @@ def _windows(recorder: Recorder, base: Base, members: Sequence[Tensor]) -> list[
         together = internals.share_version(first, real) or (first.is_inference() and real.is_inference())
         is_view = real.requires_grad and internals.base_of(real) is not None
         aligned = real.dtype == first.dtype and (real.data_ptr() - origin) % real.element_size() == 0
-        if is_view or not together or not aligned or may_overlap_itself(_once(real), real.stride()):
+        if is_view or real.is_conj() or not together or not aligned or may_overlap_itself(_once(real), real.stride()):
             return []
     fake = internals.new_fake(recorder.fake_mode, (base.count,), (1,), base.dtype, first.device)
     base.fake = recorder.tape.enter(fake)

@@ -75,7 +75,7 @@ def make_joint(
         connected=connected,
         sources=sources,
         tangents=tangents,
-        saving=SavingNodes(bits=bits, masks=state_masks(parts, bits), watch=watch),
+        saving=SavingNodes(bits=bits, masks=state_masks(parts, bits), watch=watch, once=_once(deriver, bits)),
         deriver=deriver,
     )
     if trace.training or torch.is_grad_enabled():
@@ -227,11 +227,17 @@ def _check_out_of_sight(
         )
 
 
+def _once(deriver: Deriver, bits: Mapping[Any, int]) -> list[int]:
+    """Return the bits of the nodes of each selective checkpoint whose cache a backward uses up."""
+    if any(map(internals.cache_is_written, deriver.spent)):
+        raise RunEagerly("a tensor that a selective checkpoint keeps is written in place")
+    return [sum({1 << bits[node] for node in bits if internals.is_cached_in(node, spent)}) for spent in deriver.spent]
+
+
 def _check_again(deriver: Deriver, segment: int, recorded: Sequence[Operation], gradients: Sequence[Any]) -> None:
     """Leave to eager a checkpoint whose function does not do the same each time that it is run, op by op.
 
-    Eager runs it in each backward, a compiled backward does what was ``recorded`` for the ``gradients``. A selective
-    checkpoint never does the same, as its cache serves one backward.
+    Eager runs it in each backward, a compiled backward does what was ``recorded`` for the ``gradients``.
     """
     tape = deriver.recorder.tape
     first, raises = len(tape.operations), ""

@@ -70,12 +70,14 @@ class SavingNodes:
     """The autograd nodes that hold tensors, each with the number of its bit.
 
     ``masks`` has for each entry of each segment the bits of the nodes that it reaches; ``watch`` has the inputs and
-    outputs that such nodes keep, or read by themselves, each with the bits of these nodes.
+    outputs that such nodes keep, or read by themselves, each with the bits of these nodes; ``once``, for each selective
+    checkpoint, those of the nodes of which one backward uses up its cache.
     """
 
     bits: Mapping[Any, int]
     masks: Sequence[Sequence[int]]
     watch: Mapping[Source, int]
+    once: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

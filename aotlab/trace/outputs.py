@@ -14,18 +14,10 @@ from aotlab.capture.signals import RunEagerly
 from aotlab.errors import OutputError
 from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewStep
 from aotlab.ir.specs import StorageNumbers, spec_of
+from aotlab.trace import views as view_ops
 from aotlab.trace.chronicle import Chronicle
 from aotlab.trace.inputs import Entered, owner_of, value_of
 from aotlab.trace.tape import Tape
-from aotlab.trace.views import (
-    call_of_several,
-    covers_storage,
-    is_new_leaf,
-    is_view_of,
-    top_of,
-    views_between,
-    with_detach,
-)
 from aotlab.trace.write_calls import overlaps_itself
 
 _LAZY = ("aten._conj.default", "aten._neg_view.default")
@@ -101,7 +93,7 @@ class OutputReader:
         self.read.tensors[i] = leaf
         if any(leaf is item.wrapper for item in self.inputs):
             return
-        if is_new_leaf(leaf):
+        if view_ops.is_new_leaf(leaf):
             raise OutputError(
                 f"`{self.names[i]}` is a leaf that the function made to require grad",
                 why="what is computed from it would accumulate its gradient inside the graph, out of reach",
@@ -117,7 +109,7 @@ class OutputReader:
     def _info(self, i: int, kind: OutputType, base: int | None = None, views: tuple[ViewStep, ...] = ()) -> None:
         leaf = self.leaves[i]
         item = None if base is None or kind is not OutputType.ALIAS_OF_INPUT else self.inputs[base]
-        several = call_of_several(leaf)
+        several = view_ops.call_of_several(leaf)
         if several is not None and views and all(step.item is None for step in views):
             raise RunEagerly(f"`{self.names[i]}` is one of several views that were made together, and is made anew")
         first = self._first_of.setdefault(id(leaf), i)
@@ -154,7 +146,8 @@ class OutputReader:
         found = [k for k in windows if self.inputs[k].wrapper is self.leaves[i]]
         if not found:
             values = {k: internals.from_functional(self.inputs[k].wrapper) for k in windows}
-            found = [k for k, value in values.items() if views_between(self.tape, value, self.values[i]) is not None]
+            ways = {k: view_ops.views_between(self.tape, value, self.values[i]) for k, value in values.items()}
+            found = [k for k, way in ways.items() if way is not None]
         if len(found) == 1:
             return found[0]
         raise RunEagerly(
@@ -170,7 +163,7 @@ class OutputReader:
             if output is item.wrapper:
                 self._info(i, OutputType.IS_INPUT, k, ())
                 continue
-            if output.requires_grad and not is_view_of(output, item.wrapper):
+            if output.requires_grad and not view_ops.is_view_of(output, item.wrapper):
                 raise RunEagerly(
                     f"`{name}` shares memory with `{item.name}` and has an autograd history of its own",
                     suggestion=_CLONE,
@@ -185,10 +178,10 @@ class OutputReader:
             self._info(i, OutputType.ALIAS_OF_INPUT, k, views)
 
     def _views(self, i: int, base: Tensor, root: Tensor | None) -> tuple[ViewStep, ...]:
-        views = views_between(self.tape, base, self.values[i])
+        views = view_ops.views_between(self.tape, base, self.values[i])
         if views is None:
             raise RunEagerly(f"the views to `{self.names[i]}` cannot be made again", suggestion=_CLONE)
-        return with_detach(views, self.leaves[i], root)
+        return view_ops.with_detach(views, self.leaves[i], root)
 
     # --- intermediates
 
@@ -197,7 +190,7 @@ class OutputReader:
         leaves, values = self.leaves, self.values
         distinct = list({id(leaves[i]): i for i in reversed(members)}.values())[::-1]
         lone = distinct[0]
-        if len(distinct) == 1 and covers_storage(values[lone]) and not self._is_made_by_views(lone):
+        if len(distinct) == 1 and view_ops.covers_storage(values[lone]) and not self._is_made_by_views(lone):
             made = self.tape.producer(values[lone])
             unsafe = made is not None and made[0].target is internals.UNSAFE_VIEW
             self._info(lone, OutputType.UNSAFE_VIEW_ALIAS if unsafe else OutputType.NON_ALIAS)
@@ -228,20 +221,20 @@ class OutputReader:
         output = self.leaves[i]
         if internals.base_of(output) is None or output.is_inference():
             return False
-        return output.requires_grad or top_of(self.tape, self.values[i]) is not self.values[i]
+        return output.requires_grad or view_ops.top_of(self.tape, self.values[i]) is not self.values[i]
 
     def _common_base(self, distinct: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         """Return the value that outputs on one intermediate are made from, and the tensor to differentiate for them."""
         differentiable = [self.leaves[i] for i in distinct if self.leaves[i].requires_grad]
         if not differentiable:
             base = value_of(owner_of(self.leaves[distinct[0]]), "a base")
-            known = all(views_between(self.tape, base, self.values[i]) is not None for i in distinct)
-            return base if known else top_of(self.tape, self.values[distinct[0]]), None
+            known = all(view_ops.views_between(self.tape, base, self.values[i]) is not None for i in distinct)
+            return base if known else view_ops.top_of(self.tape, self.values[distinct[0]]), None
         root = owner_of(differentiable[0])
         named = ", ".join(f"`{self.names[i]}`" for i in distinct)
-        if is_new_leaf(root):
+        if view_ops.is_new_leaf(root):
             raise RunEagerly(f"{named} are views of a leaf that the function made to require grad")
-        if not all(is_view_of(output, root) for output in differentiable):
+        if not all(view_ops.is_view_of(output, root) for output in differentiable):
             raise RunEagerly(
                 f"the outputs {named} share memory in a way that cannot be made again from one tensor",
                 suggestion="return clones, to have it compiled",

@@ -9,20 +9,12 @@ import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
+from aotlab import errors
 from aotlab._torch import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload, TorchDispatchMode
 from aotlab.capture.signals import RunEagerly
-from aotlab.errors import (
-    BY_DYNAMO,
-    CapturedTensorError,
-    DataDependentError,
-    EscapeError,
-    HigherOrderOpError,
-    RandomOpError,
-    SubclassError,
-    UserLine,
-)
+from aotlab.errors import BY_DYNAMO, UserLine
 from aotlab.guards.places import Locator, called, name_of, user_line, user_place
-from aotlab.ir.graphs import Phase
+from aotlab.ir.graphs import Phase, acts
 from aotlab.trace.boundary import refuse_higher_order
 from aotlab.trace.corrections import laid_out, needs_look
 from aotlab.trace.memo import NoKey, memo_key, memo_value, remake
@@ -214,7 +206,7 @@ class Recorder(TorchDispatchMode):
                 suggestion="call contiguous() before, or draw into a contiguous tensor, to have it compiled",
             )
         if draws(func) and any(isinstance(given, torch.Generator) for given in (*args, *kwargs.values())):
-            raise RandomOpError(
+            raise errors.RandomOpError(
                 f"`{func}` draws from a generator of its own",
                 line=self._line(),
                 why="a graph cannot hold a generator",
@@ -275,10 +267,10 @@ class Recorder(TorchDispatchMode):
             return result  # the op has no fake result of its own
         return laid_out(result, fake, self.record)
 
-    def _no_values(self, func: OpOverload, arguments: Any, error: Exception) -> DataDependentError:
+    def _no_values(self, func: OpOverload, arguments: Any, error: Exception) -> errors.DataDependentError:
         """Make the error for an op that asks for values; see `aotlab.trace.boundary` for its final words."""
         of_size = isinstance(error, internals.DynamicOutputShapeException)
-        made = DataDependentError(
+        made = errors.DataDependentError(
             f"`{func}` {'has a result whose size depends on' if of_size else 'asks for'} the values of a tensor",
             line=self._line(),
             why="a graph traced ahead of time has no values and one size for each result",
@@ -312,6 +304,8 @@ class Recorder(TorchDispatchMode):
                 what = f"`{func}` makes a sparse, quantized, opaque or meta tensor"
                 if internals.forward_ad_active():
                     what = "forward-mode differentiation takes a number, or what has no tangent, for zeros of no memory"
+                elif self.phase == "backward" and not dense:
+                    what = "a gradient is sparse, as with `sparse=True` (`sparse=False` is compiled)"
                 raise Untraceable(
                     f"{what}, which a trace cannot represent, at {self._line()}; "
                     "do that outside of the compiled function"
@@ -328,7 +322,7 @@ class Recorder(TorchDispatchMode):
         now = _settings()
         if now != self._settings and self.phase == "forward":
             name = next(name for name, value in now.items() if value != self._settings[name])
-            raise EscapeError(
+            raise errors.EscapeError(
                 f"the function changes a global setting, {name}, before it calls `{func}`",
                 line=self._line(),
                 why="the graph runs under the setting of the call",
@@ -338,7 +332,8 @@ class Recorder(TorchDispatchMode):
     def _is_constant(self, arguments: Any) -> bool:
         """Tell whether tensors are the same at every call: computed from no input, and nothing random among them."""
         needed, outside = self.tape.needed(tensors_in(arguments), set())
-        return not outside and not any(self.tape.operations[index].draws_as for index in needed)
+        found = [self.tape.operations[index] for index in needed]
+        return not outside and not any(each.draws_as or acts(each.target) for each in found)
 
     def _ask_constants(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a question about the values of constants by computing them."""
@@ -394,14 +389,14 @@ class Recorder(TorchDispatchMode):
                 "module"
             )
         if type(tensor) not in (Tensor, torch.nn.Parameter):
-            raise SubclassError(
+            raise errors.SubclassError(
                 f"{called(tensor, 'a tensor')} is a `{type(tensor).__qualname__}`, and `{func}` is called with it",
                 line=self._line(),
                 why="tensor subclasses are not supported yet",
                 suggestion="compute with the plain tensors that it consists of",
             )
         name = name_of(tensor)
-        raise CapturedTensorError(
+        raise errors.CapturedTensorError(
             f"`{func}` was given {'' if name is None else f'`{name}`, '}"
             f"a tensor of shape {tuple(tensor.shape)} that is not an argument",
             line=self._line(),
@@ -410,7 +405,7 @@ class Recorder(TorchDispatchMode):
         )
 
     def _refuse_mutation(self, func: Any) -> NoReturn:
-        raise HigherOrderOpError(
+        raise errors.HigherOrderOpError(
             f"`{func}` changes its arguments and functionalization has no rule for it",
             line=self._line(),
             why="the write would be lost or done at the wrong time",

@@ -14,7 +14,7 @@ from aotlab import _torch as internals
 from aotlab._torch import OpOverload
 from aotlab.errors import GraphInvariantError, UserLine
 from aotlab.guards.places import Place, stack_trace
-from aotlab.ir.graphs import STAYS, Phase, is_random
+from aotlab.ir.graphs import STAYS, Phase, acts, is_random
 from aotlab.trace.random_state import SET_STATE, STATE_OF, original
 
 
@@ -58,7 +58,7 @@ class Operation:
     @property
     def is_impure(self) -> bool:
         """Whether it must stay although nobody uses its result."""
-        return (self.is_random and self.target is not STATE_OF) or self.may_raise
+        return (self.is_random and self.target is not STATE_OF) or self.may_raise or acts(self.target)
 
     @property
     def may_raise(self) -> bool:

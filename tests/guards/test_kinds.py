@@ -254,14 +254,13 @@ def test_storage_offset(grad):
 
 
 def test_bits_and_layouts_are_refused_after_a_compiled_call():
-    """A lazy conjugate, a lazy negative, and another layout are refused by name, also when an entry exists."""
+    """A lazy negative and another layout are refused by name, also when an entry exists."""
     f = compiled(lambda x: x * 2)
     plain = torch.tensor([1 + 2j])
     f(plain)
     f(torch.ones(2, 2))
-    for tensor, word in ((plain.conj(), "conjugate"), (torch.ones(2, 2).to_sparse(), "sparse")):
-        with refusing(RefusedError, match=f"`x` is .*{word}"):
-            f(tensor)
+    with refusing(RefusedError, match="`x` is .*sparse"):
+        f(torch.ones(2, 2).to_sparse())
     f(torch.ones(1))
     with refusing(RefusedError, match="`x` is a lazy negative"):
         f(plain.conj().imag)

@@ -331,7 +331,7 @@ CASES = [
     (_chooses, [_ones], "cond", "move it out"),
     (_writes_one_twice, [_ones], "_foreach_add_", "return a new tensor"),
     (_doubles, [lambda: torch.eye(3).to_sparse()], "x", "to_dense()"),
-    (_doubles, [lambda: torch.ones(3, dtype=torch.complex64).conj()], "x", "resolve_conj()"),
+    (_doubles, [lambda: torch._neg_view(torch.ones(3))], "x", "resolve_neg()"),
     (_doubles, [partial(torch.ones, 3, device="meta")], "x", "with memory"),
     (_doubles, [lambda: _ones().as_subclass(Own)], "x", "the plain tensors"),
 ]
@@ -389,7 +389,7 @@ BEHIND_DYNAMO = [
     (_sets_data, [_ones, _ones], "move it out"),
     (_infers_inside, [_ones], "inference_mode around the call"),
     (_writes_one_twice, [_ones], "return a new tensor"),
-    (_doubles, [lambda: torch.ones(3, dtype=torch.complex64).conj()], "resolve_conj()"),
+    (_doubles, [lambda: torch._neg_view(torch.ones(3))], "resolve_neg()"),
 ]
 
 

@@ -10,14 +10,13 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import (
     CheckpointError,
-    CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
 )
 
 import aotlab
 from aotlab.frontends.dynamo import backend
-from tests.engine_helpers import alike, behind, compiled, leaf
+from tests.engine_helpers import alike, behind, compiled, leaf, record
 
 
 def checkpointed(function, *args):
@@ -345,50 +344,155 @@ def test_late_changes():
     assert (type(expected), found) == (list, RuntimeError)
 
 
-def test_a_selective_checkpoint():
-    """What it keeps serves one backward, and the one that is traced is not the caller's."""
-
-    def keeps_sines(context, op, *args, **kwargs):
-        return CheckpointPolicy.MUST_SAVE if op is torch.ops.aten.sin.default else CheckpointPolicy.PREFER_RECOMPUTE
-
-    def program(x, w):
-        contexts = functools.partial(create_selective_checkpoint_contexts, keeps_sines)
-        y = checkpoint(lambda value: (value * w).sin().exp(), x, use_reentrant=False, context_fn=contexts)
-        return y.sum(), (y * w).sum()
-
-    def outcome(function, wanted):
-        x, w = leaf(3), leaf(3, seed=1)
-        sum(function(x, w)[i] for i in wanted).backward()
-        return x.grad.tolist(), w.grad.tolist()
-
-    f = compiled(program)
-    with pytest.warns(RuntimeWarning, match="the next time it raises RuntimeError"):
-        found = [outcome(f, wanted) for wanted in ((0,), (1,), (0, 1))]
-    assert [outcome(program, wanted) for wanted in ((0,), (1,), (0, 1))] == found
+def selected(function, x, **settings):
+    """Compute again what is neither a sine nor a product."""
+    chosen = [torch.ops.aten.sin.default, torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
+    contexts = functools.partial(create_selective_checkpoint_contexts, chosen, **settings)
+    return checkpoint(function, x, use_reentrant=False, context_fn=contexts)
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_a_selective_checkpoint_behind_dynamo():
-    """Dynamo keeps what chooses beside the graph; without it a second backward passed, which eager refuses."""
+class Selected(nn.Module):
+    """Two selective checkpoints, one behind the other, and a way around them."""
 
-    def keeps_sines(context, op, *args, **kwargs):
-        return CheckpointPolicy.MUST_SAVE if op is torch.ops.aten.sin.default else CheckpointPolicy.PREFER_RECOMPUTE
+    def __init__(self):
+        """Make the layers."""
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Dropout(0.2), nn.Linear(8, 4), nn.Tanh())
+        self.second = nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 4), nn.GELU())
+        self.around = nn.Linear(4, 4)
 
-    def program(x, w):
-        contexts = functools.partial(create_selective_checkpoint_contexts, keeps_sines)
-        return checkpoint(lambda value: (value * w).sin().exp(), x, use_reentrant=False, context_fn=contexts).sum()
+    def forward(self, x):
+        """Return a result of each."""
+        y = selected(self.first, x)
+        return y.sin().sum(), self.around(x).square().sum(), selected(self.second, y).sum()
 
-    def use(function):
-        x, w = leaf(3), leaf(3, seed=1)
-        y = function(x, w)
-        y.backward(retain_graph=True)
-        with pytest.raises(RuntimeError, match="only allowed to backward once"):
-            y.backward(retain_graph=True)
-        return y.item(), x.grad.tolist(), w.grad.tolist()
+
+@pytest.mark.parametrize("wanted", [(0, 1, 2), (0,), (1,), (2,)], ids=str)
+@pytest.mark.parametrize("frontend", ["direct", "dynamo"])
+@pytest.mark.parametrize("dynamic", [False, None], ids=["static", "varying"])
+def test_selective_checkpoints(frontend, wanted, dynamic):
+    """All is eager's, also that what is kept serves one backward where the graph is kept."""
+
+    def steps(call, module):
+        found = []
+        for size in (3, 5, 6):
+            torch.manual_seed(size)
+            x = torch.randn(size, 4, requires_grad=True)
+            results = call(x)
+            sum(results[i] for i in wanted).backward(retain_graph=True)
+            try:
+                results[wanted[0]].backward()
+            except RuntimeError as error:
+                found.append(str(error))
+            found.append([results[i].item() for i in wanted] + x.grad.tolist())
+            found += [None if each.grad is None else each.grad.tolist() for each in module.parameters()]
+        return found
 
     torch.compiler.reset()
-    by_us = functools.partial(backend, options={"compiler": "eager"})
-    assert use(program) == use(torch.compile(program, backend=by_us))
+    module, expected = Selected(), Selected()
+    f = compiled(module, frontend=frontend, dynamic=dynamic)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        assert steps(expected, expected) == steps(f, module)
+    if frontend == "direct":
+        assert (behind(f).calls.compiled, len(behind(f).entries)) == (3, 3 if dynamic is False else 2)
+
+
+@pytest.mark.parametrize("partition", [aotlab.default_partition, aotlab.min_cut_rematerialization_partition])
+@pytest.mark.parametrize("by", ["eager", pytest.param("inductor", marks=pytest.mark.tier("full"))])
+def test_what_selective_checkpoints_save(by, partition):
+    """Besides inputs, only what they were asked to keep, of which the backward needs the first product."""
+
+    def program(x, w):
+        return selected(lambda value: (value @ w).tanh().exp().cos(), x).sum()
+
+    x, w = leaf(2, 3), leaf(3, 3, seed=1)
+    f = compiled(program, backend=by, partitioner=partition)
+    loss = f(x, w)
+    loss.backward()
+    saved = record(f, "partition").saved
+    assert sorted(each.spec.shape for each in saved) == [(2, 3), (2, 3), (3, 3)]
+    assert sum(each.is_input for each in saved) == 2
+    expected = [x.grad, w.grad]
+    x.grad = w.grad = None
+    torch.testing.assert_close(program(x, w), loss)
+    program(x, w).backward()
+    torch.testing.assert_close([x.grad, w.grad], expected)
+
+
+def written_in_it(x):
+    """Write what is kept when something has been computed from it."""
+
+    def body(value):
+        y = value.sin()
+        z = y.exp()
+        y.add_(1)
+        return z * y
+
+    return body
+
+
+def inside_of_it(x):
+    """Nest a checkpoint in a selective one."""
+    return lambda value: checkpointed(lambda inner: inner.sin().exp().cos(), value.exp())
+
+
+def steady_in_it(x):
+    """Draw, too."""
+    return lambda value: nn.functional.dropout(value.sin().cos()).exp()
+
+
+@pytest.mark.parametrize("mutation", [False, True], ids=["", "with mutations allowed"])
+@pytest.mark.parametrize("kind", [written_in_it, inside_of_it, steady_in_it])
+@pytest.mark.parametrize("way", ["once", "twice", "of higher order"])
+def test_ways_through_a_selective_checkpoint(kind, way, mutation):
+    """The gradients or the error are eager's; what is kept and written is left to eager."""
+
+    def program(x):
+        return selected(kind(x), x, allow_cache_entry_mutation=mutation).sum()
+
+    def outcome(function):
+        torch.manual_seed(0)
+        x = leaf(4)
+        try:
+            y = function(x)
+            (gradient,) = torch.autograd.grad(y, x, create_graph=way == "of higher order", retain_graph=True)
+            if way != "once":
+                (gradient.sin().sum() if way == "of higher order" else y).backward()
+        except RuntimeError as error:
+            return str(error)
+        return gradient.tolist(), None if x.grad is None else x.grad.tolist()
+
+    f = compiled(program)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if kind is written_in_it else "error", RuntimeWarning)
+        assert outcome(program) == outcome(f)
+    assert f.calls.eager == (kind is written_in_it)
+
+
+def test_a_backward_for_one_input_uses_up_what_is_on_its_way():
+    """Another one, which reaches another selective checkpoint, goes through."""
+
+    def program(x, w):
+        y = selected(lambda value: value.sin().exp(), x) * selected(lambda value: value.sin().cos(), w)
+        return y.sum(), y.exp().sum()
+
+    def outcome(function):
+        x, w = leaf(3), leaf(3, seed=1)
+        found, (y, _) = [], function(x, w)
+        for each in (x, w, x):
+            try:
+                found.append(torch.autograd.grad(y, each, retain_graph=True)[0].tolist())
+            except RuntimeError as error:
+                found.append(str(error))
+        return found
+
+    f = compiled(program)
+    expected = outcome(program)
+    assert [type(each) for each in expected] == [list, list, str]
+    assert outcome(f) == expected
+    assert f.calls.compiled == 1
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

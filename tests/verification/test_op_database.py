@@ -29,7 +29,6 @@ NOT_COMPILED: dict[str, tuple[Outcome, str]] = {
     "cauchy in-place float32": _RANDOM,
     "normal.in_place call float32": _RANDOM,
     "normal out float32": (Outcome.EAGERLY, "draws into an `out` with other strides"),
-    "baddbmm in-place complex64": (Outcome.EAGERLY, "a lazy conjugate"),
     "addbmm in-place complex64": (Outcome.EAGERLY, "the requested shape has too few dimensions"),
     "combinations call complex64": _VALUES,
     **dict.fromkeys(

@@ -1,0 +1,269 @@
+"""Ops with effects besides their results: each runs once in a call, in the program's order, whoever uses its result."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import aotlab
+from aotlab._torch import has_effects
+from tests.engine_helpers import behind, compiled, leaf, record, targets
+
+FULL = pytest.param("inductor", marks=pytest.mark.tier("full"))
+said: list[tuple[object, ...]] = []
+
+
+@torch.library.custom_op("effects_test::say", mutates_args=())
+def say(x: torch.Tensor, tag: int) -> None:
+    """Note a sum, and return nothing."""
+    said.append((tag, x.sum().item()))
+
+
+@torch.library.custom_op("effects_test::note", mutates_args=())
+def note(x: torch.Tensor, tag: int) -> torch.Tensor:
+    """Note a sum, and return a copy."""
+    said.append((tag, x.sum().item()))
+    return x.clone()
+
+
+@torch.library.custom_op("effects_test::both", mutates_args=())
+def both(x: torch.Tensor, tag: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Note a sum, and return two results."""
+    said.append((tag, x.sum().item()))
+    return x + 1, x * 2
+
+
+@torch.library.custom_op("effects_test::own", mutates_args=())
+def own(x: torch.Tensor, tag: int) -> torch.Tensor:
+    """Do as `note`, and do not say so to torch."""
+    said.append((tag, x.sum().item()))
+    return x.clone()
+
+
+for made in (note, own):
+    made.register_fake(lambda x, tag: torch.empty_like(x))
+say.register_fake(lambda x, tag: None)
+both.register_fake(lambda x, tag: (torch.empty_like(x), torch.empty_like(x)))
+
+
+def _registered() -> None:
+    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+
+    for name in ("say", "note", "both"):
+        _register_effectful_op(f"effects_test::{name}", _EffectType.ORDERED)
+
+
+_registered()
+note.register_autograd(lambda ctx, g: (g * 2, None), setup_context=lambda ctx, inputs, output: None)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said() -> Iterator[None]:
+    said.clear()
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def inference(x):
+    """Use few results."""
+    say(x, 1)
+    y = x.sin()
+    note(y, 2)
+    first, _ = both(y, 3)
+    note(y, 4)
+    note(y, 4)
+    x.add_(first)
+    say(x, 5)
+    say(x.exp(), 6)
+    return y * 2
+
+
+def training(x):
+    """Use a result for the gradient alone."""
+    y = x * 1
+    say(y, 1)
+    z = note(y.sin(), 2)
+    note(y.exp(), 3)
+    say(z, 4)
+    return (z * y).sum()
+
+
+def unsaid(x):
+    """Call an op that is not registered."""
+    y = x * 1
+    own(y, 1)
+    z = own(y.sin(), 2)
+    return z.sum() + y.sum() * 0
+
+
+def outcome(function, program):
+    """Call twice; return what was said and computed."""
+    found = []
+    for scale in (1, 2):
+        x = leaf(3).detach() * scale
+        if program is training:
+            x.requires_grad_()
+        result = function(x)
+        said.append((0, 0.0))  # it was called
+        if program is training:
+            result.backward()
+        found.append((result, x.grad, x.detach()))
+    return list(said), found
+
+
+@pytest.mark.parametrize("dynamic", [False, None], ids=["static", "varying"])
+@pytest.mark.parametrize("frontend", ["direct", "dynamo"])
+@pytest.mark.parametrize("by", ["eager", FULL])
+@pytest.mark.parametrize("program", [inference, training])
+def test_effects(program, by, frontend, dynamic):
+    """What is said, when and how often is what eager says, and it is compiled."""
+    said_in_eager, expected = outcome(program, program)
+    said.clear()
+    f = compiled(program, backend=by, frontend=frontend, dynamic=dynamic)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "`.*` runs eagerly")
+        said_now, found = outcome(f, program)
+    assert [each[0] for each in said_now] == [each[0] for each in said_in_eager]
+    torch.testing.assert_close([each[1:] for each in said_now], [each[1:] for each in said_in_eager])
+    torch.testing.assert_close(found, expected, rtol=0 if by == "eager" else 1e-5, atol=0 if by == "eager" else 1e-5)
+    if frontend == "direct":
+        assert (behind(f).calls.compiled, len(behind(f).entries)) == (2, 1)
+
+
+class Late(torch.autograd.Function):
+    """Needs what an op with effects returns in the backward alone."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(note(x, 2))
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0]
+
+
+@pytest.mark.parametrize("partition", [aotlab.default_partition, aotlab.min_cut_rematerialization_partition])
+@pytest.mark.parametrize("program", [training, lambda x: Late.apply(x).sum()], ids=["training", "late"])
+def test_no_partitioner_moves_them(partition, program):
+    """They are in the forward, all of them, and in no backward."""
+    f = compiled(program, partitioner=partition)
+    loss = f(leaf(3))
+    before = list(said)
+    loss.backward()
+    parts = record(f, "partition")
+    found = [each.split(".")[1] for each in targets(parts.forward) if "effects_test" in each]
+    assert found == (["say", "note", "note", "say"] if program is training else ["note"])
+    assert not any("effects_test" in each for each in targets(parts.backward))
+    assert (len(before), said) == (len(found), before)
+
+
+@pytest.mark.parametrize("by", ["eager", FULL])
+def test_an_op_of_ones_own_that_is_not_registered(by):
+    """It runs once, too: torch would leave it out where nobody uses its result."""
+    expected = outcome(unsaid, unsaid)
+    said.clear()
+    f = compiled(unsaid, backend=by)
+    found = outcome(f, unsaid)
+    assert sorted(found[0]) == sorted(expected[0])
+    assert f.calls.compiled == 2
+
+
+@pytest.mark.tier("full")
+def test_inductor_would_lose_an_op_that_returns_nothing_and_is_not_registered():
+    """So eager runs it."""
+    settings = {"schema": "(Tensor x) -> ()", "mutates_args": ()}
+    silent = torch.library.custom_op("effects_test::silent", lambda x: said.append(("s",)), **settings)
+    silent.register_fake(lambda x: None)
+
+    def program(x):
+        silent(x)
+        return x.sin()
+
+    f = compiled(program, backend="inductor")
+    with pytest.warns(RuntimeWarning, match=r"silent.default` returns nothing, and is not registered"):
+        f(torch.ones(2))
+    assert said == [("s",)]
+
+
+@torch.library.custom_op("effects_test::late", mutates_args=())
+def late(x: torch.Tensor) -> torch.Tensor:
+    """Call another one in the backward."""
+    return x.clone()
+
+
+late.register_fake(lambda x: torch.empty_like(x))
+
+
+def _say_late(ctx, gradient):
+    say(gradient, 7)
+    return gradient * 2
+
+
+late.register_autograd(_say_late)
+
+
+@pytest.mark.parametrize("frontend", ["direct", "dynamo"])
+def test_effects_in_a_backward(frontend):
+    """Which tangents come in says which of them run: eager runs it all."""
+
+    def program(x):
+        say(x, 1)
+        return late(x.sin()).sum()
+
+    def use(function):
+        x = leaf(3)
+        function(x).backward()
+        return x.grad.tolist(), list(said)
+
+    expected = use(program)
+    said.clear()
+    f = compiled(program, frontend=frontend)
+    with pytest.warns(RuntimeWarning, match="a backward calls `effects_test.say.default`, which has effects"):
+        assert use(f) == expected
+
+
+@pytest.mark.parametrize("by", ["eager", FULL])
+def test_print(by, capfd):
+    """The op that prints, which has no tensors; a trace does not print."""
+
+    def program(x):
+        torch.ops.aten._print("here")
+        return x.sin()
+
+    f = compiled(program, backend=by)
+    for _ in range(2):
+        f(torch.ones(2))
+    assert capfd.readouterr().out.split() == ["here", "here"]
+    assert f.calls.compiled == 2
+    assert has_effects(torch.ops.aten._print.default)
+
+
+def test_values_of_constants_that_come_from_an_effect():
+    """They are not asked for while tracing."""
+
+    def program(x):
+        return x * note(torch.ones(2), 1).sum().item()
+
+    f = compiled(program, frontend="direct")
+    with aotlab.config.patch(fallback="eager"), pytest.warns(RuntimeWarning, match="item"):
+        f(torch.ones(2))
+    assert said == [(1, 2.0)]
+
+
+def test_a_call_that_raises_is_not_run_again():
+    """Eager would say it once more."""
+
+    def program(x, index):
+        say(x, 1)
+        return x[index]
+
+    f = compiled(program)
+    f(torch.ones(2), torch.tensor([1]))
+    with pytest.raises(IndexError):
+        f(torch.ones(2), torch.tensor([5]))
+    assert said == [(1, 2.0), (1, 2.0)]
