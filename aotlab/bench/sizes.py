@@ -69,6 +69,8 @@ def varied(
         "ours": partial(by_ours, backend=backend, min_cut=True),
         "stock": partial(by_stock, backend="aot_eager" if backend == "eager" else backend),
     }
+    if not trained.by_stock:
+        del ways["stock"]
     found: dict[str, list[Cold]] = {name: [] for name in ways}
     trainings: dict[str, Training] = {"eager": Training(trained, eagerly, device)}
     errors: dict[str, list[StepErrors]] = {}
@@ -81,20 +83,24 @@ def varied(
                 dtype = torch.float32 if backend == "eager" else torch.float64
                 each = errors_of_each(trained, [training, trainings["eager"]], trained.sizes, device, dtype)
                 errors[name], errors["eager"] = (list(column) for column in zip(*each, strict=True))
-    ours, stock = found["ours"], found["stock"]
-    alike = as_near(errors["ours"], [] if backend == "eager" else errors["stock"] + errors["eager"])
-    return {
+    ours, stock = found["ours"], found.get("stock", [])
+    alike = as_near(errors["ours"], [] if backend == "eager" else errors.get("stock", []) + errors["eager"])
+    row = {
         "sizes": len(trained.sizes),
         "sizes_alike": alike.count(True),
         "sizes_wrong": tuple([size for size, is_alike in zip(trained.sizes, alike, strict=True) if not is_alike]),
         "sizes_our_compilations": ours[0].compiled,
-        "sizes_stock_compilations": stock[0].compiled,
         "sizes_eager_share": ours[0].eager / ours[0].calls,
         "sizes_our_seconds": median(each.seconds for each in ours),
-        "sizes_stock_seconds": median(each.seconds for each in stock),
-        "sizes_ratio": median(a.seconds / b.seconds for a, b in zip(ours, stock, strict=True)),
         "sizes_again": ours[-1].seconds / ours[0].seconds if len(ours) > 1 else float("nan"),
     }
+    if stock:
+        row |= {
+            "sizes_stock_compilations": stock[0].compiled,
+            "sizes_stock_seconds": median(each.seconds for each in stock),
+            "sizes_ratio": median(a.seconds / b.seconds for a, b in zip(ours, stock, strict=True)),
+        }
+    return row
 
 
 def as_near(found: Sequence[StepErrors], others: Sequence[StepErrors]) -> list[bool]:

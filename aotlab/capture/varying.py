@@ -40,7 +40,8 @@ def chosen(call: Call, dynamic: bool | None, varying: Varying | None) -> Varying
         return {}
     found: Varying = {}
     asks = bool(varying) and any("type" in code.co_names for code in codes_in(call.state.reached))
-    for position, value in enumerate(call.values[call.lifted_count :], call.lifted_count):
+    first = sum(kind != "input" for _, kind in call.target.lifted_names())  # behind parameters and buffers
+    for position, value in enumerate(call.values[first:], first):
         asked = (varying or {}).get(position, set())
         if isinstance(value, Tensor):
             marked, static = internals.marked_dims(value)

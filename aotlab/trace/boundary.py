@@ -82,12 +82,11 @@ WITHOUT_VECTORS = (
 _BY_OTHER_KERNELS = (*LAID_OUT_BY_ROWS, *MAX_POOLS, *WITH_VECTORS, *WITHOUT_VECTORS)
 _UNSAFE_VIEW = ("makes views that a trace takes for copies", "use split, chunk or view, to have it compiled")
 _CHANGES = ("changes a tensor in place other than in its values", "call the method, to have it compiled")
-_ITSELF = ("returns its very argument, which a trace takes for a view", "leave it out, to have it compiled")
 #: Functions that are something else to functionalization than to eager, by name: why, and what to call instead.
 EAGER_FUNCTIONS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "_unsafe_view"), _UNSAFE_VIEW),
     **dict.fromkeys((method.__name__ for method in CHANGES_SIZES), _CHANGES),  # as ops, which no quirk claims
-    "lift_fresh": _ITSELF,
+    "lift_fresh": ("returns its very argument, which a trace takes for a view", "leave it out, to have it compiled"),
     "polygamma_": ("is no op to a trace", "write `x.copy_(torch.polygamma(n, x))`, to have it compiled"),
     # functionalization forgets it, and the graph would write where there is no memory
     "resize_storage_bytes_": ("resizes a storage", "make a new tensor, to have it compiled"),
@@ -144,9 +143,8 @@ _ASKS_SIZES = {
 
 def is_captured(tensor: Tensor) -> bool:
     """Tell whether a tensor is a real one that the function found outside of its arguments."""
-    if internals.is_functional(tensor) or isinstance(tensor, internals.FakeTensor) or tensor.is_meta:
-        return False
-    return not internals.is_transformed(tensor)
+    is_traced = internals.is_functional(tensor) or isinstance(tensor, internals.FakeTensor)
+    return not (is_traced or tensor.is_meta or internals.is_transformed(tensor))
 
 
 def check_look(func: Any, tensor: Tensor, name: str | None) -> None:
@@ -224,12 +222,12 @@ def explain_escape(error: RuntimeError, func: Any, args: tuple[Any, ...], kwargs
     if "functional tensor" in text:
         written = next((tensor for tensor in tensors_in((args, kwargs)) if is_captured(tensor)), None)
         if written is not None:
-            raise errors.CapturedTensorError(
-                f"{called(written)}, which is not an argument, is written",
-                line=user_line(),
-                why="the write would happen while tracing",
-                suggestion=f"pass it as an argument, or {BY_DYNAMO}",
-            ) from error
+            what, why = f"{called(written)}, which is not an argument, is written", "it would happen while tracing"
+            instead = f"pass it as an argument, or {BY_DYNAMO}"
+            raise errors.CapturedTensorError(what, line=user_line(), why=why, suggestion=instead) from error
+    if "of BF16 type" in text:
+        what = f"`{spoken_name(func)}` takes bfloat16 alone in a trace, at {user_line()}"
+        raise RunEagerly(what, suggestion=f"cast its arguments, or {BY_DYNAMO}") from error
     if "data is not allocated yet" in text:
         raise RunEagerly(
             f"`{spoken_name(func)}` reads the values of a traced tensor, at {user_line()}",

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from aotlab.bench.sizes import as_near, varied
 
 pytest.importorskip("transformers", reason="the models are those of transformers")
 pytest.importorskip("torch_geometric", reason="the graph layers are those of torch_geometric")
+pytest.importorskip("diffusers", reason="the diffusion model is of diffusers")
 
 SMALL = ["--small", "--no-sizes", "--backend", "eager"]
 MODELS = {trained.name: trained for trained in trained_models(small=True)}
@@ -60,7 +62,7 @@ def test_ten_steps(name, min_cut):
 
 
 @pytest.mark.tier("full")  # slow, but what tells first that a release of transformers does something new
-@pytest.mark.parametrize("name", ["Llama", "LSTM", "U-Net"])
+@pytest.mark.parametrize("name", ["Llama", "LSTM", "U-Net", "diffusion", "Mamba", "PINN", "MAML"])
 def test_ten_steps_directly(name):
     """Those that do not ask tensors for values are compiled by the direct frontend, in one graph."""
     made = []
@@ -230,6 +232,7 @@ def test_broken_promises():
     """More bytes than in eager or, but for 2 %, than upstream's min-cut keeps, and larger errors, are problems."""
     fine = {"our_bytes": 100, "our_min_cut_bytes": 51, "eager_bytes": 100, "stock_bytes": 50, "within": True}
     assert training._broken_promises(fine) == []
+    assert training._broken_promises({**fine, "our_bytes": 101}, held=False) == []
     errors = {f"{whose}_{kind}_error": 1.0 for whose in ("our", "stock") for kind in ("loss", "gradient", "buffer")}
     for name, value in (("our_bytes", 101), ("our_min_cut_bytes", 52), ("stock_bytes", 49), ("within", False)):
         assert len(training._broken_promises({**fine, **errors, name: value})) == 1, name
@@ -280,6 +283,35 @@ def test_a_wrong_size_is_named():
     assert row.problem == "at the sizes (3,) it is not as in eager"
 
 
+def stock_would_raise(*args, **settings):
+    """Stand for a compiler that cannot train a model."""
+    raise AssertionError("stock was asked")
+
+
+def test_what_stock_cannot_train(monkeypatch):
+    """It is left out: dashes in its columns, and nothing that is missing is a problem."""
+    monkeypatch.setattr("aotlab.bench.sizes.by_stock", stock_would_raise)
+    alone = replace(sized(Layer), by_stock=False)
+    (row,) = training.measure([alone], torch.device("cpu"), inductor=False, rounds=1, say=lambda text: None)
+    assert (row.problem, row.sizes_alike, row.sizes_our_compilations) == ("", 4, 2)
+    assert training.markdown([row]).splitlines()[-1] == "| sized | 4 of 4 | 2 | – | 0% | – | – |"
+    (row,) = training.measure([sized(Layer)], torch.device("cpu"), inductor=False, rounds=1, say=lambda text: None)
+    assert "stock was asked" in row.problem
+
+
+@pytest.mark.tier("full")
+def test_what_stock_cannot_train_on_inductor(monkeypatch):
+    """Its errors are then limited by eager's, and eager alone is timed beside it."""
+    monkeypatch.setattr(training, "by_stock", stock_would_raise)
+    monkeypatch.setattr("aotlab.bench.sizes.by_stock", stock_would_raise)
+    pinn = replace(MODELS["PINN"], sizes=())
+    (row,) = training.measure([pinn], torch.device("cpu"), inductor=True, rounds=1, say=lambda text: None)
+    assert (row.problem, row.same, row.within) == ("", True, True)
+    assert row.over_eager > 0
+    assert math.isnan(row.step)
+    assert row.our_gradient_error > 0
+
+
 def test_near_sizes():
     """By Inductor a step may err twice as much as the worst of the others; on the eager backend not at all."""
     found = [(0.0, 0.0, 0.0), (2e-5, 2e-3, 1e-6), (2e-5, 3e-3, 0.0), (3e-5, 0.0, 0.0), (0.0, 0.0, 2e-6)]
@@ -304,6 +336,10 @@ def test_twelve_sizes():
         assert len(shapes) == 12
         if trained.name == "Llama":
             assert trained.batch(torch.Generator(), 64, 17)["labels"].shape == (64, 17)
+        if trained.name == "BERT":  # padded: of a padded place nothing is learned
+            batch = trained.batch(torch.Generator().manual_seed(0), 64, 17)
+            assert torch.equal(batch["labels"] == -100, batch["attention_mask"] == 0)
+            assert 0 < batch["attention_mask"].sum() < 64 * 17
 
 
 def test_markdown_of_sizes():
