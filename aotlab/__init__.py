@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )  # fmt: skip
 
     # isort: on
+    from aotlab.export import aot_export_joint_simple, aot_export_module
     from aotlab.notebook import load_ipython_extension, unload_ipython_extension
     from aotlab.notebook.dashboard import dashboard
     from aotlab.partition.default import default_partition
@@ -40,10 +41,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Report", "__version__", "aot_function", "aot_module", "aot_module_simplified", "compile", "compiled_function",
-    "compiled_module", "config", "dashboard", "default_partition", "disable", "enable", "errors",
-    "get_aot_compilation_context", "load_ipython_extension", "make_boxed_compiler", "make_boxed_func",
-    "min_cut_rematerialization_partition", "nop", "unload_ipython_extension", "verify",
+    "Report", "__version__", "aot_export_joint_simple", "aot_export_module", "aot_function", "aot_module",
+    "aot_module_simplified", "compile", "compiled_function", "compiled_module", "config", "dashboard",
+    "default_partition", "disable", "enable", "errors", "get_aot_compilation_context", "load_ipython_extension",
+    "make_boxed_compiler", "make_boxed_func", "min_cut_rematerialization_partition", "nop", "unload_ipython_extension",
+    "verify",
 ]  # fmt: skip
 
 #: Public name → the module that defines it.
@@ -55,6 +57,7 @@ _ROOMS = {
         ),
         "aotlab.api",
     ),
+    **dict.fromkeys(("aot_export_joint_simple", "aot_export_module"), "aotlab.export"),
     "default_partition": "aotlab.partition.default",
     "min_cut_rematerialization_partition": "aotlab.partition.min_cut",
     "Report": "aotlab.report",

@@ -101,7 +101,7 @@ def compile_call(
     except (RefusedError, RunEagerly, trace.TraceFailed) as error:
         raised = isinstance(error, trace.TraceFailed)
         again = None if isinstance(error, RunEagerly) and error.passing else journal.state
-        refusal = _refusal(error, target, journal.state)
+        refusal = refusal_of(error, target, journal.state)
         raise Declined(refusal, state=again, raised=raised, printed=journal.printed) from error
     except KeyboardInterrupt:
         surroundings.restore()
@@ -236,7 +236,7 @@ def _definition(target: Target) -> UserLine | None:
     return target.line if code is None or target.frontend == "dynamo" else definition(code)
 
 
-def _refusal(
+def refusal_of(
     error: RefusedError | RunEagerly | trace.TraceFailed, target: Target, state: CallState | None
 ) -> RefusedError:
     """Make of what ended a compilation the error that says so, with the line of the user's program."""

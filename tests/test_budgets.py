@@ -15,6 +15,7 @@ ABOVE = {"report", "verification", "bench", "notebook", "cli"}
 FOR_THOSE = {"_torch/workbench.py", "_torch/samples.py"}
 #: Systems that were added when the engine had its size, each in files of its own, and how large they may be.
 LATER = {"quirks/higher_order.py": 400, "_torch/higher_order.py": 50, "backends/effects.py": 60}
+LATER |= {"export/__init__.py": 180, "export/made.py": 310, "ir/signature.py": 140}
 #: What one reads to understand what happens to a call, in this order.
 EVENING = [
     *("pipeline.py", "cache.py", "ir", "guards/call_state.py", "trace", "partition/stage.py", "partition/default.py"),
@@ -78,7 +79,7 @@ def test_evening() -> None:
 def test_top_level() -> None:
     """Files and folders at the top of the package."""
     entries = [path.name for path in PACKAGE.iterdir() if path.name not in ("__pycache__", "course", "py.typed")]
-    assert len(entries) <= 25
+    assert len(entries) <= 26
 
 
 @pytest.mark.parametrize("path", engine(), ids=lambda path: str(path.relative_to(PACKAGE)))

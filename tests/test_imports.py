@@ -30,8 +30,6 @@ ENGINE = {
     *("api", "export", "frontends", "pipeline", "cache", "quirks", "derivatives", "runtime", "partition", "backends"),
     *("trace", "capture", "guards", "ir", "_torch", "errors", "config", "observe"),
 }
-#: Names whose part comes with a later issue.
-NOT_YET = ["aot_export_module", "aot_export_joint_simple"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,8 +298,8 @@ def test_no_room_bears_the_name_of_a_public_function() -> None:
     assert rooms & set(aotlab._ROOMS) == set()
 
 
-@pytest.mark.parametrize("name", [*NOT_YET, "verifi", "pandas"])
+@pytest.mark.parametrize("name", ["verifi", "pandas"])
 def test_other_names_do_not_exist(name: str) -> None:
-    """Names whose part comes later, and misspelt ones, raise AttributeError as any module would."""
+    """Misspelt names, and those of others, raise AttributeError as any module would."""
     with pytest.raises(AttributeError, match=f"module 'aotlab' has no attribute '{name}'"):
         getattr(aotlab, name)

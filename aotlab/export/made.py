@@ -1,0 +1,300 @@
+"""From a call to a flat graph: the trace of what is exported, and the graph that is written from its tape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, fx
+
+from aotlab import _torch as internals
+from aotlab import config, quirks
+from aotlab._torch import pytree
+from aotlab.capture import call as capture
+from aotlab.capture import dedupe, synthetic_bases
+from aotlab.capture.given import is_constant
+from aotlab.capture.signals import RunEagerly
+from aotlab.capture.varying import chosen
+from aotlab.errors import RefusedError, UntraceableError, UsageError
+from aotlab.frontends.direct import FunctionTarget, ModuleTarget
+from aotlab.ir.graphs import is_size, output_args, placeholders
+from aotlab.ir.metadata import InputAliasInfo
+from aotlab.pipeline import refusal_of
+from aotlab.symbols.rules import rules_of
+from aotlab.trace import stage as trace
+from aotlab.trace.deriver import Deriver, Tangents
+from aotlab.trace.edges import edge_of
+from aotlab.trace.records import SizeOf
+from aotlab.trace.segments import Segment
+from aotlab.trace.surroundings import Printed
+
+
+def refuse(seen: str, suggestion: str) -> NoReturn:
+    """Refuse what a graph without a run-time function cannot do."""
+    raise RefusedError(seen, why="an exported graph cannot express that", suggestion=suggestion)
+
+
+class ExportedModule(ModuleTarget):
+    """A module to be exported: keeps the traced ``result``; ``loss`` is the number of the output to differentiate."""
+
+    loss: int | None = None
+    result: Any = None
+
+    def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run it, and look at what it returns."""
+        self.result = _checked(super().run(lifted, args, kwargs), [*lifted, *pytree.tree_leaves(args)], self.loss)
+        return self.result
+
+
+class ExportedFunction(FunctionTarget):
+    """A function to be exported, in the same way."""
+
+    loss: int | None = None
+    result: Any = None
+
+    def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run it, and look at what it returns."""
+        self.result = _checked(super().run(lifted, args, kwargs), [*lifted, *pytree.tree_leaves(args)], self.loss)
+        return self.result
+
+
+def _checked(result: Any, given: Sequence[Any], loss: int | None) -> Any:
+    """Return a result in containers of its own, as a pytree of tensors and plain values."""
+    leaves, spec = pytree.tree_flatten(result)
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor) and not is_constant(leaf):
+            refuse(f"an output is or holds a `{type(leaf).__qualname__}`", "return tensors, plain values, and pytrees")
+    if loss is not None:
+        _make_loss(leaves, given, loss)
+    return pytree.tree_unflatten(leaves, spec)
+
+
+def _make_loss(leaves: list[Any], given: Sequence[Any], index: int) -> None:
+    """Check that one output, and no other, can be differentiated as a loss; make it a tensor of its own."""
+    if not 0 <= index < len(leaves):
+        refuse(f"output_loss_index is {index}, and there are {len(leaves)} outputs", "pass the number of one")
+    loss = leaves[index]
+    if not isinstance(loss, Tensor) or not loss.requires_grad:
+        refuse(f"output {index}, the loss, does not require grad", "return one that does, or pass trace_joint=False")
+    if loss.numel() != 1:
+        refuse(f"output {index}, the loss, has the shape {tuple(loss.shape)}", "return a scalar, as by `.sum()`")
+    for n, leaf in enumerate(leaves):
+        if n != index and isinstance(leaf, Tensor) and leaf.requires_grad:
+            refuse(f"output {n} requires grad, and only output {index} is the loss", "return its `.detach()`")
+    with internals.disable_torch_function():
+        is_view = internals.base_of(loss) is not None
+    if is_view or any(loss is each for each in given):
+        leaves[index] = loss.clone()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A trace to be exported.
+
+    ``args`` are as given; ``names`` and ``values`` are those of all graph inputs, of the module's tensors first,
+    ``shift`` places further back than in the call; ``kept`` are their numbers among the kept inputs, None for plain
+    values, what is not used, and further names of a tensor. ``gradients`` are by such numbers; ``result`` and
+    ``outputs`` are what came out, nested and flat; ``assumes`` is what must hold for sizes that vary.
+    """
+
+    args: tuple[Any, ...]
+    names: list[str]
+    values: list[Any]
+    shift: int
+    kept: list[int | None]
+    live: trace.Trace
+    gradients: Mapping[int, Tensor | None]
+    result: Any
+    outputs: list[Any]
+    assumes: tuple[str, ...]
+
+    @property
+    def infos(self) -> tuple[InputAliasInfo, ...]:
+        """What became of the kept inputs."""
+        return self.live.metadata.input_info
+
+    @property
+    def places(self) -> list[tuple[int, InputAliasInfo]]:
+        """The same, with their numbers among the graph's inputs, in the order of those."""
+        return [(n, self.infos[k]) for n, k in enumerate(self.kept) if k is not None]
+
+    def new_value(self, n: int) -> Tensor | None:
+        """Return what the function leaves in an input."""
+        k = self.kept[n]
+        return None if k is None else self.live.value_of(trace.Source("input", k))
+
+    def gradient(self, n: int) -> Tensor | None:
+        """Return the gradient of an input."""
+        k = self.kept[n]
+        return None if k is None else self.gradients.get(k)
+
+    def check_gradients(self) -> None:
+        """Refuse an input that requires grad and gets none."""
+        reached = {id(value) for n, value in enumerate(self.values) if self.gradient(n) is not None}
+        for name, value in zip(self.names, self.values, strict=True):
+            if isinstance(value, Tensor) and value.requires_grad and id(value) not in reached:
+                refuse(f"no gradient reaches `{name}`", "let it not require grad, or use it in the loss")
+
+    def graph(self, name: str, first: int, outputs: Sequence[Any]) -> fx.GraphModule:
+        """Write the graph that returns ``outputs``; its inputs are called ``name`` with numbers from ``first``."""
+        live = self.live
+        fakes = [None if k is None else live.inputs.fakes[k] for k in self.kept]
+        inputs = [(name.format(n), fake) for n, fake in enumerate(fakes, first)]
+        sizes = [each for each in live.inputs.placeholders if not isinstance(each[1], Tensor)]
+        tangents = [(f"tangents_{n + 1}", fake) for n, fake in enumerate(live.tangents.fakes[: len(live.roots)])]
+        tensors = [each if isinstance(each, Tensor) else None for each in outputs]
+        module = live.tape.graph("Exported", [*inputs, *sizes, *tangents], tensors, keep_impure="forward")
+        nodes = placeholders(module.graph)
+        for node, value, fake in zip(nodes, self.values, fakes, strict=False):
+            if fake is None:  # a plain value, an unused parameter, or one more name of a tensor
+                is_tensor = isinstance(value, Tensor)
+                node.meta["val"] = live.fake_mode.from_tensor(value, static_shapes=True) if is_tensor else value
+        self._read_sizes(module.graph, nodes)
+        returned: list[Any] = []
+        for made, value in zip(output_args(module.graph), outputs, strict=True):
+            returned.append(value if made is None else made)
+            if made is not None and made in returned[:-1]:  # each output has a name of its own
+                with module.graph.inserting_before(module.graph.output_node()):
+                    returned[-1] = module.graph.call_function(torch.ops.aten.alias.default, (made,))
+                returned[-1].meta.update(made.meta)
+        module.graph.output_node().args = (tuple(returned),)
+        module.graph.lint()
+        module.recompile()
+        module.meta["assumes"] = self.assumes
+        return module
+
+    def _read_sizes(self, graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
+        """Let a graph read sizes from its inputs, where those of other stages take them."""
+        behind = next(node for node in graph.nodes if node.op != "placeholder")
+        of_sizes = [source for source in self.live.inputs.sources if isinstance(source, SizeOf)]
+        for node, source in zip(filter(is_size, nodes), of_sizes, strict=True):
+            with graph.inserting_before(behind):
+                given = nodes[source.position + self.shift]
+                read = graph.call_function(torch.ops.aten.sym_size.int, (given, source.dim))
+            read.meta.update(node.meta)
+            node.replace_all_uses_with(read)
+            graph.erase_node(node)
+            if not read.users:
+                graph.erase_node(read)
+
+
+def _gradients(live: trace.Trace) -> dict[int, Tensor | None]:
+    """Differentiate all outputs at once, as one node; return the gradients of the kept inputs."""
+    numbers = list(range(len(live.roots)))
+    edges = {source.index: edge for edge, source in live.sources.items() if source.kind == "input"}
+    roots, ends = tuple(map(edge_of, live.root_wrappers)), tuple(edges.values())
+    whole = Segment(tuple(numbers), roots, ends, frozenset(ends), None)
+    fakes, wrappers = ([each[n] for n in numbers] for each in (live.tangents.fakes, live.tangents.wrappers))
+    tangents = Tangents(fakes=fakes, wrappers=wrappers, of_entries=[numbers])
+    deriver = Deriver(live.recorder, [whole], [[(end, None, 0) for end in ends]], tangents, live.deriver.holder)
+    return dict(zip(edges, deriver.derive(0, [True] * len(numbers)), strict=True))
+
+
+def _check_call(call: capture.Call, leaves: Sequence[Any], own: Mapping[str, Tensor]) -> None:
+    """Refuse what the function uses besides its arguments, and a tensor that is passed twice."""
+    lifted, given, names = call.values[: call.lifted_count], call.values[call.lifted_count :], call.state.names
+    known = {id(tensor): name for name, tensor in own.items()}
+    for name, tensor in zip(names, lifted, strict=False):
+        if id(tensor) not in known:
+            refuse(f"`{name}` is used, which is no argument", "pass it as one; a module may register it as a buffer")
+    if len(given) != len(leaves) or any(a is not b for a, b in zip(given, leaves, strict=True)):
+        refuse("an argument is a container that is no pytree", "register it by torch.utils._pytree, or pass a dict")
+    for name, value in zip(names[call.lifted_count :], given, strict=True):
+        if isinstance(value, Tensor):
+            if id(value) in known:
+                refuse(f"`{name}` and `{known[id(value)]}` are the same tensor", "pass a clone")
+            known[id(value)] = name
+
+
+def _value(leaf: Any) -> Any:
+    """Return the traced value of an output."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    internals.sync(leaf)
+    return internals.from_functional(leaf)
+
+
+def traced(
+    target: ExportedModule | ExportedFunction,
+    args: Iterable[Any],
+    own: Mapping[str, Tensor],
+    *,
+    joint: bool,
+    dynamic: bool | None,
+    loss: int | None = None,
+) -> Made:
+    """Take a call through the stages up to the trace; ``own`` are the module's parameters and buffers."""
+    if config.functionalize_rng_ops:
+        raise UsageError("an exported graph takes no states of generators: set config.functionalize_rng_ops to False")
+    if isinstance(args, Tensor):
+        raise UsageError("args is a tensor; pass a tuple of the arguments")
+    target.loss = loss
+    arguments, call, printed, surroundings = tuple(args), None, Printed(), internals.Surroundings()
+    leaves = pytree.tree_leaves(arguments)
+    try:
+        with nullcontext() if joint else torch.no_grad():
+            _, call = capture.run(target, arguments, {})
+            capture.check_anomaly_mode()
+            _check_call(call, leaves, own)
+            deduped = dedupe.run(call, "drop")
+            based, bases = synthetic_bases.run(call, deduped)
+            varying = chosen(call, dynamic, None)
+            shared = [" and ".join(f"`{deduped.names[k]}`" for k in group) for group in based.bases]
+            if shared and varying:
+                refuse(f"{shared[0]} share memory, and sizes vary", "pass clones, or dynamic_shapes=False")
+            ways: dict[str, Any] = {"exact": True, "quirks": quirks.chosen(), "bases": bases, "varying": varying}
+            ways |= {"decompositions": None, "keep_input_mutations": False, "static_inputs": len(own)}
+            try:
+                with printed:
+                    _, live = trace.run(call, deduped, **ways)
+                gradients = _gradients(live) if joint and live.training else {}
+            except (RefusedError, RunEagerly):
+                raise
+            except Exception as error:
+                if not varying:
+                    raise
+                why = "dynamic_shapes=False exports it for the sizes of the arguments"
+                raise UntraceableError(f"it cannot be traced with sizes that vary: {error}", suggestion=why) from error
+    except (RefusedError, RunEagerly, trace.TraceFailed) as error:
+        raise refusal_of(error, target, None if call is None else call.state) from error
+    except KeyboardInterrupt:
+        surroundings.restore()
+        raise
+    printed.release()
+    if live.effects.hooks or live.metadata.grad_enabled_mutation is not None:
+        refuse("the function registers a hook or leaves another grad mode behind", "do that outside of it")
+    if live.bases:
+        refuse(f"{shared[0]} share memory, and it is written", "pass clones")
+    values = [*own.values(), *leaves]
+    places = {id(value): n for n, value in reversed(list(enumerate(values)))}
+    numbers = {places[id(call.values[position])]: k for k, position in enumerate(deduped.kept)}
+    rules = rules_of(live.recorder.sizes, call.state.names, dict(zip(deduped.kept, live.inputs.fakes, strict=True)))
+    return Made(
+        args=arguments,
+        names=[*own, *call.state.names[call.lifted_count :]],
+        values=values,
+        shift=len(own) - call.lifted_count,
+        kept=[numbers.get(n) for n in range(len(values))],
+        live=live,
+        gradients=gradients,
+        result=target.result,
+        outputs=[_value(leaf) for leaf in pytree.tree_leaves(target.result)],
+        assumes=() if rules is None else rules.texts,
+    )
+
+
+def differentiate_loss(module: fx.GraphModule, position: int) -> None:
+    """Let the backward in a graph begin with one, the gradient of the loss, in the place of a tangent."""
+    graph = module.graph
+    loss, tangent = output_args(graph)[position], placeholders(graph)[-1]
+    assert loss is not None
+    with graph.inserting_after(loss):
+        ones = graph.call_function(torch.ops.aten.ones_like.default, (loss,))
+    ones.meta.update(tangent.meta, partitioner_tag="is_backward")
+    tangent.replace_all_uses_with(ones)
+    graph.erase_node(tangent)
+    graph.lint()
+    module.recompile()
