@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
 
 import aotlab
 from aotlab import config
@@ -104,6 +105,22 @@ CASES = {
         lambda: (x43(),),
         0,
     ),
+    "an LSTM": (lambda: Of(lambda m, x: m.l(x)[0].sum(), l=nn.LSTM(3, 4)), lambda: (torch.randn(5, 2, 3),), 0),
+    "a checkpoint": (
+        lambda: Of(lambda m, x: checkpoint(lambda y: m.l(y).sin(), x, use_reentrant=False).sum(), l=nn.Linear(3, 3)),
+        lambda: (x43(),),
+        0,
+    ),
+    "weight norm": (
+        lambda: Of(lambda m, x: m.l(x).sum(), l=nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))),
+        lambda: (x43(),),
+        0,
+    ),
+    "a transformer": (
+        lambda: Of(lambda m, x: m.l(x).square().sum(), l=nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)),
+        lambda: (torch.randn(2, 5, 8),),
+        0,
+    ),
     "convolution": (
         lambda: Of(lambda m, x: m.net(x).mean(), net=nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2))),
         lambda: (torch.randn(2, 2, 8, 8),),
@@ -153,8 +170,12 @@ CASES = {
     "a parameter written": (
         lambda: Of(lambda m, x: m.w.mul_(2) * x, w=nn.Parameter(torch.randn(3))), lambda: (x43(),), None
     ),
+    "sizes returned": (lambda: Of(lambda m, x: (x.size(0), x * 2, x.numel() + 1, 7)), lambda: (x43(),), None),
     "ops that stay": (lambda: Of(lambda m, x: (x * torch.tensor([1.0, 2.0, 3.0]), x.sum(0))), lambda: (x43(),), None),
 }  # fmt: skip
+
+#: What torch's own kernels cannot be traced with symbolic sizes.
+STATIC = {"an LSTM"}
 
 
 def values_of(module):
@@ -252,6 +273,7 @@ def export(module, args, loss=None, **settings):
     assert all(getattr(t, "grad", None) is None for t in held)
     writes = [n for n in graph.graph.nodes if n.op == "call_function" and getattr(n.target, "_schema", None)]
     assert not any(node.target._schema.is_mutable for node in writes)
+    assert all(node.users for node in writes if node.target is torch.ops.aten.sym_size.int)
     return graph, signature
 
 
@@ -262,6 +284,10 @@ def test_inference(name, dynamic):
     torch.manual_seed(0)
     make, arguments, _ = CASES[name]
     module, args = make(), arguments()
+    if dynamic and name in STATIC:
+        with pytest.raises(RefusedError, match="with sizes that vary.*dynamic_shapes=False"):
+            export(module, args, dynamic_shapes=dynamic)
+        return
     graph, signature = export(module, args, dynamic_shapes=dynamic)
     run_beside_eager(graph, signature, module, args, None)
     assert GraphSignature.from_json(signature.to_json()) == signature
@@ -274,6 +300,10 @@ def test_joint(name, dynamic):
     torch.manual_seed(0)
     make, arguments, loss = CASES[name]
     module, args = make(), arguments()
+    if dynamic and name in STATIC:
+        with pytest.raises(RefusedError, match="with sizes that vary.*dynamic_shapes=False"):
+            export(module, args, loss, dynamic_shapes=dynamic)
+        return
     graph, signature = export(module, args, loss, dynamic_shapes=dynamic)
     run_beside_eager(graph, signature, module, args, loss)
     assert GraphSignature.from_json(signature.to_json()) == signature
@@ -290,10 +320,25 @@ def test_other_sizes(loss):
     for rows, length in (4, 5), (9, 2), (2, 7):
         run_beside_eager(graph, signature, module, (torch.randn(rows, 3), torch.ones(length)), loss)
     assert "x.size(1) == 3" in graph.meta["assumes"] or "args[0].size(1) == 3" in graph.meta["assumes"]
+    sizes = CASES["sizes returned"][0]()
+    graph_of_sizes, of_sizes = export(sizes, (x43(),), dynamic_shapes=True)
+    run_beside_eager(graph_of_sizes, of_sizes, sizes, (torch.randn(6, 2),), None)
     static, signature = export(module, (x43(), torch.ones(5)), loss, dynamic_shapes=False)
     assert static.meta["assumes"] == ()
     with pytest.raises(AssertionError):
         run_beside_eager(static, signature, module, (x43(), torch.ones(7)), loss)
+
+
+def test_draws():
+    """A graph draws the random numbers that eager draws, those that nobody uses too."""
+    module = Of(lambda m, x: (torch.rand_like(x), m.w * x + torch.rand_like(x))[1].sum(), w=nn.Parameter(torch.ones(3)))
+    x = x43()
+    for loss in None, 0:
+        graph, _ = export(module, (x,), loss)
+        torch.manual_seed(1)
+        expected = module(x)
+        torch.manual_seed(1)
+        assert_same(graph(module.w.detach(), x)[:1], [expected])
 
 
 def test_marked_sizes():
@@ -492,6 +537,11 @@ def test_misuse():
         aotlab.aot_export_module(linear, args, trace_joint=False)
     with pytest.raises(UsageError, match="takes a function"):
         aotlab.aot_export_joint_simple(3, args, trace_joint=False)
+    memory = torch.randn(6)
+    with pytest.raises(RefusedError, match="share memory, and sizes vary"):
+        aotlab.aot_export_module(
+            Of(lambda m, x, y: x + y[0]), (memory[:4], memory[2:]), trace_joint=False, dynamic_shapes=True
+        )
     with pytest.raises(RefusedError, match="sizes that vary"):
         aotlab.aot_export_module(
             Of(lambda m, x: x * len(f"{x.size(0):d}")), args, trace_joint=False, dynamic_shapes=True

@@ -18,7 +18,6 @@ from aotlab._torch import pytree
 from aotlab.capture import nesting
 from aotlab.errors import MetadataMutationError, OutputError, UsageError
 from aotlab.export.made import ExportedFunction, ExportedModule, differentiate_loss, refuse, traced
-from aotlab.frontends.modules import AotModule
 from aotlab.ir.metadata import InputAliasInfo, OutputType
 from aotlab.ir.signature import BackwardSignature, GraphSignature, signature_of
 
@@ -74,7 +73,6 @@ def aot_export_module(
         raise UsageError("pre_dispatch=True is not supported: aotlab traces below autograd; leave it out")
     if trace_joint and output_loss_index is None:
         raise UsageError("trace_joint=True needs a loss to differentiate: pass its number, output_loss_index")
-    mod = mod.orig_module if isinstance(mod, AotModule) else mod
     parameters = dict(mod.named_parameters(remove_duplicate=False))
     buffers = dict(mod.named_buffers(remove_duplicate=False))
     own, loss = {**parameters, **buffers}, output_loss_index if trace_joint else None

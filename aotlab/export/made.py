@@ -152,15 +152,20 @@ class Made:
             if fake is None:  # a plain value, an unused parameter, or one more name of a tensor
                 is_tensor = isinstance(value, Tensor)
                 node.meta["val"] = live.fake_mode.from_tensor(value, static_shapes=True) if is_tensor else value
-        self._read_sizes(module.graph, nodes)
+        symbols = {size.node.expr: node for (_, size), node in zip(sizes, nodes[len(inputs) :], strict=False)}
         returned: list[Any] = []
-        for made, value in zip(output_args(module.graph), outputs, strict=True):
-            returned.append(value if made is None else made)
-            if made is not None and made in returned[:-1]:  # each output has a name of its own
-                with module.graph.inserting_before(module.graph.output_node()):
-                    returned[-1] = module.graph.call_function(torch.ops.aten.alias.default, (made,))
-                returned[-1].meta.update(made.meta)
+        with module.graph.inserting_before(module.graph.output_node()):
+            for made, value in zip(output_args(module.graph), outputs, strict=True):
+                if made is None:
+                    is_symbol = isinstance(value, torch.SymInt | torch.SymFloat)
+                    returned.append(internals.write_size(value, symbols) if is_symbol else value)
+                elif made not in returned:
+                    returned.append(made)
+                else:  # each output has a name of its own
+                    returned.append(module.graph.call_function(torch.ops.aten.alias.default, (made,)))
+                    returned[-1].meta.update(made.meta)
         module.graph.output_node().args = (tuple(returned),)
+        self._read_sizes(module.graph, nodes)
         module.graph.lint()
         module.recompile()
         module.meta["assumes"] = self.assumes
