@@ -50,21 +50,17 @@ __all__ = [
 
 #: Public name → the module that defines it.
 _ROOMS = {
-    **dict.fromkeys(
-        (
-            "aot_function", "aot_module", "aot_module_simplified", "compile", "compiled_function", "compiled_module",
-            "get_aot_compilation_context", "make_boxed_compiler", "make_boxed_func", "nop",
-        ),
-        "aotlab.api",
-    ),
+    **dict.fromkeys((
+        "aot_function", "aot_module", "aot_module_simplified", "compile", "compiled_function", "compiled_module",
+        "get_aot_compilation_context", "make_boxed_compiler", "make_boxed_func", "nop",
+    ), "aotlab.api"),
     **dict.fromkeys(("aot_export_joint_simple", "aot_export_module"), "aotlab.export"),
     "default_partition": "aotlab.partition.default",
     "min_cut_rematerialization_partition": "aotlab.partition.min_cut",
     "Report": "aotlab.report",
     "verify": "aotlab.verification",
     "dashboard": "aotlab.notebook.dashboard",
-    "load_ipython_extension": "aotlab.notebook",
-    "unload_ipython_extension": "aotlab.notebook",
+    **dict.fromkeys(("load_ipython_extension", "unload_ipython_extension"), "aotlab.notebook"),
 }  # fmt: skip
 
 

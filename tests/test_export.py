@@ -285,7 +285,7 @@ def test_inference(name, dynamic):
     make, arguments, _ = CASES[name]
     module, args = make(), arguments()
     if dynamic and name in STATIC:
-        with pytest.raises(RefusedError, match="with sizes that vary.*dynamic_shapes=False"):
+        with pytest.raises(RefusedError, match=r"with sizes that vary.*dynamic_shapes=False"):
             export(module, args, dynamic_shapes=dynamic)
         return
     graph, signature = export(module, args, dynamic_shapes=dynamic)
@@ -301,7 +301,7 @@ def test_joint(name, dynamic):
     make, arguments, loss = CASES[name]
     module, args = make(), arguments()
     if dynamic and name in STATIC:
-        with pytest.raises(RefusedError, match="with sizes that vary.*dynamic_shapes=False"):
+        with pytest.raises(RefusedError, match=r"with sizes that vary.*dynamic_shapes=False"):
             export(module, args, loss, dynamic_shapes=dynamic)
         return
     graph, signature = export(module, args, loss, dynamic_shapes=dynamic)
@@ -520,6 +520,20 @@ def test_refused(name):
     assert grads == [t.requires_grad for t in held]
     assert mode == torch.is_grad_enabled()
     assert not isinstance(caught.value, RefusedError) or caught.value.suggestion
+
+
+def test_hooks_and_attributes_are_refused():
+    """A hook on a parameter, and Python that the module changes, which is put back."""
+    module, x = Of(lambda m, x: (m.w * x).sum(), w=nn.Parameter(torch.ones(3))), x43()
+    handle = module.w.register_hook(lambda gradient: gradient * 2)
+    with pytest.raises(RefusedError, match="has a hook"):
+        aotlab.aot_export_module(module, (x,), trace_joint=True, output_loss_index=0)
+    handle.remove()
+    run_beside_eager(*export(module, (x,), 0), module, (x,), 0)
+    counting = Of(lambda m, x: (setattr(m, "calls", m.calls + 1), x + 1)[1], calls=3)
+    with pytest.raises(RefusedError, match="calls"):
+        aotlab.aot_export_module(counting, (x,), trace_joint=False)
+    assert counting.calls == 3
 
 
 def test_misuse():

@@ -207,6 +207,9 @@ def _check_call(call: capture.Call, leaves: Sequence[Any], own: Mapping[str, Ten
             refuse(f"`{name}` is used, which is no argument", "pass it as one; a module may register it as a buffer")
     if len(given) != len(leaves) or any(a is not b for a, b in zip(given, leaves, strict=True)):
         refuse("an argument is a container that is no pytree", "register it by torch.utils._pytree, or pass a dict")
+    for name, value in zip(names, call.values, strict=True):
+        if isinstance(value, Tensor) and value.requires_grad and internals.is_hooked(value):
+            refuse(f"`{name}` has a hook, which the graph would not call", "remove it for the export")
     for name, value in zip(names[call.lifted_count :], given, strict=True):
         if isinstance(value, Tensor):
             if id(value) in known:
