@@ -22,13 +22,18 @@ from aotlab import config, errors
 from aotlab.config import disable, enable
 
 if TYPE_CHECKING:
-    # isort: off
     from aotlab.api import (
-        aot_function, aot_module, aot_module_simplified, compile, compiled_function, compiled_module,
-        get_aot_compilation_context, make_boxed_compiler, make_boxed_func, nop,
-    )  # fmt: skip
-
-    # isort: on
+        aot_function,
+        aot_module,
+        aot_module_simplified,
+        compile,
+        compiled_function,
+        compiled_module,
+        get_aot_compilation_context,
+        make_boxed_compiler,
+        make_boxed_func,
+        nop,
+    )
     from aotlab.export import aot_export_joint_simple, aot_export_module
     from aotlab.notebook import load_ipython_extension, unload_ipython_extension
     from aotlab.notebook.dashboard import dashboard
@@ -41,12 +46,31 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Report", "__version__", "aot_export_joint_simple", "aot_export_module", "aot_function", "aot_module",
-    "aot_module_simplified", "compile", "compiled_function", "compiled_module", "config", "dashboard",
-    "default_partition", "disable", "enable", "errors", "get_aot_compilation_context", "load_ipython_extension",
-    "make_boxed_compiler", "make_boxed_func", "min_cut_rematerialization_partition", "nop", "unload_ipython_extension",
+    "Report",
+    "__version__",
+    "aot_export_joint_simple",
+    "aot_export_module",
+    "aot_function",
+    "aot_module",
+    "aot_module_simplified",
+    "compile",
+    "compiled_function",
+    "compiled_module",
+    "config",
+    "dashboard",
+    "default_partition",
+    "disable",
+    "enable",
+    "errors",
+    "get_aot_compilation_context",
+    "load_ipython_extension",
+    "make_boxed_compiler",
+    "make_boxed_func",
+    "min_cut_rematerialization_partition",
+    "nop",
+    "unload_ipython_extension",
     "verify",
-]  # fmt: skip
+]
 
 #: Public name → the module that defines it.
 _ROOMS = {

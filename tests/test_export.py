@@ -16,7 +16,7 @@ import aotlab
 from aotlab import config
 from aotlab.errors import AotlabError, MetadataMutationError, OutputError, RefusedError, UsageError
 from aotlab.export import GraphSignature
-from tests.engine_helpers import leaf
+from tests.engine_helpers import global_torch_state, leaf
 from tests.test_pipeline import HARMLESS, poison
 
 
@@ -534,6 +534,23 @@ def test_hooks_and_attributes_are_refused():
     with pytest.raises(RefusedError, match="calls"):
         aotlab.aot_export_module(counting, (x,), trace_joint=False)
     assert counting.calls == 3
+
+
+def test_surroundings(capsys):
+    """What a module prints is printed once; torch is as it was after an export, and after an interrupt."""
+    x, before = x43(), global_torch_state()
+    export(Of(lambda m, x: (print("hello"), x + 1)[1]), (x,))
+    assert capsys.readouterr().out == "hello\n"
+
+    def interrupt(m, x):
+        torch.set_grad_enabled(True)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        aotlab.aot_export_module(Of(interrupt), (x,), trace_joint=False)
+    assert global_torch_state() == before
+    with torch.autograd.detect_anomaly(check_nan=False), pytest.raises(RefusedError, match="anomaly"):
+        aotlab.aot_export_module(Of(lambda m, x: x + 1), (x,), trace_joint=False)
 
 
 def test_misuse():

@@ -90,6 +90,6 @@ from aotlab._torch.workbench import (
 )
 from aotlab._torch.samples import module_database, op_database, samples_do_not_seed
 from aotlab._torch.symbols import (
-    Sizes, fixed, is_symbolic, marked_dims, shown_size, size_text, sizes_function, sizes_of_others, symbolic_dims,
-    symbols_as_numbers, traced, write_size,
+    Sizes, expression_of, fixed, is_symbolic, marked_dims, shown_size, size_text, sizes_function, sizes_of_others,
+    symbolic_dims, symbols_as_numbers, traced, write_size,
 )

@@ -199,6 +199,11 @@ def is_symbolic(value: Any) -> bool:
     return isinstance(value, (torch.SymInt, torch.SymFloat))
 
 
+def expression_of(value: Any) -> Any:
+    """Return a number, or what a symbolic one is computed by, which can be compared without a guard."""
+    return value.node.expr if isinstance(value, (torch.SymInt, torch.SymFloat)) else value
+
+
 def fixed(sizes: Sequence[Any]) -> tuple[int | None, ...]:
     """Return sizes or strides with None for those that may be any."""
     return tuple([n if type(n) is int else int(n.node.expr) if n.node.expr.is_number else None for n in sizes])

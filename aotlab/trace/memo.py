@@ -38,9 +38,10 @@ def memo_key(value: Any) -> Any:
             raise NoKey
         if value.is_inference() != torch.is_inference_mode_enabled():
             raise NoKey  # whether a view of it is an inference tensor hangs on it, not on the mode
-        if value.fake_mode.shape_env is not None and internals.is_symbolic(value):
-            raise NoKey
-        return (value.shape, value.stride(), value.dtype, value.device, value.storage_offset())
+        if value.fake_mode.shape_env is None:
+            return (value.shape, value.stride(), value.dtype, value.device, value.storage_offset())
+        described = (*value.shape, *value.stride(), value.storage_offset())
+        return (tuple(map(internals.expression_of, described)), value.dtype, value.device)
     kind = type(value)
     if kind is tuple or kind is list:
         return (kind, *[memo_key(item) for item in value])
@@ -48,6 +49,8 @@ def memo_key(value: Any) -> Any:
         return tuple([(name, memo_key(item)) for name, item in value.items()])
     if kind is float:
         return (kind, value.hex())  # tells 0.0 from -0.0
+    if kind in (torch.SymInt, torch.SymFloat):
+        return (kind, internals.expression_of(value))
     if kind in (int, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format) or value is None:
         return (kind, value)
     raise NoKey
@@ -72,7 +75,8 @@ def memo_value(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         return None
     if args and isinstance(args[0], FakeTensor) and internals.storage_key(args[0]) == internals.storage_key(result):
         return (result.shape, result.stride(), result.dtype, result.storage_offset(), None)
-    own = result.storage_offset() == 0 and result.untyped_storage().nbytes() == result.numel() * result.element_size()
+    nbytes, needed = result.untyped_storage().nbytes(), result.numel() * result.element_size()
+    own = internals.expression_of(result.storage_offset()) == 0 and internals.expression_of(nbytes - needed) == 0
     mine = internals.storage_key(result)
     if not own or any(internals.storage_key(tensor) == mine for tensor in tensors_in((args, kwargs))):
         return None

@@ -283,7 +283,8 @@ class Recorder(TorchDispatchMode):
 
     def _run_on_fakes(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``func``; if it ran before on tensors of the same kind, make its results from what is known of them."""
-        key, memo = None, self._known if func.namespace in internals.TORCHS_OWN else self._memo
+        # symbols are those of this trace
+        key, memo = None, self._known if func.namespace in internals.TORCHS_OWN and not self.sizes else self._memo
         if func not in self._unmemoisable:
             try:
                 settings = None if self.phase == "forward" else tuple(_settings().values())  # in the forward they stay

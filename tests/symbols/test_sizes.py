@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.utils import _pytree as pytree
@@ -387,3 +387,23 @@ def test_what_a_later_backward_assumes() -> None:
     assert holds is not None
     assert (holds(5, 4), holds(5, 7), holds(6, 4)) == (True, True, False)
     assert "size_0 == 5" in [text for text, _ in sizes.guards(lambda position, what, dim: f"{what}_{dim}")]
+
+
+def test_repeated_layers_are_known(monkeypatch):
+    """An op on tensors of sizes that were met before, all the same symbols, does not ask torch's fake again."""
+
+    def asked(layers):
+        count, call = 0, internals.call_by_fake_mode
+
+        def counting(*args):
+            nonlocal count
+            count += 1
+            return call(*args)
+
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Softmax(-1)) for _ in range(layers)))
+        with monkeypatch.context() as patched:
+            patched.setattr(internals, "call_by_fake_mode", counting)
+            aotlab.compile(model, backend="eager", dynamic=True)(torch.randn(3, 4)).sum().backward()
+        return count
+
+    assert asked(2) == asked(8) > 0

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
 
-from aotlab import api
+from aotlab import api, config
 from aotlab._torch import FakeTensorMode
 from aotlab.cache import CompiledFunction
 from aotlab.frontends import dynamo as frontend
@@ -42,7 +42,12 @@ class Direct:
             self._made: Any = api.aot_module(function, api.nop)
         else:
             self._made = api.aot_function(function, api.nop)
-        return cast(Function, self._made)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with config.patch(fallback="eager"):  # Dynamo would break at what is not compiled, which is to be seen
+                return self._made(*args, **kwargs)
+
+        return call
 
     def ran_eagerly(self) -> bool:
         """Tell whether eager ran a call."""
