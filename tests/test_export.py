@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import random
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -91,6 +92,13 @@ def nested(m, pair, options):
     return {"loss": (m.w * x + y * options["scale"]).sum(), "rest": [(x + 1).detach(), None, 3]}
 
 
+@dataclass
+class Pair:
+    """A container that is no pytree."""
+
+    first: torch.Tensor
+
+
 def x43():
     """Make an input."""
     return torch.randn(4, 3)
@@ -170,7 +178,7 @@ CASES = {
     "a parameter written": (
         lambda: Of(lambda m, x: m.w.mul_(2) * x, w=nn.Parameter(torch.randn(3))), lambda: (x43(),), None
     ),
-    "sizes returned": (lambda: Of(lambda m, x: (x.size(0), x * 2, x.numel() + 1, 7)), lambda: (x43(),), None),
+    "sizes returned": (lambda: Of(lambda m, x: (x.size(0), x * 2, x.numel() + 1, x.dtype)), lambda: (x43(),), None),
     "ops that stay": (lambda: Of(lambda m, x: (x * torch.tensor([1.0, 2.0, 3.0]), x.sum(0))), lambda: (x43(),), None),
 }  # fmt: skip
 
@@ -488,6 +496,7 @@ REFUSED = {
     ),
     "another tensor": (lambda m, x: x + GLOBAL, (), lambda: (x43(),), None, RefusedError, "register it as a buffer"),
     "a hook": (hooked, (), lambda: (x43(),), 0, RefusedError, "hook"),
+    "a function": (lambda m, x: (x, torch.sin), (), lambda: (x43(),), None, RefusedError, "return tensors"),
     "a branch": (lambda m, x: x if x.sum() > 0 else -x, (), lambda: (x43(),), None, RefusedError, "value"),
     "made to require grad": (
         lambda m, x: x.requires_grad_().sum(), (), lambda: (x43(),), None, RefusedError, "made to require grad"
@@ -534,6 +543,14 @@ def test_hooks_and_attributes_are_refused():
     with pytest.raises(RefusedError, match="calls"):
         aotlab.aot_export_module(counting, (x,), trace_joint=False)
     assert counting.calls == 3
+
+
+def test_containers_that_are_no_pytrees():
+    """They would have no place in the specs."""
+    with pytest.raises(RefusedError, match="holds a `Pair`"):
+        aotlab.aot_export_module(Of(lambda m, x: Pair(x + 1)), (x43(),), trace_joint=False)
+    with pytest.raises(RefusedError, match="no pytree"):
+        aotlab.aot_export_module(Of(lambda m, x: x.first + 1), (Pair(x43()),), trace_joint=False)
 
 
 def test_surroundings(capsys):

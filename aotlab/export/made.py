@@ -15,7 +15,6 @@ from aotlab import config, quirks
 from aotlab._torch import pytree
 from aotlab.capture import call as capture
 from aotlab.capture import dedupe, synthetic_bases
-from aotlab.capture.given import is_constant
 from aotlab.capture.signals import RunEagerly
 from aotlab.capture.varying import chosen
 from aotlab.errors import RefusedError, UntraceableError, UsageError
@@ -30,6 +29,11 @@ from aotlab.trace.edges import edge_of
 from aotlab.trace.records import SizeOf
 from aotlab.trace.segments import Segment
 from aotlab.trace.surroundings import Printed
+
+#: What a graph can return.
+_RETURNED = (
+    Tensor, int, float, bool, complex, str, type(None), torch.SymInt, torch.SymFloat, torch.dtype, torch.device,
+)  # fmt: skip
 
 
 def refuse(seen: str, suggestion: str) -> NoReturn:
@@ -65,7 +69,7 @@ def _checked(result: Any, given: Sequence[Any], loss: int | None) -> Any:
     """Return a result in containers of its own, as a pytree of tensors and plain values."""
     leaves, spec = pytree.tree_flatten(result)
     for leaf in leaves:
-        if not isinstance(leaf, Tensor) and not is_constant(leaf):
+        if not isinstance(leaf, _RETURNED):
             refuse(f"an output is or holds a `{type(leaf).__qualname__}`", "return tensors, plain values, and pytrees")
     if loss is not None:
         _make_loss(leaves, given, loss)
@@ -217,14 +221,6 @@ def _check_call(call: capture.Call, leaves: Sequence[Any], own: Mapping[str, Ten
             known[id(value)] = name
 
 
-def _value(leaf: Any) -> Any:
-    """Return the traced value of an output."""
-    if not isinstance(leaf, Tensor):
-        return leaf
-    internals.sync(leaf)
-    return internals.from_functional(leaf)
-
-
 def traced(
     target: ExportedModule | ExportedFunction,
     args: Iterable[Any],
@@ -276,7 +272,7 @@ def traced(
         refuse("the function registers a hook or leaves another grad mode behind", "do that outside of it")
     if live.bases:
         refuse(f"{shared[0]} share memory, and it is written", "pass clones")
-    values = [*own.values(), *leaves]
+    values, results = [*own.values(), *leaves], pytree.tree_leaves(target.result)
     places = {id(value): n for n, value in reversed(list(enumerate(values)))}
     numbers = {places[id(call.values[position])]: k for k, position in enumerate(deduped.kept)}
     rules = rules_of(live.recorder.sizes, call.state.names, dict(zip(deduped.kept, live.inputs.fakes, strict=True)))
@@ -289,7 +285,7 @@ def traced(
         live=live,
         gradients=gradients,
         result=target.result,
-        outputs=[_value(leaf) for leaf in pytree.tree_leaves(target.result)],
+        outputs=[internals.from_functional(t) if isinstance(t, Tensor) else t for t in results],
         assumes=() if rules is None else rules.texts,
     )
 
