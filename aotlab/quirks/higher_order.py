@@ -314,13 +314,13 @@ class _WhileLoop(_Rule):
     op = internals.WHILE_LOOP
 
     def calls(self, condition: _Function, body: _Function, carried: Any, further: Any) -> list[_Call]:
+        if not all(isinstance(each, Tensor) for each in carried):
+            raise RunEagerly(f"`while_loop` carries numbers, at {user_line()}", suggestion="carry tensors")
         given = (*carried, *further)
         return [("condition", condition, given), ("body", body, given)]
 
     def fake(self, graphs: Sequence[fx.GraphModule], *args: Any) -> Any:
         carried, found = args[2], graphs[1](*args[2], *args[3])
-        if not all(isinstance(each, Tensor) for each in carried):
-            raise RunEagerly(f"`while_loop` carries numbers, at {user_line()}", suggestion="carry tensors")
         if _kinds(carried) != _kinds(found):
             raise RunEagerly(f"the body of `while_loop` returns other kinds of tensors than it takes, at {user_line()}")
         return tuple(found)
