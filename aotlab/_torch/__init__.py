@@ -42,6 +42,7 @@ from aotlab._torch.modules import (
 from aotlab._torch.graphs import boxed_forward_of, forward_of, graph_module, has_effects, tracing_context
 from aotlab._torch.higher_order import (
     COND, FLEX_ATTENTION, FLEX_ATTENTION_BACKWARD, HIGHER_ORDER, MAP, SCAN, WHILE_LOOP, IndexesByTensors,
+    under_autocast_as_now,
 )  # fmt: skip
 from aotlab._torch.ops import (
     APPLY_OF_C, ASSERTIONS, CAST, CONJUGATE, DATA_OF, FUNCTION_APPLY, MAKE_TOKEN, ONEDNN_RNN_LAYER, ONE_HOT, PUTS,
@@ -54,7 +55,7 @@ from aotlab._torch.modes import (
     MODE_EXITS, SET_GRAD_ENABLED, Surroundings, TransformState, any_autocast_enabled, autocast_knows, autocast_nesting,
     disable_autocast, disable_torch_function, forward_ad_active, is_beyond_kernels, is_transformed, no_dispatch_modes,
     only_default_devices, opens_dual_level, opens_transform, restore_autocast_nesting, set_grad_mode,
-    settle_without_gpus, transforms_active, under_autocast_as_now, under_transform,
+    settle_without_gpus, transforms_active, under_transform,
 )
 from aotlab._torch.guards import (
     Environment, SWITCHES, SWITCH_NAMES, SettingsGuard, autocast_state, global_state, matmul_precision,

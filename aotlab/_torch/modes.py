@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -39,20 +39,6 @@ def autocast_knows(op: Any) -> bool:
     """Tell whether autocast, as it is on now, casts the arguments of ``op``."""
     on = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     return isinstance(op, OpOverload) and any(_has_kernel(op, f"Autocast{device.upper()}") for device in on)
-
-
-def under_autocast_as_now(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function that is called under the autocast that is on now."""
-    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    settings = [(each, torch.get_autocast_dtype(each), torch.is_autocast_enabled(each)) for each in devices]
-
-    def call(*args: Any) -> Any:
-        with ExitStack() as stack:
-            for each in settings:
-                stack.enter_context(torch.autocast(*each))
-            return function(*args)
-
-    return call
 
 
 def autocast_nesting() -> int:

@@ -19,6 +19,8 @@ from tests.engine_helpers import events, leaf
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 layers = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+#: Its own gradients of a scan that carries two things are wrong, and those of a loop are an error.
+IS_2_11 = torch.__version__.startswith("2.11")
 
 
 def layer_of(number, a):
@@ -126,13 +128,25 @@ def test_without_gradients(program, backend):
     _compare(program, backend, grad=False)
 
 
+def steps_by_hand(x, w):
+    """Do what `recurrence` does, by Python's ``for``."""
+    state, total, sums, products = w[0].clone(), torch.zeros(()), [], []
+    for row in x:
+        state, before = (state + row @ w).tanh(), total
+        total = total + state.sum()
+        sums.append(state.sum())
+        products.append(state * before)
+    return (state, total), (torch.stack(sums), torch.stack(products))
+
+
 def _compare(program, backend, *, grad):
+    truth = steps_by_hand if program is recurrence and IS_2_11 else program
     compiled = aotlab.compile(program, backend=backend, frontend="dynamo")
     with warnings.catch_warnings(), events() as heard:
         warnings.filterwarnings("error", ".*eagerly")
         for size in (4, 5, 8, 3):
             with nullcontext() if grad else torch.no_grad():
-                wanted = called(program, size, grad=grad)
+                wanted = called(truth, size, grad=grad)
                 found = called(compiled, size, grad=grad)
             if backend == "eager":
                 assert all(map(torch.equal, wanted, found)), size
@@ -255,7 +269,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("sentence", "program"), REFUSED)
+@pytest.mark.parametrize(("sentence", "program"), REFUSED[:-1] if IS_2_11 else REFUSED)
 def test_left_to_eager(sentence, program):
     """With a notice that says why, and eager's results."""
     x, results = leaf(4), []
