@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -42,3 +42,17 @@ def symbols_for_loops(module: fx.GraphModule, fake_mode: FakeTensorMode) -> Iter
         fake_mode.shape_env = before
         if before is not None:
             before.settings = settings
+
+
+def under_autocast_as_now(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that is called under the autocast that is on now."""
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    settings = [(each, torch.get_autocast_dtype(each), torch.is_autocast_enabled(each)) for each in devices]
+
+    def call(*args: Any) -> Any:
+        with ExitStack() as stack:
+            for each in settings:
+                stack.enter_context(torch.autocast(*each))
+            return function(*args)
+
+    return call

@@ -152,9 +152,9 @@ def _has_kernel(op: OpOverload, key: str) -> bool:
 
 
 def _calling_higher_order_op(frame: types.FrameType | None) -> str | None:
-    """Return the name of the function of ``torch._higher_order_ops`` that a user called; None if none is running."""
+    """Return the name of the higher-order op that a user called; None if none is running."""
     name = None
-    while frame is not None and "_higher_order_ops" in frame.f_code.co_filename:
+    while frame is not None and ("_higher_order_ops" in (file := frame.f_code.co_filename) or "flex_attention" in file):
         name, frame = frame.f_code.co_name, frame.f_back
     return name
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from aotlab._torch import FakeTensorMode
-from aotlab.ir.graphs import must_stay, placeholders
+from aotlab.ir.graphs import drop_unused, placeholders
 
 _ATEN = torch.ops.aten
 #: Arithmetic of numbers, and its counterpart for tensors.
@@ -64,7 +64,7 @@ def numbers_as_tensors(module: fx.GraphModule, mode: FakeTensorMode) -> list[int
             writer.numbers.add(node)
         elif node.op == "call_function":
             writer.visit(node)
-    module.graph.eliminate_dead_code(is_impure_node=must_stay)
+    drop_unused(module.graph)
     module.recompile()
     return floats
 

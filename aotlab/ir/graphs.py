@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -116,6 +116,13 @@ def acts(target: object) -> bool:
     if not isinstance(target, OpOverload) or target in ASSERTIONS:
         return False
     return target.namespace not in (*TORCHS_OWN, "aotlab") or has_effects(target)
+
+
+def drop_unused(graph: fx.Graph, stays: Callable[[fx.Node], bool] | None = None) -> None:
+    """Drop the nodes that nobody uses and that need not stay, but none of the graphs of functions, as torch would."""
+    for node in reversed(graph.nodes):
+        if not node.users and not (stays or must_stay)(node):
+            graph.erase_node(node)
 
 
 def must_stay(node: fx.Node) -> bool:

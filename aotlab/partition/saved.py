@@ -91,7 +91,7 @@ def _save_roots(
     for placeholder in [*slots.values(), *inputs[len(saved) :]]:
         first_op.prepend(placeholder)
     ir.return_from(forward.graph, (*returned[:count], *slots))
-    forward.graph.eliminate_dead_code(is_impure_node=ir.must_stay)
+    ir.drop_unused(forward.graph)
 
 
 def _copy(node: fx.Node, copies: dict[fx.Node, fx.Node], graph: fx.Graph) -> fx.Node:
@@ -141,7 +141,7 @@ def take_from_saved(
             early = user.op == "call_function" and ir.phase_of(user) == "forward"
             if early and not (isinstance(user.target, OpOverload) and ir.moves_nothing(user.target)):
                 user.replace_input_with(node, copy)
-    graph.eliminate_dead_code()
+    ir.drop_unused(graph)
     ordered = [node for node in by_number.values() if node.users]
     for node in set(ir.placeholders(graph)):
         if not node.users and not str(node.target).startswith(("tangents", "size_")):

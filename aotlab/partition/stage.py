@@ -106,7 +106,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     if trace.symbols:
         take_sizes(forward, backward, count)
     # a partitioner may leave unused copies of random ops behind; a backward has nothing that must run unused
-    backward.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+    ir.drop_unused(backward.graph, lambda node: node.op in ("placeholder", "output"))
     if function is default_partition:  # which saves memory only where that costs nothing at all
         save_masks(forward, backward, count)
         save_besides(forward, backward, _kept_besides(forward, count, trace), FOR_DERIVATIVES)

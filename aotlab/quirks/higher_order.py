@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -19,9 +20,11 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from aotlab import _torch as internals
-from aotlab._torch import pytree
+from aotlab._torch import has_effects, pytree
+from aotlab._torch.replaced import replaced
 from aotlab.capture.signals import RunEagerly
 from aotlab.guards.places import user_line
+from aotlab.ir.graphs import acts
 from aotlab.trace.escapes import EscapeGuard
 from aotlab.trace.inputs import value_of
 from aotlab.trace.quirk import Handler, Quirk
@@ -65,6 +68,10 @@ class _Rule:
     op: Any
     #: Whether it copies what they return, which then may be what they were given.
     copies = False
+    #: Whether it computes with what they return, which then may be that, too.
+    computes = False
+    #: How many of its results its backward takes.
+    needs = 0
     #: The mode under which it calls them.
     mode: Callable[[], AbstractContextManager[Any]] = nullcontext
 
@@ -80,15 +87,17 @@ class _Rule:
         """Return arguments of a call that also returns, at the end, what the backward needs; and how much that is."""
         return args, 0
 
-    def backward(self, wanted: Any, args: Any, results: Sequence[Tensor], gradients: Sequence[Tensor]) -> Sequence[Any]:
-        """Return the gradients of those arguments that are ``wanted``, which is nested as they are."""
+    def backward(self, wanted: Any, args: Any, kept: Sequence[Tensor], by: Sequence[Tensor]) -> Sequence[Any]:
+        """Return the gradients of the ``wanted`` arguments, ``by`` those of the results that are floats."""
         raise RunEagerly(f"`{self.op}` is differentiated, at {user_line()}", suggestion="call it under no_grad")
 
     def call(self, *args: Any) -> Any:
         """Call the op in a trace."""
         leaves, spec = pytree.tree_flatten(args)
         if torch.is_grad_enabled() and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
-            return _Differentiable.apply(self, spec, *leaves)  # type: ignore[no-untyped-call]  # untyped in torch
+            _, count = self.keeping(*args)
+            results = _Differentiable.apply(self, spec, *leaves)  # type: ignore[no-untyped-call]  # untyped in torch
+            return results[: len(results) - count]
         return self.record(*args)
 
     def record(self, *args: Any) -> Any:
@@ -100,32 +109,43 @@ class _Rule:
         graphs = [_traced(recorder, self, *each) for each in calls]
         of = {id(function): graph for (_, function, _), graph in zip(calls, graphs, strict=True)}
         args = pytree.tree_map(lambda leaf: of.get(id(leaf), leaf), args)
-        with internals.disable_torch_function(), internals.outside_of_trace(), torch.no_grad(), recorder.fake_mode:
+        mode = recorder.fake_mode
+        own = replaced(mode, "allow_non_fake_inputs", True)  # constants of the graphs
+        with internals.disable_torch_function(), internals.outside_of_trace(), torch.no_grad(), mode, own:
             results = self.fake(graphs, *args)
         recorder.append(self.op, args, {}, results)
         return pytree.tree_map_only(Tensor, internals.to_functional, results)
 
 
 class _Differentiable(torch.autograd.Function):
-    """A call of an op of which a backward may be wanted."""
+    """A call of an op of which a backward may be wanted; what it keeps is returned, too, so that it has a history."""
 
     @staticmethod
     def forward(ctx: Any, rule: _Rule, spec: Any, *leaves: Any) -> Any:
         args, count = rule.keeping(*pytree.tree_unflatten(leaves, spec))
         results = tuple(rule.record(*args))
-        own = results[: len(results) - count]
-        ctx.rule, ctx.spec, ctx.count = rule, spec, len(own)
-        ctx.others = {n: leaf for n, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)}
-        ctx.save_for_backward(*(leaf for leaf in leaves if isinstance(leaf, Tensor)), *results)
-        ctx.mark_non_differentiable(*(each for each in own if not each.is_floating_point()))
-        return own
+        ctx.rule, ctx.spec, ctx.own = rule, spec, len(results) - count
+        ctx.zeros = [partial(torch.zeros, each.shape, dtype=each.dtype, device=each.device) for each in results]
+        casting = internals.under_autocast_as_now
+        others = {n: leaf for n, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)}
+        ctx.others = {n: casting(leaf) if callable(leaf) else leaf for n, leaf in others.items()}
+        tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor))
+        ctx.save_for_backward(*tensors, *results[: rule.needs], *results[ctx.own :])
+        ctx.floats = [each.is_floating_point() for each in results]
+        ctx.mark_non_differentiable(*(each for each in results if not each.is_floating_point()))
+        ctx.set_materialize_grads(False)
+        return results
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         saved, needed = iter(ctx.saved_tensors), ctx.needs_input_grad[2:]
         leaves = [ctx.others[n] if n in ctx.others else next(saved) for n in range(len(needed))]
         args, wanted = pytree.tree_unflatten(leaves, ctx.spec), pytree.tree_unflatten(needed, ctx.spec)
-        found = iter(ctx.rule.backward(wanted, args, tuple(saved), gradients))
+        last = ctx.own
+        if any(each is not None for each in gradients[last:]):  # in a derivative of this derivative
+            last, (args, _) = len(gradients), ctx.rule.keeping(*args)
+        by = [ctx.zeros[n]() if gradients[n] is None else gradients[n] for n in range(last) if ctx.floats[n]]
+        found = iter(ctx.rule.backward(wanted, args, tuple(saved), by))
         return None, None, *(next(found) if needs else None for needs in needed)
 
 
@@ -179,13 +199,16 @@ def _traced(recorder: Recorder, rule: _Rule, name: str, function: _Function, giv
     finally:
         recorder.tape = outer
     storages = [internals.storage_key(each) for each in (*fakes, *values) if isinstance(each, Tensor)]
+    used, _ = tape.needed([each for each in values if each is not None], {id(each) for each in fakes})
     what = ""
     if any(isinstance(each, Tensor) and internals.has_data_mutation(each) for each in wrappers):
         what = "writes what it is given"
-    elif len(set(storages)) < len(storages):
+    elif not rule.computes and len(set(storages)) < len(storages):
         what = "returns what it is given, or the same twice"
     elif any(operation.is_random for operation in tape.operations):
         what = "draws random numbers"
+    elif any(acts(each.target) and (each.index not in used or has_effects(each.target)) for each in tape.operations):
+        what = "calls an op with effects"  # which backends may run twice, or not at all
     if what:
         raise RunEagerly(f"a function in `{rule.op}` {what}, at {user_line()}")
     inputs = [(f"arg{n}_1", each) for n, each in enumerate(fakes)]
@@ -211,11 +234,11 @@ class _Cond(_Rule):
             raise RunEagerly(f"the functions of `cond` return tensors of different kinds, at {user_line()}")
         return result
 
-    def backward(self, wanted: Any, args: Any, results: Sequence[Tensor], gradients: Sequence[Tensor]) -> Sequence[Any]:
+    def backward(self, wanted: Any, args: Any, kept: Sequence[Tensor], by: Sequence[Tensor]) -> Sequence[Any]:
         predicate, true, false, operands = args
         which = _which(wanted[3])
         joints = [_joint(each, len(operands), which) for each in (true, false)]
-        found: Sequence[Any] = self.call(predicate, *joints, (*operands, *_floating(gradients, results)))
+        found: Sequence[Any] = self.call(predicate, *joints, (*operands, *by))
         return found
 
 
@@ -232,9 +255,8 @@ class _Map(_Rule):
     def calls(self, body: _Function, stacked: Sequence[Tensor], further: Sequence[Any]) -> list[_Call]:
         return [("body", body, (*(each[0] for each in stacked), *further))]
 
-    def backward(self, wanted: Any, args: Any, results: Sequence[Tensor], gradients: Sequence[Tensor]) -> Sequence[Any]:
+    def backward(self, wanted: Any, args: Any, kept: Sequence[Tensor], by: Sequence[Tensor]) -> Sequence[Any]:
         body, stacked, further = args
-        by = _floating(gradients, results)
         which = _which((*wanted[1], *wanted[2]))
         joint = _joint(body, len(stacked) + len(further), which)
 
@@ -261,30 +283,29 @@ class _Scan(_Rule):
 
         return (keeps, carried, stacked, further), len(carried)
 
-    def backward(self, wanted: Any, args: Any, results: Sequence[Tensor], gradients: Sequence[Tensor]) -> Sequence[Any]:
+    def backward(self, wanted: Any, args: Any, kept: Sequence[Tensor], by: Sequence[Tensor]) -> Sequence[Any]:
         step, carried, stacked, further = args
         count = len(carried)
         floats = [n for n, each in enumerate(carried) if each.is_floating_point()]
         of_stacked, of_further = _which(wanted[2]), _which(wanted[3])
         which = [*floats, *(count + n for n in of_stacked), *(count + len(stacked) + n for n in of_further)]
         joint = _joint(step, count + len(stacked) + len(further), which)
-        by_carried = _floating(gradients[:count], results)
-        by_stacked = _floating(gradients[count:], results[count:])
+        by_carried, by_stacked = by[: len(floats)], by[len(floats) :]
 
         def step_back(*given: Any) -> Any:
             items = count + len(stacked)
             sizes = len(floats), len(of_further), items, len(by_stacked), len(further)
-            by, sums, values, by_results, others = _parts(given, *sizes)
-            found = joint(*values, *others, *by, *by_results)
+            by_state, sums, values, by_results, others = _parts(given, *sizes)
+            found = joint(*values, *others, *by_state, *by_results)
             first, middle, last = _parts(found, len(floats), len(of_stacked), len(of_further))
             return (*first, *(total + each for total, each in zip(sums, last, strict=True)), *middle)
 
         zeros = [torch.zeros_like(further[n]) for n in of_further]
-        backwards = [each.flip(0) for each in (*results[len(results) - count :], *stacked, *by_stacked)]
+        backwards = [each.flip(0) for each in (*kept, *stacked, *by_stacked)]
         found = self.call(step_back, (*by_carried, *zeros), backwards, further)
         first, sums, last = _parts(found, len(floats), len(zeros), len(of_stacked))
-        kept = [each for n, each in zip(floats, first, strict=True) if wanted[1][n]]
-        return [*kept, *(each.flip(0) for each in last), *sums]
+        of_carried = [each for n, each in zip(floats, first, strict=True) if wanted[1][n]]
+        return [*of_carried, *(each.flip(0) for each in last), *sums]
 
 
 class _WhileLoop(_Rule):
@@ -293,13 +314,13 @@ class _WhileLoop(_Rule):
     op = internals.WHILE_LOOP
 
     def calls(self, condition: _Function, body: _Function, carried: Any, further: Any) -> list[_Call]:
+        if not all(isinstance(each, Tensor) for each in carried):
+            raise RunEagerly(f"`while_loop` carries numbers, at {user_line()}", suggestion="carry tensors")
         given = (*carried, *further)
         return [("condition", condition, given), ("body", body, given)]
 
     def fake(self, graphs: Sequence[fx.GraphModule], *args: Any) -> Any:
         carried, found = args[2], graphs[1](*args[2], *args[3])
-        if not all(isinstance(each, Tensor) for each in carried):
-            raise RunEagerly(f"`while_loop` carries numbers, at {user_line()}", suggestion="carry tensors")
         if _kinds(carried) != _kinds(found):
             raise RunEagerly(f"the body of `while_loop` returns other kinds of tensors than it takes, at {user_line()}")
         return tuple(found)
@@ -309,6 +330,8 @@ class _FlexAttention(_Rule):
     """``flex_attention(query, key, value, score, mask, scale, options, further of score, further of mask)``."""
 
     op = internals.FLEX_ATTENTION
+    computes = True
+    needs = 2
     mode = internals.IndexesByTensors
 
     def call(self, *args: Any, score_mod_other_buffers: Any = (), mask_mod_other_buffers: Any = ()) -> Any:
@@ -319,7 +342,7 @@ class _FlexAttention(_Rule):
         _, _, score, mask, _, _, *further = args
         return _calls_of_attention(query, score, None, mask, *further)
 
-    def backward(self, wanted: Any, args: Any, results: Sequence[Tensor], gradients: Sequence[Tensor]) -> Sequence[Any]:
+    def backward(self, wanted: Any, args: Any, kept: Sequence[Tensor], by: Sequence[Tensor]) -> Sequence[Any]:
         query, key, value, score, *rest, of_score, of_mask = args
         which = _which(wanted[-2])
         joint = _joint(score, 5 + len(of_score), (0, *(5 + n for n in which)))
@@ -331,7 +354,7 @@ class _FlexAttention(_Rule):
 
         call = _RULES[internals.FLEX_ATTENTION_BACKWARD].call
         further = score, score_back, *rest, of_score, of_mask
-        *found, of_further = call(query, key, value, *results[:2], *gradients[:2], *further)
+        *found, of_further = call(query, key, value, *kept, *by[:2], *further)
         return [
             *(each for each, needs in zip(found, wanted[:3], strict=True) if needs),
             *(of_further[n] for n in which),
@@ -342,6 +365,7 @@ class _FlexAttentionBackward(_Rule):
     """The same with the results, their gradients, and a function that computes those of ``score``."""
 
     op = internals.FLEX_ATTENTION_BACKWARD
+    computes = True
     mode = internals.IndexesByTensors
 
     def calls(self, query: Tensor, *args: Any) -> list[_Call]:
@@ -368,11 +392,6 @@ def _parts(values: Sequence[Any], *counts: int) -> Iterator[list[Any]]:
     """Split a sequence into parts of these lengths."""
     rest = iter(values)
     return (list(islice(rest, count)) for count in counts)
-
-
-def _floating(gradients: Sequence[Tensor], results: Sequence[Tensor]) -> list[Tensor]:
-    """Leave out the gradients of results that have none."""
-    return [by for by, each in zip(gradients, results, strict=False) if each.is_floating_point()]
 
 
 _RULES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, fx
 
-from aotlab.ir.graphs import is_size, must_stay, output_args, placeholders, return_from
+from aotlab.ir.graphs import drop_unused, is_size, output_args, placeholders, return_from
 
 
 def take_sizes(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> None:
@@ -32,4 +32,4 @@ def take_sizes(forward: fx.GraphModule, backward: fx.GraphModule, count: int) ->
         backward.graph.erase_node(given)
     tensors = [node for node, _ in pairs if isinstance(node.meta["val"], Tensor)]
     return_from(forward.graph, [*returned[:count], *tensors])
-    forward.graph.eliminate_dead_code(is_impure_node=must_stay)
+    drop_unused(forward.graph)

@@ -173,6 +173,24 @@ def test_an_op_of_ones_own_that_is_not_registered(by):
     assert f.calls.compiled == 2
 
 
+@pytest.mark.parametrize("op", [say, own])
+def test_effects_in_functions_of_ops(op):
+    """Eager calls them, whatever the sizes."""
+
+    def program(x):
+        def first(x):
+            op(x, 1)
+            return x * 2
+
+        return torch.cond(x.sum() > 0, first, torch.sin, (x,))
+
+    f = compiled(program, frontend="dynamo")
+    with pytest.warns(RuntimeWarning, match="calls an op with effects"):
+        results = [f(torch.ones(size)).sum() for size in (3, 4, 5)]
+    assert results == [6, 8, 10]
+    assert said == [(1, 3), (1, 4), (1, 5)]
+
+
 @pytest.mark.tier("full")
 def test_inductor_would_lose_an_op_that_returns_nothing_and_is_not_registered():
     """So eager runs it."""
