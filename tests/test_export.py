@@ -183,7 +183,7 @@ CASES = {
 }  # fmt: skip
 
 #: What torch's own kernels cannot be traced with symbolic sizes.
-STATIC = {"an LSTM"}
+STATIC = {"an LSTM"} | ({"a transformer"} if torch.__version__.startswith("2.11") else set())
 
 
 def values_of(module):
