@@ -37,6 +37,9 @@ _Function = Callable[..., Any]
 _Call = tuple[str, _Function, Sequence[Any]]
 
 
+_ALIKE = "let them have the same shape, strides and dtype, to have it compiled"
+
+
 class HigherOrder(Quirk):
     """Records ops that take functions."""
 
@@ -200,17 +203,19 @@ def _traced(recorder: Recorder, rule: _Rule, name: str, function: _Function, giv
         recorder.tape = outer
     storages = [internals.storage_key(each) for each in (*fakes, *values) if isinstance(each, Tensor)]
     used, _ = tape.needed([each for each in values if each is not None], {id(each) for each in fakes})
-    what = ""
+    what, instead = "", ""
     if any(isinstance(each, Tensor) and internals.has_data_mutation(each) for each in wrappers):
-        what = "writes what it is given"
+        what, instead = "writes what it is given", "return the new value"
     elif not rule.computes and len(set(storages)) < len(storages):
-        what = "returns what it is given, or the same twice"
+        what, instead = "returns what it is given, or the same twice", "return a clone"
     elif any(operation.is_random for operation in tape.operations):
-        what = "draws random numbers"
+        what, instead = "draws random numbers", "pass them as an operand"
     elif any(acts(each.target) and (each.index not in used or has_effects(each.target)) for each in tape.operations):
-        what = "calls an op with effects"  # which backends may run twice, or not at all
+        what, instead = "calls an op with effects", "call it outside"  # backends may run it twice, or not at all
     if what:
-        raise RunEagerly(f"a function in `{rule.op}` {what}, at {user_line()}")
+        raise RunEagerly(
+            f"a function in `{rule.op}` {what}, at {user_line()}", suggestion=f"{instead}, to have it compiled"
+        )
     inputs = [(f"arg{n}_1", each) for n, each in enumerate(fakes)]
     graph = tape.graph(f"{name}_graph", inputs, values, keep_impure=recorder.phase)
     output = graph.graph.output_node()
@@ -231,7 +236,9 @@ class _Cond(_Rule):
     def fake(self, graphs: Sequence[fx.GraphModule], *args: Any) -> Any:
         result, other = (graph(*args[3]) for graph in graphs)
         if _kinds(result) != _kinds(other):
-            raise RunEagerly(f"the functions of `cond` return tensors of different kinds, at {user_line()}")
+            raise RunEagerly(
+                f"the functions of `cond` return tensors of different kinds, at {user_line()}", suggestion=_ALIKE
+            )
         return result
 
     def backward(self, wanted: Any, args: Any, kept: Sequence[Tensor], by: Sequence[Tensor]) -> Sequence[Any]:
@@ -322,7 +329,8 @@ class _WhileLoop(_Rule):
     def fake(self, graphs: Sequence[fx.GraphModule], *args: Any) -> Any:
         carried, found = args[2], graphs[1](*args[2], *args[3])
         if _kinds(carried) != _kinds(found):
-            raise RunEagerly(f"the body of `while_loop` returns other kinds of tensors than it takes, at {user_line()}")
+            what = "the body of `while_loop` returns other kinds of tensors than it takes"
+            raise RunEagerly(f"{what}, at {user_line()}", suggestion=_ALIKE)
         return tuple(found)
 
 
