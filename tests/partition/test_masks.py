@@ -34,6 +34,7 @@ def test_a_stack_keeps_no_more_than_with_upstreams_min_cut(partitioner):
     assert kept < kept_by_eager(model, x)
 
 
+@pytest.mark.tier("full")
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("scan", [True, False])
 def test_mamba_keeps_no_more_than_what_dynamo_captured(scan):
