@@ -131,7 +131,7 @@ def aot_function(
         Upstream's other parameters, of any supported torch, as far as they make no difference here.
 
     Returns a `CompiledFunction`, which compiles at its first call and, other than upstream's, whenever its guards fail.
-    A call raises `RefusedError` if the program cannot be compiled faithfully; nothing was changed then.
+    What cannot be compiled faithfully is left to Dynamo, or runs eagerly, with one warning; see `config.fallback`.
 
     Examples
     --------
