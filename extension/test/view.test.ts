@@ -846,6 +846,17 @@ test('while the kernel answers, what was cut is asked for once, and shown', () =
   assert.equal(asked.length, 5);
 });
 
+test('what the kernel sends leaves a button that is being pressed in its place', () => {
+  show(sample(2));
+  const buttons = all('[role=tab], [data-chip]');
+  source.update({ live: true });
+  source.update({ reading: readReport({ ...sample(2), name: 'again' }) });
+  assert.deepEqual(all('[role=tab], [data-chip]').map((each, at) => each === buttons[at]), buttons.map(() => true));
+  assert.match(text('.al-environment'), /live.*again/);
+  tab('outputs');
+  assert.equal(one('[role=tabpanel]:not([hidden])').dataset['panel'], 'outputs');
+});
+
 test('when disposed, the view leaves nothing behind', () => {
   const root = show(sample());
   view.dispose();

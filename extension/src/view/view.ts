@@ -190,13 +190,18 @@ class View implements Disposable {
     if (!entries.some(entry => entry.key === this.scope)) {
       this.scope = ALL;
     }
-    this.root.replaceChildren(
-      this.verdictLine(head),
-      this.environmentLine(report, entries),
-      this.tabList(head, report),
-      this.selection.bar,
-      ...TABS.map(tab => this.emptyPanel(tab))
-    );
+    const lines = [this.verdictLine(head), this.environmentLine(report, entries), this.tabList(head, report)];
+    if (same) {
+      // A button that is replaced while it is pressed is never clicked.
+      lines.forEach((line, at) => {
+        const before = this.root.children[at];
+        if (before?.isEqualNode(line) !== true) {
+          before?.replaceWith(line);
+        }
+      });
+    } else {
+      this.root.replaceChildren(...lines, this.selection.bar, ...TABS.map(tab => this.emptyPanel(tab)));
+    }
     this.drawPanels();
     const panel = this.panel();
     if (same && panel !== null) {
