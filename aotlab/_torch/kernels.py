@@ -90,9 +90,20 @@ def _view(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result:
     return result
 
 
+def _constant_pad(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+    # where nothing is added, the kernel clones what is left
+    left, pad = args[:2]
+    if any(count > 0 for count in pad):
+        return result
+    for n, (front, back) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        left = left.narrow(-1 - n, -front, left.size(-1 - n) + front + back)
+    return left.clone()
+
+
 _ATEN = torch.ops.aten
 _LAYOUTS: dict[Any, FakeCorrection] = {
     **dict.fromkeys(BATCH_NORMS, _batch_norm),
+    _ATEN.constant_pad_nd.default: _constant_pad,
     **dict.fromkeys(
         (
             _ATEN.binary_cross_entropy.default, _ATEN.channel_shuffle.default, _ATEN.copysign.Tensor,

@@ -106,6 +106,30 @@ def test_a_write_by_a_custom_function(frontend):
     assert _gradients(_in_a_write) == _gradients(compiled(_in_a_write, frontend=frontend))
 
 
+def test_a_write_by_the_caller():
+    """What autograd checks of saved values holds for kept ones: eager's gradient would be of what was written."""
+
+    class Square(torch.autograd.Function):
+        """Keeps its argument as an attribute."""
+
+        @staticmethod
+        def forward(ctx, x):
+            """Square."""
+            ctx.x = x
+            return x * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            """Read it."""
+            return 2 * ctx.x * gradient
+
+    x = nonleaf(2, 3)
+    y = compiled(Square.apply)(x)
+    x.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
 def test_others_are_let_go():
     """Where no custom function keeps anything, a backward of each output leaves nothing behind."""
     g = compiled(lambda x, w: (x.sin() * w, -x))

@@ -320,6 +320,11 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Tensor], tuple[tuple[tu
         torch.ones,
         (((5,), (4,)), ((5,), (0,)), ((9,), (3,))),
     ),
+    "a pad of nothing, which copies": (
+        lambda x: torch.nn.functional.pad(x, (0, x.shape[-1] % 2)),
+        lambda *shape: torch.ones(shape).t(),
+        (((4, 4),), ((5, 4),), ((6, 3),), ((8, 2),)),
+    ),
     "one rule or another": (
         lambda x: x[x.shape[0] // 2 :].permute(2, 0, 1).reshape(x[x.shape[0] // 2 :].shape),
         torch.ones,

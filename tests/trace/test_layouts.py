@@ -66,6 +66,7 @@ PROGRAMS = {
     "rrelu": (lambda x: functional.rrelu(x - 0.5), CHANNELS_LAST),
     "rrelu of torch's own": (lambda x: torch.rrelu(x - 0.5), CHANNELS_LAST),
     "rrelu in place": (lambda x: functional.rrelu(x - 0.5, inplace=True), CHANNELS_LAST),
+    "pad by nothing": (lambda x: functional.pad(x.t(), (0, 0, -1, 0)), ROWS),
     "roll": (lambda x: x.roll(1, 1), CHANNELS_LAST),
     "unfold": (lambda x: functional.unfold(x, 1), torch.rand(5, 5, 3, 2).permute(3, 2, 1, 0)),
     "loss": (lambda x: functional.binary_cross_entropy(x, x.contiguous(), reduction="none"), CHANNELS_LAST),

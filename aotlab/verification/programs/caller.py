@@ -6,6 +6,7 @@ in-place work on outputs are as much an observable as their success.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,8 @@ _WRITES = (
     "{t}.add_(1)",
     "{t}.mul_(2)",
 )
+
+_WRITE = re.compile(r"_\(")  # an in-place method is called
 
 _BEFORE = weighted(
     (6, "write an output"),
@@ -48,15 +51,20 @@ class Script:
     after: tuple[str, ...] = ()
 
 
-def draw_script(choices: Choices, outputs: list[torch.Tensor], inputs: list[str]) -> Script:
-    """Draw up to three things that the caller does before the backward, and up to two that it does after it."""
+def draw_script(choices: Choices, outputs: list[torch.Tensor], inputs: list[str], *, unsaved: bool) -> Script:
+    """Draw up to three things that the caller does before the backward, and up to two that it does after it.
+
+    Where a custom function keeps its argument ``unsaved``, nothing is written before the backward: eager's gradient is
+    then of what was written, without a word, and a compiled one raises.
+    """
     if not outputs or not chance(choices, 380):
         return Script()
     before, after = one_of(
         choices, weighted((5, (1, 0)), (3, (2, 0)), (2, (0, 1)), (2, (1, 1)), (1, (3, 1)), (1, (2, 2)))
     )
+    steps = [_step(choices, one_of(choices, _BEFORE), outputs, inputs) for _ in range(before)]
     return Script(
-        before=tuple(_step(choices, one_of(choices, _BEFORE), outputs, inputs) for _ in range(before)),
+        before=tuple(step for step in steps if not (unsaved and _WRITE.search(step))),
         after=tuple(_step(choices, one_of(choices, _AFTER), outputs, inputs) for _ in range(after)),
     )
 

@@ -148,7 +148,8 @@ def _draw_flat(
     if QUIRKS.search(error) or (grad and (error or not differentiates)):
         raise RejectedError
     inputs = [name for name, value in arguments.items() if isinstance(value, torch.Tensor)]
-    script = draw_script(choices, outputs, inputs) if not error else None
+    unsaved = any("Kept.apply" in line for line in writer.lines)
+    script = draw_script(choices, outputs, inputs, unsaved=unsaved) if not error else None
     setups = [first]
     for changed, change, grad_mode in changes:
         setup = setup_of(changed, change, grad_mode=grad_mode)
