@@ -1,12 +1,7 @@
 """Stage 6, compile: hand each graph to the compiler, and take back a boxed callable.
 
-*Boxed* means: the callable takes one list and may empty it. A caller that keeps no references of its own then lets the
-callee free each input as soon as it was used last::
-
-    inputs = [x, y]
-    outputs = compiled(inputs)      # inputs is [] now
-
-While a compiler runs, `get_aot_compilation_context` tells it which graph it is compiling.
+A *boxed* callable takes one list and empties it, so that it can free each input after its last use. While a
+compiler runs, `get_aot_compilation_context` tells it which graph it is compiling.
 """
 
 from __future__ import annotations
@@ -15,6 +10,7 @@ import time
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -26,7 +22,7 @@ from aotlab.backends.base import Backend, Boxed, CompileRequest, GraphKind, Kern
 from aotlab.backends.states import keeping_states, with_states
 from aotlab.errors import GraphInvariantError
 from aotlab.ir.graphs import NodeRecord, node_records, output_args, placeholders, readable
-from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
+from aotlab.ir.specs import Size, StorageNumbers, SymExpr, TensorSpec, spec_of
 from aotlab.partition.default import is_tangent
 from aotlab.partition.stage import PartitionRecord
 from aotlab.trace.live import Trace
@@ -106,13 +102,10 @@ def compile_graph(
     if kind == "backward":  # what the forward made stays where it is; tangents and the caller's tensors are elsewhere
         given = [fake for _, fake in trace.inputs.placeholders if isinstance(fake, Tensor)]
         callers = {internals.storage_key(fake) for fake in given if fake.layout == torch.strided}
-        static: Sequence[int] = [
-            i
-            for i, node in enumerate(inputs)
-            if not is_tangent(node)
-            and isinstance(node.meta["val"], Tensor)
-            and not (node.meta["val"].layout == torch.strided and internals.storage_key(node.meta["val"]) in callers)
-        ]
+        values = [None if is_tangent(node) else node.meta["val"] for node in inputs]
+        tensors = [(i, value) for i, value in enumerate(values) if isinstance(value, Tensor)]
+        by_key = [None if value.layout != torch.strided else internals.storage_key(value) for _, value in tensors]
+        static: Sequence[int] = [i for (i, _), key in zip(tensors, by_key, strict=True) if key not in callers]
     else:
         static = trace.metadata.static_input_indices
     code = readable(module, f"{context.model_name}_{name}") if context.detailed else ""
@@ -178,15 +171,13 @@ class _Promises:
         storages = StorageNumbers()
         self._kind = kind
         self._visible = len(labels)
-        self._inputs = [storages.number(node.meta["val"]) for node in placeholders(module.graph)]
+        values = [node.meta["val"] for node in placeholders(module.graph)]
+        self._inputs = [storages.number(value) if isinstance(value, Tensor) else None for value in values]
         self._outputs: list[tuple[str, TensorSpec] | None] = []
         for i, node in enumerate(output_args(module.graph)):
             value = node.meta["val"] if isinstance(node, fx.Node) else None
-            if node is None or not isinstance(value, Tensor):
-                self._outputs.append(None)
-            else:
-                label = labels[i] if i < len(labels) else f"the saved value `{node.name}`"
-                self._outputs.append((label, spec_of(value, storages)))
+            label = labels[i] if i < len(labels) else f"the saved value `{node}`"
+            self._outputs.append((label, spec_of(value, storages)) if isinstance(value, Tensor) else None)
 
     def checked(self, compiled: Boxed) -> Boxed:
         """Wrap a compiled graph so that it raises `GraphInvariantError` for the first output that breaks a promise."""
@@ -196,7 +187,7 @@ class _Promises:
             outputs = compiled(inputs)
             owners: dict[int, tuple[int | None, str]] = {}
             for i, (value, number) in enumerate(zip(given, self._inputs, strict=True)):
-                if value.numel():
+                if isinstance(value, Tensor) and value.numel():
                     owners.setdefault(internals.storage_key(value), (number, f"input {i} of the graph"))
             for i, (value, promise) in enumerate(zip(outputs, self._outputs, strict=True)):
                 if promise is not None:
@@ -212,9 +203,11 @@ class _Promises:
         if not isinstance(value, Tensor):
             raise self._broken(label, f"is a `{type(value).__qualname__}`, no tensor")
         looks: dict[str, object] = {"shape": tuple(value.shape), "dtype": value.dtype, "device": value.device}
-        traced: dict[str, object] = {"shape": spec.shape, "dtype": spec.dtype, "device": spec.device}
+        shape = _with_symbols(spec.shape, value.shape)
+        traced: dict[str, object] = {"shape": shape, "dtype": spec.dtype, "device": spec.device}
         if visible and self._kind != "backward":  # autograd takes gradients of any strides
-            looks["strides"], traced["strides"] = (_strides(s, spec.shape) for s in (value.stride(), spec.stride))
+            both = value.stride(), _with_symbols(spec.stride, value.stride())
+            looks["strides"], traced["strides"] = (_strides(each, value.shape) for each in both)
             looks["requires_grad"], traced["requires_grad"] = value.requires_grad, False  # a graph runs without it
         for what, seen in looks.items():
             if seen != traced[what]:
@@ -230,6 +223,12 @@ class _Promises:
         )
 
 
-def _strides(stride: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+def _with_symbols(promised: Sequence[Size], seen: Sequence[int]) -> tuple[Size, ...]:
+    """Return what was promised, with what is seen in place of what varies."""
+    found = zip_longest(promised, seen)
+    return tuple([there if isinstance(size, SymExpr) else size for size, there in found if size is not None])
+
+
+def _strides(stride: Sequence[Size], shape: Sequence[int]) -> tuple[Size, ...]:
     """Return the strides that matter: those of dimensions with more than one element, none of an empty tensor."""
     return () if 0 in shape else tuple(step for step, size in zip(stride, shape, strict=True) if size > 1)

@@ -130,6 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     ops.add_argument("--thorough", action="store_true", help="all samples instead of a few of each kind; takes hours")
     ops.add_argument("--dynamo", action="store_true", help="behind torch.compile; what Dynamo alone does counts apart")
+    ops.add_argument("--sizes", action="store_true", help="each compiled for all sizes of its arguments at once")
     ops.add_argument(
         "--errors",
         action="store_true",
@@ -351,6 +352,7 @@ def _verify_ops(options: argparse.Namespace, _rest: Sequence[str]) -> int:
         json_path=options.json,
         out=sys.stdout,
         dynamo=options.dynamo,
+        sizes=options.sizes,
         errors=options.errors,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 import torch
@@ -64,6 +65,21 @@ def test_outputs_of_the_forward(lie, grad):
         with pytest.raises(GraphInvariantError):
             f(x, w)
         assert x.tolist() == torch.ones(2, 3).tolist()
+
+
+@pytest.mark.parametrize("lie", ["dtype", "strides", "input", "two in one"])
+def test_sizes_that_vary(lie):
+    """What does not vary is held against the trace at all sizes."""
+    change, text = LIES[lie]
+    for compiler, caught in ((aotlab.nop, False), (lying(change), True)):
+        g = aotlab.aot_function(lambda x, w: (x * w, x + w), compiler, aotlab.nop, dynamic=True)
+        for rows in (2, 4):
+            arguments = torch.ones(rows, 3), leaf(rows, 3)
+            if caught:
+                with pytest.raises(GraphInvariantError, match=re.escape(text.partition(" (")[0])):
+                    g(*arguments)
+            else:
+                assert torch.equal(g(*arguments)[0], arguments[0] * arguments[1])
 
 
 def test_a_mutated_input():

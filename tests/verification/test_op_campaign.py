@@ -65,17 +65,18 @@ def test_ctrl_c_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert "1 of 2 variants" in out.getvalue()
 
 
-def test_errors_and_dynamo(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """The options reach the workers: errors are counted, and behind Dynamo a function is compiled, too."""
+def test_errors_sizes_and_dynamo(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """The options reach the workers: errors are counted, and for all sizes or behind Dynamo it is compiled, too."""
     path = tmp_path / "ops.json"
     assert cli.main(["verify", "ops", "--errors", "--only", "addmv", "--json", str(path)]) == 0
     (row,) = json.loads(path.read_text())["variants"]
     assert (row["name"], row["outcome"]) == ("addmv errors float32", "equal")
     assert f"{row['cases']} calls, of which eager refuses {row['cases'] - row['compiled']}" in capsys.readouterr().out
     assert row["cases"] > row["compiled"] > 0
-    assert cli.main(["verify", "ops", "--dynamo", "--only", "addmv call float32", "--json", str(path)]) == 0
-    (row,) = json.loads(path.read_text())["variants"]
-    assert (row["outcome"], row["compiled"] > 0) == ("equal", True)
+    for option in ("--sizes", "--dynamo"):
+        assert cli.main(["verify", "ops", option, "--only", "addmv call float32", "--json", str(path)]) == 0
+        (row,) = json.loads(path.read_text())["variants"]
+        assert (row["outcome"], row["compiled"] > 0) == ("equal", True)
 
 
 def test_the_table_names_all_that_is_not_equal():
@@ -94,7 +95,8 @@ def test_the_table_names_all_that_is_not_equal():
     [
         (["--only", "no such op"], "has no operator, module or variant 'no such op'"),
         (["--jobs", "0"], "no number of"),
-        (["--errors", "--dynamo"], "errors are swept without Dynamo"),
+        (["--errors", "--dynamo"], "leave out all but one of the options"),
+        (["--sizes", "--dynamo"], "leave out all but one of the options"),
         (["--errors", "--only", "nn.Linear"], "has no operator, module or variant 'nn.Linear'"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from aotlab._torch import FakeTensorMode
 from aotlab.errors import UsageError
 from aotlab.verification.mutants import MUTANTS
 from aotlab.verification.op_database import SAMPLE, Outcome, Variant, cases_of, judge_variant, variants
+from aotlab.verification.op_database.engines import BehindDynamo, Direct
 
 #: Compiled and right, or an error of eager's that aotlab raises as well.
 RIGHT = (Outcome.EQUAL, Outcome.ROUNDED, Outcome.SHAPES, Outcome.RAISES)
@@ -62,14 +64,20 @@ def by_name() -> dict[str, Variant]:
     return {variant.name: variant for variant in variants()}
 
 
+@pytest.mark.parametrize(
+    "dynamic", [False, pytest.param(True, marks=pytest.mark.tier("full"))], ids=["static", "sizes"]
+)
 @pytest.mark.parametrize("name", SAMPLE)
-def test_sample(name: str, by_name: dict[str, Variant]):
-    """The variant is eager's equal, forward and backward, in all that is observable; or it is known why not."""
+def test_sample(name: str, dynamic: bool, by_name: dict[str, Variant]):
+    """The variant is eager's equal, forward and backward, in all that is observable; or it is known why not.
+
+    For the sizes of each call, and for all sizes at once.
+    """
     if name not in by_name:
         pytest.skip(f"torch {torch.__version__} does not have it")
     if name == "fft.rfftn call float32" and torch.__version__.startswith("2.11"):
         pytest.skip("torch 2.11's fake tensors promise other strides than its kernel gives")
-    result = judge_variant(by_name[name], limit=4)
+    result = judge_variant(by_name[name], limit=4, make=partial(Direct, dynamic=dynamic))
     known = NOT_COMPILED.get(name)
     allowed = RIGHT if known is None else (*RIGHT, known[0])
     assert result.outcome in allowed, result.reason
@@ -141,24 +149,24 @@ def test_a_broken_engine_is_noticed(mutant, by_name: dict[str, Variant]):
 def test_behind_dynamo(by_name: dict[str, Variant]):
     """A broken engine is noticed there as well; what Dynamo alone does otherwise than eager is told apart."""
     variant = by_name["mul in-place float32"]
-    whole = judge_variant(variant, limit=1, dynamo=True)
+    whole = judge_variant(variant, limit=1, make=BehindDynamo)
     with next(each for each in MUTANTS if each.name == "epilogue skipped").installed():
-        broken = judge_variant(variant, limit=1, dynamo=True)
+        broken = judge_variant(variant, limit=1, make=BehindDynamo)
     assert (broken.outcome, whole.outcome) == (Outcome.DIFFERENT, Outcome.EQUAL)
     assert whole.compiled == whole.cases > 1
-    module = judge_variant(by_name["nn.Linear train float32"], limit=1, dynamo=True)
+    module = judge_variant(by_name["nn.Linear train float32"], limit=1, make=BehindDynamo)
     assert module.outcome is Outcome.EQUAL
-    refused = judge_variant(by_name["sin in-place int64"], limit=1, dynamo=True)
+    refused = judge_variant(by_name["sin in-place int64"], limit=1, make=BehindDynamo)
     assert refused.outcome is Outcome.DYNAMOS  # its error has Dynamo's words around eager's
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_what_dynamo_leaves_to_python(by_name: dict[str, Variant]):
     """Where Dynamo captures nothing that is told apart, with its reason, from what it captures and we run eagerly."""
-    uncaptured = judge_variant(by_name["squeeze in-place int64"], limit=1, dynamo=True)
+    uncaptured = judge_variant(by_name["squeeze in-place int64"], limit=1, make=BehindDynamo)
     assert (uncaptured.outcome, uncaptured.compiled) == (Outcome.UNCAPTURED, 0)
     assert "inplace view op" in uncaptured.reason
-    eagerly = judge_variant(by_name["empty out int64"], limit=1, dynamo=True)
+    eagerly = judge_variant(by_name["empty out int64"], limit=1, make=BehindDynamo)
     assert (eagerly.outcome, eagerly.compiled) == (Outcome.EAGERLY, 0)
     assert "`empty` writes its `out` in a way of its own" in eagerly.reason
 
@@ -167,7 +175,7 @@ def test_what_dynamo_leaves_to_python(by_name: dict[str, Variant]):
 def test_what_dynamo_does_only_once_in_a_process(by_name: dict[str, Variant]):
     """An error of Dynamo's that its cached fake results hide at the second time counts as its own all the same."""
     FakeTensorMode.cache_clear()
-    torn = judge_variant(by_name["addr in-place float32"], dynamo=True)
+    torn = judge_variant(by_name["addr in-place float32"], make=BehindDynamo)
     assert torn.outcome in (Outcome.DYNAMOS, Outcome.EQUAL), torn  # the latter on torches that do not fail there
 
 

@@ -14,8 +14,9 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TextIO
@@ -24,6 +25,7 @@ import torch
 
 from aotlab import __version__
 from aotlab.errors import UsageError
+from aotlab.verification.op_database.engines import BehindDynamo, Direct, Engine
 from aotlab.verification.op_database.errors import error_variants, judge_errors
 from aotlab.verification.op_database.outcome import Outcome, Result, judge_variant
 from aotlab.verification.op_database.sample import SAMPLE
@@ -49,6 +51,7 @@ def run(
     json_path: Path | None,
     out: TextIO,
     dynamo: bool = False,
+    sizes: bool = False,
     errors: bool = False,
 ) -> int:
     """Run the chosen variants, print the table and return the exit status: 1 if there is a wrong value or a crash.
@@ -67,6 +70,8 @@ def run(
         Where to write the results as JSON.
     dynamo
         Behind ``torch.compile``.
+    sizes
+        Each compiled for all sizes of its arguments, not for those that it has.
     errors
         In place of the variants, the calls that eager refuses, operator by operator.
 
@@ -75,13 +80,13 @@ def run(
     UsageError
         A name that is not in the databases, or a package that they need is missing.
     """
-    if dynamo and errors:
-        raise UsageError("errors are swept without Dynamo, which has errors of its own; leave out one of the options")
+    if dynamo + sizes + errors > 1:
+        raise UsageError("dynamo, sizes and errors are ways of their own; leave out all but one of the options")
     names = _chosen(sample, only, errors)
     started = time.perf_counter()
     results: dict[str, Result] = {}
     interrupted = False
-    manner = Manner(thorough=thorough, dynamo=dynamo)
+    manner = Manner(thorough=thorough, make=BehindDynamo if dynamo else partial(Direct, dynamic=sizes))
     print(f"{len(names)} variants, {jobs} worker{'s' if jobs > 1 else ''}, torch {torch.__version__}", file=out)
     try:
         for result in _results(names, manner, jobs):
@@ -108,7 +113,7 @@ class Manner:
     """How variants are judged."""
 
     thorough: bool = False
-    dynamo: bool = False
+    make: Callable[[], Engine] = Direct
 
 
 def _chosen(sample: bool, only: Sequence[str], errors: bool) -> list[str]:
@@ -272,6 +277,6 @@ def _work(connection: Connection, manner: Manner) -> None:
                 connection.send(judge_errors(variant, **limits))
             else:
                 limit = None if manner.thorough else CASES
-                connection.send(judge_variant(variant, limit=limit, dynamo=manner.dynamo, **limits))
+                connection.send(judge_variant(variant, limit=limit, make=manner.make, **limits))
     except (EOFError, KeyboardInterrupt):
         return

@@ -34,14 +34,17 @@ class Engine(Protocol):
 
 
 class Direct:
-    """`aotlab.aot_function`, and `aotlab.aot_module` for modules."""
+    """`aotlab.aot_function`, and `aotlab.aot_module` for modules; ``dynamic``: for all sizes at once."""
+
+    def __init__(self, *, dynamic: bool = False) -> None:
+        self._dynamic = dynamic
 
     def candidate(self, function: Function) -> Function:
         """Compile ``function`` for torch's own kernels."""
         if isinstance(function, nn.Module):
-            self._made: Any = api.aot_module(function, api.nop)
+            self._made: Any = api.aot_module(function, api.nop, dynamic=self._dynamic)
         else:
-            self._made = api.aot_function(function, api.nop)
+            self._made = api.aot_function(function, api.nop, dynamic=self._dynamic)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             with config.patch(fallback="eager"):  # Dynamo would break at what is not compiled, which is to be seen

@@ -12,7 +12,7 @@ import itertools
 import re
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -97,7 +97,7 @@ _CALLS = 2
 
 
 def judge_variant(
-    variant: Variant, *, limit: int | None = CASES, seconds: float | None = None, dynamo: bool = False
+    variant: Variant, *, limit: int | None = CASES, seconds: float | None = None, make: Callable[[], Engine] = Direct
 ) -> Result:
     """Run one variant and say what came of it.
 
@@ -107,8 +107,8 @@ def judge_variant(
         How many samples are taken; None for all.
     seconds
         After this time no further call is begun.
-    dynamo
-        Behind ``torch.compile``, where what Dynamo alone makes of a call is told apart.
+    make
+        Makes what compiles each call. Behind Dynamo what Dynamo alone makes of it is told apart.
     """
     started = time.perf_counter()
     found: list[tuple[Outcome, str]] = []
@@ -121,7 +121,7 @@ def judge_variant(
         except Exception as error:  # noqa: BLE001  # samples are torch's own code: if it raises, there are none
             found.append((Outcome.NOT_COMPARED, f"torch cannot make its samples: {_first_line(error)}"))
             break
-        outcome, reason = _judge_case(case, variant.entry, dynamo)
+        outcome, reason = _judge_case(case, variant.entry, make())
         found.append((outcome, f"{case.label}: {reason}" if reason else ""))
         if seconds is not None and time.perf_counter() - started > seconds:
             break
@@ -161,9 +161,8 @@ def _worst(found: list[tuple[Outcome, str]]) -> tuple[Outcome, str]:
     return worst[0], worst[1] + more
 
 
-def _judge_case(case: Case, entry: str, dynamo: bool) -> tuple[Outcome, str]:
+def _judge_case(case: Case, entry: str, engine: Engine) -> tuple[Outcome, str]:
     values = entry not in _UNWRITTEN
-    engine = BehindDynamo() if dynamo else Direct()
     # checked as well: that what the graphs return is as the trace promised; torch itself lies of these ops' memory
     checks = config.patch(debug_assert=not entry.startswith("unsafe_"))
     with warnings.catch_warnings(), torch_internals.samples_do_not_seed(), checks:
@@ -189,7 +188,7 @@ def _judge_case(case: Case, entry: str, dynamo: bool) -> tuple[Outcome, str]:
         written = next((row for row in wrong if row.kind == "mutated before refusal"), None)
         if written is not None or (wrong and refused is None):
             mistake = written or wrong[0]
-            if dynamo and _is_dynamos(case, expected, wrong):
+            if isinstance(engine, BehindDynamo) and _is_dynamos(case, expected, wrong):
                 return Outcome.DYNAMOS, mistake.sentence
             return Outcome.DIFFERENT, mistake.sentence
         if refused is not None:
