@@ -240,6 +240,12 @@ class Scope:
                 for part in ast.iter_child_nodes(node.args[0]):
                     yield from self._objections(part, in_loop=in_loop, depth=depth)
                 return
+            if _package_of(getattr(self.value(node.func), "__module__", None)) == "torch":
+                # A function that only torch gets, as `torch.cond` and `torch.vmap` do, is not kept.
+                parts = [each.body if isinstance(each, ast.Lambda) else each for each in node.args]
+                for part in (node.func, *parts, *node.keywords):
+                    yield from self._objections(part, in_loop=in_loop, depth=depth)
+                return
         elif isinstance(node, ast.Name):
             if isinstance(node.ctx, ast.Load):
                 if in_loop and self.kinds.get(node.id) == "varying":

@@ -1250,6 +1250,15 @@ _cell(
     refused="batched gradients of gradients",
 )
 _cell(
+    "functions that only torch gets",
+    """
+    y = torch.cond(x.sum() > 0, lambda v: v.sin(), lambda v: v.cos(), (x,))
+    z = torch.vmap(lambda row: row * row.sum() + y[0])(x)
+    """,
+    setup=_X,
+    after="print(y, z)",
+)
+_cell(
     "torch.func.grad and vmap",
     """
     def f(v):

@@ -64,6 +64,8 @@ def statement(text: str) -> ast.stmt:
         "for layer in layers:\n    y = layer(x)",
         "for a, b in zip(items, layers):\n    y = b(x) * a",
         "y = unknown(x)",
+        "y = torch.cond(x.sum() > 0, lambda v: v + n, lambda v: v - n, (x,))",
+        "y = torch.vmap(lambda v: v * x)(x)",
     ],
 )
 def test_what_becomes_part_of_a_region(namespace: dict[str, Any], text: str) -> None:
@@ -83,6 +85,8 @@ def test_what_becomes_part_of_a_region(namespace: dict[str, Any], text: str) -> 
         ("async def f(v):\n    return v", "defines a function"),
         ("class A:\n    pass", "defines a class"),
         ("y = lambda v: v + x", "makes a function"),
+        ("items.sort(key=lambda v: v + x)", "makes a function"),
+        ("y = torch.vmap(lambda v: v * np.ones(2))(x)", "calls numpy"),
         ("y = (v for v in x)", "makes a generator"),
         ("y = await x", "awaits"),
         ("y: float = x.sum()", "is annotated"),
