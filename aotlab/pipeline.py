@@ -30,14 +30,13 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from aotlab import _torch as internals
 from aotlab import config, observe, quirks
 from aotlab.backends import stage as compile
 from aotlab.backends.base import Backend
-from aotlab.cache import CompiledFunction, Declined, Entry
+from aotlab.cache import Declined, Entry
 from aotlab.capture import call as capture
 from aotlab.capture import dedupe, synthetic_bases
 from aotlab.capture.call import Call, Target
@@ -76,11 +75,6 @@ class Options:
     keep_inference_input_mutations: bool = False
     static_inputs: int | None = None
     dynamic: bool | None = False
-
-
-def function_for(target: Target, options: Options, **settings: Any) -> CompiledFunction:
-    """Make the function that compiles ``target`` as it is called; ``settings`` are those of `CompiledFunction`."""
-    return CompiledFunction(target, partial(compile_call, options), backend_name=options.backend.name, **settings)
 
 
 def compile_call(

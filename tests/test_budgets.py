@@ -15,7 +15,11 @@ ABOVE = {"report", "verification", "bench", "notebook", "cli"}
 FOR_THOSE = {"_torch/workbench.py", "_torch/samples.py"}
 #: Systems that were added when the engine had its size, each in files of its own, and how large they may be.
 LATER = {"quirks/higher_order.py": 410, "_torch/higher_order.py": 60, "backends/effects.py": 60}
+LATER |= {"ir/subclasses.py": 160, "_torch/subclasses.py": 60}
 LATER |= {"export/__init__.py": 180, "export/made.py": 310, "ir/signature.py": 140}
+LATER |= {"subclasses/__init__.py": 110, "subclasses/around.py": 310, "subclasses/edges.py": 220}
+LATER |= {"subclasses/mode.py": 50, "subclasses/parts.py": 120, "subclasses/results.py": 200}
+LATER |= {"subclasses/target.py": 300}
 #: What one reads to understand what happens to a call, in this order.
 EVENING = [
     *("pipeline.py", "cache.py", "ir", "guards/call_state.py", "trace", "partition/stage.py", "partition/default.py"),
@@ -53,6 +57,11 @@ def test_later(name: str, limit: int) -> None:
     assert lines(PACKAGE / name) <= limit
 
 
+def test_subclasses() -> None:
+    """The room of tensor subclasses."""
+    assert sum(map(lines, (PACKAGE / "subclasses").glob("*.py"))) <= 1_400
+
+
 def test_what_is_left_out_is_not_used() -> None:
     """The engine uses nothing of what is not counted."""
     door = PACKAGE / "_torch" / "__init__.py"
@@ -73,13 +82,13 @@ def test_evening() -> None:
     """What is read in an evening."""
     read = [path for name in EVENING for path in ([PACKAGE / name] if "." in name else (PACKAGE / name).rglob("*.py"))]
     assert len(read) > len(EVENING)
-    assert sum(map(lines, read)) <= 9_000
+    assert sum(lines(path) for path in read if path.relative_to(PACKAGE).as_posix() not in LATER) <= 8_870
 
 
 def test_top_level() -> None:
     """Files and folders at the top of the package."""
     entries = [path.name for path in PACKAGE.iterdir() if path.name not in ("__pycache__", "course", "py.typed")]
-    assert len(entries) <= 26
+    assert len(entries) <= 27
 
 
 @pytest.mark.parametrize("path", engine(), ids=lambda path: str(path.relative_to(PACKAGE)))

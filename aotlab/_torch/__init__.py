@@ -90,6 +90,9 @@ from aotlab._torch.workbench import (
     eager_draws_by_inductor, log_handlers, recurrent_layers_captured, stock_compiled, unmark_static,
 )
 from aotlab._torch.samples import module_database, op_database, samples_do_not_seed
+from aotlab._torch.subclasses import (
+    call_subclasses, functionalization_again, functionalization_left_out, is_wrapper, same_size, view_again,
+)
 from aotlab._torch.symbols import (
     Sizes, expression_of, fixed, is_symbolic, marked_dims, shown_size, size_text, sizes_function, sizes_of_others,
     symbolic_dims, symbols_as_numbers, traced, write_size,

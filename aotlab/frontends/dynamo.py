@@ -34,6 +34,7 @@ from aotlab.frontends.direct import FunctionTarget
 from aotlab.frontends.graph_run import GraphRun, needs_care
 from aotlab.guards.reached import Reached
 from aotlab.partition.default import default_partition
+from aotlab.subclasses import function_for
 
 _FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<code>.*)')
 _TORCH = str(Path(torch.__file__).parent)
@@ -274,7 +275,7 @@ def compile_graph(
     made = pipeline.Options(
         backend=compiler, partitioner=partitioner, keep_inference_input_mutations=True, dynamic=None
     )
-    function = pipeline.function_for(target, made, number=number, varying=target.varying, **settings)
+    function = function_for(target, made, number=number, varying=target.varying, **settings)
     _captures[internals.dynamo_compile_id()[1]] = function
     return function
 

@@ -99,7 +99,7 @@ def check_tensor(tensor: Tensor, name: str) -> None:
     if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
         raise SubclassError(
             f"`{name}` is a `{type(tensor).__qualname__}`",
-            why="tensor subclasses are not supported yet",
+            why="without `__tensor_flatten__` nobody knows what it consists of",
             suggestion="pass the plain tensors that it consists of",
             argument=name,
         )

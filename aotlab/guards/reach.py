@@ -213,7 +213,7 @@ class _Walk:
         if not chance and (objects.is_holding(value) or objects.is_changing(value)):
             self._cannot_watch(f"`{label or 'self'}`, a `{type(value).__qualname__}`")
         elif isinstance(value, Tensor):
-            if vars(value):
+            if vars(value) and not internals.is_wrapper(value):
                 self._tensors.append((label, value))
         elif isinstance(value, values.CONTAINERS):
             for key, _ in values.slots_in(value):

@@ -17,6 +17,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from aotlab._torch import is_wrapper
+
 #: Values that are what they are: compared by type and value.
 PLAIN = (
     int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
@@ -303,7 +305,8 @@ def snapshot(
 def is_ordinary(tensor: Tensor) -> bool:
     """Tell whether a tensor can be an input of a graph."""
     plain = type(tensor) in (Tensor, torch.nn.Parameter, torch.nn.Buffer) and tensor.layout == torch.strided
-    return plain and not (tensor.is_quantized or tensor.is_nested or tensor.is_neg() or tensor.is_meta)
+    strange = tensor.is_quantized or tensor.is_nested or tensor.is_neg() or tensor.is_meta
+    return is_wrapper(tensor) or (plain and not strange)
 
 
 def slots_in(container: Any) -> list[tuple[Any, Tensor]]:

@@ -13,7 +13,7 @@ from aotlab import _torch as internals
 from aotlab._torch import FakeTensorMode
 from aotlab.capture.signals import RunEagerly
 from aotlab.capture.synthetic_bases import Base
-from aotlab.errors import CapturedTensorError, EscapeError, LeakedTensorError, MetadataMutationError
+from aotlab.errors import CapturedTensorError, EscapeError, LeakedTensorError, MetadataMutationError, SubclassError
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.ir.specs import StorageNumbers, spec_of
 from aotlab.trace.edges import Edge, edge_of
@@ -131,6 +131,8 @@ def owner_of(wrapper: Tensor) -> Tensor:
 
 def value_of(wrapper: Tensor, what: str) -> Tensor:
     """Return what a wrapper holds after all writes through its aliases."""
+    if internals.is_wrapper(wrapper):
+        raise SubclassError(f"{what} is a `{type(wrapper).__qualname__}`", why="a graph holds plain tensors")
     if not internals.is_functional(wrapper):
         raise CapturedTensorError(
             f"{what} is a tensor that is not computed from the arguments",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 import torch
@@ -95,6 +96,7 @@ class Recorder(TorchDispatchMode):
         self._origins: dict[int, tuple[Locator | None, dict[str, Any] | None]] = {}  # by autograd's sequence numbers
         self.quirks = quirks
         self.sizes = sizes
+        self.above: AbstractContextManager[Any] | None = None  # the mode of `aotlab.subclasses`, if that takes part
         self._claims = {op: handler for quirk in quirks for op, handler in quirk.ops().items()}
 
     def __enter__(self) -> Recorder:
@@ -122,6 +124,8 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Record one op."""
+        if any(kind is not FakeTensor for kind in types):
+            raise errors.SubclassError(f"`{func}` is called with a tensor subclass", line=self._line())
         if self.phase == "backward":
             # in the forward the function mode that guards the trace has stepped aside; autograd calls us under it
             with internals.disable_torch_function():
@@ -390,12 +394,8 @@ class Recorder(TorchDispatchMode):
                 "module"
             )
         if type(tensor) not in (Tensor, torch.nn.Parameter):
-            raise errors.SubclassError(
-                f"{called(tensor, 'a tensor')} is a `{type(tensor).__qualname__}`, and `{func}` is called with it",
-                line=self._line(),
-                why="tensor subclasses are not supported yet",
-                suggestion="compute with the plain tensors that it consists of",
-            )
+            what = f"{called(tensor, 'a tensor')} is a `{type(tensor).__qualname__}`, and `{func}` is called with it"
+            raise errors.SubclassError(what, line=self._line(), why="it wraps no tensors that a graph could hold")
         name = name_of(tensor)
         raise errors.CapturedTensorError(
             f"`{func}` was given {'' if name is None else f'`{name}`, '}"

@@ -68,11 +68,17 @@ class Segment:
 
 
 def segments(
-    roots: Sequence[Edge], inputs: Sequence[Edge], seen: Mapping[Edge, tuple[int, ...]], *, cuts: Collection[Edge] = ()
+    roots: Sequence[Edge],
+    inputs: Sequence[Edge],
+    seen: Mapping[Edge, tuple[int, ...]],
+    *,
+    cuts: Collection[Edge] = (),
+    alike: bool = False,
 ) -> list[Segment]:
     """Divide the graph between ``roots``, the edges of the differentiable forward outputs, and those of the inputs.
 
     ``seen``: edges of the caller's views, and the roots behind them; ``cuts``: edges to be cut. The first to run leads.
+    If ``alike``, it does not count which roots reach a node.
     """
     ends = set(inputs)
     whole = Segment(tuple(range(len(roots))), tuple(roots), tuple(inputs), frozenset(ends), None)
@@ -80,7 +86,7 @@ def segments(
     if len(roots) < 2 and not seen and not cuts:
         return [whole] if roots else []
     graph = _Graph(roots, ends, seen, cuts)
-    keys = graph.keys()
+    keys = graph.keys(alike)
     through = [n for n, edge in enumerate(roots) if edge in ends]
     order = sorted(set(keys.values()), key=lambda k: (-k[0], -k[1].bit_count(), k[1]))
     if through and not order:
@@ -136,7 +142,7 @@ class _Graph:
         entries = (*(self.roots[n] for n in own), *cut_edges)
         return Segment(tuple(own), entries, tuple(stops), frozenset(self.ends), nodes & self.useful)
 
-    def keys(self) -> dict[Any, _Key]:
+    def keys(self, alike: bool) -> dict[Any, _Key]:
         """Say for each node to which segment it belongs.
 
         Nodes go together that have the same depth (how many things that the caller can see lie on the longest way to
@@ -153,7 +159,7 @@ class _Graph:
             for target, crossing in self._following(node):
                 depth[target] = max(depth[target], depth[node] + crossing)
                 reached_by[target] |= reached_by[node]
-        alike = self._are_alike(depth, reached_by) or len(set(reached_by.values())) > _MOST_PARTS
+        alike = alike or self._are_alike(depth, reached_by) or len(set(reached_by.values())) > _MOST_PARTS
         return {n: (depth[n], 0 if alike else reached_by[n]) for n in self.nodes}
 
     def _are_alike(self, depth: Mapping[Any, int], reached_by: Mapping[Any, int]) -> bool:

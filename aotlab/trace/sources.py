@@ -35,7 +35,8 @@ def divide(findings: Findings, forward: ForwardOutputs, *, exact: bool) -> tuple
 
     def divided(also: Collection[Edge]) -> list[Segment]:
         seen_from = {edge: made_from for edge, (_, made_from) in seen.items()}
-        return segments(edges, list(stands_for), seen_from, cuts=cuts.union(also))
+        together = findings.recorder.above is not None  # the edges between would be those of wrappers
+        return segments(edges, list(stands_for), seen_from, cuts=cuts.union(also), alike=together)
 
     parts = divided(())
     if exact:

@@ -1,0 +1,53 @@
+"""Tensor subclasses that wrap tensors: which are, how a trace calls them, and their views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+_PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
+
+
+def is_wrapper(value: Any) -> bool:
+    """Tell whether a value is a tensor that ``__tensor_flatten__`` takes apart."""
+    return isinstance(value, Tensor) and type(value) not in _PLAIN and is_traceable_wrapper_subclass(value)
+
+
+_FUNCTIONALIZE = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+
+
+def functionalization_left_out() -> Any:
+    """Let no op in a ``with`` block be functionalized."""
+    return torch._C._ExcludeDispatchKeyGuard(_FUNCTIONALIZE)
+
+
+def functionalization_again() -> Any:
+    """Let ops in a ``with`` block be functionalized, whatever is around."""
+    include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    return torch._C._ForceDispatchKeyGuard(include | _FUNCTIONALIZE, exclude - _FUNCTIONALIZE)
+
+
+def call_subclasses(func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Let subclasses among the arguments of an op do it, as torch would ask them."""
+    for kind in types:
+        if kind is not FakeTensor:
+            result = kind.__torch_dispatch__(func, types, args, kwargs)  # type: ignore[attr-defined]
+            if result is not NotImplemented:
+                return result
+    raise TypeError(f"no implementation of `{func}` for {', '.join(kind.__qualname__ for kind in types)}")
+
+
+#: Makes the view of another base that a view is of its own: ``view_again(view, base)``.
+view_again: Callable[[Tensor, Tensor], Tensor] = Tensor._view_func_unsafe
+
+
+def same_size(one: Any, other: Any) -> bool:
+    """Tell whether two sizes are one number, or one expression of symbols."""
+    if isinstance(one, torch.SymInt) and isinstance(other, torch.SymInt):
+        return bool(one.node.expr == other.node.expr)
+    return type(one) is type(other) and one == other

@@ -1,0 +1,93 @@
+"""Tensor subclasses that wrap tensors: taken apart before the engine, put together behind it.
+
+    x = TwoTensor(a, b)            # has __tensor_flatten__ and __tensor_unflatten__
+    aotlab.compile(f)(x, y)        # the engine compiles a function of x.a, x.b and y
+
+A call that the engine refuses because of a subclass is captured once more with all wrappers taken apart. Wrappers made
+inside the function take part in the trace by their own ``__torch_dispatch__``, on traced parts.
+
+    parts, edges     how wrappers are taken apart and put together, for values and for gradients
+    target, results  the function that the engine compiles, and what its trace found
+    around           what is written around the compiled function
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from aotlab import pipeline
+from aotlab.cache import CompiledFunction, Declined, Entry
+from aotlab.capture.call import Target
+from aotlab.capture.signals import RunEagerly
+from aotlab.capture.varying import Varying
+from aotlab.errors import RefusedError, SubclassError
+from aotlab.guards.call_state import CallState
+from aotlab.observe import Miss
+from aotlab.pipeline import Explain, Options
+from aotlab.subclasses.around import write_around
+from aotlab.subclasses.edges import Again
+from aotlab.subclasses.target import Unwrapped, Ways
+
+__all__ = ["compile_call", "function_for"]
+
+
+def function_for(target: Target, options: Options, **settings: Any) -> CompiledFunction:
+    """Make the function that compiles ``target`` as it is called; ``settings`` are those of `CompiledFunction`."""
+    return CompiledFunction(target, partial(compile_call, options), backend_name=options.backend.name, **settings)
+
+
+def compile_call(
+    options: Options,
+    target: Target,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    explain: Explain,
+    number: int,
+    function_id: int,
+    varying: Varying | None = None,
+) -> Entry:
+    """Compile a call as `aotlab.pipeline.compile_call` does; where that meets a wrapper, with all of them apart."""
+    rest = explain, number, function_id, varying
+    try:
+        return pipeline.compile_call(options, target, args, kwargs, *rest)
+    except Declined as declined:
+        if not isinstance(declined.__cause__, SubclassError):
+            raise
+        ways = Ways()
+        while True:
+            try:
+                return _compile_apart(options, target, args, kwargs, rest, ways)
+            except Declined as again:
+                cause = again.__cause__
+                if isinstance(cause, Again) and ways.note(cause):
+                    ways.watches = False
+                elif isinstance(cause, SubclassError) and not ways.watches:
+                    ways.watches = True  # a plain input may have a wrapper for a gradient
+                else:
+                    raise
+
+
+def _compile_apart(
+    options: Options,
+    target: Target,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    rest: tuple[Explain, int, int, Varying | None],
+    ways: Ways,
+) -> Entry:
+    try:
+        apart = Unwrapped(target, args, kwargs, ways)
+        given = apart.taken_apart(args, kwargs)
+    except (RefusedError, RunEagerly) as error:
+        raise Declined(pipeline.refusal_of(error, target, None)) from error
+    explain, number, function_id, varying = rest
+
+    def explain_apart(state: CallState) -> tuple[Miss, ...]:
+        return explain(replace(state, structure=apart.structure))
+
+    entry = pipeline.compile_call(options, apart, *given, explain_apart, number, function_id, varying)
+    record, run = write_around(apart, entry.run, target.name)
+    state = replace(entry.state, structure=apart.structure)
+    return replace(entry, run=run, state=state, records={**entry.records, "subclasses": record})

@@ -1,0 +1,110 @@
+"""Take wrappers apart, and put them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aotlab import _torch as internals
+from aotlab.capture.signals import RunEagerly
+from aotlab.errors import SubclassError
+from aotlab.ir.subclasses import Layout, SizeOfPart, SubclassSpec
+
+_PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def parts_of(tensor: Tensor) -> list[Tensor]:
+    """List the plain tensors that a wrapper consists of; of a plain tensor, itself."""
+    if not internals.is_wrapper(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]  # a protocol
+    return [part for name in names for part in parts_of(getattr(tensor, name))]
+
+
+def spec_of(tensor: Tensor, name: str, parts: Sequence[Tensor] | None = None) -> SubclassSpec:
+    """Describe a wrapper; raises `SubclassError` if it cannot be put together again.
+
+    Its sizes are those of parts where these are the same, for they may vary together.
+    """
+    if tensor.layout != torch.strided or tensor.is_nested:
+        raise SubclassError(
+            f"`{name}` is a `{type(tensor).__qualname__}`, a nested tensor or of another layout than strided",
+            why="its sizes are no numbers that a trace could hold",
+            suggestion="compute with the tensors that it consists of, as values() and offsets() of a jagged one",
+            argument=name,
+        )
+    return _spec_of(tensor, name, parts_of(tensor) if parts is None else parts, iter(range(1 << 30)))
+
+
+def _spec_of(tensor: Tensor, name: str, parts: Sequence[Tensor], numbers: Iterator[int]) -> SubclassSpec:
+    names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]  # a protocol
+    inner: list[tuple[str, int | SubclassSpec]] = []
+    for attribute in names:
+        part, path = getattr(tensor, attribute), f"{name}.{attribute}"
+        if internals.is_wrapper(part):
+            inner.append((attribute, _spec_of(part, path, parts, numbers)))
+        elif isinstance(part, Tensor):
+            inner.append((attribute, next(numbers)))
+        else:
+            raise SubclassError(
+                f"`{path}` is a `{type(part).__qualname__}`",
+                why="`__tensor_flatten__` is to name tensors",
+                suggestion="return it with the context",
+                argument=name,
+            )
+    sizes = [like_part(size, d, parts) for d, size in enumerate(tensor.shape)]
+    strides = [like_part(step, d, parts, Tensor.stride) for d, step in enumerate(tensor.stride())]
+    layout = Layout(size=tuple(sizes), stride=tuple(strides))
+    return SubclassSpec(type=type(tensor), parts=tuple(inner), context=context, layout=layout)
+
+
+def like_part(
+    value: Any, dim: int, parts: Sequence[Tensor], asked: Callable[..., Any] = Tensor.size
+) -> int | SizeOfPart:
+    """Return which part has a size, or what else is ``asked``, in its dimension ``dim``; the number if none has."""
+    for k, part in enumerate(parts):
+        if dim < part.dim() and internals.same_size(asked(part, dim), value):
+            return SizeOfPart(k, dim)
+    if not isinstance(value, int):
+        raise RunEagerly("a tensor subclass has a size that varies and is none of its parts'")
+    return value
+
+
+def sizes(values: Sequence[int | SizeOfPart], parts: Sequence[Tensor]) -> tuple[Any, ...]:
+    """Return the sizes that some parts give."""
+    return tuple([n if isinstance(n, int) else parts[n.part].size(n.dim) for n in values])
+
+
+def together(spec: SubclassSpec, parts: Sequence[Any]) -> Any:
+    """Make the wrapper that a spec describes of its parts."""
+    inner = {name: parts[part] if isinstance(part, int) else together(part, parts) for name, part in spec.parts}
+    strides = tuple([n if isinstance(n, int) else parts[n.part].stride(n.dim) for n in spec.layout.stride])
+    size = sizes(spec.layout.size, parts)
+    return spec.type.__tensor_unflatten__(inner, spec.context, size, strides)  # type: ignore[attr-defined]
+
+
+def fits(tensor: Any, spec: SubclassSpec) -> bool:
+    """Tell whether a tensor is taken apart as a spec says."""
+    kind: type = type(tensor)
+    if kind is not spec.type:
+        return False
+    names, context = tensor.__tensor_flatten__()
+    if list(names) != [name for name, _ in spec.parts] or context != spec.context:
+        return False
+    inner = ((getattr(tensor, name), part) for name, part in spec.parts)
+    return all(type(each) in _PLAIN if isinstance(part, int) else fits(each, part) for each, part in inner)
+
+
+def is_differentiable(parts: Sequence[Tensor]) -> bool:
+    """Tell whether all parts can have gradients."""
+    return all(part.is_floating_point() or part.is_complex() for part in parts)
+
+
+def state_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Return what in-place operations change of a wrapper besides values."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    inner = None if flatten is None else flatten()
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), inner

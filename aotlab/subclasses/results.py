@@ -1,0 +1,179 @@
+"""What a traced function did: which of its outputs are wrappers and how they come about, and what it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from aotlab import _torch as internals
+from aotlab.capture import nesting
+from aotlab.capture.signals import RunEagerly
+from aotlab.ir.subclasses import SubclassOutput, SubclassWrite
+from aotlab.subclasses.edges import Again, Gradient, Unwrap
+from aotlab.subclasses.parts import is_differentiable, parts_of, spec_of, state_of
+
+if TYPE_CHECKING:
+    from aotlab.subclasses.target import Entered
+
+
+@dataclass(slots=True)
+class Results:
+    """How the function's results are made from what the compiled one returns, nested as ``tree``.
+
+    ``views`` are traced outputs that are views, by the number of the output: they are made anew from another base.
+    """
+
+    tree: Any
+    outputs: list[SubclassOutput] = field(default_factory=list)
+    besides: list[SubclassOutput] = field(default_factory=list)
+    writes: list[SubclassWrite] = field(default_factory=list)
+    views: dict[int, Tensor] = field(default_factory=dict)
+
+
+def read_results(result: Any, entered: Sequence[Entered], given: Mapping[int, None]) -> tuple[Results, tuple[Any, ...]]:
+    """Take the result of a traced function apart; ``given`` are the containers and objects that it knows, by ``id``."""
+    leaves, names, tree = nesting.flatten_result(result, given)
+    reader = _Reader(leaves, names, entered, Results(tree))
+    reader.run()
+    return reader.results, tuple(reader.returned)
+
+
+class _Reader:
+    def __init__(
+        self, leaves: Sequence[Any], names: Sequence[str], entered: Sequence[Entered], results: Results
+    ) -> None:
+        self.leaves = leaves
+        self.names = names
+        self.results = results
+        self.returned: list[Any] = []
+        self._inputs = {id(item.wrapper): k for k, item in reversed([*enumerate(entered)])}
+        self._entered = entered
+        self._hidden = {internals.storage_key(p) for item in entered if item.item.hidden for p in item.parts}
+        self._new: dict[int, int] = {}  # the numbers of new wrappers, by ``id``: outputs, then what is besides
+
+    def run(self) -> None:
+        wrappers = [(i, leaf) for i, leaf in enumerate(self.leaves) if self._is_ours(leaf)]
+        self._check_histories(wrappers)
+        first = {id(leaf): i for i, leaf in reversed(wrappers)}
+        for i, leaf in enumerate(self.leaves):
+            if id(leaf) in first and first[id(leaf)] != i:
+                self.results.outputs.append(SubclassOutput(kind="same", of=first[id(leaf)]))
+            elif id(leaf) in first:
+                self.results.outputs.append(self._wrapper(i, leaf))
+            else:
+                self.results.outputs.append(SubclassOutput(kind="plain", first=len(self.returned)))
+                self._return([leaf], self.names[i])
+        self._bases(wrappers)
+        for k, item in enumerate(self._entered):
+            if item.item.same_as == k:
+                self._written(k, item)
+
+    def _is_ours(self, leaf: Any) -> bool:
+        """Tell whether an output is a wrapper, or an input that is looked after here, or a view of one."""
+        if not isinstance(leaf, Tensor) or internals.is_wrapper(leaf):
+            return isinstance(leaf, Tensor)
+        return id(leaf) in self._inputs or id(internals.base_of(leaf)) in self._inputs
+
+    def _wrapper(self, i: int, leaf: Tensor) -> SubclassOutput:
+        if id(leaf) in self._inputs:
+            return SubclassOutput(kind="input", of=self._inputs[id(leaf)])
+        base = internals.base_of(leaf)
+        if base is not None and id(base) in self._inputs:
+            self.results.views[i] = leaf
+            of = self._inputs[id(base)]
+            return SubclassOutput(kind="view of input", of=of, requires_grad=leaf.requires_grad)
+        if base is not None and internals.is_wrapper(base):
+            self.results.views[i] = leaf
+            return SubclassOutput(kind="view of output", of=-1, requires_grad=leaf.requires_grad)  # see `_bases`
+        for k, item in enumerate(self._entered):
+            looks = [(internals.storage_key(t), t.shape, t.stride(), t.storage_offset()) for t in (leaf, item.wrapper)]
+            if looks[0] == looks[1] and not leaf.requires_grad:
+                return SubclassOutput(kind="detached input", of=k)
+        return self._fresh(leaf, self.names[i])
+
+    def _fresh(self, leaf: Tensor, name: str) -> SubclassOutput:
+        if leaf.requires_grad and leaf.is_leaf:
+            raise RunEagerly(f"`{name}` is a leaf that the function made to require grad")
+        if not internals.is_wrapper(leaf):
+            self._return([leaf], name)
+            return SubclassOutput(kind="new", first=len(self.returned) - 1, requires_grad=leaf.requires_grad)
+        parts: Sequence[Tensor] = parts_of(leaf)
+        if leaf.requires_grad:
+            if not is_differentiable(parts):
+                raise RunEagerly(f"`{name}`, a `{type(leaf).__qualname__}`, has parts that have no gradients")
+            parts = Unwrap.apply(leaf, Gradient(name, spec_of(leaf, name, parts)))  # type: ignore[no-untyped-call]
+        made = SubclassOutput(
+            kind="new",
+            first=len(self.returned),
+            spec=spec_of(leaf, name, parts),
+            requires_grad=leaf.requires_grad,
+        )
+        self._return(parts, name)
+        return made
+
+    def _return(self, values: Sequence[Any], name: str) -> None:
+        """Let the body return some values; what shares memory with a hidden input cannot be told from it."""
+        for value in values if self._hidden else ():
+            if isinstance(value, Tensor) and internals.storage_key(value) in self._hidden:
+                raise RunEagerly(f"`{name}` shares memory with an argument that is changed")
+        self.returned += values
+
+    def _bases(self, wrappers: Sequence[tuple[int, Tensor]]) -> None:
+        """Find what outputs are views of: another output, or a wrapper that is returned besides."""
+        outputs = self.results.outputs
+        numbers = {id(leaf): i for i, leaf in reversed(wrappers)}
+        for i, leaf in wrappers:
+            if outputs[i].kind == "view of output":
+                base = internals.base_of(leaf)
+                assert base is not None
+                if id(base) not in numbers:
+                    numbers[id(base)] = len(self.leaves) + len(self.results.besides)
+                    self.results.besides.append(self._fresh(base, f"the base of {self.names[i]}"))
+                of, grad = numbers[id(base)], outputs[i].requires_grad
+                outputs[i] = SubclassOutput(kind="view of output", of=of, requires_grad=grad)
+
+    def _written(self, k: int, entered: Entered) -> None:
+        """See what became of an input."""
+        item, tensor = entered.item, entered.wrapper
+        if state_of(tensor) != entered.state or any(
+            a is not b for a, b in zip(parts_of(tensor), entered.parts, strict=True)
+        ):
+            raise RunEagerly(f"`{item.name}` is changed in place other than in its values")
+        versions = 0 if tensor.is_inference() else internals.version_of(tensor) - entered.version
+        if not versions and tensor.requires_grad == (item.gradient is not None):
+            return
+        if (item.gradient is not None or tensor.requires_grad) and not item.hidden:
+            raise Again(item.position, None)
+        if not item.hidden:
+            self.results.writes.append(SubclassWrite(input=k, versions=versions))
+            return
+        history = tensor.grad_fn is not entered.history
+        if history and item.requires_grad and item.is_leaf:
+            raise RunEagerly(f"`{item.name}` is a leaf that requires grad, and is changed")
+        self._hidden = set()
+        if history:
+            value = self._fresh(tensor, item.name)
+        else:
+            spec = spec_of(tensor, item.name) if item.spec else None
+            value = SubclassOutput(kind="new", first=len(self.returned), spec=spec)
+            self.returned += [part.detach() for part in entered.parts]
+        self.results.writes.append(SubclassWrite(input=k, versions=versions, value=value, history=history))
+
+    def _check_histories(self, wrappers: Sequence[tuple[int, Tensor]]) -> None:
+        """Refuse an output from which another is computed: its gradient would not know of the other's."""
+        nodes = {leaf.grad_fn: i for i, leaf in wrappers if leaf.grad_fn is not None and id(leaf) not in self._inputs}
+        views = {id(leaf) for _, leaf in wrappers if internals.base_of(leaf) is not None}  # are made of others anew
+        starts = [leaf for leaf in self.leaves if isinstance(leaf, Tensor) and id(leaf) not in views]
+        todo = [leaf.grad_fn for leaf in starts if leaf.grad_fn is not None]
+        seen = set(todo)
+        while todo:
+            for node, _ in todo.pop().next_functions:
+                if node in nodes:
+                    what = f"`{self.names[nodes[node]]}`, a tensor subclass, and what is computed of it are returned"
+                    raise RunEagerly(what, suggestion="return it detached, to have it compiled")
+                if node is not None and node not in seen:
+                    seen.add(node)
+                    todo.append(node)

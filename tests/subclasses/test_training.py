@@ -1,0 +1,196 @@
+"""Training with wrappers: gradients of wrappers and of tensors beside them, as eager's bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.testing._internal.two_tensor import TwoTensor
+
+import aotlab
+from aotlab.errors import RefusedError, SubclassError
+from tests.subclasses.kinds import Quantized, Tagged, beside_eager, leaf, plain, same, tensors, two
+from tests.subclasses.test_calls import PROGRAMS
+
+_LEAVES_IN_EAGER = {  # eager's wrappers of tensors that require grad are leaves of their own
+    "made inside", "made inside, of the arguments", "made inside, returned in part", "quantized inside",
+}  # fmt: skip
+_CONSTRUCTED = {"by name", "nested, with a wrapper of tensors"}
+
+
+def requiring(make):
+    """Let all that ``make`` makes require grad, but plain tensors beside wrappers."""
+
+    def made():
+        arguments = make()
+        for each in tensors(arguments):
+            if hasattr(each, "__tensor_flatten__"):
+                each.requires_grad_()
+        return arguments
+
+    return made
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - _LEAVES_IN_EAGER - _CONSTRUCTED))
+def test_with_gradients(name):
+    """All wrappers require grad."""
+    function, make = PROGRAMS[name]
+    beside_eager(function, requiring(make))
+
+
+MIXED = {
+    "a wrapper's gradient of a tensor": (lambda t, x: (t * x).sin(), lambda: (two(), leaf(plain(7)))),
+    "both": (lambda t, x: (t * x).sin(), lambda: (leaf(two()), leaf(plain(7)))),
+    "a tensor's of a quantized wrapper": (
+        lambda x, w: functional.linear(x, w).relu(),
+        lambda: (leaf(plain()), leaf(Quantized.of(plain(1, (5, 4))))),
+    ),
+    "a tensor's of a wrapper of floats": (
+        lambda x, w: functional.linear(x, w).relu(),
+        lambda: (leaf(plain()), leaf(Tagged(plain(1, (5, 4)), "w"))),
+    ),
+    "two kinds": (lambda t, w: t @ w.t(), lambda: (leaf(two()), leaf(Tagged(plain(1, (5, 4)), "w")))),
+    "a tensor twice": (lambda t, x: (t * x).sin() + x, lambda: (two(), leaf(plain(7)))),
+    "several results": (
+        lambda t, u, x: (t.sin(), (t * u).exp(), u * u, x * t),
+        lambda: (leaf(two()), leaf(two(1)), leaf(plain(7))),
+    ),
+    "no leaf": (lambda t: (t * t).sin(), lambda: (leaf(two()) * 1,)),
+    "a wrapper without": (lambda t, u: t * u, lambda: (leaf(two()), two(1))),
+    "an intermediate that requires grad": (lambda t: (t.exp() * t).sum(), lambda: (leaf(two()),)),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_mixed(name):
+    """Gradients of wrappers and of tensors, each of the kind that eager gives it."""
+    beside_eager(*MIXED[name])
+
+
+def trained(net, call, make, steps):
+    """Train by SGD, and return all losses."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = call(make(step)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+class Net(torch.nn.Module):
+    """Two layers whose weights are wrappers."""
+
+    def __init__(self, wrap, bias):
+        super().__init__()
+        self.one, self.other = torch.nn.Linear(4, 8), torch.nn.Linear(8, 2)
+        for n, layer in enumerate((self.one, self.other)):
+            layer.weight = torch.nn.Parameter(wrap(plain(n, tuple(layer.weight.shape))))
+            layer.bias = torch.nn.Parameter(bias(plain(n + 2, tuple(layer.bias.shape))))
+
+    def forward(self, x):
+        """Compute."""
+        return self.other(torch.relu(self.one(x)))
+
+
+NETS = {
+    "TwoTensor": (lambda w: TwoTensor(w, w + 1), lambda b: TwoTensor(b, b - 1)),
+    "TwoTensor, with a bias": (lambda w: TwoTensor(w, w + 1), lambda b: b),
+    "Quantized": (Quantized.of, lambda b: b),
+    "Tagged": (lambda w: Tagged(w, "w"), lambda b: b),
+}
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_ten_steps(kind):
+    """Ten steps of SGD with momentum."""
+    if kind == "Tagged":  # it cannot be written: only its gradients count
+        beside_eager(lambda x, w: functional.linear(x, w).relu(), MIXED["a tensor's of a wrapper of floats"][1])
+        return
+    mine, wanted = Net(*NETS[kind]), Net(*NETS[kind])
+    compiled = aotlab.compile(mine, backend="eager")
+    ours = trained(mine, compiled, plain, 10)
+    assert same(ours, trained(wanted, wanted, plain, 10))
+    assert same(list(mine.parameters()), list(wanted.parameters()))
+    assert same([p.grad for p in mine.parameters()], [p.grad for p in wanted.parameters()])
+    assert len(compiled.compiled.entries) == compiled.compiled.calls.compiled / 10 == 1
+
+
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("kind", ["TwoTensor", "Quantized"])
+def test_ten_steps_by_inductor(kind):
+    """The same by Inductor."""
+    mine, wanted = Net(*NETS[kind]), Net(*NETS[kind])
+    compiled = aotlab.compile(mine, backend="inductor")
+    ours, theirs = trained(mine, compiled, plain, 10), trained(wanted, wanted, plain, 10)
+    for a, b in zip(ours, theirs, strict=True):
+        assert type(a) is type(b)
+        torch.testing.assert_close(*(t.a if kind == "TwoTensor" else t for t in (a, b)), rtol=1e-3, atol=1e-4)
+    assert compiled.compiled.calls.compiled == 10
+
+
+def test_some_results_alone():
+    """A backward starts from some of the results only; an input that those do not reach gets none."""
+    function = lambda t, u: (t.sin(), (t * u).exp(), u * u)  # noqa: E731
+    compiled = aotlab.compile(function, backend="eager")
+    for n in range(3):
+        ours, theirs = ((leaf(two()), leaf(two(1))) for _ in range(2))
+        compiled(*ours)[n].sum().backward()
+        function(*theirs)[n].sum().backward()
+        assert [t.grad is None for t in ours] == [t.grad is None for t in theirs]
+        assert same([t.grad for t in ours], [t.grad for t in theirs])
+    assert compiled.calls.compiled == 3
+
+
+def test_gradients_of_a_result_given():
+    """A gradient of the type of the result; and a plain one, which is taken for a wrapper."""
+    compiled = aotlab.compile(lambda t: (t * t).sin(), backend="eager")
+    for gradient in (two(4), plain(4)):
+        ours, theirs = leaf(two()), leaf(two())
+        compiled(ours).backward(gradient)
+        (theirs * theirs).sin().backward(gradient)
+        assert same(ours.grad, theirs.grad)
+
+
+def test_a_wrong_gradient():
+    """A gradient of another type is refused, with the reason."""
+    t = leaf(two())
+    result = aotlab.compile(lambda t: (t * t).sin(), backend="eager")(t)
+    with pytest.raises(SubclassError, match="was compiled for a `TwoTensor"):
+        result.backward(Tagged(plain(4), "g"))
+
+
+def test_second_derivatives():
+    """Derivatives of gradients are refused where they would pass a wrapper inside; the gradients are right."""
+    function = lambda t, x: (t * t * x).sin()  # noqa: E731
+    ours, theirs = ((leaf(two()), leaf(plain(7))) for _ in range(2))
+    first = torch.autograd.grad(aotlab.compile(function, backend="eager")(*ours).sum(), ours, create_graph=True)
+    wanted = torch.autograd.grad(function(*theirs).sum(), theirs, create_graph=True)
+    assert all(torch.equal(a.a, b.a) and torch.equal(a.b, b.b) for a, b in zip(first, wanted, strict=True))
+    with pytest.raises(SubclassError, match="a gradient is a `TwoTensor`"):
+        torch.autograd.grad(sum((g * g).sum() for g in first), ours)
+
+
+def test_accumulated_and_hooked():
+    """Gradients are added to those that there are, and hooks on wrappers see them as they are."""
+    seen = []
+    found = []
+    compiled = aotlab.compile(lambda t: (t * t).sin(), backend="eager")
+    for call in (compiled, lambda t: (t * t).sin()):
+        t = leaf(two())
+        t.register_hook(lambda g: seen.append(g.clone()))
+        for _ in range(2):
+            result = call(t)
+            result.register_hook(lambda g: g * 2)
+            result.sum().backward()
+        found.append(t.grad)
+    assert same(*found)
+    assert same(seen[:2], seen[2:])
+
+
+def test_a_result_of_a_result():
+    """A wrapper is returned and so is what is computed of it: its own gradient would lack a part."""
+    with pytest.raises(RefusedError, match="and what is computed of it are returned"):
+        aotlab.compile(lambda t: (lambda y: (y, y.sum()))(t * 2), backend="eager")(leaf(two()))

@@ -1,0 +1,192 @@
+"""Wrappers that are written: in their values, with and without history, through views, sharing memory with others."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch.testing._internal.two_tensor import TwoTensor
+
+import aotlab
+from aotlab.errors import RefusedError
+from tests.subclasses.kinds import Quantized, beside_eager, leaf, parts, plain, same, two
+
+
+def after(write, result=lambda t: t * 3):
+    """Write an argument, and return what is computed of it."""
+
+    def function(t, *others):
+        write(t, *others)
+        return result(t)
+
+    return function
+
+
+def under_no_grad(write):
+    """Write under no_grad."""
+
+    def function(t, *others):
+        with torch.no_grad():
+            write(t, *others)
+
+    return function
+
+
+WRITES = {
+    "in place": lambda t: t.add_(1),
+    "twice": lambda t: t.add_(1).mul_(2),
+    "copied into": lambda t: t.copy_(t * 2),
+    "through a view": lambda t: t[0].mul_(2),
+    "a part": lambda t: t.a.add_(1),
+    "an item": lambda t: t.__setitem__((0, slice(1)), 7.0),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_without_gradients(name):
+    """The caller's wrapper, its parts and its version are as eager leaves them."""
+    beside_eager(after(WRITES[name]), lambda: (two(),))
+
+
+@pytest.mark.parametrize("name", WRITES.keys() - {"a part"})
+def test_a_buffer(name):
+    """The same of a buffer of a module."""
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("state", two())
+
+        def forward(self, x):
+            WRITES[name](self.state)
+            return self.state * x
+
+    mine, wanted = Net(), Net()
+    compiled = aotlab.compile(mine, backend="eager")
+    for step in range(3):
+        assert same(compiled(plain(step)), wanted(plain(step)))
+    assert same(mine.state, wanted.state)
+    assert compiled.compiled.calls.compiled == 3
+
+
+def history(function):
+    """Call a function with what is no leaf, and return what it returns and its argument."""
+
+    def outer(t, *others):
+        return function(t * 1, *others)
+
+    return outer
+
+
+def both(write):
+    """Write an argument, and return it and what is computed of it."""
+
+    def function(t, *others):
+        write(t, *others)
+        return t.sin()
+
+    return function
+
+
+@pytest.mark.parametrize("name", sorted(WRITES.keys() - {"a part"}))
+def test_with_gradients(name):
+    """A written wrapper has the history that eager gives it."""
+    compiled = aotlab.compile(after(WRITES[name]), backend="eager")
+    found = []
+    for call in (compiled, after(WRITES[name])):
+        for _ in range(2):
+            t = leaf(two())
+            argument = t * 1
+            result = call(argument)
+            assert argument.grad_fn is not None
+            (result.sin() + argument.exp()).sum().backward()
+            found.append((t.grad, argument.detach(), result.detach(), argument._version))
+    assert same(found[:2], found[2:], versions=False)
+    assert (compiled.calls.eager, len(compiled.entries)) == (0, 1)
+
+
+def test_by_what_requires_grad():
+    """A wrapper without history gets one from what is written into it."""
+    compiled = aotlab.compile(after(lambda t, x: t.mul_(x)), backend="eager")
+    found = []
+    for call in (compiled, after(lambda t, x: t.mul_(x))):
+        t, x = two(), leaf(two(3))
+        call(t, x)
+        assert t.requires_grad
+        t.sin().sum().backward()
+        found.append((x.grad, t.detach()))
+    assert same(*found, versions=False)
+    assert compiled.calls.compiled == 1
+
+
+def test_under_no_grad():
+    """A leaf is written under no_grad, as by an optimizer."""
+    beside_eager(after(under_no_grad(lambda t: t.sub_(0.5))), lambda: (leaf(two()),))
+
+
+def test_a_quantized_one():
+    """Its own way to write writes both of its parts."""
+    beside_eager(after(lambda w, g: w.sub_(g), lambda w: w + 0.0), lambda: (Quantized.of(plain(1)), plain(2)))
+
+
+def test_a_leaf():
+    """What eager refuses is not written."""
+    t = leaf(two())
+    compiled = aotlab.compile(lambda t: t.add_(1), backend="eager")
+    with pytest.raises(RefusedError, match="is a leaf that requires grad"):
+        compiled(t)
+    assert same(t, leaf(two()))
+
+
+def test_returned():
+    """A written wrapper is returned itself, and so are views of it, which see what is written later."""
+    compiled = aotlab.compile(lambda t: (t.mul_(2), t.t(), t[1]), backend="eager")
+    for make in (two, lambda: leaf(two()) * 1):
+        t, wanted = make(), make()
+        ours, theirs = compiled(t), (wanted.mul_(2), wanted.t(), wanted[1])
+        assert ours[0] is t
+        assert same(ours, theirs)
+        assert [view._base is t for view in ours[1:]] == [view._base is wanted for view in theirs[1:]]
+        for _, view, row in (ours, theirs):
+            view.add_(1)
+            row.add_(1)
+        assert same(t, wanted)
+        assert torch.equal(ours[1].a, t.a.t())
+
+
+def test_shared_parts():
+    """One is written, and a tensor or another wrapper shares its memory."""
+    function = lambda t, u: (t.add_(1), u * 2)[1]  # noqa: E731
+    cases = [lambda t: (t, TwoTensor(t.b, t.a)), lambda t: (t, t.a), lambda t: (t, t), lambda t: (t, t.a[1:])]
+    for share in cases:
+        beside_eager(function, lambda share: share(two()), steps=[share] * 2)
+
+
+def test_shared_parts_with_history():
+    """With a history, and memory that another argument has, eager has to run it."""
+    argument = leaf(two()) * 1
+    with pytest.raises(RefusedError, match="shares memory with another argument"):
+        aotlab.compile(lambda t, x: (t.add_(1), x * 2)[1], backend="eager")(argument, argument.a)
+    assert same(argument.detach(), two() * 1)
+
+
+ELSE = {
+    "its sizes": (lambda t: t.t_(), "other than in its values"),
+    "a part replaced": (lambda t: setattr(t, "a", t.b), "other than in its values"),
+}
+
+
+@pytest.mark.parametrize("name", ELSE)
+def test_else(name, monkeypatch):
+    """What is changed else runs eagerly, with a notice that says what."""
+    change, text = ELSE[name]
+    monkeypatch.setattr(aotlab.config, "fallback", "eager")
+    compiled = aotlab.compile(after(change), backend="eager")
+    ours, theirs = two(), two()
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always")
+        assert same(compiled(ours), after(change)(theirs))
+    assert text in str(noted[0].message)
+    assert same(ours, theirs)
+    assert parts(ours)[0] == parts(theirs)[0]
