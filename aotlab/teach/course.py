@@ -9,7 +9,8 @@ import torch
 
 from aotlab import _torch as torch_internals
 from aotlab.teach.exercises import new_exercise, require
-from aotlab.teach.truth import Facts, eager_truth
+from aotlab.teach.truth import Facts, compiled_facts, eager_truth, places, window
+from aotlab.verification.clones import Cloner
 
 Answer = Callable[..., Any]
 
@@ -25,6 +26,13 @@ def _same_storage(one: object, two: torch.Tensor) -> bool:
     require(isinstance(one, torch.Tensor), f"the result is of type {type(one).__name__}, and is to be a tensor")
     assert isinstance(one, torch.Tensor)
     return one.untyped_storage().data_ptr() == two.untyped_storage().data_ptr()
+
+
+def _names(answer: Any, facts: Facts) -> set[str]:
+    """Read the names in an answer, of which there have to be facts."""
+    said = set(answer.replace(",", " ").split() if isinstance(answer, str) else answer)
+    require(said <= set(facts), f"the names are {', '.join(facts)}")
+    return said
 
 
 # --- 01_storages -----------------------------------------------------------------------------------------------------
@@ -212,11 +220,10 @@ def which_are_none(answer: Any) -> None:
     """All inputs of this program are leaves that require grad. Which of them get no gradient in a backward?"""
     leaves = [torch.ones(2, 2), torch.ones(2), torch.ones(2, 2), torch.ones(2, 2)]
     facts = _facts(which_none, *(leaf.requires_grad_() for leaf in leaves))["grad_none"]
-    said = set(answer.replace(",", " ").split() if isinstance(answer, str) else answer)
+    said = _names(answer, facts)
     for name, fact in facts.items():
         wrong = f"`{name}` has {'no' if fact.value else 'a'} gradient: {fact.why}"
         require((name in said) == fact.value, wrong)
-    require(said <= set(facts), f"the inputs are {', '.join(facts)}")
 
 
 # --- 04_functionalization --------------------------------------------------------------------------------------------
@@ -297,8 +304,7 @@ def three_inputs(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Ten
 def what_is_copied_back(answer: Any) -> None:
     """To which inputs of this program must an epilogue copy new values?"""
     facts = _facts(three_inputs, torch.ones(2, 2), torch.ones(2, 2), torch.ones(2, 2))["writes"]
-    said = set(answer.replace(",", " ").split() if isinstance(answer, str) else answer)
-    require(said <= set(facts), f"the inputs are {', '.join(facts)}")
+    said = _names(answer, facts)
     for name, fact in facts.items():
         require((name in said) == fact.value, f"`{name}` is {'' if fact.value else 'not '}written: {fact.why}")
 
@@ -380,3 +386,151 @@ def seen_by_the_caller(answer: Answer) -> None:
             bool(found) is expected,
             f"it returns {found} for results that {'share' if expected else 'do not share'} memory",
         )
+
+
+# --- 06_inputs_that_share --------------------------------------------------------------------------------------------
+
+
+def compiled_by_hand(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Be the program of `prove-it-wrong`."""
+    new = x * 2
+    result = new + y
+    x.copy_(new)
+    return result
+
+
+@new_exercise(
+    "prove-it-wrong",
+    program=compiled_by_hand,
+    topic="inputs",
+    hints=(
+        "It reads `y` before it writes `x`. When does that make a difference?",
+        "The two arguments have to share memory, and not only a storage.",
+        "The same tensor twice will do.",
+    ),
+)
+def prove_it_wrong(answer: Answer) -> None:
+    """Write `answer()`: return two tensors for which this program is no `x.mul_(2)` with `x + y` returned after it."""
+    x, y = answer()
+    call = Cloner(compiled_by_hand).call((x, y), {})
+    found = compiled_by_hand(*call.args)
+    right_x, right_y = Cloner(compiled_by_hand).call((x, y), {}).args
+    expected = right_x.mul_(2) + right_y
+    require(not torch.equal(found, expected), f"for these tensors both return {found.tolist()}")
+
+
+@new_exercise(
+    "do-they-overlap",
+    topic="inputs",
+    hints=(
+        "Compare addresses: `x.data_ptr()` is that of the first element.",
+        "`x` takes the bytes from there on, `x.numel() * x.element_size()` of them.",
+        "Two ranges overlap if each begins before the other one ends.",
+    ),
+)
+def do_they_overlap(answer: Answer) -> None:
+    """Write `answer(x, y)`: may a write to `x` be seen through `y`? Both have one dimension and are contiguous."""
+    memory = torch.zeros(8)
+    for x, y in (
+        (memory[:4], memory[4:]),
+        (memory[:5], memory[4:]),
+        (memory[4:], memory[:5]),
+        (memory, memory[2:3]),
+        (torch.zeros(3), torch.zeros(3)),
+        (memory[1:3], memory[1:3]),
+    ):
+        expected = _same_storage(x, y) and bool(places(x) & places(y))
+        found = answer(x, y)
+        case = f"{len(x)} and {len(y)} elements at the places {x.storage_offset()} and {y.storage_offset()}"
+        require(bool(found) is expected, f"for {case} of {'one storage' if len(x) != 3 else 'two storages'}: {found}")
+
+
+@new_exercise(
+    "one-base",
+    topic="inputs",
+    hints=(
+        "The base has to be a view: a tensor onto the same storage.",
+        "It is to have one dimension, stride 1 and offset 0. How many elements has the storage?",
+        "`x.untyped_storage().nbytes()` bytes; and `as_strided` makes any window.",
+    ),
+)
+def one_base(answer: Answer) -> None:
+    """Write `answer(x, y)`, which returns one tensor onto their common storage that covers both, without copying."""
+    memory = torch.arange(12.0)
+    for x, y in ((memory[:4], memory[2:]), (memory[8:], memory[:2]), (memory[::2], memory.view(3, 4).t())):
+        base = answer(x, y)
+        require(_same_storage(base, memory), "the result does not lie in their storage")
+        wrong = f"the result, {window(base)}, does not cover both, {window(x)} and {window(y)}"
+        require(places(base) >= places(x) | places(y), wrong)
+
+
+# --- 07_two_graphs ---------------------------------------------------------------------------------------------------
+
+
+@new_exercise(
+    "backward-by-hand",
+    topic="saved",
+    hints=(
+        "The chain rule, from the result backwards: `exp`, then the product.",
+        "The derivative of `exp` is `exp` itself, and that of `x * w` by `w` is `x`.",
+        "Multiply the three, and begin with the tangent.",
+    ),
+)
+def backward_by_hand(answer: Answer) -> None:
+    """Write `answer(x, w, tangent)`: the gradient of `w` for the result `(x * w).exp()`, at which `tangent` arrives."""
+    x, w, tangent = torch.tensor([1.0, 2.0]), torch.tensor([0.5, -1.0], requires_grad=True), torch.tensor([1.0, 3.0])
+    (x * w).exp().backward(tangent)
+    found = answer(x, w.detach(), tangent)
+    _same_storage(found, x)
+    assert w.grad is not None
+    require(torch.allclose(found, w.grad), f"the gradient is {w.grad.tolist()}, and it returns {found.tolist()}")
+
+
+@new_exercise(
+    "save-less",
+    topic="saved",
+    hints=(
+        "The backward passes the tangent on where `x` was positive, and 0 elsewhere.",
+        "So it need not know `x` itself.",
+        "A comparison makes a tensor of booleans, of one byte each.",
+    ),
+)
+def save_less(answer: Answer) -> None:
+    """Write `answer(x)`, a forward of `relu`: return the result, and a byte per element to multiply tangents by."""
+    x, tangent = torch.tensor([-1.0, 0.0, 2.0], requires_grad=True), torch.tensor([1.0, 2.0, 3.0])
+    expected = x.relu()
+    expected.backward(tangent)
+    made = answer(x.detach())
+    require(isinstance(made, tuple) and len(made) == 2, "it returns something else than two tensors")
+    result, saved = made
+    require(torch.equal(result, expected), f"the result is {result.tolist()} for {x.tolist()}")
+    require(saved.element_size() == 1, f"`saved` takes {saved.element_size()} bytes per element")
+    found = tangent * saved
+    assert x.grad is not None
+    require(torch.equal(found, x.grad), f"for {x.tolist()}, the gradient of {tangent.tolist()} is {found.tolist()}")
+
+
+def needs_some(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """Be the program of `what-is-saved`."""
+    made = a * b
+    return (made + c).sin() + c
+
+
+@new_exercise(
+    "what-is-saved",
+    program=needs_some,
+    topic="saved",
+    takes="names",
+    hints=(
+        "Go through the ops: what does the derivative of each need?",
+        "Of the product only the gradient of `b` is wanted, and that needs the other factor.",
+        "A sum needs nothing; `sin` needs what it was computed from.",
+    ),
+)
+def what_is_saved(answer: Any) -> None:
+    """Of this program, `b` and `c` require grad. Which inputs are saved? And "computed", if computed values are?"""
+    b, c = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    facts = compiled_facts(needs_some, (torch.ones(2), b, c), None)["saved"]
+    said = _names(answer, facts)
+    for name, fact in facts.items():
+        require((name in said) == fact.value, f"`{name}` is {'' if fact.value else 'not '}saved: {fact.why}")

@@ -132,7 +132,7 @@ def _programs(topic: Topic, level: int, seed: int) -> Iterator[tuple[str, Any, t
         program = program_of(number, max_statements=level, max_calls=1, grad=topic.grad)
         (setup,) = program.setups
         program = replace(program, before=(), after=())  # what a caller does with the results is not asked
-        made = [_NUMBERS.sub(_plain_numbers, line) for line in setup.lines]
+        made = [_NUMBERS.sub(lambda found: f"torch.ones({found[1] or '()'})", line) for line in setup.lines]
         made = _LEAF.sub(r"\1 = \2", "\n".join(made)).splitlines() if level <= _NO_HIDDEN_LEAVES else made
         text = "\n".join((*made, *program.body, program.result))
         fits = setup.grad_mode and len(program.body) == level and len(program.parameters) <= 1 + (level + 1) // 2
@@ -143,15 +143,6 @@ def _programs(topic: Topic, level: int, seed: int) -> Iterator[tuple[str, Any, t
             lines = [*made, "", f"def program({', '.join(program.parameters)}):"]
             lines += [f"    {line}" for line in (*program.body, f"return {program.result}")]
             yield _run("\n".join(lines), setup.arguments)
-
-
-def _plain_numbers(found: re.Match[str]) -> str:
-    """Write a tensor as one would by hand: counting from 1."""
-    shape = [int(size) for size in found[1].split(",") if size.strip()]
-    count = 1
-    for size in shape:
-        count *= size
-    return f"torch.arange(1.0, {count + 1}.0).view({', '.join(map(str, shape))})" if shape else "torch.tensor(1.0)"
 
 
 def _run(text: str, arguments: tuple[str, ...]) -> tuple[str, Any, tuple[Any, ...]]:

@@ -22,8 +22,9 @@ from torch import nn
 
 import aotlab
 from aotlab import _torch as torch_internals
+from aotlab.errors import UsageError
 from aotlab.report.model import Graph
-from aotlab.verification.clones import Cloner, random_state_restored, restored
+from aotlab.verification.clones import Cloner, argument_tensors, random_state_restored, restored
 from aotlab.verification.observables import Call, flatten
 
 #: Subject → fact, for one question.
@@ -115,10 +116,13 @@ def eager_truth(function: Callable[..., Any], args: tuple[Any, ...]) -> Truth:
         try:
             with _Writes() as writes:
                 result = target(*call.args)
+            outputs = {name: leaf for name, leaf in flatten(result, "out")[1] if isinstance(leaf, torch.Tensor)}
+            # a view whose history an in-place write made invalid raises at the first look
+            roots = [tensor for tensor in outputs.values() if tensor.requires_grad]
+            paths = {name: _path(roots, tensor) for name, tensor in known.items() if tensor.requires_grad}
         except Exception as error:  # noqa: BLE001  # what it raises is a fact
             raised = Fact(value="call", why=f"the call raises {_brief(error)}")
             return Truth(inputs=tuple(known), outputs=(), facts={"raises": {"": raised}}, failure=raised.why)
-        outputs = {name: leaf for name, leaf in flatten(result, "out")[1] if isinstance(leaf, torch.Tensor)}
         facts = {
             "writes": {name: _written(was, writes.seen) for name, was in before.items()},
             "metadata": {name: _reshaped(was) for name, was in before.items()},
@@ -126,8 +130,6 @@ def eager_truth(function: Callable[..., Any], args: tuple[Any, ...]) -> Truth:
             "shares": {name: _shares(name, tensor, known, outputs) for name, tensor in outputs.items()},
             "same": {name: _same(name, tensor, known, outputs) for name, tensor in outputs.items()},
         }
-        roots = [tensor for tensor in outputs.values() if tensor.requires_grad]
-        paths = {name: _path(roots, tensor) for name, tensor in known.items() if tensor.requires_grad}
         raised = Fact(value="no", why="neither the call nor the backward raises")
         try:
             if roots:
@@ -304,9 +306,20 @@ def _copies(
 ) -> Iterator[tuple[Callable[..., Any], Callable[[tuple[Any, ...]], Call]]]:
     """Give the function, and what copies arguments for it; what it reaches is put back as it was."""
     cloner = Cloner(function)
+
+    def copies(args: tuple[Any, ...]) -> Call:
+        for name, tensor in argument_tensors(function, args, {}):
+            base = torch_internals.base_of(tensor)
+            if base is not None and tensor.requires_grad and not tensor.is_leaf and not base.requires_grad:
+                raise UsageError(
+                    f"`{name}` is a view of a leaf that is itself a view, of which no copy is like it; "
+                    "clone the leaf when you make it, as in `torch.arange(6.0).view(2, 3).clone().requires_grad_()`"
+                )
+        return cloner.call(args, {})
+
     kept = nullcontext() if isinstance(function, nn.Module) else restored(cloner.captured)
-    with random_state_restored(), kept:
-        yield cloner.function, lambda args: cloner.call(args, {})
+    with random_state_restored(), kept, torch.set_grad_enabled(torch.is_grad_enabled()):
+        yield cloner.function, copies
 
 
 def listed(names: Sequence[str]) -> str:

@@ -227,6 +227,7 @@ PROMISES: dict[str, Callable[[Session], None]] = {
 }
 
 
+@pytest.mark.tier("full")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_notebook_runs_and_keeps_its_promises(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

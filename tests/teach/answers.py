@@ -42,6 +42,12 @@ def _seen(program: Any, x: torch.Tensor) -> bool:
     return not torch.equal(before, two)
 
 
+def _seen_through(x: torch.Tensor, y: torch.Tensor) -> bool:
+    before = y.clone()
+    x.add_(1)
+    return not torch.equal(y, before)
+
+
 def _rebinds(x: torch.Tensor, new: torch.Tensor) -> None:
     x = new  # noqa: F841  # the mistake that is shown
 
@@ -96,7 +102,7 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
             (lambda x, row: x, "storage"),
         ],
     ),
-    "which-none": (["c, d", ["d", "c"]], [("c", "`d`"), ("b, c, d", "`b`"), ("c, d, e", "the inputs are")]),
+    "which-none": (["c, d", ["d", "c"]], [("c", "`d`"), ("b, c, d", "`b`"), ("c, d, e", "the names are")]),
     "make-it-pure": (
         [_cat, lambda x: (new := torch.select_scatter(x, x[0] * 2, 0, 0), new.sum())],
         [(_written, "is written"), (lambda x: (x, (x.sum() + x[0].sum())), "new value"), (lambda x: x, "two tensors")],
@@ -105,7 +111,10 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
         [lambda x, new: x.copy_(new), lambda x, new: x.zero_().add_(new)],
         [(_rebinds, "0.0"), (_new_data, "left it behind"), (lambda x, new: x.set_(new), "left it behind")],
     ),
-    "what-is-copied-back": (["a b", {"a", "b"}], [("a", "`b` is written"), ("a, b, c", "`c` is not"), ("x", "inputs")]),
+    "what-is-copied-back": (
+        ["a b", {"a", "b"}],
+        [("a", "`b` is written"), ("a, b, c", "`c` is not"), ("x", "the names are")],
+    ),
     "three-kinds": (
         [lambda x: (x, x.t(), x.clone()), lambda x: [x, x[0], x + 1]],
         [
@@ -125,5 +134,53 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
     "seen-by-the-caller": (
         [_seen],
         [(lambda program, x: True, "returns True"), (lambda program, x: program(x)[0] is program(x)[1], "False")],
+    ),
+    "prove-it-wrong": (
+        [
+            lambda: (torch.ones(3),) * 2,
+            lambda: ((m := torch.ones(4))[:3], m[1:]),
+            lambda: ((t := torch.ones(2)), t[...]),
+        ],
+        [
+            (lambda: (torch.ones(3), torch.ones(3)), "both return [3.0, 3.0, 3.0]"),
+            (lambda: ((m := torch.ones(6))[:3], m[3:]), "both return"),
+            (lambda: torch.ones(3), "ValueError"),
+        ],
+    ),
+    "do-they-overlap": (
+        [
+            lambda x, y: x.data_ptr() < y.data_ptr() + 4 * len(y) and y.data_ptr() < x.data_ptr() + 4 * len(x),
+            _seen_through,
+        ],
+        [
+            (lambda x, y: x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr(), "one storage: True"),
+            (lambda x, y: x.data_ptr() == y.data_ptr(), "one storage: False"),
+        ],
+    ),
+    "one-base": (
+        [
+            lambda x, y: x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0),
+            lambda x, y: torch.empty(0).set_(x.untyped_storage()),
+        ],
+        [(lambda x, y: x, "does not cover both"), (lambda x, y: torch.cat([x.flatten(), y.flatten()]), "storage")],
+    ),
+    "backward-by-hand": (
+        [lambda x, w, tangent: tangent * (x * w).exp() * x],
+        [
+            (lambda x, w, tangent: (x * w).exp() * x, "the gradient is"),
+            (lambda x, w, tangent: tangent * x, "it returns"),
+        ],
+    ),
+    "save-less": (
+        [lambda x: (x.relu(), x > 0), lambda x: (x.clamp(min=0), (x > 0).to(torch.int8))],
+        [
+            (lambda x: (x.relu(), x), "4 bytes"),
+            (lambda x: (x.relu(), x >= 0), "[0.0, 2.0, 3.0]"),
+            (lambda x: x.relu(), "two tensors"),
+        ],
+    ),
+    "what-is-saved": (
+        ["a, computed"],
+        [("a", "`computed` is saved"), ("a, b, computed", "`b` is not"), ("d", "names")],
     ),
 }

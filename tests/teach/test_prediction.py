@@ -176,6 +176,26 @@ def test_questions_run_nothing() -> None:
     assert {row[0] for row in with_gradients.rows} >= {"saved", "grad_none", "recompiles"}
 
 
+def stale(x: torch.Tensor) -> torch.Tensor:
+    """Return a view that autograd knows nothing of any more."""
+    made = x * 2
+    with torch.no_grad():
+        view = made[0]
+    made.mul_(2)
+    return view
+
+
+def test_a_result_that_raises_when_it_is_looked_at() -> None:
+    """It counts as a call that raises."""
+    assert teach.predict(stale, ones(2, grad=True), raises="call").right
+
+
+def test_the_grad_mode_is_put_back() -> None:
+    """A program may change it."""
+    teach.predict(lambda x: torch.set_grad_enabled(False), ones(2), writes="", saved="")
+    assert torch.is_grad_enabled()
+
+
 def test_one_after_the_other() -> None:
     """Questions can be answered bit by bit; what is left is said."""
     first = teach.predict(program, ones(2, 2), ones(2, 2), ask="writes metadata", writes="x")
@@ -199,6 +219,15 @@ def test_of_a_call_that_raises() -> None:
     predicted = teach.predict(lambda x: x.view(7), ones(2), writes="", raises="call")
     assert [row[-2] for row in predicted.rows] == ["miss", "right"]
     assert "there is no answer: the call raises RuntimeError: shape" in predicted.rows[0][-1]
+
+
+def test_what_cannot_be_copied() -> None:
+    """A view of a leaf that is a view is refused, since eager forbids writes to it and not to its copy."""
+    leaf = torch.ones(6).view(2, 3).requires_grad_()
+    with pytest.raises(UsageError, match="`x` is a view of a leaf that is itself a view"):
+        teach.predict(lambda x: x.zero_(), leaf[0], raises="call")
+    leaf = torch.ones(6).view(2, 3).clone().requires_grad_()
+    assert teach.predict(lambda x: x.zero_(), leaf[0], raises="call").right
 
 
 def test_what_is_not_compiled() -> None:
@@ -232,7 +261,8 @@ def test_truth_agrees_with_the_engine() -> None:
             continue
         call = make()
         facts = eager_truth(function, call.args).facts
-        with aotlab.Report.record() as report, aotlab.config.patch(fallback="eager"):
+        grad_mode = torch.set_grad_enabled(True)  # which the program may change
+        with aotlab.Report.record() as report, aotlab.config.patch(fallback="eager"), grad_mode:
             aotlab.compile(function, backend="eager")(*call.args)
         graphs = [graph for frame in report.report().frames for graph in frame.graphs]
         if graphs and graphs[0].status == "compiled":
