@@ -19,7 +19,7 @@ class Code(Shown):
     """Lines of code."""
 
     def __init__(self, text: str) -> None:
-        self.title = text
+        self.code = text
 
 
 def code(report: Views, part: str = "forward") -> Code:

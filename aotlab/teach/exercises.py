@@ -69,6 +69,8 @@ class Exercise(Shown):
         Called with the answer; raises `NotYetError` where that is wrong.
     takes
         What an answer has to be: ``"function"``, ``"number"``, ``"text"``, ``"names"``, or ``""`` for anything.
+    code
+        The program that the task is about, if there is one.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Exercise(Shown):
     hints: tuple[str, str, str]
     judge: Callable[[Any], None] = field(compare=False)
     takes: str = "function"
+    code: str = ""
 
     @property
     def title(self) -> str:  # type: ignore[override]  # what is shown above
@@ -155,9 +158,10 @@ def new_exercise(
         if not judge.__doc__ or len(hints) != 3 or takes not in _KINDS:
             raise UsageError(f"exercise `{name}` needs a docstring, three hints, and takes one of {', '.join(_KINDS)}")
         task = " ".join(inspect.cleandoc(judge.__doc__).split())
+        code = ""
         if program is not None:
-            task += "\n\n" + re.sub(r'\n *""".*?"""|: torch\.Tensor| -> [\w.]+', "", inspect.getsource(program)).strip()
-        exercise = Exercise(name=name, topic=topic, task=task, hints=hints, judge=judge, takes=takes)
+            code = re.sub(r'\n *""".*?"""|: torch\.Tensor| -> [\w.]+', "", inspect.getsource(program)).strip()
+        exercise = Exercise(name=name, topic=topic, task=task, hints=hints, judge=judge, takes=takes, code=code)
         _KNOWN[name] = exercise
         return exercise
 

@@ -15,8 +15,7 @@ from torch import nn
 from aotlab import _torch as torch_internals
 from aotlab.errors import AotlabError, UsageError
 from aotlab.teach.shown import Row, Shown
-from aotlab.teach.truth import COMPUTED, Fact, Facts, Truth, compiled_facts, eager_truth, listed, window
-from aotlab.verification.clones import argument_tensors, captured_tensors
+from aotlab.teach.truth import COMPUTED, Fact, Facts, Truth, compiled_facts, eager_truth, listed, tensors_of, window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,16 +119,24 @@ class Prediction(Shown):
             return self._compiled[key]
         except AotlabError as error:
             return {"": Fact(value="eager", why=f"it runs eagerly: {error}")}
+        except Exception as error:  # noqa: BLE001  # the program's own
+            return {"": Fact(value="raises", why=f"there is no answer: the call raises {type(error).__name__}")}
 
     @cached_property
     def _compiled(self) -> dict[str, Facts]:
         return compiled_facts(self.function, self.args, self.again)
 
     def _pose(self) -> None:
-        self.title = f"{self._program or _source(self.function)}\n\n{_described(self.function, self.args)}"
+        self.code = f"{self._program or _source(self.function)}\n\n{_described(self.function, self.args)}"
         self.head = ("question", "", "answer it by")
-        self.rows = [(key, QUESTIONS[key].ask, f"{key}={QUESTIONS[key].example}") for key in self.ask]
-        self.note = 'A single result is called `out`, several `out[0]`, `out[1]`, …; write `""` for none.'
+        inputs = list(tensors_of(self.function, self.args))
+        examples = {key: QUESTIONS[key].example.replace('"x', f'"{(inputs or ["x"])[-1]}') for key in self.ask}
+        self.rows = [(key, QUESTIONS[key].ask, f"{key}={examples[key]}") for key in self.ask]
+        results = any(key in _OF_RESULTS for key in self.ask)
+        self.note = (
+            "A single result is called `out`, several `out[0]`, `out[1]`, …; " * results + 'write `""` for none.'
+        )
+        self.note = self.note[0].upper() + self.note[1:]
 
     def _compare(self) -> None:
         left = [key for key in self.ask if key not in self.answers]
@@ -188,7 +195,7 @@ class Prediction(Shown):
 
     def _names(self, answer: object, known: Iterable[str]) -> list[str]:
         """Read names out of text, a list, or the tensors themselves."""
-        given = dict((*captured_tensors(self.function), *argument_tensors(self.function, self.args, {})))
+        given = tensors_of(self.function, self.args)
         if answer is None:
             return []
         if isinstance(answer, str):
@@ -251,8 +258,8 @@ def predict(
         raise UsageError(f"predict is given a function and its arguments, and this is a {type(function).__name__}")
     if ask is None and not answers:
         asked = ["writes", "metadata", "storage", "shares", *(["recompiles"] if again is not None else [])]
-        tensors = [*captured_tensors(function), *argument_tensors(function, args, {})]
-        asked += ["saved", "grad_none"] if any(tensor.requires_grad for _, tensor in tensors) else []
+        grad = any(tensor.requires_grad for tensor in tensors_of(function, args).values())
+        asked += ["saved", "grad_none"] if grad else []
     return Prediction(function, args, ask=asked, again=again, answers=answers)
 
 
@@ -283,7 +290,7 @@ def _described(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
     """Say what goes in: each tensor's place in its storage, and whether it takes part in autograd."""
     lines = []
     storages: dict[int, int] = {}
-    for name, tensor in [*captured_tensors(function), *argument_tensors(function, args, {})]:
+    for name, tensor in tensors_of(function, args).items():
         number = storages.setdefault(torch_internals.storage_key(tensor), len(storages))
         grad = "" if not tensor.requires_grad else ", requires grad" + (", a leaf" if tensor.is_leaf else ", no leaf")
         dtype = str(tensor.dtype).removeprefix("torch.")

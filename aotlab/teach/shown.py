@@ -11,15 +11,16 @@ Row = Sequence[str]
 
 
 class Shown:
-    """What is shown as a table: under a ``title`` a ``head`` and ``rows``, with a ``note`` below.
+    """What is shown: a ``title``, ``code`` as it is, a table of a ``head`` and ``rows``, and a ``note``.
 
     In a terminal, and wherever a notebook is shown without its front end, it is text.
     """
 
     title: str = ""
-    note: str = ""
+    code: str = ""
     head: Row = ()
     rows: Sequence[Row] = ()
+    note: str = ""
 
     def style(self, cell: str) -> str:
         """Return the CSS of a cell, besides what all have."""
@@ -27,29 +28,25 @@ class Shown:
 
     def __repr__(self) -> str:
         table = [self.head, *self.rows] if self.rows else []
-        widths = [max(len(row[column]) for row in table) for column in range(len(self.head))] if table else []
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
-        ]
-        return "\n".join([*filter(None, [self.title]), *lines, *filter(None, [self.note])])
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+        return "\n".join(part for part in (self.title, self.code, *lines, self.note) if part)
 
     def _repr_html_(self) -> str:
-        head = "".join(f'<th scope="col" style="text-align:left">{_marked(cell)}</th>' for cell in self.head)
+        left = "text-align:left"
+        head = "".join(f'<th scope="col" style="{left}">{_marked(cell)}</th>' for cell in self.head)
         rows = "".join(
-            f'<tr><th scope="row" style="text-align:left">{_marked(row[0])}</th>'
-            + "".join(f'<td style="text-align:left;{self.style(cell)}">{_marked(cell)}</td>' for cell in row[1:])
-            + "</tr>"
+            f'<tr><th scope="row" style="{left}">{_marked(row[0])}</th>'
+            + "".join(f'<td style="{left};{self.style(cell)}">{_marked(cell)}</td>' for cell in row[1:])
             for row in self.rows
         )
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>" if rows else ""
-        return f"{_paragraphs(self.title)}{table}{_paragraphs(self.note)}"
-
-
-def _paragraphs(text: str) -> str:
-    """Program text is what has lines of its own behind an empty line and is indented; the rest is prose."""
-    parts = [part for part in text.split("\n\n") if part]
-    return "".join(f"<pre>{html.escape(part)}</pre>" if "\n" in part else f"<p>{_marked(part)}</p>" for part in parts)
+        return (
+            (f"<p>{_marked(self.title)}</p>" if self.title else "")
+            + (f'<pre style="font-family:monospace">{html.escape(self.code)}</pre>' if self.code else "")
+            + (f"<table><thead><tr>{head}</thead><tbody>{rows}</tbody></table>" if rows else "")
+            + (f"<p>{_marked(self.note)}</p>" if self.note else "")
+        )
 
 
 def _marked(text: str) -> str:
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text)).replace("\n", "<br>")
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))

@@ -13,10 +13,12 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -24,13 +26,11 @@ import aotlab
 from aotlab import _torch as torch_internals
 from aotlab.errors import UsageError
 from aotlab.report.model import Graph
-from aotlab.verification.clones import Cloner, argument_tensors, random_state_restored, restored
+from aotlab.verification.clones import Cloner, argument_tensors, captured_tensors, random_state_restored, restored
 from aotlab.verification.observables import Call, flatten
 
 #: Subject → fact, for one question.
 Facts = dict[str, "Fact"]
-#: A tensor of more elements than this is taken to reach all bytes between its first and its last one.
-_MANY = 10_000
 #: The subject of what is saved and no input.
 COMPUTED = "computed"
 #: Ops that change in place what a tensor is, and no values.
@@ -49,15 +49,6 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Write:
-    """A write of eager's: the user's line, and the bytes of the storage that were written."""
-
-    code: str
-    storage: int
-    places: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
     """The facts of one call by question, and the names of the tensors that went in and came out."""
 
@@ -67,44 +58,45 @@ class Truth:
     failure: str = ""
 
 
-@dataclass
 class _Before:
     """What a tensor was like before the call."""
 
-    tensor: torch.Tensor
-    window: str = field(init=False)
-    storage: int = field(init=False)
-    nbytes: int = field(init=False)
-    places: frozenset[int] = field(init=False)
-    value: torch.Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.window, self.storage = window(self.tensor), torch_internals.storage_key(self.tensor)
-        self.nbytes = self.tensor.untyped_storage().nbytes()
-        self.places, self.value = places(self.tensor), self.tensor.detach().clone()
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.value = tensor, tensor.detach().clone()
+        self.window, self.places = window(tensor), places(tensor)
+        self.storage, self.nbytes = torch_internals.storage_key(tensor), tensor.untyped_storage().nbytes()
 
 
 class _Writes(torch_internals.TorchDispatchMode):
-    """Notes what is written, op by op, while eager runs."""
+    """Notes, while eager runs, which lines write, and to which of the tensors that went in."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: Mapping[str, _Before]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
-        self.seen: list[Write] = []
+        self.before = before
+        self.lines: list[str] = []
+        self.hits: dict[str, tuple[str, int]] = {}
+        self.beside: dict[str, str] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        named = {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **kwargs}
-        result = func(*args, **kwargs)
-        for argument in func._schema.arguments:
-            target = named.get(argument.name)
-            written = argument.alias_info is not None and argument.alias_info.is_write
-            if written and isinstance(target, torch.Tensor) and not _only_metadata(func):
-                self.seen.append(
-                    Write(code=_line(), storage=torch_internals.storage_key(target), places=places(target))
-                )
+        result = func(*args, **(kwargs or {}))
+        named = {**dict(zip((each.name for each in func._schema.arguments), args, strict=False)), **(kwargs or {})}
+        for each in func._schema.arguments:
+            target = named.get(each.name)
+            writes = each.alias_info is not None and each.alias_info.is_write and not _METADATA.match(str(func))
+            if writes and isinstance(target, torch.Tensor):
+                self._note(_line(), target)
         return result
+
+    def _note(self, line: str, target: torch.Tensor) -> None:
+        self.lines.append(line)
+        for name, was in self.before.items():
+            if torch_internals.storage_key(target) == was.storage:
+                both = [each[: was.nbytes] for each in (places(target), was.places)]
+                count = int((both[0] & both[1][: len(both[0])]).sum())
+                self.hits |= {name: (line, count)} if count and name not in self.hits else {}
+                self.beside.setdefault(name, line)
 
 
 def eager_truth(function: Callable[..., Any], args: tuple[Any, ...]) -> Truth:
@@ -114,7 +106,7 @@ def eager_truth(function: Callable[..., Any], args: tuple[Any, ...]) -> Truth:
         known = dict((*call.captured, *call.inputs))
         before = {name: _Before(tensor) for name, tensor in known.items()}
         try:
-            with _Writes() as writes:
+            with _Writes(before) as writes:
                 result = target(*call.args)
             outputs = {name: leaf for name, leaf in flatten(result, "out")[1] if isinstance(leaf, torch.Tensor)}
             # a view whose history an in-place write made invalid raises at the first look
@@ -124,11 +116,11 @@ def eager_truth(function: Callable[..., Any], args: tuple[Any, ...]) -> Truth:
             raised = Fact(value="call", why=f"the call raises {_brief(error)}")
             return Truth(inputs=tuple(known), outputs=(), facts={"raises": {"": raised}}, failure=raised.why)
         facts = {
-            "writes": {name: _written(was, writes.seen) for name, was in before.items()},
+            "writes": {name: _written(name, was, writes) for name, was in before.items()},
             "metadata": {name: _reshaped(was) for name, was in before.items()},
             "storage": {name: _moved(was) for name, was in before.items()},
-            "shares": {name: _shares(name, tensor, known, outputs) for name, tensor in outputs.items()},
-            "same": {name: _same(name, tensor, known, outputs) for name, tensor in outputs.items()},
+            "shares": {name: _shares(name, {**known, **outputs}) for name in outputs},
+            "same": {name: _same(name, {**known, **outputs}) for name in outputs},
         }
         raised = Fact(value="no", why="neither the call nor the backward raises")
         try:
@@ -162,6 +154,8 @@ def compiled_facts(
             if again is not None:
                 compiled(*copies(again).args)
     graphs = [graph for frame in recording.report().frames for graph in frame.graphs]
+    if not graphs:
+        raise UsageError("all compilation is switched off; aotlab.enable() switches it on")
     facts = {"saved": _saved(graphs[0], names)}
     if again is not None:
         reasons = [miss.sentence for graph in graphs[1:] for miss in graph.misses]
@@ -170,45 +164,43 @@ def compiled_facts(
     return facts
 
 
+def tensors_of(function: Callable[..., Any], args: tuple[Any, ...]) -> dict[str, torch.Tensor]:
+    """Return the tensors that a call works on, by name: those that the function reaches, then the arguments."""
+    return dict((*captured_tensors(function), *argument_tensors(function, args, {})))
+
+
 def window(tensor: torch.Tensor) -> str:
     """Say where in its storage a tensor lies."""
     return f"shape {tuple(tensor.shape)}, strides {tensor.stride()}, offset {tensor.storage_offset()}"
 
 
-def places(tensor: torch.Tensor) -> frozenset[int]:
-    """Return the bytes of its storage that a tensor's elements take."""
-    size, first = tensor.element_size(), tensor.storage_offset()
-    if not tensor.numel():
-        return frozenset()
-    last = first + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    elements: Sequence[int] = range(first, last + 1)
-    if tensor.numel() <= _MANY:
-        steps = [torch.arange(n) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)]
-        grid = torch.tensor(first)
-        for step in steps:
-            grid = grid.unsqueeze(-1) + step
-        elements = grid.flatten().tolist()
-    return frozenset(element * size + byte for element in elements for byte in range(size))
+def places(tensor: torch.Tensor) -> npt.NDArray[np.bool_]:
+    """Mark the bytes of its storage that a tensor's elements take."""
+    size = tensor.element_size()
+    marks = np.zeros(tensor.untyped_storage().nbytes(), dtype=bool)
+    if tensor.numel():
+        strides = (*(step * size for step in tensor.stride()), 1)
+        begin = marks[int(tensor.storage_offset()) * size :]
+        np.lib.stride_tricks.as_strided(begin, (*tensor.shape, size), strides)[...] = True
+    return marks
 
 
 # --- the facts, one by one -----------------------------------------------------------------------------------------
 
 
-def _written(was: _Before, writes: Sequence[Write]) -> Fact:
-    hits = [(write, len(write.places & was.places)) for write in writes if write.storage == was.storage]
-    hit = next(((write, count) for write, count in hits if count), None)
-    if hit is not None:
+def _written(name: str, was: _Before, writes: _Writes) -> Fact:
+    if name in writes.hits:
+        line, count = writes.hits[name]
         size = was.tensor.element_size()
-        reached = f"{-(-hit[1] // size)} of its {len(was.places) // size} elements"
-        return Fact(value=True, why=f"`{hit[0].code}` writes to the memory of {reached}")
+        reached = f"{-(-count // size)} of its {int(was.places.sum()) // size} elements"
+        return Fact(value=True, why=f"`{line}` writes to the memory of {reached}")
     same = (window(was.tensor), torch_internals.storage_key(was.tensor)) == (was.window, was.storage)
-    if same and not _equal(was.tensor, was.value):
+    if same and not torch.equal(was.tensor.detach().nan_to_num(), was.value.nan_to_num()):
         return Fact(value=True, why="its values differ after the call, although no op of torch's wrote to them")
-    if hits:
-        return Fact(value=False, why=f"`{hits[0][0].code}` writes to its storage, but to none of its elements")
-    if writes:
-        return Fact(value=False, why=f"`{writes[0].code}` writes to another storage")
-    return Fact(value=False, why="nothing is written in place")
+    if name in writes.beside:
+        return Fact(value=False, why=f"`{writes.beside[name]}` writes to its storage, but to none of its elements")
+    why = f"`{writes.lines[0]}` writes to another storage" if writes.lines else "nothing is written in place"
+    return Fact(value=False, why=why)
 
 
 def _reshaped(was: _Before) -> Fact:
@@ -227,29 +219,19 @@ def _moved(was: _Before) -> Fact:
     return Fact(value=False, why=f"the same storage of {now} bytes, before and after")
 
 
-def _shares(
-    name: str, tensor: torch.Tensor, known: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]
-) -> Fact:
-    key = torch_internals.storage_key(tensor)
-    others = [other for other in (*known, *outputs) if other != name]
-    found = [other for other in others if torch_internals.storage_key({**known, **outputs}[other]) == key]
+def _shares(name: str, tensors: Mapping[str, torch.Tensor]) -> Fact:
+    keys = {each: torch_internals.storage_key(tensor) for each, tensor in tensors.items()}
+    found = [each for each, key in keys.items() if key == keys[name] and each != name]
     if not found:
         return Fact(value=frozenset(), why="it has a storage of its own")
-    return Fact(
-        value=frozenset(found),
-        why=f"it lies in the storage of {listed(found)}: {window(tensor)}",
-    )
+    return Fact(value=frozenset(found), why=f"it lies in the storage of {listed(found)}: {window(tensors[name])}")
 
 
-def _same(
-    name: str, tensor: torch.Tensor, known: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]
-) -> Fact:
-    earlier = list(outputs)[: list(outputs).index(name)]
-    everything = {**outputs, **known}
-    found = next((other for other in (*known, *earlier) if everything[other] is tensor), None)
-    if found is not None:
+def _same(name: str, tensors: Mapping[str, torch.Tensor]) -> Fact:
+    found = next(each for each, tensor in tensors.items() if tensor is tensors[name])
+    if found != name:
         return Fact(value=found, why=f"it is the very tensor `{found}`, not a new one")
-    shared = _shares(name, tensor, known, outputs)
+    shared = _shares(name, tensors)
     return Fact(value=None, why="it is a new tensor object" + (f"; {shared.why}" if shared.value else ""))
 
 
@@ -328,11 +310,6 @@ def listed(names: Sequence[str]) -> str:
     return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} and {quoted[-1]}" if quoted else "none"
 
 
-def _only_metadata(func: Any) -> bool:
-    """Whether an op in place changes sizes, strides or the storage, and no values."""
-    return _METADATA.match(str(func)) is not None
-
-
 def _line() -> str:
     """Return the innermost line of the running program that belongs to no library."""
     frame: Any = sys._getframe(2)
@@ -342,10 +319,6 @@ def _line() -> str:
             return linecache.getline(file, frame.f_lineno).strip() or f"line {frame.f_lineno}"
         frame = frame.f_back
     return "a line"
-
-
-def _equal(one: torch.Tensor, two: torch.Tensor) -> bool:
-    return torch.equal(torch.nan_to_num(one.detach()), torch.nan_to_num(two))
 
 
 def _brief(error: Exception) -> str:

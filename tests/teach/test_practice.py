@@ -20,16 +20,16 @@ FULL = pytest.mark.tier("full")
 def test_programs(topic: str) -> None:
     """The same seed gives the same program, another seed another; the answer is computed, and is not nothing."""
     first, again, other = (teach.practice(topic, 1, seed) for seed in (0, 0, 1))
-    assert first.title == again.title != other.title
+    assert first.code == again.code != other.code
     facts = {key: {name: fact.value for name, fact in first.facts(key).items()} for key in first.ask}
     assert any(any(values.values()) for values in facts.values())
-    body = first.title.partition("\n\ndef ")[2].partition("\n\n")[0].splitlines()
+    body = first.code.partition("\n\ndef ")[2].partition("\n\n")[0].splitlines()
     assert len(body) == 3  # the first line, one statement, and what is returned
 
 
 def test_levels() -> None:
     """A level is a number of statements."""
-    body = teach.practice("writes", 4, 0).title.partition("\n\ndef ")[2].partition("\n\n")[0].splitlines()
+    body = teach.practice("writes", 4, 0).code.partition("\n\ndef ")[2].partition("\n\n")[0].splitlines()
     assert len(body) == 6
 
 
@@ -44,7 +44,7 @@ def test_practice_follows_how_one_fares() -> None:
     titles = set()
     for number in range(3):
         program = teach.practice("writes")
-        titles.add(program.title)
+        titles.add(program.code)
         answered = program.answer(**right_answer(program))
         assert answered.right, answered
         assert f"{number + 1} of {number + 1} right so far" in answered.note
@@ -60,7 +60,7 @@ def test_practice_follows_how_one_fares() -> None:
 
 def test_what_is_not_answered_yet_is_asked_again() -> None:
     """A restart loses nothing: the next program is the first one that has no answer."""
-    assert teach.practice("inputs").title == teach.practice("inputs").title
+    assert teach.practice("inputs").code == teach.practice("inputs").code
 
 
 @pytest.mark.parametrize(

@@ -277,9 +277,7 @@ def test_truth_agrees_with_the_engine() -> None:
 def test_places() -> None:
     """The bytes of a window: all that its elements take, and no others."""
     x = torch.zeros(4, 4)
-    assert places(x[1, ::2]) == frozenset([*range(16, 20), *range(24, 28)])
-    assert places(x[:0]) == frozenset()
-    assert places(torch.zeros(200, 200)[1:, 0]) == frozenset(
-        b for row in range(1, 200) for b in range(800 * row, 800 * row + 4)
-    )
-    assert places(torch.zeros(200, 200).t()) == frozenset(range(160_000))
+    assert places(x[1, ::2]).nonzero()[0].tolist() == [*range(16, 20), *range(24, 28)]
+    assert places(x[:0]).sum() == 0
+    assert places(x[0].expand(3, 4)).nonzero()[0].tolist() == [*range(16)]
+    assert places(x.view(torch.uint8)[0, 1:3]).nonzero()[0].tolist() == [1, 2]
