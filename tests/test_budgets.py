@@ -11,7 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "aotlab"
 #: Rooms above the engine, and what only they use of torch.
-ABOVE = {"report", "verification", "bench", "notebook", "cli"}
+ABOVE = {"report", "verification", "bench", "notebook", "teach", "cli"}
 FOR_THOSE = {"_torch/workbench.py", "_torch/samples.py"}
 #: Systems that were added when the engine had its size, each in files of its own, and how large they may be.
 LATER = {"quirks/higher_order.py": 410, "_torch/higher_order.py": 60, "backends/effects.py": 60}

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.teach.pages import PAGES
+
 nbclient = pytest.importorskip("nbclient", reason="needs nbclient, of the extra `test`")
 nbformat = pytest.importorskip("nbformat", reason="needs nbformat, which nbclient brings")
 
@@ -84,6 +86,7 @@ def session(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
         (folder / ".jupyter" / name.lower()).mkdir(parents=True)
         monkeypatch.setenv(name, str(folder / ".jupyter" / name.lower()))
+    monkeypatch.setenv("AOTLAB_PROGRESS", str(folder / ".jupyter" / "progress.json"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
     made = Session(path, folder)
     with made.client.setup_kernel():
@@ -218,11 +221,13 @@ def promises_of_differences(run: Session) -> None:
 #: Notebook → what to check after it ran.
 PROMISES: dict[str, Callable[[Session], None]] = {
     "00_start.ipynb": promises_of_start,
+    **PAGES,
     "differences.ipynb": promises_of_differences,
     "upstream_findings.ipynb": promises_of_upstream_findings,
 }
 
 
+@pytest.mark.tier("full")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_notebook_runs_and_keeps_its_promises(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

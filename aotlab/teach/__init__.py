@@ -1,0 +1,28 @@
+"""The course's tools: predict what a program does and see, practice, exercises.
+
+In order: `truth` (what is true of a call), `prediction` (questions, and an answer beside the truth), `programs`
+(endless programs), `exercises` and `course` (the pages' exercises), `kept` (what was done), `windows` (which element
+lies where in a storage), `code` (what a report holds), `shown` (tables).
+"""
+
+from __future__ import annotations
+
+import aotlab.teach.course  # noqa: F401  # its exercises enter themselves
+from aotlab.teach.code import code
+from aotlab.teach.exercises import Exercise, exercise, new_exercise, progress, require
+from aotlab.teach.prediction import Prediction, predict
+from aotlab.teach.programs import practice
+from aotlab.teach.windows import storage_map
+
+__all__ = [
+    "Exercise",
+    "Prediction",
+    "code",
+    "exercise",
+    "new_exercise",
+    "practice",
+    "predict",
+    "progress",
+    "require",
+    "storage_map",
+]

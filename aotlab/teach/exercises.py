@@ -1,0 +1,191 @@
+"""Exercises: a task, a check that runs the answer, three hints; any right answer passes, and no solution is kept.
+
+A teacher writes one as a function: its docstring is the task, its `require` lines are the check.
+
+>>> @new_exercise("twice", topic="mine", hints=("It is a product.", "Of `x` and a number.", "The number is 2."))
+... def twice(answer):
+...     \"\"\"Write `answer(x)`, which returns twice `x`.\"\"\"
+...     require(answer(3) == 6, f"of 3 it makes {answer(3)}")
+>>> twice.task
+'Write `answer(x)`, which returns twice `x`.'
+>>> twice.judge(lambda x: x + 2)
+Traceback (most recent call last):
+aotlab.teach.exercises.NotYetError: of 3 it makes 5
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aotlab.errors import UsageError
+from aotlab.teach import kept
+from aotlab.teach.shown import Shown
+
+_KINDS = {"function": Callable, "number": (int, float), "text": str, "names": (str, list, tuple, set), "": object}
+_KNOWN: dict[str, Exercise] = {}
+
+
+class NotYetError(Exception):
+    """An answer that is not right yet; the text says what was seen."""
+
+
+def require(right: object, seen: str) -> None:
+    """Go on if something holds of an answer; else say what was seen, as a clause.
+
+    Raises
+    ------
+    NotYetError
+        It does not hold.
+    """
+    if not right:
+        raise NotYetError(seen)
+
+
+class Said(Shown):
+    """One or two sentences."""
+
+    def __init__(self, title: str, note: str = "") -> None:
+        self.title, self.note = title, note
+
+
+@dataclass(frozen=True, repr=False)
+class Exercise(Shown):
+    """A task with a check and hints.
+
+    Attributes
+    ----------
+    name, topic
+        What it is called by, and the topic under which `progress` shows it.
+    task
+        What to do.
+    hints
+        Three sentences, each of which says more than the one before.
+    judge
+        Called with the answer; raises `NotYetError` where that is wrong.
+    takes
+        What an answer has to be: ``"function"``, ``"number"``, ``"text"``, ``"names"``, or ``""`` for anything.
+    code
+        The program that the task is about, if there is one.
+    """
+
+    name: str
+    topic: str
+    task: str
+    hints: tuple[str, str, str]
+    judge: Callable[[Any], None] = field(compare=False)
+    takes: str = "function"
+    code: str = ""
+
+    @property
+    def title(self) -> str:  # type: ignore[override]  # what is shown above
+        """The task, and whether it is done."""
+        return f"{'Done: ' if kept.entry('exercises', self.name)['done'] else ''}{self.task}"
+
+    @property
+    def note(self) -> str:  # type: ignore[override]  # what is shown below
+        """How to answer."""
+        return f'Check an answer by teach.exercise("{self.name}").check(answer), ask for a hint by .hint().'
+
+    def check(self, answer: object) -> Said:
+        """Run an answer, and say whether it is right, or what was seen instead."""
+        if answer is None or answer is ... or _is_blank(answer):
+            return Said("Not yet: there is no answer.", self._help())
+        if not isinstance(answer, _KINDS[self.takes]):  # type: ignore[arg-type]  # Callable is fine there
+            return Said(f"Not yet: the answer is to be a {self.takes}, and this is of type {type(answer).__name__}.")
+        wrong = ""
+        try:
+            self.judge(answer)
+        except NotYetError as error:
+            wrong = str(error)
+        except Exception as error:  # noqa: BLE001  # the answer's own
+            wrong = f"it raises {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+        def tried(entry: dict[str, Any]) -> None:
+            entry.update(topic=self.topic, tries=entry["tries"] + 1, done=entry["done"] or not wrong)
+
+        _, note = kept.change("exercises", self.name, tried)
+        return Said(f"Not yet: {wrong.rstrip('.')}.", note or self._help()) if wrong else Said("Right.", note)
+
+    def hint(self) -> Said:
+        """Give the next of three hints, after those that were given before."""
+
+        def asked(entry: dict[str, Any]) -> None:
+            entry.update(topic=self.topic, hints=min(len(self.hints), entry["hints"] + 1))
+
+        before = kept.entry("exercises", self.name)["hints"]
+        entry, note = kept.change("exercises", self.name, asked)
+        given = self.hints[: entry["hints"]]
+        return Said(" ".join(given), note or ("There are no more hints." if before == len(self.hints) else ""))
+
+    def _help(self) -> str:
+        return f'For a hint: teach.exercise("{self.name}").hint()'
+
+
+def _is_blank(answer: object) -> bool:
+    """Whether an answer is a function that has no body yet."""
+    if not inspect.isfunction(answer):
+        return False
+    steps = {
+        (each.opname, each.argval) for each in dis.get_instructions(answer) if each.opname not in ("RESUME", "NOP")
+    }
+    return steps <= {("LOAD_CONST", None), ("RETURN_CONST", None), ("RETURN_VALUE", None)}
+
+
+def new_exercise(
+    name: str,
+    *,
+    topic: str,
+    hints: tuple[str, ...],
+    takes: str = "function",
+    program: Callable[..., Any] | None = None,
+) -> Callable[[Callable[[Any], None]], Exercise]:
+    """Make a function an exercise: its docstring is the task, and what it requires is the check.
+
+    What the task calls "this program" is the source of ``program``, shown below it.
+
+    Raises
+    ------
+    UsageError
+        There is no docstring, or there are not three hints, or ``takes`` is none of the kinds.
+    """
+
+    def made(judge: Callable[[Any], None]) -> Exercise:
+        if not judge.__doc__ or len(hints) != 3 or takes not in _KINDS:
+            raise UsageError(f"exercise `{name}` needs a docstring, three hints, and takes one of {', '.join(_KINDS)}")
+        task = " ".join(inspect.cleandoc(judge.__doc__).split())
+        code = ""
+        if program is not None:
+            code = re.sub(r'\n *""".*?"""|: torch\.Tensor| -> [\w.]+', "", inspect.getsource(program)).strip()
+        exercise = Exercise(name=name, topic=topic, task=task, hints=hints, judge=judge, takes=takes, code=code)
+        _KNOWN[name] = exercise
+        return exercise
+
+    return made
+
+
+def exercise(name: str) -> Exercise:
+    """Return an exercise by its name.
+
+    Raises
+    ------
+    UsageError
+        There is none of that name.
+    """
+    if name not in _KNOWN:
+        raise UsageError(f"there is no exercise `{name}`; there are {', '.join(_KNOWN)}")
+    return _KNOWN[name]
+
+
+def progress() -> kept.Progress:
+    """Show what was done, topic by topic; it can be exported and reset."""
+    topics: dict[str, list[str]] = {}
+    for each in _KNOWN.values():
+        topics.setdefault(each.topic, []).append(each.name)
+    for topic in kept.read()["practice"]:
+        topics.setdefault(topic, [])
+    return kept.Progress(topics)

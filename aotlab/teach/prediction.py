@@ -1,0 +1,298 @@
+"""Predict what a call does, then let it run: questions about a program, and a prediction laid beside the truth."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from aotlab import _torch as torch_internals
+from aotlab.errors import AotlabError, UsageError
+from aotlab.teach.shown import Row, Shown
+from aotlab.teach.truth import COMPUTED, Fact, Facts, Truth, compiled_facts, eager_truth, listed, tensors_of, window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A question: what it asks, an answer as one writes it, and how a fact of it reads as text."""
+
+    ask: str
+    example: str
+    yes: str = ""
+    no: str = ""
+    choices: tuple[object, ...] = ()
+
+
+#: Question by keyword, in the order in which they are asked.
+QUESTIONS = {
+    "raises": Question(
+        ask="Does it raise, and when?", example='"no", "call" or "backward"', choices=("no", "call", "backward")
+    ),
+    "writes": Question(
+        ask="Which inputs are written to: whose values change?", example='"x"', yes="written", no="not written"
+    ),
+    "metadata": Question(
+        ask="Which inputs have another shape, other strides or another offset afterwards?",
+        example='"x"', yes="changed", no="not changed",
+    ),
+    "storage": Question(
+        ask="Which inputs lie in another storage, or one of another size, afterwards?",
+        example='"x"', yes="changed", no="not changed",
+    ),
+    "shares": Question(
+        ask="Which result lies in the storage of which input, or of which other result?", example='{"out": "x"}'
+    ),
+    "same": Question(ask="Which result is the very tensor that went in, or an earlier result?", example='{"out": "x"}'),
+    "saved": Question(
+        ask=f'Which inputs are saved for the backward? Add "{COMPUTED}" if a value that the forward computes is, too.',
+        example=f'"x, {COMPUTED}"', yes="saved", no="not saved",
+    ),
+    "grad_none": Question(
+        ask="Which inputs that require grad have no gradient after a backward of all results: whose `.grad` is None?",
+        example='"x"', yes="None", no="a tensor",
+    ),
+    "recompiles": Question(ask="Is it compiled anew for the second call?", example="True", choices=(True, False)),
+}  # fmt: skip
+_NOTHING = {"", "none", "nothing"}
+_OF_RESULTS = ("shares", "same")
+
+
+class Prediction(Shown):
+    """A call with questions about it, and what was predicted: cell by cell, beside the truth.
+
+    Attributes
+    ----------
+    right
+        Whether all questions were answered, and all answers are right.
+    answers
+        What was predicted, by question.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        *,
+        ask: Iterable[str],
+        again: tuple[Any, ...] | None = None,
+        answers: Mapping[str, object] | None = None,
+        program: str = "",
+        done: Callable[[Prediction], str] | None = None,
+    ) -> None:
+        self.function, self.args, self.again = function, args, again
+        self.ask = tuple(key for key in QUESTIONS if key in {*ask, *(answers or {})})
+        self.answers = {key: value for key, value in (answers or {}).items() if value is not ...}
+        self._program, self._done = program, done
+        self.right = False
+        if self.answers or not answers:
+            self._compare() if self.answers else self._pose()
+        else:
+            self.title = f"Not answered yet: {listed(self.ask)}."
+
+    def answer(self, **answers: object) -> Prediction:
+        """Answer questions, besides those that were answered before; see `predict`."""
+        _check(answers)
+        return Prediction(
+            self.function, self.args, ask=self.ask, again=self.again, answers={**self.answers, **answers},
+            program=self._program, done=self._done,
+        )  # fmt: skip
+
+    @cached_property
+    def truth(self) -> Truth:
+        """The facts of the call, computed when they are first asked for: do not look before you have predicted."""
+        return eager_truth(self.function, self.args)
+
+    def facts(self, key: str) -> Facts:
+        """Return what is true, subject by subject, and why."""
+        if key not in ("saved", "recompiles"):
+            if key not in self.truth.facts:
+                why = self.truth.failure or self.truth.facts["raises"][""].why
+                return {"": Fact(value="raises", why=f"there is no answer: {why}")}
+            return self.truth.facts[key]
+        try:
+            return self._compiled[key]
+        except AotlabError as error:
+            return {"": Fact(value="eager", why=f"it runs eagerly: {error}")}
+        except Exception as error:  # noqa: BLE001  # the program's own
+            return {"": Fact(value="raises", why=f"there is no answer: the call raises {type(error).__name__}")}
+
+    @cached_property
+    def _compiled(self) -> dict[str, Facts]:
+        return compiled_facts(self.function, self.args, self.again)
+
+    def _pose(self) -> None:
+        self.code = f"{self._program or _source(self.function)}\n\n{_described(self.function, self.args)}"
+        self.head = ("question", "", "answer it by")
+        inputs = list(tensors_of(self.function, self.args))
+        examples = {key: QUESTIONS[key].example.replace('"x', f'"{(inputs or ["x"])[-1]}') for key in self.ask}
+        self.rows = [(key, QUESTIONS[key].ask, f"{key}={examples[key]}") for key in self.ask]
+        results = any(key in _OF_RESULTS for key in self.ask)
+        self.note = (
+            "A single result is called `out`, several `out[0]`, `out[1]`, …; " * results + 'write `""` for none.'
+        )
+        self.note = self.note[0].upper() + self.note[1:]
+
+    def _compare(self) -> None:
+        left = [key for key in self.ask if key not in self.answers]
+        rows = [row for key, answer in self.answers.items() for row in self._judge(key, answer)]
+        hits = sum(row[-2] == "right" for row in rows)
+        self.right = not left and hits == len(rows)
+        self.title = f"All right ({hits} of {hits})." if hits == len(rows) else f"{hits} of {len(rows)} right."
+        self.head, self.rows = ("question", "of", "you say", "it is", "", "why"), rows
+        self.note = f"Not answered yet: {listed(left)}." if left else ""
+        if self._done is not None and not left:
+            self.note = self._done(self)
+
+    def _judge(self, key: str, answer: object) -> list[Row]:
+        facts = self.facts(key)
+        try:
+            said = self._understood(key, answer, facts)
+        except UsageError as error:
+            return [(key, "", str(answer), "", "not understood", str(error))]
+        question, rows = QUESTIONS[key], list[Row]()
+        for subject, fact in facts.items():
+            value = said.get(subject)
+            right = value == fact.value
+            words = [_word(question, each) for each in (value, fact.value)]
+            rows.append((key, subject, *words, "right" if right else "miss", "" if right else fact.why))
+        return rows
+
+    def _understood(self, key: str, answer: object, facts: Facts) -> dict[str, object]:
+        """Bring an answer into the form of the facts: what is said of each subject."""
+        if QUESTIONS[key].choices:
+            if answer not in QUESTIONS[key].choices or isinstance(answer, bool) != (key == "recompiles"):
+                raise UsageError(f"the answer is {' or '.join(map(repr, QUESTIONS[key].choices))}")
+            return {"": answer}
+        if "" in facts:  # there is nothing to compare with
+            return {}
+        if key not in _OF_RESULTS:
+            names = self._names(answer, facts)
+            return {subject: subject in names for subject in facts}
+        everything = dict.fromkeys([*self.truth.inputs, *self.truth.outputs])
+        if not isinstance(answer, Mapping):
+            names = self._names(answer, everything)
+            if names and len(facts) > 1:
+                raise UsageError(f"there are {len(facts)} results: say which, as in {{{next(iter(facts))!r}: …}}")
+            answer = dict.fromkeys(facts, names)
+        results = self._names(list(answer), facts)
+        said = {one: self._names(answer[one], everything) for one in results}
+        if key == "same":
+            return {subject: next(iter(said.get(subject, ())), None) for subject in facts}
+        groups = [{one, *names} for one, names in said.items() if names]
+        for group in groups:  # who shares with the same one shares with each other
+            for other in groups:
+                if group & other:
+                    group |= other
+                    other |= group
+        together = {one: group for group in groups for one in group}
+        return {subject: frozenset(together.get(subject, set())) - {subject} for subject in facts}
+
+    def _names(self, answer: object, known: Iterable[str]) -> list[str]:
+        """Read names out of text, a list, or the tensors themselves."""
+        given = tensors_of(self.function, self.args)
+        if answer is None:
+            return []
+        if isinstance(answer, str):
+            parts: list[object] = [part for part in answer.replace(",", " ").split() if part.lower() not in _NOTHING]
+        else:
+            parts = [answer] if isinstance(answer, torch.Tensor) or not isinstance(answer, Iterable) else list(answer)
+        names = []
+        for part in parts:
+            found = next((name for name, tensor in given.items() if tensor is part), part)
+            if not isinstance(found, str) or found not in known:
+                shown = f"`{found}`" if isinstance(found, str) else f"an answer of type {type(found).__name__}"
+                raise UsageError(f'{shown} is none of {listed(list(known))}; write names, as in "x, y", or "" for none')
+            names.append(found)
+        return names
+
+
+def predict(
+    function: Callable[..., Any],
+    *args: Any,
+    ask: str | Iterable[str] | None = None,
+    again: tuple[Any, ...] | None = None,
+    **answers: object,
+) -> Prediction:
+    """Ask what a call does, or compare an answer with what it does.
+
+    Without answers nothing runs: the program and the questions are shown, with an example of an answer to each. With
+    answers the call runs, by eager and where needed by aotlab, on copies: your tensors stay as they are.
+
+    Parameters
+    ----------
+    function, *args
+        A function or module of tensors, and what it is called with.
+    ask
+        The questions, as ``"writes shares"`` or a list; None for those that make sense for the call.
+    again
+        The arguments of a second call, for the question ``recompiles``.
+    **answers
+        By question: names of inputs (``writes="x, y"``, ``""`` for none), who shares with whom
+        (``shares={"out": "x"}``), or a choice (``raises="no"``). An answer ``...`` counts as none.
+
+    Raises
+    ------
+    UsageError
+        There is no such question. An answer that cannot be understood is not an error; the table says so.
+
+    Examples
+    --------
+    >>> def step(x):
+    ...     row = x[0]
+    ...     return row.add_(1)
+    >>> predict(step, torch.zeros(2, 3), writes="", shares="x")
+    1 of 2 right.
+    question  of   you say      it is           why
+    writes    x    not written  written  miss   `return row.add_(1)` writes to the memory of 3 of its 6 elements
+    shares    out  `x`          `x`      right
+    """
+    asked = ask.replace(",", " ").split() if isinstance(ask, str) else list(ask or ())
+    _check({**dict.fromkeys(asked), **answers})
+    if not callable(function):
+        raise UsageError(f"predict is given a function and its arguments, and this is a {type(function).__name__}")
+    if ask is None and not answers:
+        asked = ["writes", "metadata", "storage", "shares", *(["recompiles"] if again is not None else [])]
+        grad = any(tensor.requires_grad for tensor in tensors_of(function, args).values())
+        asked += ["saved", "grad_none"] if grad else []
+    return Prediction(function, args, ask=asked, again=again, answers=answers)
+
+
+def _check(keys: Mapping[str, object]) -> None:
+    unknown = [key for key in keys if key not in QUESTIONS]
+    if unknown:
+        raise UsageError(f"there is no question {listed(unknown)}; there are {listed(list(QUESTIONS))}")
+
+
+def _word(question: Question, value: object) -> str:
+    if value is None or isinstance(value, frozenset):
+        return listed(sorted(value)) if value else "none"
+    if isinstance(value, bool) and question.yes:
+        return question.yes if value else question.no
+    return str(value)
+
+
+def _source(function: Callable[..., Any]) -> str:
+    try:
+        return textwrap.dedent(
+            inspect.getsource(type(function) if isinstance(function, nn.Module) else function)
+        ).strip()
+    except (OSError, TypeError):
+        return getattr(function, "__name__", repr(function))
+
+
+def _described(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    """Say what goes in: each tensor's place in its storage, and whether it takes part in autograd."""
+    lines = []
+    storages: dict[int, int] = {}
+    for name, tensor in tensors_of(function, args).items():
+        number = storages.setdefault(torch_internals.storage_key(tensor), len(storages))
+        grad = "" if not tensor.requires_grad else ", requires grad" + (", a leaf" if tensor.is_leaf else ", no leaf")
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        lines.append(f"{name}: {dtype}, {window(tensor)}, in storage {number}{grad}")
+    return "\n".join(lines)

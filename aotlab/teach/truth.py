@@ -1,0 +1,326 @@
+"""What is true of a call: computed by making it, on copies, by eager and by aotlab; nothing is looked up.
+
+Eager tells what is written, what shares memory, which gradients there are and what raises; aotlab's report tells what
+is saved and what is compiled anew. Each fact comes with one sentence of why, made of what was observed.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+import aotlab
+from aotlab import _torch as torch_internals
+from aotlab.errors import UsageError
+from aotlab.report.model import Graph
+from aotlab.verification.clones import Cloner, argument_tensors, captured_tensors, random_state_restored, restored
+from aotlab.verification.observables import Call, flatten
+
+#: Subject → fact, for one question.
+Facts = dict[str, "Fact"]
+#: The subject of what is saved and no input.
+COMPUTED = "computed"
+#: Ops that change in place what a tensor is, and no values.
+_METADATA = re.compile(
+    r"aten\.(as_strided|detach|requires_grad|resize|set|(un)?squeeze|swap(axes|dims)|t(ranspose)?)_\."
+)
+_LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (torch, aotlab))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """What is true of one subject, and why."""
+
+    value: object
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truth:
+    """The facts of one call by question, and the names of the tensors that went in and came out."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    facts: Mapping[str, Facts]
+    failure: str = ""
+
+
+class _Before:
+    """What a tensor was like before the call."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.value = tensor, tensor.detach().clone()
+        self.window, self.places = window(tensor), places(tensor)
+        self.storage, self.nbytes = torch_internals.storage_key(tensor), tensor.untyped_storage().nbytes()
+
+
+class _Writes(torch_internals.TorchDispatchMode):
+    """Notes, while eager runs, which lines write, and to which of the tensors that went in."""
+
+    def __init__(self, before: Mapping[str, _Before]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
+        self.before = before
+        self.lines: list[str] = []
+        self.hits: dict[str, tuple[str, int]] = {}
+        self.beside: dict[str, str] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        named = {**dict(zip((each.name for each in func._schema.arguments), args, strict=False)), **(kwargs or {})}
+        for each in func._schema.arguments:
+            target = named.get(each.name)
+            writes = each.alias_info is not None and each.alias_info.is_write and not _METADATA.match(str(func))
+            if writes and isinstance(target, torch.Tensor):
+                self._note(_line(), target)
+        return result
+
+    def _note(self, line: str, target: torch.Tensor) -> None:
+        self.lines.append(line)
+        for name, was in self.before.items():
+            if torch_internals.storage_key(target) == was.storage:
+                both = [each[: was.nbytes] for each in (places(target), was.places)]
+                count = int((both[0] & both[1][: len(both[0])]).sum())
+                self.hits |= {name: (line, count)} if count and name not in self.hits else {}
+                self.beside.setdefault(name, line)
+
+
+def eager_truth(function: Callable[..., Any], args: tuple[Any, ...]) -> Truth:
+    """Make the call eagerly, on copies, and a backward of all results that require grad."""
+    with _copies(function) as (target, copies):
+        call = copies(args)
+        known = dict((*call.captured, *call.inputs))
+        before = {name: _Before(tensor) for name, tensor in known.items()}
+        try:
+            with _Writes(before) as writes:
+                result = target(*call.args)
+            outputs = {name: leaf for name, leaf in flatten(result, "out")[1] if isinstance(leaf, torch.Tensor)}
+            # a view whose history an in-place write made invalid raises at the first look
+            roots = [tensor for tensor in outputs.values() if tensor.requires_grad]
+            paths = {name: _path(roots, tensor) for name, tensor in known.items() if tensor.requires_grad}
+        except Exception as error:  # noqa: BLE001  # what it raises is a fact
+            raised = Fact(value="call", why=f"the call raises {_brief(error)}")
+            return Truth(inputs=tuple(known), outputs=(), facts={"raises": {"": raised}}, failure=raised.why)
+        facts = {
+            "writes": {name: _written(name, was, writes) for name, was in before.items()},
+            "metadata": {name: _reshaped(was) for name, was in before.items()},
+            "storage": {name: _moved(was) for name, was in before.items()},
+            "shares": {name: _shares(name, {**known, **outputs}) for name in outputs},
+            "same": {name: _same(name, {**known, **outputs}) for name in outputs},
+        }
+        raised = Fact(value="no", why="neither the call nor the backward raises")
+        try:
+            if roots:
+                torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+        except Exception as error:  # noqa: BLE001  # as above
+            raised = Fact(value="backward", why=f"the backward raises {_brief(error)}")
+        facts["raises"] = {"": raised}
+        if raised.value == "no":
+            facts["grad_none"] = {name: _gradient(known[name], path) for name, path in paths.items()}
+        return Truth(inputs=tuple(known), outputs=tuple(outputs), facts=facts)
+
+
+def compiled_facts(
+    function: Callable[..., Any], args: tuple[Any, ...], again: tuple[Any, ...] | None
+) -> dict[str, Facts]:
+    """Compile the function for the call, on copies, and say what the report says is saved, and compiled anew.
+
+    Raises
+    ------
+    RefusedError
+        aotlab does not compile it.
+    """
+    with _copies(function) as (target, copies), warnings.catch_warnings(), aotlab.config.patch(fallback="error"):
+        warnings.simplefilter("ignore")
+        first = copies(args)
+        names = dict((*first.captured, *first.inputs))
+        compiled = aotlab.compile(target, backend="eager")
+        with aotlab.Report.record() as recording:
+            compiled(*first.args)
+            if again is not None:
+                compiled(*copies(again).args)
+    graphs = [graph for frame in recording.report().frames for graph in frame.graphs]
+    if not graphs:
+        raise UsageError("all compilation is switched off; aotlab.enable() switches it on")
+    facts = {"saved": _saved(graphs[0], names)}
+    if again is not None:
+        reasons = [miss.sentence for graph in graphs[1:] for miss in graph.misses]
+        why = "; ".join(reasons) or "all that the first graph assumes holds in the second call, too"
+        facts["recompiles"] = {"": Fact(value=len(graphs) > 1, why=why)}
+    return facts
+
+
+def tensors_of(function: Callable[..., Any], args: tuple[Any, ...]) -> dict[str, torch.Tensor]:
+    """Return the tensors that a call works on, by name: those that the function reaches, then the arguments."""
+    return dict((*captured_tensors(function), *argument_tensors(function, args, {})))
+
+
+def window(tensor: torch.Tensor) -> str:
+    """Say where in its storage a tensor lies."""
+    return f"shape {tuple(tensor.shape)}, strides {tensor.stride()}, offset {tensor.storage_offset()}"
+
+
+def places(tensor: torch.Tensor) -> npt.NDArray[np.bool_]:
+    """Mark the bytes of its storage that a tensor's elements take."""
+    size = tensor.element_size()
+    marks = np.zeros(tensor.untyped_storage().nbytes(), dtype=bool)
+    if tensor.numel():
+        strides = (*(step * size for step in tensor.stride()), 1)
+        begin = marks[int(tensor.storage_offset()) * size :]
+        np.lib.stride_tricks.as_strided(begin, (*tensor.shape, size), strides)[...] = True
+    return marks
+
+
+# --- the facts, one by one -----------------------------------------------------------------------------------------
+
+
+def _written(name: str, was: _Before, writes: _Writes) -> Fact:
+    if name in writes.hits:
+        line, count = writes.hits[name]
+        size = was.tensor.element_size()
+        reached = f"{-(-count // size)} of its {int(was.places.sum()) // size} elements"
+        return Fact(value=True, why=f"`{line}` writes to the memory of {reached}")
+    same = (window(was.tensor), torch_internals.storage_key(was.tensor)) == (was.window, was.storage)
+    if same and not torch.equal(was.tensor.detach().nan_to_num(), was.value.nan_to_num()):
+        return Fact(value=True, why="its values differ after the call, although no op of torch's wrote to them")
+    if name in writes.beside:
+        return Fact(value=False, why=f"`{writes.beside[name]}` writes to its storage, but to none of its elements")
+    why = f"`{writes.lines[0]}` writes to another storage" if writes.lines else "nothing is written in place"
+    return Fact(value=False, why=why)
+
+
+def _reshaped(was: _Before) -> Fact:
+    now = window(was.tensor)
+    if now == was.window:
+        return Fact(value=False, why=f"{now}, before and after")
+    return Fact(value=True, why=f"{was.window} became {now}")
+
+
+def _moved(was: _Before) -> Fact:
+    if torch_internals.storage_key(was.tensor) != was.storage:
+        return Fact(value=True, why="after the call it lies in another storage")
+    now = was.tensor.untyped_storage().nbytes()
+    if now != was.nbytes:
+        return Fact(value=True, why=f"its storage has {now} bytes in place of {was.nbytes}")
+    return Fact(value=False, why=f"the same storage of {now} bytes, before and after")
+
+
+def _shares(name: str, tensors: Mapping[str, torch.Tensor]) -> Fact:
+    keys = {each: torch_internals.storage_key(tensor) for each, tensor in tensors.items()}
+    found = [each for each, key in keys.items() if key == keys[name] and each != name]
+    if not found:
+        return Fact(value=frozenset(), why="it has a storage of its own")
+    return Fact(value=frozenset(found), why=f"it lies in the storage of {listed(found)}: {window(tensors[name])}")
+
+
+def _same(name: str, tensors: Mapping[str, torch.Tensor]) -> Fact:
+    found = next(each for each, tensor in tensors.items() if tensor is tensors[name])
+    if found != name:
+        return Fact(value=found, why=f"it is the very tensor `{found}`, not a new one")
+    shared = _shares(name, tensors)
+    return Fact(value=None, why="it is a new tensor object" + (f"; {shared.why}" if shared.value else ""))
+
+
+def _gradient(tensor: torch.Tensor, path: list[str] | None) -> Fact:
+    if not tensor.is_leaf and not tensor.retains_grad:
+        return Fact(value=True, why="it is no leaf: the gradient that arrives is passed on and not kept")
+    if tensor.grad is None:
+        return Fact(value=True, why="no path of autograd leads from a result to it")
+    steps = " → ".join(path) if path else "itself"
+    return Fact(value=False, why=f"autograd leads from a result to it: {steps}")
+
+
+def _path(roots: Sequence[torch.Tensor], leaf: torch.Tensor) -> list[str] | None:
+    """Name the autograd nodes on the shortest way from a result to ``leaf``."""
+    start = [(root.grad_fn, [root.grad_fn.name()]) for root in roots if root.grad_fn is not None]
+    seen, pending = set[Any](), deque[tuple[Any, list[str]]](start)
+    while pending:
+        node, path = pending.popleft()
+        if getattr(node, "variable", None) is leaf or node is leaf.grad_fn:
+            return path
+        if node not in seen:
+            seen.add(node)
+            pending += [
+                (following, [*path, following.name().rpartition("::")[2]])
+                for following, _ in node.next_functions
+                if following
+            ]
+    return None
+
+
+def _saved(graph: Graph, names: Mapping[str, torch.Tensor]) -> Facts:
+    called = {placeholder.name: placeholder.user_name for placeholder in graph.placeholders}
+    nothing = (
+        "no op of the backward uses it" if graph.training else "nothing requires grad, so that there is no backward"
+    )
+    facts = {name: Fact(value=False, why=nothing) for name in names}
+    computed = [saved for saved in graph.saved if not saved.is_input]
+    facts |= {
+        called.get(saved.name, saved.name): Fact(value=True, why=saved.reason)
+        for saved in graph.saved
+        if saved.is_input
+    }
+    why = "; ".join(saved.reason for saved in computed) or "the backward uses no value that the forward computes"
+    facts[COMPUTED] = Fact(value=bool(computed), why=why)
+    return facts
+
+
+# --- helpers ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _copies(
+    function: Callable[..., Any],
+) -> Iterator[tuple[Callable[..., Any], Callable[[tuple[Any, ...]], Call]]]:
+    """Give the function, and what copies arguments for it; what it reaches is put back as it was."""
+    cloner = Cloner(function)
+
+    def copies(args: tuple[Any, ...]) -> Call:
+        for name, tensor in argument_tensors(function, args, {}):
+            base = torch_internals.base_of(tensor)
+            if base is not None and tensor.requires_grad and not tensor.is_leaf and not base.requires_grad:
+                raise UsageError(
+                    f"`{name}` is a view of a leaf that is itself a view, of which no copy is like it; "
+                    "clone the leaf when you make it, as in `torch.arange(6.0).view(2, 3).clone().requires_grad_()`"
+                )
+        return cloner.call(args, {})
+
+    kept = nullcontext() if isinstance(function, nn.Module) else restored(cloner.captured)
+    with random_state_restored(), kept, torch.set_grad_enabled(torch.is_grad_enabled()):
+        yield cloner.function, copies
+
+
+def listed(names: Sequence[str]) -> str:
+    """Join names as a sentence does."""
+    quoted = [f"`{name}`" for name in names]
+    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} and {quoted[-1]}" if quoted else "none"
+
+
+def _line() -> str:
+    """Return the innermost line of the running program that belongs to no library."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_LIBRARIES):
+            return linecache.getline(file, frame.f_lineno).strip() or f"line {frame.f_lineno}"
+        frame = frame.f_back
+    return "a line"
+
+
+def _brief(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,186 @@
+"""To each exercise of the course a right answer, and wrong ones that come to mind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def _cat(x: torch.Tensor) -> Any:
+    new = torch.cat([x[:1] * 2, x[1:]])
+    return new, new.sum()
+
+
+def _written(x: torch.Tensor) -> Any:
+    x[0].mul_(2)
+    return x, x.sum()
+
+
+def _cloned_row(x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    made = x.clone()
+    made[0] = row
+    return made
+
+
+def _through_data(x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    made = x.clone()
+    made.data[0] = row.detach()
+    return made
+
+
+def _detached(x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    made = x.detach().clone()
+    made[0] = row
+    return made
+
+
+def _seen(program: Any, x: torch.Tensor) -> bool:
+    one, two = program(x)
+    before = two.clone()
+    one.add_(1)
+    return not torch.equal(before, two)
+
+
+def _seen_through(x: torch.Tensor, y: torch.Tensor) -> bool:
+    before = y.clone()
+    x.add_(1)
+    return not torch.equal(y, before)
+
+
+def _rebinds(x: torch.Tensor, new: torch.Tensor) -> None:
+    x = new  # noqa: F841  # the mistake that is shown
+
+
+def _new_data(x: torch.Tensor, new: torch.Tensor) -> None:
+    x.data = new.clone()
+
+
+#: Exercise → right answers, and wrong ones with a piece of what is said of them.
+ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
+    "second-column": (
+        [lambda x: x[:, 1], lambda x: x.t()[1], lambda x: x.select(1, 1)],
+        [(lambda x: x[:, 1].clone(), "storage of its own"), (lambda x: x[1], "shape (3,)"), (lambda x: 7, "type int")],
+    ),
+    "diagonal-stride": (
+        [lambda n: n + 1, lambda n: torch.empty(n, n).diagonal().stride(0)],
+        [(lambda n: n, "returns 2"), (lambda n: 1, "returns 1")],
+    ),
+    "room": (
+        [lambda shape, strides, offset: offset + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))],
+        [
+            (lambda shape, strides, offset: shape[0] * shape[1], "too few"),
+            (lambda shape, strides, offset: offset + shape[0] * shape[1], "too many"),
+            (lambda shape, strides, offset: "6", "'6'"),
+        ],
+    ),
+    "zero-the-diagonal": (
+        [lambda x: x.diagonal().zero_(), lambda x: x.fill_diagonal_(0), lambda x: x.mul_(1 - torch.eye(3))],
+        [(lambda x: x * (1 - torch.eye(3)), "[[1.0,"), (lambda x: x.zero_(), "beside the diagonal")],
+    ),
+    "turned-in-place": (
+        [lambda x: x.t_(), lambda x: x.transpose_(0, 1)],
+        [(lambda x: x.copy_(x.t().clone()), "writes"), (lambda x: x.t(), "stays as it is")],
+    ),
+    "uncounted": (
+        [lambda x: x.data.add_(1), lambda x: x.numpy().__iadd__(1)],
+        [(lambda x: x.add_(1), "from 0 to 1"), (lambda x: x.detach().add_(1), "from 0 to 1"), (lambda x: x + 1, "0.0")],
+    ),
+    "zeros-not-none": (
+        [lambda w: (w * 0).sum(), lambda w: (w - w).sum()],
+        [
+            (lambda w: torch.zeros((), requires_grad=True), "is None"),
+            (lambda w: w.sum(), "is tensor([1., 1., 1.])"),
+            (lambda w: w.detach().sum() * 0, "does not require grad"),
+        ],
+    ),
+    "replace-the-first-row": (
+        [_cloned_row, lambda x, row: torch.cat([row[None], x[1:]])],
+        [
+            (_through_data, "its gradient is None"),
+            (_detached, "no gradient reaches `x`"),
+            (lambda x, row: x, "storage"),
+        ],
+    ),
+    "which-none": (["c, d", ["d", "c"]], [("c", "`d`"), ("b, c, d", "`b`"), ("c, d, e", "the names are")]),
+    "make-it-pure": (
+        [_cat, lambda x: (new := torch.select_scatter(x, x[0] * 2, 0, 0), new.sum())],
+        [(_written, "is written"), (lambda x: (x, (x.sum() + x[0].sum())), "new value"), (lambda x: x, "two tensors")],
+    ),
+    "epilogue": (
+        [lambda x, new: x.copy_(new), lambda x, new: x.zero_().add_(new)],
+        [(_rebinds, "0.0"), (_new_data, "left it behind"), (lambda x, new: x.set_(new), "left it behind")],
+    ),
+    "what-is-copied-back": (
+        ["a b", {"a", "b"}],
+        [("a", "`b` is written"), ("a, b, c", "`c` is not"), ("x", "the names are")],
+    ),
+    "three-kinds": (
+        [lambda x: (x, x.t(), x.clone()), lambda x: [x, x[0], x + 1]],
+        [
+            (lambda x: (x.view_as(x), x[0], x + 1), "first"),
+            (lambda x: (x, x, x + 1), "second"),
+            (lambda x: (x, x.t(), x.view(-1)), "third"),
+        ],
+    ),
+    "replay": (
+        [lambda base, view: base.as_strided(view.shape, view.stride(), view.storage_offset())],
+        [
+            (lambda base, view: base.as_strided(view.shape, view.stride()), "in place of"),
+            (lambda base, view: base[1], "in place of"),
+            (lambda base, view: view.clone(), "storage"),
+        ],
+    ),
+    "seen-by-the-caller": (
+        [_seen],
+        [(lambda program, x: True, "returns True"), (lambda program, x: program(x)[0] is program(x)[1], "False")],
+    ),
+    "prove-it-wrong": (
+        [
+            lambda: (torch.ones(3),) * 2,
+            lambda: ((m := torch.ones(4))[:3], m[1:]),
+            lambda: ((t := torch.ones(2)), t[...]),
+        ],
+        [
+            (lambda: (torch.ones(3), torch.ones(3)), "both return [3.0, 3.0, 3.0]"),
+            (lambda: ((m := torch.ones(6))[:3], m[3:]), "both return"),
+            (lambda: torch.ones(3), "ValueError"),
+        ],
+    ),
+    "do-they-overlap": (
+        [
+            lambda x, y: x.data_ptr() < y.data_ptr() + 4 * len(y) and y.data_ptr() < x.data_ptr() + 4 * len(x),
+            _seen_through,
+        ],
+        [
+            (lambda x, y: x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr(), "one storage: True"),
+            (lambda x, y: x.data_ptr() == y.data_ptr(), "one storage: False"),
+        ],
+    ),
+    "one-base": (
+        [
+            lambda x, y: x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0),
+            lambda x, y: torch.empty(0).set_(x.untyped_storage()),
+        ],
+        [(lambda x, y: x, "does not cover both"), (lambda x, y: torch.cat([x.flatten(), y.flatten()]), "storage")],
+    ),
+    "backward-by-hand": (
+        [lambda x, w, tangent: tangent * (x * w).exp() * x],
+        [
+            (lambda x, w, tangent: (x * w).exp() * x, "the gradient is"),
+            (lambda x, w, tangent: tangent * x, "it returns"),
+        ],
+    ),
+    "save-less": (
+        [lambda x: (x.relu(), x > 0), lambda x: (x.clamp(min=0), (x > 0).to(torch.int8))],
+        [
+            (lambda x: (x.relu(), x), "4 bytes"),
+            (lambda x: (x.relu(), x >= 0), "[0.0, 2.0, 3.0]"),
+            (lambda x: x.relu(), "two tensors"),
+        ],
+    ),
+    "what-is-saved": (
+        ["a, computed"],
+        [("a", "`computed` is saved"), ("a, b, computed", "`b` is not"), ("d", "names")],
+    ),
+}

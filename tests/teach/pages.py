@@ -1,0 +1,247 @@
+"""What the prose of the course's pages promises, checked on the pages after they ran."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.teach.answers import ANSWERS
+
+#: Page → the exercises at its end, in order.
+EXERCISES = {
+    "01_storages.ipynb": ("second-column", "diagonal-stride", "room"),
+    "02_writes.ipynb": ("zero-the-diagonal", "turned-in-place", "uncounted"),
+    "03_views_and_autograd.ipynb": ("zeros-not-none", "replace-the-first-row", "which-none"),
+    "04_functionalization.ipynb": ("make-it-pure", "epilogue", "what-is-copied-back"),
+    "05_outputs_that_share.ipynb": ("three-kinds", "replay", "seen-by-the-caller"),
+    "06_inputs_that_share.ipynb": ("prove-it-wrong", "do-they-overlap", "one-base"),
+    "07_two_graphs.ipynb": ("backward-by-hand", "save-less", "what-is-saved"),
+}
+
+
+def printed(run: Any, identifier: str) -> str:
+    """Return what a cell wrote to stdout."""
+    outputs = run.cell(identifier).outputs
+    return "".join(each["text"] for each in outputs if each.output_type == "stream" and each.name == "stdout")
+
+
+def raised(run: Any, identifier: str) -> str:
+    """Return what a cell raised."""
+    (error,) = [each for each in run.cell(identifier).outputs if each.output_type == "error"]
+    return f"{error.ename}: {error.evalue}"
+
+
+def right(run: Any, call: str, **answers: object) -> None:
+    """Check that a prediction of the page, answered so, is right."""
+    said = ", ".join(f"{key}={value!r}" for key, value in answers.items())
+    assert run.answer(f"print(teach.predict({call}, {said}).right)").strip() == "True"
+
+
+def exercises(run: Any, page: str) -> None:
+    """Check that the page ends with its exercises, unanswered, and that the names of its answer cells fit."""
+    numbers = ("one", "two", "three")
+    for number, name in zip(numbers, EXERCISES[page], strict=True):
+        assert f'"{name}"' in run.cell(f"{number}-ask").source
+        assert run.result(f"{number}-answer").startswith("Not yet: there is no answer.")
+        assert name in ANSWERS
+    assert run.cell("end").source.startswith("## What you can now explain")
+
+
+def storages(run: Any) -> None:
+    """Check 01_storages.ipynb."""
+    assert printed(run, "window-of").splitlines() == [
+        "bytes of the storage: 24", "shape: (2, 3)  strides: (3, 1)  offset: 0",
+    ]  # fmt: skip
+    assert printed(run, "place-of").strip() == "x[1, 2] is 5.0 and lies at place 5"
+    column = run.result("view-map").splitlines()[-1].split()
+    assert column == ["column", "·", "[0]", "·", "·", "[1]", "·"]
+    assert printed(run, "view-write-cell").strip() == "[[0.0, 10.0, 2.0], [3.0, 4.0, 5.0]]"
+    assert "strides (3, 2), offset 0" in printed(run, "strides-of")
+    assert printed(run, "transpose-of").strip() == "shape (3, 2), strides (1, 3), offset 0"
+    assert "strides (0, 1)" in printed(run, "expand-of")
+    assert run.result("overlap-of").splitlines()[0].startswith("Storage 0: 4 elements")
+    assert printed(run, "contiguous-of").splitlines()[0] == "x: True  x.t(): False  column: False"
+    assert raised(run, "reshape-raises").startswith("RuntimeError: view size is not compatible")
+    assert [line.split()[-1] for line in printed(run, "reshape-which").splitlines()] == ["True", "False"]
+    lines = [line.split("  ")[0] for line in printed(run, "which-cell").splitlines() if line.endswith("its own")]
+    assert lines == ["x[[0]]", "x[x > 2]", "x.flip(0)", "x.repeat(2, 1)", "x + 0", "x.clone()", "x.to(torch.float64)"]
+    assert run.answer("print(x.to(torch.float32) is x, same_storage(x[None, ..., 1:], x))").split() == ["True", "True"]
+    assert "3 elements; its storage: 4000000 bytes" in printed(run, "alive-cell")
+    rows = {row["tensor"]: (row["storage"], row["start"], row["stop"]) for row in run.table("report-table")}
+    assert rows == {"x": (0, 0, 24), "middle": (0, 4, 20), "doubled": (1, 0, 8)}
+    right(run, "parts, x, torch.ones(3)", shares={"out[0]": "x", "out[1]": "out[2]", "out[3]": "y"})
+    exercises(run, "01_storages.ipynb")
+
+
+def writes(run: Any) -> None:
+    """Check 02_writes.ipynb."""
+    assert [line.split(": ")[1].strip() for line in printed(run, "rebind-cell").splitlines()] == [
+        "[0.0, 0.0, 0.0] the same tensor", "[1.0, 1.0, 1.0]",
+    ]  # fmt: skip
+    assert printed(run, "through-cell").endswith("row: [0.0, -1.0, -1.0]\n")
+    assert printed(run, "metadata-cell").strip() == "x: (3, 2) (1, 3)  row: [0.0, 1.0, 2.0]"
+    assert printed(run, "storage-cell").strip() == "x: [2.0, 2.0, 2.0]  view: [0.0, 0.0]"
+    arguments = "torch.ones(2, 2), torch.ones(2, 3), torch.zeros(3)"
+    right(run, f"three, {arguments}", writes="a", metadata="b", storage="c")
+    assert printed(run, "version-cell").strip() == "x: 2  row: 2"
+    assert "modified by an inplace operation" in raised(run, "version-raises")
+    assert printed(run, "version-fine-cell").strip() == "tensor([1., 1., 1.])"
+    versions = [printed(run, f"{door}-cell").split()[-1] for door in ("detach", "data", "numpy")]
+    assert versions == ["1", "0", "0"]
+    assert "autograd says [3.71" in printed(run, "data-wrong-cell")
+    noticed = "y = w.exp(); y.detach().add_(1)\ntry: y.sum().backward()\nexcept RuntimeError: print('noticed')"
+    assert run.answer(noticed).strip() == "noticed"
+    assert printed(run, "modes-cell").strip().endswith("version: 1")
+    assert raised(run, "inference-raises") == "RuntimeError: Inference tensors do not track version counter."
+    assert [list(row.values()) for row in run.table("report-table")] == [
+        ["a", True, False, False], ["b", True, True, False], ["c", True, False, True], ["d", False, False, False],
+    ]  # fmt: skip
+    exercises(run, "02_writes.ipynb")
+
+
+def views_and_autograd(run: Any) -> None:
+    """Check 03_views_and_autograd.ipynb."""
+    assert printed(run, "leaf-cell").splitlines()[1] == "y: leaf False grad_fn MulBackward0"
+    assert printed(run, "view-cell").strip().endswith("its base is y: True")
+    assert "MulBackward0 → torch::autograd::CopySlices" in printed(run, "write-cell")
+    assert printed(run, "write-backward").split() == ["tensor([[20.,", "20.,", "20.],", "[", "2.,", "2.,", "2.]])"]
+    assert printed(run, "over-cell").splitlines() == [
+        "tensor([[0., 0., 0.],", "        [2., 2., 2.]]) tensor([1., 1., 1.])",
+    ]  # fmt: skip
+    assert "a leaf Variable that requires grad" in raised(run, "leaf-write-raises")
+    assert "a view of a leaf Variable" in raised(run, "leaf-view-raises")
+    assert printed(run, "leaf-ways-cell").endswith("[[3.0, 3.0, 3.0], [1.0, 1.0, 1.0]]\n")
+    assert printed(run, "detach-cell").strip() == "y: [20.0, 20.0, 20.0]  w.grad: [2.0, 2.0, 2.0]"
+    assert "created in no_grad mode" in raised(run, "nograd-raises")
+    assert "returns multiple views" in raised(run, "several-raises")
+    assert printed(run, "several-cell").startswith("[[20.0, 20.0, 20.0], [2.0, 2.0, 2.0]]")
+    assert printed(run, "stale-cell").strip() == "v: [20.0, 20.0]  w.grad: [20.0, 20.0, 0.0]"
+    assert printed(run, "none-cell").strip() == "a: tensor([0., 0.])  b: None  c: None"
+    assert printed(run, "none-results-cell").startswith("w: tensor([6., 6.])  y: tensor([3., 3.])")
+    right(run, "mixed, *args", writes="", grad_none="c")
+    right(run, "late, torch.ones(3, requires_grad=True)", raises="backward")
+    exercises(run, "03_views_and_autograd.ipynb")
+
+
+def ops(text: str) -> list[str]:
+    """Return the names of the values of a graph's code, in order, and what it returns."""
+    lines = [line.strip() for line in text.splitlines()[1:]]
+    return [line.partition(" = ")[0] if " = " in line else line for line in lines]
+
+
+def functionalization(run: Any) -> None:
+    """Check 04_functionalization.ipynb."""
+    assert printed(run, "why-cell").split() == ["tensor(3.)", "tensor(21.)"]
+    assert ops(printed(run, "see-cell")) == ["mul", "add", "sin", "return (sin,)"]
+    assert ops(printed(run, "view-cell")) == ["mul", "select", "add", "select_scatter", "sin", "return (sin,)"]
+    assert ops(printed(run, "other-cell"))[-4:] == ["select_scatter", "view", "sin", "return (sin,)"]
+    assert ops(run.result("inputs-cell")) == ["mul", "mul_1", "return (mul, mul_1, mul)"]
+    lines = [line.strip() for line in run.result("inputs-wrapper").splitlines()]
+    assert lines[lines.index("# epilogue: what the caller can see") + 1] == "x.copy_(out[0])"
+    assert ops(printed(run, "keep-cell")) == ["mul", "add", "copy__default", "return (add,)"]
+    kinds = [line.split(maxsplit=2)[2].strip() for line in printed(run, "keep-table").splitlines() if line[:1] in "01"]
+    assert kinds == ["mutated out of graph", "not mutated", "mutated in graph"]
+    assert run.result("many-cell").count("copy_(") == 1
+    assert "x.t_()" in run.result("metadata-cell")
+    assert (
+        run.answer("print(torch.equal(y := (z := torch.ones(2, 3)).t(), y) and turn(z).shape)")
+        .strip()
+        .endswith("[3, 2])")
+    )
+    assert run.result("same-cell") == "True"
+    right(run, "program, torch.ones(2, 2), torch.ones(2, 2), torch.ones(2, 2)", writes="a, c")
+    exercises(run, "04_functionalization.ipynb")
+
+
+def outputs_that_share(run: Any) -> None:
+    """Check 05_outputs_that_share.ipynb."""
+    assert printed(run, "question-cell").strip() == "x: [[1.0, 1.0], [0.0, 0.0]]  same is x: True"
+    rows = run.table("kinds-table")
+    assert [row["output_type"].split(",")[0] for row in rows] == [
+        "is input", "alias of input", "non-alias", "alias of intermediate", "alias of intermediate",
+    ]  # fmt: skip
+    assert ops(run.result("graph-cell")) == ["mul", "add", "return (add, mul)"]
+    wrapper = run.result("wrapper-cell")
+    assert [wrapper.count(text) for text in ("x.t()", "select(0, 0)", "select(0, 1)", "return (x, ")] == [1, 1, 1, 1]
+    assert printed(run, "wrapper-check").split()[-1] == "True"
+    assert printed(run, "naive-cell").splitlines() == [
+        "[[1.0, 1.0], [0.0, 0.0]] True",
+        "[[0.0, 0.0], [0.0, 0.0]] False",
+    ]
+    assert printed(run, "naive-verify-cell").strip() == "True"
+    assert (
+        printed(run, "identity-cell").strip() == "w.grad: tensor([3., 3.])  other is w: False  other is a leaf: False"
+    )
+    assert run.result("autograd-cell").count("base_0.select(0") == 2
+    lines = printed(run, "autograd-write").splitlines()
+    assert lines[0].startswith("one base: True  its node: CompiledBackward")
+    assert lines[1].endswith("CopySlices")
+    assert lines[2] == "tensor([11., 11.])"
+    written = run.result("written-cell")
+    assert 0 < written.index("x.copy_(") < written.index("x.select(0, 0)")
+    shares = {"out[0]": ["y", "out[4]"], "out[1]": "out[2]"}
+    right(run, "program, torch.ones(2, 2), torch.ones(2, 2)", shares=shares, same={"out[0]": "y"})
+    exercises(run, "05_outputs_that_share.ipynb")
+
+
+def inputs_that_share(run: Any) -> None:
+    """Check 06_inputs_that_share.ipynb."""
+    assert printed(run, "question-cell").strip() == "apart: [2.0, 2.0, 2.0]  the same tensor twice: [4.0, 4.0, 4.0]"
+    assert printed(run, "by-hand-cell").strip() == "apart: [2.0, 2.0, 2.0]  twice: [2.0, 2.0, 2.0]"
+    assert run.result("twice-cell").startswith("def forward(self, arg0_1):")
+    assert "`y` is the same tensor as `x`" in printed(run, "again-cell")
+    assert [line.split()[1] for line in printed(run, "guards").splitlines()] == ["0", "0", "1"]
+    rows = run.table("windows-table")
+    assert [(row["overlaps"], row["synthetic_base"], row["mutates_data"]) for row in rows] == [
+        ("y", 0, True), ("x", 0, True),
+    ]  # fmt: skip
+    graph = ops(run.result("windows-graph"))
+    slices = [name for name in graph if name.startswith("slice")]
+    assert slices == ["slice_1", "slice_scatter", "slice_2", "slice_3"]
+    wrapper = run.result("windows-wrapper")
+    assert "x.copy_(" in wrapper
+    assert "y.copy_(" in wrapper
+    assert run.result("read-only-cell").startswith("def forward(self, arg0_1, arg1_1):")
+    assert {(row["overlaps"], row["synthetic_base"], row["storage"]) for row in run.table("apart-table")} == {
+        (None, None, 0)
+    }
+    assert run.result("bytes-cell").startswith("All right")
+    assert "no synthetic base can express" in printed(run, "dtypes-cell")
+    right(run, "scale, memory[:4], memory[4:], again=(memory[:4], memory[2:6])", recompiles=True)
+    right(run, "scale, torch.ones(4), torch.ones(4), again=(memory[:4], memory[4:])", recompiles=False)
+    right(run, "product, memory[:4], memory[4:], again=(memory[:4], memory[2:6])", recompiles=False)
+    exercises(run, "06_inputs_that_share.ipynb")
+
+
+def two_graphs(run: Any) -> None:
+    """Check 07_two_graphs.ipynb."""
+    joint = ops(run.result("joint-cell"))
+    assert joint == ["mul", "sin", "sum_1", "expand", "cos", "mul_1", "mul_2", "return (sum_1, None, mul_2)"]
+    assert printed(run, "chain-cell").strip() == "True"
+    assert ops(run.result("cut-forward")) == [*joint[:3], "return (sum_1, primals_1, mul)"]
+    assert run.result("cut-backward").startswith("def backward(self, primals_1, mul, tangents_1)")
+    assert [line.split(",")[0] for line in printed(run, "saved-cell").splitlines()] == ["primals_1", "mul"]
+    right(run, "model, a, b, c", saved="a, computed")
+    assert "modified by an inplace operation" in raised(run, "over-cell")
+    assert run.result("own-cell").startswith("All right")
+    assert printed(run, "clone-cell").startswith("computed by `clone`")
+    assert [row["is_input"] for row in run.table("again-table")] == [True, True, False, False, False, False]
+    assert [row["is_input"] for row in run.table("min-cut-table")] == [True, True]
+    curve = run.answer("print(list(curve), list(curve.values()))")
+    kept, products = (list(map(int, part.split(","))) for part in curve.strip().strip("[]").split("] ["))
+    assert kept[0] == 0
+    assert kept == sorted(set(kept))
+    assert [products[0] - number for number in products] == [*range(5)]
+    assert len(set(printed(run, "curve-same").splitlines())) == 1
+    exercises(run, "07_two_graphs.ipynb")
+
+
+#: Page → what to check after it ran.
+PAGES = {
+    "01_storages.ipynb": storages,
+    "02_writes.ipynb": writes,
+    "03_views_and_autograd.ipynb": views_and_autograd,
+    "04_functionalization.ipynb": functionalization,
+    "05_outputs_that_share.ipynb": outputs_that_share,
+    "06_inputs_that_share.ipynb": inputs_that_share,
+    "07_two_graphs.ipynb": two_graphs,
+}

@@ -1,0 +1,99 @@
+"""The exercises: right answers pass, wrong ones are told apart, and neither is given away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aotlab import teach
+from aotlab.errors import UsageError
+from aotlab.teach import exercises
+from tests.teach.answers import ANSWERS
+
+OF_THE_COURSE = [name for name, each in exercises._KNOWN.items() if each.topic != "mine"]
+
+
+def test_every_exercise_has_answers() -> None:
+    """A right answer and two wrong ones of each are tried."""
+    assert sorted(ANSWERS) == sorted(OF_THE_COURSE)
+    assert [name for name, (right, wrong) in ANSWERS.items() if not right or len(wrong) < 2] == []
+
+
+@pytest.mark.parametrize(("name", "answer"), [(name, each) for name, (right, _) in ANSWERS.items() for each in right])
+def test_right_answers_pass(name: str, answer: Any) -> None:
+    """Any right answer does, and the exercise is done then."""
+    assert repr(teach.exercise(name).check(answer)) == "Right."
+    assert teach.exercise(name).title.startswith("Done: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "said"), [(name, *each) for name, (_, wrong) in ANSWERS.items() for each in wrong]
+)
+def test_wrong_answers_are_told_apart(name: str, answer: Any, said: str) -> None:
+    """What is said is what was seen, and the exercise is not done."""
+    found = repr(teach.exercise(name).check(answer))
+    assert found.startswith("Not yet: ")
+    assert said in found
+    assert not teach.exercise(name).title.startswith("Done")
+
+
+def blank(shape: object, strides: object, offset: object) -> Any:
+    """Stand in an answer cell."""
+
+
+@pytest.mark.parametrize("answer", [..., None, blank, lambda: None])
+def test_no_answer(answer: object) -> None:
+    """An answer cell as it stands in a page is no try."""
+    assert repr(teach.exercise("room").check(answer)).startswith("Not yet: there is no answer.")
+    assert exercises.kept.entry("exercises", "room")["tries"] == 0
+
+
+def test_answers_of_a_wrong_type_and_such_that_raise() -> None:
+    """Both are said in a sentence; neither raises."""
+    said = repr(teach.exercise("room").check(3))
+    assert said == "Not yet: the answer is to be a function, and this is of type int."
+    said = repr(teach.exercise("diagonal-stride").check(lambda: 1))
+    assert said.startswith("Not yet: it raises TypeError: ")
+
+
+def test_an_answer_that_is_a_constant() -> None:
+    """It is an answer."""
+    assert repr(teach.exercise("diagonal-stride").check(lambda n: 7)).startswith("Not yet: for n = 2 it returns 7")
+
+
+def test_hints_come_one_by_one() -> None:
+    """Each is said after those before it; a fourth one says that there are no more."""
+    exercise = teach.exercise("room")
+    given = [repr(exercise.hint()) for _ in range(4)]
+    assert given[:3] == [" ".join(exercise.hints[:count]) for count in (1, 2, 3)]
+    assert given[3] == f"{given[2]}\nThere are no more hints."
+
+
+def test_an_exercise_of_a_teachers(file: Path) -> None:
+    """A function with a docstring is one; it is found, checked, and stands on the map."""
+
+    @teach.new_exercise("threes", topic="mine", takes="number", hints=("It is odd.", "It is prime.", "It is small."))
+    def threes(answer: Any) -> None:
+        """How many
+        are three?
+        """  # noqa: D205, D400
+        teach.require(answer == 3, f"{answer} are not three")
+
+    try:
+        assert teach.exercise("threes").task == "How many are three?"
+        assert repr(threes.check(4)).startswith("Not yet: 4 are not three.")
+        assert repr(threes.check(3)) == "Right."
+        (row,) = [row for row in teach.progress().rows if row[0] == "mine"]
+        assert row == ("mine", "1 of 1", "✓ threes", "")
+    finally:
+        del exercises._KNOWN["threes"]
+
+
+def test_mistakes_of_a_teachers() -> None:
+    """No docstring, or too few hints."""
+    with pytest.raises(UsageError, match="`bad` needs a docstring, three hints"):
+        teach.new_exercise("bad", topic="mine", hints=("one", "two", "three"))(lambda answer: None)
+    with pytest.raises(UsageError, match="there is no exercise `bad`; there are second-column"):
+        teach.exercise("bad")

@@ -1,0 +1,91 @@
+"""Practice: programs without end, true to their topic and level, that follow how one fares."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from aotlab import teach
+from aotlab.errors import UsageError
+from aotlab.teach import kept
+from aotlab.teach.programs import TOPICS
+
+#: Those whose programs take a second or two to be found.
+FULL = pytest.mark.tier("full")
+
+
+@pytest.mark.parametrize("topic", [each if each == "writes" else pytest.param(each, marks=FULL) for each in TOPICS])
+def test_programs(topic: str) -> None:
+    """The same seed gives the same program, another seed another; the answer is computed, and is not nothing."""
+    first, again, other = (teach.practice(topic, 1, seed) for seed in (0, 0, 1))
+    assert first.code == again.code != other.code
+    facts = {key: {name: fact.value for name, fact in first.facts(key).items()} for key in first.ask}
+    assert any(any(values.values()) for values in facts.values())
+    body = first.code.partition("\n\ndef ")[2].partition("\n\n")[0].splitlines()
+    assert len(body) == 3  # the first line, one statement, and what is returned
+
+
+def test_levels() -> None:
+    """A level is a number of statements."""
+    body = teach.practice("writes", 4, 0).code.partition("\n\ndef ")[2].partition("\n\n")[0].splitlines()
+    assert len(body) == 6
+
+
+def right_answer(program: teach.Prediction) -> dict[str, object]:
+    """Answer as one who knows."""
+    return {"writes": [name for name, fact in program.facts("writes").items() if fact.value],
+            "shares": {name: list(fact.value) for name, fact in program.facts("shares").items()}}  # type: ignore[call-overload]  # fmt: skip
+
+
+def test_practice_follows_how_one_fares() -> None:
+    """Three right answers in a row lead to the next level, a miss leads back; one program counts once."""
+    titles = set()
+    for number in range(3):
+        program = teach.practice("writes")
+        titles.add(program.code)
+        answered = program.answer(**right_answer(program))
+        assert answered.right, answered
+        assert f"{number + 1} of {number + 1} right so far" in answered.note
+    assert len(titles) == 3
+    assert kept.entry("practice", "writes")["level"] == 2
+    program = teach.practice("writes")
+    assert not program.answer(writes="", shares="").right
+    program.answer(**right_answer(program))
+    assert kept.entry("practice", "writes") == {"level": 1, "asked": 4, "right": 3, "streak": 0}
+    (row,) = [row for row in teach.progress().rows if row[0] == "writes"]
+    assert row[-1] == "level 1: 3 of 4 right"
+
+
+def test_what_is_not_answered_yet_is_asked_again() -> None:
+    """A restart loses nothing: the next program is the first one that has no answer."""
+    assert teach.practice("inputs").code == teach.practice("inputs").code
+
+
+@pytest.mark.parametrize(
+    ("topic", "level", "said"),
+    [("all", 1, "there is no topic 'all'; there are storages"), ("writes", 5, "there are 1 to 4")],
+)
+def test_mistakes(topic: str, level: int, said: str) -> None:
+    """Topics and levels that there are not."""
+    with pytest.raises(UsageError, match=said):
+        teach.practice(topic, level)
+
+
+@pytest.mark.tier("full")
+def test_without_hypothesis() -> None:
+    """All but practice works without it, and practice says what is missing."""
+    code = """
+import sys
+sys.modules["hypothesis"] = None
+import torch
+from aotlab import teach
+print(teach.predict(lambda x: x.t_(), torch.ones(2, 3), metadata="x").right)
+try:
+    teach.practice("writes")
+except TypeError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "True\npractice needs Hypothesis: pip install 'aotlab[fuzz]'\n"

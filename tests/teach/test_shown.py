@@ -1,0 +1,52 @@
+"""What is shown: maps of storages, code, tables as text and as HTML."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import aotlab
+from aotlab import teach
+from aotlab.errors import UsageError
+
+
+def test_a_map() -> None:
+    """One table for each storage; elements at one place stand there together; the rest of a long one is left out."""
+    x = torch.arange(2.0)
+    shown = repr(teach.storage_map(x=x, twice=x.expand(2, 2), other=torch.zeros(40)))
+    first, second = shown.split("\n\n")
+    assert first.splitlines()[-1].split("  ") == ["twice", "[0,0] [1,0]", "[0,1] [1,1]"]
+    assert second.startswith("Storage 1: 40 elements of float32, 160 bytes")
+    assert second.endswith("Only the first 32 elements are drawn.")
+    html = teach.storage_map(x=x)._repr_html_()
+    assert html.count("background:") == 2
+    assert html.count('scope="row"') == 2
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({"x": 3}, "`x` is of type int"),
+        ({"x": torch.ones(2, dtype=torch.complex64)}, "real tensors"),
+        ({"x": (x := torch.ones(2)), "y": x.view(torch.int32)}, "x, y look at one storage as different dtypes"),
+    ],
+)
+def test_what_no_map_is_drawn_of(tensors: dict[str, object], said: str) -> None:
+    """It is said why."""
+    with pytest.raises(UsageError, match=said):
+        teach.storage_map(**tensors)
+
+
+def test_code() -> None:
+    """The code of each part, the wrapper without its checks; what there is not is said."""
+    with aotlab.Report.record() as report:
+        aotlab.compile(lambda x, w: x.mul_(2) * w, backend="eager")(torch.ones(2), torch.ones(2, requires_grad=True))
+    assert "def joint(self, primals_1, primals_2, tangents_1)" in repr(teach.code(report, "joint"))
+    assert "tangents_1" in repr(teach.code(report, "backward"))
+    assert "tangents_1" not in repr(teach.code(report))
+    wrapper = repr(teach.code(report, "wrapper"))
+    assert "x.copy_(" in wrapper
+    assert "MISS" not in wrapper
+    assert teach.code(report)._repr_html_().count(">def forward(self, primals_1") == 1
+    with pytest.raises(UsageError, match="no code 'all'"):
+        teach.code(report, "all")
