@@ -223,12 +223,9 @@ class Backward:
         return self._of_first_order(saved, tangents)
 
     def _mask_of_asked(self) -> int:
-        """Return the bits of the nodes on the way to the gradients that the backward that is being run was asked for.
+        """Return the bits of the nodes that the current backward runs, which alone let go of what they keep.
 
-            y, z = a.sin() * c, c.exp()
-            torch.autograd.grad(y.sum(), a)
-
-        Autograd runs only these: they alone let go of what they keep.
+        Autograd runs only those on the way to the gradients that are asked for.
         """
         own = internals.current_node()
         edges = () if own is None else own.next_functions

@@ -111,13 +111,9 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
 
 
 def _check_counters(
-    call: Call,
-    dedupe: DedupeRecord,
-    inputs: Sequence[Entered],
-    infos: Sequence[InputAliasInfo],
-    outputs: Outputs,
-    escapes: EscapeGuard,
-) -> None:
+    call: Call, dedupe: DedupeRecord, inputs: Sequence[Entered], infos: Sequence[InputAliasInfo],
+    outputs: Outputs, escapes: EscapeGuard,
+) -> None:  # fmt: skip
     """Leave to eager a write that counts for an input in other memory where autograd looks at what was counted.
 
         flat = torch.zeros(8)

@@ -67,18 +67,16 @@ class Segment:
         return self.nodes is None or node in self.nodes
 
 
+#: Edges of the caller's views, and the roots behind them.
+Seen = Mapping[Edge, tuple[int, ...]]
+
+
 def segments(
-    roots: Sequence[Edge],
-    inputs: Sequence[Edge],
-    seen: Mapping[Edge, tuple[int, ...]],
-    *,
-    cuts: Collection[Edge] = (),
-    alike: bool = False,
+    roots: Sequence[Edge], inputs: Sequence[Edge], seen: Seen, *, cuts: Collection[Edge] = (), alike: bool = False
 ) -> list[Segment]:
     """Divide the graph between ``roots``, the edges of the differentiable forward outputs, and those of the inputs.
 
-    ``seen``: edges of the caller's views, and the roots behind them; ``cuts``: edges to be cut. The first to run leads.
-    If ``alike``, it does not count which roots reach a node.
+    ``cuts`` are edges to be cut; if ``alike``, it does not count which roots reach a node. The first to run leads.
     """
     ends = set(inputs)
     whole = Segment(tuple(range(len(roots))), tuple(roots), tuple(inputs), frozenset(ends), None)
@@ -108,9 +106,7 @@ class _Graph:
     From the ``useful`` nodes a gradient can get to an input or to something ``visible``, as the roots' edges are.
     """
 
-    def __init__(
-        self, roots: Sequence[Edge], ends: set[Edge], seen: Mapping[Edge, tuple[int, ...]], cuts: Collection[Edge]
-    ) -> None:
+    def __init__(self, roots: Sequence[Edge], ends: set[Edge], seen: Seen, cuts: Collection[Edge]) -> None:
         self.roots, self.ends, self.seen, self.cuts = roots, ends, seen, cuts
         self.visible = {edge: n for n, edge in reversed(list(enumerate(roots))) if edge not in ends}
         self.nodes = self._topological()
