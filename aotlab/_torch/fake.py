@@ -69,6 +69,9 @@ def forget_tensors(fake_mode: FakeTensorMode) -> None:
 def call_by_fake_mode(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run ``op`` on fake tensors under ``mode``, with ``mode`` itself on the stack as its kernels expect."""
     with mode:
+        size = args[0].size(*args[1:] or (0,)) if op is torch.ops.aten.unbind.int else 0
+        if is_symbolic(size) and not size.node.expr.is_symbol:  # torch would write each result by a longer expression
+            raise RuntimeError(f"`unbind` makes {size.node.hint} tensors, a number that is computed from sizes")
         upsampling = "upsample" in op._opname and "backward" in op._opname
         if upsampling and any(map(is_symbolic, (*args[1], *args[2]))):
             return args[0].new_empty(args[2]).contiguous(memory_format=suggest_memory_format(args[0]))  # torch has none

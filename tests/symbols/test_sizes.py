@@ -325,6 +325,11 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Tensor], tuple[tuple[tu
         lambda *shape: torch.ones(shape).t(),
         (((4, 4),), ((5, 4),), ((6, 3),), ((8, 2),)),
     ),
+    "as many results as sizes say together": (
+        lambda x: x.reshape(-1).unbind()[1],
+        strided,
+        (((8, 15),), ((6, 24),), ((8, 15),)),
+    ),
     "one rule or another": (
         lambda x: x[x.shape[0] // 2 :].permute(2, 0, 1).reshape(x[x.shape[0] // 2 :].shape),
         torch.ones,
