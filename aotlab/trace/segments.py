@@ -78,7 +78,7 @@ def segments(
     """Divide the graph between ``roots``, the edges of the differentiable forward outputs, and those of the inputs.
 
     ``seen``: edges of the caller's views, and the roots behind them; ``cuts``: edges to be cut. The first to run leads.
-    If ``alike``, it does not count which roots reach a node.
+    If ``alike``, it does not count which roots reach a node: the edges between may be those of tensor subclasses.
     """
     ends = set(inputs)
     whole = Segment(tuple(range(len(roots))), tuple(roots), tuple(inputs), frozenset(ends), None)
