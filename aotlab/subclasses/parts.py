@@ -118,7 +118,8 @@ def is_differentiable(parts: Sequence[Tensor]) -> bool:
 
 
 def state_of(tensor: Tensor) -> tuple[Any, ...]:
-    """Return what in-place operations change of a wrapper besides values."""
+    """Return what a program changes of a wrapper besides values; attributes with an underscore may be caches."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     inner = None if flatten is None else flatten()
-    return tensor.shape, tensor.stride(), tensor.storage_offset(), inner
+    own = [(name, id(value)) for name, value in vars(tensor).items() if not name.startswith("_")]
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), inner, own

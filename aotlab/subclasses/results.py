@@ -155,9 +155,8 @@ class _Reader:
     def _written(self, k: int, entered: Entered) -> None:
         """See what became of an input."""
         item, tensor = entered.item, entered.wrapper
-        if state_of(tensor) != entered.state or any(
-            a is not b for a, b in zip(parts_of(tensor), entered.parts, strict=True)
-        ):
+        parts, state = zip(parts_of(tensor), entered.parts, strict=True), state_of(tensor)
+        if state != entered.state or any(a is not b for a, b in parts):
             raise RunEagerly(f"`{item.name}` is changed in place other than in its values")
         versions = 0 if tensor.is_inference() else internals.version_of(tensor) - entered.version
         if not versions and tensor.requires_grad == (item.gradient is not None):
