@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from aotlab._torch.ops import _functionalizes, _has_kernel
 from aotlab._torch.saved import saved_tensor_hooks_disabled
+from aotlab._torch.subclasses import is_wrapper
 
 #: Sets grad mode without the 2 µs of a context manager; generated code pairs each call with its undoing.
 set_grad_mode: Callable[[bool], None] = torch._C._set_grad_enabled
@@ -164,13 +165,14 @@ class TransformState:
 
 
 def is_beyond_kernels(values: Sequence[Tensor | None]) -> bool:
-    """Tell whether a transform runs, or one of some tensors stands for several, as in a vmap, or has a tangent."""
+    """Tell whether a transform runs, or one of some tensors wraps or stands for several, or has a tangent."""
     functorch, forward_ad = torch._C._functorch, torch.autograd.forward_ad
-    if transforms_active() or any(v is not None and functorch.is_legacy_batchedtensor(v) for v in values):
+    given = [v for v in values if v is not None]
+    if transforms_active() or any(functorch.is_legacy_batchedtensor(v) or is_wrapper(v) for v in given):
         return True
     if not forward_ad_active():
         return False
-    return any(v is not None and forward_ad.unpack_dual(v).tangent is not None for v in values)
+    return any(forward_ad.unpack_dual(v).tangent is not None for v in given)
 
 
 def under_transform(

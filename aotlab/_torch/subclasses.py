@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+# What a `DTensor` has beside its tensor: objects that are what they are.
+from torch._opaque_base import OpaqueBase
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -16,6 +19,11 @@ _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
 def is_wrapper(value: Any) -> bool:
     """Tell whether a value is a tensor that ``__tensor_flatten__`` takes apart."""
     return isinstance(value, Tensor) and type(value) not in _PLAIN and is_traceable_wrapper_subclass(value)
+
+
+def is_opaque(value: Any) -> bool:
+    """Tell whether an attribute of a wrapper is an object that a graph need not know."""
+    return isinstance(value, OpaqueBase)
 
 
 _FUNCTIONALIZE = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
@@ -32,18 +40,8 @@ def functionalization_again() -> Any:
     return torch._C._ForceDispatchKeyGuard(include | _FUNCTIONALIZE, exclude - _FUNCTIONALIZE)
 
 
-def call_subclasses(func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Let subclasses among the arguments of an op do it, as torch would ask them."""
-    for kind in types:
-        if kind is not FakeTensor:
-            result = kind.__torch_dispatch__(func, types, args, kwargs)  # type: ignore[attr-defined]
-            if result is not NotImplemented:
-                return result
-    raise TypeError(f"no implementation of `{func}` for {', '.join(kind.__qualname__ for kind in types)}")
-
-
-#: Makes the view of another base that a view is of its own: ``view_again(view, base)``.
-view_again: Callable[[Tensor, Tensor], Tensor] = Tensor._view_func_unsafe
+#: Makes the view of another base that a view is of its own; a third argument changes the sizes that it takes.
+view_again: Callable[..., Tensor] = Tensor._view_func_unsafe
 
 
 def same_size(one: Any, other: Any) -> bool:

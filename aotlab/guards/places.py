@@ -25,7 +25,7 @@ _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 #: Everything but the programs that aotlab brings with it: models of benchmarks, the demo, verification.
 _ENGINE = (
     "_torch", "api.py", "backends", "cache.py", "capture", "derivatives", "frontends", "guards", "notebook",
-    "partition", "pipeline.py", "quirks", "runtime", "trace",
+    "partition", "pipeline.py", "quirks", "subclasses", "runtime", "trace",
 )  # fmt: skip
 _NOT_THE_USERS = (_TORCH, *(str(_HERE / name) for name in _ENGINE), "<frozen", "<aotlab", "<eval_with_key>")
 #: The files that call what is traced: the frames around them are the compiled call's.

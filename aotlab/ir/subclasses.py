@@ -9,7 +9,7 @@ The counterparts of upstream's ``SubclassCreationMeta``, ``PlainTensorMeta`` and
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -21,6 +21,19 @@ class SizeOfPart:
 
     part: int
     dim: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Opaque:
+    """An attribute that is no tensor, and the same object at each call, as the mesh of a `DTensor` (``OpaqueMeta``)."""
+
+    value: Any = field(repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Opaque) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +49,12 @@ class SubclassSpec:
     """How a wrapper is taken apart, and put together again.
 
     ``parts`` are its attributes with the tensors: the number of a plain one among all that it consists of, or the spec
-    of another wrapper. ``context`` is what ``__tensor_flatten__`` returns besides the names.
+    of another wrapper; or the `Opaque` one, an object of torch's. ``context`` is what ``__tensor_flatten__`` returns
+    besides the names.
     """
 
     type: type
-    parts: tuple[tuple[str, int | SubclassSpec], ...]
+    parts: tuple[tuple[str, int | SubclassSpec | Opaque], ...]
     context: Any
     layout: Layout
 
@@ -50,7 +64,7 @@ class SubclassSpec:
             path = f"{name}.{attribute}"
             if isinstance(part, SubclassSpec):
                 yield from part.paths(path)
-            else:
+            elif isinstance(part, int):
                 yield path
 
     @property
@@ -59,7 +73,7 @@ class SubclassSpec:
         return sum(1 for _ in self.paths(""))
 
     def __str__(self) -> str:
-        inner = (n if isinstance(part, int) else f"{n}: {part}" for n, part in self.parts)
+        inner = (f"{n}: {part}" if isinstance(part, SubclassSpec) else n for n, part in self.parts)
         context = "" if self.context is None else f" with {self.context!r:.200}"
         return f"{self.type.__qualname__}({', '.join(inner)}){context}"
 
@@ -124,12 +138,14 @@ class SubclassOutput:
     """One output of the function, or what is returned besides: bases of views, and the new values of inputs.
 
     ``first`` is where its tensors begin among what the compiled function returns; one without a ``spec`` is plain.
+    ``tangent`` says how its gradient is taken apart.
     """
 
     kind: OutputKind
     first: int = 0
     of: int = 0
     spec: SubclassSpec | None = None
+    tangent: SubclassSpec | None = None
     requires_grad: bool = False
 
 

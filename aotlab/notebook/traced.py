@@ -22,6 +22,7 @@ from aotlab.notebook.graphs import wrong_device
 from aotlab.partition.default import default_partition
 from aotlab.runtime.draft import MISS
 from aotlab.runtime.forward_call import ForwardFailed
+from aotlab.subclasses import compile_call as compile_apart
 from aotlab.trace.running import is_tracing
 from aotlab.verification import Comparison, compare
 
@@ -104,7 +105,7 @@ class TracedFunction:
 
         def compile_call(*given: Any) -> Entry:
             try:
-                return pipeline.compile_call(options, *given)
+                return compile_apart(options, *given)
             except Declined as declined:
                 refused(str(declined))  # what is refused before anything is traced makes no event of the function
                 raise

@@ -27,8 +27,8 @@ from aotlab.guards.call_state import CallState
 from aotlab.observe import Miss
 from aotlab.pipeline import Explain, Options
 from aotlab.subclasses.around import write_around
-from aotlab.subclasses.edges import Again
-from aotlab.subclasses.target import Unwrapped, Ways
+from aotlab.subclasses.edges import Again, Ways
+from aotlab.subclasses.target import Unwrapped
 
 __all__ = ["compile_call", "function_for"]
 
@@ -60,12 +60,9 @@ def compile_call(
             try:
                 return _compile_apart(options, target, args, kwargs, rest, ways)
             except Declined as again:
-                cause = again.__cause__
-                if isinstance(cause, Again) and ways.note(cause):
-                    ways.watches = False
-                elif isinstance(cause, SubclassError) and not ways.watches:
+                if isinstance(again.__cause__, SubclassError) and not ways.watches:
                     ways.watches = True  # a plain input may have a wrapper for a gradient
-                else:
+                elif not isinstance(again.__cause__, Again):
                     raise
 
 

@@ -22,7 +22,7 @@ import torch
 
 from aotlab import _torch as internals
 from aotlab.capture import nesting
-from aotlab.ir.subclasses import Layout, SizeOfPart, SubclassInput, SubclassOutput, SubclassRecord, SubclassSpec
+from aotlab.ir.subclasses import Layout, Opaque, SizeOfPart, SubclassInput, SubclassOutput, SubclassRecord, SubclassSpec
 from aotlab.runtime.draft import MISS, Writer
 from aotlab.runtime.outputs import write_result
 from aotlab.subclasses.edges import Anchor, Gradient, Unwrap, Wrap
@@ -160,10 +160,13 @@ class _Around:
             for name, part in spec.parts:
                 if isinstance(part, int):
                     w.add(f"{parts[part]} = {text}.{name}")
-                else:
+                elif isinstance(part, SubclassSpec):
                     inner = w.local(f"{text}_{name}")
                     w.add(f"{inner} = {text}.{name}")
                     todo.append((part, inner))
+                else:
+                    w.add(f"if {text}.{name} is not {w.constant(name, part.value)}:")
+                    w.add("    return MISS")
         conditions = [grad, *self._of_layout(item.spec, wrapper, parts)]
         w.add(f"if {' or '.join(conditions)}:")
         w.add("    return MISS")
@@ -278,14 +281,16 @@ class _Around:
         parts = [f"out[{each.first + n}]" for n in range(spec.count)]
         if not each.requires_grad:
             return self._together(spec, parts)
-        given = w.constant("spec", spec), w.constant("gradient", Gradient(name, spec))
+        given = w.constant("spec", spec), w.constant("gradient", Gradient(name, each.tangent))
         return f"Wrap({', '.join([*given, '0', 'False', *parts])})"
 
+    def _part(self, name: str, part: int | SubclassSpec | Opaque, parts: list[str]) -> str:
+        if isinstance(part, Opaque):
+            return self.w.constant(name, part.value)
+        return parts[part] if isinstance(part, int) else self._together(part, parts)
+
     def _together(self, spec: SubclassSpec, parts: list[str]) -> str:
-        inner = ", ".join(
-            f"{name!r}: {parts[part] if isinstance(part, int) else self._together(part, parts)}"
-            for name, part in spec.parts
-        )
+        inner = ", ".join(f"{name!r}: {self._part(name, part, parts)}" for name, part in spec.parts)
         context = "None" if spec.context is None else self.w.constant("context", spec.context)
         kind = self.w.constant(spec.type.__name__, spec.type)
         size, stride = self._layout(spec.layout, parts)

@@ -10,7 +10,8 @@ as the plain one of a quantized weight, it goes through *anchors*: tensors witho
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -23,12 +24,33 @@ from aotlab.subclasses.parts import fits, is_differentiable, like_part, parts_of
 
 
 class Again(RunEagerly):
-    """Raised in a trace that is to be made once more: the gradient of input ``index`` is another, or it is written."""
+    """Raised in a trace that is to be made once more, with what was found noted in ``ways``."""
 
-    def __init__(self, index: int, gradient: AnchoredGradient | None) -> None:
+    def __init__(self) -> None:
         super().__init__("it would have to be traced once more")
-        self.index = index
-        self.gradient = gradient
+
+
+@dataclass(slots=True)
+class Ways:
+    """What earlier traces found: inputs by position, with gradients of other parts than theirs, or that are written.
+
+    With ``watches`` the gradients of plain inputs are looked at, too.
+    """
+
+    gradients: dict[int, AnchoredGradient] = field(default_factory=dict)
+    hidden: set[int] = field(default_factory=set)
+    watches: bool = False
+
+    def hide(self, position: int) -> NoReturn:
+        """Trace once more, with the writes of an input apart from it."""
+        self.hidden.add(position)
+        raise Again
+
+    def anchor(self, position: int, gradient: AnchoredGradient) -> NoReturn:
+        """Trace once more, with anchors for the gradient of an input."""
+        self.gradients[position] = gradient
+        self.watches = False
+        raise Again
 
 
 class Gradient:
@@ -44,18 +66,27 @@ class Gradient:
             if internals.is_wrapper(gradient):
                 raise self._wrong(gradient)
             return [gradient]
-        return taken_apart(gradient if fits(gradient, self.spec) else self._coerced(gradient, self.spec), self.spec)
+        return taken_apart(self._coerced(gradient, self.spec), self.spec)
 
     def _coerced(self, gradient: Tensor, spec: SubclassSpec) -> Tensor:
-        """Turn a gradient into what the backward was traced for."""
-        coerce = getattr(gradient, "__coerce_same_metadata_as_tangent__", None)
-        if coerce is not None and (made := coerce(spec.context, spec.type)) is not None:
-            gradient = made
+        """Turn a gradient into what the backward was traced for: by its layout, by its class, or by multiplying."""
+        if self._fits(gradient, spec):
+            return gradient
+        kind: type = type(gradient)
+        made = gradient.contiguous() if kind is spec.type else gradient
+        coerce = getattr(made, "__coerce_same_metadata_as_tangent__", None)
+        if coerce is not None and not self._fits(made, spec):
+            made = coerce(spec.context, None if kind is spec.type else spec.type)
         elif not internals.is_wrapper(gradient):
-            gradient = together(spec, [torch.ones_like(gradient)] * spec.count) * gradient
-        if not fits(gradient, spec):
-            raise self._wrong(gradient)
-        return gradient
+            made = together(spec, [torch.ones_like(gradient)] * spec.count) * gradient
+        if self._fits(made, spec):
+            return made
+        raise self._wrong(gradient)
+
+    @staticmethod
+    def _fits(gradient: Tensor | None, spec: SubclassSpec) -> bool:
+        # a `DTensor` counts in its context whether it requires grad
+        return gradient is not None and (fits(gradient, spec) or fits(gradient.detach(), spec))
 
     def _wrong(self, gradient: Tensor) -> SubclassError:
         return SubclassError(
@@ -67,12 +98,12 @@ class Gradient:
 
 
 class GradientOfInput(Gradient):
-    """The gradient of input ``index``, which the trace finds; ``is_known``: it was found by an earlier trace."""
+    """The gradient of an input, which the trace finds; ``is_known``: it was found by an earlier trace."""
 
-    def __init__(self, index: int, item: SubclassInput, parts: Sequence[Tensor]) -> None:
+    def __init__(self, item: SubclassInput, parts: Sequence[Tensor], ways: Ways) -> None:
         self.is_known = isinstance(item.gradient, AnchoredGradient)
         super().__init__(item.name, item.gradient.spec if isinstance(item.gradient, AnchoredGradient) else None)
-        self.index = index
+        self._position, self._ways = item.position, ways
         self._kind = None if item.spec is None else item.spec.type
         self._sizes = [part.shape for part in parts]
         self._like = parts
@@ -92,9 +123,9 @@ class GradientOfInput(Gradient):
                 return super().parts(gradient)
             like = [tuple([like_part(n, d, self._like) for d, n in enumerate(part.shape)]) for part in parts]
             anchors = tuple(zip([part.dtype for part in parts], like, strict=True))
-            raise Again(self.index, AnchoredGradient(spec=spec, anchors=anchors))
+            self._ways.anchor(self._position, AnchoredGradient(spec=spec, anchors=anchors))
         if self.spec is not None:
-            raise RunEagerly(f"the gradient of `{self.name}` is a `{spec}` or a `{self.spec}`")
+            return super().parts(gradient)
         self.spec = spec
         return taken_apart(gradient, spec)
 

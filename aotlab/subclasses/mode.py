@@ -35,9 +35,7 @@ class AboveFunctionalization(internals.TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Let subclasses do an op, or else have it functionalized, and then recorded."""
-        with internals.disable_torch_function():
-            if any(kind is not internals.FakeTensor for kind in types):
-                with self:
-                    return internals.call_subclasses(func, types, args, kwargs or {})
-            with internals.functionalization_again():
-                return func(*args, **kwargs or {})
+        if any(kind is not internals.FakeTensor for kind in types):
+            return NotImplemented
+        with internals.disable_torch_function(), internals.functionalization_again():
+            return func(*args, **kwargs or {})

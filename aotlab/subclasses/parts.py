@@ -11,7 +11,7 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import SubclassError
-from aotlab.ir.subclasses import Layout, SizeOfPart, SubclassSpec
+from aotlab.ir.subclasses import Layout, Opaque, SizeOfPart, SubclassSpec
 
 _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -21,7 +21,8 @@ def parts_of(tensor: Tensor) -> list[Tensor]:
     if not internals.is_wrapper(tensor):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]  # a protocol
-    return [part for name in names for part in parts_of(getattr(tensor, name))]
+    inner = (getattr(tensor, name) for name in names)
+    return [part for each in inner if not internals.is_opaque(each) for part in parts_of(each)]
 
 
 def spec_of(tensor: Tensor, name: str, parts: Sequence[Tensor] | None = None) -> SubclassSpec:
@@ -41,13 +42,15 @@ def spec_of(tensor: Tensor, name: str, parts: Sequence[Tensor] | None = None) ->
 
 def _spec_of(tensor: Tensor, name: str, parts: Sequence[Tensor], numbers: Iterator[int]) -> SubclassSpec:
     names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]  # a protocol
-    inner: list[tuple[str, int | SubclassSpec]] = []
+    inner: list[tuple[str, int | SubclassSpec | Opaque]] = []
     for attribute in names:
         part, path = getattr(tensor, attribute), f"{name}.{attribute}"
         if internals.is_wrapper(part):
             inner.append((attribute, _spec_of(part, path, parts, numbers)))
         elif isinstance(part, Tensor):
             inner.append((attribute, next(numbers)))
+        elif internals.is_opaque(part):
+            inner.append((attribute, Opaque(part)))
         else:
             raise SubclassError(
                 f"`{path}` is a `{type(part).__qualname__}`",
@@ -80,10 +83,16 @@ def sizes(values: Sequence[int | SizeOfPart], parts: Sequence[Tensor]) -> tuple[
 
 def together(spec: SubclassSpec, parts: Sequence[Any]) -> Any:
     """Make the wrapper that a spec describes of its parts."""
-    inner = {name: parts[part] if isinstance(part, int) else together(part, parts) for name, part in spec.parts}
+    inner = {name: _part(part, parts) for name, part in spec.parts}
     strides = tuple([n if isinstance(n, int) else parts[n.part].stride(n.dim) for n in spec.layout.stride])
     size = sizes(spec.layout.size, parts)
     return spec.type.__tensor_unflatten__(inner, spec.context, size, strides)  # type: ignore[attr-defined]
+
+
+def _part(part: int | SubclassSpec | Opaque, parts: Sequence[Any]) -> Any:
+    if isinstance(part, Opaque):
+        return part.value
+    return parts[part] if isinstance(part, int) else together(part, parts)
 
 
 def fits(tensor: Any, spec: SubclassSpec) -> bool:
@@ -94,8 +103,13 @@ def fits(tensor: Any, spec: SubclassSpec) -> bool:
     names, context = tensor.__tensor_flatten__()
     if list(names) != [name for name, _ in spec.parts] or context != spec.context:
         return False
-    inner = ((getattr(tensor, name), part) for name, part in spec.parts)
-    return all(type(each) in _PLAIN if isinstance(part, int) else fits(each, part) for each, part in inner)
+    return all(_fits(getattr(tensor, name), part) for name, part in spec.parts)
+
+
+def _fits(value: Any, part: int | SubclassSpec | Opaque) -> bool:
+    if isinstance(part, Opaque):
+        return value is part.value
+    return type(value) in _PLAIN if isinstance(part, int) else fits(value, part)
 
 
 def is_differentiable(parts: Sequence[Tensor]) -> bool:
@@ -104,7 +118,8 @@ def is_differentiable(parts: Sequence[Tensor]) -> bool:
 
 
 def state_of(tensor: Tensor) -> tuple[Any, ...]:
-    """Return what in-place operations change of a wrapper besides values."""
+    """Return what a program changes of a wrapper besides values; attributes with an underscore may be caches."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     inner = None if flatten is None else flatten()
-    return tensor.shape, tensor.stride(), tensor.storage_offset(), inner
+    own = [(name, id(value)) for name, value in vars(tensor).items() if not name.startswith("_")]
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), inner, own

@@ -12,7 +12,7 @@ from aotlab import _torch as internals
 from aotlab.capture import nesting
 from aotlab.capture.signals import RunEagerly
 from aotlab.ir.subclasses import SubclassOutput, SubclassWrite
-from aotlab.subclasses.edges import Again, Gradient, Unwrap
+from aotlab.subclasses.edges import Gradient, Unwrap, Ways
 from aotlab.subclasses.parts import is_differentiable, parts_of, spec_of, state_of
 
 if TYPE_CHECKING:
@@ -33,21 +33,27 @@ class Results:
     views: dict[int, Tensor] = field(default_factory=dict)
 
 
-def read_results(result: Any, entered: Sequence[Entered], given: Mapping[int, None]) -> tuple[Results, tuple[Any, ...]]:
+def read_results(
+    result: Any, entered: Sequence[Entered], given: Mapping[int, None], ways: Ways
+) -> tuple[Results, tuple[Any, ...]]:
     """Take the result of a traced function apart; ``given`` are the containers and objects that it knows, by ``id``."""
     leaves, names, tree = nesting.flatten_result(result, given)
-    reader = _Reader(leaves, names, entered, Results(tree))
+    reader = _Reader(leaves, names, entered, Results(tree), ways)
     reader.run()
     return reader.results, tuple(reader.returned)
 
 
 class _Reader:
     def __init__(
-        self, leaves: Sequence[Any], names: Sequence[str], entered: Sequence[Entered], results: Results
+        self,
+        leaves: Sequence[Any],
+        names: Sequence[str],
+        entered: Sequence[Entered],
+        results: Results,
+        ways: Ways,
     ) -> None:
-        self.leaves = leaves
-        self.names = names
-        self.results = results
+        self.leaves, self.names, self.results = leaves, names, results
+        self._ways = ways
         self.returned: list[Any] = []
         self._inputs = {id(item.wrapper): k for k, item in reversed([*enumerate(entered)])}
         self._entered = entered
@@ -81,18 +87,29 @@ class _Reader:
         if id(leaf) in self._inputs:
             return SubclassOutput(kind="input", of=self._inputs[id(leaf)])
         base = internals.base_of(leaf)
-        if base is not None and id(base) in self._inputs:
+        if base is not None and (id(base) in self._inputs or internals.is_wrapper(base)):
+            self._check_view(leaf, base)
             self.results.views[i] = leaf
+        if base is not None and id(base) in self._inputs:
             of = self._inputs[id(base)]
             return SubclassOutput(kind="view of input", of=of, requires_grad=leaf.requires_grad)
         if base is not None and internals.is_wrapper(base):
-            self.results.views[i] = leaf
             return SubclassOutput(kind="view of output", of=-1, requires_grad=leaf.requires_grad)  # see `_bases`
         for k, item in enumerate(self._entered):
             looks = [(internals.storage_key(t), t.shape, t.stride(), t.storage_offset()) for t in (leaf, item.wrapper)]
             if looks[0] == looks[1] and not leaf.requires_grad:
                 return SubclassOutput(kind="detached input", of=k)
         return self._fresh(leaf, self.names[i])
+
+    def _check_view(self, view: Tensor, base: Tensor) -> None:
+        """Refuse a view that takes a size which varies: it could not be made anew."""
+
+        def see(size: Any) -> Any:
+            if internals.is_symbolic(size):
+                raise RunEagerly("a view of a tensor subclass takes a size that varies, and is returned")
+            return size
+
+        internals.view_again(view, base, see)
 
     def _fresh(self, leaf: Tensor, name: str) -> SubclassOutput:
         if leaf.requires_grad and leaf.is_leaf:
@@ -101,18 +118,18 @@ class _Reader:
             self._return([leaf], name)
             return SubclassOutput(kind="new", first=len(self.returned) - 1, requires_grad=leaf.requires_grad)
         parts: Sequence[Tensor] = parts_of(leaf)
+        tangent = None
         if leaf.requires_grad:
             if not is_differentiable(parts):
                 raise RunEagerly(f"`{name}`, a `{type(leaf).__qualname__}`, has parts that have no gradients")
-            parts = Unwrap.apply(leaf, Gradient(name, spec_of(leaf, name, parts)))  # type: ignore[no-untyped-call]
-        made = SubclassOutput(
-            kind="new",
-            first=len(self.returned),
-            spec=spec_of(leaf, name, parts),
-            requires_grad=leaf.requires_grad,
-        )
+            detached = leaf.detach()
+            coerce = getattr(detached, "__coerce_tangent_metadata__", None)
+            tangent = spec_of(detached if coerce is None else coerce(), name)
+            parts = Unwrap.apply(leaf, Gradient(name, tangent))  # type: ignore[no-untyped-call]
+        first, grad = len(self.returned), leaf.requires_grad
         self._return(parts, name)
-        return made
+        spec = spec_of(leaf, name, parts)
+        return SubclassOutput(kind="new", first=first, spec=spec, tangent=tangent, requires_grad=grad)
 
     def _return(self, values: Sequence[Any], name: str) -> None:
         """Let the body return some values; what shares memory with a hidden input cannot be told from it."""
@@ -138,15 +155,14 @@ class _Reader:
     def _written(self, k: int, entered: Entered) -> None:
         """See what became of an input."""
         item, tensor = entered.item, entered.wrapper
-        if state_of(tensor) != entered.state or any(
-            a is not b for a, b in zip(parts_of(tensor), entered.parts, strict=True)
-        ):
+        parts, state = zip(parts_of(tensor), entered.parts, strict=True), state_of(tensor)
+        if state != entered.state or any(a is not b for a, b in parts):
             raise RunEagerly(f"`{item.name}` is changed in place other than in its values")
         versions = 0 if tensor.is_inference() else internals.version_of(tensor) - entered.version
         if not versions and tensor.requires_grad == (item.gradient is not None):
             return
         if (item.gradient is not None or tensor.requires_grad) and not item.hidden:
-            raise Again(item.position, None)
+            self._ways.hide(item.position)
         if not item.hidden:
             self.results.writes.append(SubclassWrite(input=k, versions=versions))
             return
@@ -163,7 +179,7 @@ class _Reader:
         self.results.writes.append(SubclassWrite(input=k, versions=versions, value=value, history=history))
 
     def _check_histories(self, wrappers: Sequence[tuple[int, Tensor]]) -> None:
-        """Refuse an output from which another is computed: its gradient would not know of the other's."""
+        """See whether of an output another is computed: its gradient would not know of the other's."""
         nodes = {leaf.grad_fn: i for i, leaf in wrappers if leaf.grad_fn is not None and id(leaf) not in self._inputs}
         views = {id(leaf) for _, leaf in wrappers if internals.base_of(leaf) is not None}  # are made of others anew
         starts = [leaf for leaf in self.leaves if isinstance(leaf, Tensor) and id(leaf) not in views]

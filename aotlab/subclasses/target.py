@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -24,33 +24,11 @@ from aotlab.capture.signals import RunEagerly
 from aotlab.guards.reached import Reached
 from aotlab.guards.values import Mentioned
 from aotlab.ir.subclasses import AnchoredGradient, SubclassInput
-from aotlab.subclasses.edges import Again, Anchor, Gradient, GradientOfInput, Unwrap, Wrap, apart_of
+from aotlab.subclasses.edges import Anchor, Gradient, GradientOfInput, Unwrap, Ways, Wrap, apart_of
 from aotlab.subclasses.mode import AboveFunctionalization
 from aotlab.subclasses.parts import is_differentiable, parts_of, sizes, spec_of, state_of, together
 from aotlab.subclasses.results import Results, read_results
 from aotlab.trace.running import here
-
-
-@dataclass(slots=True)
-class Ways:
-    """What earlier traces found of inputs, by their positions: gradients of other parts than theirs, and writes.
-
-    With ``watches`` the gradients of plain inputs are looked at, too.
-    """
-
-    gradients: dict[int, AnchoredGradient] = field(default_factory=dict)
-    hidden: set[int] = field(default_factory=set)
-    watches: bool = False
-
-    def note(self, again: Again) -> bool:
-        """Note what a trace is to be made again for; tell whether that is anything new."""
-        if again.gradient is not None:
-            is_new = again.index not in self.gradients
-            self.gradients[again.index] = again.gradient
-            return is_new
-        is_new = again.index not in self.hidden
-        self.hidden.add(again.index)
-        return is_new
 
 
 @dataclass(slots=True)
@@ -86,9 +64,9 @@ class Unwrapped(Target):
                 self.inputs.append(_input(name, n, value, k, ways))
         ours = {item.position for item in self.inputs}
         self._plain_lifted = [n for n in range(len(lifted)) if n not in ours]
-        self._names = names
+        self._names, self._ways = names, ways
         self._check_hidden(values)
-        self.gradients = [GradientOfInput(each.position, each, ()) for each in self.inputs]  # of the last trace
+        self.gradients = [GradientOfInput(each, (), ways) for each in self.inputs]  # of the last trace
         self.results: Results | None = None
         self._given: list[Tensor] = []
 
@@ -208,7 +186,7 @@ class Unwrapped(Target):
             given = {id(part): None for part, _ in nesting.parts_of((given_args, given_kwargs))} | {
                 id(each): None for each in self.target.objects()
             }
-            self.results, returned = read_results(result, entered, _containers(given, values))
+            self.results, returned = read_results(result, entered, _containers(given, values), self._ways)
         return returned
 
     def _enter(self, item: SubclassInput, flat: Iterator[Any], entered: list[Entered]) -> Entered:
@@ -217,7 +195,7 @@ class Unwrapped(Target):
         if item.same_as < len(entered):
             return replace(entered[item.same_as], item=item)
         if item.gradient is not None:
-            gradient = self.gradients[item.same_as] = GradientOfInput(item.position, item, parts)
+            gradient = self.gradients[item.same_as] = GradientOfInput(item, parts, self._ways)
             given = item.spec, gradient, len(anchors), item.hidden, *anchors, *parts
             with torch.enable_grad():
                 made = Wrap.apply(*given)  # type: ignore[no-untyped-call]  # untyped in torch

@@ -117,8 +117,7 @@ class Deriver:
             casting = nullcontext() if autocast else internals.disable_autocast()
             guard = EscapeGuard(quirks=[type(quirk)() for quirk in self.recorder.quirks])
             caches = internals.caches_kept(self.spent) if self.recorder.has_checkpoints else nullcontext()
-            above = self.recorder.above or nullcontext()
-            with caches, self.holder(), tracing(self.recorder), guard, casting, above:
+            with caches, self.holder(), tracing(self.recorder), guard, casting, self.recorder.above or nullcontext():
                 yield
                 self.recorder.states.end()
         finally:

@@ -35,8 +35,7 @@ def divide(findings: Findings, forward: ForwardOutputs, *, exact: bool) -> tuple
 
     def divided(also: Collection[Edge]) -> list[Segment]:
         seen_from = {edge: made_from for edge, (_, made_from) in seen.items()}
-        together = findings.recorder.above is not None  # the edges between would be those of wrappers
-        return segments(edges, list(stands_for), seen_from, cuts=cuts.union(also), alike=together)
+        return segments(edges, list(stands_for), seen_from, cuts=cuts.union(also), alike=bool(findings.recorder.above))
 
     parts = divided(())
     if exact:

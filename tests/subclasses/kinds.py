@@ -116,7 +116,7 @@ def parts(tensor):
     if not hasattr(tensor, "__tensor_flatten__"):
         return (type(tensor), None), [tensor]
     names, context = tensor.__tensor_flatten__()
-    inner = [parts(getattr(tensor, name)) for name in names]
+    inner = [parts(each) for name in names if isinstance(each := getattr(tensor, name), torch.Tensor)]
     return (type(tensor), context, [kind for kind, _ in inner]), [each for _, found in inner for each in found]
 
 

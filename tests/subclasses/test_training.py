@@ -154,6 +154,25 @@ def test_gradients_of_a_result_given():
         assert same(ours.grad, theirs.grad)
 
 
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.tier("full"))])
+def test_a_wrapper_into_a_function_of_tensors(backend):
+    """A gradient that is a wrapper comes into a backward of tensors: eager's result, and no kernel sees it."""
+    ours, theirs = leaf(plain()), leaf(plain())
+    compiled = aotlab.compile(lambda x: (x * x).sin(), backend=backend)
+    (compiled(ours) * two()).sum().backward()
+    ((theirs * theirs).sin() * two()).sum().backward()
+    assert same(ours.grad, theirs.grad, versions=False)
+    assert compiled.calls.compiled == 1
+
+
+def test_a_wrapper_for_a_tensor_beside_wrappers():
+    """Beside other wrappers it would have to be taken apart: refused, with the reason."""
+    t, x = leaf(two()), leaf(plain(7))
+    results = aotlab.compile(lambda t, x: ((t * x).sin(), x * 2), backend="eager")(t, x)
+    with pytest.raises(SubclassError, match="the gradient of a plain output is a `TwoTensor`"):
+        sum(each.sum() for each in results).backward()
+
+
 def test_a_wrong_gradient():
     """A gradient of another type is refused, with the reason."""
     t = leaf(two())

@@ -1,0 +1,77 @@
+"""Wrappers behind Dynamo, which hands them over as they are: the graphs are aotlab's entries."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import aotlab
+from aotlab import observe
+from tests.subclasses.kinds import leaf, plain, same, tensors, two
+from tests.subclasses.test_calls import PROGRAMS
+from tests.subclasses.test_training import NETS, Net, trained
+
+
+@pytest.fixture
+def finished():
+    """Start Dynamo anew; list what is compiled, and how each call is served."""
+    torch.compiler.reset()
+    events = []
+    with observe.listen(events.append):
+        yield events
+    torch.compiler.reset()
+
+
+_FIRST = ["alone", "several", "with a tensor", "nested", "in containers", "a view returned", "made inside", "quantized"]
+
+
+@pytest.mark.parametrize("name", _FIRST)
+@pytest.mark.parametrize("grad", [False, True])
+def test_calls(name, grad, finished):
+    """Results and gradients are eager's, and no call runs eagerly."""
+    function, make = PROGRAMS[name]
+    compiled = aotlab.compile(function, backend="eager", frontend="dynamo")
+    for _ in range(2):
+        ours, theirs = make(), make()
+        for each in (*tensors(ours), *tensors(theirs)) if grad and name != "made inside" else ():
+            if each.is_floating_point() and hasattr(each, "__tensor_flatten__"):
+                leaf(each)
+        result, expected = compiled(*ours), function(*theirs)
+        assert same(result, expected)
+        for found in (result, expected):
+            losses = [each.sin().sum() for each in tensors(found) if each.requires_grad]
+            if losses:
+                sum(losses[1:], losses[0]).backward()
+        for mine, wanted in zip(tensors(ours), tensors(theirs), strict=True):
+            assert not wanted.is_leaf or same(mine.grad, wanted.grad, versions=False)
+    calls = [event for event in finished if isinstance(event, observe.Called)]
+    assert len(calls) == 2
+    assert None not in [call.entry for call in calls]
+
+
+@pytest.mark.parametrize("kind", ["TwoTensor", "Quantized"])
+def test_training(kind, finished):
+    """Ten steps of SGD on a module whose parameters are wrappers."""
+    mine, wanted = Net(*NETS[kind]), Net(*NETS[kind])
+    compiled = aotlab.compile(mine, backend="eager", frontend="dynamo")
+    assert same(trained(mine, compiled, plain, 10), trained(wanted, wanted, plain, 10))
+    assert same(list(mine.parameters()), list(wanted.parameters()))
+    calls = [event for event in finished if isinstance(event, observe.Called)]
+    assert len(calls) == 10
+    assert None not in [call.entry for call in calls]
+
+
+def test_as_a_backend(finished):
+    """The same by ``torch.compile(backend="aotlab")``, with a graph break between."""
+
+    def function(t):
+        y = t * 2
+        torch._dynamo.graph_break()
+        return y.sin()
+
+    compiled = torch.compile(function, backend="aotlab", options={"compiler": "eager"})
+    ours, theirs = leaf(two()), leaf(two())
+    compiled(ours).sum().backward()
+    function(theirs).sum().backward()
+    assert same(ours.grad, theirs.grad, versions=False)
+    assert len([event for event in finished if isinstance(event, observe.CompileFinished)]) == 2
