@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,6 +16,9 @@ from aotlab import _torch as torch_internals
 from aotlab.errors import AotlabError, UsageError
 from aotlab.teach.shown import Row, Shown
 from aotlab.teach.truth import COMPUTED, Fact, Facts, Truth, compiled_facts, eager_truth, listed, tensors_of, window
+
+if TYPE_CHECKING:
+    from ipywidgets import Widget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +105,26 @@ class Prediction(Shown):
             self.function, self.args, ask=self.ask, again=self.again, answers={**self.answers, **answers},
             program=self._program, done=self._done,
         )  # fmt: skip
+
+    def form(self) -> Widget:
+        """Return the questions as widgets, to be answered by mouse or keyboard; it needs ipywidgets."""
+        from aotlab.teach.form import form
+
+        return form(self)
+
+    def question(self, key: str) -> Question:
+        """Return one of the questions."""
+        return QUESTIONS[key]
+
+    def subjects(self, key: str) -> tuple[list[str], list[str]]:
+        """Return the results that a question asks about, if it does, and the names that an answer may have.
+
+        The call runs, if the question is about results, since nothing else tells how many there are.
+        """
+        inputs = list(tensors_of(self.function, self.args))
+        if key not in _OF_RESULTS:
+            return [], [*inputs, *([COMPUTED] if key == "saved" else [])]
+        return list(self.truth.outputs), [*inputs, *self.truth.outputs]
 
     @cached_property
     def truth(self) -> Truth:

@@ -17,6 +17,7 @@ import torch
 from aotlab.errors import UsageError
 from aotlab.teach import kept
 from aotlab.teach.prediction import Prediction
+from aotlab.verification.programs import program_of
 
 #: What is too much to reason about by head, or about something else.
 _LEFT_OUT = frozenset({
@@ -79,7 +80,7 @@ def practice(topic: str = "storages", level: int | None = None, seed: int | None
     Raises
     ------
     UsageError
-        There is no such topic or level, or Hypothesis, on which the generator stands, is missing.
+        There is no such topic or level.
 
     Examples
     --------
@@ -124,10 +125,6 @@ def _count(entry: dict[str, Any], level: int, right: bool) -> None:
 
 def _programs(topic: Topic, level: int, seed: int) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
     """Yield programs that fit: their text, the function and its arguments."""
-    try:
-        from aotlab.verification.programs import program_of
-    except ImportError:
-        raise UsageError("practice needs Hypothesis: pip install 'aotlab[fuzz]'") from None
     for number in range(seed * 1_000_000, (seed + 1) * 1_000_000):
         program = program_of(number, max_statements=level, max_calls=1, grad=topic.grad)
         (setup,) = program.setups

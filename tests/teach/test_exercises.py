@@ -69,6 +69,17 @@ def test_hints_come_one_by_one() -> None:
     given = [repr(exercise.hint()) for _ in range(4)]
     assert given[:3] == [" ".join(exercise.hints[:count]) for count in (1, 2, 3)]
     assert given[3] == f"{given[2]}\nThere are no more hints."
+    assert exercises.kept.entry("exercises", "room")["hints"] == 3
+
+
+def test_what_is_done_stays_done() -> None:
+    """A later mistake takes nothing away."""
+    exercise = teach.exercise("diagonal-stride")
+    exercise.check(lambda n: n + 1)
+    exercise.check(lambda n: n)
+    assert exercises.kept.entry("exercises", "diagonal-stride") == {
+        "topic": "storages", "done": True, "tries": 2, "hints": 0,
+    }  # fmt: skip
 
 
 def test_an_exercise_of_a_teachers(file: Path) -> None:

@@ -148,6 +148,11 @@ def test_answers_that_are_not_understood(answers: dict[str, object], said: str) 
     assert said in row[-1]
 
 
+def test_who_shares_with_the_same_shares_with_each_other() -> None:
+    """It need not be said twice."""
+    assert teach.predict(lambda x: (x[0], x[1]), ones(2, 2), shares={"out[0]": "x", "out[1]": "x"}).right
+
+
 def test_tensors_as_answers() -> None:
     """The tensors themselves serve as names."""
     x, y = ones(2, 2), ones(2, 2)
