@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ipywidgets import HTML, Button, Checkbox, HBox, Layout, RadioButtons, VBox, Widget
 
-if TYPE_CHECKING:
-    from aotlab.teach.prediction import Prediction
+from aotlab.teach.prediction import QUESTIONS, Prediction
 
 #: What gives the answer that a part of the form holds.
 Read = Callable[[], object]
@@ -31,7 +29,7 @@ def form(prediction: Prediction) -> VBox:
 
 def _field(prediction: Prediction, key: str) -> tuple[Widget, Read]:
     """Make the part of the form for one question, and what reads it."""
-    question = prediction.question(key)
+    question = QUESTIONS[key]
     title = HTML(f"<b>{html.escape(question.ask)}</b>")
     if question.choices:
         radio = RadioButtons(options=[(str(choice), choice) for choice in question.choices], value=None)

@@ -112,10 +112,6 @@ class Prediction(Shown):
 
         return form(self)
 
-    def question(self, key: str) -> Question:
-        """Return one of the questions."""
-        return QUESTIONS[key]
-
     def subjects(self, key: str) -> tuple[list[str], list[str]]:
         """Return the results that a question asks about, if it does, and the names that an answer may have.
 
@@ -135,8 +131,7 @@ class Prediction(Shown):
         """Return what is true, subject by subject, and why."""
         if key not in ("saved", "recompiles"):
             if key not in self.truth.facts:
-                why = self.truth.failure or self.truth.facts["raises"][""].why
-                return {"": Fact(value="raises", why=f"there is no answer: {why}")}
+                return {"": Fact(value="raises", why=f"there is no answer: {self.truth.facts['raises'][''].why}")}
             return self.truth.facts[key]
         try:
             return self._compiled[key]
@@ -155,11 +150,7 @@ class Prediction(Shown):
         inputs = list(tensors_of(self.function, self.args))
         examples = {key: QUESTIONS[key].example.replace('"x', f'"{(inputs or ["x"])[-1]}') for key in self.ask}
         self.rows = [(key, QUESTIONS[key].ask, f"{key}={examples[key]}") for key in self.ask]
-        results = any(key in _OF_RESULTS for key in self.ask)
-        self.note = (
-            "A single result is called `out`, several `out[0]`, `out[1]`, …; " * results + 'write `""` for none.'
-        )
-        self.note = self.note[0].upper() + self.note[1:]
+        self.note = 'Results are called `out`, or `out[0]`, `out[1]`, …; `""` stands for none.'
 
     def _compare(self) -> None:
         left = [key for key in self.ask if key not in self.answers]

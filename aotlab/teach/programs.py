@@ -24,7 +24,8 @@ _LEFT_OUT = frozenset({
     "around the trace", "checkpoint", "containers", "custom functions", "dtypes", "hooks", "out=", "random", "raises",
 })  # fmt: skip
 _ODD = re.compile(
-    r"storage_offset|requires_grad\b|\.shape|is_leaf|as_strided|set_grad_enabled|inference_mode|unfold|movedim|swapaxes|masked|addcmul|None|text"
+    r"storage_offset|requires_grad\b|\.shape|is_leaf|as_strided|set_grad_enabled|inference_mode|unfold|movedim"
+    r"|swapaxes|masked|addcmul|None|text"
 )
 #: An argument with a history, made of a leaf that nobody sees; without it the argument is the leaf.
 _LEAF = re.compile(r"(?m)^\w+_leaf = (?=.*\n(\w+) = \w+_leaf \* 1$)(.*)\n.*$")
@@ -92,7 +93,7 @@ def practice(topic: str = "storages", level: int | None = None, seed: int | None
     if level is not None and level not in range(1, kept.HARDEST + 1):
         raise UsageError(f"level {level!r} is none; there are 1 to {kept.HARDEST}")
     so_far = kept.entry("practice", topic)
-    level = so_far["level"] if level is None else level
+    level = max(1, min(kept.HARDEST, so_far["level"])) if level is None else level
     chosen = TOPICS[topic]
     counted = False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +64,14 @@ def test_practice_follows_how_one_fares() -> None:
     assert kept.entry("practice", "writes") == {"level": 1, "asked": 4, "right": 3, "streak": 0}
     (row,) = [row for row in teach.progress().rows if row[0] == "writes"]
     assert row[-1] == "level 1: 3 of 4 right"
+
+
+def test_a_level_that_there_is_not(file: Path) -> None:
+    """A file of another version, or edited by hand, does not lead astray."""
+    file.parent.mkdir()
+    file.write_text('{"practice": {"writes": {"level": 99, "asked": 0, "right": 0, "streak": 0}}}')
+    assert not teach.practice("writes").answer(writes="", shares="").right
+    assert kept.entry("practice", "writes")["level"] == kept.HARDEST - 1
 
 
 def test_what_is_not_answered_yet_is_asked_again() -> None:
