@@ -93,10 +93,12 @@ class Prediction(Shown):
         self.answers = {key: value for key, value in (answers or {}).items() if value is not ...}
         self._program, self._done = program, done
         self.right = False
-        if self.answers or not answers:
-            self._compare() if self.answers else self._pose()
+        if self.answers:
+            self._compare()
         else:
-            self.title = f"Not answered yet: {listed(self.ask)}."
+            self._pose()
+            if answers:  # all of them open, in a cell below the one that showed the program
+                self.title, self.code = f"Not answered yet: {listed(self.ask)}.", ""
 
     def answer(self, **answers: object) -> Prediction:
         """Answer questions, besides those that were answered before; see `predict`."""
