@@ -17,6 +17,8 @@ def program(x, y):
 """
 FORM = 'teach.predict(program, torch.ones(2, 2), torch.ones(2), ask="raises writes").form()'
 
+MAP = "x = torch.arange(4.0).view(2, 2)\nteach.storage_map(x=x, column=x[:, 1])"
+
 
 def tab_to(lab: Lab, kind: str) -> None:
     """Press Tab until the focus is on an element of a kind."""
@@ -30,8 +32,8 @@ def tab_to(lab: Lab, kind: str) -> None:
 @pytest.mark.tier("full")
 @pytest.mark.parametrize("theme", THEMES)
 def test_a_form_is_answered(lab: Lab, theme: str) -> None:
-    """Both ways lead to the same table; the form can be read in either theme."""
-    write_notebook(lab.server.root / "form.ipynb", [PROGRAM, FORM, FORM])
+    """Both ways lead to the same table; the form can be read in either theme, and a map too."""
+    write_notebook(lab.server.root / "form.ipynb", [PROGRAM, FORM, FORM, MAP])
     lab.open("form.ipynb")
     lab.theme(theme)
     lab.run_all()
@@ -47,4 +49,5 @@ def test_a_form_is_answered(lab: Lab, theme: str) -> None:
         lab.page.keyboard.press(key)
     keys.get_by_text("All right (3 of 3).").wait_for()
     assert hard_to_read(keys.locator(".jupyter-widgets").first) == []
+    assert hard_to_read(lab.cell(3).locator(".jp-OutputArea")) == []
     lab.shoot(f"form-{theme.split()[-1].lower()}", keys)
