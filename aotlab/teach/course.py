@@ -18,7 +18,7 @@ Answer = Callable[..., Any]
 def _facts(answer: Answer, *args: torch.Tensor) -> dict[str, Facts]:
     """Return what is true of a call of the answer."""
     truth = eager_truth(answer, args)
-    require(not truth.failure, truth.failure)
+    require(truth.facts["raises"][""].value != "call", truth.facts["raises"][""].why)
     return dict(truth.facts)
 
 
@@ -38,17 +38,14 @@ def _names(answer: Any, facts: Facts) -> set[str]:
 # --- 01_storages -----------------------------------------------------------------------------------------------------
 
 
-@new_exercise(
-    "second-column",
-    topic="storages",
-    hints=(
-        "Indexing with numbers and slices makes views; `clone`, arithmetic and lists of indices copy.",
-        "You want all rows, and of each the element number 1.",
-        "An index for both dimensions: a slice for the rows, a number for the columns.",
-    ),
-)
+@new_exercise("storages")
 def second_column(answer: Answer) -> None:
-    """Write `answer(x)`, which returns the second column of a matrix `x` without copying it."""
+    """Write `answer(x)`, which returns the second column of a matrix `x` without copying it.
+
+    - Indexing with numbers and slices makes views; `clone`, arithmetic and lists of indices copy.
+    - You want all rows, and of each the element number 1.
+    - An index for both dimensions: a slice for the rows, a number for the columns.
+    """
     for x in (torch.arange(6.0).view(2, 3), torch.arange(8.0).view(2, 4).t()):
         found = answer(x)
         shared = _same_storage(found, x)
@@ -57,34 +54,28 @@ def second_column(answer: Answer) -> None:
         require(shared, "the result has a storage of its own, so it is a copy")
 
 
-@new_exercise(
-    "diagonal-stride",
-    topic="storages",
-    hints=(
-        "Draw the map of a 3 × 3 matrix: at which places does its diagonal lie?",
-        "They lie at 0, 4 and 8. How far is it from one to the next?",
-        "One row further is `n` places, and one column further is one more.",
-    ),
-)
+@new_exercise("storages")
 def diagonal_stride(answer: Answer) -> None:
-    """Write `answer(n)`, which returns the stride of the diagonal of a contiguous n × n matrix."""
+    """Write `answer(n)`, which returns the stride of the diagonal of a contiguous n × n matrix.
+
+    - Draw the map of a 3 × 3 matrix: at which places does its diagonal lie?
+    - They lie at 0, 4 and 8. How far is it from one to the next?
+    - One row further is `n` places, and one column further is one more.
+    """
     for n in (2, 3, 5):
         diagonal = torch.arange(float(n * n)).view(n, n).diagonal()
         found = answer(n)
         require(found == diagonal.stride(0), f"for n = {n} it returns {found}; the diagonal is {diagonal.tolist()}")
 
 
-@new_exercise(
-    "room",
-    topic="storages",
-    hints=(
-        "Which element lies furthest back in the storage?",
-        "The last one in each dimension, as long as strides are not negative, which torch does not have.",
-        "Its place is the offset, plus (size - 1) × stride of each dimension; places count from 0.",
-    ),
-)
+@new_exercise("storages")
 def room(answer: Answer) -> None:
-    """Write `answer(shape, strides, offset)`: how many elements must a storage have at least for such a window?"""
+    """Write `answer(shape, strides, offset)`: how many elements must a storage have at least for such a window?
+
+    - Which element lies furthest back in the storage?
+    - The last one in each dimension, as long as strides are not negative, which torch does not have.
+    - Its place is the offset, plus (size - 1) × stride of each dimension; places count from 0.
+    """
     for shape, strides, offset in (((2, 3), (3, 1), 0), ((3, 2), (1, 3), 4), ((4, 3), (0, 1), 1), ((3, 3), (1, 1), 0)):
         needed = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + 1
         found = answer(shape, strides, offset)
@@ -96,34 +87,28 @@ def room(answer: Answer) -> None:
 # --- 02_writes -------------------------------------------------------------------------------------------------------
 
 
-@new_exercise(
-    "zero-the-diagonal",
-    topic="writes",
-    hints=(
-        "A write through a view changes what it is a view of.",
-        "There is a view of a matrix that is its diagonal.",
-        "Take that view, and call one of its methods that end in `_`.",
-    ),
-)
+@new_exercise("writes")
 def zero_the_diagonal(answer: Answer) -> None:
-    """Write `answer(x)`, which sets the diagonal of the caller's matrix to zero, whatever it returns."""
+    """Write `answer(x)`, which sets the diagonal of the caller's matrix to zero, whatever it returns.
+
+    - A write through a view changes what it is a view of.
+    - There is a view of a matrix that is its diagonal.
+    - Take that view, and call one of its methods that end in `_`.
+    """
     x = torch.arange(1.0, 10.0).view(3, 3)
     answer(x)
     require(x.diagonal().eq(0).all(), f"afterwards the caller's matrix is {x.tolist()}")
     require(x.count_nonzero() == 6, f"elements beside the diagonal were changed, too: {x.tolist()}")
 
 
-@new_exercise(
-    "turned-in-place",
-    topic="writes",
-    hints=(
-        "The values can stay where they are.",
-        "What has to change are the shape and the strides of the caller's tensor.",
-        "`t()` returns a view; which spelling does the same in place?",
-    ),
-)
+@new_exercise("writes")
 def turned_in_place(answer: Answer) -> None:
-    """Write `answer(x)`, which transposes the caller's matrix in place without writing to a single element."""
+    """Write `answer(x)`, which transposes the caller's matrix in place without writing to a single element.
+
+    - The values can stay where they are.
+    - What has to change are the shape and the strides of the caller's tensor.
+    - `t()` returns a view; which spelling does the same in place?
+    """
     facts = _facts(answer, torch.arange(9.0).view(3, 3))
     require(not facts["writes"]["x"].value, facts["writes"]["x"].why)
     require(facts["metadata"]["x"].value, f"the caller's tensor stays as it is: {facts['metadata']['x'].why}")
@@ -132,17 +117,14 @@ def turned_in_place(answer: Answer) -> None:
     require(x.tolist() == torch.arange(6.0).view(2, 3).t().tolist(), f"the caller's tensor becomes {x.tolist()}")
 
 
-@new_exercise(
-    "uncounted",
-    topic="writes",
-    hints=(
-        "`detach()` shares the version counter with the tensor that it is made of.",
-        "Some doors lead to the memory around the counter: an attribute, and other libraries.",
-        "`x.data` is a tensor on the same storage with a counter of its own.",
-    ),
-)
+@new_exercise("writes")
 def uncounted(answer: Answer) -> None:
-    """Write `answer(x)`, which adds 1 to the caller's tensor so that its version counter does not move."""
+    """Write `answer(x)`, which adds 1 to the caller's tensor so that its version counter does not move.
+
+    - `detach()` shares the version counter with the tensor that it is made of.
+    - Some doors lead to the memory around the counter: an attribute, and other libraries.
+    - `x.data` is a tensor on the same storage with a counter of its own.
+    """
     x = torch.arange(3.0)
     answer(x)
     require(x.tolist() == [1.0, 2.0, 3.0], f"of [0, 1, 2] it makes {x.tolist()}")
@@ -153,17 +135,14 @@ def uncounted(answer: Answer) -> None:
 # --- 03_views_and_autograd -------------------------------------------------------------------------------------------
 
 
-@new_exercise(
-    "zeros-not-none",
-    topic="autograd",
-    hints=(
-        "`.grad` is None where no path of autograd leads from the result to the leaf.",
-        "So the result has to be computed from `w`, and must not change when `w` does.",
-        "What is the derivative of 0 · w?",
-    ),
-)
+@new_exercise("autograd")
 def zeros_not_none(answer: Answer) -> None:
-    """Write `answer(w)`, which returns a scalar after whose backward `w.grad` is zeros, and not None."""
+    """Write `answer(w)`, which returns a scalar after whose backward `w.grad` is zeros, and not None.
+
+    - `.grad` is None where no path of autograd leads from the result to the leaf.
+    - So the result has to be computed from `w`, and must not change when `w` does.
+    - What is the derivative of 0 · w?
+    """
     w = torch.arange(3.0, requires_grad=True)
     result = answer(w)
     _same_storage(result, w)
@@ -173,17 +152,14 @@ def zeros_not_none(answer: Answer) -> None:
     require(w.grad is not None and not w.grad.any(), f"`w.grad` is {w.grad}")
 
 
-@new_exercise(
-    "replace-the-first-row",
-    topic="autograd",
-    hints=(
-        "The caller's `x` may be a leaf that requires grad; a copy of it is none.",
-        "Autograd has to see both the copy and the write.",
-        "Clone, without `detach` or `.data`; then assign to the first row of the clone.",
-    ),
-)
+@new_exercise("autograd")
 def replace_the_first_row(answer: Answer) -> None:
-    """Write `answer(x, row)`, which returns a copy of `x` with `row` as first row; gradients reach both."""
+    """Write `answer(x, row)`, which returns a copy of `x` with `row` as first row; gradients reach both.
+
+    - The caller's `x` may be a leaf that requires grad; a copy of it is none.
+    - Autograd has to see both the copy and the write.
+    - Clone, without `detach` or `.data`; then assign to the first row of the clone.
+    """
     x, row = torch.ones(2, 3, requires_grad=True), torch.zeros(3, requires_grad=True)
     result = answer(x, row)
     require(not _same_storage(result, x), "the result lies in the storage of `x`")
@@ -196,8 +172,7 @@ def replace_the_first_row(answer: Answer) -> None:
     require(x.grad is not None and x.grad.tolist() == [[0.0] * 3, [2.0] * 3], f"the gradient of `x` is {x.grad}")
 
 
-def which_none(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
-    """Be the program of `which-none`."""
+def mixed(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
     made = a * 2
     made[0] = b
     with torch.no_grad():
@@ -205,21 +180,16 @@ def which_none(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tenso
     return made * factor + d.detach()
 
 
-@new_exercise(
-    "which-none",
-    program=which_none,
-    topic="autograd",
-    takes="names",
-    hints=(
-        "Go backwards from the result, and ask of each input whether autograd saw how it came in.",
-        "A write into a row of a result is seen, and so is what was written.",
-        "Nothing made under `no_grad`, and nothing that was detached, leads back to where it came from.",
-    ),
-)
-def which_are_none(answer: Any) -> None:
-    """All inputs of this program are leaves that require grad. Which of them get no gradient in a backward?"""
+@new_exercise("autograd", program=mixed, takes="names")
+def which_none(answer: Any) -> None:
+    """All inputs of this program are leaves that require grad. Which of them get no gradient in a backward?
+
+    - Go backwards from the result, and ask of each input whether autograd saw how it came in.
+    - A write into a row of a result is seen, and so is what was written.
+    - Nothing made under `no_grad`, and nothing that was detached, leads back to where it came from.
+    """
     leaves = [torch.ones(2, 2), torch.ones(2), torch.ones(2, 2), torch.ones(2, 2)]
-    facts = _facts(which_none, *(leaf.requires_grad_() for leaf in leaves))["grad_none"]
+    facts = _facts(mixed, *(leaf.requires_grad_() for leaf in leaves))["grad_none"]
     said = _names(answer, facts)
     for name, fact in facts.items():
         wrong = f"`{name}` has {'no' if fact.value else 'a'} gradient: {fact.why}"
@@ -230,23 +200,18 @@ def which_are_none(answer: Any) -> None:
 
 
 def impure(x: torch.Tensor) -> torch.Tensor:
-    """Be the program of `make-it-pure`."""
     x[0].mul_(2)
     return x.sum()
 
 
-@new_exercise(
-    "make-it-pure",
-    program=impure,
-    topic="functionalization",
-    hints=(
-        "Name the new value of `x`, and compute the result from that.",
-        "The new first row is a product; the other rows are those of `x`.",
-        "`torch.cat` or `torch.select_scatter` puts a new row in its place, in a new tensor.",
-    ),
-)
+@new_exercise("functionalization", program=impure)
 def make_it_pure(answer: Answer) -> None:
-    """Make this program pure: `answer(x)` writes nothing, and returns the new value of `x` and the result."""
+    """Make this program pure: `answer(x)` writes nothing, and returns the new value of `x` and the result.
+
+    - Name the new value of `x`, and compute the result from that.
+    - The new first row is a product; the other rows are those of `x`.
+    - `torch.cat` or `torch.select_scatter` puts a new row in its place, in a new tensor.
+    """
     x = torch.arange(6.0).view(2, 3)
     expected = x.clone()
     result = impure(expected)
@@ -260,17 +225,14 @@ def make_it_pure(answer: Answer) -> None:
     require(torch.equal(found[1], result), f"the result is to be {result.item()}, and it is {found[1].tolist()}")
 
 
-@new_exercise(
-    "epilogue",
-    topic="functionalization",
-    hints=(
-        "`x = new` binds a name of your function, and the caller has another one.",
-        "The memory must stay the same, and get other values.",
-        "There is a method in place that copies values from another tensor.",
-    ),
-)
+@new_exercise("functionalization")
 def epilogue(answer: Answer) -> None:
-    """Write `answer(x, new)`, which gives the caller's `x` the values of `new`, so that all views of `x` follow."""
+    """Write `answer(x, new)`, which gives the caller's `x` the values of `new`, so that all views of `x` follow.
+
+    - `x = new` binds a name of your function, and the caller has another one.
+    - The memory must stay the same, and get other values.
+    - There is a method in place that copies values from another tensor.
+    """
     x, new = torch.zeros(2, 3), torch.ones(2, 3)
     view = x[0]
     answer(x, new)
@@ -280,7 +242,6 @@ def epilogue(answer: Answer) -> None:
 
 
 def three_inputs(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """Be the program of `what-is-copied-back`."""
     a.add_(b)
     a.mul_(2)
     flat = b.view(-1)
@@ -290,19 +251,14 @@ def three_inputs(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Ten
     return a + own
 
 
-@new_exercise(
-    "what-is-copied-back",
-    program=three_inputs,
-    topic="functionalization",
-    takes="names",
-    hints=(
-        "Only what the caller can see has to be copied back.",
-        "A write to a view is a write to its base; a write to a clone is none to what was cloned.",
-        "Two of the three.",
-    ),
-)
+@new_exercise("functionalization", program=three_inputs, takes="names")
 def what_is_copied_back(answer: Any) -> None:
-    """To which inputs of this program must an epilogue copy new values?"""
+    """To which inputs of this program must an epilogue copy new values?
+
+    - Only what the caller can see has to be copied back.
+    - A write to a view is a write to its base; a write to a clone is none to what was cloned.
+    - Two of the three.
+    """
     facts = _facts(three_inputs, torch.ones(2, 2), torch.ones(2, 2), torch.ones(2, 2))["writes"]
     said = _names(answer, facts)
     for name, fact in facts.items():
@@ -312,17 +268,14 @@ def what_is_copied_back(answer: Any) -> None:
 # --- 05_outputs_that_share -------------------------------------------------------------------------------------------
 
 
-@new_exercise(
-    "three-kinds",
-    topic="outputs",
-    hints=(
-        "`return x` gives back the very tensor.",
-        "A view by any op: a row, a transpose, `view_as`.",
-        "`clone` or arithmetic makes a tensor with memory of its own.",
-    ),
-)
+@new_exercise("outputs")
 def three_kinds(answer: Answer) -> None:
-    """Write `answer(x)`, which returns three tensors: `x` itself, a view of `x`, and one with memory of its own."""
+    """Write `answer(x)`, which returns three tensors: `x` itself, a view of `x`, and one with memory of its own.
+
+    - `return x` gives back the very tensor.
+    - A view by any op: a row, a transpose, `view_as`.
+    - `clone` or arithmetic makes a tensor with memory of its own.
+    """
     facts = _facts(answer, torch.ones(2, 3))
     shares, same = list(facts["shares"].values()), list(facts["same"].values())
     require(len(shares) == 3, f"it returns {len(shares)} tensors")
@@ -335,17 +288,14 @@ def three_kinds(answer: Answer) -> None:
     require(not shares[2].value, f"the third result has no memory of its own: {shares[2].why}")
 
 
-@new_exercise(
-    "replay",
-    topic="outputs",
-    hints=(
-        "A view is known by its shape, its strides and its offset.",
-        "There is a method that makes a window of any shape, strides and offset over a storage.",
-        "`base.as_strided(shape, strides, offset)`, with the three of `view`.",
-    ),
-)
+@new_exercise("outputs")
 def replay(answer: Answer) -> None:
-    """Write `answer(base, view)`, which makes a view of `base` where `view` lies in the base it was made of."""
+    """Write `answer(base, view)`, which makes a view of `base` where `view` lies in the base it was made of.
+
+    - A view is known by its shape, its strides and its offset.
+    - There is a method that makes a window of any shape, strides and offset over a storage.
+    - `base.as_strided(shape, strides, offset)`, with the three of `view`.
+    """
     old, base = torch.zeros(3, 4), torch.arange(12.0).view(3, 4)
     for view, expected in (
         (old[1], base[1]),
@@ -359,17 +309,14 @@ def replay(answer: Answer) -> None:
         require(torch.equal(found, expected), wrong)
 
 
-@new_exercise(
-    "seen-by-the-caller",
-    topic="outputs",
-    hints=(
-        "What may the caller do with two results that share memory?",
-        "Write to one of them, and look at the other.",
-        "Add to the first result in place, and see whether the second one changed.",
-    ),
-)
+@new_exercise("outputs")
 def seen_by_the_caller(answer: Answer) -> None:
-    """Write `answer(program, x)`: call `program(x)`, and find out by a write whether its two results share memory."""
+    """Write `answer(program, x)`: call `program(x)`, and find out by a write whether its two results share memory.
+
+    - What may the caller do with two results that share memory?
+    - Write to one of them, and look at the other.
+    - Add to the first result in place, and see whether the second one changed.
+    """
 
     def together(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         made = x * 2
@@ -392,25 +339,20 @@ def seen_by_the_caller(answer: Answer) -> None:
 
 
 def compiled_by_hand(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Be the program of `prove-it-wrong`."""
     new = x * 2
     result = new + y
     x.copy_(new)
     return result
 
 
-@new_exercise(
-    "prove-it-wrong",
-    program=compiled_by_hand,
-    topic="inputs",
-    hints=(
-        "It reads `y` before it writes `x`. When does that make a difference?",
-        "The two arguments have to share memory, and not only a storage.",
-        "The same tensor twice will do.",
-    ),
-)
+@new_exercise("inputs", program=compiled_by_hand)
 def prove_it_wrong(answer: Answer) -> None:
-    """Write `answer()`: return two tensors for which this program is no `x.mul_(2)` with `x + y` returned after it."""
+    """Write `answer()`: return two tensors for which this program is no `x.mul_(2)` with `x + y` returned after it.
+
+    - It reads `y` before it writes `x`. When does that make a difference?
+    - The two arguments have to share memory, and not only a storage.
+    - The same tensor twice will do.
+    """
     x, y = answer()
     call = Cloner(compiled_by_hand).call((x, y), {})
     found = compiled_by_hand(*call.args)
@@ -419,17 +361,14 @@ def prove_it_wrong(answer: Answer) -> None:
     require(not torch.equal(found, expected), f"for these tensors both return {found.tolist()}")
 
 
-@new_exercise(
-    "do-they-overlap",
-    topic="inputs",
-    hints=(
-        "Compare addresses: `x.data_ptr()` is that of the first element.",
-        "`x` takes the bytes from there on, `x.numel() * x.element_size()` of them.",
-        "Two ranges overlap if each begins before the other one ends.",
-    ),
-)
+@new_exercise("inputs")
 def do_they_overlap(answer: Answer) -> None:
-    """Write `answer(x, y)`: may a write to `x` be seen through `y`? Both have one dimension and are contiguous."""
+    """Write `answer(x, y)`: may a write to `x` be seen through `y`? Both have one dimension and are contiguous.
+
+    - Compare addresses: `x.data_ptr()` is that of the first element.
+    - `x` takes the bytes from there on, `x.numel() * x.element_size()` of them.
+    - Two ranges overlap if each begins before the other one ends.
+    """
     memory = torch.zeros(8)
     for x, y in (
         (memory[:4], memory[4:]),
@@ -445,17 +384,14 @@ def do_they_overlap(answer: Answer) -> None:
         require(bool(found) is expected, f"for {case} of {'one storage' if len(x) != 3 else 'two storages'}: {found}")
 
 
-@new_exercise(
-    "one-base",
-    topic="inputs",
-    hints=(
-        "The base has to be a view: a tensor onto the same storage.",
-        "It is to have one dimension, stride 1 and offset 0. How many elements has the storage?",
-        "`x.untyped_storage().nbytes()` bytes; and `as_strided` makes any window.",
-    ),
-)
+@new_exercise("inputs")
 def one_base(answer: Answer) -> None:
-    """Write `answer(x, y)`, which returns one tensor onto their common storage that covers both, without copying."""
+    """Write `answer(x, y)`, which returns one tensor onto their common storage that covers both, without copying.
+
+    - The base has to be a view: a tensor onto the same storage.
+    - It is to have one dimension, stride 1 and offset 0. How many elements has the storage?
+    - `x.untyped_storage().nbytes()` bytes; and `as_strided` makes any window.
+    """
     memory = torch.arange(12.0)
     for x, y in ((memory[:4], memory[2:]), (memory[8:], memory[:2]), (memory[::2], memory.view(3, 4).t())):
         base = answer(x, y)
@@ -467,17 +403,14 @@ def one_base(answer: Answer) -> None:
 # --- 07_two_graphs ---------------------------------------------------------------------------------------------------
 
 
-@new_exercise(
-    "backward-by-hand",
-    topic="saved",
-    hints=(
-        "The chain rule, from the result backwards: `exp`, then the product.",
-        "The derivative of `exp` is `exp` itself, and that of `x * w` by `w` is `x`.",
-        "Multiply the three, and begin with the tangent.",
-    ),
-)
+@new_exercise("saved")
 def backward_by_hand(answer: Answer) -> None:
-    """Write `answer(x, w, tangent)`: the gradient of `w` for the result `(x * w).exp()`, at which `tangent` arrives."""
+    """Write `answer(x, w, tangent)`: the gradient of `w` for the result `(x * w).exp()`, at which `tangent` arrives.
+
+    - The chain rule, from the result backwards: `exp`, then the product.
+    - The derivative of `exp` is `exp` itself, and that of `x * w` by `w` is `x`.
+    - Multiply the three, and begin with the tangent.
+    """
     x, w, tangent = torch.tensor([1.0, 2.0]), torch.tensor([0.5, -1.0], requires_grad=True), torch.tensor([1.0, 3.0])
     (x * w).exp().backward(tangent)
     found = answer(x, w.detach(), tangent)
@@ -486,17 +419,14 @@ def backward_by_hand(answer: Answer) -> None:
     require(torch.allclose(found, w.grad), f"the gradient is {w.grad.tolist()}, and it returns {found.tolist()}")
 
 
-@new_exercise(
-    "save-less",
-    topic="saved",
-    hints=(
-        "The backward passes the tangent on where `x` was positive, and 0 elsewhere.",
-        "So it need not know `x` itself.",
-        "A comparison makes a tensor of booleans, of one byte each.",
-    ),
-)
+@new_exercise("saved")
 def save_less(answer: Answer) -> None:
-    """Write `answer(x)`, a forward of `relu`: return the result, and a byte per element to multiply tangents by."""
+    """Write `answer(x)`, a forward of `relu`: return the result, and a byte per element to multiply tangents by.
+
+    - The backward passes the tangent on where `x` was positive, and 0 elsewhere.
+    - So it need not know `x` itself.
+    - A comparison makes a tensor of booleans, of one byte each.
+    """
     x, tangent = torch.tensor([-1.0, 0.0, 2.0], requires_grad=True), torch.tensor([1.0, 2.0, 3.0])
     expected = x.relu()
     expected.backward(tangent)
@@ -511,24 +441,18 @@ def save_less(answer: Answer) -> None:
 
 
 def needs_some(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """Be the program of `what-is-saved`."""
     made = a * b
     return (made + c).sin() + c
 
 
-@new_exercise(
-    "what-is-saved",
-    program=needs_some,
-    topic="saved",
-    takes="names",
-    hints=(
-        "Go through the ops: what does the derivative of each need?",
-        "Of the product only the gradient of `b` is wanted, and that needs the other factor.",
-        "A sum needs nothing; `sin` needs what it was computed from.",
-    ),
-)
+@new_exercise("saved", program=needs_some, takes="names")
 def what_is_saved(answer: Any) -> None:
-    """Of this program, `b` and `c` require grad. Which inputs are saved? And "computed", if computed values are?"""
+    """Of this program, `b` and `c` require grad. Which inputs are saved? And "computed", if computed values are?
+
+    - Go through the ops: what does the derivative of each need?
+    - Of the product only the gradient of `b` is wanted, and that needs the other factor.
+    - A sum needs nothing; `sin` needs what it was computed from.
+    """
     b, c = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
     facts = compiled_facts(needs_some, (torch.ones(2), b, c), None)["saved"]
     said = _names(answer, facts)

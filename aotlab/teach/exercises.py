@@ -1,13 +1,18 @@
 """Exercises: a task, a check that runs the answer, three hints; any right answer passes, and no solution is kept.
 
-A teacher writes one as a function: its docstring is the task, its `require` lines are the check.
+A teacher writes one as a function: its docstring is the task and three hints, its `require` lines are the check.
 
->>> @new_exercise("twice", topic="mine", hints=("It is a product.", "Of `x` and a number.", "The number is 2."))
+>>> @new_exercise("mine")
 ... def twice(answer):
-...     \"\"\"Write `answer(x)`, which returns twice `x`.\"\"\"
+...     \"\"\"Write `answer(x)`, which returns twice `x`.
+...
+...     - It is a product.
+...     - One factor is `x`.
+...     - The other one is 2.
+...     \"\"\"
 ...     require(answer(3) == 6, f"of 3 it makes {answer(3)}")
->>> twice.task
-'Write `answer(x)`, which returns twice `x`.'
+>>> exercise("twice").task, twice.hints[0]
+('Write `answer(x)`, which returns twice `x`.', 'It is a product.')
 >>> twice.judge(lambda x: x + 2)
 Traceback (most recent call last):
 aotlab.teach.exercises.NotYetError: of 3 it makes 5
@@ -28,6 +33,9 @@ from aotlab.teach.shown import Shown
 
 _KINDS = {"function": Callable, "number": (int, float), "text": str, "names": (str, list, tuple, set), "": object}
 _KNOWN: dict[str, Exercise] = {}
+_HINTS = 3
+#: What is not shown of a program.
+_TYPES = r": torch\.Tensor| -> [\w.]+"
 
 
 class NotYetError(Exception):
@@ -76,7 +84,7 @@ class Exercise(Shown):
     name: str
     topic: str
     task: str
-    hints: tuple[str, str, str]
+    hints: tuple[str, ...]
     judge: Callable[[Any], None] = field(compare=False)
     takes: str = "function"
     code: str = ""
@@ -115,12 +123,12 @@ class Exercise(Shown):
         """Give the next of three hints, after those that were given before."""
 
         def asked(entry: dict[str, Any]) -> None:
-            entry.update(topic=self.topic, hints=min(len(self.hints), entry["hints"] + 1))
+            entry.update(topic=self.topic, hints=min(_HINTS, entry["hints"] + 1))
 
         before = kept.entry("exercises", self.name)["hints"]
         entry, note = kept.change("exercises", self.name, asked)
         given = self.hints[: entry["hints"]]
-        return Said(" ".join(given), note or ("There are no more hints." if before == len(self.hints) else ""))
+        return Said(" ".join(given), note or ("There are no more hints." if before == _HINTS else ""))
 
     def _help(self) -> str:
         return f'For a hint: teach.exercise("{self.name}").hint()'
@@ -137,33 +145,28 @@ def _is_blank(answer: object) -> bool:
 
 
 def new_exercise(
-    name: str,
-    *,
-    topic: str,
-    hints: tuple[str, ...],
-    takes: str = "function",
-    program: Callable[..., Any] | None = None,
+    topic: str, *, takes: str = "function", program: Callable[..., Any] | None = None
 ) -> Callable[[Callable[[Any], None]], Exercise]:
-    """Make a function an exercise: its docstring is the task, and what it requires is the check.
+    """Make a function an exercise of its name: its docstring is the task and the hints, what it requires is the check.
 
     What the task calls "this program" is the source of ``program``, shown below it.
 
     Raises
     ------
     UsageError
-        There is no docstring, or there are not three hints, or ``takes`` is none of the kinds.
+        The docstring is no task with a list of three hints, or ``takes`` is none of the kinds.
     """
 
     def made(judge: Callable[[Any], None]) -> Exercise:
-        if not judge.__doc__ or len(hints) != 3 or takes not in _KINDS:
-            raise UsageError(f"exercise `{name}` needs a docstring, three hints, and takes one of {', '.join(_KINDS)}")
-        task = " ".join(inspect.cleandoc(judge.__doc__).split())
-        code = ""
-        if program is not None:
-            code = re.sub(r'\n *""".*?"""|: torch\.Tensor| -> [\w.]+', "", inspect.getsource(program)).strip()
-        exercise = Exercise(name=name, topic=topic, task=task, hints=hints, judge=judge, takes=takes, code=code)
-        _KNOWN[name] = exercise
-        return exercise
+        name = judge.__name__.replace("_", "-")
+        task, *hints = (" ".join(part.split()) for part in re.split(r"\n *- ", inspect.cleandoc(judge.__doc__ or "")))
+        if not task or len(hints) != _HINTS or takes not in _KINDS:
+            raise UsageError(
+                f"exercise `{name}` needs a task, a list of three hints, and takes one of {', '.join(_KINDS)}"
+            )
+        code = "" if program is None else re.sub(_TYPES, "", inspect.getsource(program)).strip()
+        _KNOWN[name] = Exercise(name, topic, task, tuple(hints), judge, takes, code)
+        return _KNOWN[name]
 
     return made
 

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,6 +16,9 @@ from aotlab import _torch as torch_internals
 from aotlab.errors import AotlabError, UsageError
 from aotlab.teach.shown import Row, Shown
 from aotlab.teach.truth import COMPUTED, Fact, Facts, Truth, compiled_facts, eager_truth, listed, tensors_of, window
+
+if TYPE_CHECKING:
+    from ipywidgets import Widget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +93,12 @@ class Prediction(Shown):
         self.answers = {key: value for key, value in (answers or {}).items() if value is not ...}
         self._program, self._done = program, done
         self.right = False
-        if self.answers or not answers:
-            self._compare() if self.answers else self._pose()
+        if self.answers:
+            self._compare()
         else:
-            self.title = f"Not answered yet: {listed(self.ask)}."
+            self._pose()
+            if answers:  # all of them open, in a cell below the one that showed the program
+                self.title, self.code = f"Not answered yet: {listed(self.ask)}.", ""
 
     def answer(self, **answers: object) -> Prediction:
         """Answer questions, besides those that were answered before; see `predict`."""
@@ -102,6 +107,22 @@ class Prediction(Shown):
             self.function, self.args, ask=self.ask, again=self.again, answers={**self.answers, **answers},
             program=self._program, done=self._done,
         )  # fmt: skip
+
+    def form(self) -> Widget:
+        """Return the questions as widgets, to be answered by mouse or keyboard; it needs ipywidgets."""
+        from aotlab.teach.form import form
+
+        return form(self)
+
+    def subjects(self, key: str) -> tuple[list[str], list[str]]:
+        """Return the results that a question asks about, if it does, and the names that an answer may have.
+
+        The call runs, if the question is about results, since nothing else tells how many there are.
+        """
+        inputs = list(tensors_of(self.function, self.args))
+        if key not in _OF_RESULTS:
+            return [], [*inputs, *([COMPUTED] if key == "saved" else [])]
+        return list(self.truth.outputs), [*inputs, *self.truth.outputs]
 
     @cached_property
     def truth(self) -> Truth:
@@ -112,8 +133,7 @@ class Prediction(Shown):
         """Return what is true, subject by subject, and why."""
         if key not in ("saved", "recompiles"):
             if key not in self.truth.facts:
-                why = self.truth.failure or self.truth.facts["raises"][""].why
-                return {"": Fact(value="raises", why=f"there is no answer: {why}")}
+                return {"": Fact(value="raises", why=f"there is no answer: {self.truth.facts['raises'][''].why}")}
             return self.truth.facts[key]
         try:
             return self._compiled[key]
@@ -132,11 +152,7 @@ class Prediction(Shown):
         inputs = list(tensors_of(self.function, self.args))
         examples = {key: QUESTIONS[key].example.replace('"x', f'"{(inputs or ["x"])[-1]}') for key in self.ask}
         self.rows = [(key, QUESTIONS[key].ask, f"{key}={examples[key]}") for key in self.ask]
-        results = any(key in _OF_RESULTS for key in self.ask)
-        self.note = (
-            "A single result is called `out`, several `out[0]`, `out[1]`, …; " * results + 'write `""` for none.'
-        )
-        self.note = self.note[0].upper() + self.note[1:]
+        self.note = 'Results are called `out`, or `out[0]`, `out[1]`, …; `""` stands for none.'
 
     def _compare(self) -> None:
         left = [key for key in self.ask if key not in self.answers]

@@ -17,13 +17,15 @@ import torch
 from aotlab.errors import UsageError
 from aotlab.teach import kept
 from aotlab.teach.prediction import Prediction
+from aotlab.verification.programs import program_of
 
 #: What is too much to reason about by head, or about something else.
 _LEFT_OUT = frozenset({
     "around the trace", "checkpoint", "containers", "custom functions", "dtypes", "hooks", "out=", "random", "raises",
 })  # fmt: skip
 _ODD = re.compile(
-    r"storage_offset|requires_grad\b|\.shape|is_leaf|as_strided|set_grad_enabled|inference_mode|unfold|movedim|swapaxes|masked|addcmul|None|text"
+    r"storage_offset|requires_grad\b|\.shape|is_leaf|as_strided|set_grad_enabled|inference_mode|unfold|movedim"
+    r"|swapaxes|masked|addcmul|None|text"
 )
 #: An argument with a history, made of a leaf that nobody sees; without it the argument is the leaf.
 _LEAF = re.compile(r"(?m)^\w+_leaf = (?=.*\n(\w+) = \w+_leaf \* 1$)(.*)\n.*$")
@@ -79,7 +81,7 @@ def practice(topic: str = "storages", level: int | None = None, seed: int | None
     Raises
     ------
     UsageError
-        There is no such topic or level, or Hypothesis, on which the generator stands, is missing.
+        There is no such topic or level.
 
     Examples
     --------
@@ -91,7 +93,7 @@ def practice(topic: str = "storages", level: int | None = None, seed: int | None
     if level is not None and level not in range(1, kept.HARDEST + 1):
         raise UsageError(f"level {level!r} is none; there are 1 to {kept.HARDEST}")
     so_far = kept.entry("practice", topic)
-    level = so_far["level"] if level is None else level
+    level = max(1, min(kept.HARDEST, so_far["level"])) if level is None else level
     chosen = TOPICS[topic]
     counted = False
 
@@ -124,10 +126,6 @@ def _count(entry: dict[str, Any], level: int, right: bool) -> None:
 
 def _programs(topic: Topic, level: int, seed: int) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
     """Yield programs that fit: their text, the function and its arguments."""
-    try:
-        from aotlab.verification.programs import program_of
-    except ImportError:
-        raise UsageError("practice needs Hypothesis: pip install 'aotlab[fuzz]'") from None
     for number in range(seed * 1_000_000, (seed + 1) * 1_000_000):
         program = program_of(number, max_statements=level, max_calls=1, grad=topic.grad)
         (setup,) = program.setups

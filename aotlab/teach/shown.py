@@ -33,7 +33,7 @@ class Shown:
         return "\n".join(part for part in (self.title, self.code, *lines, self.note) if part)
 
     def _repr_html_(self) -> str:
-        left = "text-align:left"
+        left = "text-align:left;padding-right:1em"
         head = "".join(f'<th scope="col" style="{left}">{_marked(cell)}</th>' for cell in self.head)
         rows = "".join(
             f'<tr><th scope="row" style="{left}">{_marked(row[0])}</th>'

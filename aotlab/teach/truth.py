@@ -55,7 +55,6 @@ class Truth:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     facts: Mapping[str, Facts]
-    failure: str = ""
 
 
 class _Before:
@@ -114,7 +113,7 @@ def eager_truth(function: Callable[..., Any], args: tuple[Any, ...]) -> Truth:
             paths = {name: _path(roots, tensor) for name, tensor in known.items() if tensor.requires_grad}
         except Exception as error:  # noqa: BLE001  # what it raises is a fact
             raised = Fact(value="call", why=f"the call raises {_brief(error)}")
-            return Truth(inputs=tuple(known), outputs=(), facts={"raises": {"": raised}}, failure=raised.why)
+            return Truth(inputs=tuple(known), outputs=(), facts={"raises": {"": raised}})
         facts = {
             "writes": {name: _written(name, was, writes) for name, was in before.items()},
             "metadata": {name: _reshaped(was) for name, was in before.items()},

@@ -21,13 +21,14 @@ class _Storage(Shown):
 
     def __init__(self, number: int, tensors: dict[str, torch.Tensor]) -> None:
         first = next(iter(tensors.values()))
-        memory = torch.empty(0, dtype=first.dtype).set_(first.untyped_storage()).tolist()
-        dtype = str(first.dtype).removeprefix("torch.")
-        self.title = f"Storage {number}: {len(memory)} elements of {dtype}, {first.untyped_storage().nbytes()} bytes"
+        memory = torch.empty(0, dtype=first.dtype, device=first.device).set_(first.untyped_storage())
+        dtype, nbytes = str(first.dtype).removeprefix("torch."), first.untyped_storage().nbytes()
+        self.title = f"Storage {number}: {len(memory)} elements of {dtype}, {nbytes} bytes"
         self.note = f"Only the first {_MOST} elements are drawn." if len(memory) > _MOST else ""
-        drawn = range(min(len(memory), _MOST))
+        values = memory[:_MOST].tolist()
+        drawn = range(len(values))
         self.head = ("place", *map(str, drawn))
-        rows = [("value", *(f"{memory[place]:g}" for place in drawn))]
+        rows = [("value", *(f"{value:g}" for value in values))]
         for name, tensor in tensors.items():
             lies = elements(tensor)
             rows.append((name, *(" ".join(lies.get(place, [_FREE])) for place in drawn)))

@@ -2,7 +2,7 @@
 
 In order: `observables` (what a user can observe of a call), `clones` (arguments for a second run that alias
 each other as the first ones do), `differential` (eager and an engine side by side), `programs` (random small
-programs; needs the extra ``fuzz``), `mutants` (an engine broken on purpose, to test the tests).
+programs; strategies need the extra ``fuzz``), `mutants` (an engine broken on purpose, to test the tests).
 """
 
 from __future__ import annotations

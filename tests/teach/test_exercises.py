@@ -69,20 +69,37 @@ def test_hints_come_one_by_one() -> None:
     given = [repr(exercise.hint()) for _ in range(4)]
     assert given[:3] == [" ".join(exercise.hints[:count]) for count in (1, 2, 3)]
     assert given[3] == f"{given[2]}\nThere are no more hints."
+    assert exercises.kept.entry("exercises", "room")["hints"] == 3
+
+
+def test_what_is_done_stays_done() -> None:
+    """A later mistake takes nothing away."""
+    exercise = teach.exercise("diagonal-stride")
+    exercise.check(lambda n: n + 1)
+    exercise.check(lambda n: n)
+    assert exercises.kept.entry("exercises", "diagonal-stride") == {
+        "topic": "storages", "done": True, "tries": 2, "hints": 0,
+    }  # fmt: skip
 
 
 def test_an_exercise_of_a_teachers(file: Path) -> None:
     """A function with a docstring is one; it is found, checked, and stands on the map."""
 
-    @teach.new_exercise("threes", topic="mine", takes="number", hints=("It is odd.", "It is prime.", "It is small."))
+    @teach.new_exercise("mine", takes="number")
     def threes(answer: Any) -> None:
         """How many
         are three?
+
+        - It is odd.
+        - It is prime,
+          and not 2.
+        - It is small.
         """  # noqa: D205, D400
         teach.require(answer == 3, f"{answer} are not three")
 
     try:
         assert teach.exercise("threes").task == "How many are three?"
+        assert threes.hints == ("It is odd.", "It is prime, and not 2.", "It is small.")
         assert repr(threes.check(4)).startswith("Not yet: 4 are not three.")
         assert repr(threes.check(3)) == "Right."
         (row,) = [row for row in teach.progress().rows if row[0] == "mine"]
@@ -92,8 +109,16 @@ def test_an_exercise_of_a_teachers(file: Path) -> None:
 
 
 def test_mistakes_of_a_teachers() -> None:
-    """No docstring, or too few hints."""
-    with pytest.raises(UsageError, match="`bad` needs a docstring, three hints"):
-        teach.new_exercise("bad", topic="mine", hints=("one", "two", "three"))(lambda answer: None)
+    """Too few hints, or no such kind of answer."""
+
+    def bad(answer: object) -> None:
+        """Do it.
+
+        - A hint.
+        """
+
+    for takes in ("function", "anything"):
+        with pytest.raises(UsageError, match="`bad` needs a task, a list of three hints"):
+            teach.new_exercise("mine", takes=takes)(bad)
     with pytest.raises(UsageError, match="there is no exercise `bad`; there are second-column"):
         teach.exercise("bad")

@@ -50,3 +50,12 @@ def test_code() -> None:
     assert teach.code(report)._repr_html_().count(">def forward(self, primals_1") == 1
     with pytest.raises(UsageError, match="no code 'all'"):
         teach.code(report, "all")
+
+
+def test_code_of_the_last_graph() -> None:
+    """A report of several graphs shows the newest."""
+    with aotlab.Report.record() as report:
+        compiled = aotlab.compile(lambda x: x * 2, backend="eager", dynamic=False)
+        compiled(torch.ones(2))
+        compiled(torch.ones(3))
+    assert "float32[3]" in repr(teach.code(report))

@@ -14,7 +14,7 @@ In order: `choices` (where decisions come from), `program` and `prelude` (the te
 inputs), `statements` and `writer` (the body), `caller` (what happens afterwards), `drawing` (the strategy), `running`
 and `shrinking`.
 
-This package needs Hypothesis, the extra ``fuzz``.
+Strategies need Hypothesis, the extra ``fuzz``; `program_of` does not.
 
 Examples
 --------

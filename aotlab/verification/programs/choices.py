@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from hypothesis import strategies as st
+if TYPE_CHECKING:
+    from hypothesis import strategies as st
 
 T = TypeVar("T")
 
@@ -51,6 +52,8 @@ class RandomChoices:
 
 @functools.cache
 def _below(count: int) -> st.SearchStrategy[int]:
+    from hypothesis import strategies as st
+
     return st.integers(0, count - 1)
 
 

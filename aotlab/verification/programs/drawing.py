@@ -7,11 +7,9 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from hypothesis import reject
-from hypothesis import strategies as st
 
 from aotlab.verification.clones import random_state_restored
 from aotlab.verification.observables import Backward, flatten
@@ -33,6 +31,9 @@ from aotlab.verification.programs.recipes import Recipe, draw_recipes, setup_of
 from aotlab.verification.programs.sizes import draw_sized
 from aotlab.verification.programs.writer import QUIRKS, Writer
 
+if TYPE_CHECKING:
+    from hypothesis import strategies as st
+
 _BACKWARDS: tuple[Backward, ...] = weighted(
     (12, "all"), (4, "first"), (2, "each"), (1, "reversed"), (1, "twice"), (2, None)
 )
@@ -41,16 +42,16 @@ _DIFFERENTIATING: tuple[Backward, ...] = weighted((12, "all"), (4, "first"), (2,
 _CALLS = weighted((2, 1), (5, 2), (3, 3))
 
 
-@st.composite
 def programs(
-    draw: st.DrawFn,
     *,
     max_statements: int = 8,
     max_calls: int = 3,
     grad: bool | None = None,
     dynamo: bool = False,
-) -> Program:
+) -> st.SearchStrategy[Program]:
     """Draw a program with one to four arguments, a few statements and one to ``max_calls`` calls.
+
+    Needs Hypothesis, which `program_of` does not.
 
     Parameters
     ----------
@@ -59,10 +60,17 @@ def programs(
     dynamo
         Leave out what Dynamo cannot trace whole.
     """
-    try:
-        return draw_program(DrawnChoices(draw), max_statements, max_calls, grad=grad, dynamo=dynamo)
-    except RejectedError:
-        reject()
+    from hypothesis import reject
+    from hypothesis import strategies as st
+
+    @st.composite
+    def drawn(draw: st.DrawFn) -> Program:
+        try:
+            return draw_program(DrawnChoices(draw), max_statements, max_calls, grad=grad, dynamo=dynamo)
+        except RejectedError:
+            reject()
+
+    return drawn()
 
 
 def program_of(
