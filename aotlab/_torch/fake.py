@@ -69,7 +69,7 @@ def forget_tensors(fake_mode: FakeTensorMode) -> None:
 def call_by_fake_mode(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run ``op`` on fake tensors under ``mode``, with ``mode`` itself on the stack as its kernels expect."""
     with mode:
-        size = args[0].size(*args[1:] or (0,)) if op is torch.ops.aten.unbind.int else 0
+        size: Any = args[0].size(*args[1:] or (0,)) if op is torch.ops.aten.unbind.int else 0
         if is_symbolic(size) and not size.node.expr.is_symbol:  # torch would write each result by a longer expression
             raise RuntimeError(f"`unbind` makes {size.node.hint} tensors, a number that is computed from sizes")
         upsampling = "upsample" in op._opname and "backward" in op._opname
@@ -92,9 +92,8 @@ def is_dense(tensor: Tensor) -> bool:
 
 def memory_window(first: Tensor, shift: int, count: int, dtype: torch.dtype) -> Tensor:
     """Make a 1-d tensor, with a storage of its own, of memory ``shift`` bytes behind ``first``; it keeps none alive."""
-    storage = torch._C._construct_storage_from_data_pointer(
-        first.data_ptr() + shift, first.device, count * dtype.itemsize
-    )
+    start, nbytes = first.data_ptr() + shift, count * dtype.itemsize
+    storage = torch._C._construct_storage_from_data_pointer(start, first.device, nbytes)
     return torch.empty(0, dtype=dtype, device=first.device).set_(storage, 0, (count,), (1,))
 
 

@@ -348,9 +348,8 @@ class _Unknown:
 def _copies_kept(joint: fx.GraphModule) -> Iterator[None]:
     """Hide the copies in a joint graph that the backward uses, of what is within the caller's reach.
 
-        x.clone() * w        # eager keeps the copy, which does not change when ``x`` is written
-
-    The passes would give the backward ``x`` itself; so they see an op that they do not know.
+    Of ``x.clone() * w`` eager keeps the copy, which does not change when ``x`` is written; the passes would give the
+    backward ``x`` itself. So they see an op that they do not know.
     """
     graph = joint.graph
     outputs = [node for node in output_args(graph) if node is not None and phase_of(node) == "forward"]

@@ -76,8 +76,7 @@ def segments(
 ) -> list[Segment]:
     """Divide the graph between ``roots``, the edges of the differentiable forward outputs, and those of the inputs.
 
-    ``cuts`` are edges to be cut. If ``alike``, it does not count which roots reach a node: edges between may be those
-    of tensor subclasses. The first to run leads.
+    ``cuts`` are edges to be cut; if ``alike``, it does not count which roots reach a node. The first to run leads.
     """
     ends = set(inputs)
     whole = Segment(tuple(range(len(roots))), tuple(roots), tuple(inputs), frozenset(ends), None)
