@@ -190,6 +190,7 @@ def _add_fuzz(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     fuzz.add_argument("--dynamo", action="store_true", help="behind torch.compile")
     fuzz.add_argument("--min-cut", action="store_true", help="with the partitioner that computes again (aotlab only)")
     fuzz.add_argument("--related", action="store_true", help="short programs about two inputs that share something")
+    fuzz.add_argument("--subclasses", action="store_true", help="arguments are tensor subclasses (torch's TwoTensor)")
     fuzz.add_argument("--sizes", action="store_true", help="called with several sizes, compiled once for all of them")
     fuzz.add_argument(
         "--without", nargs="+", default=[], metavar="QUIRK", help="with these quirks switched off, or all"
@@ -300,6 +301,8 @@ def _fuzz(options: argparse.Namespace, _rest: Sequence[str]) -> int:
         raise UsageError("--related programs nearly all have something to differentiate; leave out --grad")
     if options.sizes and (options.related or options.engine != "aotlab"):
         raise UsageError("--sizes draws programs of its own for aotlab; leave out --related and --engine")
+    if options.subclasses and options.related:
+        raise UsageError("--related draws programs of its own; leave it out, or --subclasses")
     if options.min_cut and options.engine != "aotlab":
         raise UsageError("--min-cut chooses aotlab's partitioner; leave out --engine")
     unknown = sorted({*options.without} - {*config.quirks, "all"})
@@ -325,6 +328,7 @@ def _fuzz(options: argparse.Namespace, _rest: Sequence[str]) -> int:
         min_cut=options.min_cut,
         related=options.related,
         sizes=options.sizes,
+        subclasses=options.subclasses,
         without=config.quirks if options.without == ["all"] else tuple(options.without),
     )
     return run(

@@ -257,6 +257,7 @@ def observe(function: Callable[..., Any], call: Call, *, backward: Backward = "a
     known = [("input", *named) for named in call.inputs]
     known += [("captured", *named) for named in call.captured]
     known += [("watched", *named) for named in call.watched]
+    known += [(role, *part) for role, name, tensor in known for part in _parts(name, tensor)]
     versions = {id(tensor): _version(tensor) for _, _, tensor in known}
     leaves_before = {id(tensor) for _, _, tensor in known if tensor.is_leaf and tensor.requires_grad}
     grad_mode_before = torch.is_grad_enabled()
@@ -398,7 +399,8 @@ def cotangent(tensor: torch.Tensor, index: int) -> torch.Tensor:
     """
     steps = torch.arange(tensor.numel(), dtype=torch.float64)
     values = ((steps * 7 + index * 3) % 11 + 1) / 8 * (1 - 2 * ((steps + index) % 2))
-    return values.reshape(tensor.shape).to(dtype=tensor.dtype, device=tensor.device)
+    values = values.reshape(tensor.shape).to(dtype=tensor.dtype, device=tensor.device)
+    return torch.zeros_like(tensor) + values if torch_internals.is_wrapper(tensor) else values
 
 
 def _differentiate(
@@ -523,7 +525,8 @@ def _states(
     first_object: dict[int, str] = {}
     first_storage: dict[int, str] = {}
     states = []
-    for role, name, tensor in [*known, *(("output", *named) for named in outputs)]:
+    of_outputs = [part for name, tensor in outputs for part in _parts(name, tensor)]
+    for role, name, tensor in [*known, *(("output", *named) for named in (*outputs, *of_outputs))]:
         spec = spec_of(tensor, storages)
         before = versions.get(id(tensor)) if role != "output" else None
         states.append(
@@ -548,7 +551,18 @@ def _distinct(named: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Te
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
+        if torch_internals.is_wrapper(tensor):  # the elements of all that it wraps
+            parts = [_copy(part).reshape(-1) for _, part in _parts("", tensor)]
+            return torch.cat(parts) if parts else torch.empty(0)
         return tensor.detach().clone()
+
+
+def _parts(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """Name the tensors that a subclass wraps; there are none in another tensor."""
+    if not torch_internals.is_wrapper(tensor):
+        return []
+    attributes, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]  # subclasses have it
+    return [(f"{name}.{attribute}", getattr(tensor, attribute)) for attribute in attributes]
 
 
 def _version(tensor: torch.Tensor) -> int | None:

@@ -20,6 +20,7 @@ from aotlab.verification.programs import Program
 from aotlab.verification.programs.choices import Choices, DrawnChoices, RandomChoices, RejectedError
 from aotlab.verification.programs.drawing import draw_program
 from aotlab.verification.programs.related import draw_related
+from aotlab.verification.programs.wrapped import wrapped
 
 #: The bounds of a program, as `aotlab.verification.programs.programs` has them.
 _STATEMENTS, _CALLS = 8, 3
@@ -97,7 +98,8 @@ def _draw(plan: Plan, choices: Choices) -> Program:
         return draw_related(choices, dynamo=plan.dynamo)
     bounds = (_SIZED_STATEMENTS, _SIZED_CALLS) if plan.sizes else (_STATEMENTS, _CALLS)
     grad = True if plan.grad else None
-    return draw_program(choices, *bounds, grad=grad, dynamo=plan.dynamo, sized=plan.sizes)
+    program = draw_program(choices, *bounds, grad=grad, dynamo=plan.dynamo, sized=plan.sizes)
+    return wrapped(program, choices) if plan.subclasses else program
 
 
 @st.composite

@@ -51,6 +51,8 @@ class Plan:
         Short programs about two inputs that have to do with each other, see `aotlab.verification.programs.related`.
     sizes
         Programs about their arguments' sizes, compiled once for all sizes and called with several.
+    subclasses
+        Programs whose arguments are tensor subclasses.
     without
         The quirks that are switched off, see `aotlab.config.quirks`.
     """
@@ -63,13 +65,14 @@ class Plan:
     min_cut: bool = False
     related: bool = False
     sizes: bool = False
+    subclasses: bool = False
     without: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
         """Name what the programs of a run depend on besides the sources: ``"7 grad dynamo"``."""
         switches = {"grad": self.grad, "dynamo": self.dynamo, "min-cut": self.min_cut}
-        switches |= {"related": self.related, "sizes": self.sizes}
+        switches |= {"related": self.related, "sizes": self.sizes, "subclasses": self.subclasses}
         without = [f"without-{name}" for name in self.without]
         return " ".join([str(self.seed), *(name for name, is_on in switches.items() if is_on), *without])
 

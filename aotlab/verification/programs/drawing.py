@@ -140,7 +140,7 @@ def _draw_flat(
     first = setup_of(recipes, "the first call", grad_mode=grad is True or not chance(choices, 30))
     parameters = first.arguments
     try:
-        arguments = dict(zip(parameters, _make(first), strict=True))
+        arguments = dict(zip(parameters, made_by(first), strict=True))
     except IndexError:  # there is no first row of a tensor without rows
         raise RejectedError from None
     with OnlyDefined(), torch.set_grad_enabled(first.grad_mode):
@@ -162,7 +162,7 @@ def _draw_flat(
     for changed, change, grad_mode in changes:
         setup = setup_of(changed, change, grad_mode=grad_mode)
         try:
-            _make(setup)
+            made_by(setup)
         except (RuntimeError, IndexError):  # such a window does not fit into the changed tensor: there is no such call
             continue
         # A changed call that raises is only worth having now and then.
@@ -200,7 +200,8 @@ def _maker(setup: Setup) -> Callable[[], Any]:
     return made
 
 
-def _make(setup: Setup) -> tuple[Any, ...]:
+def made_by(setup: Setup) -> tuple[Any, ...]:
+    """Make the arguments of a call."""
     args: tuple[Any, ...] = _maker(setup)()[0]
     return args
 
@@ -226,7 +227,7 @@ def trial(parameters: tuple[str, ...], body: tuple[str, ...], result: str, setup
 def _trial(function: Callable[..., Any], setup: Setup) -> tuple[str, bool]:
     """Make a call and return the message with which it raises, and whether there is something to differentiate."""
     try:
-        arguments = _make(setup)
+        arguments = made_by(setup)
         with OnlyDefined(whole=True), torch.set_grad_enabled(setup.grad_mode):
             result = function(*arguments)
         # A view whose history an in-place write made invalid raises at the first look.

@@ -32,6 +32,16 @@ def retain(tensor):
         tensor.retain_grad()
 """
 
+_TWO = """\
+def two(tensor):  # a wrapper of two tensors, and the leaf behind it
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    first, second = tensor.detach().clone(), tensor.detach().clone()
+    second.copy_(first.flip(list(range(first.dim()))))
+    leaf = TwoTensor(first, second).requires_grad_(tensor.requires_grad)
+    return leaf, leaf if tensor.is_leaf else leaf * 1
+"""
+
 _DOUBLED = """\
 class Doubled(torch.autograd.Function):  # saves nothing
     @staticmethod
@@ -112,6 +122,7 @@ _HELPERS = {
     "weights": _WEIGHTS,
     "hook": f"seen = []\n\n\n{_HOOK}",
     "retain": _RETAIN,
+    "two": _TWO,
     "Pair": 'Pair = collections.namedtuple("Pair", ["left", "right"])\n',
     "Box": "@dataclasses.dataclass\nclass Box:\n    left: object\n    right: object\n",
     "Doubled": _DOUBLED,
