@@ -97,7 +97,7 @@ class Exercise(Shown):
     @property
     def note(self) -> str:  # type: ignore[override]  # what is shown below
         """How to answer."""
-        return f'Check an answer by teach.exercise("{self.name}").check(answer), ask for a hint by .hint().'
+        return f'`teach.exercise("{self.name}").check(answer)` checks an answer, `.hint()` gives a hint.'
 
     def check(self, answer: object) -> Said:
         """Run an answer, and say whether it is right, or what was seen instead."""
@@ -131,7 +131,7 @@ class Exercise(Shown):
         return Said(" ".join(given), note or ("There are no more hints." if before == _HINTS else ""))
 
     def _help(self) -> str:
-        return f'For a hint: teach.exercise("{self.name}").hint()'
+        return f'`teach.exercise("{self.name}").hint()` gives a hint.'
 
 
 def _is_blank(answer: object) -> bool:

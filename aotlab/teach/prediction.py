@@ -148,7 +148,7 @@ class Prediction(Shown):
 
     def _pose(self) -> None:
         self.code = f"{self._program or _source(self.function)}\n\n{_described(self.function, self.args)}"
-        self.head = ("question", "", "answer it by")
+        self.head = ("question", "", "answer as in")
         inputs = list(tensors_of(self.function, self.args))
         examples = {key: QUESTIONS[key].example.replace('"x', f'"{(inputs or ["x"])[-1]}') for key in self.ask}
         self.rows = [(key, QUESTIONS[key].ask, f"{key}={examples[key]}") for key in self.ask]
