@@ -199,8 +199,8 @@ def sentences(state: CallState) -> tuple[tuple[str, str, str], ...]:
         rows.append(("identity", "inputs", f"the {len(tensors)} tensor inputs are distinct tensors"))
     rows += [("size", "inputs", f"`{text}`") for text in (() if state.rules is None else state.rules.texts)]
     if state.must_not_overlap and len(tensors) > 1:
-        rows.append(("overlap", "inputs", "no input shares bytes with an input that is written"))
-    unchecked = _unchecked(state)
-    rows += [("setting", name, f"{name} is {_show(v)}") for name, v in state.settings if name not in unchecked]
+        share = [f"`{state.names[a]}` and `{state.names[b]}` share bytes as they did" for a, b, _ in state.overlapping]
+        rows.append(("overlap", "inputs", "; ".join(share) or "no input shares bytes with an input that is written"))
+    rows += [("setting", name, f"{name} is {_show(v)}") for name, v in state.settings if name not in _unchecked(state)]
     rows += [("reached", item.name, item.sentence()) for item in state.reached]
     return tuple(rows)

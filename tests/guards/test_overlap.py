@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import aotlab
 from tests.engine_helpers import behind, compiled
 from tests.guards.test_kinds import MODES, ROOTS, by_dynamo, dynamo_two_calls, observed, two_calls
 
@@ -199,3 +200,21 @@ def test_views_of_an_input_and_of_an_alias_of_it(pair, is_complex):
         for kind in (*kinds, kinds[0]):
             assert outcome(f, kind) == outcome(g, kind)
         assert (g.calls.eager, len(g.entries)) == (3, 0)  # a write gives what they share a history
+
+
+def test_a_report_says_which_inputs_share_bytes():
+    """Or that none do."""
+
+    def f(a, b):
+        a.mul_(2)
+        return a + b
+
+    base = torch.arange(6.0)
+    for one, two, said in (
+        (base[:4], base[2:], "`a` and `b` share bytes as they did"),
+        (base[:3], base[3:], "no input shares bytes with an input that is written"),
+    ):
+        with aotlab.Report.record() as report:
+            compiled(f)(one, two)
+        guards = report.guards
+        assert guards[guards.kind == "overlap"].sentence.tolist() == [said]
