@@ -43,14 +43,20 @@ class Ways:
 
     def hide(self, position: int) -> NoReturn:
         """Trace once more, with the writes of an input apart from it."""
+        self._check(position in self.hidden)
         self.hidden.add(position)
         raise Again
 
     def anchor(self, position: int, gradient: AnchoredGradient) -> NoReturn:
         """Trace once more, with anchors for the gradient of an input."""
+        self._check(position in self.gradients)
         self.gradients[position] = gradient
         self.watches = False
         raise Again
+
+    def _check(self, known: bool) -> None:
+        if known:  # or it would be traced for ever
+            raise RunEagerly("an argument is written, or gets its gradient, otherwise in each trace")
 
 
 class Gradient:

@@ -59,9 +59,12 @@ class Unwrapped(Target):
         self.inputs: list[SubclassInput] = []
         first: dict[int, int] = {}
         for n, (name, value) in enumerate(zip(names, values, strict=True)):
-            if internals.is_wrapper(value) or _is_watched(n, value, ways):
+            if internals.is_wrapper(value) or _is_watched(n, value, ways) or id(value) in first:
                 k = first.setdefault(id(value), len(self.inputs))
-                self.inputs.append(_input(name, n, value, k, ways))
+                made = _input(name, n, value, k, ways)
+                if k < len(self.inputs):  # the same tensor: what is known is known of the first
+                    made = replace(self.inputs[k], name=name, position=n)
+                self.inputs.append(made)
         ours = {item.position for item in self.inputs}
         self._plain_lifted = [n for n in range(len(lifted)) if n not in ours]
         self._names, self._ways = names, ways

@@ -173,7 +173,7 @@ def test_shared_parts_with_history():
 
 ELSE = {
     "its sizes": (lambda t: t.t_(), "other than in its values"),
-    "an attribute": (lambda t: setattr(t, "name", "t"), "other than in its values"),
+    "an attribute": (lambda t: setattr(t, "note", "t"), "other than in its values"),
     "a part replaced": (lambda t: setattr(t, "a", t.b), "other than in its values"),
 }
 
