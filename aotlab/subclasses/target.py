@@ -76,7 +76,7 @@ class Unwrapped(Target):
     def _check_hidden(self, values: Sequence[Any]) -> None:
         """Refuse a write to a wrapper with a history whose memory is also another argument's."""
         memory: dict[int, int] = {}
-        for n, value in enumerate(values):
+        for n, value in enumerate(values if any(item.hidden for item in self.inputs) else ()):
             for tensor in parts_of(value) if isinstance(value, Tensor) else ():
                 key = internals.storage_key(tensor)
                 other = memory.setdefault(key, n)
