@@ -71,6 +71,8 @@ class _Reader:
             elif id(leaf) in first:
                 self.results.outputs.append(self._wrapper(i, leaf))
             else:
+                if any(leaf is part for item in self._entered if item.item.gradient for part in item.parts):
+                    raise RunEagerly(f"`{self.names[i]}` is a part of a tensor subclass that requires grad")
                 self.results.outputs.append(SubclassOutput(kind="plain", first=len(self.returned)))
                 self._return([leaf], self.names[i])
         self._bases(wrappers)
