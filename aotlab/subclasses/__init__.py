@@ -30,7 +30,11 @@ from aotlab.subclasses.around import write_around
 from aotlab.subclasses.edges import Again, Ways
 from aotlab.subclasses.target import Unwrapped
 
-__all__ = ["compile_call", "function_for"]
+__all__ = ["Options", "compile_call", "function_for"]
+
+
+#: Each trace but the last finds an input of which more is to be known.
+_MOST_TRACES = 64
 
 
 def function_for(target: Target, options: Options, **settings: Any) -> CompiledFunction:
@@ -62,10 +66,11 @@ def compile_call(
                 raise
             if ways is None:
                 ways = Ways()
+            elif ways.traces == _MOST_TRACES or (ways.watches and isinstance(cause, SubclassError)):
+                raise
             elif isinstance(cause, SubclassError):
-                if ways.watches:
-                    raise
                 ways.watches = True  # a plain input may have a wrapper for a gradient
+            ways.traces += 1
             cause.__traceback__ = declined.__traceback__ = None  # its frames hold the arguments
             del cause
 

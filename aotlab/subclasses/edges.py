@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
+from aotlab._torch import parts_of
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import GraphInvariantError, SubclassError
 from aotlab.ir.subclasses import AnchoredGradient, SubclassInput, SubclassSpec
-from aotlab.subclasses.parts import fits, is_differentiable, like_part, parts_of, spec_of, together
+from aotlab.subclasses.parts import fits, is_differentiable, like_part, spec_of, together
 
 
 class Again(RunEagerly):
@@ -40,23 +41,18 @@ class Ways:
     gradients: dict[int, AnchoredGradient] = field(default_factory=dict)
     hidden: set[int] = field(default_factory=set)
     watches: bool = False
+    traces: int = 0
 
     def hide(self, position: int) -> NoReturn:
         """Trace once more, with the writes of an input apart from it."""
-        self._check(position in self.hidden)
         self.hidden.add(position)
         raise Again
 
     def anchor(self, position: int, gradient: AnchoredGradient) -> NoReturn:
         """Trace once more, with anchors for the gradient of an input."""
-        self._check(position in self.gradients)
         self.gradients[position] = gradient
         self.watches = False
         raise Again
-
-    def _check(self, known: bool) -> None:
-        if known:  # or it would be traced for ever
-            raise RunEagerly("an argument is written, or gets its gradient, otherwise in each trace")
 
 
 class Gradient:

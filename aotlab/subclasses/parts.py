@@ -9,20 +9,12 @@ import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
+from aotlab._torch import parts_of
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import SubclassError
 from aotlab.ir.subclasses import Layout, Opaque, SizeOfPart, SubclassSpec
 
 _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
-
-
-def parts_of(tensor: Tensor) -> list[Tensor]:
-    """List the plain tensors that a wrapper consists of; of a plain tensor, itself."""
-    if not internals.is_wrapper(tensor):
-        return [tensor]
-    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]  # a protocol
-    inner = (getattr(tensor, name) for name in names)
-    return [part for each in inner if not internals.is_opaque(each) for part in parts_of(each)]
 
 
 def spec_of(tensor: Tensor, name: str, parts: Sequence[Tensor] | None = None) -> SubclassSpec:

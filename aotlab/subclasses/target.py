@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
+from aotlab._torch import parts_of
 from aotlab.capture import nesting
 from aotlab.capture.call import ArgumentKind, Target
 from aotlab.capture.signals import RunEagerly
@@ -26,7 +27,7 @@ from aotlab.guards.values import Mentioned
 from aotlab.ir.subclasses import AnchoredGradient, SubclassInput
 from aotlab.subclasses.edges import Anchor, Gradient, GradientOfInput, Unwrap, Ways, Wrap, apart_of
 from aotlab.subclasses.mode import AboveFunctionalization
-from aotlab.subclasses.parts import is_differentiable, parts_of, sizes, spec_of, state_of, together
+from aotlab.subclasses.parts import is_differentiable, sizes, spec_of, state_of, together
 from aotlab.subclasses.results import Results, read_results
 from aotlab.trace.running import here
 
