@@ -22,6 +22,7 @@ from aotlab._torch import parts_of
 from aotlab.capture import nesting
 from aotlab.capture.call import ArgumentKind, Target
 from aotlab.capture.signals import RunEagerly
+from aotlab.guards.call_state import check_tensor
 from aotlab.guards.reached import Reached
 from aotlab.guards.values import Mentioned
 from aotlab.ir.subclasses import AnchoredGradient, SubclassInput
@@ -60,6 +61,8 @@ class Unwrapped(Target):
         self.inputs: list[SubclassInput] = []
         first: dict[int, int] = {}
         for n, (name, value) in enumerate(zip(names, values, strict=True)):
+            if isinstance(value, Tensor) and not internals.is_wrapper(value):
+                check_tensor(value, name)
             if internals.is_wrapper(value) or _is_watched(n, value, ways) or id(value) in first:
                 k = first.setdefault(id(value), len(self.inputs))
                 made = _input(name, n, value, k, ways)
@@ -77,7 +80,7 @@ class Unwrapped(Target):
     def _check_hidden(self, values: Sequence[Any]) -> None:
         """Refuse a write to a wrapper with a history whose memory is also another argument's."""
         memory: dict[int, int] = {}
-        for n, value in enumerate(values if any(item.hidden for item in self.inputs) else ()):
+        for n, value in enumerate(values):
             for tensor in parts_of(value) if isinstance(value, Tensor) else ():
                 key = internals.storage_key(tensor)
                 other = memory.setdefault(key, n)
