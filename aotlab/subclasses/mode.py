@@ -10,7 +10,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import torch
+
 from aotlab import _torch as internals
+from aotlab.capture.signals import RunEagerly
+from aotlab.subclasses.parts import parts_of
 
 
 class AboveFunctionalization(internals.TorchDispatchMode):
@@ -19,6 +23,7 @@ class AboveFunctionalization(internals.TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self._open: list[ExitStack] = []
+        self._writes: dict[int, bool] = {}  # the grad mode of the first write to each memory
 
     def __enter__(self) -> Any:
         """Switch functionalization off."""
@@ -36,6 +41,17 @@ class AboveFunctionalization(internals.TorchDispatchMode):
     ) -> Any:
         """Let subclasses do an op, or else have it functionalized, and then recorded."""
         if any(kind is not internals.FakeTensor for kind in types):
+            if func._schema.is_mutable:
+                with internals.disable_torch_function():
+                    self._note_write(args[0])
             return NotImplemented
         with internals.disable_torch_function(), internals.functionalization_again():
             return func(*args, **kwargs or {})
+
+    def _note_write(self, target: Any) -> None:
+        """Refuse a write to a tensor with a history in another grad mode than an earlier one's."""
+        now = torch.is_grad_enabled()
+        for tensor in target if isinstance(target, list | tuple) else [target]:
+            for part in parts_of(tensor):
+                if self._writes.setdefault(internals.storage_key(part), now) is not now and tensor.requires_grad:
+                    raise RunEagerly("a tensor subclass is changed both in grad mode and out of it")

@@ -58,7 +58,7 @@ class _Reader:
         self._inputs = {id(item.wrapper): k for k, item in reversed([*enumerate(entered)])}
         self._entered = entered
         self._hidden = {internals.storage_key(p) for item in entered if item.item.hidden for p in item.parts}
-        self._new: dict[int, int] = {}  # the numbers of new wrappers, by ``id``: outputs, then what is besides
+        self._memory = {internals.storage_key(item.wrapper): item.wrapper for item in entered}
 
     def run(self) -> None:
         wrappers = [(i, leaf) for i, leaf in enumerate(self.leaves) if self._is_ours(leaf)]
@@ -90,16 +90,25 @@ class _Reader:
         if base is not None and (id(base) in self._inputs or internals.is_wrapper(base)):
             self._check_view(leaf, base)
             self.results.views[i] = leaf
+        in_grad_mode = not internals.was_made_under_no_grad(leaf)
+        if base is not None and not (in_grad_mode or leaf.is_leaf):
+            raise RunEagerly(f"`{self.names[i]}` is a view of a view that was made under no_grad")
         if base is not None and id(base) in self._inputs:
             of = self._inputs[id(base)]
-            return SubclassOutput(kind="view of input", of=of, requires_grad=leaf.requires_grad)
+            return SubclassOutput(kind="view of input", of=of, requires_grad=in_grad_mode)
         if base is not None and internals.is_wrapper(base):
-            return SubclassOutput(kind="view of output", of=-1, requires_grad=leaf.requires_grad)  # see `_bases`
+            return SubclassOutput(kind="view of output", of=-1, requires_grad=in_grad_mode)  # see `_bases`
+        return self._detached_or_fresh(leaf, self.names[i])
+
+    def _detached_or_fresh(self, leaf: Tensor, name: str) -> SubclassOutput:
+        key = internals.storage_key(leaf)
         for k, item in enumerate(self._entered):
-            looks = [(internals.storage_key(t), t.shape, t.stride(), t.storage_offset()) for t in (leaf, item.wrapper)]
-            if looks[0] == looks[1] and not leaf.requires_grad:
+            looks = [(t.shape, t.stride(), t.storage_offset()) for t in (leaf, item.wrapper)]
+            if key == internals.storage_key(item.wrapper) and looks[0] == looks[1] and not leaf.requires_grad:
                 return SubclassOutput(kind="detached input", of=k)
-        return self._fresh(leaf, self.names[i])
+        if self._memory.setdefault(key, leaf) is not leaf and not leaf.is_inference():
+            raise RunEagerly(f"`{name}` is a detached view of a tensor subclass")
+        return self._fresh(leaf, name)
 
     def _check_view(self, view: Tensor, base: Tensor) -> None:
         """Refuse a view that takes a size which varies: it could not be made anew."""
@@ -148,7 +157,8 @@ class _Reader:
                 assert base is not None
                 if id(base) not in numbers:
                     numbers[id(base)] = len(self.leaves) + len(self.results.besides)
-                    self.results.besides.append(self._fresh(base, f"the base of {self.names[i]}"))
+                    made = self._detached_or_fresh(base, f"the base of {self.names[i]}")
+                    self.results.besides.append(made)
                 of, grad = numbers[id(base)], outputs[i].requires_grad
                 outputs[i] = SubclassOutput(kind="view of output", of=of, requires_grad=grad)
 
