@@ -25,8 +25,7 @@ from aotlab.frontends.dynamo import compile_by_dynamo
 from aotlab.frontends.modules import AotModule
 from aotlab.partition.default import default_partition
 from aotlab.partition.stage import Partitioner
-from aotlab.pipeline import Options
-from aotlab.subclasses import function_for
+from aotlab.subclasses import Options, function_for
 
 __all__ = [
     "AotModule", "aot_function", "aot_module", "aot_module_simplified", "compile", "compiled_function",

@@ -166,13 +166,12 @@ class TransformState:
 
 def is_beyond_kernels(values: Sequence[Tensor | None]) -> bool:
     """Tell whether a transform runs, or one of some tensors wraps or stands for several, or has a tangent."""
-    functorch, forward_ad = torch._C._functorch, torch.autograd.forward_ad
-    given = [v for v in values if v is not None]
-    if transforms_active() or any(functorch.is_legacy_batchedtensor(v) or is_wrapper(v) for v in given):
+    is_batched, forward_ad = torch._C._functorch.is_legacy_batchedtensor, torch.autograd.forward_ad
+    if transforms_active() or any(v is not None and (is_batched(v) or is_wrapper(v)) for v in values):
         return True
     if not forward_ad_active():
         return False
-    return any(forward_ad.unpack_dual(v).tangent is not None for v in given)
+    return any(v is not None and forward_ad.unpack_dual(v).tangent is not None for v in values)
 
 
 def under_transform(

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from aotlab._torch.nodes import is_copy_slices, is_custom_function_node
 from aotlab._torch.replaced import replaced
+from aotlab._torch.subclasses import parts_of
 from aotlab._torch.views import is_about_a_write, set_version, versions_of
 
 #: What Dynamo puts for a call of ``torch.utils.checkpoint.checkpoint``; run as it is, it draws random numbers anew.
@@ -141,7 +142,7 @@ def kept_is_written(node: Any) -> bool:
 def saved_tensors_of(node: Any) -> list[Tensor]:
     """Return the tensors that an autograd node keeps, as far as they can be seen; none if one was written since."""
     try:
-        return [] if is_checkpointed(node) else _kept(node)
+        return [] if is_checkpointed(node) else [part for kept in _kept(node) for part in parts_of(kept)]
     except Exception:  # noqa: BLE001  # the same
         return []
 

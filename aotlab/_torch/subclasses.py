@@ -26,6 +26,15 @@ def is_opaque(value: Any) -> bool:
     return isinstance(value, OpaqueBase)
 
 
+def parts_of(tensor: Tensor) -> list[Tensor]:
+    """List the plain tensors that a wrapper consists of; of a plain tensor, itself."""
+    if not is_wrapper(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]  # a protocol
+    inner = (getattr(tensor, name) for name in names)
+    return [part for each in inner if not is_opaque(each) for part in parts_of(each)]
+
+
 _FUNCTIONALIZE = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
 
 

@@ -154,7 +154,7 @@ def first_level(trace: Trace, segment: int) -> Level:
         tangents=[trace.tangents.fakes[n] for n in trace.tangents.of_entries[segment]],
         bits=trace.saving.bits,
         masks=trace.saving.masks[segment],
-        known={edge[0] for edge in (*stops, *behind) if not _is_own_leaf(trace, edge)},
+        known={e[0] for e in (*stops, *(behind if trace.recorder.above is None else ())) if not _is_own_leaf(trace, e)},
         saved=(),
         own=kept_entries(part, trace.saving.bits),
     )
@@ -191,7 +191,7 @@ def _level_above(
         tangents=(),
         bits=bits,
         masks=state_masks([part], bits)[0],
-        known={*level.known, *nodes, *(node for node, _ in given)},
+        known={*level.known, *(nodes if trace.recorder.above is None else ()), *(node for node, _ in given)},
         saved=list(kept.values()),
         own=kept_entries(part, nodes),
     )

@@ -216,7 +216,7 @@ class SavedValues:
 def restride(tangent: Tensor, stride: tuple[int, ...]) -> Tensor:
     """Copy a tangent into the strides that the backward was traced with."""
     dense = tangent.to_dense() if tangent.layout != torch.strided else tangent
-    return torch.empty_strided(dense.shape, stride, dtype=dense.dtype, device=dense.device).copy_(dense)
+    return dense.new_empty_strided(dense.shape, stride).copy_(dense)  # a wrapper if that is one
 
 
 class Keeping:

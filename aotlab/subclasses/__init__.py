@@ -30,7 +30,11 @@ from aotlab.subclasses.around import write_around
 from aotlab.subclasses.edges import Again, Ways
 from aotlab.subclasses.target import Unwrapped
 
-__all__ = ["compile_call", "function_for"]
+__all__ = ["Options", "compile_call", "function_for"]
+
+
+#: Each trace but the last finds an input of which more is to be known.
+_MOST_TRACES = 64
 
 
 def function_for(target: Target, options: Options, **settings: Any) -> CompiledFunction:
@@ -50,20 +54,25 @@ def compile_call(
 ) -> Entry:
     """Compile a call as `aotlab.pipeline.compile_call` does; where that meets a wrapper, with all of them apart."""
     rest = explain, number, function_id, varying
-    try:
-        return pipeline.compile_call(options, target, args, kwargs, *rest)
-    except Declined as declined:
-        if not isinstance(declined.__cause__, SubclassError):
-            raise
-        ways = Ways()
-        while True:
-            try:
-                return _compile_apart(options, target, args, kwargs, rest, ways)
-            except Declined as again:
-                if isinstance(again.__cause__, SubclassError) and not ways.watches:
-                    ways.watches = True  # a plain input may have a wrapper for a gradient
-                elif not isinstance(again.__cause__, Again):
-                    raise
+    ways: Ways | None = None
+    while True:
+        try:
+            if ways is None:
+                return pipeline.compile_call(options, target, args, kwargs, *rest)
+            return _compile_apart(options, target, args, kwargs, rest, ways)
+        except Declined as declined:
+            cause = declined.__cause__
+            if not isinstance(cause, Again | SubclassError):
+                raise
+            if ways is None:
+                ways = Ways()
+            elif ways.traces == _MOST_TRACES or (ways.watches and isinstance(cause, SubclassError)):
+                raise
+            elif isinstance(cause, SubclassError):
+                ways.watches = True  # a plain input may have a wrapper for a gradient
+            ways.traces += 1
+            cause.__traceback__ = declined.__traceback__ = None  # its frames hold the arguments
+            del cause
 
 
 def _compile_apart(

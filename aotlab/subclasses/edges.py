@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
+from aotlab._torch import parts_of
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import GraphInvariantError, SubclassError
 from aotlab.ir.subclasses import AnchoredGradient, SubclassInput, SubclassSpec
-from aotlab.subclasses.parts import fits, is_differentiable, like_part, parts_of, spec_of, together
+from aotlab.subclasses.parts import fits, is_differentiable, like_part, spec_of, together
 
 
 class Again(RunEagerly):
@@ -41,6 +42,7 @@ class Ways:
     gradients: dict[int, AnchoredGradient] = field(default_factory=dict)
     hidden: set[int] = field(default_factory=set)
     watches: bool = False
+    traces: int = 0
 
     def hide(self, position: int) -> NoReturn:
         """Trace once more, with the writes of an input apart from it."""

@@ -9,20 +9,12 @@ import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
+from aotlab._torch import parts_of
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import SubclassError
 from aotlab.ir.subclasses import Layout, Opaque, SizeOfPart, SubclassSpec
 
 _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
-
-
-def parts_of(tensor: Tensor) -> list[Tensor]:
-    """List the plain tensors that a wrapper consists of; of a plain tensor, itself."""
-    if not internals.is_wrapper(tensor):
-        return [tensor]
-    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]  # a protocol
-    inner = (getattr(tensor, name) for name in names)
-    return [part for each in inner if not internals.is_opaque(each) for part in parts_of(each)]
 
 
 def spec_of(tensor: Tensor, name: str, parts: Sequence[Tensor] | None = None) -> SubclassSpec:
@@ -71,20 +63,20 @@ def like_part(
     for k, part in enumerate(parts):
         if dim < part.dim() and internals.same_size(asked(part, dim), value):
             return SizeOfPart(k, dim)
-    if not isinstance(value, int):
+    if internals.is_symbolic(value):
         raise RunEagerly("a tensor subclass has a size that varies and is none of its parts'")
-    return value
+    return int(value)
 
 
 def sizes(values: Sequence[int | SizeOfPart], parts: Sequence[Tensor]) -> tuple[Any, ...]:
     """Return the sizes that some parts give."""
-    return tuple([n if isinstance(n, int) else parts[n.part].size(n.dim) for n in values])
+    return tuple([parts[n.part].size(n.dim) if isinstance(n, SizeOfPart) else n for n in values])
 
 
 def together(spec: SubclassSpec, parts: Sequence[Any]) -> Any:
     """Make the wrapper that a spec describes of its parts."""
     inner = {name: _part(part, parts) for name, part in spec.parts}
-    strides = tuple([n if isinstance(n, int) else parts[n.part].stride(n.dim) for n in spec.layout.stride])
+    strides = tuple([parts[n.part].stride(n.dim) if isinstance(n, SizeOfPart) else n for n in spec.layout.stride])
     size = sizes(spec.layout.size, parts)
     return spec.type.__tensor_unflatten__(inner, spec.context, size, strides)  # type: ignore[attr-defined]
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from aotlab import _torch as internals
+from aotlab._torch import parts_of
 from aotlab.capture import nesting
 from aotlab.capture.signals import RunEagerly
 from aotlab.ir.subclasses import SubclassOutput, SubclassWrite
 from aotlab.subclasses.edges import Gradient, Unwrap, Ways
-from aotlab.subclasses.parts import is_differentiable, parts_of, spec_of, state_of
+from aotlab.subclasses.parts import is_differentiable, spec_of, state_of
 
 if TYPE_CHECKING:
     from aotlab.subclasses.target import Entered
@@ -70,6 +71,8 @@ class _Reader:
             elif id(leaf) in first:
                 self.results.outputs.append(self._wrapper(i, leaf))
             else:
+                if any(leaf is part for item in self._entered if item.item.gradient for part in item.parts):
+                    raise RunEagerly(f"`{self.names[i]}` is a part of a tensor subclass that requires grad")
                 self.results.outputs.append(SubclassOutput(kind="plain", first=len(self.returned)))
                 self._return([leaf], self.names[i])
         self._bases(wrappers)

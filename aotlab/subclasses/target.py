@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
+from aotlab._torch import parts_of
 from aotlab.capture import nesting
 from aotlab.capture.call import ArgumentKind, Target
 from aotlab.capture.signals import RunEagerly
@@ -26,7 +27,7 @@ from aotlab.guards.values import Mentioned
 from aotlab.ir.subclasses import AnchoredGradient, SubclassInput
 from aotlab.subclasses.edges import Anchor, Gradient, GradientOfInput, Unwrap, Ways, Wrap, apart_of
 from aotlab.subclasses.mode import AboveFunctionalization
-from aotlab.subclasses.parts import is_differentiable, parts_of, sizes, spec_of, state_of, together
+from aotlab.subclasses.parts import is_differentiable, sizes, spec_of, state_of, together
 from aotlab.subclasses.results import Results, read_results
 from aotlab.trace.running import here
 
@@ -59,9 +60,12 @@ class Unwrapped(Target):
         self.inputs: list[SubclassInput] = []
         first: dict[int, int] = {}
         for n, (name, value) in enumerate(zip(names, values, strict=True)):
-            if internals.is_wrapper(value) or _is_watched(n, value, ways):
+            if internals.is_wrapper(value) or _is_watched(n, value, ways) or id(value) in first:
                 k = first.setdefault(id(value), len(self.inputs))
-                self.inputs.append(_input(name, n, value, k, ways))
+                made = _input(name, n, value, k, ways)
+                if k < len(self.inputs):  # the same tensor: what is known is known of the first
+                    made = replace(self.inputs[k], name=name, position=n)
+                self.inputs.append(made)
         ours = {item.position for item in self.inputs}
         self._plain_lifted = [n for n in range(len(lifted)) if n not in ours]
         self._names, self._ways = names, ways

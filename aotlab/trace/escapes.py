@@ -88,7 +88,8 @@ class EscapeGuard(TorchFunctionMode):
         if first is not None and func in _LOOKS:
             self._check_look(func, first)
         traced = first is not None and internals.is_functional(first)
-        if first is not None and traced and (args[-1] is True or kwargs.get("inplace")) and overlaps_itself(first):
+        in_place = traced and (args[-1] is True or kwargs.get("inplace")) and not isinstance(func, internals.OpOverload)
+        if first is not None and in_place and overlaps_itself(first):
             raise RunEagerly(f"`{name}` may write a tensor that overlaps itself, at {user_line()}")
         if func in boundary.CLAIMABLE and (traced or first is None or func in boundary.CLAIMED_ANYHOW):
             return self.claimed(func, args, kwargs)

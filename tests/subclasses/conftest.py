@@ -8,7 +8,10 @@ import aotlab
 from tests.test_pipeline import HARMLESS, poison
 
 #: What Dynamo asks while it captures.
-_ASKED_BY_DYNAMO = {"top_saved_tensors_hooks", "saved_tensors_hooks_are_inlineable"}
+_ASKED_BY_DYNAMO = {
+    "_coor_enabled", "get_loaded_async_collective_tensor_type", "saved_tensors_hooks_are_inlineable",
+    "top_saved_tensors_hooks",
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -130,9 +130,10 @@ def same(one: Any, other: Any, *, versions: bool = True) -> bool:
         ]
         return kind == wanted and layout[0] == layout[1] and all(map(torch.equal, mine, theirs))
     if isinstance(one, list | tuple):
-        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+        alike = type(one) is type(other) and len(one) == len(other)
+        return alike and all(same(*pair, versions=versions) for pair in zip(one, other, strict=True))
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(same(one[key], other[key], versions=versions) for key in one)
     return type(one) is type(other) and one == other
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch.nn import functional
@@ -153,3 +156,20 @@ def test_inductor(name):
     """The same by Inductor."""
     function, make = PROGRAMS[name]
     beside_eager(function, make, backend="inductor", close=True)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_nothing_is_kept(grad):
+    """Neither the first call nor the second keeps its arguments alive, or parts of them."""
+    compiled = aotlab.compile(lambda t: (t.t(), t * 2), backend="eager")
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(2):
+            t = two().requires_grad_(grad)
+            alive = [weakref.ref(each) for each in (t, t.a, t.b)]
+            compiled(t)
+            del t
+            assert [each() for each in alive] == [None] * 3
+    finally:
+        gc.enable()

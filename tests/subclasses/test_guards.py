@@ -69,6 +69,17 @@ def test_names_of_parts():
     assert "__tensor_flatten__()" in record.source
 
 
+def test_report(tmp_path):
+    """A report calls the inputs of the graph by the attributes of wrappers."""
+    with aotlab.Report.record() as report:
+        compiled = aotlab.compile(lambda t, w: torch.nn.functional.linear(t, w), backend="eager")
+        compiled(leaf(two()), Quantized.of(plain(1, (5, 4)))).sum().backward()
+    assert "1 call, 1 compiled, 0 eager" in str(report)
+    report.to_html(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert all(name in page for name in ("t.a", "t.b", "w.data_", "w.scale"))
+
+
 def test_arguments_named_otherwise(monkeypatch):
     """Keywords, missing and too many arguments are as in eager."""
     function = lambda t, u=None, *, k=1: t * k if u is None else t * u  # noqa: E731

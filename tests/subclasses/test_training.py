@@ -9,7 +9,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import aotlab
 from aotlab.errors import RefusedError, SubclassError
-from tests.subclasses.kinds import Quantized, Tagged, beside_eager, leaf, plain, same, tensors, two
+from tests.subclasses.kinds import Quantized, Tagged, beside_eager, leaf, parts, plain, same, tensors, two
 from tests.subclasses.test_calls import PROGRAMS
 
 _LEAVES_IN_EAGER = {  # eager's wrappers of tensors that require grad are leaves of their own
@@ -181,15 +181,31 @@ def test_a_wrong_gradient():
         result.backward(Tagged(plain(4), "g"))
 
 
-def test_second_derivatives():
-    """Derivatives of gradients are refused where they would pass a wrapper inside; the gradients are right."""
-    function = lambda t, x: (t * t * x).sin()  # noqa: E731
-    ours, theirs = ((leaf(two()), leaf(plain(7))) for _ in range(2))
-    first = torch.autograd.grad(aotlab.compile(function, backend="eager")(*ours).sum(), ours, create_graph=True)
-    wanted = torch.autograd.grad(function(*theirs).sum(), theirs, create_graph=True)
-    assert all(torch.equal(a.a, b.a) and torch.equal(a.b, b.b) for a, b in zip(first, wanted, strict=True))
-    with pytest.raises(SubclassError, match="a gradient is a `TwoTensor`"):
-        torch.autograd.grad(sum((g * g).sum() for g in first), ours)
+HIGHER = {
+    "alone": (lambda t: (t * t).sin(), lambda: [leaf(two())]),
+    "two": (lambda t, u: (t * u).sin() * t, lambda: [leaf(two()), leaf(two(1))]),
+    "with a tensor": (lambda t, x: (t * t * x).sin(), lambda: [leaf(two()), leaf(plain(7))]),
+}
+
+
+@pytest.mark.parametrize("name", HIGHER)
+def test_higher_derivatives(name):
+    """Second derivatives are eager's, and the third but for the order of sums."""
+    function, make = HIGHER[name]
+    compiled = aotlab.compile(function, backend="eager")
+    found = []
+    for call in (compiled, function):
+        arguments = make()
+        first = torch.autograd.grad(call(*arguments).sum(), arguments, create_graph=True)
+        second = torch.autograd.grad(sum((g * g).sum() for g in first), arguments, create_graph=True)
+        third = torch.autograd.grad(sum((g * g).sum() for g in second), arguments)
+        found.append([[each.detach() for each in level] for level in (first, second, third)])
+    ours, theirs = found
+    assert same(ours[:2], theirs[:2], versions=False)
+    for mine, wanted in zip(ours[2], theirs[2], strict=True):
+        assert type(mine) is type(wanted)
+        assert all(torch.allclose(*pair, rtol=1e-5) for pair in zip(parts(mine)[1], parts(wanted)[1], strict=True))
+    assert compiled.calls.compiled == 1
 
 
 def test_accumulated_and_hooked():

@@ -171,9 +171,17 @@ def test_shared_parts_with_history():
     assert same(argument.detach(), two() * 1)
 
 
+def test_a_part_returned():
+    """A part of a wrapper is returned itself; where the body knows an alias of it, by eager."""
+    t = two()
+    assert aotlab.compile(lambda t: t.a, backend="eager")(t) is t.a
+    with pytest.raises(RefusedError, match="is a part of a tensor subclass that requires grad"):
+        aotlab.compile(lambda t: t.a, backend="eager")(leaf(t))
+
+
 ELSE = {
     "its sizes": (lambda t: t.t_(), "other than in its values"),
-    "an attribute": (lambda t: setattr(t, "name", "t"), "other than in its values"),
+    "an attribute": (lambda t: setattr(t, "note", "t"), "other than in its values"),
     "a part replaced": (lambda t: setattr(t, "a", t.b), "other than in its values"),
 }
 
