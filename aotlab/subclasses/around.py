@@ -252,15 +252,16 @@ class _Around:
                 w.add(f"increment_version({wrapper})")
         count = len(results.outputs)
         outputs: list[str | None] = [None] * (count + len(results.besides))
-        made = [*results.outputs, *results.besides]
-        for n, each in enumerate(made):
+        all_made = [*results.outputs, *results.besides]
+        for n, each in enumerate(all_made):
             if each.kind == "plain":
                 outputs[n] = f"out[{each.first}]"
             elif each.kind == "input":
                 outputs[n] = self._wrappers[each.of]
             elif each.kind == "new":
                 outputs[n] = w.local("made")
-                w.add(f"{outputs[n]} = {self._made(each, f'output {n}')}")
+                w.add("with enable_grad():" if each.requires_grad else "if True:")
+                w.add(f"    {outputs[n]} = {self._made(each, f'output {n}')}")
             elif each.kind == "detached input":
                 outputs[n] = w.local("detached")
                 w.add(f"{outputs[n]} = {self._wrappers[each.of]}.detach()")
@@ -274,7 +275,9 @@ class _Around:
         for n, each in enumerate(results.outputs):
             if each.kind == "same":
                 outputs[n] = outputs[each.of]
-        self._watch([str(outputs[n]) for n, each in enumerate(made) if each.kind == "new" and each.spec is not None])
+        self._watch(
+            [str(outputs[n]) for n, each in enumerate(all_made) if each.kind == "new" and each.spec is not None]
+        )
         w.add(f"return {write_result(w, results.tree, [str(text) for text in outputs[:count]])}")
 
     def _watch(self, made: list[str]) -> None:

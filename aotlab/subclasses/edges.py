@@ -197,7 +197,7 @@ def watch(results: Any, wrappers: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> 
 
     A write to a wrapper does not move the versions of its parts, which the compiled function keeps for its backward.
     """
-    nodes = {each.grad_fn for each in results if isinstance(each, Tensor)} - {None}
+    nodes = {each.grad_fn for each in results if isinstance(each, Tensor) and each.grad_fn is not None}
     seen = [(weakref.ref(each), internals.version_of(each), beside) for each, beside in wrappers] if nodes else []
 
     def look(_: Any) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
@@ -35,11 +36,14 @@ class Results:
 
 
 def read_results(
-    result: Any, entered: Sequence[Entered], given: Mapping[int, None], ways: Ways
+    result: Any, entered: Sequence[Entered], given: Mapping[int, None], ways: Ways, mixed: set[int]
 ) -> tuple[Results, tuple[Any, ...]]:
-    """Take the result of a traced function apart; ``given`` are the containers and objects that it knows, by ``id``."""
+    """Take the result of a traced function apart; ``given`` are the containers and objects that it knows, by ``id``.
+
+    ``mixed`` is the memory that was viewed in and out of grad mode.
+    """
     leaves, names, tree = nesting.flatten_result(result, given)
-    reader = _Reader(leaves, names, entered, Results(tree), ways)
+    reader = _Reader(leaves, names, entered, Results(tree), ways, mixed)
     reader.run()
     return reader.results, tuple(reader.returned)
 
@@ -52,9 +56,10 @@ class _Reader:
         entered: Sequence[Entered],
         results: Results,
         ways: Ways,
+        mixed: set[int],
     ) -> None:
         self.leaves, self.names, self.results = leaves, names, results
-        self._ways = ways
+        self._ways, self._mixed = ways, mixed
         self.returned: list[Any] = []
         self._inputs = {id(item.wrapper): k for k, item in reversed([*enumerate(entered)])}
         self._entered = entered
@@ -94,8 +99,8 @@ class _Reader:
             self._check_view(leaf, base)
             self.results.views[i] = leaf
         in_grad_mode = not internals.was_made_under_no_grad(leaf)
-        if base is not None and not (in_grad_mode or leaf.is_leaf):
-            raise RunEagerly(f"`{self.names[i]}` is a view of a view that was made under no_grad")
+        if internals.storage_key(leaf) in self._mixed or not (in_grad_mode or leaf.is_leaf):
+            raise RunEagerly(f"`{self.names[i]}` is viewed both in grad mode and out of it")
         if base is not None and id(base) in self._inputs:
             of = self._inputs[id(base)]
             return SubclassOutput(kind="view of input", of=of, requires_grad=in_grad_mode)
@@ -106,7 +111,7 @@ class _Reader:
     def _detached_or_fresh(self, leaf: Tensor, name: str) -> SubclassOutput:
         key = internals.storage_key(leaf)
         for k, item in enumerate(self._entered):
-            looks = [(t.shape, t.stride(), t.storage_offset()) for t in (leaf, item.wrapper)]
+            looks = [(t.dtype, t.shape, t.stride(), t.storage_offset()) for t in (leaf, item.wrapper)]
             if key == internals.storage_key(item.wrapper) and looks[0] == looks[1] and not leaf.requires_grad:
                 return SubclassOutput(kind="detached input", of=k)
         if self._memory.setdefault(key, leaf) is not leaf and not leaf.is_inference():
@@ -121,6 +126,9 @@ class _Reader:
                 raise RunEagerly("a view of a tensor subclass takes a size that varies, and is returned")
             return size
 
+        several, under_no_grad = internals.is_one_of_several_views(view), internals.was_made_under_no_grad(view)
+        if view.dtype != base.dtype or not (several or under_no_grad or internals.keeps_through_writes(view)):
+            raise RunEagerly("a view of a tensor subclass, of another dtype or made by a custom Function, is returned")
         internals.view_again(view, base, see)
 
     def _fresh(self, leaf: Tensor, name: str) -> SubclassOutput:
@@ -137,7 +145,8 @@ class _Reader:
             detached = leaf.detach()
             coerce = getattr(detached, "__coerce_tangent_metadata__", None)
             tangent = spec_of(detached if coerce is None else coerce(), name)
-            parts = Unwrap.apply(leaf, Gradient(name, tangent))  # type: ignore[no-untyped-call]
+            with torch.enable_grad():  # which the function may have left
+                parts = Unwrap.apply(leaf, Gradient(name, tangent))  # type: ignore[no-untyped-call]
         first, grad = len(self.returned), leaf.requires_grad
         self._return(parts, name)
         spec = spec_of(leaf, name, parts)
@@ -194,8 +203,13 @@ class _Reader:
     def _check_histories(self, wrappers: Sequence[tuple[int, Tensor]]) -> None:
         """See whether of an output another is computed: its gradient would not know of the other's."""
         nodes = {leaf.grad_fn: i for i, leaf in wrappers if leaf.grad_fn is not None and id(leaf) not in self._inputs}
-        views = {id(leaf) for _, leaf in wrappers if internals.base_of(leaf) is not None}  # are made of others anew
-        starts = [leaf for leaf in self.leaves if isinstance(leaf, Tensor) and id(leaf) not in views]
+        views = {id(leaf): i for i, leaf in wrappers if internals.base_of(leaf) is not None}  # are made of bases anew
+        others = [leaf for leaf in self.leaves if isinstance(leaf, Tensor) and id(leaf) not in views]
+        self._check_history(others, nodes)
+        for i in views.values():
+            self._check_history([self.leaves[i]], {node: n for node, n in nodes.items() if n in views.values()})
+
+    def _check_history(self, starts: Sequence[Tensor], nodes: Mapping[Any, int]) -> None:
         todo = [leaf.grad_fn for leaf in starts if leaf.grad_fn is not None]
         seen = set(todo)
         while todo:
