@@ -25,7 +25,7 @@ from aotlab.capture import nesting
 from aotlab.ir.subclasses import Layout, Opaque, SizeOfPart, SubclassInput, SubclassOutput, SubclassRecord, SubclassSpec
 from aotlab.runtime.draft import MISS, Writer
 from aotlab.runtime.outputs import write_result
-from aotlab.subclasses.edges import Anchor, Gradient, Unwrap, Wrap
+from aotlab.subclasses.edges import Anchor, Gradient, Unwrap, Wrap, watch
 from aotlab.subclasses.target import Unwrapped
 
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -174,7 +174,9 @@ class _Around:
 
     def _of_layout(self, spec: SubclassSpec, text: str, parts: list[str]) -> list[str]:
         size, stride = self._layout(spec.layout, parts)
-        found = [f"{text}.shape != {size}", f"{text}.stride() != {stride}"]
+        asked = {(n.part, n.dim) for n in (*spec.layout.size, *spec.layout.stride) if isinstance(n, SizeOfPart)}
+        found = [f"{parts[part]}.dim() <= {dim}" for part, dim in dict(sorted(asked)).items()]
+        found += [f"{text}.shape != {size}", f"{text}.stride() != {stride}"]
         for name, part in spec.parts:
             if isinstance(part, SubclassSpec):
                 found += self._of_layout(part, f"{text}.{name}", parts)
@@ -250,14 +252,16 @@ class _Around:
                 w.add(f"increment_version({wrapper})")
         count = len(results.outputs)
         outputs: list[str | None] = [None] * (count + len(results.besides))
-        for n, each in enumerate([*results.outputs, *results.besides]):
+        all_made = [*results.outputs, *results.besides]
+        for n, each in enumerate(all_made):
             if each.kind == "plain":
                 outputs[n] = f"out[{each.first}]"
             elif each.kind == "input":
                 outputs[n] = self._wrappers[each.of]
             elif each.kind == "new":
                 outputs[n] = w.local("made")
-                w.add(f"{outputs[n]} = {self._made(each, f'output {n}')}")
+                w.add("with enable_grad():" if each.requires_grad else "if True:")
+                w.add(f"    {outputs[n]} = {self._made(each, f'output {n}')}")
             elif each.kind == "detached input":
                 outputs[n] = w.local("detached")
                 w.add(f"{outputs[n]} = {self._wrappers[each.of]}.detach()")
@@ -271,7 +275,22 @@ class _Around:
         for n, each in enumerate(results.outputs):
             if each.kind == "same":
                 outputs[n] = outputs[each.of]
+        self._watch(
+            [str(outputs[n]) for n, each in enumerate(all_made) if each.kind == "new" and each.spec is not None]
+        )
         w.add(f"return {write_result(w, results.tree, [str(text) for text in outputs[:count]])}")
+
+    def _watch(self, made: list[str]) -> None:
+        """Write that the backward looks at the versions of wrappers, given ones and those that were made."""
+        values = {write.input: write.value for write in self.results.writes if write.value is not None}
+        watched = [f"({name}, ())" for name in made]
+        for k, (item, wrapper) in enumerate(zip(self.target.inputs, self._wrappers, strict=True)):
+            if item.spec is not None and item.same_as == k:
+                value = values.get(k)
+                parts = range(value.first, value.first + item.spec.count) if value is not None else ()
+                watched.append(f"({wrapper}, [{', '.join(f'out[{n}].detach()' for n in parts)}])")
+        self.w.namespace["watch"] = watch
+        self.w.add(f"watch(out, [{', '.join(watched)}])")
 
     def _made(self, each: SubclassOutput, name: str) -> str:
         """Write how a new wrapper is made."""

@@ -9,6 +9,7 @@ as the plain one of a quantized weight, it goes through *anchors*: tensors witho
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -189,6 +190,25 @@ class Wrap(torch.autograd.Function):
 def apart_of(part: Tensor) -> Tensor:
     """Return what stands in a trace for the same value in other memory."""
     return internals.to_functional(internals.from_functional(part))
+
+
+def watch(results: Any, wrappers: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> None:
+    """Let a backward see which wrappers were written since, by the versions of the parts that hold the same values.
+
+    A write to a wrapper does not move the versions of its parts, which the compiled function keeps for its backward.
+    """
+    nodes = {each.grad_fn for each in results if isinstance(each, Tensor) and each.grad_fn is not None}
+    seen = [(weakref.ref(each), internals.version_of(each), beside) for each, beside in wrappers] if nodes else []
+
+    def look(_: Any) -> None:
+        for reference, version, beside in seen:
+            wrapper = reference()
+            if wrapper is not None and internals.version_of(wrapper) != version:
+                for part in (*parts_of(wrapper), *beside):
+                    torch.autograd.graph.increment_version(part)
+
+    for node in nodes:
+        node.register_prehook(look)
 
 
 class Anchor(torch.autograd.Function):

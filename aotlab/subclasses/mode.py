@@ -6,11 +6,16 @@ comes out for a tensor of its own. So it is switched off, and on again for each 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
 from aotlab import _torch as internals
+from aotlab.capture.signals import RunEagerly
 
 
 class AboveFunctionalization(internals.TorchDispatchMode):
@@ -19,6 +24,9 @@ class AboveFunctionalization(internals.TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self._open: list[ExitStack] = []
+        self._writes: dict[int, bool] = {}  # the grad mode of the first write to each memory
+        self._views: dict[int, bool] = {}
+        self.mixed: set[int] = set()
 
     def __enter__(self) -> Any:
         """Switch functionalization off."""
@@ -36,6 +44,38 @@ class AboveFunctionalization(internals.TorchDispatchMode):
     ) -> Any:
         """Let subclasses do an op, or else have it functionalized, and then recorded."""
         if any(kind is not internals.FakeTensor for kind in types):
+            if func._schema.is_mutable or (func.is_view and func is not torch.ops.aten.detach.default):
+                with internals.disable_torch_function():
+                    self._note(args[0], func._schema.is_mutable)
             return NotImplemented
         with internals.disable_torch_function(), internals.functionalization_again():
             return func(*args, **kwargs or {})
+
+    def _note(self, target: Any, writes: bool) -> None:
+        """Note in which grad mode something is viewed, or written: for what has a history that has to be the same."""
+        now = torch.is_grad_enabled()
+        for tensor in target if isinstance(target, list | tuple) else [target]:
+            if not writes and self._views.setdefault(internals.storage_key(tensor), now) is not now:
+                self.mixed.add(internals.storage_key(tensor))
+            for part in internals.parts_of(tensor) if writes else ():
+                if self._writes.setdefault(internals.storage_key(part), now) is not now and tensor.requires_grad:
+                    raise RunEagerly("a tensor subclass is changed both in grad mode and out of it")
+
+
+_OF_LEAVES = {vars(torch._C.TensorBase)["is_leaf"].__get__: True, vars(torch._C.TensorBase)["grad_fn"].__get__: None}
+
+
+class LeavesStayLeaves(TorchFunctionMode):
+    """Says of the wrappers that stand for leaves that they are such; in the trace they have a history."""
+
+    def __init__(self, leaves: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._leaves = {id(leaf): leaf for leaf in leaves if leaf.requires_grad}
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Answer for them."""
+        if args and id(args[0]) in self._leaves and func in _OF_LEAVES:
+            return _OF_LEAVES[func]
+        return func(*args, **kwargs or {})

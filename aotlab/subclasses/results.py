@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
@@ -35,11 +36,14 @@ class Results:
 
 
 def read_results(
-    result: Any, entered: Sequence[Entered], given: Mapping[int, None], ways: Ways
+    result: Any, entered: Sequence[Entered], given: Mapping[int, None], ways: Ways, mixed: set[int]
 ) -> tuple[Results, tuple[Any, ...]]:
-    """Take the result of a traced function apart; ``given`` are the containers and objects that it knows, by ``id``."""
+    """Take the result of a traced function apart; ``given`` are the containers and objects that it knows, by ``id``.
+
+    ``mixed`` is the memory that was viewed in and out of grad mode.
+    """
     leaves, names, tree = nesting.flatten_result(result, given)
-    reader = _Reader(leaves, names, entered, Results(tree), ways)
+    reader = _Reader(leaves, names, entered, Results(tree), ways, mixed)
     reader.run()
     return reader.results, tuple(reader.returned)
 
@@ -52,14 +56,15 @@ class _Reader:
         entered: Sequence[Entered],
         results: Results,
         ways: Ways,
+        mixed: set[int],
     ) -> None:
         self.leaves, self.names, self.results = leaves, names, results
-        self._ways = ways
+        self._ways, self._mixed = ways, mixed
         self.returned: list[Any] = []
         self._inputs = {id(item.wrapper): k for k, item in reversed([*enumerate(entered)])}
         self._entered = entered
         self._hidden = {internals.storage_key(p) for item in entered if item.item.hidden for p in item.parts}
-        self._new: dict[int, int] = {}  # the numbers of new wrappers, by ``id``: outputs, then what is besides
+        self._memory = {internals.storage_key(item.wrapper): item.wrapper for item in entered}
 
     def run(self) -> None:
         wrappers = [(i, leaf) for i, leaf in enumerate(self.leaves) if self._is_ours(leaf)]
@@ -93,16 +98,25 @@ class _Reader:
         if base is not None and (id(base) in self._inputs or internals.is_wrapper(base)):
             self._check_view(leaf, base)
             self.results.views[i] = leaf
+        in_grad_mode = not internals.was_made_under_no_grad(leaf)
+        if internals.storage_key(leaf) in self._mixed or not (in_grad_mode or leaf.is_leaf):
+            raise RunEagerly(f"`{self.names[i]}` is viewed both in grad mode and out of it")
         if base is not None and id(base) in self._inputs:
             of = self._inputs[id(base)]
-            return SubclassOutput(kind="view of input", of=of, requires_grad=leaf.requires_grad)
+            return SubclassOutput(kind="view of input", of=of, requires_grad=in_grad_mode)
         if base is not None and internals.is_wrapper(base):
-            return SubclassOutput(kind="view of output", of=-1, requires_grad=leaf.requires_grad)  # see `_bases`
+            return SubclassOutput(kind="view of output", of=-1, requires_grad=in_grad_mode)  # see `_bases`
+        return self._detached_or_fresh(leaf, self.names[i])
+
+    def _detached_or_fresh(self, leaf: Tensor, name: str) -> SubclassOutput:
+        key = internals.storage_key(leaf)
         for k, item in enumerate(self._entered):
-            looks = [(internals.storage_key(t), t.shape, t.stride(), t.storage_offset()) for t in (leaf, item.wrapper)]
-            if looks[0] == looks[1] and not leaf.requires_grad:
+            looks = [(t.dtype, t.shape, t.stride(), t.storage_offset()) for t in (leaf, item.wrapper)]
+            if key == internals.storage_key(item.wrapper) and looks[0] == looks[1] and not leaf.requires_grad:
                 return SubclassOutput(kind="detached input", of=k)
-        return self._fresh(leaf, self.names[i])
+        if self._memory.setdefault(key, leaf) is not leaf and not leaf.is_inference():
+            raise RunEagerly(f"`{name}` is a detached view of a tensor subclass")
+        return self._fresh(leaf, name)
 
     def _check_view(self, view: Tensor, base: Tensor) -> None:
         """Refuse a view that takes a size which varies: it could not be made anew."""
@@ -112,6 +126,9 @@ class _Reader:
                 raise RunEagerly("a view of a tensor subclass takes a size that varies, and is returned")
             return size
 
+        several, under_no_grad = internals.is_one_of_several_views(view), internals.was_made_under_no_grad(view)
+        if view.dtype != base.dtype or not (several or under_no_grad or internals.keeps_through_writes(view)):
+            raise RunEagerly("a view of a tensor subclass, of another dtype or made by a custom Function, is returned")
         internals.view_again(view, base, see)
 
     def _fresh(self, leaf: Tensor, name: str) -> SubclassOutput:
@@ -128,7 +145,8 @@ class _Reader:
             detached = leaf.detach()
             coerce = getattr(detached, "__coerce_tangent_metadata__", None)
             tangent = spec_of(detached if coerce is None else coerce(), name)
-            parts = Unwrap.apply(leaf, Gradient(name, tangent))  # type: ignore[no-untyped-call]
+            with torch.enable_grad():  # which the function may have left
+                parts = Unwrap.apply(leaf, Gradient(name, tangent))  # type: ignore[no-untyped-call]
         first, grad = len(self.returned), leaf.requires_grad
         self._return(parts, name)
         spec = spec_of(leaf, name, parts)
@@ -151,7 +169,8 @@ class _Reader:
                 assert base is not None
                 if id(base) not in numbers:
                     numbers[id(base)] = len(self.leaves) + len(self.results.besides)
-                    self.results.besides.append(self._fresh(base, f"the base of {self.names[i]}"))
+                    made = self._detached_or_fresh(base, f"the base of {self.names[i]}")
+                    self.results.besides.append(made)
                 of, grad = numbers[id(base)], outputs[i].requires_grad
                 outputs[i] = SubclassOutput(kind="view of output", of=of, requires_grad=grad)
 
@@ -184,8 +203,13 @@ class _Reader:
     def _check_histories(self, wrappers: Sequence[tuple[int, Tensor]]) -> None:
         """See whether of an output another is computed: its gradient would not know of the other's."""
         nodes = {leaf.grad_fn: i for i, leaf in wrappers if leaf.grad_fn is not None and id(leaf) not in self._inputs}
-        views = {id(leaf) for _, leaf in wrappers if internals.base_of(leaf) is not None}  # are made of others anew
-        starts = [leaf for leaf in self.leaves if isinstance(leaf, Tensor) and id(leaf) not in views]
+        views = {id(leaf): i for i, leaf in wrappers if internals.base_of(leaf) is not None}  # are made of bases anew
+        others = [leaf for leaf in self.leaves if isinstance(leaf, Tensor) and id(leaf) not in views]
+        self._check_history(others, nodes)
+        for i in views.values():
+            self._check_history([self.leaves[i]], {node: n for node, n in nodes.items() if n in views.values()})
+
+    def _check_history(self, starts: Sequence[Tensor], nodes: Mapping[Any, int]) -> None:
         todo = [leaf.grad_fn for leaf in starts if leaf.grad_fn is not None]
         seen = set(todo)
         while todo:

@@ -27,7 +27,7 @@ from aotlab.guards.reached import Reached
 from aotlab.guards.values import Mentioned
 from aotlab.ir.subclasses import AnchoredGradient, SubclassInput
 from aotlab.subclasses.edges import Anchor, Gradient, GradientOfInput, Unwrap, Ways, Wrap, apart_of
-from aotlab.subclasses.mode import AboveFunctionalization
+from aotlab.subclasses.mode import AboveFunctionalization, LeavesStayLeaves
 from aotlab.subclasses.parts import is_differentiable, sizes, spec_of, state_of, together
 from aotlab.subclasses.results import Results, read_results
 from aotlab.trace.running import here
@@ -168,9 +168,11 @@ class Unwrapped(Target):
         """Put the wrappers together, call the function, and take its result apart."""
         here.active[-1].above = mode = AboveFunctionalization()
         with mode:
-            return self._run(lifted, args, kwargs)
+            return self._run(lifted, args, kwargs, mode)
 
-    def _run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(
+        self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], mode: AboveFunctionalization
+    ) -> Any:
         with internals.disable_torch_function():
             flat = iter(nesting.flatten((args, kwargs))[0])
             plain = dict(zip(self._plain_lifted, lifted, strict=True))
@@ -185,7 +187,8 @@ class Unwrapped(Target):
                     values.append(plain[n] if n in plain else next(flat))
             self._given = values[: self.lifted_count]
             given_args, given_kwargs = nesting.unflatten(values[self.lifted_count :], self.tree)
-        result = self.target.run(self._given, tuple(given_args), given_kwargs)
+        with LeavesStayLeaves(each.wrapper for each in entered if each.item.is_leaf):
+            result = self.target.run(self._given, tuple(given_args), given_kwargs)
         with internals.disable_torch_function():
             now, tree = nesting.flatten((given_args, given_kwargs))
             if tree != self.tree or any(a is not b for a, b in zip(now, values[self.lifted_count :], strict=True)):
@@ -193,7 +196,9 @@ class Unwrapped(Target):
             given = {id(part): None for part, _ in nesting.parts_of((given_args, given_kwargs))} | {
                 id(each): None for each in self.target.objects()
             }
-            self.results, returned = read_results(result, entered, _containers(given, values), self._ways)
+            self.results, returned = read_results(
+                result, entered, _containers(given, values), self._ways, {*mode.mixed}
+            )
         return returned
 
     def _enter(self, item: SubclassInput, flat: Iterator[Any], entered: list[Entered]) -> Entered:
