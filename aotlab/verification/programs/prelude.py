@@ -16,7 +16,8 @@ def numbers(seed, *shape, dtype=torch.float32):
 _WEIGHTS = """\
 def weights(tensor):  # what is handed to a backward
     steps = torch.arange(tensor.numel(), dtype=torch.float64)
-    return (((steps * 7) % 11 + 1) / 4 * (1 - 2 * (steps % 2))).reshape(tensor.shape).to(tensor.dtype)
+    made = (((steps * 7) % 11 + 1) / 4 * (1 - 2 * (steps % 2))).reshape(tensor.shape).to(tensor.dtype)
+    return made if type(tensor) is torch.Tensor else made + torch.zeros_like(tensor.detach())
 """
 
 #: The look at ``grad_fn`` is there for torch < 2.15, which crashes when a view gets a hook after its base was written.
