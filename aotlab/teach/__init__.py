@@ -1,15 +1,18 @@
 """The course's tools: predict what a program does and see, practice, exercises.
 
 In order: `truth` (what is true of a call), `prediction` (questions, and an answer beside the truth), `programs`
-(endless programs), `exercises` and `course` (the pages' exercises), `kept` (what was done), `windows` (which element
+(endless programs), `exercises` and `course` (the pages' exercises), `families` and `steps` (a reader's compiler),
+`kept` (what was done), `windows` (which element
 lies where in a storage), `code` (what a report holds), `shown` (tables).
 """
 
 from __future__ import annotations
 
-import aotlab.teach.course  # noqa: F401  # its exercises enter themselves
+import aotlab.teach.course  # its exercises enter themselves
+import aotlab.teach.steps  # noqa: F401  # so do these
 from aotlab.teach.code import code
 from aotlab.teach.exercises import Exercise, exercise, new_exercise, progress, require
+from aotlab.teach.families import check_compiler
 from aotlab.teach.prediction import Prediction, predict
 from aotlab.teach.programs import practice
 from aotlab.teach.windows import storage_map
@@ -17,6 +20,7 @@ from aotlab.teach.windows import storage_map
 __all__ = [
     "Exercise",
     "Prediction",
+    "check_compiler",
     "code",
     "exercise",
     "new_exercise",

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
+import aotlab
+from aotlab.teach.families import FAMILIES
 from tests.teach.answers import ANSWERS
+
+PACKAGE = Path(aotlab.__file__).parent
 
 #: Page → the exercises at its end, in order.
 EXERCISES = {
@@ -15,6 +21,7 @@ EXERCISES = {
     "05_outputs_that_share.ipynb": ("three-kinds", "replay", "seen-by-the-caller"),
     "06_inputs_that_share.ipynb": ("prove-it-wrong", "do-they-overlap", "one-base"),
     "07_two_graphs.ipynb": ("backward-by-hand", "save-less", "what-is-saved"),
+    "11_be_the_compiler.ipynb": ("record", "write", "differentiate", "cut", "recipe", "finish", "guards"),
 }
 
 
@@ -235,6 +242,34 @@ def two_graphs(run: Any) -> None:
     exercises(run, "07_two_graphs.ipynb")
 
 
+#: Cells that check a compiler → whether it passes.
+COMPILERS = {
+    "goal-cell": False, "forward-cell": True, "functional-fails": False, "write-check": True, "training-cell": True,
+    "epilogue-fails": False, "build-check": True, "build-check-results": True, "compile-shared": True,
+    "compile-calls": True,
+}  # fmt: skip
+
+
+def be_the_compiler(run: Any) -> None:
+    """Check 11_be_the_compiler.ipynb, as it is: without answers the course's own go on."""
+    for name in EXERCISES["11_be_the_compiler.ipynb"]:
+        assert f'"{name}"' in run.cell(f"{name}-ask").source
+        assert printed(run, f"{name}-answer").startswith("Not yet: there is no answer.")
+        assert name in ANSWERS
+    for cell, passes in COMPILERS.items():
+        assert run.result(cell).startswith("All right: " if passes else "Not yet: of "), run.result(cell)
+    lines = printed(run, "write-program").splitlines()
+    assert [line.split(" = ")[0] for line in lines] == [
+        "input_1", "mul_tensor", "as_strided_default", "add_tensor", "as_strided_scatter_default", "sin_default",
+    ]  # fmt: skip
+    assert printed(run, "cut-cell").startswith("saved: [input_1, cos_default]\n")
+    assert printed(run, "compile-program").strip() == "[torch.Size([3]), torch.Size([4])]"
+    assert [line[:10] for line in printed(run, "done-cell").splitlines()] == ["All right:"] * len(FAMILIES)
+    assert printed(run, "train-cell").endswith("as in eager: True\n")
+    named = re.findall(r"`(\w+(?:/\w+)?\.py)`", run.cell("friend").source)
+    assert [name for name in named if not (PACKAGE / name).exists()] == []
+
+
 #: Page → what to check after it ran.
 PAGES = {
     "01_storages.ipynb": storages,
@@ -244,4 +279,5 @@ PAGES = {
     "05_outputs_that_share.ipynb": outputs_that_share,
     "06_inputs_that_share.ipynb": inputs_that_share,
     "07_two_graphs.ipynb": two_graphs,
+    "11_be_the_compiler.ipynb": be_the_compiler,
 }
