@@ -12,12 +12,13 @@ import aotlab.teach.course  # its exercises enter themselves
 import aotlab.teach.steps  # noqa: F401  # so do these
 from aotlab.teach.code import code
 from aotlab.teach.exercises import Exercise, exercise, new_exercise, progress, require
-from aotlab.teach.families import check_compiler
+from aotlab.teach.families import FAMILIES, check_compiler
 from aotlab.teach.prediction import Prediction, predict
 from aotlab.teach.programs import practice
 from aotlab.teach.windows import storage_map
 
 __all__ = [
+    "FAMILIES",
     "Exercise",
     "Prediction",
     "check_compiler",

@@ -265,7 +265,10 @@ def be_the_compiler(run: Any) -> None:
     assert printed(run, "cut-cell").startswith("saved: [input_1, cos_default]\n")
     assert printed(run, "compile-program").strip() == "[torch.Size([3]), torch.Size([4])]"
     assert [line[:10] for line in printed(run, "done-cell").splitlines()] == ["All right:"] * len(FAMILIES)
+    assert re.search(r"all \d+ observables equal", run.result("own-cell"))
     assert printed(run, "train-cell").endswith("as in eager: True\n")
+    assert printed(run, "limits-cell").split()[0] == "(tensor([2.,"
+    assert len(set(re.findall(r"\[.*?\]", printed(run, "limits-cell")))) == 1
     named = re.findall(r"`(\w+(?:/\w+)?\.py)`", run.cell("friend").source)
     assert [name for name in named if not (PACKAGE / name).exists()] == []
 
