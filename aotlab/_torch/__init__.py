@@ -94,6 +94,6 @@ from aotlab._torch.subclasses import (
     functionalization_again, functionalization_left_out, is_opaque, is_wrapper, parts_of, same_size, view_again,
 )
 from aotlab._torch.symbols import (
-    Sizes, expression_of, fixed, is_symbolic, marked_dims, shown_size, size_text, sizes_function, sizes_of_others,
-    symbolic_dims, symbols_as_numbers, traced, write_size,
+    Sizes, expression_of, fixed, is_symbolic, is_zero, known_of, marked_dims, shown_size, size_text, sizes_function,
+    sizes_of_others, symbolic_dims, symbols_as_numbers, traced, write_size,
 )

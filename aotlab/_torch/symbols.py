@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor, fx
 from torch._dynamo.source import LocalSource
@@ -37,6 +38,9 @@ _STEPS = {
 #: What makes a node of a plain number, as for a product that C++ code begins with one.
 _WRAPS = ("wrap_int", "wrap_float")
 
+#: What torch computes of the sizes of each tensor anew.
+_OF_SIZES = ("wrap_int", "add", "sub", "mul", "mod", "int_floordiv", "eq", "ne", "ge", "gt", "le", "lt", "sym_max")
+
 
 class _Number(SymNode):
     """A symbolic number that remembers how floats were computed: sympy would compute them in another order."""
@@ -60,11 +64,22 @@ def _remembering(name: str) -> Callable[..., Any]:
                 result.__dict__["steps"] = (name, operands)
         return result
 
-    return method
+    def of_sizes(self: _Number, other: Any) -> Any:
+        if name != "wrap_int" and (self.pytype is not int or other.pytype is not int):
+            return method(self, other)
+        known, key = self.shape_env.known, other if name == "wrap_int" else (name, self._expr, other._expr)
+        if key in known:
+            return known[key]
+        result = method(self, other)
+        if not _steps_of(result):
+            known[key] = result
+        return result
+
+    return of_sizes if name in _OF_SIZES else method
 
 
 for _name in (*METHOD_TO_OPERATOR, *_WRAPS):
-    if _name not in ("and", "or", "xor", "sym_not", "eq", "ne", "ge", "gt", "le", "lt", "is_integer"):
+    if _name in _OF_SIZES or _name not in ("and", "or", "xor", "sym_not", "is_integer"):
         setattr(_Number, _name, _remembering(_name))
 
 
@@ -73,8 +88,12 @@ def _steps_of(node: Any) -> tuple[str, tuple[Any, ...]] | None:
 
 
 class _Environment(ShapeEnv):
-    """Torch's, of numbers that remember, with what the user calls symbols, and the places that assumed something."""
+    """Torch's, of numbers that remember, with what the user calls symbols, and the places that assumed something.
 
+    ``known`` has what was computed of sizes, which torch computes anew for each tensor.
+    """
+
+    known: dict[Any, Any]
     shown: dict[Any, str]
     places: list[Any]
     place: Callable[[], Any] = staticmethod(lambda: None)  # finds the one that runs
@@ -98,7 +117,7 @@ class Sizes:
     def __init__(self, names: Sequence[str]) -> None:
         # what hangs on values is no size: such programs run eagerly
         self.env = _Environment(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
-        self.env.places, self.env.shown, self._names = [], {}, names
+        self.env.known, self.env.places, self.env.shown, self._names = {}, [], {}, names
         #: The numbers among the flat inputs, by position.
         self.numbers: dict[int, Any] = {}
         self._inputs: list[tuple[int, Any]] = []
@@ -174,6 +193,31 @@ class Sizes:
             found.append((_PART.sub(named, f"({text})" if " or " in text else text), place))
         return found
 
+    def state(self) -> tuple[Any, ...]:
+        """Return all that decides what torch makes of the symbols, to be compared."""
+        env = self.env
+        known = (env.backed_var_to_val, env.var_to_range, env.replacements)
+        return (*[tuple(each.items()) for each in known], *env.divisible, *[guard.expr for guard in env.guards])
+
+    def written(self, value: Any) -> Any:
+        """Write nested sizes as expressions, which mean the same to another trace; raise ValueError if they do not."""
+        if isinstance(value, (list, tuple)):
+            return tuple(map(self.written, value))
+        if is_symbolic(value) and _steps_of(value.node):
+            raise ValueError(value)
+        return expression_of(value)
+
+    def read(self, written: Any) -> Any:
+        """Make the nested sizes of this trace that `written` gave expressions of."""
+        if isinstance(written, tuple):
+            return tuple(map(self.read, written))
+        if not isinstance(written, sympy.Expr):
+            return written
+        if ("made", written) not in self.env.known:
+            hint: Any = int(written.xreplace(self.env.backed_var_to_val))
+            self.env.known["made", written] = self.env.create_symintnode(written, hint=hint)
+        return self.env.known["made", written]
+
     def assumed_since(self, names: Sequence[str]) -> Callable[..., bool] | None:
         """Make a check, of the symbols by these names, of what was assumed since `guards`; None if nothing was."""
         expressions = (self.env.replace(guard.expr) for guard in self.env.guards[self._told :])
@@ -202,6 +246,16 @@ def is_symbolic(value: Any) -> bool:
 def expression_of(value: Any) -> Any:
     """Return a number, or what a symbolic one is computed by, which can be compared without a guard."""
     return value.node.expr if isinstance(value, (torch.SymInt, torch.SymFloat)) else value
+
+
+def known_of(fake: Any) -> dict[Any, Any]:
+    """Return what its trace remembers of tensors with sizes that vary."""
+    return getattr(fake.fake_mode.shape_env, "known", {})
+
+
+def is_zero(value: Any) -> bool:
+    """Tell whether a number is 0 whatever its symbols are, without a guard."""
+    return bool(sympy.expand(expression_of(value)) == 0)
 
 
 def fixed(sizes: Sequence[Any]) -> tuple[int | None, ...]:
@@ -239,8 +293,11 @@ def symbolic_dims(value: Any) -> set[int]:
 
 def shown_size(value: Any) -> str:
     """Write a symbolic number as the user would."""
-    names = {s: type(s)(name, integer=True) for s, name in getattr(value.node.shape_env, "shown", {}).items()}
-    return str(_expression(value).xreplace(names))
+    known, expression = getattr(value.node.shape_env, "known", {}), _expression(value)
+    if ("shown", expression) not in known:
+        names = {s: type(s)(name, integer=True) for s, name in getattr(value.node.shape_env, "shown", {}).items()}
+        known["shown", expression] = str(expression.xreplace(names))
+    return str(known["shown", expression])
 
 
 def size_text(value: Any) -> str:

@@ -6,6 +6,7 @@ tensors again and again; then the result is made from its remembered description
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -25,6 +26,29 @@ def known_under(settings: Any) -> dict[Any, Any]:
     if _known[0] != settings or len(_known[1]) > _MOST:
         _known = settings, {}
     return _known[1]
+
+
+class SymbolicMemo:
+    """What ops give on tensors with sizes that vary: in a trace, and from trace to trace as long as no guard is made."""
+
+    def __init__(self, known: dict[Any, Any], sizes: internals.Sizes) -> None:
+        self._known, self._sizes = known, sizes
+        self._here: dict[Any, Any] = {}
+        self._asked: Any = None
+
+    def get(self, key: Any) -> Any:
+        """Return what is known; None if nothing is."""
+        if key not in self._here:
+            self._asked = (key, self._sizes.state())
+            self._here[key] = self._sizes.read(self._known.get(self._asked))
+        return self._here[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Remember what was asked for."""
+        self._here[key] = value
+        if value is not None and self._asked == (key, self._sizes.state()):
+            with suppress(ValueError):
+                self._known[self._asked] = self._sizes.written(value)
 
 
 class NoKey(Exception):  # noqa: N818  # a signal to the recorder
@@ -76,7 +100,7 @@ def memo_value(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     if args and isinstance(args[0], FakeTensor) and internals.storage_key(args[0]) == internals.storage_key(result):
         return (result.shape, result.stride(), result.dtype, result.storage_offset(), None)
     nbytes, needed = result.untyped_storage().nbytes(), result.numel() * result.element_size()
-    own = internals.expression_of(result.storage_offset()) == 0 and internals.expression_of(nbytes - needed) == 0
+    own = internals.is_zero(result.storage_offset()) and internals.is_zero(nbytes - needed)
     mine = internals.storage_key(result)
     if not own or any(internals.storage_key(tensor) == mine for tensor in tensors_in((args, kwargs))):
         return None

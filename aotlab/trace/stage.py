@@ -52,7 +52,7 @@ from aotlab.trace.entering import enter_inputs
 from aotlab.trace.function import run_function
 from aotlab.trace.joint import make_joint
 from aotlab.trace.live import Trace
-from aotlab.trace.memo import known_under
+from aotlab.trace.memo import SymbolicMemo, known_under
 from aotlab.trace.quirk import Quirk
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Pattern, Source, TraceFailed, TraceRecord, Write, is_full
@@ -91,7 +91,9 @@ def run(
     mode = FakeTensorMode(static_shapes=True) if sizes is None else FakeTensorMode(shape_env=sizes.env)
     mode.cache_enabled = sizes is None  # keys of symbolic sizes take longer than what they are to save
     ways: dict[str, Any] = {"exact": exact, "functional": functional_draws, "quirks": quirks, "sizes": sizes}
-    recorder = Recorder(Tape(), mode, decompositions, known=known_under(call.state.settings), **ways)
+    known = known_under(call.state.settings)
+    memo = known if sizes is None else SymbolicMemo(known, sizes)
+    recorder = Recorder(Tape(), mode, decompositions, known=memo, **ways)
     for position, dims in varying.items():
         if sizes is not None and NUMBER in dims:
             sizes.enter_number(position, call.values[position])
