@@ -21,15 +21,24 @@ from aotlab._torch.symbols import is_symbolic
 
 
 def new_fake(
-    mode: FakeTensorMode, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
+    mode: FakeTensorMode,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    dense: bool = False,
 ) -> FakeTensor:
-    """Make a dense fake tensor with a storage of its own, without asking a kernel; a third of the time of a fake op."""
+    """Make a fake tensor with a storage of its own, without asking a kernel; a third of the time of a fake op.
+
+    With symbols it takes half the time if it is known to be ``dense``.
+    """
     below: Tensor
-    if mode.shape_env is None:
-        below = torch.ops.aten.empty_strided.default(shape, stride, dtype=dtype, device="meta")
-    else:  # faster with symbols
+    if dense and mode.shape_env is not None:
         below = torch.ops.aten.empty.memory_format([math.prod(shape)], dtype=dtype, device="meta")
         below = torch.ops.aten.as_strided.default(below, shape, stride, 0)
+    else:
+        below = torch.ops.aten.empty_strided.default(shape, stride, dtype=dtype, device="meta")
     return FakeTensor(mode, below, device)
 
 

@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import sympy
 import torch
 from torch import Tensor, fx
 from torch._dynamo.source import LocalSource
@@ -24,7 +23,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from aotlab._torch.replaced import replaced
 
-#: How torch writes the input ``t3`` in a guard, or a size, a stride or the offset of it.
+#: How torch writes the input that was entered as number 3 in a guard, or a size, a stride or the offset of it.
 _PART = re.compile(r"L\['t(\d+)'\](?:\.(size|stride|storage_offset)\(\)(?:\[(\d+)\])?)?")
 #: How steps of arithmetic are written in Python.
 _STEPS = {
@@ -58,7 +57,7 @@ def _remembering(name: str) -> Callable[..., Any]:
             operands = (self, *others)
             if name in _WRAPS:
                 return result
-            if result.pytype is float or any(each.pytype is float or _steps_of(each) for each in operands):
+            if result.pytype is float or any(each.pytype is float or steps_of(each) for each in operands):
                 if name not in _STEPS:
                     raise RuntimeError(f"`{name}` is computed of a number that varies")
                 result.__dict__["steps"] = (name, operands)
@@ -67,11 +66,12 @@ def _remembering(name: str) -> Callable[..., Any]:
     def of_sizes(self: _Number, other: Any) -> Any:
         if name != "wrap_int" and (self.pytype is not int or other.pytype is not int):
             return method(self, other)
-        known, key = self.shape_env.known, other if name == "wrap_int" else (name, self._expr, other._expr)
+        env: Any = self.shape_env
+        known, key = env.known, other if name == "wrap_int" else (name, self._expr, other._expr)
         if key in known:
             return known[key]
         result = method(self, other)
-        if not _steps_of(result):
+        if not steps_of(result):
             known[key] = result
         return result
 
@@ -83,7 +83,7 @@ for _name in (*METHOD_TO_OPERATOR, *_WRAPS):
         setattr(_Number, _name, _remembering(_name))
 
 
-def _steps_of(node: Any) -> tuple[str, tuple[Any, ...]] | None:
+def steps_of(node: Any) -> tuple[str, tuple[Any, ...]] | None:
     return getattr(node, "steps", None)
 
 
@@ -129,7 +129,7 @@ class Sizes:
         """Make the fake of the flat input ``position``, whose sizes ``dims`` vary."""
         kinds = [DimDynamic.DYNAMIC if d in dims else DimDynamic.STATIC for d in range(real.dim())]
         context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
-        fake = mode.from_tensor(real.detach(), source=LocalSource(f"t{position}"), symbolic_context=context)
+        fake = mode.from_tensor(real.detach(), source=LocalSource(f"t{len(self._inputs)}"), symbolic_context=context)
         sizes = [_expression(size) for size in fake.shape if is_symbolic(size)]
         for step in (fake.storage_offset(), *fake.stride()):
             if is_symbolic(step) and _expression(step).is_symbol and _expression(step) not in sizes:
@@ -142,7 +142,7 @@ class Sizes:
 
     def enter_number(self, position: int, value: float) -> None:
         """Make the symbol of the flat input ``position``, an int or a float."""
-        source = LocalSource(f"t{position}")
+        source = LocalSource(f"t{len(self._inputs)}")
         symbol = self.env.create_unspecified_symbol(value, source=source, dynamic_dim=DimDynamic.DYNAMIC)
         make = self.env.create_symintnode if type(value) is int else self.env.create_symfloatnode
         number: Any = make(symbol, hint=value, source=source)
@@ -168,7 +168,7 @@ class Sizes:
         its ``"value"``.
         """
         fakes = [fake for _, fake in self._inputs]
-        sources = [LocalSource(f"t{position}") for position, _ in self._inputs]
+        sources = [LocalSource(f"t{n}") for n, _ in enumerate(self._inputs)]
         if self._told != len(self.env.guards):  # each time takes milliseconds
             self._told = len(self.env.guards)
             written = self.env.produce_guards_verbose(fakes, sources, ignore_static=True, langs=("verbose_python",))
@@ -177,7 +177,7 @@ class Sizes:
 
         def named(found: re.Match[str]) -> str:
             what, dim = found[2] or "value", None if found[3] is None else int(found[3])
-            return name(int(found[1]), what, dim)
+            return name(self._inputs[int(found[1])][0], what, dim)
 
         equal = self.env.replacements_slocs
         for position, dim, size in self._varying:
@@ -192,31 +192,6 @@ class Sizes:
             place = self.env.places[int(numbers[-1])] if numbers else None
             found.append((_PART.sub(named, f"({text})" if " or " in text else text), place))
         return found
-
-    def state(self) -> tuple[Any, ...]:
-        """Return all that decides what torch makes of the symbols, to be compared."""
-        env = self.env
-        known = (env.backed_var_to_val, env.var_to_range, env.replacements)
-        return (*[tuple(each.items()) for each in known], *env.divisible, *[guard.expr for guard in env.guards])
-
-    def written(self, value: Any) -> Any:
-        """Write nested sizes as expressions, which mean the same to another trace; raise ValueError if they do not."""
-        if isinstance(value, (list, tuple)):
-            return tuple(map(self.written, value))
-        if is_symbolic(value) and _steps_of(value.node):
-            raise ValueError(value)
-        return expression_of(value)
-
-    def read(self, written: Any) -> Any:
-        """Make the nested sizes of this trace that `written` gave expressions of."""
-        if isinstance(written, tuple):
-            return tuple(map(self.read, written))
-        if not isinstance(written, sympy.Expr):
-            return written
-        if ("made", written) not in self.env.known:
-            hint: Any = int(written.xreplace(self.env.backed_var_to_val))
-            self.env.known["made", written] = self.env.create_symintnode(written, hint=hint)
-        return self.env.known["made", written]
 
     def assumed_since(self, names: Sequence[str]) -> Callable[..., bool] | None:
         """Make a check, of the symbols by these names, of what was assumed since `guards`; None if nothing was."""
@@ -251,11 +226,6 @@ def expression_of(value: Any) -> Any:
 def known_of(fake: Any) -> dict[Any, Any]:
     """Return what its trace remembers of tensors with sizes that vary."""
     return getattr(fake.fake_mode.shape_env, "known", {})
-
-
-def is_zero(value: Any) -> bool:
-    """Tell whether a number is 0 whatever its symbols are, without a guard."""
-    return bool(sympy.expand(expression_of(value)) == 0)
 
 
 def fixed(sizes: Sequence[Any]) -> tuple[int | None, ...]:
@@ -313,7 +283,7 @@ def size_text(value: Any) -> str:
 
 
 def _text(node: SymNode) -> str:
-    if (steps := _steps_of(node)) is not None:
+    if (steps := steps_of(node)) is not None:
         return _STEPS[steps[0]].format(*map(_text, steps[1]))
     return repr(node.hint) if node.expr.is_number else str(PythonPrinter().doprint(node.expr))
 
@@ -339,7 +309,7 @@ def write_size(value: Any, symbols: Mapping[Any, fx.Node]) -> Any:
 
 
 def _write(node: SymNode, symbols: Mapping[Any, fx.Node]) -> Any:
-    if (steps := _steps_of(node)) is not None:
+    if (steps := steps_of(node)) is not None:
         operation: Any = METHOD_TO_OPERATOR[steps[0]]
         operands = tuple([_write(each, symbols) for each in steps[1]])
         return next(iter(symbols.values())).graph.call_function(operation, operands)

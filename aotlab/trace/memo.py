@@ -6,7 +6,6 @@ tensors again and again; then the result is made from its remembered description
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -26,29 +25,6 @@ def known_under(settings: Any) -> dict[Any, Any]:
     if _known[0] != settings or len(_known[1]) > _MOST:
         _known = settings, {}
     return _known[1]
-
-
-class SymbolicMemo:
-    """What ops give on tensors with sizes that vary: in a trace, and from trace to trace as long as no guard is made."""
-
-    def __init__(self, known: dict[Any, Any], sizes: internals.Sizes) -> None:
-        self._known, self._sizes = known, sizes
-        self._here: dict[Any, Any] = {}
-        self._asked: Any = None
-
-    def get(self, key: Any) -> Any:
-        """Return what is known; None if nothing is."""
-        if key not in self._here:
-            self._asked = (key, self._sizes.state())
-            self._here[key] = self._sizes.read(self._known.get(self._asked))
-        return self._here[key]
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        """Remember what was asked for."""
-        self._here[key] = value
-        if value is not None and self._asked == (key, self._sizes.state()):
-            with suppress(ValueError):
-                self._known[self._asked] = self._sizes.written(value)
 
 
 class NoKey(Exception):  # noqa: N818  # a signal to the recorder
@@ -114,4 +90,4 @@ def remake(mode: FakeTensorMode, known: Any) -> Any:
     if len(known) == 2:
         kind, items = known
         return kind([remake(mode, item) for item in items])
-    return internals.new_fake(mode, *known)
+    return internals.new_fake(mode, *known, dense=True)

@@ -18,7 +18,7 @@ from aotlab.guards.places import Locator, called, name_of, user_line, user_place
 from aotlab.ir.graphs import Phase, acts
 from aotlab.trace.boundary import refuse_higher_order
 from aotlab.trace.corrections import laid_out, needs_look
-from aotlab.trace.memo import NoKey, SymbolicMemo, memo_key, memo_value, remake
+from aotlab.trace.memo import NoKey, memo_key, memo_value, remake
 from aotlab.trace.quirk import Quirk
 from aotlab.trace.random_state import States, drawn, draws, state_size, without_generator
 from aotlab.trace.running import here
@@ -72,7 +72,7 @@ class Recorder(TorchDispatchMode):
         exact: bool = False,
         functional: bool = False,
         quirks: Sequence[Quirk] = (),
-        known: dict[Any, Any] | SymbolicMemo | None = None,
+        known: dict[Any, Any] | internals.SymbolicMemo | None = None,
         sizes: internals.Sizes | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch

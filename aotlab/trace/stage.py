@@ -42,7 +42,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from aotlab._torch import FakeTensorMode, Sizes, settle_without_gpus
+from aotlab._torch import FakeTensorMode, Sizes, SymbolicMemo, settle_without_gpus
 from aotlab.capture.call import Call
 from aotlab.capture.dedupe import DedupeRecord
 from aotlab.capture.signals import RunEagerly
@@ -52,7 +52,7 @@ from aotlab.trace.entering import enter_inputs
 from aotlab.trace.function import run_function
 from aotlab.trace.joint import make_joint
 from aotlab.trace.live import Trace
-from aotlab.trace.memo import SymbolicMemo, known_under
+from aotlab.trace.memo import known_under
 from aotlab.trace.quirk import Quirk
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Pattern, Source, TraceFailed, TraceRecord, Write, is_full

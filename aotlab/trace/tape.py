@@ -360,6 +360,8 @@ def _describe(node: fx.Node, fake: Tensor) -> None:
         key = (*map(internals.expression_of, fake.shape), *map(internals.expression_of, fake.stride()), fake.dtype)
         known = metas.get(key)
     if known is None:
-        known = metas[key] = internals.extract_tensor_metadata(fake)
+        contiguous = internals.surely_contiguous(fake.shape, fake.stride())  # torch would compare symbols
+        known = internals.extract_tensor_metadata(fake, not contiguous)
+        metas[key] = known = known._replace(memory_format=torch.contiguous_format) if contiguous else known
     node.meta["tensor_meta"] = known
     node.meta.setdefault("phase", "forward")
