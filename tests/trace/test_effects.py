@@ -10,7 +10,7 @@ import torch
 
 import aotlab
 from aotlab._torch import has_effects
-from tests.engine_helpers import behind, compiled, leaf, record, targets
+from tests.engine_helpers import behind, compiled, leaf, metadata, record, targets
 
 FULL = pytest.param("inductor", marks=pytest.mark.tier("full"))
 said: list[tuple[object, ...]] = []
@@ -159,6 +159,7 @@ def test_no_partitioner_moves_them(partition, program):
     found = [each.split(".")[1] for each in targets(parts.forward) if "effects_test" in each]
     assert found == (["say", "note", "note", "say"] if program is training else ["note"])
     assert not any("effects_test" in each for each in targets(parts.backward))
+    assert [each.split(".")[1] for each in metadata(f).tokens] == found
     assert (len(before), said) == (len(found), before)
 
 
