@@ -170,7 +170,7 @@ def test_an_op_of_ones_own_that_is_not_registered(by):
     said.clear()
     f = compiled(unsaid, backend=by)
     found = outcome(f, unsaid)
-    assert sorted(found[0]) == sorted(expected[0])
+    torch.testing.assert_close(sorted(found[0]), sorted(expected[0]), rtol=0 if by == "eager" else 1e-5, atol=0)
     assert f.calls.compiled == 2
 
 
