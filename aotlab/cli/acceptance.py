@@ -41,7 +41,7 @@ from aotlab.errors import UsageError
 from aotlab.report.markup import Markup, element, join
 
 #: The models trained beside eager and ``torch.compile``; those whose packages are missing are named in the result.
-MODELS = ("U-Net", "GPT-2", "LSTM", "ResNet", "Llama", "PINN")
+MODELS = ("LSTM", "GPT-2", "U-Net", "ResNet", "Llama", "PINN")
 #: After so many seconds no further model begins.
 _ENOUGH = 240.0
 #: Relative error that two kernels for one float32 op may differ by (Inductor fuses; TF32 is left off).
@@ -369,7 +369,7 @@ def _result(name: str, check: Callable[[torch.device], Figures], device: torch.d
         state, note = "failed", f"{type(error).__name__}: {error}"
     finally:
         torch.compiler.reset()
-    what = (check.__doc__ or "").strip()
+    what = (check.__doc__ or "").strip().replace("``", "")
     seconds = round(time.monotonic() - begin, 1)
     return Check(name=name, what=what, state=state, seconds=seconds, figures=figures, note=note)
 
@@ -385,7 +385,8 @@ _STYLE = Markup(
     ":root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;"
     "padding:0 1rem}table{border-collapse:collapse;width:100%}:is(td,th){text-align:left;vertical-align:top;"
     "padding:6px 14px 6px 0;border-top:1px solid #8884}.failed{font-weight:700}dl{display:grid;"
-    "grid-template-columns:max-content 1fr;gap:2px 16px;margin:0}dt{opacity:.75}dd{margin:0}pre{white-space:pre-wrap}"
+    "grid-template-columns:max-content 1fr;gap:2px 16px;margin:0}dt{opacity:.75}dd{margin:0}"
+    "pre{white-space:pre-wrap;font:inherit;margin:0}td:nth-child(2),td:nth-child(3){white-space:nowrap}"
 )
 
 
