@@ -56,6 +56,12 @@ def _new_data(x: torch.Tensor, new: torch.Tensor) -> None:
     x.data = new.clone()
 
 
+def _looped(x: torch.Tensor, n: int) -> torch.Tensor:
+    for _ in range(n):
+        x = x + x
+    return x
+
+
 #: Exercise → right answers, and wrong ones with a piece of what is said of them.
 ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
     "second-column": (
@@ -182,5 +188,22 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
     "what-is-saved": (
         ["a, computed"],
         [("a", "`computed` is saved"), ("a, b, computed", "`b` is not"), ("d", "names")],
+    ),
+    "another-graph": (
+        [lambda x: x.clone().requires_grad_(), lambda x: x.t().contiguous().t()],
+        [
+            (lambda x: x.clone(), "strides (3, 1), offset 0, as `x`"),
+            (lambda x: x.double(), "dtype torch.float64"),
+            (lambda x: x[:1], "[[0.0, 1.0, 2.0]]"),
+        ],
+    ),
+    "how-many-graphs": ([4, 4.0], [(3, "not 3"), (7, "not 7"), ("4", "a number")]),
+    "fewer-graphs": (
+        [lambda x, n: x * 2**n, lambda x, n: x * (1 << n)],
+        [
+            (_looped, "needs 8 graphs"),
+            (lambda x, n: x * 2 * n, "for n = 3"),
+            (lambda x, n: x.mul(float(2**n)).tolist(), "AttributeError"),
+        ],
     ),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from tests.teach.answers import ANSWERS
@@ -15,6 +16,7 @@ EXERCISES = {
     "05_outputs_that_share.ipynb": ("three-kinds", "replay", "seen-by-the-caller"),
     "06_inputs_that_share.ipynb": ("prove-it-wrong", "do-they-overlap", "one-base"),
     "07_two_graphs.ipynb": ("backward-by-hand", "save-less", "what-is-saved"),
+    "08_again_and_again.ipynb": ("another-graph", "how-many-graphs", "fewer-graphs"),
 }
 
 
@@ -235,6 +237,42 @@ def two_graphs(run: Any) -> None:
     exercises(run, "07_two_graphs.ipynb")
 
 
+def graphs(run: Any, identifier: str) -> list[list[str]]:
+    """Return which graph each call of a cell ran, report by report."""
+    lines = printed(run, identifier).splitlines()
+    return [re.findall(r"\d+|<NA>", line) for line in lines if line.startswith("graph of each call")]
+
+
+def again_and_again(run: Any) -> None:
+    """Check 08_again_and_again.ipynb."""
+    assert "dtype torch.float32 on cpu with shape (3,) and strides (1,)" in printed(run, "guards-cell")
+    assert "grad mode" in printed(run, "guards-settings").splitlines()
+    assert graphs(run, "miss-cell") == [["0", "0"], ["0", "1"], ["0", "1"], ["0", "1"]]
+    reasons = [line.split("`")[2] for line in printed(run, "miss-cell").splitlines() if line.startswith("graph 1")]
+    assert [reason.split()[1] for reason in reasons] == ["dtype", "requires_grad=True", "strides"]
+    cold = run.answer("print(calls(scale, *[torch.ones(3)] * 4, torch.ones(3).double()).calls['cold'].tolist())")
+    assert cold.strip() == "[True, False, False, False, True]"
+    right(run, "total, square, again=(square.t(),)", recompiles=True)
+    right(run, "total, square, again=(square[:, :] * 100,)", recompiles=False)
+    assert graphs(run, "sizes-cell") == [["0", "1", "1", "1"]]
+    assert run.result("sizes-cell").startswith("def forward(self, arg0_1, size_0):  # size_0: x.size(0)=5")
+    assert graphs(run, "sizes-dynamic") == [["0", "0", "0"]]
+    assert graphs(run, "one-cell") == [["0", "1", "2"]]
+    assert graphs(run, "asks-cell") == [["0", "1", "1", "0"]]
+    assert printed(run, "asks-cell").splitlines()[-2:] == ["`x.size(0)` is from 2 to 4", "`x.size(0)` is at least 5"]
+    assert "`x.size(0)` is divisible by 2" in printed(run, "ops-cell")
+    assert graphs(run, "numbers-cell") == [["0", "1", "1", "2", "2"]]
+    assert graphs(run, "fixed-cell") == [[*map(str, range(8)), "<NA>", "<NA>"]]
+    assert run.result("fixed-cell").endswith("compiled for this one alone, since the program fixes it'")
+    assert graphs(run, "reads-cell") == [["0", "1"]]
+    assert graphs(run, "reads-tensor-cell") == [["0", "0"]]
+    assert graphs(run, "modes-cell") == [["0", "1", "0", "1"]]
+    assert printed(run, "cells-other").startswith("Compiled line 2: 1 graph")
+    assert printed(run, "cells-verdict").startswith("Nothing new was compiled")
+    assert printed(run, "fresh-cell").strip() == "calls that compiled: 3 of 3"
+    exercises(run, "08_again_and_again.ipynb")
+
+
 #: Page → what to check after it ran.
 PAGES = {
     "01_storages.ipynb": storages,
@@ -244,4 +282,5 @@ PAGES = {
     "05_outputs_that_share.ipynb": outputs_that_share,
     "06_inputs_that_share.ipynb": inputs_that_share,
     "07_two_graphs.ipynb": two_graphs,
+    "08_again_and_again.ipynb": again_and_again,
 }
