@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 import aotlab
 from aotlab.teach.exercises import new_exercise, require
@@ -85,3 +86,86 @@ def fewer_graphs(answer: Answer) -> None:
     graphs = _graphs(answer, *((x, n) for n in range(1, 9)))
     require(graphs, "it cannot be compiled, and runs eagerly")
     require(graphs <= 2, f"it needs {graphs} graphs")
+
+
+# --- 09_randomness_and_modes -----------------------------------------------------------------------------------------
+
+
+@new_exercise("randomness")
+def mask_again(answer: Answer) -> None:
+    """Write `answer(x, state)`: the mask that `dropout(x, 0.5)` draws from `state`. The generator stays as it is.
+
+    - A mask is `True` where an element was kept. Dropout of ones shows it, whatever is in `x`.
+    - Put `state` into the generator, draw, and put back what was there before.
+    - `torch.get_rng_state()`, `torch.set_rng_state(…)`; or `with torch.random.fork_rng():`, which puts it back for you.
+    """
+    with torch.random.fork_rng(devices=[]):
+        for seed in (1, 2):
+            x = torch.arange(float(8 * seed))
+            torch.manual_seed(seed)
+            state = torch.get_rng_state()
+            expected = functional.dropout(torch.ones_like(x), 0.5) != 0
+            torch.manual_seed(0)
+            before = torch.get_rng_state()
+            found = answer(x, state)
+            require(isinstance(found, torch.Tensor) and found.dtype == torch.bool, "the mask is not of booleans")
+            require(torch.equal(found, expected), f"it was {expected.int().tolist()}, not {found.int().tolist()}")
+            require(torch.equal(torch.get_rng_state(), before), "the state of the generator is another one afterwards")
+
+
+def draws_some(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+    torch.rand_like(a)
+    b = functional.dropout(b, 0.5, training=False)
+    c = c + torch.zeros_like(c).normal_()
+    with torch.no_grad():
+        return b + c + functional.dropout(d, 0.1)
+
+
+@new_exercise("randomness", program=draws_some, takes="names")
+def what_is_drawn(answer: Any) -> None:
+    """For which of its inputs does this program draw random numbers?
+
+    - It does not matter whether somebody uses what was drawn.
+    - Nor does it matter whether gradients are wanted.
+    - Outside of training, dropout returns what it was given.
+    """
+    names = ("a", "b", "c", "d")
+    said = set(answer.replace(",", " ").split() if isinstance(answer, str) else answer)
+    require(said <= {*names}, f"the names are {', '.join(names)}")
+
+    def left(without: str) -> torch.Tensor:
+        """Return the state after a call, for which one of the inputs has no elements, so that none is drawn for it."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            draws_some(*(torch.ones(0 if name == without else 1) for name in names))
+            return torch.get_rng_state()
+
+    for name in names:
+        drawn = not torch.equal(left(name), left(""))
+        wrong = (
+            f"with another number of elements in `{name}`, {'another' if drawn else 'the same'} state is left behind"
+        )
+        require((name in said) == drawn, wrong)
+
+
+@new_exercise("randomness")
+def autocast_by_hand(answer: Answer) -> None:
+    """Write `answer(x, w)`, which returns what `x @ w` is under autocast to `bfloat16`, without autocast.
+
+    - The inputs are `float32`. What does autocast do with them before the product?
+    - It is not the result that is cast.
+    - `x.bfloat16()` makes a copy in the other dtype; autograd casts the gradient back.
+    """
+    x, w = torch.linspace(0, 1, 12).view(3, 4), torch.linspace(1, 2, 8).view(4, 2).requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = x @ w
+    found = answer(x, w)
+    require(isinstance(found, torch.Tensor), f"the result is of type {type(found).__name__}, and is to be a tensor")
+    names = getattr(getattr(answer, "__code__", None), "co_names", ())
+    require("autocast" not in names, "it uses autocast")
+    require(found.dtype == torch.bfloat16, f"the result has dtype {found.dtype}")
+    wrong = f"the first elements are {found[0].tolist()}, not {expected[0].tolist()}: the product itself is in bfloat16"
+    require(torch.equal(found, expected), wrong)
+    require(found.requires_grad, "no gradient reaches `w`")
+    (gradient,) = torch.autograd.grad(found.sum(), w)
+    require(gradient.dtype == torch.float32, f"the gradient of `w` has dtype {gradient.dtype}")

@@ -62,6 +62,32 @@ def _looped(x: torch.Tensor, n: int) -> torch.Tensor:
     return x
 
 
+def _mask(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    with torch.random.fork_rng():
+        return _mask_and_moved(x, state)
+
+
+def _mask_and_moved(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    torch.set_rng_state(state)
+    return torch.nn.functional.dropout(torch.ones_like(x), 0.5) != 0
+
+
+def _mask_of_now(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    with torch.random.fork_rng():
+        return torch.nn.functional.dropout(torch.ones_like(x), 0.5) != 0
+
+
+def _zeros_are_masked(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    with torch.random.fork_rng():
+        torch.set_rng_state(state)
+        return torch.nn.functional.dropout(x, 0.5) != 0
+
+
+def _with_autocast(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return x @ w
+
+
 #: Exercise → right answers, and wrong ones with a piece of what is said of them.
 ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
     "second-column": (
@@ -204,6 +230,31 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
             (_looped, "needs 8 graphs"),
             (lambda x, n: x * 2 * n, "for n = 3"),
             (lambda x, n: x.mul(float(2**n)).tolist(), "AttributeError"),
+        ],
+    ),
+    "mask-again": (
+        [_mask],
+        [
+            (_mask_and_moved, "is another one afterwards"),
+            (_mask_of_now, "it was [1, 1, "),
+            (_zeros_are_masked, "it was [1, 1, "),
+            (lambda x, state: x, "booleans"),
+        ],
+    ),
+    "what-is-drawn": (
+        ["a, c, d", {"d", "c", "a"}],
+        [("c, d", "`a`, another state"), ("a, b, c, d", "`b`, the same state"), ("x", "the names are")],
+    ),
+    "autocast-by-hand": (
+        [
+            lambda x, w: x.bfloat16() @ w.bfloat16(),
+            lambda x, w: torch.mm(x.to(torch.bfloat16), w.type(torch.bfloat16)),
+        ],
+        [
+            (lambda x, w: x @ w, "dtype torch.float32"),
+            (lambda x, w: (x @ w).bfloat16(), "the product itself is in bfloat16"),
+            (lambda x, w: x.bfloat16() @ w.detach().bfloat16(), "no gradient"),
+            (_with_autocast, "uses autocast"),
         ],
     ),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import Any
 
@@ -17,6 +18,7 @@ EXERCISES = {
     "06_inputs_that_share.ipynb": ("prove-it-wrong", "do-they-overlap", "one-base"),
     "07_two_graphs.ipynb": ("backward-by-hand", "save-less", "what-is-saved"),
     "08_again_and_again.ipynb": ("another-graph", "how-many-graphs", "fewer-graphs"),
+    "09_randomness_and_modes.ipynb": ("mask-again", "what-is-drawn", "autocast-by-hand"),
 }
 
 
@@ -273,6 +275,43 @@ def again_and_again(run: Any) -> None:
     exercises(run, "08_again_and_again.ipynb")
 
 
+def randomness_and_modes(run: Any) -> None:
+    """Check 09_randomness_and_modes.ipynb."""
+    drawn = printed(run, "state-cell").splitlines()[1:]
+    assert drawn[0] == drawn[1]
+    assert printed(run, "same-cell").splitlines()[0] == printed(run, "same-cell").splitlines()[1]
+    assert ops(run.result("same-code")) == ["rand_like", "add", "return (add,)"]
+    assert printed(run, "unused-cell").splitlines()[0] == printed(run, "unused-cell").splitlines()[1]
+    assert ops(run.result("unused-cell")) == ["rand_like", "rand_like_1", "add", "return (add,)"]
+    forward, backward = run.result("dropout-cell"), run.result("dropout-backward")
+    assert "aten.bernoulli" in forward
+    assert forward.endswith("return (mul_1, primals_1, ne)")
+    assert "bool[6]" in forward
+    assert "bernoulli" not in backward
+    result, gradient = ast.literal_eval(printed(run, "dropout-look").strip().replace("] [", "], ["))
+    assert result == gradient
+    plain = {row["name"]: row["nbytes"] for row in run.table("checkpoint-plain")}
+    assert plain == {"tanh": 4 * 64 * 64, "ne": 64 * 64}
+    assert len(run.table("checkpoint-saving")) == 1
+    small, large = (run.answer(f"print(*kept(saving, {n})['nbytes'])") for n in (4, 128))
+    assert small == large == f"{run.table('checkpoint-saving')[0]['nbytes']}\n"
+    assert int(small) > int(run.answer("print(kept(plain, 8)['nbytes'].sum())"))
+    assert len(set(printed(run, "checkpoint-same").splitlines())) == 1
+    right(run, "mixture, a, b", saved="computed")
+    assert printed(run, "autocast-cell").strip() == "torch.float32 torch.bfloat16"
+    assert printed(run, "autocast-why").startswith("autocast on cpu is True where")
+    joint = run.result("autocast-why").splitlines()
+    assert "_to_copy" in joint[-2]
+    assert joint[-2].endswith("# float32[8, 8]")
+    assert run.result("cache-cell").count("aten._to_copy.") == 3
+    joint_of_own = run.result("own-cell")
+    assert joint_of_own.count("aten.mm.") == 3
+    assert joint_of_own.index("aten.mean") < joint_of_own.index("aten.div")
+    assert [line.split()[-1] for line in printed(run, "train-cell").splitlines()] == ["True", "False"]
+    assert run.result("verify-cell") == "True"
+    exercises(run, "09_randomness_and_modes.ipynb")
+
+
 #: Page → what to check after it ran.
 PAGES = {
     "01_storages.ipynb": storages,
@@ -283,4 +322,5 @@ PAGES = {
     "06_inputs_that_share.ipynb": inputs_that_share,
     "07_two_graphs.ipynb": two_graphs,
     "08_again_and_again.ipynb": again_and_again,
+    "09_randomness_and_modes.ipynb": randomness_and_modes,
 }
