@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 import aotlab
+from aotlab.report.model import Report
 from aotlab.teach.exercises import new_exercise, require
 from aotlab.teach.truth import window
 
@@ -169,3 +170,92 @@ def autocast_by_hand(answer: Answer) -> None:
     require(found.requires_grad, "no gradient reaches `w`")
     (gradient,) = torch.autograd.grad(found.sum(), w)
     require(gradient.dtype == torch.float32, f"the gradient of `w` has dtype {gradient.dtype}")
+
+
+# --- 12_in_the_wild --------------------------------------------------------------------------------------------------
+
+
+def _behind_dynamo(function: Answer, *calls: tuple[Any, ...]) -> Report:
+    """Make calls behind Dynamo, and return what the report says."""
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend="aotlab", options={"compiler": "eager"})
+    with warnings.catch_warnings(), aotlab.Report.record() as recording:
+        warnings.simplefilter("ignore")
+        for call in calls:
+            compiled(*call)
+    return recording.report()
+
+
+def branching(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 0:
+        return x * 2
+    return -x
+
+
+@new_exercise("wild", program=branching)
+def one_graph(answer: Answer) -> None:
+    """Write `answer(x)`, which returns the same as this program, and becomes one graph without a break.
+
+    - The branch depends on a value, and a graph has no values. Can both results be computed, and one be chosen?
+    - There is an op that chooses between two tensors by a condition that is a tensor.
+    - `torch.where(condition, one, other)`.
+    """
+    calls = [(torch.tensor([2.0, -1.0]),), (torch.tensor([-3.0, 1.0]),)]
+    for (x,) in calls:
+        found, expected = answer(x), branching(x)
+        require(torch.equal(found, expected), f"of {x.tolist()} it makes {found.tolist()}, not {expected.tolist()}")
+    report = _behind_dynamo(answer, *calls)
+    breaks = report.graph_breaks
+    require(not len(breaks), f"there is a graph break: {', '.join(breaks['reason']) if len(breaks) else ''}")
+    require(len(report.calls) == len(calls), "no graph was made")
+
+
+@new_exercise("wild")
+def read_the_report(answer: Answer) -> None:
+    """Write `answer(report)`: how many bytes does the forward keep for the backward that the caller does not hold?
+
+    - One table of the report has a row for each value that is kept.
+    - The caller holds the inputs, so they do not count. A column says which these are.
+    - `report.saved`, with its columns `is_input` and `nbytes`; `query("not is_input")` takes the other rows.
+    """
+    w = torch.ones(4, 4, requires_grad=True)
+    for function in (lambda x, w: (x @ w).exp().sum(), lambda x, w: ((x @ w).tanh() @ w).sin()):
+        report = _behind_dynamo(function, (torch.ones(8, 4), w))
+        found, saved = answer(report), report.saved
+        require(
+            found == saved["nbytes"][~saved["is_input"]].sum(),
+            f"of a report with the bytes {report.saved['nbytes'].tolist()} it makes {found}",
+        )
+
+
+def keeps_order(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.mul_(2)
+    return x + y
+
+
+def swaps(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    result = x * 2 + y
+    x.mul_(2)
+    return result
+
+
+def loses(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x * 2 + y
+
+
+@new_exercise("wild", program=keeps_order)
+def find_the_bug(answer: Answer) -> None:
+    """Write `answer(f)`, which calls `f` and tells whether it does what this program does. Some layers get it wrong.
+
+    - A layer can lose the write: look at `x` after the call, too.
+    - A layer can read `y` too early. When does that make a difference? (See `06_inputs_that_share`.)
+    - Call `f` with tensors of their own and with one that is both arguments. Compare results and what was written.
+    """
+    for function, right, what in (
+        (keeps_order, True, "the program itself"),
+        (loses, False, "one that does not write `x`"),
+        (swaps, False, "one that reads `y` before the write"),
+        (lambda x, y: x.mul_(2).add(y), True, "one that does the same with other ops"),
+    ):
+        found = answer(function)
+        require(bool(found) is right, f"of {what} it says {found}")

@@ -88,6 +88,25 @@ def _with_autocast(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return x @ w
 
 
+def _branching(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if x.sum() > 0 else -x
+
+
+def _asks(x: torch.Tensor) -> torch.Tensor:
+    positive = float(x.sum().item() > 0)
+    return positive * (x * 2) + (1 - positive) * -x
+
+
+def _compares(f: Any, *, apart: bool = True, shared: bool = True, written: bool = True) -> bool:
+    ones = torch.ones(2)
+    for x, y in ((ones.clone(), ones.clone()),) * apart + ((twice := ones.clone(), twice),) * shared:
+        expected = (x * 2) + (x * 2 if x is y else y)
+        found = f(x, y)
+        if not torch.equal(found, expected) or (written and not torch.equal(x, ones * 2)):
+            return False
+    return True
+
+
 #: Exercise → right answers, and wrong ones with a piece of what is said of them.
 ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
     "second-column": (
@@ -255,6 +274,35 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
             (lambda x, w: (x @ w).bfloat16(), "the product itself is in bfloat16"),
             (lambda x, w: x.bfloat16() @ w.detach().bfloat16(), "no gradient"),
             (_with_autocast, "uses autocast"),
+        ],
+    ),
+    "one-graph": (
+        [
+            lambda x: torch.where(x.sum() > 0, x * 2, -x),
+            lambda x: x * (3 * (x.sum() > 0) - 1),
+        ],
+        [
+            (_branching, "a branch depends on the value of a tensor"),
+            (_asks, "graph break"),
+            (lambda x: torch.where(x > 0, x * 2, -x), "of [2.0, -1.0] it makes [4.0, 1.0]"),
+        ],
+    ),
+    "read-the-report": (
+        [
+            lambda report: report.saved.query("not is_input")["nbytes"].sum(),
+            lambda report: sum(row.nbytes for row in report.saved.itertuples() if not row.is_input),
+        ],
+        [
+            (lambda report: report.saved["nbytes"].sum(), "with the bytes [128"),
+            (lambda report: len(report.saved), "it makes 2"),
+        ],
+    ),
+    "find-the-bug": (
+        [_compares, lambda f: _compares(f, apart=False)],
+        [
+            (lambda f: _compares(f, shared=False), "reads `y` before the write it says True"),
+            (lambda f: _compares(f, shared=False, written=False), "does not write `x` it says True"),
+            (lambda f: f.__name__ == "keeps_order", "with other ops it says False"),
         ],
     ),
 }

@@ -19,6 +19,7 @@ EXERCISES = {
     "07_two_graphs.ipynb": ("backward-by-hand", "save-less", "what-is-saved"),
     "08_again_and_again.ipynb": ("another-graph", "how-many-graphs", "fewer-graphs"),
     "09_randomness_and_modes.ipynb": ("mask-again", "what-is-drawn", "autocast-by-hand"),
+    "12_in_the_wild.ipynb": ("one-graph", "read-the-report", "find-the-bug"),
 }
 
 
@@ -312,6 +313,29 @@ def randomness_and_modes(run: Any) -> None:
     exercises(run, "09_randomness_and_modes.ipynb")
 
 
+def in_the_wild(run: Any) -> None:
+    """Check 12_in_the_wild.ipynb."""
+    assert ": 2 graphs (training)" in printed(run, "compile-cell")
+    assert re.search(r"it logs +transformers/\S+ +logger.warning_once\(", run.result("breaks-table"))
+    assert [line.split()[1:] for line in run.result("breaks-frames").splitlines()[1:]] == [
+        ["forward", "0"],
+        ["pad", "0"],
+    ]
+    assert printed(run, "mend-cell").startswith("Compiled forward: 1 graph (training)")
+    assert printed(run, "inputs-table").endswith("of which are written: 0\n")
+    assert "0.5 * input * (1.0 + torch.tanh(" in run.answer("print(*lines.index)")
+    assert printed(run, "predict-same").strip() == "True"
+    right(run, "by_hand, a", saved="a, computed")
+    right(run, "built_in, a", saved="a")
+    assert graphs(run, "again-cell") == [["0", "1", "1"]]
+    assert "compiled for all sizes of it" in printed(run, "again-cell")
+    assert graphs(run, "again-dynamic") == [["0", "0", "0"]]
+    assert {"dynamo", "trace"} <= set(run.answer("print(*parts.index)").split())
+    eager, _, ours = (line.split()[1] for line in printed(run, "museum-cell").splitlines())
+    assert eager == ours
+    exercises(run, "12_in_the_wild.ipynb")
+
+
 #: Page → what to check after it ran.
 PAGES = {
     "01_storages.ipynb": storages,
@@ -323,4 +347,5 @@ PAGES = {
     "07_two_graphs.ipynb": two_graphs,
     "08_again_and_again.ipynb": again_and_again,
     "09_randomness_and_modes.ipynb": randomness_and_modes,
+    "12_in_the_wild.ipynb": in_the_wild,
 }
