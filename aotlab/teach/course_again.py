@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 from torch.nn import functional
 
 import aotlab
+from aotlab import _torch as torch_internals
+from aotlab._torch.workbench import wrapper_like
 from aotlab.report.model import Report
 from aotlab.teach.exercises import new_exercise, require
 from aotlab.teach.truth import window
@@ -170,6 +173,99 @@ def autocast_by_hand(answer: Answer) -> None:
     require(found.requires_grad, "no gradient reaches `w`")
     (gradient,) = torch.autograd.grad(found.sum(), w)
     require(gradient.dtype == torch.float32, f"the gradient of `w` has dtype {gradient.dtype}")
+
+
+# --- 10_subclasses ---------------------------------------------------------------------------------------------------
+
+
+class Two(torch.Tensor):
+    """A wrapper of two tensors with a word that is kept beside them; ops run on both."""
+
+    def __new__(cls, one: Any, other: Any, word: str = "") -> Two:
+        """Make the outside."""
+        made: Two = wrapper_like(cls, one)
+        return made
+
+    def __init__(self, one: Any, other: Any, word: str = "") -> None:
+        self.other, self.one, self.word = other, one, word
+
+    def __tensor_flatten__(self) -> tuple[list[str], str]:
+        """Take it apart."""
+        return ["other", "one"], self.word
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, torch.Tensor], context: str, size: Any, stride: Any) -> Two:
+        """Put it together."""
+        return Two(inner["one"], inner["other"], context)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch declares it without the op
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run an op on both."""
+        parts = (
+            torch_internals.pytree.tree_map_only(cls, operator.attrgetter(name), args) for name in ("one", "other")
+        )
+        return cls(*(func(*each, **(kwargs or {})) for each in parts))
+
+
+@new_exercise("subclasses")
+def take_apart(answer: Answer) -> None:
+    """Write `answer(t)`: the list of all plain tensors of which `t` is made. The parts of a wrapper may be wrappers.
+
+    - A tensor is a wrapper if it has `__tensor_flatten__`. A plain one is made of itself.
+    - `names, context = t.__tensor_flatten__()`, and the parts are the attributes of these names, in this order.
+    - Let `answer` call itself for each part, and join the lists.
+    """
+    a, b, c = torch.ones(2), torch.zeros(2), torch.arange(2.0)
+    for made, expected, what in (
+        (Two(a, b), [b, a], "a wrapper of two tensors"),
+        (Two(Two(a, b), c), [c, b, a], "a wrapper of a wrapper and a tensor"),
+        (a, [a], "a plain tensor"),
+    ):
+        found = answer(made)
+        require(isinstance(found, (list, tuple)), f"of {what} it returns a {type(found).__name__}, and not a list")
+        require(len(found) == len(expected), f"of {what} it returns {len(found)} tensors, not {len(expected)}")
+        plain = not any(isinstance(each, Two) for each in found)
+        require(plain, f"of {what} it returns a list with a wrapper in it")
+        require(all(map(operator.is_, found, expected)), f"of {what} it returns other tensors, or in another order")
+
+
+@new_exercise("subclasses")
+def put_together(answer: Answer) -> None:
+    """Write `answer(old, parts)`: a wrapper of the class of `old`, made of these parts, in the order of its names.
+
+    - What you need of `old` is its class, the names of its parts, and what else is known of it: the context.
+    - `names, context = old.__tensor_flatten__()`; and `dict(zip(names, parts))` has the parts by name.
+    - `type(old).__tensor_unflatten__(parts_by_name, context, size, stride)`, with size and stride of `old`.
+    """
+    parts = [torch.arange(3.0), torch.ones(3)]
+    for word in ("", "kept"):
+        found = answer(Two(torch.zeros(3), torch.zeros(3), word), parts)
+        require(isinstance(found, Two), f"the result is a {type(found).__name__}, and not of the class of `old`")
+        require(found.other is parts[0], "the parts are exchanged, or copies")
+        require(found.one is parts[1], "the second part is another tensor")
+        require(found.word == word, f"what else is known of `old` is {word!r}, and of the result {found.word!r}")
+
+
+def times(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x * y
+
+
+@new_exercise("subclasses", takes="number", program=times)
+def how_many_inputs(answer: float) -> None:
+    """How many tensors go into the graph, if `x` is `Pair(Pair(s, t), u)`, and `y` is `t`? The three are plain.
+
+    - Take `x` apart, until only plain tensors are left.
+    - `y` is a plain tensor, and one that you have met already.
+    - The same tensor twice goes into a graph once (`06_inputs_that_share`).
+    """
+    s, t, u = torch.ones(2), torch.ones(2), torch.ones(2)
+    with aotlab.Report.record() as recording:
+        aotlab.compile(times, backend="eager")(Two(Two(s, t), u), t)
+    (graph,) = (graph for frame in recording.report().frames for graph in frame.graphs)
+    inputs = sum(placeholder.user_name != "" for placeholder in graph.placeholders)
+    require(answer == inputs, f"it is not {answer}")
 
 
 # --- 12_in_the_wild --------------------------------------------------------------------------------------------------

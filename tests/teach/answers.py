@@ -107,6 +107,26 @@ def _compares(f: Any, *, apart: bool = True, shared: bool = True, written: bool 
     return True
 
 
+def _all_parts(t: Any) -> list[Any]:
+    if not hasattr(t, "__tensor_flatten__"):
+        return [t]
+    return [part for name in t.__tensor_flatten__()[0] for part in _all_parts(getattr(t, name))]
+
+
+def _first_level(t: Any) -> list[Any]:
+    return [getattr(t, name) for name in t.__tensor_flatten__()[0]] if hasattr(t, "__tensor_flatten__") else [t]
+
+
+def _put_together(old: Any, parts: Any) -> Any:
+    names, context = old.__tensor_flatten__()
+    return old.__tensor_unflatten__(dict(zip(names, parts, strict=True)), context, old.shape, old.stride())
+
+
+def _without_context(old: Any, parts: Any) -> Any:
+    parts = dict(zip(old.__tensor_flatten__()[0], parts, strict=True))
+    return old.__tensor_unflatten__(parts, "", old.shape, old.stride())
+
+
 #: Exercise → right answers, and wrong ones with a piece of what is said of them.
 ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
     "second-column": (
@@ -276,6 +296,24 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
             (_with_autocast, "uses autocast"),
         ],
     ),
+    "take-apart": (
+        [_all_parts, lambda t: tuple(_all_parts(t))],
+        [
+            (_first_level, "returns 2 tensors, not 3"),
+            (lambda t: [t], "returns 1 tensors, not 2"),
+            (lambda t: _all_parts(t)[::-1], "another order"),
+            (lambda t: t, "not a list"),
+        ],
+    ),
+    "put-together": (
+        [_put_together],
+        [
+            (_without_context, "'kept'"),
+            (lambda old, parts: type(old)(*parts, old.word), "exchanged"),
+            (lambda old, parts: parts, "is a list"),
+        ],
+    ),
+    "how-many-inputs": ([3], [(4, "not 4"), (2, "not 2")]),
     "one-graph": (
         [
             lambda x: torch.where(x.sum() > 0, x * 2, -x),

@@ -19,6 +19,7 @@ EXERCISES = {
     "07_two_graphs.ipynb": ("backward-by-hand", "save-less", "what-is-saved"),
     "08_again_and_again.ipynb": ("another-graph", "how-many-graphs", "fewer-graphs"),
     "09_randomness_and_modes.ipynb": ("mask-again", "what-is-drawn", "autocast-by-hand"),
+    "10_subclasses.ipynb": ("take-apart", "put-together", "how-many-inputs"),
     "12_in_the_wild.ipynb": ("one-graph", "read-the-report", "find-the-bug"),
 }
 
@@ -313,6 +314,40 @@ def randomness_and_modes(run: Any) -> None:
     exercises(run, "09_randomness_and_modes.ipynb")
 
 
+def subclasses(run: Any) -> None:
+    """Check 10_subclasses.ipynb."""
+    assert printed(run, "dispatch-cell").startswith("Pair([3.0, 3.0, 3.0], [1.0, 3.0, 5.0])\n")
+    assert re.findall(r"aten\.\w+", printed(run, "dispatch-cell")) == ["aten.mul", "aten.add"]
+    gradient = "Pair([1.0, 1.0, 1.0], [0.0, 1.0, 2.0])"
+    assert printed(run, "grad-cell").strip() == printed(run, "training-cell").strip() == gradient
+    assert printed(run, "memory-cell").strip() == "address of the wrapper: 0"
+    assert printed(run, "memory-write").startswith("Pair([[5.0, 5.0, 5.0], [0.0, 0.0, 0.0]], [[6.0,")
+    assert printed(run, "eager-cell").splitlines()[1] == "Nothing was compiled: 1 call ran eagerly."
+    assert printed(run, "eager-cell").splitlines()[0] == printed(run, "compiled-cell").splitlines()[0]
+    assert ops(run.result("compiled-graph")) == ["mul", "mul_1", "sin", "sin_1", "return (sin, sin_1)"]
+    names = ["x.a", "x.b", "type(x)"]
+    assert [line.split()[1] for line in run.result("compiled-inputs").splitlines()[1:]] == names
+    assert [line.split()[0] for line in printed(run, "gone-cell").splitlines()] == ["2", "0"]
+    joint = run.result("training-cell")
+    assert "tangents_1, tangents_2)" in joint
+    assert joint.endswith("None, None, mul_2, mul_3)")
+    written = [line.split()[1:] for line in run.result("written-cell").splitlines()[1:]]
+    assert written[:2] == [["x.a", "True"], ["x.b", "True"]]
+    right(run, "wave, x, again=(Pair(torch.zeros(3), torch.ones(3)),)", recompiles=False)
+    right(run, "wave, x, again=(torch.ones(3),)", recompiles=True)
+    right(run, "wave, x, again=(Pair(torch.ones(3), torch.ones(3).double()),)", recompiles=True)
+    error, largest = map(float, re.findall(r"[\d.]+", printed(run, "small-cell")))
+    assert error < largest / 50
+    assert ops(run.result("small-graph")) == ["mul", "t", "mm", "return (mm,)"]
+    assert run.answer("print(*report.inputs['nbytes'].dropna())").split() == ["512", "4096", "256"]
+    assert [row["is_input"] for row in run.table("saved-default")] == [False]
+    assert run.table("saved-default")[0]["nbytes"] == 64 * 64 * 4
+    least = "saved(partial(aotlab.min_cut_rematerialization_partition, memory_budget=0))"
+    assert run.answer(f"print(*{least}['nbytes'])").split() == ["4096", "256"]
+    assert run.result("verify-cell") == "True"
+    exercises(run, "10_subclasses.ipynb")
+
+
 def in_the_wild(run: Any) -> None:
     """Check 12_in_the_wild.ipynb."""
     assert ": 2 graphs (training)" in printed(run, "compile-cell")
@@ -347,5 +382,6 @@ PAGES = {
     "07_two_graphs.ipynb": two_graphs,
     "08_again_and_again.ipynb": again_and_again,
     "09_randomness_and_modes.ipynb": randomness_and_modes,
+    "10_subclasses.ipynb": subclasses,
     "12_in_the_wild.ipynb": in_the_wild,
 }
