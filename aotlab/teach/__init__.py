@@ -1,13 +1,14 @@
 """The course's tools: predict what a program does and see, practice, exercises.
 
 In order: `truth` (what is true of a call), `prediction` (questions, and an answer beside the truth), `programs`
-(endless programs), `exercises` and `course` (the pages' exercises), `kept` (what was done), `windows` (which element
-lies where in a storage), `code` (what a report holds), `shown` (tables).
+(endless programs), `exercises`, `course` and `course_again` (the pages' exercises), `kept` (what was done),
+`windows` (which element lies where in a storage), `code` (what a report holds), `shown` (tables).
 """
 
 from __future__ import annotations
 
-import aotlab.teach.course  # noqa: F401  # its exercises enter themselves
+import aotlab.teach.course  # their exercises enter themselves
+import aotlab.teach.course_again  # noqa: F401
 from aotlab.teach.code import code
 from aotlab.teach.exercises import Exercise, exercise, new_exercise, progress, require
 from aotlab.teach.prediction import Prediction, predict
