@@ -61,9 +61,8 @@ def test_without_a_gpu(capsys):
     assert "use --device cpu" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "name", ["random numbers", "mutation and aliases", "synchronisation", "devices and precisions"]
-)
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("name", ON_THE_CPU)
 def test_checks_on_the_cpu(name, tmp_path):
     """They pass on the CPU."""
     assert main(["acceptance", "--device", "cpu", "--only", name, "--to", str(tmp_path)]) == OK
@@ -83,9 +82,8 @@ def wrong(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     return other
 
 
-@pytest.mark.parametrize(
-    "name", ["random numbers", "mutation and aliases", "synchronisation", "devices and precisions"]
-)
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("name", ON_THE_CPU)
 def test_they_can_fail(name, tmp_path, monkeypatch):
     """They fail with an engine that is wrong."""
     monkeypatch.setattr(acceptance.api, "compile", wrong)
