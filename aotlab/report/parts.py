@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from aotlab.ir.specs import SymExpr
 from aotlab.report.markup import Child, Markup, element, escape, join
-from aotlab.report.model import TensorInfo
+from aotlab.report.model import PLAIN_TYPES, TensorInfo
 from aotlab.report.text import sizes
 
 
@@ -63,7 +63,7 @@ def _layout(tensor: TensorInfo) -> str:
         parts.append(f"offset {tensor.offset}")
     if not tensor.device.startswith("cpu"):
         parts.append(tensor.device)
-    if tensor.type_name not in ("torch.Tensor", "torch.nn.parameter.Parameter"):
+    if tensor.type_name not in PLAIN_TYPES:
         parts.append(tensor.type_name)
     return ", ".join(parts)
 
