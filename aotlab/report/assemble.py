@@ -99,6 +99,7 @@ class TraceFacts:
     results: tuple[str, ...] = ()
     returned: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()
+    gradients: tuple[str | None, ...] = ()
     static_since: str = ""
 
 
@@ -217,7 +218,7 @@ def _joined(snapshots: Iterable[Snapshot]) -> Joined:
     tensors_of = {row.name: row.tensor for row in inputs}
     storages = tuple([_marked(each, written.get(each.number, ()), tensors_of) for each in storages])
     placeholders = tuple(_placeholders(inputs, tensors, dedupe, facts))
-    results = tuple(_results(inputs, placeholders, facts))
+    results = tuple(_results(inputs, facts))
     inputs, outputs = _in_graph(inputs, outputs, placeholders, results)
     if wrapped is not None:
         inputs = with_wrappers(inputs, wrapped)
@@ -244,7 +245,8 @@ def _renamed(facts: TraceFacts, names: Mapping[int, str]) -> TraceFacts:
         return tuple([known.get(each, each) for each in labels])
 
     nodes = tuple([replace(n, makes=rename(n.makes), goes_to=rename(n.goes_to)) for n in facts.autograd])
-    return replace(facts, metadata=metadata, results=rename(facts.results), autograd=nodes)
+    gradients = tuple([each and known.get(each, each) for each in facts.gradients])
+    return replace(facts, metadata=metadata, results=rename(facts.results), autograd=nodes, gradients=gradients)
 
 
 def _in_graph(
@@ -254,7 +256,10 @@ def _in_graph(
     given = {each.user_name: each.name for each in reversed(placeholders)}
     base = {row.synthetic_base: each.name for row in inputs for each in placeholders if _is_base_of(each, row)}
     nodes = {each.target: each.name for each in results if each.kind == "output"}
-    gradients = {each.target: each.name for each in results if each.kind == "gradient"}
+    gradients: dict[str, str] = {}
+    for each in results:
+        if each.kind == "gradient":  # of one that several autograd nodes reach there are several
+            gradients[each.target] = ", ".join(filter(None, (gradients.get(each.target), each.name)))
 
     def of_input(row: Input) -> Input:
         first = row.duplicate_of or row.name
@@ -414,6 +419,7 @@ def _trace(stage: Stage, record: TraceRecord) -> Snapshot:
             given=tuple([each.spec for each in records if each.op == "placeholder"]),
             static_since=record.static_since,
             results=record.outputs,
+            gradients=tuple([each for node in record.autograd_nodes for each in node.gradients]),
             returned=tuple(["" if node is None else node.name for node in output_args(record.module.graph)]),
             copies=tuple([node.name for node in record.module.graph.nodes if node.target is _COPY]),
         ),
@@ -568,12 +574,15 @@ def _placeholders(
         for placeholder, (name, kind, value) in zip(trace.placeholders, names, strict=True):
             yield Placeholder(name=placeholder, user_name=name, value=value, kind=kind)
     roots = {name for node in trace.autograd for name in node.makes}
-    for number, result in enumerate([each for each in trace.results if each in roots], 1):
+    differentiated = [each for each in trace.results if each in roots]
+    for number, result in enumerate(differentiated, 1):
         name = result.removeprefix("mutated input ").replace("intermediate base ", "base_")
         yield Placeholder(name=f"tangents_{number}", user_name=f"grad_of_{name}", kind="tangent")
+    for number in range(len(differentiated) + 1, len(trace.metadata.tangents) + 1):  # between two autograd nodes
+        yield Placeholder(name=f"tangents_{number}", user_name="grad_between_nodes", kind="tangent")
 
 
-def _results(inputs: Sequence[Input], placeholders: Sequence[Placeholder], trace: TraceFacts) -> Iterator[Result]:
+def _results(inputs: Sequence[Input], trace: TraceFacts) -> Iterator[Result]:
     """Say what each value is that the traced graph returns: forward outputs, then the gradients of its inputs."""
     kinds = {row.name: row.kind for row in inputs}
     for node, label in zip(trace.returned, trace.results, strict=False):
@@ -583,9 +592,11 @@ def _results(inputs: Sequence[Input], placeholders: Sequence[Placeholder], trace
         else:
             kind = "base" if label.startswith("intermediate base ") else "output"
             yield Result(name=node, kind=kind, target=label)
-    for node, given in zip(trace.returned[len(trace.results) :], placeholders, strict=False):
-        if node and given.kind != "tangent":
-            yield Result(name=node, kind="gradient", target=given.user_name)
+    gradients = trace.returned[len(trace.results) :]
+    if len(gradients) == len(trace.gradients):  # another tracer may return something else
+        for node, target in zip(gradients, trace.gradients, strict=True):
+            if node and target is not None:
+                yield Result(name=node, kind="gradient", target=target)
     written = [i.name for i in trace.metadata.input_info if i.mutation_type is MutationType.MUTATED_IN_GRAPH]
     for node, name in zip(trace.copies, written, strict=False):
         yield Result(name=node, kind=f"mutated {kinds.get(name, 'input')}", target=name, in_graph=True)

@@ -290,7 +290,8 @@ class Result:
         ``"mutated parameter"``, ``"mutated buffer"``, ``"mutated input"``, ``"output"``, ``"base"`` (of which outputs
         are views) or ``"gradient"``.
     target
-        The argument that gets it for its new value or as its gradient, or the output's name.
+        The argument that gets it for its new value or as its gradient, or the output's name; of a gradient also another
+        node of those that a call hangs into the caller's autograd graph: ``"node 1"``.
     in_graph
         Whether the graph writes the argument itself, and does not return the value.
     """
@@ -346,7 +347,7 @@ class Input:
     placeholder
         The graph's input that stands for it: ``"primals_3"``; empty for a wrapper, which stands for its parts.
     gradient
-        The node of the traced graph that is its gradient.
+        The node of the traced graph that is its gradient; several where autograd sums them.
     """
 
     name: str

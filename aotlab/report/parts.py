@@ -23,9 +23,10 @@ def heading(title: str, about: str = "") -> Markup:
     return element("h3", f"{title} ", element("small", about) if about else None)
 
 
-def fold(title: Child, about: str, content: Markup) -> Markup:
+def fold(title: Child, about: str, content: Markup, *, opened: bool = False) -> Markup:
     """Write something that opens when its title is clicked."""
-    return element("details", element("summary", title, " ", element("small", about) if about else None), content)
+    summary = element("summary", title, " ", element("small", about) if about else None)
+    return element("details", summary, content, open="" if opened else None)
 
 
 def grid(columns: Sequence[str], rows: Iterable[Sequence[Markup]]) -> Markup:

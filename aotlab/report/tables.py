@@ -12,12 +12,13 @@ A size that is symbolic stands in a numeric column with the value that it had in
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from aotlab.errors import UserLine
 from aotlab.ir.specs import Size, SymExpr
-from aotlab.report.model import Frame, Graph, Input, Report, TensorInfo
+from aotlab.report.model import Frame, Graph, Input, Placeholder, Report, TensorInfo
 from aotlab.report.text import sizes
 
 if TYPE_CHECKING:
@@ -143,6 +144,25 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "inputs": (_TEXT, "the nodes that it reads, separated by commas"),
         "users": (_COUNT, "how many nodes read it"),
         **_LINE,
+    },
+    "signature": {
+        **_KEY,
+        "direction": (_TEXT, "input or output of the traced graph"),
+        "index": (_COUNT, "position among these"),
+        "node": (_TEXT, "its name in the graph"),
+        "kind": (
+            _TEXT,
+            "parameter, buffer, user input, gradient (what stands for one), base, size, number, tangent; mutated "
+            "parameter, mutated buffer, mutated input, user output, base, gradient",
+        ),
+        "target": (
+            _TEXT,
+            "what it is in the program: an argument, an output; what a tangent or gradient is the gradient of",
+        ),
+        "dtype": (_TEXT, "element type"),
+        "shape": (_TEXT, "sizes"),
+        "device": (_TEXT, "where it is"),
+        "in_graph": (_TRUTH, "of a mutated one, whether the graph writes it itself and does not return the new value"),
     },
     "autograd": {
         **_KEY,
@@ -440,6 +460,36 @@ def _node_rows(report: Report) -> Iterator[Row]:
             }
 
 
+def _signature_rows(report: Report) -> Iterator[Row]:
+    plain = {"input": "user input", "output": "user output"}
+    for _, graph, key in _graphs(report):
+        nodes = {node.name: node for node in graph.nodes if node.stage == "trace"}
+        given = [(each.name, each.kind, _program_name(each), None) for each in graph.placeholders]
+        made = [(each.name, each.kind, each.target, each.in_graph) for each in graph.results]
+        for direction, rows in (("input", given), ("output", made)):
+            for index, (name, kind, target, in_graph) in enumerate(rows):
+                node = nodes.get(name)
+                yield {
+                    **key,
+                    "direction": direction,
+                    "index": index,
+                    "node": name or None,
+                    "kind": plain.get(kind, kind) or None,
+                    "target": target,
+                    "dtype": None if node is None else node.dtype,
+                    "shape": None if node is None or node.shape is None else sizes(node.shape),
+                    "device": None if node is None else node.device,
+                    "in_graph": in_graph if kind.startswith("mutated") else None,
+                }
+
+
+def _program_name(given: Placeholder) -> str:
+    """Return what a placeholder is called elsewhere: of a tangent, what it is the gradient of."""
+    if given.kind != "tangent":
+        return given.user_name
+    return re.sub(r"^base_(\d+)$", r"intermediate base \1", given.user_name.removeprefix("grad_of_"))
+
+
 def _autograd_rows(report: Report) -> Iterator[Row]:
     for _, graph, key in _graphs(report):
         for node in graph.autograd:
@@ -570,6 +620,7 @@ _ROWS: dict[str, Callable[[Report], Iterable[Row]]] = {
     "storages": _storage_rows,
     "stages": _stage_rows,
     "nodes": _node_rows,
+    "signature": _signature_rows,
     "autograd": _autograd_rows,
     "saved": _saved_rows,
     "kernels": _kernel_rows,
