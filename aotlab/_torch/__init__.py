@@ -31,9 +31,12 @@ from aotlab._torch.functional import (
     from_functional, functionalization, has_data_mutation, has_metadata_mutation, is_functional, is_seen_through,
     mutations_under_no_grad, outside_of_trace, replace_value, sync, to_functional, was_storage_changed,
 )
+from torch._subclasses.fake_tensor import unset_fake_temporarily as fake_mode_set_aside
+
 from aotlab._torch.fake import (
-    call_by_fake_mode, enter_fake, forget_tensors, has_its_memory_to_itself, is_dense, make_contiguous_strides_for,
-    memory_window, new_fake, new_fake_view, quiet_fake_tensors, storage_key, suggest_memory_format,
+    address_of, call_by_fake_mode, enter_fake, fake_mode_is_on, forget_tensors, has_its_memory_to_itself, is_dense,
+    is_fake, make_contiguous_strides_for, memory_window, new_fake, new_fake_view, quiet_fake_tensors, storage_key,
+    suggest_memory_format,
 )
 from aotlab._torch.modules import (
     MODULE_DICTIONARIES, buffers_held, children_held, global_hooks_held, has_backward_hooks, hooks_held, module_call,

@@ -115,7 +115,8 @@ class Deriver:
             casting = nullcontext() if autocast else internals.disable_autocast()
             guard = EscapeGuard(quirks=[type(quirk)() for quirk in self.recorder.quirks])
             caches = internals.caches_kept(self.spent) if self.recorder.has_checkpoints else nullcontext()
-            with caches, self.holder(), tracing(self.recorder), guard, casting, self.recorder.above or nullcontext():
+            above = self.recorder.above or nullcontext()
+            with internals.fake_mode_set_aside(), caches, self.holder(), tracing(self.recorder), guard, casting, above:
                 yield
                 self.recorder.states.end()
         finally:

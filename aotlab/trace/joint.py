@@ -48,8 +48,8 @@ def make_joint(
     deriver = Deriver(recorder, parts, slots, tangents, holder)
     bits = node_bits(parts)
     connected, watch = _differentiate(findings, forward, deriver, bits)
-    operations = recorder.tape.operations
-    effectful = set(filter(internals.has_effects, {operation.target for operation in operations}))
+    targets = [operation.target for operation in recorder.tape.operations]
+    effectful = set(filter(internals.has_effects, set(targets)))
     trace = Trace(
         call_name=findings.call.target.name,
         recorder=recorder,
@@ -61,7 +61,7 @@ def make_joint(
             keep_input_mutations=keep_input_mutations and not forward.training,
             grad_enabled_mutation=findings.left_grad_mode,
             static_input_indices=tuple(range(static_inputs)),
-            tokens=tuple(str(operation.target) for operation in operations if operation.target in effectful),
+            tokens=tuple(str(target) for target in targets if target in effectful),
         ),
         inputs=inputs,
         outputs=ProgramOutputs(

@@ -5,21 +5,18 @@
         z = x * y              # an intermediate
         return x.t(), z[0], z  # a view of an input, a view of an intermediate, the intermediate
 
-The function runs on fake tensors inside functional wrappers, which are torch's own (its functionalization, in C++).
-A wrapper behaves like the tensor that it stands for,
-mutation included, but passes on only pure ops, which `recorder` writes on the `tape`::
+The function runs on fake tensors in wrappers of torch's functionalization. A wrapper behaves like the tensor that it
+stands for, mutation included, but passes on only pure ops, which `recorder` writes on the `tape`::
 
     mul = x * 2                # the new value of x; the epilogue will copy it into the caller's x
     z   = mul * y
 
-When the function returns, the wrappers are asked what happened: which inputs were written, and how; which outputs
-are inputs, or share their storage, or share an intermediate's. An output that shares memory with something else is
-not returned by the graph: its *base* is, and the views that lead from the base to it are noted
-(``x -> t()``, ``z -> select(0, 0)``), so that the epilogue can make a true alias.
+Then the wrappers are asked what happened: which inputs were written, and how; which outputs are inputs, or share
+their storage, or that of an intermediate. The graph returns the *base* of such an output, and the views that lead to
+it are noted (``x -> t()``, ``z -> select(0, 0)``), so that the epilogue can make a true alias.
 
-Only now it is known what can receive a gradient: each mutated input, fresh output and intermediate base that requires
-grad gets a *tangent*, and `torch.autograd.grad` runs under the same recorder. What stands on the tape then is the
-joint graph::
+Each mutated input, fresh output and intermediate base that requires grad gets a *tangent*, and `torch.autograd.grad`
+runs under the same recorder. What stands on the tape then is the joint graph::
 
     joint(primals, tangents) = (mutated inputs, outputs, bases, gradients of the primals)
 
