@@ -51,6 +51,9 @@ from aotlab._torch.ops import (
     unseen_by_dynamo, without_onednn,
 )
 from aotlab._torch.kernels import LAID_OUT, as_in_eager, may_raise, may_raise_late
+from aotlab._torch.known_sizes import SymbolicMemo as SymbolicMemo
+from aotlab._torch.known_sizes import is_zero as is_zero
+from aotlab._torch.known_sizes import surely_contiguous as surely_contiguous
 from aotlab._torch.modes import (
     MODE_EXITS, SET_GRAD_ENABLED, Surroundings, TransformState, any_autocast_enabled, autocast_knows, autocast_nesting,
     disable_autocast, disable_torch_function, forward_ad_active, is_beyond_kernels, is_transformed, no_dispatch_modes,
@@ -94,6 +97,6 @@ from aotlab._torch.subclasses import (
     functionalization_again, functionalization_left_out, is_opaque, is_wrapper, parts_of, same_size, view_again,
 )
 from aotlab._torch.symbols import (
-    Sizes, expression_of, fixed, is_symbolic, marked_dims, shown_size, size_text, sizes_function, sizes_of_others,
-    symbolic_dims, symbols_as_numbers, traced, write_size,
+    Sizes, expression_of, fixed, is_symbolic, known_of, marked_dims, shown_size, size_text, sizes_function,
+    sizes_of_others, symbolic_dims, symbols_as_numbers, traced, write_size,
 )

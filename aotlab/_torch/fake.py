@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,19 +21,34 @@ from aotlab._torch.symbols import is_symbolic
 
 
 def new_fake(
-    mode: FakeTensorMode, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
+    mode: FakeTensorMode,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    dense: bool = False,
 ) -> FakeTensor:
-    """Make a fake tensor with a storage of its own, without asking a kernel; a third of the time of a fake op."""
-    return FakeTensor(mode, torch.ops.aten.empty_strided.default(shape, stride, dtype=dtype, device="meta"), device)
+    """Make a fake tensor with a storage of its own, without asking a kernel; a third of the time of a fake op.
+
+    With symbols it takes half the time if it is known to be ``dense``.
+    """
+    below: Tensor
+    if dense and mode.shape_env is not None:
+        below = torch.ops.aten.empty.memory_format([math.prod(shape)], dtype=dtype, device="meta")
+        below = torch.ops.aten.as_strided.default(below, shape, stride, 0)
+    else:
+        below = torch.ops.aten.empty_strided.default(shape, stride, dtype=dtype, device="meta")
+    return FakeTensor(mode, below, device)
 
 
 def new_fake_view(
     mode: FakeTensorMode, base: FakeTensor, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, offset: int
 ) -> FakeTensor:
     """Make a fake tensor on the storage of ``base``; ``offset`` in elements of ``dtype``."""
-    below = torch.ops.aten.empty_strided.default((0,), (1,), dtype=dtype, device="meta")
-    torch.ops.aten.set_.source_Storage_storage_offset(below, base.untyped_storage(), offset, shape, stride)
-    return FakeTensor(mode, below, base.device)
+    below = torch.ops.aten.empty.memory_format([0], dtype=dtype, device="meta")
+    torch.ops.aten.set_.source_Storage_storage_offset(below, base.untyped_storage(), 0, (0,), (1,))
+    return FakeTensor(mode, torch.ops.aten.as_strided.default(below, shape, stride, offset), base.device)
 
 
 def enter_fake(mode: FakeTensorMode, real: Tensor) -> FakeTensor:

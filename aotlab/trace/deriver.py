@@ -49,9 +49,7 @@ def stand_in(
     recorder: Recorder, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """Make a fake tensor that stands for a gradient that comes in."""
-    with recorder.fake_mode:
-        fake = torch.empty_strided(shape, strides, dtype=dtype, device=device)
-    return recorder.tape.enter(fake)
+    return recorder.tape.enter(internals.new_fake(recorder.fake_mode, shape, strides, dtype, device))
 
 
 @dataclass(eq=False)

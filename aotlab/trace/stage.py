@@ -42,7 +42,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from aotlab._torch import FakeTensorMode, Sizes, settle_without_gpus
+from aotlab._torch import FakeTensorMode, Sizes, SymbolicMemo, settle_without_gpus
 from aotlab.capture.call import Call
 from aotlab.capture.dedupe import DedupeRecord
 from aotlab.capture.signals import RunEagerly
@@ -91,7 +91,9 @@ def run(
     mode = FakeTensorMode(static_shapes=True) if sizes is None else FakeTensorMode(shape_env=sizes.env)
     mode.cache_enabled = sizes is None  # keys of symbolic sizes take longer than what they are to save
     ways: dict[str, Any] = {"exact": exact, "functional": functional_draws, "quirks": quirks, "sizes": sizes}
-    recorder = Recorder(Tape(), mode, decompositions, known=known_under(call.state.settings), **ways)
+    known = known_under(call.state.settings)
+    memo = known if sizes is None else SymbolicMemo(known, sizes)
+    recorder = Recorder(Tape(), mode, decompositions, known=memo, **ways)
     for position, dims in varying.items():
         if sizes is not None and NUMBER in dims:
             sizes.enter_number(position, call.values[position])
