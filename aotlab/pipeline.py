@@ -35,7 +35,7 @@ from typing import Any
 from aotlab import _torch as internals
 from aotlab import config, observe, quirks
 from aotlab.backends import stage as compile
-from aotlab.backends.base import Backend
+from aotlab.backends.base import Backend, EagerBackend
 from aotlab.cache import Declined, Entry
 from aotlab.capture import call as capture
 from aotlab.capture import dedupe, synthetic_bases
@@ -110,13 +110,19 @@ def _through_all_stages(
     journal: _Journal,
     varying: Varying | None,
 ) -> Entry:
+    captured, call = capture.run(target, args, kwargs)
+    if not options.backend.takes_fakes and any(map(internals.is_fake, call.values)):
+        options = replace(options, backend=EagerBackend())  # its graphs are run op by op
+    journal.begin(call.state)
+    journal.finish("capture", captured)
+    capture.check_anomaly_mode()
+    with internals.fake_mode_set_aside():  # the caller's, if one is on
+        return _through_the_others(options, call, journal, varying)
+
+
+def _through_the_others(options: Options, call: Call, journal: _Journal, varying: Varying | None) -> Entry:
     backend = options.backend
     with _garbage_pause():
-        captured, call = capture.run(target, args, kwargs)
-        journal.begin(call.state)
-        journal.finish("capture", captured)
-        capture.check_anomaly_mode()
-
         deduped = dedupe.run(call, options.duplicates)
         journal.finish("dedupe", deduped)
 

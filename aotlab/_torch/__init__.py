@@ -31,9 +31,12 @@ from aotlab._torch.functional import (
     from_functional, functionalization, has_data_mutation, has_metadata_mutation, is_functional, is_seen_through,
     mutations_under_no_grad, outside_of_trace, replace_value, sync, to_functional, was_storage_changed,
 )
+from torch._subclasses.fake_tensor import unset_fake_temporarily as fake_mode_set_aside
+
 from aotlab._torch.fake import (
-    call_by_fake_mode, enter_fake, forget_tensors, has_its_memory_to_itself, is_dense, make_contiguous_strides_for,
-    memory_window, new_fake, new_fake_view, quiet_fake_tensors, storage_key, suggest_memory_format,
+    address_of, call_by_fake_mode, enter_fake, fake_mode_is_on, forget_tensors, has_its_memory_to_itself, is_dense,
+    is_fake, make_contiguous_strides_for, memory_window, new_fake, new_fake_view, quiet_fake_tensors, storage_key,
+    suggest_memory_format,
 )
 from aotlab._torch.modules import (
     MODULE_DICTIONARIES, buffers_held, children_held, global_hooks_held, has_backward_hooks, hooks_held, module_call,
@@ -51,6 +54,9 @@ from aotlab._torch.ops import (
     unseen_by_dynamo, without_onednn,
 )
 from aotlab._torch.kernels import LAID_OUT, as_in_eager, may_raise, may_raise_late
+from aotlab._torch.known_sizes import SymbolicMemo as SymbolicMemo
+from aotlab._torch.known_sizes import is_zero as is_zero
+from aotlab._torch.known_sizes import surely_contiguous as surely_contiguous
 from aotlab._torch.modes import (
     MODE_EXITS, SET_GRAD_ENABLED, Surroundings, TransformState, any_autocast_enabled, autocast_knows, autocast_nesting,
     disable_autocast, disable_torch_function, forward_ad_active, is_beyond_kernels, is_transformed, no_dispatch_modes,
@@ -94,6 +100,6 @@ from aotlab._torch.subclasses import (
     functionalization_again, functionalization_left_out, is_opaque, is_wrapper, parts_of, same_size, view_again,
 )
 from aotlab._torch.symbols import (
-    Sizes, expression_of, fixed, is_symbolic, marked_dims, shown_size, size_text, sizes_function, sizes_of_others,
-    symbolic_dims, symbols_as_numbers, traced, write_size,
+    Sizes, expression_of, fixed, is_symbolic, known_of, marked_dims, shown_size, size_text, sizes_function,
+    sizes_of_others, symbolic_dims, symbols_as_numbers, traced, write_size,
 )

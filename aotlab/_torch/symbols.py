@@ -23,7 +23,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from aotlab._torch.replaced import replaced
 
-#: How torch writes the input ``t3`` in a guard, or a size, a stride or the offset of it.
+#: How torch writes the input that was entered as number 3 in a guard, or a size, a stride or the offset of it.
 _PART = re.compile(r"L\['t(\d+)'\](?:\.(size|stride|storage_offset)\(\)(?:\[(\d+)\])?)?")
 #: How steps of arithmetic are written in Python.
 _STEPS = {
@@ -36,6 +36,9 @@ _STEPS = {
 
 #: What makes a node of a plain number, as for a product that C++ code begins with one.
 _WRAPS = ("wrap_int", "wrap_float")
+
+#: What torch computes of the sizes of each tensor anew.
+_OF_SIZES = ("wrap_int", "add", "sub", "mul", "mod", "int_floordiv", "eq", "ne", "ge", "gt", "le", "lt", "sym_max")
 
 
 class _Number(SymNode):
@@ -54,27 +57,43 @@ def _remembering(name: str) -> Callable[..., Any]:
             operands = (self, *others)
             if name in _WRAPS:
                 return result
-            if result.pytype is float or any(each.pytype is float or _steps_of(each) for each in operands):
+            if result.pytype is float or any(each.pytype is float or steps_of(each) for each in operands):
                 if name not in _STEPS:
                     raise RuntimeError(f"`{name}` is computed of a number that varies")
                 result.__dict__["steps"] = (name, operands)
         return result
 
-    return method
+    def of_sizes(self: _Number, other: Any) -> Any:
+        if name != "wrap_int" and (self.pytype is not int or other.pytype is not int):
+            return method(self, other)
+        env: Any = self.shape_env
+        known, key = env.known, other if name == "wrap_int" else (name, self._expr, other._expr)
+        if key in known:
+            return known[key]
+        result = method(self, other)
+        if not steps_of(result):
+            known[key] = result
+        return result
+
+    return of_sizes if name in _OF_SIZES else method
 
 
 for _name in (*METHOD_TO_OPERATOR, *_WRAPS):
-    if _name not in ("and", "or", "xor", "sym_not", "eq", "ne", "ge", "gt", "le", "lt", "is_integer"):
+    if _name in _OF_SIZES or _name not in ("and", "or", "xor", "sym_not", "is_integer"):
         setattr(_Number, _name, _remembering(_name))
 
 
-def _steps_of(node: Any) -> tuple[str, tuple[Any, ...]] | None:
+def steps_of(node: Any) -> tuple[str, tuple[Any, ...]] | None:
     return getattr(node, "steps", None)
 
 
 class _Environment(ShapeEnv):
-    """Torch's, of numbers that remember, with what the user calls symbols, and the places that assumed something."""
+    """Torch's, of numbers that remember, with what the user calls symbols, and the places that assumed something.
 
+    ``known`` has what was computed of sizes, which torch computes anew for each tensor.
+    """
+
+    known: dict[Any, Any]
     shown: dict[Any, str]
     places: list[Any]
     place: Callable[[], Any] = staticmethod(lambda: None)  # finds the one that runs
@@ -98,7 +117,7 @@ class Sizes:
     def __init__(self, names: Sequence[str]) -> None:
         # what hangs on values is no size: such programs run eagerly
         self.env = _Environment(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
-        self.env.places, self.env.shown, self._names = [], {}, names
+        self.env.known, self.env.places, self.env.shown, self._names = {}, [], {}, names
         #: The numbers among the flat inputs, by position.
         self.numbers: dict[int, Any] = {}
         self._inputs: list[tuple[int, Any]] = []
@@ -110,7 +129,7 @@ class Sizes:
         """Make the fake of the flat input ``position``, whose sizes ``dims`` vary."""
         kinds = [DimDynamic.DYNAMIC if d in dims else DimDynamic.STATIC for d in range(real.dim())]
         context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
-        fake = mode.from_tensor(real.detach(), source=LocalSource(f"t{position}"), symbolic_context=context)
+        fake = mode.from_tensor(real.detach(), source=LocalSource(f"t{len(self._inputs)}"), symbolic_context=context)
         sizes = [_expression(size) for size in fake.shape if is_symbolic(size)]
         for step in (fake.storage_offset(), *fake.stride()):
             if is_symbolic(step) and _expression(step).is_symbol and _expression(step) not in sizes:
@@ -123,7 +142,7 @@ class Sizes:
 
     def enter_number(self, position: int, value: float) -> None:
         """Make the symbol of the flat input ``position``, an int or a float."""
-        source = LocalSource(f"t{position}")
+        source = LocalSource(f"t{len(self._inputs)}")
         symbol = self.env.create_unspecified_symbol(value, source=source, dynamic_dim=DimDynamic.DYNAMIC)
         make = self.env.create_symintnode if type(value) is int else self.env.create_symfloatnode
         number: Any = make(symbol, hint=value, source=source)
@@ -149,7 +168,7 @@ class Sizes:
         its ``"value"``.
         """
         fakes = [fake for _, fake in self._inputs]
-        sources = [LocalSource(f"t{position}") for position, _ in self._inputs]
+        sources = [LocalSource(f"t{n}") for n, _ in enumerate(self._inputs)]
         if self._told != len(self.env.guards):  # each time takes milliseconds
             self._told = len(self.env.guards)
             written = self.env.produce_guards_verbose(fakes, sources, ignore_static=True, langs=("verbose_python",))
@@ -158,7 +177,7 @@ class Sizes:
 
         def named(found: re.Match[str]) -> str:
             what, dim = found[2] or "value", None if found[3] is None else int(found[3])
-            return name(int(found[1]), what, dim)
+            return name(self._inputs[int(found[1])][0], what, dim)
 
         equal = self.env.replacements_slocs
         for position, dim, size in self._varying:
@@ -204,6 +223,11 @@ def expression_of(value: Any) -> Any:
     return value.node.expr if isinstance(value, (torch.SymInt, torch.SymFloat)) else value
 
 
+def known_of(fake: Any) -> dict[Any, Any]:
+    """Return what its trace remembers of tensors with sizes that vary."""
+    return getattr(fake.fake_mode.shape_env, "known", {})
+
+
 def fixed(sizes: Sequence[Any]) -> tuple[int | None, ...]:
     """Return sizes or strides with None for those that may be any."""
     return tuple([n if type(n) is int else int(n.node.expr) if n.node.expr.is_number else None for n in sizes])
@@ -239,8 +263,11 @@ def symbolic_dims(value: Any) -> set[int]:
 
 def shown_size(value: Any) -> str:
     """Write a symbolic number as the user would."""
-    names = {s: type(s)(name, integer=True) for s, name in getattr(value.node.shape_env, "shown", {}).items()}
-    return str(_expression(value).xreplace(names))
+    known, expression = getattr(value.node.shape_env, "known", {}), _expression(value)
+    if ("shown", expression) not in known:
+        names = {s: type(s)(name, integer=True) for s, name in getattr(value.node.shape_env, "shown", {}).items()}
+        known["shown", expression] = str(expression.xreplace(names))
+    return str(known["shown", expression])
 
 
 def size_text(value: Any) -> str:
@@ -256,7 +283,7 @@ def size_text(value: Any) -> str:
 
 
 def _text(node: SymNode) -> str:
-    if (steps := _steps_of(node)) is not None:
+    if (steps := steps_of(node)) is not None:
         return _STEPS[steps[0]].format(*map(_text, steps[1]))
     return repr(node.hint) if node.expr.is_number else str(PythonPrinter().doprint(node.expr))
 
@@ -282,7 +309,7 @@ def write_size(value: Any, symbols: Mapping[Any, fx.Node]) -> Any:
 
 
 def _write(node: SymNode, symbols: Mapping[Any, fx.Node]) -> Any:
-    if (steps := _steps_of(node)) is not None:
+    if (steps := steps_of(node)) is not None:
         operation: Any = METHOD_TO_OPERATOR[steps[0]]
         operands = tuple([_write(each, symbols) for each in steps[1]])
         return next(iter(symbols.values())).graph.call_function(operation, operands)

@@ -129,3 +129,8 @@ def _optimizer_modules() -> tuple[tuple[Any, Any], ...]:
     """Return the modules whose optimizers ask a step counter for its number, each with a form that Dynamo leaves."""
     modules = [module for name, module in sys.modules.items() if name.startswith("torch.optim.")]
     return tuple((m, torch.compiler.disable(m._get_value)) for m in modules if hasattr(m, "_get_value"))
+
+
+def wrapper_like(kind: type[Tensor], like: Tensor) -> Any:
+    """Make the outside of a subclass that wraps tensors: the shape, strides and dtype of one, and no memory."""
+    return Tensor._make_wrapper_subclass(kind, like.shape, dtype=like.dtype, strides=like.stride())

@@ -57,6 +57,8 @@ class Backend:
     exact = False
     #: Whether a backward is compiled when it is first run, where nobody watches: it takes no time to speak of.
     lazy_backward = False
+    #: Whether compiled graphs can be run on fake tensors.
+    takes_fakes = True
 
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
         """Return the ops that the trace shall replace, with their replacements."""

@@ -49,5 +49,5 @@ def thread_tokens(module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:
             user.args = (call, user.args[1] + 1)
         graph.erase_node(node)
     if token is not None:
-        with graph.inserting_before(next(reversed(graph.nodes))):
+        with graph.inserting_before(next(iter(reversed(graph.nodes)))):
             add(internals.SINK_TOKENS, ([token],), None)

@@ -38,6 +38,7 @@ class InductorBackend(Backend):
     """Compile graphs by Inductor."""
 
     name = "inductor"
+    takes_fakes = False
 
     def __init__(self, *, draws: Literal["torch", "eager"] = "torch", max_autotune: bool = False) -> None:
         """Make the backend.

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from aotlab import _torch as internals
 from aotlab.capture.call import Call
 from aotlab.capture.dedupe import DedupeRecord
 from aotlab.ir.extents import byte_interval
@@ -54,7 +55,7 @@ def plan(members: Sequence[int], tensors: Sequence[Tensor]) -> Base:
     start, stop = min(begin for begin, _ in spans), max(end for _, end in spans)
     dtype = tensors[0].dtype
     nbytes = stop - start - (stop - start) % dtype.itemsize
-    return Base(members=tuple(members), shift=start - tensors[0].data_ptr(), nbytes=nbytes, dtype=dtype)
+    return Base(members=tuple(members), shift=start - internals.address_of(tensors[0]), nbytes=nbytes, dtype=dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The command line: ``aotlab demo | lab | verify ops | fuzz | bench engine, models, partitioners, symbolic | doctor``.
+"""The command line: ``aotlab demo``, ``lab``, ``verify``, ``fuzz``, ``bench``, ``acceptance`` and ``doctor``.
 
 ``python -m aotlab`` is the same.
 
@@ -159,6 +159,21 @@ def _parser() -> argparse.ArgumentParser:
         "partitioners", add_help=False, help="aotlab's partitioners and upstream's: their time, and what they keep"
     )
     partitioners.set_defaults(command=_bench_partitioners, takes_more=True)
+
+    acceptance = commands.add_parser(
+        "acceptance",
+        allow_abbrev=False,
+        help="everything that a device itself can show, in a few minutes",
+        description="Run aotlab on a device: the demo, random numbers, mutation and aliases, models beside eager and "
+        "torch.compile, memory, times, streams, and whether a compiled call ever waits for the device. Writes "
+        "acceptance.json and a page, acceptance.html. The exit status is 1 if a check failed. Needs no Jupyter.",
+    )
+    acceptance.add_argument("--device", default="cuda", help="cuda (default), cuda:1, … or cpu")
+    acceptance.add_argument(
+        "--to", type=Path, default=Path("acceptance"), metavar="FOLDER", help="where to write (default: acceptance)"
+    )
+    acceptance.add_argument("--only", nargs="+", default=[], metavar="CHECK", help="only these: demo, 'random numbers'")
+    acceptance.set_defaults(command=_acceptance)
 
     doctor = commands.add_parser(
         "doctor",
@@ -383,6 +398,14 @@ def _bench_partitioners(_options: argparse.Namespace, rest: Sequence[str]) -> in
     from aotlab.bench import partitioners
 
     return partitioners.main(rest)
+
+
+def _acceptance(options: argparse.Namespace, _rest: Sequence[str]) -> int:
+    if options.device.partition(":")[0] == "cuda":
+        _check_cuda(options.device)
+    from aotlab.cli import acceptance
+
+    return acceptance.run(options.device, options.to, options.only, sys.stdout)
 
 
 def _doctor(options: argparse.Namespace, _rest: Sequence[str]) -> int:

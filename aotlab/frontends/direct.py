@@ -233,9 +233,6 @@ class ModuleTarget(_DirectTarget):
                 f"`{self.name}` is a ScriptModule, whose code and parameters are not Python's; compile the module that "
                 "it was made from"
             )
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-            if isinstance(tensor, internals.FakeTensor):
-                raise UsageError(f"`{name}` is a fake tensor; give aot_module a module with real parameters")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ModuleTarget, (self.module,)

@@ -96,7 +96,7 @@ def tensor_facts(tensor: Tensor, mentioned: Mentioned = NOTHING_MENTIONED, name:
 
 def check_tensor(tensor: Tensor, name: str) -> None:
     """Refuse tensors that the engine cannot represent."""
-    if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
+    if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer) and not internals.is_fake(tensor):
         raise SubclassError(
             f"`{name}` is a `{type(tensor).__qualname__}`",
             why="without `__tensor_flatten__` nobody knows what it consists of",
@@ -154,9 +154,9 @@ class CallState:
 
     ``structure`` and ``nesting`` are the nesting of the arguments, as text and as what is compared; ``same_as`` has for
     each flat argument the position of the first one that is the same tensor. ``reached`` is what the function reads
-    besides, ``mentioned`` names the attributes of tensors that it may read; ``function_modes`` counts default devices.
-    An entry that writes an input ``must_not_overlap``: its guards watch which inputs share memory. ``offsets`` are the
-    positions of tensors whose storage offset was read; ``rules`` say which sizes may be others.
+    besides, ``mentioned`` names the attributes of tensors that it may read; ``function_modes`` counts default devices,
+    ``dispatch_modes`` fake modes. An entry that writes an input ``must_not_overlap``: its guards watch what shares
+    memory. ``offsets`` are the positions of tensors whose offset was read; ``rules`` say which sizes may be others.
     """
 
     structure: str
@@ -168,6 +168,7 @@ class CallState:
     overlapping: tuple[tuple[int, int, int], ...] = ()
     counters: tuple[tuple[int, int], ...] = ()
     function_modes: int = 0
+    dispatch_modes: int = 0
     mentioned: Mentioned = NOTHING_MENTIONED
     nesting: Any = field(default=None, repr=False)
     must_not_overlap: bool = True
@@ -184,7 +185,8 @@ def transform_around() -> str | None:
 
 def check_surroundings() -> int:
     """Refuse calls under transforms and modes that a compiled function has no part in; count the default devices."""
-    what = transform_around() or ("a torch dispatch mode" if internals.dispatch_mode_count() else None)
+    foreign = internals.dispatch_mode_count() and not internals.fake_mode_is_on()
+    what = transform_around() or ("a torch dispatch mode" if foreign else None)
     count = internals.function_mode_count()
     if what is None and count and not internals.only_default_devices():
         what = "a torch function mode"
@@ -233,5 +235,6 @@ def call_state(
         overlapping=overlapping_pairs(tensors),
         counters=counted_together(tensors),
         function_modes=function_modes,
+        dispatch_modes=internals.dispatch_mode_count(),
         mentioned=mentioned,
     )

@@ -40,6 +40,8 @@ def differences(then: CallState, now: CallState) -> Iterator[str]:
             yield f"{name} is {_show(after)} where the compiled entry expects {_show(before)}"
     if then.function_modes != now.function_modes:
         yield "a default device was set or unset by torch.set_default_device or a `with torch.device(…)` block"
+    if then.dispatch_modes != now.dispatch_modes:
+        yield "a fake mode is on, or is not, where the compiled entry expects otherwise"
     yield from (item.change() for item in then.reached if not item.holds())
     if then.nesting != now.nesting:
         yield from _of_nesting(then, now)

@@ -13,7 +13,7 @@ def byte_interval(tensor: Tensor) -> tuple[int, int]:
     """Return the first byte that ``tensor`` may touch and the one after the last; both 0 for an empty tensor."""
     if tensor.numel() == 0:
         return (0, 0)
-    start = tensor.data_ptr()
+    start = internals.address_of(tensor)
     return (start, start + extent_bytes(tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size()))
 
 

@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 import torch
 
+from aotlab.ir.specs import TensorSpec
+
 
 @dataclass(frozen=True, slots=True)
 class SizeOfPart:
@@ -54,6 +56,7 @@ class SubclassSpec:
     """
 
     type: type
+    dtype: torch.dtype
     parts: tuple[tuple[str, int | SubclassSpec | Opaque], ...]
     context: Any
     layout: Layout
@@ -98,6 +101,7 @@ class SubclassInput:
     """
 
     name: str
+    kind: str
     position: int
     spec: SubclassSpec | None
     same_as: int
@@ -164,10 +168,11 @@ class SubclassWrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubclassRecord:
-    """What was taken apart and is put together again around a compiled function, by the lines of ``source``."""
+    """What is taken apart, and put together by the lines of ``source``; ``results`` name and describe the outputs."""
 
     inputs: tuple[SubclassInput, ...]
     outputs: tuple[SubclassOutput, ...]
+    results: tuple[tuple[str, TensorSpec | None], ...]
     besides: tuple[SubclassOutput, ...]
     writes: tuple[SubclassWrite, ...]
     source: str

@@ -51,6 +51,7 @@ from aotlab.report.model import (
     Input,
     Output,
     Placeholder,
+    Result,
     Span,
     Storage,
     TimingRow,
@@ -966,10 +967,14 @@ def _with_names(graph: Graph, names: Mapping[str, str]) -> Graph:
             base=None if each.base is None else rename(each.base),
             views=None if each.views is None else rename(each.views),
             relation=rename(each.relation),
+            part_of=rename(each.part_of),
         )
 
+    def result(each: Result) -> Result:
+        return replace(each, target=rename(each.target)) if each.kind == "output" else each
+
     def span(each: Span) -> Span:
-        return replace(each, name=rename(each.name)) if each.role == "output" else each
+        return replace(each, name=rename(each.name), part_of=rename(each.part_of)) if each.role == "output" else each
 
     def storage(each: Storage) -> Storage:
         return replace(each, spans=tuple([span(one) for one in each.spans]))
@@ -980,6 +985,7 @@ def _with_names(graph: Graph, names: Mapping[str, str]) -> Graph:
     return replace(
         graph,
         placeholders=tuple([placeholder(each) for each in graph.placeholders]),
+        results=tuple([result(each) for each in graph.results]),
         outputs=tuple([output(each) for each in graph.outputs]),
         storages=tuple([storage(each) for each in graph.storages]),
     )

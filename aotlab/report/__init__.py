@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aotlab.report.codec import ReportFormatError
 from aotlab.report.collect import Recording, record
+from aotlab.report.exported import ExportedGraph, export
 from aotlab.report.html import page
 from aotlab.report.mime import bundle, plain
 from aotlab.report.model import (
@@ -22,6 +23,7 @@ __all__ = [
     "COLUMNS",
     "MIME_TYPE",
     "Cell",
+    "ExportedGraph",
     "Recording",
     "Report",
     "ReportFormatError",
@@ -38,5 +40,5 @@ def _figure(report: Report) -> object:
     return timing_figure(report)
 
 
-DRAWING.update(figure=_figure)
+DRAWING.update(figure=_figure, export=export)
 DRAWING.update(verdict=verdict, page=page, plain=plain, bundle=bundle, table=table, describe=describe, record=record)

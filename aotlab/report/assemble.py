@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from aotlab.ir.graphs import NodeRecord, node_records, readable
-from aotlab.ir.metadata import OutputAliasInfo, OutputType, ViewAndMutationMeta, ViewStep
+import torch
+
+from aotlab.ir.graphs import NodeRecord, node_records, output_args, readable
+from aotlab.ir.metadata import MutationType, OutputAliasInfo, OutputType, ViewAndMutationMeta, ViewStep
 from aotlab.ir.specs import Size, SymExpr, TensorSpec
 from aotlab.report.model import (
     AutogradNode,
@@ -26,6 +28,7 @@ from aotlab.report.model import (
     Node,
     Output,
     Placeholder,
+    Result,
     Saved,
     Span,
     Stage,
@@ -35,6 +38,7 @@ from aotlab.report.model import (
 )
 from aotlab.report.text import amount, data_size, in_cell, known_size, known_sizes, listed, new_memory
 from aotlab.report.varying import apart
+from aotlab.report.wrappers import marked_inputs, names_of_results, outputs_of, with_wrappers
 from aotlab.report.writes import bytes_written, strided, written_windows
 
 if TYPE_CHECKING:
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from aotlab.capture.call import ArgumentRecord, CaptureRecord
     from aotlab.capture.dedupe import DedupeRecord
     from aotlab.capture.synthetic_bases import SyntheticBasesRecord
+    from aotlab.ir.subclasses import SubclassRecord
     from aotlab.observe import BackwardCompiled, StageFinished
     from aotlab.partition.described import SavedValue
     from aotlab.partition.stage import PartitionRecord
@@ -51,6 +56,7 @@ if TYPE_CHECKING:
 InputOrOutput = TypeVar("InputOrOutput", Input, Output)
 
 _TO_THE_END = 2**63 - 1
+_COPY = torch.ops.aten.copy_.default
 
 #: A comment of Inductor's that numbers a call of a kernel; kernels have their nodes by it.
 _HANDLE = re.compile(r"^[ \t]*# \[Provenance debug handles\].*\n", re.MULTILINE)
@@ -70,6 +76,7 @@ class Snapshot:
     dedupe: DedupeRecord | None = None
     overlaps: SyntheticBasesRecord | None = None
     trace: TraceFacts | None = None
+    subclasses: SubclassRecord | None = None
     saved: tuple[Saved, ...] = ()
     compiled: tuple[CompiledGraph, ...] = ()
     kernels: tuple[Kernel, ...] = ()
@@ -90,6 +97,9 @@ class TraceFacts:
     placeholders: tuple[str, ...] = ()
     given: tuple[TensorSpec | None, ...] = ()
     results: tuple[str, ...] = ()
+    returned: tuple[str, ...] = ()
+    copies: tuple[str, ...] = ()
+    gradients: tuple[str | None, ...] = ()
     static_since: str = ""
 
 
@@ -98,9 +108,11 @@ class Joined:
     """What `assemble` makes of the snapshots of one entry."""
 
     placeholders: tuple[Placeholder, ...] = ()
+    results: tuple[Result, ...] = ()
     inputs: tuple[Input, ...] = ()
     outputs: tuple[Output, ...] = ()
     storages: tuple[Storage, ...] = ()
+    autograd: tuple[AutogradNode, ...] = ()
 
 
 def snapshot(event: StageFinished) -> Snapshot:
@@ -130,6 +142,10 @@ def snapshot(event: StageFinished) -> Snapshot:
             lines = len(runtime.source.splitlines())
             code = Code(title="generated runtime wrapper", language="python", text=runtime.source)
             return Snapshot(stage=replace(stage, summary=f"{amount(lines, 'line')} generated", codes=(code,)))
+        case "subclasses":
+            wrapped = cast("SubclassRecord", event.record)
+            code = Code(title="taking apart and putting together", language="python", text=wrapped.source)
+            return Snapshot(stage=replace(stage, summary=_wrapped_summary(wrapped), codes=(code,)), subclasses=wrapped)
     return Snapshot(stage=stage)
 
 
@@ -174,14 +190,19 @@ def _joined(snapshots: Iterable[Snapshot]) -> Joined:
     dedupe: DedupeRecord | None = None
     overlaps: SyntheticBasesRecord | None = None
     facts: TraceFacts | None = None
+    wrapped: SubclassRecord | None = None
     for each in snapshots:
         capture = each.capture or capture
         dedupe = each.dedupe or dedupe
         overlaps = each.overlaps or overlaps
         facts = each.trace or facts
+        wrapped = each.subclasses or wrapped
     if capture is None:
         return Joined()
     inputs = _inputs(capture, dedupe, overlaps, facts)
+    if facts is not None and wrapped is not None:
+        inputs = marked_inputs(inputs, wrapped)
+        facts = _renamed(facts, names_of_results(wrapped))
     if facts is None:
         return Joined(inputs=inputs, storages=_storages(inputs, (), capture, {}))
     # Positions in the metadata count the tensors that dedupe kept.
@@ -195,12 +216,79 @@ def _joined(snapshots: Iterable[Snapshot]) -> Joined:
     for row, windows in zip(kept, facts.written, strict=False):
         written.setdefault(row.storage, []).extend(windows)
     tensors_of = {row.name: row.tensor for row in inputs}
+    storages = tuple([_marked(each, written.get(each.number, ()), tensors_of) for each in storages])
+    placeholders = tuple(_placeholders(inputs, tensors, dedupe, facts))
+    results = tuple(_results(inputs, facts))
+    inputs, outputs = _in_graph(inputs, outputs, placeholders, results)
+    if wrapped is not None:
+        inputs = with_wrappers(inputs, wrapped)
+        looks = [None if spec is None else tensor_info(spec) for _, spec in wrapped.results]
+        outputs = outputs_of({row.name: row for row in inputs}, outputs, wrapped, looks)
+        storages = _below_wrappers(storages, inputs, outputs)
     return Joined(
-        placeholders=tuple(_placeholders(inputs, tensors, dedupe, facts)),
+        placeholders=placeholders,
+        results=results,
         inputs=inputs,
         outputs=outputs,
-        storages=tuple([_marked(each, written.get(each.number, ()), tensors_of) for each in storages]),
+        storages=storages,
+        autograd=facts.autograd,
     )
+
+
+def _renamed(facts: TraceFacts, names: Mapping[int, str]) -> TraceFacts:
+    """Call what the compiled function returns as the caller does."""
+    infos = facts.metadata.output_info
+    known = {info.name: names.get(n, info.name) for n, info in enumerate(infos)}
+    metadata = replace(facts.metadata, output_info=tuple([replace(info, name=known[info.name]) for info in infos]))
+
+    def rename(labels: Sequence[str]) -> tuple[str, ...]:
+        return tuple([known.get(each, each) for each in labels])
+
+    nodes = tuple([replace(n, makes=rename(n.makes), goes_to=rename(n.goes_to)) for n in facts.autograd])
+    gradients = tuple([each and known.get(each, each) for each in facts.gradients])
+    return replace(facts, metadata=metadata, results=rename(facts.results), autograd=nodes, gradients=gradients)
+
+
+def _in_graph(
+    inputs: Sequence[Input], outputs: Sequence[Output], placeholders: Sequence[Placeholder], results: Sequence[Result]
+) -> tuple[tuple[Input, ...], tuple[Output, ...]]:
+    """Say which input of the graph each argument is, which node each output, and what is the gradient of either."""
+    given = {each.user_name: each.name for each in reversed(placeholders)}
+    base = {row.synthetic_base: each.name for row in inputs for each in placeholders if _is_base_of(each, row)}
+    nodes = {each.target: each.name for each in results if each.kind == "output"}
+    gradients: dict[str, str] = {}
+    for each in results:
+        if each.kind == "gradient":  # of one that several autograd nodes reach there are several
+            gradients[each.target] = ", ".join(filter(None, (gradients.get(each.target), each.name)))
+
+    def of_input(row: Input) -> Input:
+        first = row.duplicate_of or row.name
+        placeholder = given.get(first) or base.get(row.synthetic_base, "")
+        return replace(row, placeholder=placeholder, gradient=gradients.get(first, ""))
+
+    def of_output(row: Output) -> Output:
+        return replace(row, node=nodes.get(row.name, ""), tangent=given.get(f"grad_of_{row.name}", ""))
+
+    return tuple(map(of_input, inputs)), tuple(map(of_output, outputs))
+
+
+def _is_base_of(placeholder: Placeholder, row: Input) -> bool:
+    return row.synthetic_base is not None and placeholder.user_name == f"base_of_{row.name}"
+
+
+def _below_wrappers(
+    storages: Sequence[Storage], inputs: Sequence[Input], outputs: Sequence[Output]
+) -> tuple[Storage, ...]:
+    """Say of the tensors in storages in which argument or output they are wrapped."""
+    above = {(role, row.name): row.part_of for role, rows in (("input", inputs), ("output", outputs)) for row in rows}
+
+    def outermost(span: Span) -> Span:
+        name = span.name
+        while part_of := above.get((span.role, name), ""):
+            name = part_of
+        return span if name == span.name else replace(span, part_of=name)
+
+    return tuple([replace(each, spans=tuple(map(outermost, each.spans))) for each in storages])
 
 
 def tensor_info(spec: TensorSpec) -> TensorInfo:
@@ -292,6 +380,12 @@ def _overlap_summary(record: SyntheticBasesRecord) -> str:
     return f"{amount(len(record.overlaps), 'overlap')} ({shared}); {amount(len(record.bases), 'synthetic base')}"
 
 
+def _wrapped_summary(record: SubclassRecord) -> str:
+    given = sum(each.spec is not None for each in record.inputs)
+    made = sum(each.spec is not None for each in record.outputs)
+    return f"{amount(given, 'argument')} taken apart, {amount(made, 'output')} put together"
+
+
 def _trace(stage: Stage, record: TraceRecord) -> Snapshot:
     part = "joint" if record.training else "forward"
     metadata = record.metadata
@@ -325,6 +419,9 @@ def _trace(stage: Stage, record: TraceRecord) -> Snapshot:
             given=tuple([each.spec for each in records if each.op == "placeholder"]),
             static_since=record.static_since,
             results=record.outputs,
+            gradients=tuple([each for node in record.autograd_nodes for each in node.gradients]),
+            returned=tuple(["" if node is None else node.name for node in output_args(record.module.graph)]),
+            copies=tuple([node.name for node in record.module.graph.nodes if node.target is _COPY]),
         ),
     )
 
@@ -458,28 +555,51 @@ def _placeholders(
     positions = tuple(dedupe.placeholders) if dedupe is not None else kept
     base_of = {kept[k]: members for members in trace.bases for k in members}
     seen: set[tuple[int, ...]] = set()
-    names = []
+    names: list[tuple[str, str, str]] = []  # with the kind, and the value
     for position in positions:
         members = base_of.get(position)
         if members is None:
-            names.append(inputs[position].name)
+            names.append((inputs[position].name, inputs[position].kind, ""))
         elif members not in seen:
             seen.add(members)
-            names.append(f"base_of_{inputs[kept[min(members)]].name}")
-    values = [""] * len(names)
+            names.append((f"base_of_{inputs[kept[min(members)]].name}", "base", ""))
     for size in trace.sizes:
         given = inputs[size.position]
-        names.append(given.name if size.dim is None else f"{given.name}.size({size.dim})")
-        values.append(
-            (given.value or "") if given.tensor is None else str(known_size(given.tensor.shape[size.dim or 0]))
-        )
+        if size.dim is None:
+            names.append((given.name, "number", given.value or ""))
+        else:
+            value = given.value if given.tensor is None else str(known_size(given.tensor.shape[size.dim]))
+            names.append((f"{given.name}.size({size.dim})", "size", value or ""))
     if len(names) == len(trace.placeholders):  # another tracer may take something else
-        for placeholder, name, value in zip(trace.placeholders, names, values, strict=True):
-            yield Placeholder(name=placeholder, user_name=name, value=value)
+        for placeholder, (name, kind, value) in zip(trace.placeholders, names, strict=True):
+            yield Placeholder(name=placeholder, user_name=name, value=value, kind=kind)
     roots = {name for node in trace.autograd for name in node.makes}
-    for number, result in enumerate([each for each in trace.results if each in roots], 1):
+    differentiated = [each for each in trace.results if each in roots]
+    for number, result in enumerate(differentiated, 1):
         name = result.removeprefix("mutated input ").replace("intermediate base ", "base_")
-        yield Placeholder(name=f"tangents_{number}", user_name=f"grad_of_{name}")
+        yield Placeholder(name=f"tangents_{number}", user_name=f"grad_of_{name}", kind="tangent")
+    for number in range(len(differentiated) + 1, len(trace.metadata.tangents) + 1):  # between two autograd nodes
+        yield Placeholder(name=f"tangents_{number}", user_name="grad_between_nodes", kind="tangent")
+
+
+def _results(inputs: Sequence[Input], trace: TraceFacts) -> Iterator[Result]:
+    """Say what each value is that the traced graph returns: forward outputs, then the gradients of its inputs."""
+    kinds = {row.name: row.kind for row in inputs}
+    for node, label in zip(trace.returned, trace.results, strict=False):
+        if label.startswith("mutated input "):
+            name = label.removeprefix("mutated input ")
+            yield Result(name=node, kind=f"mutated {kinds.get(name, 'input')}", target=name)
+        else:
+            kind = "base" if label.startswith("intermediate base ") else "output"
+            yield Result(name=node, kind=kind, target=label)
+    gradients = trace.returned[len(trace.results) :]
+    if len(gradients) == len(trace.gradients):  # another tracer may return something else
+        for node, target in zip(gradients, trace.gradients, strict=True):
+            if node and target is not None:
+                yield Result(name=node, kind="gradient", target=target)
+    written = [i.name for i in trace.metadata.input_info if i.mutation_type is MutationType.MUTATED_IN_GRAPH]
+    for node, name in zip(trace.copies, written, strict=False):
+        yield Result(name=node, kind=f"mutated {kinds.get(name, 'input')}", target=name, in_graph=True)
 
 
 def _inputs(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, fields, replace
 from typing import get_args
 
-from aotlab.report.model import Counts, Fact, Frame, FrameCounts, Graph, Input, Report, Summary
+from aotlab.report.model import Counts, Fact, Frame, FrameCounts, Graph, Input, Output, Report, Summary
 from aotlab.report.text import amount, known_size, listed, new_memory, place
 from aotlab.report.varying import apart, limits
 from aotlab.report.verdict import State, eager_lines, served, speed, verdict
@@ -25,14 +25,16 @@ def count(graph: Graph) -> Counts:
         return graph.counts
     held = [row for row in graph.saved if (row.is_input or row.is_output) and not row.shares]
     called = sum(kernel.language == "extern" for kernel in graph.kernels)
+    inputs = [row for row in graph.inputs if not row.part_of]
+    shared = {whole(row, graph.outputs) for row in graph.outputs if row.part_of and row.base is not None}
     return Counts(
         stages=len(graph.stages),
         stages_ns=sum(stage.duration_ns for stage in graph.stages),
         nodes=sum(node.stage == "trace" for node in graph.nodes),
-        inputs=len(graph.inputs),
-        mutated=sum(row.mutated for row in graph.inputs if row.duplicate_of is None),
-        outputs=len(graph.outputs),
-        aliased=sum(row.base is not None for row in graph.outputs),
+        inputs=len(inputs),
+        mutated=sum(row.mutated for row in inputs if row.duplicate_of is None),
+        outputs=sum(not row.part_of for row in graph.outputs),
+        aliased=sum(row.base is not None or row.name in shared for row in graph.outputs if not row.part_of),
         storages=len(graph.storages),
         shared=sum(len(storage.spans) > 1 for storage in graph.storages),
         storage_bytes=sum(known_size(storage.nbytes) for storage in graph.storages if storage.nbytes is not None),
@@ -43,6 +45,15 @@ def count(graph: Graph) -> Counts:
         kernels_called=called,
         guards=len(graph.guards),
     )
+
+
+def whole(row: Input | Output, rows: Sequence[Input | Output]) -> str:
+    """Return the name of the argument or output that a row is a part of, or its own."""
+    above = {each.name: each.part_of for each in rows} if row.part_of else {}
+    name = row.name
+    while part_of := above.get(name, ""):
+        name = part_of
+    return name
 
 
 def count_frame(frame: Frame) -> FrameCounts:
@@ -154,7 +165,7 @@ def _changed(report: Report, graphs: list[Graph]) -> dict[str, str]:
 def _changes(report: Report, graphs: list[Graph]) -> Iterator[tuple[str, str]]:
     for graph in graphs:
         for row in graph.inputs:
-            if row.mutated and row.duplicate_of is None:
+            if row.mutated and row.duplicate_of is None and not row.part_of:
                 yield row.name, _how(row)
     for row in () if report.cell is None else report.cell.mutated_outside:
         where = f"through {', '.join(row.overlaps)}" if row.kind == "alias" else "outside the graphs"

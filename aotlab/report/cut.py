@@ -22,7 +22,7 @@ from aotlab.report.text import amount, listed
 R = TypeVar("R")
 
 #: The fields of a graph that no notebook holds.
-_UNSEEN = frozenset({"nodes", "autograd", "compiled"})
+_UNSEEN = frozenset({"nodes", "autograd", "compiled", "results"})
 
 #: In which tab of the page stands what a field holds, where it is not that of this name.
 _TABS = {

@@ -9,9 +9,10 @@ from aotlab.report.counts import count, summary
 from aotlab.report.cut import fitting
 from aotlab.report.html import fragment
 from aotlab.report.markup import clean
-from aotlab.report.model import MIME_TYPE, Report
+from aotlab.report.model import MIME_TYPE, Graph, Report
 from aotlab.report.text import amount, duration, first_line, lines_of
 from aotlab.report.verdict import verdict
+from aotlab.report.wrappers import trees
 
 #: The most that one output may add to a notebook's file, in bytes.
 CAP = 200_000
@@ -27,7 +28,7 @@ def bundle(report: Report, *, live: bool = False) -> dict[str, object]:
     told = summary(report)
     frames = []
     for frame in report.frames:
-        graphs = [replace(graph, counts=count(graph)) for graph in frame.graphs]
+        graphs = [replace(bare(graph), counts=count(graph)) for graph in frame.graphs]
         if live:
             graphs = [replace(graph, guards=(), kernels=()) for graph in graphs]
         frames.append(replace(frame, graphs=tuple(graphs)))
@@ -50,6 +51,16 @@ def bundle(report: Report, *, live: bool = False) -> dict[str, object]:
 
     small = fitting(report, fits, CAP)
     return found or _bundle(small)
+
+
+def bare(graph: Graph) -> Graph:
+    """Leave out what stands for tensors in a graph, which the page says only where some are parts of wrappers."""
+    placeholders = tuple([replace(each, kind="") for each in graph.placeholders])
+    if any(row.part_of for row in graph.inputs) or any(row.part_of for row in graph.outputs):
+        return replace(graph, placeholders=placeholders)
+    inputs = tuple([replace(row, placeholder="", gradient="") for row in graph.inputs])
+    outputs = tuple([replace(row, node="", tangent="") for row in graph.outputs])
+    return replace(graph, placeholders=placeholders, inputs=inputs, outputs=outputs)
 
 
 def embedded_size(data: dict[str, object]) -> int:
@@ -77,6 +88,7 @@ def plain(report: Report) -> str:
                 f"{amount(counts.inputs, 'input')} ({counts.mutated} mutated), "
                 f"{amount(counts.outputs, 'output')} ({counts.aliased} aliased), {amount(counts.kernels, 'kernel')}"
             )
+            lines += [f"      {line}" for line in trees(graph)]
     lines += [f"  note: {note}" for note in report.notes]
     return clean("\n".join(lines))
 

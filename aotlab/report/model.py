@@ -46,6 +46,9 @@ VERSION = 1
 MIME_TYPE = "application/vnd.aotlab.report.v1+json"
 SCHEMA_ID = "urn:aotlab:report:v1"
 
+#: The types of tensors that need no word.
+PLAIN_TYPES = ("torch.Tensor", "torch.nn.parameter.Parameter")
+
 R = TypeVar("R")
 
 
@@ -150,7 +153,7 @@ class TensorInfo:
     type_name
         The qualified name of its Python type.
     inner
-        The tensors inside of a wrapper subclass.
+        The tensors inside of a wrapper subclass; its ``nbytes`` are theirs together.
     """
 
     dtype: str
@@ -264,11 +267,39 @@ class Placeholder:
         ``x`` shares with others; ``"x.size(0)"`` for a size that varies, ``"s"`` for a number.
     value
         What a size or a number was in the traced call; empty for tensors.
+    kind
+        The argument's (``"parameter"``, ``"buffer"``, ``"input"``, ``"gradient"``), ``"base"``, ``"size"``,
+        ``"number"`` or ``"tangent"``; empty in older reports.
     """
 
     name: str
     user_name: str
     value: str = ""
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One value that the traced graph returns, or writes into an input itself.
+
+    Attributes
+    ----------
+    name
+        The node's name in its code.
+    kind
+        ``"mutated parameter"``, ``"mutated buffer"``, ``"mutated input"``, ``"output"``, ``"base"`` (of which outputs
+        are views) or ``"gradient"``.
+    target
+        The argument that gets it for its new value or as its gradient, or the output's name; of a gradient also another
+        node of those that a call hangs into the caller's autograd graph: ``"node 1"``.
+    in_graph
+        Whether the graph writes the argument itself, and does not return the value.
+    """
+
+    name: str
+    kind: str
+    target: str
+    in_graph: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,9 +312,10 @@ class Input:
         The caller's name for it: ``"x"``, ``"args[0]['w']"``, ``"model.weight"``.
     kind
         ``"parameter"``, ``"buffer"``, ``"input"`` or ``"python"``; of what a cell changed outside of its graphs
-        ``"outside"``, ``"alias"`` (through another name) or ``"new"`` (a gradient that there was not before).
+        ``"outside"``, ``"alias"`` (through another name) or ``"new"`` (a gradient that there was not before);
+        ``"gradient"`` for what stands in the graph for a gradient that is made of other parts than its tensor.
     value
-        The repr of an argument that is no tensor.
+        The repr of an argument that is no tensor; of a wrapper, what it says of itself besides its parts.
     tensor
         What it looked like when the function was called. Sizes that vary are symbols.
     varies
@@ -310,6 +342,12 @@ class Input:
     synthetic_base
         The number, within the graph, of the tensor that the graph takes in place of this input and the others whose
         memory or history it shares, because one of them is mutated.
+    part_of
+        The name of the wrapper that it is an attribute of, in a row of its own above; empty if it is an argument.
+    placeholder
+        The graph's input that stands for it: ``"primals_3"``; empty for a wrapper, which stands for its parts.
+    gradient
+        The node of the traced graph that is its gradient; several where autograd sums them.
     """
 
     name: str
@@ -329,6 +367,9 @@ class Input:
     requires_grad_after: bool | None = None
     steps: tuple[str, ...] = ()
     synthetic_base: int | None = None
+    part_of: str = ""
+    placeholder: str = ""
+    gradient: str = ""
 
     @property
     def mutated(self) -> bool:
@@ -362,6 +403,12 @@ class Output:
         Whether it requires grad.
     dynamic_dims
         Dimensions whose size is symbolic.
+    part_of
+        The name of the wrapper that it is an attribute of; of the base of views, an output that is one.
+    node
+        The node of the traced graph that returns it.
+    tangent
+        The graph's input that is its gradient: ``"tangents_1"``.
     """
 
     name: str
@@ -375,6 +422,9 @@ class Output:
     relation: str = ""
     requires_grad: bool = False
     dynamic_dims: tuple[int, ...] = ()
+    part_of: str = ""
+    node: str = ""
+    tangent: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -466,6 +516,8 @@ class Span:
     writes, may_write
         How many of its bytes are written, None where that is not known; and how many more may be, as the values of an
         index or a mask say.
+    part_of
+        The argument or output that is a wrapper around it.
     """
 
     name: str
@@ -475,6 +527,7 @@ class Span:
     mutated: bool | None = False
     writes: int | None = None
     may_write: int = 0
+    part_of: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -763,7 +816,7 @@ class Graph:
         When it was compiled, counted from the beginning of the recording, and how long that took.
     calls
         How many calls it served while recording.
-    stages, nodes, placeholders, inputs, outputs, storages, autograd, saved, compiled, kernels, guards
+    stages, nodes, placeholders, results, inputs, outputs, storages, autograd, saved, compiled, kernels, guards
         See the records of those names.
     random_ops
         The random ops in it.
@@ -792,6 +845,7 @@ class Graph:
     stages: tuple[Stage, ...] = ()
     nodes: tuple[Node, ...] = ()
     placeholders: tuple[Placeholder, ...] = ()
+    results: tuple[Result, ...] = ()
     inputs: tuple[Input, ...] = ()
     outputs: tuple[Output, ...] = ()
     storages: tuple[Storage, ...] = ()

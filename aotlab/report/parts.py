@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from aotlab.ir.specs import SymExpr
 from aotlab.report.markup import Child, Markup, element, escape, join
-from aotlab.report.model import TensorInfo
+from aotlab.report.model import PLAIN_TYPES, TensorInfo
 from aotlab.report.text import sizes
 
 
@@ -23,9 +23,10 @@ def heading(title: str, about: str = "") -> Markup:
     return element("h3", f"{title} ", element("small", about) if about else None)
 
 
-def fold(title: Child, about: str, content: Markup) -> Markup:
+def fold(title: Child, about: str, content: Markup, *, opened: bool = False) -> Markup:
     """Write something that opens when its title is clicked."""
-    return element("details", element("summary", title, " ", element("small", about) if about else None), content)
+    summary = element("summary", title, " ", element("small", about) if about else None)
+    return element("details", summary, content, open="" if opened else None)
 
 
 def grid(columns: Sequence[str], rows: Iterable[Sequence[Markup]]) -> Markup:
@@ -63,7 +64,7 @@ def _layout(tensor: TensorInfo) -> str:
         parts.append(f"offset {tensor.offset}")
     if not tensor.device.startswith("cpu"):
         parts.append(tensor.device)
-    if tensor.type_name not in ("torch.Tensor", "torch.nn.parameter.Parameter"):
+    if tensor.type_name not in PLAIN_TYPES:
         parts.append(tensor.type_name)
     return ", ".join(parts)
 

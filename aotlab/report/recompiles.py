@@ -23,6 +23,7 @@ from aotlab.report.text import in_cell, listed, plain_names
 #: A sentence of the direct frontend's.
 _OURS = re.compile(r"^`(.+?)` (?:is|has ([a-z_]+)) ?=?(?:on )?(.+) where the compiled entry expects (.+)$")
 _COMMENT = re.compile(r"^(.*?)\s+# (.*?)  # (\S+):(\d+) in (\S+)", re.DOTALL)
+_NO_SOURCE = re.compile(r"\s+# \(unknown source .*\)$")
 _OF_A_TENSOR = re.compile(
     r"tensor '(.+?)' (?:Tensor )?(.+?) mismatch(?: at index (\d+))?\. [Ee]xpected (.+?)(?:, actual (.+))?$"
 )
@@ -160,7 +161,7 @@ def _apart(text: str, file: str) -> tuple[str, UserLine | None]:
     first = text.strip().splitlines()[0] if text.strip() else ""
     found = _COMMENT.match(first)
     if found is None:
-        return first, None
+        return _NO_SOURCE.sub("", first), None
     named = file if file.endswith(found[3]) else found[3]
     return found[1], in_cell(UserLine(file=named, line=int(found[4]), function=found[5], code=found[2].strip()))
 
@@ -180,7 +181,8 @@ def _read(text: str, scope: Mapping[str, Any]) -> _Guard:
         found = pattern.match(text)
         if found is not None:
             path = found["path"]
-            return reading(_spoken(path), found.groupdict().get("before") or "another", _value(path, scope))
+            before = re.sub(r"\b[LG]\['(\w+)'\](?=\.size\()", r"\1", found.groupdict().get("before") or "another")
+            return reading(_spoken(path), before, _value(path, scope))
     found = _OBJECT.match(text)
     if found is not None:
         return _Guard(_spoken(found["path"]), "that of the earlier call", "another object", _KEEP_OBJECT)

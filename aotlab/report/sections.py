@@ -53,7 +53,7 @@ def _inputs(inputs: Sequence[Input], counts: Counts) -> Markup | None:
         return None
     rows = [
         [
-            cell(row.name),
+            cell(row.name, f" → {row.placeholder}" if row.part_of and row.placeholder else None),
             cell(row.kind),
             cell(element("code", row.value or "") if row.tensor is None else tensor_cell(row.tensor)),
             cell("" if row.tensor is None else data_size(row.tensor.nbytes)),
@@ -115,7 +115,7 @@ def _outputs(outputs: Sequence[Output], counts: Counts) -> Markup | None:
             relation, chain = relation.removesuffix(row.views).rstrip(": "), row.views
         rows.append(
             [
-                cell(row.name),
+                cell(row.name, f" → {row.node}" if row.part_of and row.node else None),
                 cell(element("code", row.raw_type) if row.tensor is None else tensor_cell(row.tensor)),
                 cell("" if row.storage is None else f"#{row.storage}"),
                 cell("requires grad" if row.requires_grad else ""),

@@ -12,12 +12,13 @@ A size that is symbolic stands in a numeric column with the value that it had in
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from aotlab.errors import UserLine
 from aotlab.ir.specs import Size, SymExpr
-from aotlab.report.model import Frame, Graph, Input, Report, TensorInfo
+from aotlab.report.model import Frame, Graph, Input, Placeholder, Report, TensorInfo
 from aotlab.report.text import sizes
 
 if TYPE_CHECKING:
@@ -55,12 +56,13 @@ OUTSIDE = "outside of the graphs"
 COLUMNS: dict[str, dict[str, Column]] = {
     "inputs": {
         **_KEY,
-        "index": (_COUNT, "position among the flat arguments"),
+        "index": (_COUNT, "position among the flat arguments, with wrappers and their parts"),
         "name": (_TEXT, "the caller's name for it"),
         "kind": (
             _TEXT,
-            "parameter, buffer, input or python; in the frame `outside of the graphs`: outside, alias for what was "
-            "written through another name, or new for a gradient that there was not before",
+            "parameter, buffer, input or python, or gradient for what stands for one; in the frame `outside of the "
+            "graphs`: outside, alias for what was written through another name, or new for a gradient that there was "
+            "not before",
         ),
         **_TENSOR,
         "requires_grad": (_TRUTH, "whether it required grad at the call"),
@@ -76,14 +78,17 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "mutation_hidden_from_autograd": (_TRUTH, "every write went through detach() or the like"),
         "mutation_under_no_grad": (_TRUTH, "every write happened under no_grad or inference_mode"),
         "mutation_type": (_TEXT, "who writes the new value: not mutated, mutated in graph, mutated out of graph"),
-        "value": (_TEXT, "the repr of an argument that is no tensor"),
+        "value": (_TEXT, "the repr of an argument that is no tensor; what a wrapper says of itself besides its parts"),
         "steps": (_TEXT, "what was done in place to its sizes, strides or history, as code"),
         "synthetic_base": (_COUNT, "inputs with equal numbers are one input of the graph"),
         "varies": (_TRUTH, "whether the graph serves other sizes, or other values of a number, too"),
+        "part_of": (_TEXT, "the wrapper (a tensor subclass) that it is an attribute of; it has a row above"),
+        "placeholder": (_TEXT, "the graph's input that stands for it, for example primals_1; a wrapper has none"),
+        "gradient": (_TEXT, "the node of the traced graph that is its gradient"),
     },
     "outputs": {
         **_KEY,
-        "index": (_COUNT, "position among the flat outputs"),
+        "index": (_COUNT, "position among the flat outputs, with wrappers and their parts"),
         "name": (_TEXT, "for example out[0]"),
         "output_type": (_TEXT, "one of the seven output types"),
         "relation": (_TEXT, "what it shares memory with, in words"),
@@ -94,6 +99,12 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "requires_grad": (_TRUTH, "whether it requires grad"),
         "storage": (_COUNT, "its storage in the table storages; equal numbers share memory"),
         "raw_type": (_TEXT, "the qualified name of its Python type"),
+        "part_of": (
+            _TEXT,
+            "the wrapper (a tensor subclass) that it is an attribute of, or the view of it",
+        ),
+        "node": (_TEXT, "the node of the traced graph that returns it"),
+        "tangent": (_TEXT, "the graph's input that is its gradient, for example tangents_1"),
     },
     "storages": {
         **_KEY,
@@ -108,6 +119,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "mutated": (_TRUTH, "whether the function writes the tensor"),
         "writes": (_COUNT, "how many of its bytes are written, where that is known"),
         "may_write": (_COUNT, "how many more may be written, as values say"),
+        "part_of": (_TEXT, "the argument or output that is a wrapper around the tensor"),
     },
     "stages": {
         **_KEY,
@@ -132,6 +144,25 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "inputs": (_TEXT, "the nodes that it reads, separated by commas"),
         "users": (_COUNT, "how many nodes read it"),
         **_LINE,
+    },
+    "signature": {
+        **_KEY,
+        "direction": (_TEXT, "input or output of the traced graph"),
+        "index": (_COUNT, "position among these"),
+        "node": (_TEXT, "its name in the graph"),
+        "kind": (
+            _TEXT,
+            "parameter, buffer, user input, gradient (what stands for one), base, size, number, tangent; mutated "
+            "parameter, mutated buffer, mutated input, user output, base, gradient",
+        ),
+        "target": (
+            _TEXT,
+            "what it is in the program: an argument, an output; what a tangent or gradient is the gradient of",
+        ),
+        "dtype": (_TEXT, "element type"),
+        "shape": (_TEXT, "sizes"),
+        "device": (_TEXT, "where it is"),
+        "in_graph": (_TRUTH, "of a mutated one, whether the graph writes it itself and does not return the new value"),
     },
     "autograd": {
         **_KEY,
@@ -346,6 +377,9 @@ def _input(index: int, row: Input) -> Row:
         "steps": "; ".join(row.steps) or None,
         "synthetic_base": row.synthetic_base,
         "varies": row.varies,
+        "part_of": row.part_of or None,
+        "placeholder": row.placeholder or None,
+        "gradient": row.gradient or None,
     }
 
 
@@ -365,6 +399,9 @@ def _output_rows(report: Report) -> Iterator[Row]:
                 "requires_grad": row.requires_grad if row.tensor is not None else None,
                 "storage": row.storage,
                 "raw_type": row.raw_type,
+                "part_of": row.part_of or None,
+                "node": row.node or None,
+                "tangent": row.tangent or None,
             }
 
 
@@ -385,6 +422,7 @@ def _storage_rows(report: Report) -> Iterator[Row]:
                     "mutated": span.mutated,
                     "writes": span.writes,
                     "may_write": span.may_write,
+                    "part_of": span.part_of or None,
                 }
 
 
@@ -420,6 +458,36 @@ def _node_rows(report: Report) -> Iterator[Row]:
                 "users": node.users,
                 **_line(node.line),
             }
+
+
+def _signature_rows(report: Report) -> Iterator[Row]:
+    plain = {"input": "user input", "output": "user output"}
+    for _, graph, key in _graphs(report):
+        nodes = {node.name: node for node in graph.nodes if node.stage == "trace"}
+        given = [(each.name, each.kind, _program_name(each), None) for each in graph.placeholders]
+        made = [(each.name, each.kind, each.target, each.in_graph) for each in graph.results]
+        for direction, rows in (("input", given), ("output", made)):
+            for index, (name, kind, target, in_graph) in enumerate(rows):
+                node = nodes.get(name)
+                yield {
+                    **key,
+                    "direction": direction,
+                    "index": index,
+                    "node": name or None,
+                    "kind": plain.get(kind, kind) or None,
+                    "target": target,
+                    "dtype": None if node is None else node.dtype,
+                    "shape": None if node is None or node.shape is None else sizes(node.shape),
+                    "device": None if node is None else node.device,
+                    "in_graph": in_graph if kind.startswith("mutated") else None,
+                }
+
+
+def _program_name(given: Placeholder) -> str:
+    """Return what a placeholder is called elsewhere: of a tangent, what it is the gradient of."""
+    if given.kind != "tangent":
+        return given.user_name
+    return re.sub(r"^base_(\d+)$", r"intermediate base \1", given.user_name.removeprefix("grad_of_"))
 
 
 def _autograd_rows(report: Report) -> Iterator[Row]:
@@ -552,6 +620,7 @@ _ROWS: dict[str, Callable[[Report], Iterable[Row]]] = {
     "storages": _storage_rows,
     "stages": _stage_rows,
     "nodes": _node_rows,
+    "signature": _signature_rows,
     "autograd": _autograd_rows,
     "saved": _saved_rows,
     "kernels": _kernel_rows,

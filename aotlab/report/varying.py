@@ -32,6 +32,7 @@ _WORDS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
 _ERROR = re.compile(
     r"^(?P<reason>.*), at (?P<file>\S+):(?P<line>\d+)(?: \((?P<code>.*)\))?(?:[:;] (?P<instead>[^;]*))?$", re.DOTALL
 )
+_FIXED = re.compile(rf"^{_PART} == -?(?:[\d.]+(?:e[-+]?\d+)?|inf)$")
 _AT_LEAST = re.compile(r"^`.+` is at least (\d+)$")
 _FUNCTIONS = re.compile(r"\b(?:math\.\w+|not|and|or|if|else|float|int|abs|max|min)\b", re.IGNORECASE)
 _BROKEN = re.compile(r"^the (?:compiled entry|earlier graph) expects `(.+)`, which does not hold for this call$")
@@ -82,7 +83,8 @@ def settled(
         return replace(miss, subject=_names(broken[1]), line=line, suggestion=suggestion)
     names = [name for name in miss.subject.split(", ") if name]
     size = _SIZE.match(names[0]) if names else None
-    if names and all(name in vary for name in names):
+    tied = {name for name, _, other in (text.partition(" == ") for text in own) if other in vary}
+    if names and all(name in vary or name in tied for name in names):
         held = limits(guards)
         which = ", ".join(dict.fromkeys(held[name] for name in names if name in held))
         sentence = f"{miss.sentence}; compiled for all {'sizes' if size else 'numbers'} of it{which}"
@@ -90,7 +92,7 @@ def settled(
             return replace(miss, sentence=sentence, suggestion="pass it as a tensor")
         call = f"torch._dynamo.mark_dynamic({size[1]}, {size[2]})"
         return replace(miss, sentence=sentence, suggestion=f"call {call} before, or let it vary at once ({DYNAMIC})")
-    fixed = next((text for text in own if any(text.startswith(f"{name} == ") for name in names)), None)
+    fixed = next((text for text in own if _FIXED.match(text) and text.partition(" == ")[0] in names), None)
     if fixed is not None:
         sentence = f"{miss.sentence}; compiled for this one alone, since the program fixes it"
         return replace(miss, sentence=sentence, line=own[fixed], suggestion="keep to a few values of it")

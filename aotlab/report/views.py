@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from aotlab.report.exported import ExportedGraph
     from aotlab.report.model import Report
 
 #: The functions that draw a report, by name.
@@ -58,6 +59,11 @@ class Views:
     def nodes(self) -> pd.DataFrame:
         """One row per graph node and stage, with the user's line."""
         return self._table("nodes")
+
+    @property
+    def signature(self) -> pd.DataFrame:
+        """One row per input and output of a traced graph: what it is in the program."""
+        return self._table("signature")
 
     @property
     def autograd(self) -> pd.DataFrame:
@@ -133,6 +139,25 @@ class Views:
     def verdict(self) -> str:
         """One line: what was compiled, on what, whether it was verified; or why nothing was compiled."""
         return str(DRAWING["verdict"](self.report()).sentence)
+
+    def export(self, graph: int | str | None = None, *, frame: str | None = None) -> ExportedGraph:
+        """Return one graph as it would be exported: ``.joint`` and ``.forward`` as code, ``.signature`` as a table.
+
+        Parameters
+        ----------
+        graph
+            Its number within its frame, the frame's name, or the name of what the backend compiled of it; may be left
+            out where there is one only.
+        frame
+            The frame's name, where several have a graph of that number.
+
+        Raises
+        ------
+        UsageError
+            There is no such graph that was traced, or there are several.
+        """
+        found: ExportedGraph = DRAWING["export"](self.report(), graph, frame=frame)
+        return found
 
     def plot_timings(self) -> Figure:
         """Draw the timings of forward and backward beside eager's as a matplotlib figure, a panel for each graph."""

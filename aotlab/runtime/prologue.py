@@ -60,9 +60,11 @@ class Prologue:
             f"not {w.call('settings_hold', self.parts.settings_hold)}",
             f"{w.call('inference_mode', torch.is_inference_mode_enabled)} is not {settings['inference mode']}",
             f"{w.call('function_modes', internals.function_mode_count)} != {state.function_modes}",
-            w.call("dispatch_modes", internals.dispatch_mode_count),
+            f"{w.call('dispatch_modes', internals.dispatch_mode_count)} != {state.dispatch_modes}",
             f"{w.constant('forward_ad', torch.autograd.forward_ad)}._current_level >= 0",
         ]
+        if state.dispatch_modes:
+            conditions.append(f"not {w.call('fake_mode_is_on', internals.fake_mode_is_on)}")
         if self.draft.trace.training:
             conditions.append(w.call("anomaly_mode", torch.is_anomaly_enabled))
         if not self.parts.dedupe.kept:  # the guards of tensors would see it
@@ -224,18 +226,20 @@ class Prologue:
 
     def _apart(self, written: Sequence[int]) -> None:
         tensors = self.draft.all_kept()
+        address: Callable[[Tensor], int] = Tensor.data_ptr
         extents = []
         for i in self.parts.dedupe.kept:
             facts = self.state.leaves[i]
             assert isinstance(facts, TensorFacts)
             extents.append(extent_bytes(facts.shape, facts.stride, facts.dtype.itemsize))
-        if len(tensors) == 2:
+            address = internals.address_of if facts.type is internals.FakeTensor else address
+        if len(tensors) == 2 and address is Tensor.data_ptr:
             a, b = tensors
             one, two = self.w.local("start"), self.w.local("start")
             self.w.add(f"{one}, {two} = {a}.data_ptr(), {b}.data_ptr()")
             self.draft.miss([f"{one} < {two} + {extents[1]} and {two} < {one} + {extents[0]}"])
         else:
-            check = overlap_checker(extents, written)
+            check = overlap_checker(extents, written, address)
             self.draft.miss([self.w.call("written_inputs_overlap", check, self.draft.star(tensors))])
 
     def _apart_in_history(self) -> None:
@@ -253,13 +257,13 @@ def otherwise(find: Callable[[list[tuple[int, Tensor]]], object], expected: obje
     return lambda *tensors: find(list(enumerate(tensors))) != expected
 
 
-def overlap_checker(extents: Sequence[int], written: Sequence[int]) -> Callable[..., bool]:
+def overlap_checker(extents: Sequence[int], written: Sequence[int], address: Callable[..., int]) -> Callable[..., bool]:
     """Make a check of whether the bytes of a written input overlap those of another input."""
     is_written = [i in written for i in range(len(extents))]
     lengths = tuple(zip(extents, is_written, strict=True))
 
     def overlap(*tensors: Tensor) -> bool:
-        spans = sorted([(t.data_ptr(), n, w, t.device.type) for t, (n, w) in zip(tensors, lengths, strict=True) if n])
+        spans = sorted([(address(t), n, w, t.device.type) for t, (n, w) in zip(tensors, lengths, strict=True) if n])
         end, written_end = 0, 0
         for start, length, is_one, _ in spans:
             if start < written_end or (is_one and start < end):

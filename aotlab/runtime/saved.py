@@ -111,7 +111,7 @@ class SavedValues:
                 _keep(value)  # which autograd refuses
         self._versions = internals.versions_of(values)
         self._places = places
-        self._starts = [values[n].data_ptr() for n in places]
+        self._starts = [internals.address_of(values[n]) for n in places]
         if None in places.values():
             self._places = {n: values[n].stride() for n in places}
         self._values: list[Any] | None = list(values)
@@ -174,7 +174,7 @@ class SavedValues:
                 if now[n] != self._versions[n]:
                     _raise_for_written_value(self._values[n], self._versions[n], now[n])
         for (n, stride), start in zip(self._places.items(), self._starts, strict=True):
-            if (self._values[n].data_ptr() != start or self._values[n].stride() != stride) and n in needs:
+            if (internals.address_of(self._values[n]) != start or self._values[n].stride() != stride) and n in needs:
                 raise MetadataMutationError(
                     "a tensor that was saved for the backward was given other sizes or other memory after the call",
                     why="the backward would compute with what is there now, and was compiled for the sizes before",

@@ -1,7 +1,6 @@
 """Stage 7, runtime: write the function that stands between the caller and the compiled graphs.
 
-What the earlier stages took away, this one gives back, as one straight-line Python function per entry, with no case in
-it that the metadata rules out::
+What the earlier stages took away, this one gives back, in one straight-line Python function per entry::
 
     def run(args, kwargs):
         # prologue: do the assumptions of the trace hold?

@@ -13,11 +13,12 @@ inside the function take part in the trace by their own ``__torch_dispatch__``, 
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from aotlab import pipeline
+from aotlab import observe, pipeline
 from aotlab.cache import CompiledFunction, Declined, Entry
 from aotlab.capture.call import Target
 from aotlab.capture.signals import RunEagerly
@@ -94,6 +95,9 @@ def _compile_apart(
         return explain(replace(state, structure=apart.structure))
 
     entry = pipeline.compile_call(options, apart, *given, explain_apart, number, function_id, varying)
+    began = time.perf_counter_ns()
     record, run = write_around(apart, entry.run, target.name)
+    took = time.perf_counter_ns() - began
+    observe.emit(observe.StageFinished(entry=number, stage="subclasses", record=record, duration_ns=took, nodes=None))
     state = replace(entry.state, structure=apart.structure)
     return replace(entry, run=run, state=state, records={**entry.records, "subclasses": record})

@@ -41,6 +41,7 @@ def write_around(target: Unwrapped, body: Run, name: str) -> tuple[SubclassRecor
     record = SubclassRecord(
         inputs=tuple(target.inputs),
         outputs=tuple(results.outputs),
+        results=tuple(results.shown),
         besides=tuple(results.besides),
         writes=tuple(results.writes),
         source=source,

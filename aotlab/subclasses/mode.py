@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from inspect import getattr_static
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ class AboveFunctionalization(internals.TorchDispatchMode):
                     raise RunEagerly("a tensor subclass is changed both in grad mode and out of it")
 
 
-_OF_LEAVES = {vars(torch._C.TensorBase)["is_leaf"].__get__: True, vars(torch._C.TensorBase)["grad_fn"].__get__: None}
+_OF_LEAVES = {getattr_static(Tensor, name).__get__: said for name, said in (("is_leaf", True), ("grad_fn", None))}
 
 
 class LeavesStayLeaves(TorchFunctionMode):

@@ -53,7 +53,7 @@ def _spec_of(tensor: Tensor, name: str, parts: Sequence[Tensor], numbers: Iterat
     sizes = [like_part(size, d, parts) for d, size in enumerate(tensor.shape)]
     strides = [like_part(step, d, parts, Tensor.stride) for d, step in enumerate(tensor.stride())]
     layout = Layout(size=tuple(sizes), stride=tuple(strides))
-    return SubclassSpec(type=type(tensor), parts=tuple(inner), context=context, layout=layout)
+    return SubclassSpec(type=type(tensor), dtype=tensor.dtype, parts=tuple(inner), context=context, layout=layout)
 
 
 def like_part(

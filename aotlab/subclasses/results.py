@@ -13,6 +13,7 @@ from aotlab import _torch as internals
 from aotlab._torch import parts_of
 from aotlab.capture import nesting
 from aotlab.capture.signals import RunEagerly
+from aotlab.ir import specs
 from aotlab.ir.subclasses import SubclassOutput, SubclassWrite
 from aotlab.subclasses.edges import Gradient, Unwrap, Ways
 from aotlab.subclasses.parts import is_differentiable, spec_of, state_of
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
 class Results:
     """How the function's results are made from what the compiled one returns, nested as ``tree``.
 
-    ``views`` are traced outputs that are views, by the number of the output: they are made anew from another base.
+    ``shown`` are the outputs' names and looks; ``views`` those that are views, by their numbers, as they were traced.
     """
 
     tree: Any
+    shown: list[tuple[str, specs.TensorSpec | None]]
     outputs: list[SubclassOutput] = field(default_factory=list)
     besides: list[SubclassOutput] = field(default_factory=list)
     writes: list[SubclassWrite] = field(default_factory=list)
@@ -43,7 +45,8 @@ def read_results(
     ``mixed`` is the memory that was viewed in and out of grad mode.
     """
     leaves, names, tree = nesting.flatten_result(result, given)
-    reader = _Reader(leaves, names, entered, Results(tree), ways, mixed)
+    shown = [(n, specs.spec_of(x) if isinstance(x, Tensor) else None) for n, x in zip(names, leaves, strict=True)]
+    reader = _Reader(leaves, names, entered, Results(tree, shown), ways, mixed)
     reader.run()
     return reader.results, tuple(reader.returned)
 

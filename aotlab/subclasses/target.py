@@ -65,9 +65,9 @@ class Unwrapped(Target):
                 check_tensor(value, name)
             if internals.is_wrapper(value) or _is_watched(n, value, ways) or id(value) in first:
                 k = first.setdefault(id(value), len(self.inputs))
-                made = _input(name, n, value, k, ways)
+                made = _input(name, self._kind(n), n, value, k, ways)
                 if k < len(self.inputs):  # the same tensor: what is known is known of the first
-                    made = replace(self.inputs[k], name=name, position=n)
+                    made = replace(self.inputs[k], name=name, kind=self._kind(n), position=n)
                 self.inputs.append(made)
         ours = {item.position for item in self.inputs}
         self._plain_lifted = [n for n in range(len(lifted)) if n not in ours]
@@ -76,6 +76,9 @@ class Unwrapped(Target):
         self.gradients = [GradientOfInput(each, (), ways) for each in self.inputs]  # of the last trace
         self.results: Results | None = None
         self._given: list[Tensor] = []
+
+    def _kind(self, n: int) -> str:
+        return self._kinds[n][1] if n < self.lifted_count else "input"
 
     def _check_hidden(self, values: Sequence[Any]) -> None:
         """Refuse a write to a wrapper with a history whose memory is also another argument's."""
@@ -236,7 +239,7 @@ def _is_watched(position: int, value: Any, ways: Ways) -> bool:
     return may_be or position in ways.gradients
 
 
-def _input(name: str, position: int, tensor: Tensor, same_as: int, ways: Ways) -> SubclassInput:
+def _input(name: str, kind: str, position: int, tensor: Tensor, same_as: int, ways: Ways) -> SubclassInput:
     gradient: Literal["parts"] | AnchoredGradient | None = None
     spec = spec_of(tensor, name) if internals.is_wrapper(tensor) else None
     if tensor.requires_grad and not torch.is_inference_mode_enabled():
@@ -246,6 +249,7 @@ def _input(name: str, position: int, tensor: Tensor, same_as: int, ways: Ways) -
             gradient = AnchoredGradient(spec=None, anchors=((tensor.dtype, tuple(layout)),))
     return SubclassInput(
         name=name,
+        kind=kind,
         position=position,
         spec=spec,
         same_as=same_as,

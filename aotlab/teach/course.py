@@ -290,7 +290,7 @@ def three_kinds(answer: Answer) -> None:
 
 @new_exercise("outputs")
 def replay(answer: Answer) -> None:
-    """Write `answer(base, view)`, which makes a view of `base` where `view` lies in the base it was made of.
+    """Write `answer(base, view)`: a view of `base` that lies in it as `view` lies in another base.
 
     - A view is known by its shape, its strides and its offset.
     - There is a method that makes a window of any shape, strides and offset over a storage.
@@ -347,7 +347,7 @@ def compiled_by_hand(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @new_exercise("inputs", program=compiled_by_hand)
 def prove_it_wrong(answer: Answer) -> None:
-    """Write `answer()`: return two tensors for which this program is no `x.mul_(2)` with `x + y` returned after it.
+    """Write `answer()`: two tensors for which this program does not do what `x.mul_(2); return x + y` does.
 
     - It reads `y` before it writes `x`. When does that make a difference?
     - The two arguments have to share memory, and not only a storage.

@@ -37,7 +37,7 @@ _KINDS = {"function": Callable, "number": (int, float), "text": str, "names": (s
 _KNOWN: dict[str, Exercise] = {}
 _HINTS = 3
 #: What is not shown of a program.
-_TYPES = r": torch\.Tensor| -> [\w.]+"
+_TYPES = r": (torch\.Tensor|int)\b| -> [\w.]+"
 
 
 class NotYetError(Exception):

@@ -38,7 +38,8 @@ QUESTIONS = {
         ask="Does it raise, and when?", example='"no", "call" or "backward"', choices=("no", "call", "backward")
     ),
     "writes": Question(
-        ask="Which inputs are written to: whose values change?", example='"x"', yes="written", no="not written"
+        ask="Which inputs are written to: into whose memory does it write?",
+        example='"x"', yes="written", no="not written",
     ),
     "metadata": Question(
         ask="Which inputs have another shape, other strides or another offset afterwards?",

@@ -49,9 +49,7 @@ def stand_in(
     recorder: Recorder, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """Make a fake tensor that stands for a gradient that comes in."""
-    with recorder.fake_mode:
-        fake = torch.empty_strided(shape, strides, dtype=dtype, device=device)
-    return recorder.tape.enter(fake)
+    return recorder.tape.enter(internals.new_fake(recorder.fake_mode, shape, strides, dtype, device))
 
 
 @dataclass(eq=False)
@@ -117,7 +115,8 @@ class Deriver:
             casting = nullcontext() if autocast else internals.disable_autocast()
             guard = EscapeGuard(quirks=[type(quirk)() for quirk in self.recorder.quirks])
             caches = internals.caches_kept(self.spent) if self.recorder.has_checkpoints else nullcontext()
-            with caches, self.holder(), tracing(self.recorder), guard, casting, self.recorder.above or nullcontext():
+            above = self.recorder.above or nullcontext()
+            with internals.fake_mode_set_aside(), caches, self.holder(), tracing(self.recorder), guard, casting, above:
                 yield
                 self.recorder.states.end()
         finally:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 
 #: An autograd node and the number of one of its forward outputs: where the gradient of that output goes.
 Edge = tuple[Any, int]
@@ -22,8 +21,7 @@ def edge_of(tensor: Tensor) -> Edge:
             # in two steps: torch 2.11's node is gone as soon as what it made is
             found: Edge = looked.grad_fn.next_functions[0]
         return found
-    edge = get_gradient_edge(tensor)
-    return edge.node, edge.output_nr
+    return tensor.grad_fn, tensor.output_nr
 
 
 class _Look(torch.autograd.Function):

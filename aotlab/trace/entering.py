@@ -56,18 +56,19 @@ def _windows(recorder: Recorder, base: Base, members: Sequence[Tensor]) -> list[
     is a lazy conjugate a window.
     """
     first = members[0]
-    origin = first.data_ptr() + base.shift
-    for real in members:
+    origin = internals.address_of(first) + base.shift
+    shifts = [internals.address_of(real) - origin for real in members]
+    for real, shift in zip(members, shifts, strict=True):
         together = internals.share_version(first, real) or (first.is_inference() and real.is_inference())
         is_view = real.requires_grad and internals.base_of(real) is not None
-        aligned = real.dtype == first.dtype and (real.data_ptr() - origin) % real.element_size() == 0
+        aligned = real.dtype == first.dtype and shift % real.element_size() == 0
         if is_view or real.is_conj() or not together or not aligned or may_overlap_itself(_once(real), real.stride()):
             return []
     fake = internals.new_fake(recorder.fake_mode, (base.count,), (1,), base.dtype, first.device)
     base.fake = recorder.tape.enter(fake)
     base.wrapper = internals.to_functional(base.fake)
     with tracing(recorder):
-        return [_window(base.wrapper, (real.data_ptr() - origin) // real.element_size(), real) for real in members]
+        return [_window(base.wrapper, n // real.element_size(), real) for real, n in zip(members, shifts, strict=True)]
 
 
 def _window(memory: Tensor, offset: int, real: Tensor) -> Tensor:

@@ -106,7 +106,7 @@ def enter(tape: Tape, fake_mode: FakeTensorMode, name: str, real: Tensor, fake: 
 
 def entered(name: str, real: Tensor, fake: Tensor, wrapper: Tensor, base: Base | None) -> Entered:
     """Note what the stand-in of an input is like before the program runs."""
-    vars(wrapper).update(vars(real))
+    vars(wrapper).update({} if internals.is_fake(real) else vars(real))
     if isinstance(real, torch.nn.Parameter):
         vars(wrapper)["_is_param"] = True  # by which torch tells that any tensor stands for a parameter
     return Entered(

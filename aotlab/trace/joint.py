@@ -48,6 +48,8 @@ def make_joint(
     deriver = Deriver(recorder, parts, slots, tangents, holder)
     bits = node_bits(parts)
     connected, watch = _differentiate(findings, forward, deriver, bits)
+    targets = [operation.target for operation in recorder.tape.operations]
+    effectful = set(filter(internals.has_effects, set(targets)))
     trace = Trace(
         call_name=findings.call.target.name,
         recorder=recorder,
@@ -59,6 +61,7 @@ def make_joint(
             keep_input_mutations=keep_input_mutations and not forward.training,
             grad_enabled_mutation=findings.left_grad_mode,
             static_input_indices=tuple(range(static_inputs)),
+            tokens=tuple(str(target) for target in targets if target in effectful),
         ),
         inputs=inputs,
         outputs=ProgramOutputs(
@@ -335,14 +338,13 @@ def _autograd_nodes(trace: Trace, roots: Sequence[Returned]) -> tuple[AutogradNo
     names.update((Source("root", n), item.label) for n, item in enumerate(roots))
     names.update((Source("output", i), info.name) for i, info in enumerate(trace.metadata.output_info))
     ends = {edge: names.get(source, "another node") for edge, source in trace.sources.items()}
-    for number, part in enumerate(trace.segments):
-        ends.update((edge, f"node {number}") for edge in part.entries[len(part.roots) :])
+    ends |= {edge: f"node {n}" for n, part in enumerate(trace.segments) for edge in part.entries[len(part.roots) :]}
     found = []
     for number, part in enumerate(trace.segments):
         makes = [roots[n].label for n in part.roots]
         if len(part.entries) > len(part.roots):
             makes.append("what other nodes use")
-        ways = (way for way in trace.slots[number] if way is not None)
-        goes_to = dict.fromkeys(ends.get(edge, "nothing that the caller sees") for edge, _, _ in ways)
-        found.append(AutogradNode(number=number, makes=tuple(makes), goes_to=tuple(goes_to)))
+        gradients = tuple(way and ends.get(way[0], "nothing that the caller sees") for way in trace.slots[number])
+        goes_to = tuple(dict.fromkeys(filter(None, gradients)))
+        found.append(AutogradNode(number=number, makes=tuple(makes), goes_to=goes_to, gradients=gradients))
     return tuple(found)

@@ -76,7 +76,7 @@ def memo_value(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     if args and isinstance(args[0], FakeTensor) and internals.storage_key(args[0]) == internals.storage_key(result):
         return (result.shape, result.stride(), result.dtype, result.storage_offset(), None)
     nbytes, needed = result.untyped_storage().nbytes(), result.numel() * result.element_size()
-    own = internals.expression_of(result.storage_offset()) == 0 and internals.expression_of(nbytes - needed) == 0
+    own = internals.is_zero(result.storage_offset()) and internals.is_zero(nbytes - needed)
     mine = internals.storage_key(result)
     if not own or any(internals.storage_key(tensor) == mine for tensor in tensors_in((args, kwargs))):
         return None
@@ -90,4 +90,4 @@ def remake(mode: FakeTensorMode, known: Any) -> Any:
     if len(known) == 2:
         kind, items = known
         return kind([remake(mode, item) for item in items])
-    return internals.new_fake(mode, *known)
+    return internals.new_fake(mode, *known, dense=True)

@@ -72,7 +72,7 @@ class Recorder(TorchDispatchMode):
         exact: bool = False,
         functional: bool = False,
         quirks: Sequence[Quirk] = (),
-        known: dict[Any, Any] | None = None,
+        known: dict[Any, Any] | internals.SymbolicMemo | None = None,
         sizes: internals.Sizes | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
@@ -287,8 +287,7 @@ class Recorder(TorchDispatchMode):
 
     def _run_on_fakes(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``func``; if it ran before on tensors of the same kind, make its results from what is known of them."""
-        # symbols are those of this trace
-        key, memo = None, self._known if func.namespace in internals.TORCHS_OWN and not self.sizes else self._memo
+        key, memo = None, self._known if func.namespace in internals.TORCHS_OWN else self._memo
         if func not in self._unmemoisable:
             try:
                 settings = None if self.phase == "forward" else tuple(_settings().values())  # in the forward they stay
@@ -317,8 +316,8 @@ class Recorder(TorchDispatchMode):
                 )
         result = internals.as_in_eager(func, args, kwargs, result, self.fake_mode)
         if key is not None:
-            memo[key] = memo_value(result, args, kwargs)
-            if memo[key] is None:
+            memo[key] = described = memo_value(result, args, kwargs)
+            if described is None:
                 self._unmemoisable.add(func)
         return result
 

@@ -46,11 +46,12 @@ class TraceRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutogradNode:
-    """One autograd node of a call: the results that it ``makes``, and what its gradients go to, by name."""
+    """One autograd node of a call: the results that it ``makes``, and what its ``gradients`` go to, by name."""
 
     number: int
     makes: tuple[str, ...]
     goes_to: tuple[str, ...]
+    gradients: tuple[str | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

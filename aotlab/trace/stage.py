@@ -5,21 +5,18 @@
         z = x * y              # an intermediate
         return x.t(), z[0], z  # a view of an input, a view of an intermediate, the intermediate
 
-The function runs on fake tensors inside functional wrappers, which are torch's own (its functionalization, in C++).
-A wrapper behaves like the tensor that it stands for,
-mutation included, but passes on only pure ops, which `recorder` writes on the `tape`::
+The function runs on fake tensors in wrappers of torch's functionalization. A wrapper behaves like the tensor that it
+stands for, mutation included, but passes on only pure ops, which `recorder` writes on the `tape`::
 
     mul = x * 2                # the new value of x; the epilogue will copy it into the caller's x
     z   = mul * y
 
-When the function returns, the wrappers are asked what happened: which inputs were written, and how; which outputs
-are inputs, or share their storage, or share an intermediate's. An output that shares memory with something else is
-not returned by the graph: its *base* is, and the views that lead from the base to it are noted
-(``x -> t()``, ``z -> select(0, 0)``), so that the epilogue can make a true alias.
+Then the wrappers are asked what happened: which inputs were written, and how; which outputs are inputs, or share
+their storage, or that of an intermediate. The graph returns the *base* of such an output, and the views that lead to
+it are noted (``x -> t()``, ``z -> select(0, 0)``), so that the epilogue can make a true alias.
 
-Only now it is known what can receive a gradient: each mutated input, fresh output and intermediate base that requires
-grad gets a *tangent*, and `torch.autograd.grad` runs under the same recorder. What stands on the tape then is the
-joint graph::
+Each mutated input, fresh output and intermediate base that requires grad gets a *tangent*, and `torch.autograd.grad`
+runs under the same recorder. What stands on the tape then is the joint graph::
 
     joint(primals, tangents) = (mutated inputs, outputs, bases, gradients of the primals)
 
@@ -42,7 +39,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from aotlab._torch import FakeTensorMode, Sizes, settle_without_gpus
+from aotlab._torch import FakeTensorMode, Sizes, SymbolicMemo, settle_without_gpus
 from aotlab.capture.call import Call
 from aotlab.capture.dedupe import DedupeRecord
 from aotlab.capture.signals import RunEagerly
@@ -91,7 +88,9 @@ def run(
     mode = FakeTensorMode(static_shapes=True) if sizes is None else FakeTensorMode(shape_env=sizes.env)
     mode.cache_enabled = sizes is None  # keys of symbolic sizes take longer than what they are to save
     ways: dict[str, Any] = {"exact": exact, "functional": functional_draws, "quirks": quirks, "sizes": sizes}
-    recorder = Recorder(Tape(), mode, decompositions, known=known_under(call.state.settings), **ways)
+    known = known_under(call.state.settings)
+    memo = known if sizes is None else SymbolicMemo(known, sizes)
+    recorder = Recorder(Tape(), mode, decompositions, known=memo, **ways)
     for position, dims in varying.items():
         if sizes is not None and NUMBER in dims:
             sizes.enter_number(position, call.values[position])

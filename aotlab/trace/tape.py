@@ -352,12 +352,16 @@ _tensor_metas: dict[Any, Any] = {}
 
 def _describe(node: fx.Node, fake: Tensor) -> None:
     node.meta["val"] = fake
-    key = (fake.shape, fake.stride(), fake.dtype)
+    metas, key = _tensor_metas, (fake.shape, fake.stride(), fake.dtype)
     try:
-        known = _tensor_metas.get(key)
-        if known is None:
-            known = _tensor_metas[key] = internals.extract_tensor_metadata(fake)
+        known = metas.get(key)
     except TypeError:  # sizes that vary have no hash
-        known = internals.extract_tensor_metadata(fake)
+        metas = internals.known_of(fake)
+        key = (*map(internals.expression_of, fake.shape), *map(internals.expression_of, fake.stride()), fake.dtype)
+        known = metas.get(key)
+    if known is None:
+        contiguous = internals.surely_contiguous(fake.shape, fake.stride())  # torch would compare symbols
+        known = internals.extract_tensor_metadata(fake, not contiguous)
+        metas[key] = known = known._replace(memory_format=torch.contiguous_format) if contiguous else known
     node.meta["tensor_meta"] = known
     node.meta.setdefault("phase", "forward")

@@ -256,6 +256,8 @@ def share_memory(written: Sequence[Tensor], others: Sequence[Tensor] = ()) -> bo
 
 def may_overlap_itself(shape: Sequence[int], stride: Sequence[int]) -> bool:
     """Tell whether two indices may mean the same element; False only if each step is longer than all smaller ones."""
+    if internals.surely_contiguous(shape, stride):
+        return False
     reach = 0
     for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size > 1):
         if step <= reach:

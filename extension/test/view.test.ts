@@ -309,6 +309,47 @@ test('what a narrow page has no column for stands below the row’s name', () =>
   assert.match(all('table[data-table=recompiles] tbody td')[0]?.dataset['below'] ?? '', /^graph 0 · compiled · reused: yes/);
 });
 
+test('wrappers are trees: their parts stand below them, and lead to the inputs and outputs of the graph', () => {
+  const report = sample();
+  const graph = firstGraph(report);
+  const [x] = graph['inputs'] as Json[];
+  const [out] = graph['outputs'] as Json[];
+  const plain = { mutates_data: false, mutation_under_no_grad: false, mutation_type: 'not mutated', storage: null };
+  const wrapper = (name: string, part_of = ''): Json[] => [
+    { ...x, ...plain, name, part_of, tensor: { ...(x?.['tensor'] as object), type_name: 'a.b.Two' } },
+    { ...x, ...plain, name: `${name}.a`, part_of: name, placeholder: `of ${name}`, gradient: 'mm', storage: 7 },
+    { ...x, ...plain, name: `${name}.b`, part_of: name, storage: 8 }
+  ];
+  const weights = [1, 2, 3].flatMap(number => wrapper(`model.w${number}`));
+  graph['inputs'] = [...wrapper('t'), ...weights];
+  const alone = { base: null, base_kind: null, views: null, relation: 'memory of its own' };
+  graph['outputs'] = [
+    { ...out, ...alone, name: 'out' },
+    { ...out, ...alone, name: 'out.a', part_of: 'out', base: 't.a', node: 'mul', tangent: 'tangents_1' }
+  ];
+  const span = { role: 'input', start: 0, stop: 24, mutated: false };
+  graph['storages'] = [
+    { number: 7, owner: 'input', nbytes: 24, device: 'cpu', spans: [{ ...span, name: 't.a', part_of: 't' }, { ...span, name: 'p' }] }
+  ];
+  show(report);
+  tab('inputs');
+  const names = (): (string | null)[] => all('table[data-table=inputs] td[data-column=name]').map(each => each.textContent);
+  assert.deepEqual(names(), ['t', 't.a', 't.b', '3 tensors of model']);
+  assert.equal(text('table[data-table=inputs] tr[data-name="t"] .al-below'), 'Two');
+  assert.equal(one('tr[data-name="t.a"] .al-part').dataset['depth'], '1');
+  assert.equal(text('tr[data-name="t.a"] td[data-column=placeholder]'), 'of t gradient mm');
+  assert.match(all('[data-panel=inputs] small')[0]?.textContent ?? '', /^4 inputs, 0 mutated/);
+  one('button[data-group]').click();
+  assert.equal(names().length, 13);
+  tab('outputs');
+  assert.equal(text('tr[data-name="out.a"] td[data-column=node]'), 'mul tangents_1');
+  assert.match(all('[data-panel=outputs] small')[0]?.textContent ?? '', /^1 output, 1 aliased/);
+  tab('storages');
+  assert.equal(text('table[data-table=wrappers] tr[data-name=t] td[data-column=parts]'), '.a #7, .b #8');
+  assert.equal(text('table[data-table=wrappers] tr[data-name=t] td[data-column=shared]'), 'p');
+  assert.match(text('figcaption'), /: a part of t and p$/);
+});
+
 test('the outputs’ table says what shares memory with what', () => {
   show(sample());
   tab('outputs');

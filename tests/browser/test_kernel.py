@@ -203,6 +203,7 @@ def test_hostile_names(lab: Lab, extension: None) -> None:
 LARGE = "%%aotcompile --backend eager --no-verify\nouts = [(w * i).sin() for i in range(450)]"
 
 
+@pytest.mark.tier("full")
 def test_large_report(lab: Lab, extension: None) -> None:
     """With a kernel nothing is cut; without one rows are missing, and every count is still that of the whole report."""
     setup = f"{SETUP}\nw = torch.zeros(4, requires_grad=True)"

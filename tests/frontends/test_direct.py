@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 
-import pytest
 import torch
 from torch import nn
 
-from aotlab.errors import LeakedTensorError, UsageError
+from aotlab.errors import LeakedTensorError
 from aotlab.frontends.direct import FunctionTarget, ModuleTarget
 from tests.engine_helpers import compiled, leaf, refusing, same
 
@@ -120,16 +119,6 @@ def test_modules_that_count_calls():
     with refusing(LeakedTensorError, match="calls"):
         compiled(module)(torch.ones(1))
     assert module.calls == 0
-
-
-def test_fake_parameters_are_refused():
-    """Of a module that is compiled."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode():
-        module = nn.Linear(1, 1)
-    with pytest.raises(UsageError, match="`weight` is a fake tensor"):
-        ModuleTarget(module)
 
 
 def test_functional_call_style():

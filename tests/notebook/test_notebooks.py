@@ -218,11 +218,20 @@ def promises_of_differences(run: Session) -> None:
     assert [pair for pair, (eager, ours) in shown.items() if eager == ours] == []
 
 
+def promises_of_index(run: Session) -> None:
+    """Check the example of index.ipynb: one answer is right, one is wrong, and all topics stand in the progress."""
+    verdicts = [line for line in run.result("how-predict").splitlines() if line.startswith(("writes ", "shares "))]
+    assert ["miss" in line for line in verdicts] == [False, False, True]
+    assert {"storages", "wild"} <= {line.split()[0] for line in run.result("done-cell").splitlines()}
+    assert run.answer("help(teach.exercises)").count("- One factor is `x`.") == 1
+
+
 #: Notebook → what to check after it ran.
 PROMISES: dict[str, Callable[[Session], None]] = {
     "00_start.ipynb": promises_of_start,
     **PAGES,
     "differences.ipynb": promises_of_differences,
+    "index.ipynb": promises_of_index,
     "upstream_findings.ipynb": promises_of_upstream_findings,
 }
 

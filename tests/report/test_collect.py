@@ -155,10 +155,10 @@ def test_a_stage_that_the_report_does_not_know_is_timed(story: Any) -> None:
     """Later stages may come; their time and size are shown without their record."""
     with Report.record() as recording:
         entry = story.started()
-        story.stage(entry, "subclasses", object(), 5, 9)
+        story.stage(entry, "quantized", object(), 5, 9)
     report = recording.report()
     (stage,) = report.frames[0].graphs[0].stages
-    assert (stage.name, stage.duration_ns, stage.node_count) == ("subclasses", 5, 9)
+    assert (stage.name, stage.duration_ns, stage.node_count) == ("quantized", 5, 9)
     assert report.frames[0].graphs[0].status == "compiling"
     assert report.notes == ()
 

@@ -14,7 +14,7 @@ from aotlab.report import MIME_TYPE, Report, cut
 from aotlab.report.collect import Recording
 from aotlab.report.counts import count, summary
 from aotlab.report.cut import fitting
-from aotlab.report.mime import CAP, bundle, embedded_size, plain
+from aotlab.report.mime import CAP, bare, bundle, embedded_size, plain
 from aotlab.report.model import Cell, Code, Graph, Kernel
 
 
@@ -45,9 +45,9 @@ def test_the_bundle_has_json_html_and_text_and_no_widget(report: Report) -> None
 
 def embedded(report: Report, **left: tuple[()]) -> Report:
     """Return the report as a notebook holds it: without what no notebook shows, and counted."""
-    left = dict.fromkeys(("nodes", "autograd", "compiled"), ()) | left
+    left = dict.fromkeys(("nodes", "autograd", "compiled", "results"), ()) | left
     frames = [
-        replace(frame, graphs=tuple(replace(graph, counts=count(graph), **left) for graph in frame.graphs))
+        replace(frame, graphs=tuple(replace(bare(graph), counts=count(graph), **left) for graph in frame.graphs))
         for frame in report.frames
     ]
     return replace(report, frames=tuple(frames))

@@ -151,6 +151,22 @@ def test_why_a_size_does_not_vary() -> None:
     assert miss.suggestion == "move that out, to have the rest compiled"
 
 
+def test_a_size_that_follows_another_one(fresh_dynamo: None) -> None:
+    """Behind Dynamo, a size that is to be that of another input varies with it; guards are told in the user's names."""
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return (torch.nn.functional.pad(labels, (0, 1))[:, 1:] * logits[:, :, 0]).sum()
+
+    compiled = torch.compile(loss, backend="aotlab", options={"compiler": "eager"})
+    with Report.record() as recording:
+        for n in (16, 24, 32, 1):
+            compiled(torch.ones(2, n, 3), torch.ones(2, n))
+    assert list(recording.calls["graph"]) == [0, 1, 1, 2]
+    reasons = list(recording.recompiles["reason"])
+    assert any(reason.endswith("compiled for all sizes of it that its guards allow") for reason in reasons)
+    assert not any("the program fixes it" in reason or "L[" in reason or "unknown" in reason for reason in reasons)
+
+
 def test_without_symbols() -> None:
     """Where sizes must not vary, the reason names the size, and says what would avoid it."""
     report = record(hashing, (torch.ones(3),), (torch.ones(5),), dynamic=False)

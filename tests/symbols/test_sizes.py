@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 import aotlab
 from aotlab import _torch as internals
 from aotlab import observe
+from aotlab.trace import memo
 
 SIZES = (6, 4, 9, 32, 7, 16)
 
@@ -399,21 +400,75 @@ def test_what_a_later_backward_assumes() -> None:
     assert "size_0 == 5" in [text for text, _ in sizes.guards(lambda position, what, dim: f"{what}_{dim}")]
 
 
-def test_repeated_layers_are_known(monkeypatch):
+def _asked(monkeypatch: pytest.MonkeyPatch, layers: int, size: int = 3) -> int:
+    """Count what torch's fakes are asked by the first step of a model of so many layers."""
+    count, call = 0, internals.call_by_fake_mode
+
+    def counting(*args: Any) -> Any:
+        nonlocal count
+        count += 1
+        return call(*args)
+
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Softmax(-1)) for _ in range(layers)))
+    with monkeypatch.context() as patched:
+        patched.setattr(internals, "call_by_fake_mode", counting)
+        aotlab.compile(model, backend="eager", dynamic=True)(torch.randn(size, 4)).sum().backward()
+    return count
+
+
+def test_repeated_layers_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """An op on tensors of sizes that were met before, all the same symbols, does not ask torch's fake again."""
+    counts = []
+    for layers in (2, 8):
+        monkeypatch.setattr(memo, "_known", (None, {}))
+        counts.append(_asked(monkeypatch, layers))
+    assert counts[0] == counts[1] > 0
 
-    def asked(layers):
-        count, call = 0, internals.call_by_fake_mode
 
-        def counting(*args):
-            nonlocal count
-            count += 1
-            return call(*args)
+def test_another_trace_knows_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second model of the same layers asks for what makes a guard, here one op; for another size it asks anew."""
+    monkeypatch.setattr(memo, "_known", (None, {}))
+    first, second, other_size = _asked(monkeypatch, 1), _asked(monkeypatch, 1), _asked(monkeypatch, 1, size=5)
+    assert first > 5 < other_size
+    assert second == 1
 
-        model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Softmax(-1)) for _ in range(layers)))
-        with monkeypatch.context() as patched:
-            patched.setattr(internals, "call_by_fake_mode", counting)
-            aotlab.compile(model, backend="eager", dynamic=True)(torch.randn(3, 4)).sum().backward()
-        return count
 
-    assert asked(2) == asked(8) > 0
+def _when_divisible(x: Tensor) -> Tensor:
+    return x.view(x.size(0) // 4, 4) * 2 if x.size(0) % 4 == 0 else x * 2
+
+
+def _when_equal(x: Tensor, y: Tensor) -> Tensor:
+    return x + y if x.size(0) == y.size(0) else x * 2
+
+
+def _when_large(x: Tensor) -> Tensor:
+    return (x * 2)[5:].shape[0] if x.size(0) > 7 else 3
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "sizes", "others"),
+    [
+        (_when_divisible, lambda x: x.view(x.size(0) // 4, 4) * 2, (8,), (10,)),
+        (_when_equal, lambda x, y: x + y, (4, 4), (4, 6)),
+        (_when_equal, lambda x, y: torch.cat([x, y]), (4, 4), (4, 6)),
+        (_when_large, lambda x: (x * 2)[5:].shape[0], (8,), (3,)),
+    ],
+    ids=["divisible", "equal", "of any sizes", "large"],
+)
+@pytest.mark.parametrize("turn", [1, -1], ids=["assumed first", "assumed last"])
+def test_another_trace_assumes_for_itself(
+    first: Callable[..., Any], second: Callable[..., Any], sizes: tuple[int, ...], others: tuple[int, ...], turn: int
+) -> None:
+    """What one program assumed of sizes, another one that calls the same ops is still guarded for."""
+    for function in (first, second)[::turn]:
+        compiled = aotlab.compile(function, backend="eager", dynamic=True)
+        for chosen in (sizes, others):
+            arguments = [torch.randn(n) for n in chosen]
+            results = []
+            for each in (function, compiled):
+                try:
+                    results.append(each(*arguments))
+                except RuntimeError as error:
+                    results.append(str(error))
+            assert type(results[0]) is type(results[1])
+            assert torch.equal(*results) if isinstance(results[0], Tensor) else results[0] == results[1]

@@ -58,6 +58,77 @@ def _new_data(x: torch.Tensor, new: torch.Tensor) -> None:
     x.data = new.clone()
 
 
+def _looped(x: torch.Tensor, n: int) -> torch.Tensor:
+    for _ in range(n):
+        x = x + x
+    return x
+
+
+def _mask(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    with torch.random.fork_rng():
+        return _mask_and_moved(x, state)
+
+
+def _mask_and_moved(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    torch.set_rng_state(state)
+    return torch.nn.functional.dropout(torch.ones_like(x), 0.5) != 0
+
+
+def _mask_of_now(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    with torch.random.fork_rng():
+        return torch.nn.functional.dropout(torch.ones_like(x), 0.5) != 0
+
+
+def _zeros_are_masked(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    with torch.random.fork_rng():
+        torch.set_rng_state(state)
+        return torch.nn.functional.dropout(x, 0.5) != 0
+
+
+def _with_autocast(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return x @ w
+
+
+def _branching(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if x.sum() > 0 else -x
+
+
+def _asks(x: torch.Tensor) -> torch.Tensor:
+    positive = float(x.sum().item() > 0)
+    return positive * (x * 2) + (1 - positive) * -x
+
+
+def _compares(f: Any, *, apart: bool = True, shared: bool = True, written: bool = True) -> bool:
+    ones = torch.ones(2)
+    for x, y in ((ones.clone(), ones.clone()),) * apart + ((twice := ones.clone(), twice),) * shared:
+        expected = (x * 2) + (x * 2 if x is y else y)
+        found = f(x, y)
+        if not torch.equal(found, expected) or (written and not torch.equal(x, ones * 2)):
+            return False
+    return True
+
+
+def _all_parts(t: Any) -> list[Any]:
+    if not hasattr(t, "__tensor_flatten__"):
+        return [t]
+    return [part for name in t.__tensor_flatten__()[0] for part in _all_parts(getattr(t, name))]
+
+
+def _first_level(t: Any) -> list[Any]:
+    return [getattr(t, name) for name in t.__tensor_flatten__()[0]] if hasattr(t, "__tensor_flatten__") else [t]
+
+
+def _put_together(old: Any, parts: Any) -> Any:
+    names, context = old.__tensor_flatten__()
+    return old.__tensor_unflatten__(dict(zip(names, parts, strict=True)), context, old.shape, old.stride())
+
+
+def _without_context(old: Any, parts: Any) -> Any:
+    parts = dict(zip(old.__tensor_flatten__()[0], parts, strict=True))
+    return old.__tensor_unflatten__(parts, "", old.shape, old.stride())
+
+
 def _own(name: str, *changes: tuple[str, str]) -> Any:
     """Return the course's own step of the compiler, with changes."""
     text = steps.parts()[name]
@@ -195,6 +266,95 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
     "what-is-saved": (
         ["a, computed"],
         [("a", "`computed` is saved"), ("a, b, computed", "`b` is not"), ("d", "names")],
+    ),
+    "another-graph": (
+        [lambda x: x.clone().requires_grad_(), lambda x: x.t().contiguous().t()],
+        [
+            (lambda x: x.clone(), "strides (3, 1), offset 0, as `x`"),
+            (lambda x: x.double(), "dtype torch.float64"),
+            (lambda x: x[:1], "[[0.0, 1.0, 2.0]]"),
+        ],
+    ),
+    "how-many-graphs": ([4, 4.0], [(3, "not 3"), (7, "not 7"), ("4", "a number")]),
+    "fewer-graphs": (
+        [lambda x, n: x * 2**n, lambda x, n: torch.ldexp(x, torch.full((), n))],
+        [
+            (_looped, "needs 8 graphs"),
+            (lambda x, n: x * 2 * n, "for n = 3"),
+            (lambda x, n: x.mul(float(2**n)).tolist(), "AttributeError"),
+        ],
+    ),
+    "mask-again": (
+        [_mask],
+        [
+            (_mask_and_moved, "is another one afterwards"),
+            (_mask_of_now, "it was [1, 1, "),
+            (_zeros_are_masked, "it was [1, 1, "),
+            (lambda x, state: x, "booleans"),
+        ],
+    ),
+    "what-is-drawn": (
+        ["a, c, d", {"d", "c", "a"}],
+        [("c, d", "`a`, another state"), ("a, b, c, d", "`b`, the same state"), ("x", "the names are")],
+    ),
+    "autocast-by-hand": (
+        [
+            lambda x, w: x.bfloat16() @ w.bfloat16(),
+            lambda x, w: torch.mm(x.to(torch.bfloat16), w.type(torch.bfloat16)),
+        ],
+        [
+            (lambda x, w: x @ w, "dtype torch.float32"),
+            (lambda x, w: (x @ w).bfloat16(), "the product itself is in bfloat16"),
+            (lambda x, w: x.bfloat16() @ w.detach().bfloat16(), "no gradient"),
+            (_with_autocast, "uses autocast"),
+        ],
+    ),
+    "take-apart": (
+        [_all_parts, lambda t: tuple(_all_parts(t))],
+        [
+            (_first_level, "returns 2 tensors, not 3"),
+            (lambda t: [t], "returns 1 tensors, not 2"),
+            (lambda t: _all_parts(t)[::-1], "another order"),
+            (lambda t: t, "not a list"),
+        ],
+    ),
+    "put-together": (
+        [_put_together],
+        [
+            (_without_context, "'kept'"),
+            (lambda old, parts: type(old)(*parts, old.word), "exchanged"),
+            (lambda old, parts: parts, "is a list"),
+        ],
+    ),
+    "how-many-inputs": ([3], [(4, "not 4"), (2, "not 2")]),
+    "one-graph": (
+        [
+            lambda x: torch.where(x.sum() > 0, x * 2, -x),
+            lambda x: x * (3 * (x.sum() > 0) - 1),
+        ],
+        [
+            (_branching, "a branch depends on the value of a tensor"),
+            (_asks, "graph break"),
+            (lambda x: torch.where(x > 0, x * 2, -x), "of [2.0, -1.0] it makes [4.0, 1.0]"),
+        ],
+    ),
+    "read-the-report": (
+        [
+            lambda report: report.saved.query("not is_input")["nbytes"].sum(),
+            lambda report: sum(row.nbytes for row in report.saved.itertuples() if not row.is_input),
+        ],
+        [
+            (lambda report: report.saved["nbytes"].sum(), "with the bytes [128"),
+            (lambda report: len(report.saved), "it makes 2"),
+        ],
+    ),
+    "find-the-bug": (
+        [_compares, lambda f: _compares(f, apart=False)],
+        [
+            (lambda f: _compares(f, shared=False), "reads `y` before the write it says True"),
+            (lambda f: _compares(f, shared=False, written=False), "does not write `x` it says True"),
+            (lambda f: f.__name__ == "keeps_order", "with other ops it says False"),
+        ],
     ),
     "record": (
         [_own("record")],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,11 @@ EXERCISES = {
     "05_outputs_that_share.ipynb": ("three-kinds", "replay", "seen-by-the-caller"),
     "06_inputs_that_share.ipynb": ("prove-it-wrong", "do-they-overlap", "one-base"),
     "07_two_graphs.ipynb": ("backward-by-hand", "save-less", "what-is-saved"),
+    "08_again_and_again.ipynb": ("another-graph", "how-many-graphs", "fewer-graphs"),
+    "09_randomness_and_modes.ipynb": ("mask-again", "what-is-drawn", "autocast-by-hand"),
+    "10_subclasses.ipynb": ("take-apart", "put-together", "how-many-inputs"),
     "11_be_the_compiler.ipynb": ("record", "write", "differentiate", "cut", "recipe", "finish", "guards"),
+    "12_in_the_wild.ipynb": ("one-graph", "read-the-report", "find-the-bug"),
 }
 
 
@@ -242,6 +247,136 @@ def two_graphs(run: Any) -> None:
     exercises(run, "07_two_graphs.ipynb")
 
 
+def graphs(run: Any, identifier: str) -> list[list[str]]:
+    """Return which graph each call of a cell ran, report by report."""
+    lines = printed(run, identifier).splitlines()
+    return [re.findall(r"\d+|<NA>", line) for line in lines if line.startswith("graph of each call")]
+
+
+def again_and_again(run: Any) -> None:
+    """Check 08_again_and_again.ipynb."""
+    assert "dtype torch.float32 on cpu with shape (3,) and strides (1,)" in printed(run, "guards-cell")
+    assert "grad mode" in printed(run, "guards-settings").splitlines()
+    assert graphs(run, "miss-cell") == [["0", "0"], ["0", "1"], ["0", "1"], ["0", "1"]]
+    reasons = [line.split("`")[2] for line in printed(run, "miss-cell").splitlines() if line.startswith("graph 1")]
+    assert [reason.split()[1] for reason in reasons] == ["dtype", "requires_grad=True", "strides"]
+    cold = run.answer("print(calls(scale, *[torch.ones(3)] * 4, torch.ones(3).double()).calls['cold'].tolist())")
+    assert cold.strip() == "[True, False, False, False, True]"
+    right(run, "total, square, again=(square.t(),)", recompiles=True)
+    right(run, "total, square, again=(square[:, :] * 100,)", recompiles=False)
+    assert graphs(run, "sizes-cell") == [["0", "1", "1", "1"]]
+    assert run.result("sizes-cell").startswith("def forward(self, arg0_1, size_0):  # size_0: x.size(0)=5")
+    assert graphs(run, "sizes-dynamic") == [["0", "0", "0"]]
+    assert graphs(run, "one-cell") == [["0", "1", "2"]]
+    assert graphs(run, "asks-cell") == [["0", "1", "1", "0"]]
+    assert printed(run, "asks-cell").splitlines()[-2:] == ["`x.size(0)` is from 2 to 4", "`x.size(0)` is at least 5"]
+    assert "`x.size(0)` is divisible by 2" in printed(run, "ops-cell")
+    assert graphs(run, "numbers-cell") == [["0", "1", "1", "2", "2"]]
+    assert graphs(run, "fixed-cell") == [[*map(str, range(8)), "<NA>", "<NA>"]]
+    assert run.result("fixed-cell").endswith("compiled for this one alone, since the program fixes it'")
+    assert graphs(run, "reads-cell") == [["0", "1"]]
+    assert graphs(run, "reads-tensor-cell") == [["0", "0"]]
+    assert graphs(run, "modes-cell") == [["0", "1", "0", "1"]]
+    assert printed(run, "cells-other").startswith("Compiled line 2: 1 graph")
+    assert printed(run, "cells-verdict").startswith("Nothing new was compiled")
+    assert printed(run, "fresh-cell").strip() == "calls that compiled: 3 of 3"
+    exercises(run, "08_again_and_again.ipynb")
+
+
+def randomness_and_modes(run: Any) -> None:
+    """Check 09_randomness_and_modes.ipynb."""
+    drawn = printed(run, "state-cell").splitlines()[1:]
+    assert drawn[0] == drawn[1]
+    assert printed(run, "same-cell").splitlines()[0] == printed(run, "same-cell").splitlines()[1]
+    assert ops(run.result("same-code")) == ["rand_like", "add", "return (add,)"]
+    assert printed(run, "unused-cell").splitlines()[0] == printed(run, "unused-cell").splitlines()[1]
+    assert ops(run.result("unused-cell")) == ["rand_like", "rand_like_1", "add", "return (add,)"]
+    forward, backward = run.result("dropout-cell"), run.result("dropout-backward")
+    assert "aten.bernoulli" in forward
+    assert forward.endswith("return (mul_1, primals_1, ne)")
+    assert "bool[6]" in forward
+    assert "bernoulli" not in backward
+    result, gradient = ast.literal_eval(printed(run, "dropout-look").strip().replace("] [", "], ["))
+    assert result == gradient
+    plain = {row["name"]: row["nbytes"] for row in run.table("checkpoint-plain")}
+    assert plain == {"tanh": 4 * 64 * 64, "ne": 64 * 64}
+    assert len(run.table("checkpoint-saving")) == 1
+    small, large = (run.answer(f"print(*kept(saving, {n})['nbytes'])") for n in (4, 128))
+    assert small == large == f"{run.table('checkpoint-saving')[0]['nbytes']}\n"
+    assert int(small) > int(run.answer("print(kept(plain, 8)['nbytes'].sum())"))
+    assert len(set(printed(run, "checkpoint-same").splitlines())) == 1
+    right(run, "mixture, a, b", saved="computed")
+    assert printed(run, "autocast-cell").strip() == "torch.float32 torch.bfloat16"
+    assert printed(run, "autocast-why").startswith("autocast on cpu is True where")
+    joint = run.result("autocast-why").splitlines()
+    assert "_to_copy" in joint[-2]
+    assert joint[-2].endswith("# float32[8, 8]")
+    assert run.result("cache-cell").count("aten._to_copy.") == 3
+    joint_of_own = run.result("own-cell")
+    assert joint_of_own.count("aten.mm.") == 3
+    assert joint_of_own.index("aten.mean") < joint_of_own.index("aten.div")
+    assert [line.split()[-1] for line in printed(run, "train-cell").splitlines()] == ["True", "False"]
+    assert run.result("verify-cell") == "True"
+    exercises(run, "09_randomness_and_modes.ipynb")
+
+
+def subclasses(run: Any) -> None:
+    """Check 10_subclasses.ipynb."""
+    assert printed(run, "dispatch-cell").startswith("Pair([3.0, 3.0, 3.0], [1.0, 3.0, 5.0])\n")
+    assert re.findall(r"aten\.\w+", printed(run, "dispatch-cell")) == ["aten.mul", "aten.add"]
+    gradient = "Pair([1.0, 1.0, 1.0], [0.0, 1.0, 2.0])"
+    assert printed(run, "grad-cell").strip() == printed(run, "training-cell").strip() == gradient
+    assert printed(run, "memory-cell").strip() == "address of the wrapper: 0"
+    assert printed(run, "memory-write").startswith("Pair([[5.0, 5.0, 5.0], [0.0, 0.0, 0.0]], [[6.0,")
+    assert printed(run, "eager-cell").splitlines()[1] == "Nothing was compiled: 1 call ran eagerly."
+    assert printed(run, "eager-cell").splitlines()[0] == printed(run, "compiled-cell").splitlines()[0]
+    assert ops(run.result("compiled-graph")) == ["mul", "mul_1", "sin", "sin_1", "return (sin, sin_1)"]
+    names = ["x.a", "x.b", "type(x)"]
+    assert [line.split()[1] for line in run.result("compiled-inputs").splitlines()[1:]] == names
+    assert [line.split()[0] for line in printed(run, "gone-cell").splitlines()] == ["2", "0"]
+    joint = run.result("training-cell")
+    assert "tangents_1, tangents_2)" in joint
+    assert joint.endswith("None, None, mul_2, mul_3)")
+    written = [line.split()[1:] for line in run.result("written-cell").splitlines()[1:]]
+    assert written[:2] == [["x.a", "True"], ["x.b", "True"]]
+    right(run, "wave, x, again=(Pair(torch.zeros(3), torch.ones(3)),)", recompiles=False)
+    right(run, "wave, x, again=(torch.ones(3),)", recompiles=True)
+    right(run, "wave, x, again=(Pair(torch.ones(3), torch.ones(3).double()),)", recompiles=True)
+    error, largest = map(float, re.findall(r"[\d.]+", printed(run, "small-cell")))
+    assert error < largest / 50
+    assert ops(run.result("small-graph")) == ["mul", "t", "mm", "return (mm,)"]
+    assert run.answer("print(*report.inputs['nbytes'].dropna())").split() == ["512", "4096", "256"]
+    assert [row["is_input"] for row in run.table("saved-default")] == [False]
+    assert run.table("saved-default")[0]["nbytes"] == 64 * 64 * 4
+    least = "saved(partial(aotlab.min_cut_rematerialization_partition, memory_budget=0))"
+    assert run.answer(f"print(*{least}['nbytes'])").split() == ["4096", "256"]
+    assert run.result("verify-cell") == "True"
+    exercises(run, "10_subclasses.ipynb")
+
+
+def in_the_wild(run: Any) -> None:
+    """Check 12_in_the_wild.ipynb."""
+    assert ": 2 graphs (training)" in printed(run, "compile-cell")
+    assert re.search(r"it logs +transformers/\S+ +logger.warning_once\(", run.result("breaks-table"))
+    assert [line.split()[1:] for line in run.result("breaks-frames").splitlines()[1:]] == [
+        ["forward", "0"],
+        ["pad", "0"],
+    ]
+    assert printed(run, "mend-cell").startswith("Compiled forward: 1 graph (training)")
+    assert printed(run, "inputs-table").endswith("of which are written: 0\n")
+    assert "0.5 * input * (1.0 + torch.tanh(" in run.answer("print(*lines.index)")
+    assert printed(run, "predict-same").strip() == "True"
+    right(run, "by_hand, a", saved="a, computed")
+    right(run, "built_in, a", saved="a")
+    assert graphs(run, "again-cell") == [["0", "1", "1"]]
+    assert "compiled for all sizes of it" in printed(run, "again-cell")
+    assert graphs(run, "again-dynamic") == [["0", "0", "0"]]
+    assert {"dynamo", "trace"} <= set(run.answer("print(*parts.index)").split())
+    eager, _, ours = (line.split()[1] for line in printed(run, "museum-cell").splitlines())
+    assert eager == ours
+    exercises(run, "12_in_the_wild.ipynb")
+
+
 #: Cells that check a compiler → whether it passes.
 COMPILERS = {
     "goal-cell": False, "forward-cell": True, "functional-fails": False, "write-check": True, "training-cell": True,
@@ -282,5 +417,9 @@ PAGES = {
     "05_outputs_that_share.ipynb": outputs_that_share,
     "06_inputs_that_share.ipynb": inputs_that_share,
     "07_two_graphs.ipynb": two_graphs,
+    "08_again_and_again.ipynb": again_and_again,
+    "09_randomness_and_modes.ipynb": randomness_and_modes,
+    "10_subclasses.ipynb": subclasses,
     "11_be_the_compiler.ipynb": be_the_compiler,
+    "12_in_the_wild.ipynb": in_the_wild,
 }

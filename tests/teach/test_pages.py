@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from aotlab.teach.families import FAMILIES
 from tests.teach.pages import EXERCISES, PAGES
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+_MINUTES = {"20": "Twenty", "25": "Twenty-five", "30": "Thirty"}
 
 
 @pytest.mark.tier("quick")
@@ -30,12 +32,22 @@ def test_a_page_runs() -> None:
 
 
 def test_every_page_has_its_exercises_and_checks() -> None:
-    """No page of the course is forgotten, and the start page names each."""
-    pages = sorted(path.name for path in NOTEBOOKS.glob("0[1-9]_*.ipynb"))
-    assert sorted(PAGES) == sorted(EXERCISES)
-    assert pages == sorted(page for page in PAGES if page < "1")
-    start = (NOTEBOOKS / "00_start.ipynb").read_text(encoding="utf-8")
-    assert [page for page in pages if f"]({page})" not in start] == []
+    """No page of the course is forgotten."""
+    pages = sorted(path.name for path in NOTEBOOKS.glob("[01][0-9]_*.ipynb") if path.name != "00_start.ipynb")
+    assert pages == sorted(PAGES) == sorted(EXERCISES)
+
+
+def test_the_index_lists_every_page() -> None:
+    """With as many minutes as the page says itself; the start page leads to the index."""
+    index = (NOTEBOOKS / "index.ipynb").read_text(encoding="utf-8")
+    others = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb") if path.name not in {"index.ipynb", *PAGES})
+    assert [page for page in others if f"]({page})" not in index] == []
+    minutes = {page: re.search(rf"\]\({page}\).*\| (\d+) \|", index) for page in PAGES}
+    said = {page: _MINUTES[found[1]] for page, found in minutes.items() if found}
+    told = {page: json.loads((NOTEBOOKS / page).read_text(encoding="utf-8"))["cells"][0]["source"] for page in PAGES}
+    assert sorted(said) == sorted(PAGES)
+    assert [page for page in PAGES if f"{said[page]} minutes." not in "".join(told[page])] == []
+    assert "](index.ipynb)" in (NOTEBOOKS / "00_start.ipynb").read_text(encoding="utf-8")
 
 
 def compiler_page(answers: dict[str, str]) -> tuple[dict[str, Any], str, str]:

@@ -20,6 +20,7 @@ def test_fixed_programs(blocks):
     check(BEHIND_DYNAMO, blocks[0])
 
 
+@pytest.mark.tier("full")  # it runs every block
 def test_most_are_compiled(blocks):
     """Most are compiled for every call, rather than run eagerly."""
     compiled, reasons = share(blocks.all())

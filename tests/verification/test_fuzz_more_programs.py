@@ -38,6 +38,7 @@ def test_fresh_programs(new, number):
     check(FRESH, new[number])
 
 
+@pytest.mark.tier("full")  # it runs every block
 def test_most_are_compiled(blocks, new):
     """Most are compiled for every call: neither refused nor run eagerly."""
     compiled, reasons = share(blocks.all() + new.all())

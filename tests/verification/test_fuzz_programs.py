@@ -23,6 +23,7 @@ def test_fixed_programs(blocks, number):
     check(FIXED, blocks[number])
 
 
+@pytest.mark.tier("full")  # it runs every block
 def test_most_are_compiled(blocks):
     """Most are compiled for every call."""
     compiled, reasons = share(blocks.all())

@@ -1,11 +1,40 @@
 /** What a report holds in numbers; where tables were cut to fit a notebook, Python counted before, in `counts.py`. */
 
-import type { Counts, Frame, FrameCounts, Graph, Input, Saved } from './report';
+import type { Counts, Frame, FrameCounts, Graph, Input, Output, Saved } from './report';
 import { known } from './words';
 
 /** Whether anything about the tensor changed. */
 export function mutated(input: Input): boolean {
   return input.mutates_data === true || input.mutates_metadata === true || input.mutates_storage === true;
+}
+
+/** The rows of arguments or outputs themselves, without those of parts of wrappers. */
+export function wholes<T extends Input | Output>(rows: readonly T[]): readonly T[] {
+  return rows.filter(row => row.part_of === '');
+}
+
+/** How many outputs share memory with something, or have a part that does. */
+function aliased(rows: readonly Output[]): number {
+  const trees = inTrees(rows);
+  return new Set(trees.filter(({ row }) => row.base !== null).map(({ whole }) => whole)).size;
+}
+
+/** A row with the row of the argument or output that it is a part of, and how deep it lies in that. */
+export interface InTree<T> {
+  readonly row: T;
+  readonly whole: T;
+  readonly depth: number;
+}
+
+/** Find the trees in rows in which the parts of each wrapper follow it. */
+export function inTrees<T extends Input | Output>(rows: readonly T[]): InTree<T>[] {
+  const known = new Map<string, InTree<T>>();
+  return rows.map(row => {
+    const above = row.part_of === '' ? undefined : known.get(row.part_of);
+    const found = { row, whole: above?.whole ?? row, depth: above === undefined ? 0 : above.depth + 1 };
+    known.set(row.name, found);
+    return found;
+  });
 }
 
 /** What values take; those in the memory of others take none. */
@@ -20,10 +49,10 @@ export function countsOf(graph: Graph): Counts {
       stages: graph.stages.length,
       stages_ns: graph.stages.reduce((sum, stage) => sum + stage.duration_ns, 0),
       nodes: graph.nodes.filter(node => node.stage === 'trace').length,
-      inputs: graph.inputs.length,
-      mutated: graph.inputs.filter(row => mutated(row) && row.duplicate_of === null).length,
-      outputs: graph.outputs.length,
-      aliased: graph.outputs.filter(row => row.base !== null).length,
+      inputs: wholes(graph.inputs).length,
+      mutated: wholes(graph.inputs).filter(row => mutated(row) && row.duplicate_of === null).length,
+      outputs: wholes(graph.outputs).length,
+      aliased: aliased(graph.outputs),
       storages: graph.storages.length,
       shared: graph.storages.filter(storage => storage.spans.length > 1).length,
       storage_bytes: graph.storages.reduce((sum, storage) => sum + (known(storage.nbytes) ?? 0), 0),

@@ -71,7 +71,10 @@ const input = record('Input', {
   mutation_type: maybe(text()),
   requires_grad_after: maybe(flag()),
   steps: list(text()),
-  synthetic_base: maybe(number())
+  synthetic_base: maybe(number()),
+  part_of: text(),
+  placeholder: text(),
+  gradient: text()
 });
 const output = record('Output', {
   name: text(),
@@ -83,7 +86,10 @@ const output = record('Output', {
   base: maybe(text()),
   views: maybe(text()),
   relation: text(),
-  requires_grad: flag()
+  requires_grad: flag(),
+  part_of: text(),
+  node: text(),
+  tangent: text()
 });
 const span = record('Span', {
   name: text(),
@@ -92,7 +98,8 @@ const span = record('Span', {
   stop: maybe(number()),
   mutated: orNull(flag()),
   writes: maybe(number()),
-  may_write: number()
+  may_write: number(),
+  part_of: text()
 });
 const written = record('Written', {
   start: number(),

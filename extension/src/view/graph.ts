@@ -33,6 +33,15 @@ export function rowsOf<T>(context: Context, rows: (graph: Graph) => readonly T[]
   return context.chosen.flatMap(entry => rows(entry.graph).map(row => ({ entry, row })));
 }
 
+/** The same rows, graph by graph. */
+export function byGraph<T>(rows: readonly OfGraph<T>[]): OfGraph<T>[][] {
+  const found = new Map<Entry | null, OfGraph<T>[]>();
+  for (const each of rows) {
+    found.set(each.entry, found.get(each.entry) ?? []).get(each.entry)?.push(each);
+  }
+  return [...found.values()];
+}
+
 /** Add up something that is counted in each graph that is looked at. */
 export function total(context: Context, count: (counts: Counts) => number): number {
   return context.chosen.reduce((sum, entry) => sum + count(countsOf(entry.graph)), 0);

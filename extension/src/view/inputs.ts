@@ -1,21 +1,23 @@
 /** Inputs: what each tensor is and what happened to it; those of one module with the same fate stand in one row. */
 
-import { mutated } from '../model/counts';
+import { inTrees, mutated, wholes } from '../model/counts';
 import type { Input } from '../model/report';
 import { amount, dataSize, grouped, known } from '../model/words';
 import type { Context } from './context';
 import { h, heading, mark, soft } from './dom';
 import type { Child } from './dom';
-import { graphColumn, graphData, ofGraphs, rowsOf, total } from './graph';
+import { byGraph, graphColumn, graphData, ofGraphs, rowsOf, total } from './graph';
 import type { OfGraph } from './graph';
 import { MUTATION_TYPES, mutationLegend } from './legend';
 import { table } from './table';
 import type { Column } from './table';
-import { autograd, storageCell, tensorCell } from './tensor';
+import { autograd, inGraph, partName, storageCell, tensorCell } from './tensor';
 
 /** An input, or several in one row. */
 interface Row extends OfGraph<Input> {
   readonly group: readonly Input[] | null;
+  /** How deep it lies in a wrapper. */
+  readonly depth: number;
 }
 
 /** So many inputs that nothing happened to, and so many to which the same happened, are worth a row for all of them. */
@@ -64,11 +66,20 @@ function happened({ row, group }: Row): Child {
   return h('span', { class: 'al-marks' }, ...marks);
 }
 
-function columns(context: Context): readonly Column<Row>[] {
+/** The columns; what stands for each tensor in the graph is told where some are parts of wrappers. */
+function columns(context: Context, trees: boolean): readonly Column<Row>[] {
   return [
     { name: 'name', title: 'name', kind: 'code', cell: row => nameCell(context, row) },
     ...graphColumn<Input>(context),
     { name: 'kind', title: 'kind', lesser: '', cell: ({ row }) => row.kind },
+    {
+      name: 'placeholder',
+      title: 'graph input',
+      help: 'The graph’s input that stands for it, and what is its gradient in the graph',
+      kind: 'code',
+      lesser: '→ ',
+      cell: ({ row, group }) => (group === null && trees ? inGraph(row.placeholder, row.gradient && `gradient ${row.gradient}`) : null)
+    },
     {
       name: 'tensor',
       title: 'tensor or value',
@@ -134,29 +145,29 @@ function groupKey({ entry, row }: OfGraph<Input>): string {
   return JSON.stringify([entry?.key, owner(row), noun(row), row.tensor?.requires_grad, row.mutates_data, fate]);
 }
 
-/** Put inputs that belong together behind one row, which the reader opens. */
-function withGroups(context: Context, rows: readonly OfGraph<Input>[]): Row[] {
-  const keys = rows.map(groupKey);
+/** Put inputs that belong together behind one row, which the reader opens; parts of wrappers go with these. */
+function withGroups(context: Context, rows: readonly Row[], wholeOf: ReadonlyMap<Input, Input>): Row[] {
+  const keys = new Map(rows.map(each => [each.row, groupKey(each)]));
   const groups = new Map<string, Input[]>();
-  rows.forEach(({ row }, index) => {
-    const key = keys[index] ?? '';
+  for (const { row } of rows.filter(({ depth }) => depth === 0)) {
+    const key = keys.get(row) ?? '';
     groups.set(key, groups.get(key) ?? []).get(key)?.push(row);
-  });
-  return rows.flatMap((each, index) => {
-    const key = keys[index] ?? '';
+  }
+  return rows.flatMap(own => {
+    const whole = wholeOf.get(own.row) ?? own.row;
+    const key = keys.get(whole) ?? '';
     const group = groups.get(key) ?? [];
-    const own: Row = { ...each, group: null };
-    if (key === '' || group.length < (mutated(each.row) ? LEAST_CHANGED : LEAST_QUIET)) {
+    if (key === '' || group.length < (mutated(whole) ? LEAST_CHANGED : LEAST_QUIET)) {
       return [own];
     }
-    const head = group[0] === each.row ? [{ ...own, group }] : [];
+    const head = group[0] === own.row ? [{ ...own, group }] : [];
     return context.folds.get(`inputs ${key}`) === true ? [...head, own] : head;
   });
 }
 
-function nameCell(context: Context, { entry, row, group }: Row): Child {
+function nameCell(context: Context, { entry, row, group, depth }: Row): Child {
   if (group === null) {
-    return row.name;
+    return partName(row, depth);
   }
   const key = `inputs ${groupKey({ entry, row })}`;
   const open = context.folds.get(key) === true;
@@ -174,9 +185,16 @@ function nameCell(context: Context, { entry, row, group }: Row): Child {
 
 /** A table of inputs; `all` is how many there were before the report was cut. */
 function inputTable(context: Context, name: string, label: string, rows: readonly OfGraph<Input>[], all: number): HTMLElement {
-  const shown = withGroups(context, rows);
-  const single = rows.map(row => ({ ...row, group: null }));
-  const known = columns(context).filter(column => single.some(row => (column.cell(row) ?? '') !== ''));
+  const single: Row[] = [];
+  const wholeOf = new Map<Input, Input>();
+  for (const some of byGraph(rows)) {
+    inTrees(some.map(({ row }) => row)).forEach(({ row, whole, depth }) => {
+      wholeOf.set(row, whole);
+      single.push({ entry: some[0]?.entry ?? null, row, depth, group: null });
+    });
+  }
+  const shown = withGroups(context, single, wholeOf);
+  const known = columns(context, single.some(({ depth }) => depth > 0)).filter(column => single.some(row => (column.cell(row) ?? '') !== ''));
   return table<Row>(context, {
     name,
     meanings: 'inputs',
@@ -184,7 +202,7 @@ function inputTable(context: Context, name: string, label: string, rows: readonl
     columns: known,
     rows: shown,
     all: single,
-    total: shown.length + all - rows.length,
+    total: shown.length + all - wholes(rows.map(({ row }) => row)).length,
     key: ({ row }) => row.name,
     tone: ({ row }) => (mutated(row) ? 'al-written' : null),
     rowData: row => (row.group === null ? graphData(row) : { 'data-group': '' })

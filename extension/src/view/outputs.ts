@@ -1,16 +1,17 @@
 /** Outputs: what each tensor is and what it shares memory with. */
 
+import { inTrees, wholes } from '../model/counts';
 import type { Output } from '../model/report';
 import { amount, dataSize, grouped, known } from '../model/words';
 import type { Context } from './context';
 import { h, heading, mark, soft, spoken } from './dom';
 import type { Child } from './dom';
-import { graphColumn, graphData, ofGraphs, rowsOf, total } from './graph';
+import { byGraph, graphColumn, graphData, ofGraphs, rowsOf, total } from './graph';
 import type { OfGraph } from './graph';
 import { OUTPUT_TYPES, outputLegend } from './legend';
 import { table } from './table';
 import type { Column } from './table';
-import { autograd, storageCell, tensorCell } from './tensor';
+import { autograd, inGraph, partName, storageCell, tensorCell } from './tensor';
 
 const MEANINGS: ReadonlyMap<string, string> = new Map(OUTPUT_TYPES);
 
@@ -27,7 +28,20 @@ function relation(row: Output): Child {
   return h('span', {}, said, ' ', type);
 }
 
-const COLUMNS: readonly Column<OfGraph<Output>>[] = [
+/** An output, and how deep it lies in a wrapper. */
+interface Row extends OfGraph<Output> {
+  readonly depth: number;
+}
+
+const COLUMNS: readonly Column<Row>[] = [
+  {
+    name: 'node',
+    title: 'graph output',
+    help: 'What returns it in the graph, and the graph’s input that is its gradient',
+    kind: 'code',
+    lesser: '← ',
+    cell: ({ row }) => inGraph(row.node, row.tangent)
+  },
   {
     name: 'tensor',
     title: 'tensor or type',
@@ -56,15 +70,24 @@ export function outputsPanel(context: Context): Child[] {
   if (all === 0) {
     return [soft(context.chosen.length > 0 ? 'None, or none that are known.' : 'Nothing was compiled, so no outputs were recorded.')];
   }
+  const rows = byGraph(rowsOf(context, graph => graph.outputs)).flatMap(some =>
+    inTrees(some.map(({ row }) => row)).map(({ row, depth }): Row => ({ entry: some[0]?.entry ?? null, row, depth }))
+  );
+  const trees = rows.some(({ depth }) => depth > 0);
+  const columns = COLUMNS.filter(({ name }) => trees || name !== 'node');
   const aliased = total(context, counts => counts.aliased);
   return [
     heading('Outputs', `${amount(all, 'output')}${ofGraphs(context)}, ${grouped(aliased)} aliased`),
     table(context, {
       name: 'outputs',
       label: 'Outputs of the graphs',
-      columns: [{ name: 'name', title: 'name', kind: 'code', cell: ({ row }) => row.name }, ...graphColumn<Output>(context), ...COLUMNS],
-      rows: rowsOf(context, graph => graph.outputs),
-      total: all,
+      columns: [
+        { name: 'name', title: 'name', kind: 'code', cell: ({ row, depth }) => partName(row, depth) },
+        ...graphColumn<Output>(context),
+        ...columns
+      ],
+      rows,
+      total: rows.length + all - wholes(rows.map(({ row }) => row)).length,
       key: ({ row }) => row.name,
       rowData: graphData
     }),

@@ -2,15 +2,16 @@
 
 import { common, runs, union, windowRuns } from '../model/layout';
 import type { Range } from '../model/layout';
-import { countsOf } from '../model/counts';
-import type { Graph, Span, Storage, TensorInfo } from '../model/report';
-import { amount, dataSize, grouped, known, notHere } from '../model/words';
+import { countsOf, inTrees } from '../model/counts';
+import type { Graph, Input, Output, Span, Storage, TensorInfo } from '../model/report';
+import { amount, dataSize, grouped, known, listed, notHere } from '../model/words';
 import { fold } from './context';
 import type { Context, Entry } from './context';
 import { h, soft, svg, uniqueId } from './dom';
 import type { Child } from './dom';
 import { graphHeading } from './graph';
 import { table } from './table';
+import { partName } from './tensor';
 
 /** How many storages of one graph are drawn before the reader asks for the rest; of few, all that tell something are. */
 const MOST_STORAGES = 40;
@@ -79,6 +80,7 @@ function storagesOf(context: Context, entry: Entry): Child[] {
   const left = counts.storages - storages.length;
   return [
     graphHeading(context, entry, `${amount(counts.storages, 'storage')}, ${grouped(counts.shared)} shared`),
+    wrappers(context, entry),
     drawn.length > 0 ? map(drawn.slice(0, MOST_STORAGES)) : null,
     more.length > 0
       ? fold(context, `storages more ${entry.key}`, [`${amount(more.length, 'more storage')}: ${sum(more)}`], () => [map(more)])
@@ -89,6 +91,67 @@ function storagesOf(context: Context, entry: Entry): Child[] {
     }),
     left > 0 ? soft(notHere(left, 'storage')) : null
   ];
+}
+
+/** An argument or output that is a wrapper, or a wrapper in one. */
+interface Wrapper {
+  readonly row: Input | Output;
+  readonly depth: number;
+  readonly parts: readonly (Input | Output)[];
+  readonly others: readonly string[];
+}
+
+/** Where the memory below each wrapper is, and who else has it. */
+function wrappers(context: Context, entry: Entry): HTMLElement | null {
+  const { inputs, outputs, storages } = entry.graph;
+  const owners = new Map(storages.map(storage => [storage.number, holders(storage)]));
+  const rows = [inputs, outputs].flatMap((rows: readonly (Input | Output)[]) =>
+    inTrees(rows).flatMap(({ row, whole, depth }): Wrapper[] => {
+      const parts = rows.filter(each => each.part_of === row.name && !('kind' in each && each.kind === 'gradient'));
+      const below = parts.map(part => (part.storage === null ? undefined : owners.get(part.storage)) ?? []);
+      const others = below.flat().filter(name => name !== whole.name && name !== `a part of ${whole.name}`);
+      return parts.length === 0 ? [] : [{ row, depth, parts, others: [...new Set(others)] }];
+    })
+  );
+  if (rows.length === 0) {
+    return null;
+  }
+  return table<Wrapper>(context, {
+    name: 'wrappers',
+    label: 'Wrappers and the memory below them',
+    columns: [
+      { name: 'name', title: 'wrapper', kind: 'code', cell: ({ row, depth }) => partName(row, depth) },
+      { name: 'tensor', title: 'type', lesser: '', cell: ({ row }) => row.tensor?.type_name.split('.').at(-1) ?? '' },
+      {
+        name: 'parts',
+        title: 'parts',
+        help: 'What it consists of, and the storage of each',
+        kind: 'code',
+        cell: ({ row, parts }) => parts.map(part => partText(row, part)).join(', ')
+      },
+      {
+        name: 'shared',
+        title: 'memory shared with',
+        help: 'What else has some of the memory below it',
+        kind: 'words',
+        cell: ({ others }) => listed(others) || '–'
+      }
+    ],
+    rows,
+    key: ({ row }) => row.name,
+    data: { 'data-frame': entry.frame.name, 'data-graph': String(entry.graph.index) }
+  });
+}
+
+/** Write `.a #7`. */
+function partText(wrapper: Input | Output, part: Input | Output): string {
+  const name = part.name.startsWith(`${wrapper.name}.`) ? part.name.slice(wrapper.name.length) : part.name;
+  return part.storage === null ? name : `${name} #${part.storage}`;
+}
+
+/** What has its memory in a storage: names, and wrappers of which a part has. */
+function holders(storage: Storage): string[] {
+  return [...new Set(storage.spans.map(span => (span.part_of === '' ? span.name : `a part of ${span.part_of}`)))];
 }
 
 type Kind = 'part' | 'whole' | 'made' | 'unwritten' | 'unknown';
@@ -173,7 +236,8 @@ function tensorsOf(graph: Graph): ReadonlyMap<string, TensorInfo> {
 
 function storageFigure(storage: Storage, tensors: ReadonlyMap<string, TensorInfo>): HTMLElement {
   const owner = OWNERS[storage.owner] ?? storage.owner;
-  const about = `${dataSize(storage.nbytes)} on ${storage.device}, ${owner}`;
+  const wrapped = storage.spans.some(span => span.part_of !== '');
+  const about = `${dataSize(storage.nbytes)} on ${storage.device}, ${owner}${wrapped ? `: ${listed(holders(storage))}` : ''}`;
   const marks = marksOf(storage);
   const drawn = storage.spans.flatMap(span => drawnSpan(span, tensors.get(span.name), marks));
   const symbolic = storage.spans.filter(span => span.start === null || span.stop === null);

@@ -1,0 +1,461 @@
+"""``aotlab acceptance``: everything that only a device itself can show, in one run of a few minutes, without Jupyter.
+
+Each check compares with eager on the device, or measures beside it; a check that fails does not stop the others. The
+result is ``acceptance.json`` and a page, ``acceptance.html``. On the CPU the same checks run, but for those that need
+CUDA, which are left out by name.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from aotlab import api
+from aotlab.bench.courses import comparable
+from aotlab.bench.memory import measure_memory
+from aotlab.bench.models import trained_models
+from aotlab.bench.programs import SMALL_PROGRAMS
+from aotlab.bench.suite import machine
+from aotlab.bench.timing import Case, compare, tensors_in
+from aotlab.bench.training import measure
+from aotlab.cli import demo
+from aotlab.errors import UsageError
+from aotlab.report.markup import Markup, element, join
+
+#: The models trained beside eager and ``torch.compile``; those whose packages are missing are named in the result.
+MODELS = ("LSTM", "GPT-2", "U-Net", "ResNet", "Llama", "PINN")
+#: After so many seconds no further model begins.
+_ENOUGH = 240.0
+#: Relative error that two kernels for one float32 op may differ by (Inductor fuses; TF32 is left off).
+TOLERANCE = 1e-4
+
+Figures = dict[str, "str | int | float | bool | None"]
+
+
+class LeftOut(Exception):  # noqa: N818  # a signal
+    """A check does not apply here; its text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One row: ``state`` is "passed", "failed" or "left out"; ``note`` says why; times in seconds."""
+
+    name: str
+    what: str
+    state: str
+    seconds: float
+    figures: Figures = field(default_factory=dict)
+    note: str = ""
+
+
+def check_demo(device: torch.device) -> Figures:
+    """Run ``aotlab demo``: a transformer's training steps and a function full of mutation, verified and timed."""
+    out = io.StringIO()
+    if demo.run(str(device), "inductor", None, None, out):
+        raise AssertionError(f"aotlab demo failed:\n{out.getvalue()[-2000:]}")
+    return {"lines printed": out.getvalue().count("\n")}
+
+
+def check_tests(device: torch.device) -> Figures:
+    """Run the tests that are marked ``gpu``, if the checkout with them is here."""
+    root = Path(__file__).parents[2]
+    if device.type != "cuda":
+        raise LeftOut("they need CUDA")
+    if not (root / "tests" / "conftest.py").exists():
+        raise LeftOut("aotlab is installed without its tests")
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--tier", "all", "-p", "no:cacheprovider", "tests"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=240, check=False)
+    last = (done.stdout.strip().splitlines() or [""])[-1]
+    if done.returncode == 5 or "No module named" in done.stderr:
+        raise LeftOut(last or done.stderr.strip()[-200:])
+    if done.returncode:
+        raise AssertionError(f"{last}\n{done.stdout[-2000:]}")
+    return {"result": last}
+
+
+def _dropout(x: Tensor, w: Tensor) -> Tensor:
+    return functional.dropout((x @ w).relu(), 0.4).sum(0)
+
+
+def _checkpointed(x: Tensor, w: Tensor) -> Tensor:
+    result = checkpoint(_dropout, x, w, use_reentrant=False)
+    assert isinstance(result, Tensor)
+    return result * 2
+
+
+def check_draws(device: torch.device) -> Figures:
+    """Draw eager's random numbers, and the same ones again where a checkpoint computes anew."""
+    with comparable():
+        for function in (_dropout, _checkpointed):
+            found = [_step(each, device, seed=3) for each in (function, api.compile(function, backend="eager"))]
+            _equal(found[0], found[1], f"{function.__name__} on the eager backend")
+    # Inductor's own numbers: the mask of the backward is that of the forward, and a seed gives the same twice
+    compiled = api.compile(_dropout, backend="inductor")
+    first, again = _step(compiled, device, seed=3), _step(compiled, device, seed=3)
+    _equal(first, again, "Inductor's numbers from one seed")
+    x = torch.ones(512, device=device, requires_grad=True)
+    dropped = api.compile(lambda x: functional.dropout(x, 0.5), backend="inductor")(x)
+    (gradient,) = torch.autograd.grad(dropped.sum(), x)
+    _equal([dropped.detach()], [gradient], "the mask of a dropout and that of its backward")
+    kept = float((dropped != 0).float().mean())
+    assert 0.3 < kept < 0.7, f"a dropout of half kept {kept:.2f}"
+    return {"kept by a dropout of 0.5": round(kept, 3)}
+
+
+def check_small_programs(device: torch.device) -> Figures:
+    """Compile programs of mutation and aliases by Inductor: values, writes, who shares memory with whom."""
+    for program in SMALL_PROGRAMS:
+        leaves = program.leaves(device, True)
+        results = []
+        for function in (program.function, api.compile(program.function, backend="inductor")):
+            arguments = program.arguments(tuple(leaf.detach().clone().requires_grad_() for leaf in leaves))
+            outputs = tensors_in(function(*arguments))
+            shared = [
+                [a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() for b in (*arguments, *outputs)]
+                for a in outputs
+            ]
+            results.append((outputs, arguments, shared))
+        _near([*results[1][0], *results[1][1]], [*results[0][0], *results[0][1]], program.name)
+        assert results[0][2] == results[1][2], f"{program.name}: other outputs share memory than in eager"
+    return {"programs": len(SMALL_PROGRAMS)}
+
+
+def check_models(device: torch.device) -> Figures:
+    """Train models for ten steps by the eager backend (bit for bit) and Inductor, beside eager and torch.compile."""
+    figures: Figures = {}
+    problems = []
+    models = {each.name: replace(each, sizes=()) for each in trained_models(small=True)}
+    begin = time.monotonic()
+    for name in MODELS:
+        if time.monotonic() - begin > _ENOUGH:
+            figures[name] = f"left out: the models before took {_ENOUGH:.0f} s"
+            continue
+        (row,) = measure([models[name]], device, inductor=True, rounds=4, say=_said)
+        if "extra" in row.problem or "pip install" in row.problem or "No module" in row.problem:
+            figures[f"{row.model}"] = f"left out: {row.problem}"
+        elif row.problem:
+            problems.append(f"{row.model}: {row.problem}")
+        else:
+            figures[f"{row.model}, step over eager"] = _rounded(row.over_eager)
+            figures[f"{row.model}, step over torch.compile"] = _rounded(row.step)
+            figures[f"{row.model}, saved bytes over eager's"] = _rounded(row.our_min_cut_bytes / row.eager_bytes)
+    if problems:
+        raise AssertionError("; ".join(problems))
+    return figures
+
+
+def _mlp(device: torch.device) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.GELU())]
+    return nn.Sequential(*layers).to(device), torch.randn(64, 256, device=device)
+
+
+def check_memory(device: torch.device) -> Figures:
+    """Measure the peak memory of a training step beside eager's and torch.compile's."""
+    model, x = _mlp(device)
+    figures: Figures = {}
+
+    def step(function: Callable[[Tensor], Tensor]) -> None:
+        function(x).square().sum().backward()
+        model.zero_grad(set_to_none=True)
+
+    ways = {"eager": model, "torch.compile": torch.compile(model), "aotlab": api.compile(model, backend="inductor")}
+    for name, function in ways.items():
+        figures[f"{name}, peak bytes"] = measure_memory(partial(step, function), device=device, warmup=2).peak_bytes
+    torch.compiler.reset()
+    ours, eager = figures["aotlab, peak bytes"], figures["eager, peak bytes"]
+    assert isinstance(ours, int) and isinstance(eager, int)  # noqa: PT018
+    assert ours <= 1.1 * eager, f"a step takes {ours} bytes at its peak, eager's {eager}"
+    return figures
+
+
+def check_times(device: torch.device) -> Figures:
+    """Time a training step beside eager in turns; on CUDA by events as well, which time the device alone."""
+    model, x = _mlp(device)
+    compiled = api.compile(model, backend="inductor")
+
+    def step(function: Callable[[Tensor], Tensor]) -> None:
+        function(x).square().sum().backward()
+        model.zero_grad(set_to_none=True)
+
+    cases = [Case(name=name, call=partial(step, each)) for name, each in (("eager", model), ("aotlab", compiled))]
+    result = compare(cases, rounds=10, device=device, again="aotlab")
+    assert result.noise is not None
+    figures: Figures = {
+        "step over eager": _rounded(result.ratio("aotlab", "eager").median),
+        "against itself": _rounded(result.noise.median),
+    }
+    if device.type == "cuda":
+        for name, function in (("eager", model), ("aotlab", compiled)):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            for _ in range(20):
+                step(function)
+            end.record()
+            torch.cuda.synchronize(device)
+            figures[f"{name}, ms by events"] = round(begin.elapsed_time(end) / 20, 4)
+    return figures
+
+
+class _NoValues(TorchDispatchMode):
+    """Refuses ops that read a value on the host."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default):
+            raise AssertionError(f"a compiled call reads a value: {func}")
+        return func(*args, **(kwargs or {}))
+
+
+def check_synchronisation(device: torch.device) -> Figures:
+    """Call compiled functions, forward and backward, where waiting for the device is an error."""
+    model, x = _mlp(device)
+    w = torch.randn(256, 256, device=device, requires_grad=True)
+    for function, arguments in ((api.compile(model, backend="inductor"), (x,)), (_compiled(_dropout), (x, w))):
+        for _ in range(2):
+            function(*arguments).sum().backward()
+        with _waiting_is_an_error(device):
+            function(*arguments).sum().backward()
+    return {"compiled calls": 2}
+
+
+@contextmanager
+def _waiting_is_an_error(device: torch.device) -> Iterator[None]:
+    if device.type != "cuda":
+        with _NoValues():  # type: ignore[no-untyped-call]  # untyped in torch
+            yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.synchronize(device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def check_streams(device: torch.device) -> Figures:
+    """Call on streams of one's own, forward and backward."""
+    if device.type != "cuda":
+        raise LeftOut("it needs CUDA")
+    model, x = _mlp(device)
+    compiled = api.compile(model, backend="inductor")
+    expected = [model(x).detach(), *torch.autograd.grad(model(x).sum(), list(model.parameters()))]
+    for _ in range(3):
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            out = compiled(x)
+            found = [out.detach(), *torch.autograd.grad(out.sum(), list(model.parameters()))]
+        torch.cuda.current_stream(device).wait_stream(stream)
+        _near(found, expected, "a call on another stream")
+    return {"streams": 3}
+
+
+def check_cuda_graph(device: torch.device) -> Figures:
+    """Capture a compiled call in a CUDA graph and replay it for other values."""
+    if device.type != "cuda":
+        raise LeftOut("it needs CUDA")
+    model, x = _mlp(device)
+    compiled = api.compile(model, backend="inductor")
+    with torch.no_grad():
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                compiled(x)
+        torch.cuda.current_stream(device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = compiled(x)
+        x.copy_(torch.randn_like(x))
+        graph.replay()
+        _near([out], [model(x)], "a replayed graph")
+    return {}
+
+
+def check_devices(device: torch.device) -> Figures:
+    """Mix devices and precisions: a scalar on the CPU, pinned memory, autocast."""
+
+    def mixed(x: Tensor, scale: Tensor) -> Tensor:
+        return (x * scale).sin().sum(0)
+
+    x, scale = torch.randn(16, 8, device=device, requires_grad=True), torch.tensor(1.5)
+    _near([_compiled(mixed)(x, scale)], [mixed(x, scale)], "a scalar on the CPU among the inputs")
+    dtype = torch.bfloat16
+    model, given = _mlp(device)
+    found = []
+    for function in (model, api.compile(model, backend="eager")):
+        with torch.autocast(device.type, dtype):
+            found.append(function(given))
+    _equal([found[0]], [found[1]], "a call under autocast")
+    if device.type == "cuda":
+        pinned = torch.randn(64, 256).pin_memory()
+        moved = _compiled(lambda x: x.to(device, non_blocking=True) * 2)(pinned)
+        torch.cuda.synchronize(device)
+        _near([moved], [pinned.to(device) * 2], "pinned memory that is moved inside of the function")
+    return {"autocast": str(dtype)}
+
+
+CHECKS: tuple[tuple[str, Callable[[torch.device], Figures]], ...] = (
+    ("demo", check_demo),
+    ("tests", check_tests),
+    ("random numbers", check_draws),
+    ("mutation and aliases", check_small_programs),
+    ("memory", check_memory),
+    ("times", check_times),
+    ("synchronisation", check_synchronisation),
+    ("streams", check_streams),
+    ("CUDA graph", check_cuda_graph),
+    ("devices and precisions", check_devices),
+    ("models", check_models),
+)
+
+
+def run(device: str, folder: Path, only: Sequence[str], out: TextIO) -> int:
+    """Run the checks, print a line each, and write ``acceptance.json`` and ``acceptance.html`` into ``folder``.
+
+    Returns 1 if a check failed. Raises `UsageError` if there is no such device.
+    """
+    where = torch.device(device)
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError("there is no CUDA device here: torch.cuda.is_available() is False; try --device cpu")
+    if where.type not in ("cpu", "cuda"):
+        raise UsageError(f"acceptance runs on cpu and cuda, not on {where.type}")
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    facts = {**machine(where), "when": time.strftime("%Y-%m-%d %H:%M:%S %z")}
+    found: list[Check] = []
+    chosen = [each for each in CHECKS if not only or each[0] in only]
+    for number, (name, check) in enumerate(chosen, 1):
+        found.append(_result(name, check, where))
+        line = f"{number}/{len(chosen)} {name}: {found[-1].state}, {found[-1].seconds:.1f} s  {found[-1].note}"
+        print(line.rstrip(), file=out, flush=True)
+        write(facts, found, folder)
+    print(f"written: {folder / 'acceptance.json'}, {folder / 'acceptance.html'}", file=out)
+    return 1 if any(each.state == "failed" for each in found) else 0
+
+
+def _result(name: str, check: Callable[[torch.device], Figures], device: torch.device) -> Check:
+    begin = time.monotonic()
+    figures: Figures = {}
+    note, state = "", "passed"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            figures = check(device)
+    except LeftOut as left_out:
+        state, note = "left out", str(left_out)
+    except Exception as error:  # noqa: BLE001  # whatever is raised is a result
+        state, note = "failed", f"{type(error).__name__}: {error}"
+    finally:
+        torch.compiler.reset()
+    what = (check.__doc__ or "").strip().replace("``", "")
+    seconds = round(time.monotonic() - begin, 1)
+    return Check(name=name, what=what, state=state, seconds=seconds, figures=figures, note=note)
+
+
+def write(facts: Mapping[str, str], found: Sequence[Check], folder: Path) -> None:
+    """Write what was found so far, as JSON and as a page."""
+    data = {"machine": dict(facts), "checks": [asdict(each) for each in found]}
+    (folder / "acceptance.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    (folder / "acceptance.html").write_text(page(facts, found), encoding="utf-8")
+
+
+_STYLE = Markup(
+    ":root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;"
+    "padding:0 1rem}table{border-collapse:collapse;width:100%}:is(td,th){text-align:left;vertical-align:top;"
+    "padding:6px 14px 6px 0;border-top:1px solid #8884}.failed{font-weight:700}dl{display:grid;"
+    "grid-template-columns:max-content 1fr;gap:2px 16px;margin:0}dt{opacity:.75}dd{margin:0}"
+    "pre{white-space:pre-wrap;font:inherit;margin:0}td:nth-child(2),td:nth-child(3){white-space:nowrap}"
+)
+
+
+def page(facts: Mapping[str, str], found: Sequence[Check]) -> str:
+    """Write the page: the machine, then a row for each check with its figures."""
+    counts = {state: sum(each.state == state for each in found) for state in ("passed", "failed", "left out")}
+    title = f"aotlab acceptance on {facts.get('device', 'a device')}"
+    rows = [
+        element(
+            "tr",
+            element("td", each.name, element("br"), element("small", each.what)),
+            element("td", each.state, kind=each.state.replace(" ", "-")),
+            element("td", f"{each.seconds:.1f} s"),
+            element("td", _list(each.figures), element("pre", each.note) if each.note else ""),
+        )
+        for each in found
+    ]
+    head = element("tr", *[element("th", text) for text in ("check", "state", "time", "figures")])
+    body = join(
+        element("h1", title),
+        element("p", ", ".join(f"{count} {state}" for state, count in counts.items() if count)),
+        _list(facts),
+        element("h2", "Checks"),
+        element("table", head, *rows),
+    )
+    document = element(
+        "html",
+        element("head", element("meta", charset="utf-8"), element("title", title), element("style", _STYLE)),
+        element("body", body),
+        lang="en",
+    )
+    return f"<!doctype html>\n{document}\n"
+
+
+def _list(figures: Mapping[str, object]) -> Markup:
+    return element(
+        "dl", *[each for key, value in figures.items() for each in (element("dt", key), element("dd", str(value)))]
+    )
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = api.compile(function, backend="inductor")
+    return compiled
+
+
+def _step(function: Callable[[Tensor, Tensor], Tensor], device: torch.device, *, seed: int) -> list[Tensor]:
+    """Run forward and backward from a seed; return the result and the gradients."""
+    torch.manual_seed(0)
+    x, w = (torch.randn(32, 32, device=device, requires_grad=True) for _ in range(2))
+    torch.manual_seed(seed)
+    out = function(x, w)
+    return [out.detach(), *torch.autograd.grad(out.sum(), (x, w))]
+
+
+def _equal(found: Sequence[Tensor], expected: Sequence[Tensor], what: str) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other), f"{what}: not equal, largest difference {float((one - other).abs().max()):.3g}"
+
+
+def _near(found: Sequence[Tensor], expected: Sequence[Tensor], what: str) -> None:
+    for one, other in zip(found, expected, strict=True):
+        difference = float((one - other).abs().max())
+        scale = max(float(other.abs().max()), 1.0)
+        assert difference <= TOLERANCE * scale, f"{what}: differs from eager by {difference:.3g} of {scale:.3g}"
+
+
+def _rounded(value: float) -> float | None:
+    return None if math.isnan(value) else round(value, 3)
+
+
+def _said(text: str) -> None:
+    print(f"    {text}", file=sys.stderr, flush=True)

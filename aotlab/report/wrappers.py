@@ -1,0 +1,285 @@
+"""Tensors that wrap others, as trees: the wrapper in a row of its own, and below it its parts, which a graph takes.
+
+    x            TwoTensor
+      x.a        primals_1
+      x.b        primals_2
+
+The engine compiles a function of the parts, and names the values that it returns by their numbers. Here they get the
+names that they have in the caller's program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from aotlab.ir.metadata import MutationType, OutputType
+from aotlab.ir.specs import Size
+from aotlab.ir.subclasses import AnchoredGradient, Opaque, SizeOfPart, SubclassSpec
+from aotlab.report.model import PLAIN_TYPES, Graph, InnerTensor, Input, Output, TensorInfo
+from aotlab.report.text import known_size
+
+if TYPE_CHECKING:
+    from aotlab.ir.subclasses import SubclassInput, SubclassOutput, SubclassRecord
+
+Row = TypeVar("Row", Input, Output)
+
+
+def names_of_results(record: SubclassRecord) -> dict[int, str]:
+    """Name what the compiled function returns as the caller knows it, by its numbers."""
+    found: dict[int, str] = {}
+    for name, output in _returned(record):
+        names = [name] if output.spec is None else output.spec.paths(name)
+        if output.kind in ("plain", "new"):
+            found |= dict(enumerate(names, output.first))
+    return found
+
+
+def _returned(record: SubclassRecord) -> Iterator[tuple[str, SubclassOutput]]:
+    """Yield the outputs, what is returned besides as the base of one, and the values of inputs that are written."""
+    yield from zip([name for name, _ in record.results], record.outputs, strict=True)
+    for number, output in enumerate(record.besides, len(record.outputs)):
+        yield f"base of {record.results[_view_of(record, number)][0]}", output
+    for write in record.writes:
+        if write.value is not None:
+            yield f"new {record.inputs[write.input].name}", write.value
+
+
+def _view_of(record: SubclassRecord, number: int) -> int:
+    return next(n for n, each in enumerate(record.outputs) if each.kind == "view of output" and each.of == number)
+
+
+def _places(inputs: Sequence[Input], record: SubclassRecord) -> dict[int, SubclassInput]:
+    """Say where the rows of each wrapper begin: of its parts, its anchors, and what else is assumed of it."""
+    names, found, at = [row.name for row in inputs], {}, 0
+    for item in record.inputs:
+        own = [*item.paths, *item.anchors, f"type({item.name})"]
+        while at < len(names) and names[at : at + len(own)] != own:
+            at += 1
+        found[at] = item
+    return found
+
+
+def marked_inputs(inputs: Sequence[Input], record: SubclassRecord) -> tuple[Input, ...]:
+    """Say of the rows of parts what their wrappers are: their kind, and what is written behind the graph."""
+    rows = list(inputs)
+    written = {write.input: write for write in record.writes if write.value is not None}
+    for start, item in _places(inputs, record).items():
+        parts = range(start, start + len(item.paths))
+        for n in parts:
+            row = replace(rows[n], kind=item.kind, part_of="" if item.spec is None else _above(rows[n].name))
+            if item.spec is None:
+                row = _requiring(row, item, record)
+            elif row.tensor is not None:  # the graph takes it with a history of its own
+                row = replace(row, tensor=replace(row.tensor, is_leaf=item.is_leaf))
+            if row.mutates_data is False and item.same_as in written:
+                row = replace(row, mutates_data=True, mutation_type=MutationType.MUTATED_OUT_GRAPH.value)
+            rows[n] = row
+        for n in range(parts.stop, parts.stop + len(item.anchors)):
+            row = replace(
+                rows[n], kind="gradient", storage=None, part_of=_above(rows[n].name), requires_grad_after=None
+            )
+            rows[n] = replace(row, tensor=row.tensor and replace(row.tensor, requires_grad=False, is_leaf=True))
+    return tuple(rows)
+
+
+def _requiring(row: Input, item: SubclassInput, record: SubclassRecord) -> Input:
+    """Say of an argument whose parts the graph takes whether it requires grad itself, before and after the call."""
+    tensor = row.tensor and replace(row.tensor, requires_grad=item.requires_grad, is_leaf=item.is_leaf)
+    after = item.requires_grad or any(w.history for w in record.writes if w.input == item.same_as)
+    return replace(row, tensor=tensor, requires_grad_after=None if row.requires_grad_after is None else after)
+
+
+def _above(path: str) -> str:
+    return path.rpartition(".")[0]
+
+
+def with_wrappers(inputs: Sequence[Input], record: SubclassRecord) -> tuple[Input, ...]:
+    """Put a row for each wrapper above those of its parts."""
+    rows: list[Input] = []
+    places = _places(inputs, record)
+    writes = {write.input for write in record.writes if write.versions or write.value is not None}
+    at = 0
+    while at < len(inputs):
+        item = places.get(at)
+        if item is None:
+            rows.append(inputs[at])
+            at += 1
+            continue
+        middle = at + len(item.paths)
+        end = middle + len(item.anchors)
+        parts, anchors = inputs[at:middle], inputs[middle:end]
+        if item.spec is None:
+            rows += parts
+        else:
+            first = record.inputs[item.same_as].name
+            made = _tree(item.name, item.spec, parts, "", _around_inputs)
+            about = "" if item.spec.context is None else f"{item.spec.context!r:.200}"
+            top = replace(made[0], value=about or None, duplicate_of=None if first == item.name else first)
+            top = _requiring(top, item, record)
+            if item.same_as in writes:
+                top = replace(top, mutates_data=True, mutation_type=MutationType.MUTATED_OUT_GRAPH.value)
+            rows += [top, *made[1:]]
+        if isinstance(item.gradient, AnchoredGradient) and item.gradient.spec is not None:
+            rows += _tree(f"{item.name}.grad", item.gradient.spec, anchors, item.name, _around_inputs)
+        else:
+            rows += anchors
+        at = end + 1
+    return tuple(rows)
+
+
+def _tree(
+    name: str, spec: SubclassSpec, parts: Sequence[Row], above: str, around: Callable[[Row, Sequence[Row]], Row]
+) -> list[Row]:
+    """Return the row of a wrapper and those below it; ``around`` makes it from that of its first part, and of all."""
+    below: list[Row] = []
+    own: list[Row] = []
+    for attribute, part in spec.parts:
+        if not isinstance(part, Opaque):
+            path = f"{name}.{attribute}"
+            made = _tree(path, part, parts, name, around) if isinstance(part, SubclassSpec) else [parts[part]]
+            own.append(made[0])
+            below += made
+    inner = [(row.name.removeprefix(f"{name}."), row.tensor) for row in own]
+    tensor = _look(spec, inner, [row.tensor for row in parts])
+    row: Row = replace(around(own[0], own), name=name, tensor=tensor, part_of=above, storage=None)
+    below.insert(0, row)
+    return below
+
+
+def _around_inputs(first: Input, own: Sequence[Input]) -> Input:
+    written = next((row for row in own if row.mutated), first)
+    varies = any(row.varies for row in own)
+    row = replace(written, duplicate_of=None, overlaps=(), value=None, synthetic_base=None, varies=varies)
+    return replace(row, placeholder="", gradient="")
+
+
+def _around_outputs(first: Output, own: Sequence[Output]) -> Output:
+    relation = "parts of its own" if all(row.base is None for row in own) else "see its parts"
+    row = replace(first, base=None, base_kind=None, views=None, relation=relation, node="", tangent="")
+    return replace(row, output_type=OutputType.NON_ALIAS.value)
+
+
+def _look(
+    spec: SubclassSpec, own: Sequence[tuple[str, TensorInfo | None]], parts: Sequence[TensorInfo | None]
+) -> TensorInfo | None:
+    """Describe a wrapper by its ``own`` parts, with their names; its spec counts all ``parts``."""
+    inner = [InnerTensor(name=name, tensor=tensor) for name, tensor in own if tensor is not None]
+    if len(inner) < len(own):
+        return None
+
+    def size(value: int | SizeOfPart, *, strides: bool = False) -> Size:
+        if isinstance(value, int):
+            return value
+        tensor = parts[value.part]
+        return 0 if tensor is None else (tensor.stride if strides else tensor.shape)[value.dim]
+
+    first = inner[0].tensor
+    return TensorInfo(
+        dtype=str(spec.dtype).removeprefix("torch."),
+        device=first.device,
+        shape=tuple(map(size, spec.layout.size)),
+        stride=tuple([size(value, strides=True) for value in spec.layout.stride]),
+        nbytes=sum(known_size(each.tensor.nbytes) for each in inner),
+        requires_grad=first.requires_grad,
+        is_leaf=first.is_leaf,
+        type_name=f"{spec.type.__module__}.{spec.type.__qualname__}",
+        inner=tuple(inner),
+    )
+
+
+def outputs_of(
+    inputs: Mapping[str, Input], outputs: Sequence[Output], record: SubclassRecord, looks: Sequence[TensorInfo | None]
+) -> tuple[Output, ...]:
+    """Put the outputs in the caller's order, those that are wrappers above their parts; ``looks`` are their tensors."""
+    rows: list[Output] = []
+    count = len(record.outputs)
+    for number, (name, output) in enumerate(_returned(record)):
+        above = ""
+        if number >= count:  # the base of a view, or what is written into an input
+            of = number - count
+            above = (
+                name.removeprefix("new ") if of >= len(record.besides) else record.results[_view_of(record, number)][0]
+            )
+        if output.kind not in ("plain", "new"):
+            tensor = looks[number] if number < count else None
+            rows.append(_old(name, output, record, inputs, tensor))
+        elif output.spec is None:
+            rows.append(replace(outputs[output.first], part_of=above))
+        else:
+            parts = outputs[output.first : output.first + output.spec.count]
+            marked = [replace(row, part_of=_above(row.name), requires_grad=output.requires_grad) for row in parts]
+            rows += _tree(name, output.spec, marked, above, _around_outputs)
+    return tuple(rows)
+
+
+def _old(
+    name: str, output: SubclassOutput, record: SubclassRecord, inputs: Mapping[str, Input], tensor: TensorInfo | None
+) -> Output:
+    """Describe an output that is an input or another output, or a view of one."""
+    of_output = output.kind in ("view of output", "same")
+    base = [name for name, _ in _returned(record)][output.of] if of_output else record.inputs[output.of].name
+    relation, kind = {
+        "input": (f"is input {base} itself", OutputType.IS_INPUT),
+        "view of input": (f"view of input {base}", OutputType.ALIAS_OF_INPUT),
+        "detached input": (f"input {base}, detached", OutputType.ALIAS_OF_INPUT),
+        "same": (f"is output {base} itself", OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT),
+    }.get(output.kind, (f"view of the {base}", OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT))
+    if output.kind == "view of output" and output.of < len(record.outputs):
+        relation, kind = f"view of output {base}", OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT
+    grad = output.requires_grad
+    given = inputs.get(base)
+    if output.kind in ("input", "detached input") and given is not None and given.tensor is not None:
+        grad = grad or (output.kind == "input" and given.tensor.requires_grad)
+        tensor = replace(given.tensor, requires_grad=grad)
+    return Output(
+        name=name,
+        output_type=kind.value,
+        raw_type="" if tensor is None else tensor.type_name,
+        tensor=tensor,
+        base_kind=("intermediate" if base.startswith("base of ") else "output") if of_output else "input",
+        base=base,
+        relation=relation,
+        requires_grad=grad,
+    )
+
+
+#: So many arguments and outputs that are wrappers are drawn of one graph in a text.
+_MOST_TREES = 10
+
+
+def trees(graph: Graph) -> list[str]:
+    """Write the arguments and outputs of a graph that are wrappers, with what stands for their parts in the graph."""
+    lines: list[str] = []
+    for rows in (graph.inputs, graph.outputs):
+        depths: dict[str, int] = {}
+        above = {row.part_of for row in rows}
+        drawn = 0
+        for row in rows:
+            depths[row.name] = depth = depths.get(row.part_of, -1) + 1
+            drawn += not depth and (row.name in above or bool(_wrapper(row)))
+            if drawn <= _MOST_TREES and (depth or row.name in above or _wrapper(row)):
+                lines.append(f"{'  ' * depth}{row.name}: {_described(row)}")
+        if drawn > _MOST_TREES:
+            lines.append(f"and {drawn - _MOST_TREES} more")
+    return lines
+
+
+def _wrapper(row: Input | Output) -> str:
+    """Return the name of the class of a wrapper; empty for other rows."""
+    name = "torch.Tensor" if row.tensor is None else row.tensor.type_name
+    return "" if name in PLAIN_TYPES else name.rpartition(".")[2]
+
+
+def _described(row: Input | Output) -> str:
+    words = [f"{_wrapper(row)} {row.tensor}".strip()]
+    if isinstance(row, Input):
+        words[0] += f" → {row.placeholder}" if row.placeholder else ""
+        words += [f"gradient {row.gradient}"] if row.gradient else []
+        words += [f"same tensor as {row.duplicate_of}"] if row.duplicate_of else []
+    else:
+        words[0] += f" ← {row.node}" if row.node else ""
+        words += [f"gradient {row.tangent}"] if row.tangent else []
+        words += [row.relation] if row.base is not None else []
+    return ", ".join(words)

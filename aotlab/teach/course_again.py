@@ -1,0 +1,357 @@
+"""The exercises of the course's pages from 08 on; see `course`."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+import aotlab
+from aotlab import _torch as torch_internals
+from aotlab._torch.workbench import wrapper_like
+from aotlab.report.model import Report
+from aotlab.teach.exercises import new_exercise, require
+from aotlab.teach.truth import window
+
+Answer = Callable[..., Any]
+
+
+def _graphs(function: Answer, *calls: tuple[Any, ...]) -> int:
+    """Compile a function, make some calls, and count the graphs that they needed."""
+    compiled = aotlab.compile(function, backend="eager")
+    with warnings.catch_warnings(), aotlab.Report.record() as recording:
+        warnings.simplefilter("ignore")
+        for call in calls:
+            compiled(*call)
+    return sum(graph.status == "compiled" for frame in recording.report().frames for graph in frame.graphs)
+
+
+# --- 08_again_and_again ----------------------------------------------------------------------------------------------
+
+
+@new_exercise("recompiles")
+def another_graph(answer: Answer) -> None:
+    """Write `answer(x)`: a tensor of the shape, dtype and values of `x`, which the same graph does not serve.
+
+    - Go through the guards of a tensor: of what do they speak besides shape and dtype?
+    - Strides are guarded, and whether gradients are wanted.
+    - A copy in another order of memory, or one that requires grad.
+    """
+    x = torch.arange(6.0).view(2, 3)
+    found = answer(x)
+    require(isinstance(found, torch.Tensor), f"the result is of type {type(found).__name__}, and is to be a tensor")
+    require(found.dtype == x.dtype, f"the result has dtype {found.dtype}")
+    require(torch.equal(found, x), f"of {x.tolist()} it makes {found.tolist()}")
+    served = f"it is served, too: {window(found)}, as `x`, and requires_grad={found.requires_grad}, as `x`"
+    require(_graphs(lambda x: x * 2, (x,), (found,)) == 2, served)
+
+
+def folded(x: torch.Tensor) -> torch.Tensor:
+    if x.shape[0] > 5:
+        return x[:5].sum()
+    return x.sum()
+
+
+@new_exercise("recompiles", takes="number", program=folded)
+def how_many_graphs(answer: float) -> None:
+    """How many graphs does this program need, if it is called with 3, 4, 2, 8, 5, 1 and 9 elements, in this order?
+
+    - The first graph is for 3 elements alone. At the second call the size has become another one.
+    - A graph with a symbol holds for the sizes that go the same way at the `if`.
+    - And there is a size that is never a symbol.
+    """
+    graphs = _graphs(folded, *((torch.ones(size),) for size in (3, 4, 2, 8, 5, 1, 9)))
+    require(answer == graphs, f"it is not {answer}")
+
+
+def doubled(x: torch.Tensor, n: int) -> torch.Tensor:
+    for _ in range(n):
+        x = x * 2
+    return x
+
+
+@new_exercise("recompiles", program=doubled)
+def fewer_graphs(answer: Answer) -> None:
+    """Write `answer(x, n)`, which returns the same as this program, and needs two graphs for all `n` from 1 to 8.
+
+    - The loop fixes `n`, since each `n` makes another list of ops. Calculate with `n` instead.
+    - To multiply by 2 so often is to multiply once, by a power of 2.
+    - Python's operator for powers works for numbers, and an op of a graph can take what comes out.
+    """
+    x = torch.tensor([1.0, -3.0])
+    for n in range(1, 9):
+        found, expected = answer(x, n), doubled(x, n)
+        wrong = f"for n = {n} it makes {found.tolist()} of {x.tolist()}, and not {expected.tolist()}"
+        require(torch.equal(found, expected), wrong)
+    graphs = _graphs(answer, *((x, n) for n in range(1, 9)))
+    require(graphs, "it cannot be compiled, and runs eagerly")
+    require(graphs <= 2, f"it needs {graphs} graphs")
+
+
+# --- 09_randomness_and_modes -----------------------------------------------------------------------------------------
+
+
+@new_exercise("randomness")
+def mask_again(answer: Answer) -> None:
+    """Write `answer(x, state)`: the mask that `dropout(x, 0.5)` draws from `state`. The generator stays as it is.
+
+    - A mask is `True` where an element was kept. Dropout of ones shows it, whatever is in `x`.
+    - Put `state` into the generator, draw, and put back what was there before.
+    - `torch.get_rng_state()`, `torch.set_rng_state(…)`; or `with torch.random.fork_rng():`, which puts it back for you.
+    """
+    with torch.random.fork_rng(devices=[]):
+        for seed in (1, 2):
+            x = torch.arange(float(8 * seed))
+            torch.manual_seed(seed)
+            state = torch.get_rng_state()
+            expected = functional.dropout(torch.ones_like(x), 0.5) != 0
+            torch.manual_seed(0)
+            before = torch.get_rng_state()
+            found = answer(x, state)
+            require(isinstance(found, torch.Tensor) and found.dtype == torch.bool, "the mask is not of booleans")
+            require(torch.equal(found, expected), f"it was {expected.int().tolist()}, not {found.int().tolist()}")
+            require(torch.equal(torch.get_rng_state(), before), "the state of the generator is another one afterwards")
+
+
+def draws_some(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+    torch.rand_like(a)
+    b = functional.dropout(b, 0.5, training=False)
+    c = c + torch.zeros_like(c).normal_()
+    with torch.no_grad():
+        return b + c + functional.dropout(d, 0.1)
+
+
+@new_exercise("randomness", program=draws_some, takes="names")
+def what_is_drawn(answer: Any) -> None:
+    """For which of its inputs does this program draw random numbers?
+
+    - It does not matter whether somebody uses what was drawn.
+    - Nor does it matter whether gradients are wanted.
+    - Outside of training, dropout returns what it was given.
+    """
+    names = ("a", "b", "c", "d")
+    said = set(answer.replace(",", " ").split() if isinstance(answer, str) else answer)
+    require(said <= {*names}, f"the names are {', '.join(names)}")
+
+    def left(without: str) -> torch.Tensor:
+        """Return the state after a call, for which one of the inputs has no elements, so that none is drawn for it."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            draws_some(*(torch.ones(0 if name == without else 1) for name in names))
+            return torch.get_rng_state()
+
+    for name in names:
+        drawn = not torch.equal(left(name), left(""))
+        wrong = (
+            f"with another number of elements in `{name}`, {'another' if drawn else 'the same'} state is left behind"
+        )
+        require((name in said) == drawn, wrong)
+
+
+@new_exercise("randomness")
+def autocast_by_hand(answer: Answer) -> None:
+    """Write `answer(x, w)`, which returns what `x @ w` is under autocast to `bfloat16`, without autocast.
+
+    - The inputs are `float32`. What does autocast do with them before the product?
+    - It is not the result that is cast.
+    - `x.bfloat16()` makes a copy in the other dtype; autograd casts the gradient back.
+    """
+    x, w = torch.linspace(0, 1, 12).view(3, 4), torch.linspace(1, 2, 8).view(4, 2).requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = x @ w
+    found = answer(x, w)
+    require(isinstance(found, torch.Tensor), f"the result is of type {type(found).__name__}, and is to be a tensor")
+    names = getattr(getattr(answer, "__code__", None), "co_names", ())
+    require("autocast" not in names, "it uses autocast")
+    require(found.dtype == torch.bfloat16, f"the result has dtype {found.dtype}")
+    wrong = f"the first elements are {found[0].tolist()}, not {expected[0].tolist()}: the product itself is in bfloat16"
+    require(torch.equal(found, expected), wrong)
+    require(found.requires_grad, "no gradient reaches `w`")
+    (gradient,) = torch.autograd.grad(found.sum(), w)
+    require(gradient.dtype == torch.float32, f"the gradient of `w` has dtype {gradient.dtype}")
+
+
+# --- 10_subclasses ---------------------------------------------------------------------------------------------------
+
+
+class Two(torch.Tensor):
+    """A wrapper of two tensors with a word that is kept beside them; ops run on both."""
+
+    def __new__(cls, one: Any, other: Any, word: str = "") -> Two:
+        """Make the outside."""
+        made: Two = wrapper_like(cls, one)
+        return made
+
+    def __init__(self, one: Any, other: Any, word: str = "") -> None:
+        self.other, self.one, self.word = other, one, word
+
+    def __tensor_flatten__(self) -> tuple[list[str], str]:
+        """Take it apart."""
+        return ["other", "one"], self.word
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, torch.Tensor], context: str, size: Any, stride: Any) -> Two:
+        """Put it together."""
+        return Two(inner["one"], inner["other"], context)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch declares it without the op
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run an op on both."""
+        parts = (
+            torch_internals.pytree.tree_map_only(cls, operator.attrgetter(name), args) for name in ("one", "other")
+        )
+        return cls(*(func(*each, **(kwargs or {})) for each in parts))
+
+
+@new_exercise("subclasses")
+def take_apart(answer: Answer) -> None:
+    """Write `answer(t)`: the list of all plain tensors of which `t` is made. The parts of a wrapper may be wrappers.
+
+    - A tensor is a wrapper if it has `__tensor_flatten__`. A plain one is made of itself.
+    - `names, context = t.__tensor_flatten__()`, and the parts are the attributes of these names, in this order.
+    - Let `answer` call itself for each part, and join the lists.
+    """
+    a, b, c = torch.ones(2), torch.zeros(2), torch.arange(2.0)
+    for made, expected, what in (
+        (Two(a, b), [b, a], "a wrapper of two tensors"),
+        (Two(Two(a, b), c), [c, b, a], "a wrapper of a wrapper and a tensor"),
+        (a, [a], "a plain tensor"),
+    ):
+        found = answer(made)
+        require(isinstance(found, (list, tuple)), f"of {what} it returns a {type(found).__name__}, and not a list")
+        require(len(found) == len(expected), f"of {what} it returns {len(found)} tensors, not {len(expected)}")
+        plain = not any(isinstance(each, Two) for each in found)
+        require(plain, f"of {what} it returns a list with a wrapper in it")
+        require(all(map(operator.is_, found, expected)), f"of {what} it returns other tensors, or in another order")
+
+
+@new_exercise("subclasses")
+def put_together(answer: Answer) -> None:
+    """Write `answer(old, parts)`: a wrapper of the class of `old`, made of these parts, in the order of its names.
+
+    - What you need of `old` is its class, the names of its parts, and what else is known of it: the context.
+    - `names, context = old.__tensor_flatten__()`; and `dict(zip(names, parts))` has the parts by name.
+    - `type(old).__tensor_unflatten__(parts_by_name, context, size, stride)`, with size and stride of `old`.
+    """
+    parts = [torch.arange(3.0), torch.ones(3)]
+    for word in ("", "kept"):
+        found = answer(Two(torch.zeros(3), torch.zeros(3), word), parts)
+        require(isinstance(found, Two), f"the result is a {type(found).__name__}, and not of the class of `old`")
+        require(found.other is parts[0], "the parts are exchanged, or copies")
+        require(found.one is parts[1], "the second part is another tensor")
+        require(found.word == word, f"what else is known of `old` is {word!r}, and of the result {found.word!r}")
+
+
+def times(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x * y
+
+
+@new_exercise("subclasses", takes="number", program=times)
+def how_many_inputs(answer: float) -> None:
+    """How many tensors go into the graph, if `x` is `Pair(Pair(s, t), u)`, and `y` is `t`? The three are plain.
+
+    - Take `x` apart, until only plain tensors are left.
+    - `y` is a plain tensor, and one that you have met already.
+    - The same tensor twice goes into a graph once (`06_inputs_that_share`).
+    """
+    s, t, u = torch.ones(2), torch.ones(2), torch.ones(2)
+    with aotlab.Report.record() as recording:
+        aotlab.compile(times, backend="eager")(Two(Two(s, t), u), t)
+    (graph,) = (graph for frame in recording.report().frames for graph in frame.graphs)
+    inputs = sum(placeholder.user_name != "" for placeholder in graph.placeholders)
+    require(answer == inputs, f"it is not {answer}")
+
+
+# --- 12_in_the_wild --------------------------------------------------------------------------------------------------
+
+
+def _behind_dynamo(function: Answer, *calls: tuple[Any, ...]) -> Report:
+    """Make calls behind Dynamo, and return what the report says."""
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend="aotlab", options={"compiler": "eager"})
+    with warnings.catch_warnings(), aotlab.Report.record() as recording:
+        warnings.simplefilter("ignore")
+        for call in calls:
+            compiled(*call)
+    return recording.report()
+
+
+def branching(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 0:
+        return x * 2
+    return -x
+
+
+@new_exercise("wild", program=branching)
+def one_graph(answer: Answer) -> None:
+    """Write `answer(x)`, which returns the same as this program, and becomes one graph without a break.
+
+    - The branch depends on a value, and a graph has no values. Can both results be computed, and one be chosen?
+    - There is an op that chooses between two tensors by a condition that is a tensor.
+    - `torch.where(condition, one, other)`.
+    """
+    calls = [(torch.tensor([2.0, -1.0]),), (torch.tensor([-3.0, 1.0]),)]
+    for (x,) in calls:
+        found, expected = answer(x), branching(x)
+        require(torch.equal(found, expected), f"of {x.tolist()} it makes {found.tolist()}, not {expected.tolist()}")
+    report = _behind_dynamo(answer, *calls)
+    breaks = report.graph_breaks
+    require(not len(breaks), f"there is a graph break: {', '.join(breaks['reason']) if len(breaks) else ''}")
+    require(len(report.calls) == len(calls), "no graph was made")
+
+
+@new_exercise("wild")
+def read_the_report(answer: Answer) -> None:
+    """Write `answer(report)`: how many bytes does the forward keep for the backward that the caller does not hold?
+
+    - One table of the report has a row for each value that is kept.
+    - The caller holds the inputs, so they do not count. A column says which these are.
+    - `report.saved`, with its columns `is_input` and `nbytes`; `query("not is_input")` takes the other rows.
+    """
+    w = torch.ones(4, 4, requires_grad=True)
+    for function in (lambda x, w: (x @ w).exp().sum(), lambda x, w: ((x @ w).tanh() @ w).sin()):
+        report = _behind_dynamo(function, (torch.ones(8, 4), w))
+        found, saved = answer(report), report.saved
+        require(
+            found == saved["nbytes"][~saved["is_input"]].sum(),
+            f"of a report with the bytes {report.saved['nbytes'].tolist()} it makes {found}",
+        )
+
+
+def keeps_order(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.mul_(2)
+    return x + y
+
+
+def swaps(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    result = x * 2 + y
+    x.mul_(2)
+    return result
+
+
+def loses(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x * 2 + y
+
+
+@new_exercise("wild", program=keeps_order)
+def find_the_bug(answer: Answer) -> None:
+    """Write `answer(f)`, which calls `f` and tells whether it does what this program does. Some layers get it wrong.
+
+    - A layer can lose the write: look at `x` after the call, too.
+    - A layer can read `y` too early. When does that make a difference? (See `06_inputs_that_share`.)
+    - Call `f` with tensors of their own and with one that is both arguments. Compare results and what was written.
+    """
+    for function, right, what in (
+        (keeps_order, True, "the program itself"),
+        (loses, False, "one that does not write `x`"),
+        (swaps, False, "one that reads `y` before the write"),
+        (lambda x, y: x.mul_(2).add(y), True, "one that does the same with other ops"),
+    ):
+        found = answer(function)
+        require(bool(found) is right, f"of {what} it says {found}")
