@@ -1,4 +1,6 @@
-"""Exercises: a task, a check that runs the answer, three hints; any right answer passes, and no solution is kept.
+"""Exercises: a task, a check that runs the answer, three hints; any right answer passes.
+
+A solution is kept only where a page goes on with the answer, and shown when asked for.
 
 A teacher writes one as a function: its docstring is the task and three hints, its `require` lines are the check.
 
@@ -39,11 +41,15 @@ _TYPES = r": (torch\.Tensor|int)\b| -> [\w.]+"
 
 
 class NotYetError(Exception):
-    """An answer that is not right yet; the text says what was seen."""
+    """An answer that is not right yet; the text says what was seen, ``code`` of which program."""
+
+    def __init__(self, seen: str, code: str = "") -> None:
+        super().__init__(seen)
+        self.code = code
 
 
-def require(right: object, seen: str) -> None:
-    """Go on if something holds of an answer; else say what was seen, as a clause.
+def require(right: object, seen: str, code: str = "") -> None:
+    """Go on if something holds of an answer; else say what was seen, as a clause, and of which program.
 
     Raises
     ------
@@ -51,14 +57,14 @@ def require(right: object, seen: str) -> None:
         It does not hold.
     """
     if not right:
-        raise NotYetError(seen)
+        raise NotYetError(seen, code)
 
 
 class Said(Shown):
-    """One or two sentences."""
+    """One or two sentences, and a program."""
 
-    def __init__(self, title: str, note: str = "") -> None:
-        self.title, self.note = title, note
+    def __init__(self, title: str, note: str = "", code: str = "") -> None:
+        self.title, self.note, self.code = title, note, code
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,6 +85,8 @@ class Exercise(Shown):
         What an answer has to be: ``"function"``, ``"number"``, ``"text"``, ``"names"``, or ``""`` for anything.
     code
         The program that the task is about, if there is one.
+    own, own_code
+        An answer of the course's, and its text, for a page that needs one to go on.
     """
 
     name: str
@@ -88,6 +96,8 @@ class Exercise(Shown):
     judge: Callable[[Any], None] = field(compare=False)
     takes: str = "function"
     code: str = ""
+    own: Callable[..., Any] | None = field(default=None, compare=False)
+    own_code: str = ""
 
     @property
     def title(self) -> str:  # type: ignore[override]  # what is shown above
@@ -97,6 +107,8 @@ class Exercise(Shown):
     @property
     def note(self) -> str:  # type: ignore[override]  # what is shown below
         """How to answer."""
+        if self.own_code:
+            return f'`teach.exercise("{self.name}").hint()` gives a hint, `.solution()` shows a solution.'
         return f'`teach.exercise("{self.name}").check(answer)` checks an answer, `.hint()` gives a hint.'
 
     def check(self, answer: object) -> Said:
@@ -105,11 +117,11 @@ class Exercise(Shown):
             return Said("Not yet: there is no answer.", self._help())
         if not isinstance(answer, _KINDS[self.takes]):  # type: ignore[arg-type]  # Callable is fine there
             return Said(f"Not yet: the answer is to be a {self.takes}, and this is of type {type(answer).__name__}.")
-        wrong = ""
+        wrong = code = ""
         try:
             self.judge(answer)
         except NotYetError as error:
-            wrong = str(error)
+            wrong, code = str(error), error.code
         except Exception as error:  # noqa: BLE001  # the answer's own
             wrong = f"it raises {type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
@@ -117,7 +129,20 @@ class Exercise(Shown):
             entry.update(topic=self.topic, tries=entry["tries"] + 1, done=entry["done"] or not wrong)
 
         _, note = kept.change("exercises", self.name, tried)
-        return Said(f"Not yet: {wrong.rstrip('.')}.", note or self._help()) if wrong else Said("Right.", note)
+        return Said(f"Not yet: {wrong.rstrip('.')}.", note or self._help(), code) if wrong else Said("Right.", note)
+
+    def take(self, answer: Callable[..., Any]) -> Callable[..., Any]:
+        """Check an answer, print what is said of it, and return it if it is right; else the course's own."""
+        said = self.check(answer)
+        print(said)
+        if said.title == "Right." or self.own is None:
+            return answer
+        print("Until then the page goes on with the course's own; `.solution()` shows it.")
+        return self.own
+
+    def solution(self) -> Said:
+        """Show the course's own answer, where a page has one to go on with."""
+        return Said("" if self.own_code else "There is no solution; any right answer passes.", code=self.own_code)
 
     def hint(self) -> Said:
         """Give the next of three hints, after those that were given before."""
@@ -145,11 +170,16 @@ def _is_blank(answer: object) -> bool:
 
 
 def new_exercise(
-    topic: str, *, takes: str = "function", program: Callable[..., Any] | None = None
+    topic: str,
+    *,
+    takes: str = "function",
+    program: Callable[..., Any] | None = None,
+    own: tuple[Callable[..., Any] | None, str] = (None, ""),
 ) -> Callable[[Callable[[Any], None]], Exercise]:
     """Make a function an exercise of its name: its docstring is the task and the hints, what it requires is the check.
 
-    What the task calls "this program" is the source of ``program``, shown below it.
+    What the task calls "this program" is the source of ``program``, shown below it. ``own`` is an answer, and its text,
+    for a page that goes on with it.
 
     Raises
     ------
@@ -165,7 +195,7 @@ def new_exercise(
                 f"exercise `{name}` needs a task, a list of three hints, and takes one of {', '.join(_KINDS)}"
             )
         code = "" if program is None else re.sub(_TYPES, "", inspect.getsource(program)).strip()
-        _KNOWN[name] = Exercise(name, topic, task, tuple(hints), judge, takes, code)
+        _KNOWN[name] = Exercise(name, topic, task, tuple(hints), judge, takes, code, *own)
         return _KNOWN[name]
 
     return made

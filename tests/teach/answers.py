@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from aotlab.teach import steps
+
 
 def _cat(x: torch.Tensor) -> Any:
     new = torch.cat([x[:1] * 2, x[1:]])
@@ -125,6 +127,17 @@ def _put_together(old: Any, parts: Any) -> Any:
 def _without_context(old: Any, parts: Any) -> Any:
     parts = dict(zip(old.__tensor_flatten__()[0], parts, strict=True))
     return old.__tensor_unflatten__(parts, "", old.shape, old.stride())
+
+
+def _own(name: str, *changes: tuple[str, str]) -> Any:
+    """Return the course's own step of the compiler, with changes."""
+    text = steps.parts()[name]
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    names = steps.layer()
+    exec(text, names)
+    return names[name]
 
 
 #: Exercise → right answers, and wrong ones with a piece of what is said of them.
@@ -341,6 +354,57 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
             (lambda f: _compares(f, shared=False), "reads `y` before the write it says True"),
             (lambda f: _compares(f, shared=False, written=False), "does not write `x` it says True"),
             (lambda f: f.__name__ == "keeps_order", "with other ops it says False"),
+        ],
+    ),
+    "record": (
+        [_own("record")],
+        [
+            (_own("record", ("map_aggregate(kwargs, recorder.read)", "{}")), "this is the smallest found"),
+            (_own("record", ("item(node, number)", "item(node, 0)")), "this is the smallest found"),
+        ],
+    ),
+    "write": (
+        [_own("write")],
+        [
+            (_own("write", ("*window(tensor)", "*window(tensor)[:2], 0")), "write to tensors that they made"),
+            (_own("write", ("recorder.nodes[storage] = new", "pass")), "write to tensors that they made"),
+        ],
+    ),
+    "differentiate": (
+        [_own("differentiate")],
+        [
+            (_own("differentiate", (", allow_unused=True", "")), "are differentiated"),
+            (_own("differentiate", ("return nodes", "return nodes[::-1]")), "are differentiated"),
+        ],
+    ),
+    "cut": (
+        [_own("cut")],
+        [
+            (_own("cut", (" and late & set(node.users)", "")), "are enough"),
+            (_own("cut", ("node not in late", "node.op == 'placeholder' and node not in late")), "is not saved"),
+        ],
+    ),
+    "recipe": (
+        [_own("recipe")],
+        [
+            (_own("recipe", ("any(result is x for x in inputs)", "False")), "in eager `a` itself"),
+            (_own("recipe", ("result if result._base is None else result._base", "result")), "out[0].mul_(2)"),
+        ],
+    ),
+    "finish": (
+        [_own("finish")],
+        [
+            (_own("finish", ("args[number].copy_(value)", "pass")), "write to inputs"),
+            (_own("finish", ("args[number].copy_(value)", "args = list(args); args[number] = value")), "to inputs"),
+            (_own("finish", ("tensor.as_strided(*where)", "tensor")), "return inputs"),
+        ],
+    ),
+    "guards": (
+        [_own("guards")],
+        [
+            (_own("guards", (", tuple(shared), tuple(same)", "")), "call 2"),
+            (_own("guards", ("window(x)", "x.shape")), "are called several times"),
+            (_own("guards", ("x.dtype", "id(x)")), "differ in values only"),
         ],
     ),
 }

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+from pathlib import Path
 from typing import Any
 
+import aotlab
+from aotlab.teach.families import FAMILIES
 from tests.teach.answers import ANSWERS
+
+PACKAGE = Path(aotlab.__file__).parent
 
 #: Page → the exercises at its end, in order.
 EXERCISES = {
@@ -21,6 +26,7 @@ EXERCISES = {
     "09_randomness_and_modes.ipynb": ("mask-again", "what-is-drawn", "autocast-by-hand"),
     "10_subclasses.ipynb": ("take-apart", "put-together", "how-many-inputs"),
     "12_in_the_wild.ipynb": ("one-graph", "read-the-report", "find-the-bug"),
+    "11_be_the_compiler.ipynb": ("record", "write", "differentiate", "cut", "recipe", "finish", "guards"),
 }
 
 
@@ -371,6 +377,37 @@ def in_the_wild(run: Any) -> None:
     exercises(run, "12_in_the_wild.ipynb")
 
 
+#: Cells that check a compiler → whether it passes.
+COMPILERS = {
+    "goal-cell": False, "forward-cell": True, "functional-fails": False, "write-check": True, "training-cell": True,
+    "epilogue-fails": False, "build-check": True, "build-check-results": True, "compile-shared": True,
+    "compile-calls": True,
+}  # fmt: skip
+
+
+def be_the_compiler(run: Any) -> None:
+    """Check 11_be_the_compiler.ipynb, as it is: without answers the course's own go on."""
+    for name in EXERCISES["11_be_the_compiler.ipynb"]:
+        assert f'"{name}"' in run.cell(f"{name}-ask").source
+        assert printed(run, f"{name}-answer").startswith("Not yet: there is no answer.")
+        assert name in ANSWERS
+    for cell, passes in COMPILERS.items():
+        assert run.result(cell).startswith("All right: " if passes else "Not yet: of "), run.result(cell)
+    lines = printed(run, "write-program").splitlines()
+    assert [line.split(" = ")[0] for line in lines] == [
+        "input_1", "mul_tensor", "as_strided_default", "add_tensor", "as_strided_scatter_default", "sin_default",
+    ]  # fmt: skip
+    assert printed(run, "cut-cell").startswith("saved: [input_1, cos_default]\n")
+    assert printed(run, "compile-program").strip() == "[torch.Size([3]), torch.Size([4])]"
+    assert [line[:10] for line in printed(run, "done-cell").splitlines()] == ["All right:"] * len(FAMILIES)
+    assert re.search(r"all \d+ observables equal", run.result("own-cell"))
+    assert printed(run, "train-cell").endswith("as in eager: True\n")
+    assert printed(run, "limits-cell").split()[0] == "(tensor([2.,"
+    assert len(set(re.findall(r"\[.*?\]", printed(run, "limits-cell")))) == 1
+    named = re.findall(r"`(\w+(?:/\w+)?\.py)`", run.cell("friend").source)
+    assert [name for name in named if not (PACKAGE / name).exists()] == []
+
+
 #: Page → what to check after it ran.
 PAGES = {
     "01_storages.ipynb": storages,
@@ -384,4 +421,5 @@ PAGES = {
     "09_randomness_and_modes.ipynb": randomness_and_modes,
     "10_subclasses.ipynb": subclasses,
     "12_in_the_wild.ipynb": in_the_wild,
+    "11_be_the_compiler.ipynb": be_the_compiler,
 }

@@ -72,6 +72,22 @@ def test_hints_come_one_by_one() -> None:
     assert exercises.kept.entry("exercises", "room")["hints"] == 3
 
 
+def test_a_page_goes_on_with_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    """A right one is taken, and in place of a wrong one or none the course's own, which is shown when asked for."""
+    exercise = teach.exercise("guards")
+    own = exercise.own
+    assert own is not None
+    right = lambda args: own(args)  # noqa: E731  # another object, as a reader's is
+    assert exercise.take(right) is right
+    assert capsys.readouterr().out == "Right.\n"
+    for wrong in (blank, len):
+        assert exercise.take(wrong) is own
+        assert capsys.readouterr().out.endswith("the course's own; `.solution()` shows it.\n")
+    assert repr(exercise.solution()).startswith("def guards(args):\n")
+    assert repr(teach.exercise("room").solution()).startswith("There is no solution")
+    assert teach.exercise("room").take(len) is len
+
+
 def test_what_is_done_stays_done() -> None:
     """A later mistake takes nothing away."""
     exercise = teach.exercise("diagonal-stride")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
 from pathlib import Path
@@ -9,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from aotlab import teach
+from aotlab.teach import steps
+from aotlab.teach.families import FAMILIES
 from tests.teach.pages import EXERCISES, PAGES
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
@@ -43,3 +48,42 @@ def test_the_index_lists_every_page() -> None:
     assert sorted(said) == sorted(PAGES)
     assert [page for page in PAGES if f"{said[page]} minutes." not in "".join(told[page])] == []
     assert "](index.ipynb)" in (NOTEBOOKS / "00_start.ipynb").read_text(encoding="utf-8")
+
+
+def compiler_page(answers: dict[str, str]) -> tuple[dict[str, Any], str, str]:
+    """Run the page on the compiler with answers in place of blanks; return its names, its code, and what it printed."""
+    book = json.loads((NOTEBOOKS / "11_be_the_compiler.ipynb").read_text(encoding="utf-8"))
+    names: dict[str, Any] = {"__name__": "page"}
+    cells = {cell["id"]: "".join(cell["source"]) for cell in book["cells"] if cell["cell_type"] == "code"}
+    for name, answer in answers.items():
+        blank, _, take = cells[f"{name}-answer"].partition("\n\n\n")
+        assert blank == f"{answer.partition(chr(10))[0]} ..."
+        cells[f"{name}-answer"] = f"{answer}\n\n\n{take}"
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        for name, code in cells.items():
+            exec(compile(code, name, "exec"), names)
+    return names, "\n\n\n".join(cells.values()), printed.getvalue()
+
+
+STEPS = EXERCISES["11_be_the_compiler.ipynb"]
+
+
+def test_a_reader_who_answers_all() -> None:
+    """Each step is right, the page is the layer that the steps are tried in, and the reader's own code runs."""
+    names, code, printed = compiler_page({name: steps.parts()[name] for name in STEPS})
+    assert printed.count("Right.\n") == len(STEPS)
+    assert printed.count("All right: ") == len(FAMILIES)
+    assert [name for name, text in steps.parts().items() if text not in code] == []
+    assert all(names[name].__globals__ is names for name in STEPS)
+    lines = [line for line in steps.layer_text().splitlines() if line.strip()]
+    assert len(lines) < 200
+
+
+def test_a_reader_whose_answers_are_wrong() -> None:
+    """The page goes on with the course's own answer, and says so."""
+    names, _, printed = compiler_page({"write": steps.parts()["write"].replace("= new", "= whole")})
+    assert printed.count("Until then the page goes on with the course's own") == len(STEPS)
+    assert "Not yet: of 18 programs that write to tensors that they made, this is the smallest found" in printed
+    assert printed.count("All right: ") == len(FAMILIES)
+    assert names["write"] is teach.exercise("write").own

@@ -1,0 +1,275 @@
+"""Families of small programs on which a reader's compiler is compared with eager, each with one thing more.
+
+The programs are drawn by the generator that also tests the engine, and sorted by what eager does with them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from aotlab import _torch as torch_internals
+from aotlab.errors import UsageError
+from aotlab.teach.shown import Shown
+from aotlab.verification.clones import random_state_restored
+from aotlab.verification.differential import Difference
+from aotlab.verification.programs import Program, Setup, program_of, run_program, shrink
+
+#: What the programs of a family may do: what is named up to there. Each of them does the last of it.
+FAMILIES = {
+    "pure": "compute new tensors",
+    "writes": "write to tensors that they made",
+    "training": "are differentiated",
+    "written inputs": "write to inputs",
+    "shared results": "return inputs, views of them, or several views of one tensor",
+    "shared inputs": "are given one tensor twice, or tensors that share memory",
+    "calls": "are called several times, with other arguments",
+}
+_LEFT_OUT = frozenset({
+    "around the trace", "checkpoint", "custom functions", "dtypes", "grad modes", "hidden writes", "in-place metadata",
+    "out=", "random", "raises",
+})  # fmt: skip
+#: No statement of these: constants, questions about metadata, and what autograd leaves undefined.
+_ODD = re.compile(
+    r"(?m)hook|retain|storage_offset|requires_grad\b|\.shape|is_leaf|as_strided|text|detach|torch\.tensor|None"
+    r"|> 0\]|\] = [-\d.]+$"
+)
+_EXTRAS = re.compile(r"hook\(|retain\(|numpy")
+_NUMBERS = re.compile(r"numbers\(\d+(?:, )?([\d, ]*), dtype=([\w.]+)\)")
+#: Programs that each family has besides those that are drawn: arguments (of several calls), lines, results, and
+#: what the caller does then. `@2, 3` is a tensor of numbers of that shape.
+_EXAMPLES: dict[str, tuple[tuple[str, ...], ...]] = {
+    "pure": (
+        ("a = @2, 3; b = @2, 3", "v1 = a.sub(b, alpha=2)", "v1"),
+        ("a = @2, 3", "v1, v2 = a.max(1)", "v1, v2"),
+        ("a = @2, 3", "v1 = a.t(); v2 = torch.cat([v1, v1])", "v2"),
+    ),
+    "writes": (
+        ("a = @2, 3", "v1 = a * 2; v1[1].mul_(2)", "v1"),
+        ("a = @2, 3", "v1 = a * 2; v2 = v1[1]; v1.mul_(2)", "v2 * 2"),
+        ("a = @2, 3", "v1 = a * 2; v2 = v1.t(); v2[2].add_(1)", "v1 * 2"),
+    ),
+    "training": (
+        ("a = @2, 3; b = @2, 3.requires_grad_()", "v1 = a * b; v2 = v1.sin()", "v2"),
+        ("a = @2, 3.requires_grad_(); b = @2, 3", "v1 = a * b; v2 = a + b", "v1, v2"),
+        ("a = @2, 3.requires_grad_(); b = @2, 3.requires_grad_()", "v1 = b * 2", "v1"),
+        ("a = @2, 3.requires_grad_(); b = @3.requires_grad_()", "v1 = a.clone(); v1[1].mul_(b)", "v1"),
+    ),
+    "written inputs": (
+        ("a = @2, 3", "a.mul_(2)", "a * 1"),
+        ("a = @2, 3; b = @3", "a[1].add_(b)", "b * 2"),
+        ("a_leaf = @3.requires_grad_(); a = a_leaf * 1; b = @3.requires_grad_()", "a.mul_(b)", "a * 2"),
+    ),
+    "shared results": (
+        ("a = @2, 3", "v1 = a.t()", "a, v1"),
+        ("a = @2, 3.requires_grad_()", "v1 = a * 2; v2 = v1.t()", "v1, v2", "out[0].mul_(2)"),
+        ("a = @2, 3.requires_grad_()", "v1 = a * 2; v2 = v1[0]; v3 = v1[:, 1]", "v2, v3", "out[0].mul_(2)"),
+        ("a = @2, 3", "a.mul_(2); v1 = a[1]", "v1, a"),
+    ),
+    "shared inputs": (
+        ("a = @3; b = a", "a.mul_(2)", "a * b"),
+        ("w = @6; a = w[:4]; b = w[2:]", "a.mul_(2)", "b * 1"),
+        ("w = @6; a = w[:4]; b = w[2:]", "v1 = a * 2; b.copy_(v1)", "a"),
+    ),
+    "calls": (
+        ("a = @2, 3 | a = @3, 3", "v1 = a.clone(); v1[1].mul_(2)", "v1"),
+        ("a = @3, 3 | a_base = @3, 3; a = a_base.t()", "v1 = a[1] * 2", "v1"),
+        ("a = @3 | a = @3.requires_grad_()", "v1 = a * 2", "v1"),
+        ("a = @3 | a_base = @3; a = a_base.to(torch.float64)", "v1 = a * 2", "v1"),
+        ("a = @4; b = @4 | w = @6; a = w[:4]; b = w[2:]", "a.mul_(2)", "b * 1"),
+        ("a = @4; b = @4 | a = @4; b = a", "a.mul_(2)", "a * b"),
+    ),
+}
+_DRAWN: dict[str, list[Program]] = {name: [] for name in FAMILIES}
+_SEEDS = itertools.count()
+
+
+class Checked(Shown):
+    """What came of the programs of a family: ``ok``, or the smallest that fails, with a sentence of what differs."""
+
+    def __init__(self, family: str, count: int, failing: Program | None, why: str) -> None:
+        self.family, self.ok = family, failing is None
+        self.title = f"All right: {count} programs that {FAMILIES[family]} do what they do in eager."
+        self.seen = f"of {count} programs that {FAMILIES[family]}, this is the smallest found that differs: {why}"
+        if failing is not None:
+            self.title, self.code = f"Not yet: {self.seen}.", text_of(failing)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+def check_compiler(compiler: Callable[[Any], Any], family: str, programs: int = 15) -> Checked:
+    """Compare ``compiler(function)`` with eager on programs of a family: `FAMILIES` names them.
+
+    They take tensors and return a tuple of tensors. Compared is what a caller can observe: values, writes, identity,
+    who shares memory with whom, and gradients.
+
+    Raises
+    ------
+    UsageError
+        There is no such family.
+    """
+    if family not in FAMILIES:
+        raise UsageError(f"there is no family {family!r}; there are {', '.join(FAMILIES)}")
+    why: dict[Program, str] = {}
+
+    def fails(program: Program) -> bool:
+        words = _words(program)
+        if words is None or not words <= set(list(FAMILIES)[: list(FAMILIES).index(family) + 1]):
+            return False
+        found = run_program(_tupled(program), compiler).differences
+        if found:
+            why[program] = _sentence(found[0])
+        return bool(found)
+
+    drawn = sorted(_programs(family, programs), key=lambda program: len(program.source))
+    tried = [*(_example(*example) for example in _EXAMPLES[family]), *drawn]
+    failing = next((program for program in tried if fails(program)), None)
+    if failing is not None:
+        failing = shrink(failing, fails, attempts=150)
+    return Checked(family, len(tried), failing, why[failing] if failing is not None else "")
+
+
+def _sentence(difference: Difference) -> str:
+    """Say what differs as one says it to who wrote the compiler."""
+    if difference.kind == "identity":
+        new = {difference.subject: "a new tensor"}
+        expected, actual = (new.get(each, f"`{each}` itself") for each in (difference.expected, difference.actual))
+        return f"`{difference.subject}` is {actual}, in eager {expected}"
+    return difference.sentence.partition("\n")[0].rstrip(".").replace("the engine", "yours")
+
+
+def text_of(program: Program) -> str:
+    """Return a program as a reader writes it: its arguments for each call, and the function."""
+    lines: list[str] = []
+    for number, setup in enumerate(program.setups):
+        lines += [f"# call {number + 1}"] if len(program.setups) > 1 else []
+        lines += [_NUMBERS.sub(_random, each) for each in setup.lines]
+    shown = _tupled(program)
+    lines += ["", f"def program({', '.join(program.parameters)}):"]
+    lines += [f"    {line}" for line in (*shown.body, f"return {shown.result}")]
+    return "\n".join(
+        [*lines, *(f"\n# then the caller does {step}, where out is what is returned" for step in program.before)]
+    )
+
+
+def _example(calls: str, lines: str, result: str, before: str = "") -> Program:
+    setups = []
+    for call in calls.split(" | "):
+        made = re.sub(r"@([\d, ]*\d)", r"numbers(1, \1, dtype=torch.float32)", call).split("; ")
+        names = [line.partition(" = ")[0] for line in made]
+        arguments = tuple(name for name in names if name in "ab")
+        others = tuple(name for name in names if name not in "ab")
+        setups.append(Setup(lines=tuple(made), arguments=arguments, watched=others))
+    return Program(
+        parameters=setups[0].arguments,
+        body=tuple(lines.split("; ")),
+        result=result,
+        setups=tuple(setups),
+        before=(before,) if before else (),
+    )
+
+
+def _random(found: re.Match[str]) -> str:
+    dtype = "" if found[2] == "torch.float32" else f", dtype={found[2]}"
+    return f"torch.randn({found[1] or '()'}{dtype})"
+
+
+def _programs(family: str, count: int) -> list[Program]:
+    """Return the first programs of a family, and draw what lacks."""
+    while len(_DRAWN[family]) < count:
+        found: dict[str, Program] = {}
+        for program in _variants(next(_SEEDS)):
+            words = _words(program)
+            if words is not None:
+                found.setdefault(next(name for name in reversed(FAMILIES) if name in words), program)
+        for name, program in found.items():
+            _DRAWN[name].append(program)
+    return _DRAWN[family][:count]
+
+
+def _variants(seed: int) -> Iterator[Program]:
+    """Draw a program, if a layer of few lines can be asked for it; give simpler ones of the same body before it."""
+    program = program_of(seed, max_statements=4, max_calls=3)
+    names = list(dict.fromkeys(re.findall(r"\b[a-d]\b|\bv\d+\b", program.result)))[:3]
+    made = re.findall(r"(?m)^v\d+", "\n".join(program.body))[-2:]
+    if not names or program.categories & _LEFT_OUT or _ODD.search("\n".join((*program.body, program.result))):
+        return
+    setups = tuple(
+        replace(setup, lines=tuple(line for line in setup.lines if not _EXTRAS.search(line)))
+        for setup in program.setups
+    )
+    program = replace(program, setups=setups, before=(), after=(), backward="all", result=", ".join(names))
+    first = replace(program, setups=setups[:1])
+    lines = tuple(line.replace(".requires_grad_()", "") for line in setups[0].lines)
+    plain = replace(first, setups=(replace(setups[0], lines=lines),))
+    cloned = tuple(f"{name} = {name}.clone()" for name in program.parameters)
+    for each in (plain, first):
+        for result in (", ".join(made or names), f"{[*names, *made][-1]} * 2"):
+            yield replace(each, result=result)
+            yield replace(each, result=result, body=(*cloned, *program.body))
+    yield from (plain, first, program)
+
+
+def _tupled(program: Program) -> Program:
+    """Return the program with a tuple of tensors as its result."""
+    result = program.result.strip("()").rstrip(",").replace("None", "")
+    return replace(program, result=f"({result},)" if result else "()")
+
+
+def _words(program: Program) -> set[str] | None:
+    """Say what a program does, in the names of the families; None if it is left out."""
+    words = {"pure"} | ({"calls"} if len(program.setups) > 1 else set())
+    words |= {"writes"} if "in-place" in program.categories else set()
+    function, makers = _tupled(program).build()
+    for make, setup in zip(makers, program.setups, strict=True):
+        with random_state_restored(), torch.enable_grad():
+            try:
+                found = _words_of(function, make().args)
+            except Exception:  # noqa: BLE001  # what raises in eager is left out
+                return None
+        if found is None or not setup.grad_mode:
+            return None
+        words |= found
+    return words
+
+
+def _words_of(function: Callable[..., Any], args: tuple[Any, ...]) -> set[str] | None:
+    """Make a call, and say what it does; None if that is more than is asked of a layer of few lines."""
+    inputs = list({id(x): x for x in args}.values())
+    if not all(isinstance(x, torch.Tensor) and x.numel() for x in inputs):
+        return None
+    apart = len({torch_internals.storage_key(x) for x in inputs}) == len(inputs)
+    grad = any(x.requires_grad for x in inputs)
+    bases = [torch_internals.base_of(x) if x.requires_grad else None for x in inputs]
+    versions = [torch_internals.version_of(x) for x in inputs]
+    results = function(*args)
+    written = [torch_internals.version_of(x) != version for x, version in zip(inputs, versions, strict=True)]
+    sizes = {(torch_internals.storage_key(x), x.dtype) for x in inputs}
+    too_much = (
+        any(base is not None and was for base, was in zip(bases, written, strict=True))
+        or any(0 in x.stride() for x in inputs)
+        or len(sizes) > len({key for key, _ in sizes})
+        or (grad and not apart)
+        or len({id(each) for each in results}) < len(results)
+    )
+    if too_much:
+        return None
+    differentiated = {id(each): each for each in (*results, *inputs)}.values()
+    roots = [each for each in differentiated if each.grad_fn is not None]
+    if roots:
+        torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+    memory = [torch_internals.storage_key(each) for each in (*inputs, *results)]
+    own = len({*memory[len(inputs) :]} - {*memory[: len(inputs)]}) == len(results)
+    told = {
+        "training": grad,
+        "written inputs": any(written),
+        "shared results": not own,
+        "shared inputs": not apart or len(inputs) < len(args),
+    }
+    return {word for word, is_so in told.items() if is_so}
