@@ -2,6 +2,7 @@
 
     graph, signature = aotlab.aot_export_module(model, (x,), trace_joint=True, output_loss_index=0)
     graph(*parameters, *buffers, x)      # → (*new values of what is mutated, *outputs, *gradients)
+    aotlab.export.save("model.json", graph, signature)
 
 The stages are those of `aotlab.pipeline`, up to the trace. There is no run-time function to restore what a graph cannot
 do (writes, aliases, histories): so the writes are returned as values, and what else there is to restore is refused.
@@ -18,10 +19,11 @@ from aotlab._torch import pytree
 from aotlab.capture import nesting
 from aotlab.errors import MetadataMutationError, OutputError, UsageError
 from aotlab.export.made import ExportedFunction, ExportedModule, differentiate_loss, refuse, traced
+from aotlab.export.saved import load, save
 from aotlab.ir.metadata import InputAliasInfo, OutputType
 from aotlab.ir.signature import BackwardSignature, GraphSignature, signature_of
 
-__all__ = ["BackwardSignature", "GraphSignature", "aot_export_joint_simple", "aot_export_module"]
+__all__ = ["BackwardSignature", "GraphSignature", "aot_export_joint_simple", "aot_export_module", "load", "save"]
 
 
 def aot_export_module(
