@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-import sympy  # type: ignore[import-untyped]
-
 from aotlab._torch.symbols import Sizes, expression_of, is_symbolic, steps_of
 
 
@@ -54,7 +52,7 @@ class SymbolicMemo:
         """Make nested sizes of this trace of such expressions."""
         if isinstance(written, tuple):
             return tuple(map(self._read, written))
-        if not isinstance(written, sympy.Expr):
+        if not hasattr(written, "xreplace"):
             return written
         if ("made", written) not in self._env.known:
             hint: Any = int(written.xreplace(self._env.backed_var_to_val))
@@ -78,4 +76,5 @@ def surely_contiguous(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
 
 def is_zero(value: Any) -> bool:
     """Tell whether a number is 0 whatever its symbols are, without a guard."""
-    return bool(sympy.expand(expression_of(value)) == 0)
+    expression = expression_of(value)
+    return bool((expression.expand() if hasattr(expression, "expand") else expression) == 0)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
-
-# What a `DTensor` has beside its tensor: objects that are what they are.
-from torch._opaque_base import OpaqueBase
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+# What a `DTensor` has beside its tensor: objects that are what they are; under another name from torch 2.15 on.
+_RENAMED = find_spec("torch._custom_class_base") is not None
+_OPAQUE = ("torch._custom_class_base", "CustomClassBase") if _RENAMED else ("torch._opaque_base", "OpaqueBase")
+OpaqueBase: Any = getattr(import_module(_OPAQUE[0]), _OPAQUE[1])
 
 _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
 
