@@ -159,12 +159,12 @@ class State:
         if base is not None and not through_other_views:
             result = self._view(original, base, name)
         elif original.requires_grad and not original.is_leaf:
-            memory = self._window(original) if plain else self._converted(original.detach()).clone()
+            memory = self._window(original) if plain else self._other(original, name)
             leaf = memory.detach().clone().requires_grad_()
             self.watched.append((f"leaf behind {name}", leaf))
             result = attach(leaf, memory)
         else:
-            memory = self._window(original) if plain else self._converted(original.detach()).clone()
+            memory = self._window(original) if plain else self._other(original, name)
             if isinstance(original, nn.Parameter):
                 result = nn.Parameter(memory, requires_grad=original.requires_grad)
             else:
@@ -205,6 +205,17 @@ class State:
             window = root.detach().as_strided(original.shape, original.stride(), original.storage_offset())
             # A second detach makes it no view of anything; the version counter stays the root's.
             return window.conj() if original.is_conj() else window.detach()
+
+    def _other(self, original: torch.Tensor, name: str) -> torch.Tensor:
+        """Copy what is no plain tensor, without a history; of a wrapper the parts, as the tensors that they are."""
+        if self._dtype is not None or not torch_internals.is_wrapper(original):
+            return self._converted(original.detach()).clone()
+        attributes, context = original.__tensor_flatten__()  # type: ignore[attr-defined]  # wrappers have it
+        parts = {each: self.tensor(getattr(original, each), f"{name}.{each}") for each in attributes}
+        made: torch.Tensor = type(original).__tensor_unflatten__(  # type: ignore[attr-defined]  # as above
+            parts, context, original.shape, original.stride()
+        )
+        return made
 
     def _root(self, original: torch.Tensor) -> torch.Tensor:
         key = torch_internals.storage_key(original)

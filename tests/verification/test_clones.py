@@ -7,6 +7,7 @@ import functools
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from aotlab.errors import UsageError
 from aotlab.verification.clones import Cloner, argument_tensors, captured_tensors, random_state_restored, restored
@@ -167,6 +168,17 @@ def test_arguments_that_alias_a_parameter():
     weight, row = cloner.call((model.weight, model.weight[0]), {}).args
     assert weight is cloner.function.weight
     assert place(row)[0] == place(weight)[0]
+
+
+def test_parts_of_wrappers_are_copied_as_tensors():
+    """Their windows stay, and which of them are one tensor or share memory, also with plain arguments."""
+    memory = torch.arange(6.0)
+    even, odd = memory[::2], memory[1::2]
+    first, second, third = copies(TwoTensor(even, even), TwoTensor(odd, torch.zeros(6)[1::2]), memory).args
+    assert first.a is first.b
+    assert (first.a.stride(), second.a.stride(), second.a.storage_offset()) == ((2,), (2,), 1)
+    third.add_(1)
+    assert (first.a.tolist(), second.a.tolist(), memory[0].item()) == ([1.0, 3.0, 5.0], [2.0, 4.0, 6.0], 0.0)
 
 
 def test_captured_tensors_are_found():
