@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -12,10 +10,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-# What a `DTensor` has beside its tensor: objects that are what they are; under another name from torch 2.15 on.
-_RENAMED = find_spec("torch._custom_class_base") is not None
-_OPAQUE = ("torch._custom_class_base", "CustomClassBase") if _RENAMED else ("torch._opaque_base", "OpaqueBase")
-OpaqueBase: Any = getattr(import_module(_OPAQUE[0]), _OPAQUE[1])
+try:  # what a `DTensor` has beside its tensor, objects that are what they are: by its name of torch 2.15, and before
+    from torch._custom_class_base import CustomClassBase as OpaqueBase  # type: ignore[import-not-found]
+except ImportError:
+    from torch._opaque_base import OpaqueBase
 
 _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
 
