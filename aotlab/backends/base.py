@@ -20,13 +20,17 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSource:
-    """A kernel that a compiler wrote, or calls (``extern``), for ``nodes`` of ``graph``; its text or the call."""
+    """A kernel that a compiler wrote, or calls (``extern``), for ``nodes`` of ``graph``; its text or the call.
+
+    ``measures`` are numbers of what became of it, by the names that they have in a report.
+    """
 
     name: str
     language: Literal["triton", "c++", "python", "extern"]
     source: str
     graph: str = ""
     nodes: tuple[str, ...] = ()
+    measures: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,6 +94,9 @@ def _parser() -> argparse.ArgumentParser:
         default=Path("aotlab-report.html"),
         help="where to write the HTML report (default: ./aotlab-report.html)",
     )
+    demo.add_argument(
+        "--rehearse", metavar="CARD", help="compile for a GPU that is not here (h100, …) instead, and show its kernels"
+    )
     demo.set_defaults(command=_demo)
 
     lab = commands.add_parser(
@@ -260,6 +263,8 @@ def _demo(options: argparse.Namespace, _rest: Sequence[str]) -> int:
         _check_cuda(options.device)
     from aotlab.cli import demo
 
+    if options.rehearse is not None:
+        return demo.rehearse(options.rehearse, json_path=options.json, html_path=options.html, out=sys.stdout)
     return demo.run(
         device=options.device,
         backend=options.backend,

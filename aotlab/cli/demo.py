@@ -28,6 +28,7 @@ from aotlab import api
 from aotlab.bench.programs import transformer_encoder
 from aotlab.bench.timing import Comparison, compare, tensors_in, training_case
 from aotlab.errors import UsageError
+from aotlab.rehearse import RehearsalBackend
 from aotlab.report import Report, TimingRow
 from aotlab.report.text import duration
 from aotlab.verification import verify
@@ -218,6 +219,31 @@ def run(device: str, backend: str, json_path: Path | None, html_path: Path | Non
         json_path.write_text(report.to_json(), encoding="utf-8")
         print(f"JSON report: {json_path}", file=out)
     return 1 if any(outcome.failures for outcome in outcomes) else 0
+
+
+def rehearse(card: str, *, json_path: Path | None, html_path: Path | None, out: TextIO) -> int:
+    """Compile both programs for a card that is not here, run them on the CPU, and print the card's kernels.
+
+    Returns 1 if what they computed is not eager's. Raises `UsageError` without Triton, and for an unknown card.
+    """
+    cpu, wrong = torch.device("cpu"), []
+    with Report.record(f"aotlab demo, rehearsed for {card}") as recording:
+        for ours, theirs in zip(programs(cpu), programs(cpu), strict=True):
+            found = ours.job(api.compile(ours.function, backend=RehearsalBackend(card, draws="eager")))
+            rows = _job_rows(found, theirs.job(theirs.function), "inductor")
+            wrong += [f"{_name(ours)}: {row['sentence']}" for row in rows if not row["equal"]]
+    report = recording.report()
+    kernels = report.kernels[report.kernels["language"] == "triton"]
+    print(f"Triton kernels for {card}, compiled here; the programs ran on the CPU.\n", file=out)
+    with pd.option_context("display.max_colwidth", 48):
+        print(kernels.drop(columns=["graph", "graph_name", "language", "source"]).to_string(index=False), file=out)
+    for text in wrong:
+        print(f"DIFFERENT: {text}", file=out)
+    if html_path is not None:
+        print(f"HTML report: {report.to_html(html_path)}", file=out)
+    if json_path is not None:
+        json_path.write_text(report.to_json(), encoding="utf-8")
+    return 1 if wrong else 0
 
 
 def _collect(device: torch.device, backend: str) -> tuple[Report, list[Outcome]]:

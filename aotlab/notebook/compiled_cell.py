@@ -40,6 +40,7 @@ from aotlab.notebook.rehearsal import Rehearsal, rehearse
 from aotlab.notebook.shown import Shown
 from aotlab.notebook.tracebacks import cleaned, line_in, walk
 from aotlab.notebook.traced import TracedFunction
+from aotlab.rehearse import RehearsalBackend
 from aotlab.report import Cell, Recording, Report, VerificationRow
 from aotlab.report.assemble import tensor_info
 from aotlab.report.collect import function_of
@@ -218,7 +219,8 @@ class CompiledCell(Views):
         self.say: Callable[[str], None] = lambda _text: None
         self.recording = CellRecording(options.name, file)
         self._playground = playground
-        self._backend = resolve(options.backend, draws="eager")  # a cell does what eager does
+        chosen = options.backend if options.rehearse is None else RehearsalBackend(options.rehearse, draws="eager")
+        self._backend = resolve(chosen, draws="eager")  # a cell does what eager does
         self._device = options.wanted_device()
         self._names: dict[int, tuple[str, Tensor]] | None = None
         self._families: dict[int, tuple[int, str]] = {}

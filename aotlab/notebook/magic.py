@@ -41,6 +41,7 @@ from aotlab.notebook.options import Options
 from aotlab.notebook.session import Session
 from aotlab.notebook.shown import Shown
 from aotlab.notebook.tracebacks import cleaned
+from aotlab.rehearse.cards import CARDS
 
 NAME = "aotcompile"
 
@@ -81,6 +82,13 @@ def _parser() -> Any:
         help="let sizes and numbers vary from the first graph on (default: functions of the cell are compiled once "
         "more for one that changes, other lines for each value)",
     )
+    add(
+        "--rehearse",
+        metavar="CARD",
+        choices=sorted(CARDS),
+        help=f"compile for a GPU that is not here ({', '.join(sorted(CARDS))}): the report has its Triton kernels, "
+        "with registers, shared memory and bytes; the cell runs on the CPU. Needs the extra `rehearse`",
+    )
     add("--no-verify", action="store_true", help="do not compare each graph with eager before it is used")
     add("--time", action="store_true", help="time the graphs beside eager when the cell has run")
     add("--quiet", action="store_true", help="do not display the report")
@@ -98,6 +106,7 @@ FLAGS = (
     "--backend",
     "--device",
     "--dynamic",
+    "--rehearse",
     "--no-verify",
     "--time",
     "--quiet",
@@ -107,6 +116,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "--frontend": ("dynamo", "direct"),
     "--backend": ("inductor", "eager"),
     "--device": ("auto", "cpu", "cuda"),
+    "--rehearse": tuple(sorted(CARDS)),
 }
 
 
@@ -139,6 +149,7 @@ def parse(line: str) -> Options | None:
         backend=found.backend,
         device=found.device,
         dynamic=found.dynamic,
+        rehearse=found.rehearse,
         verify=not found.no_verify,
         time=found.time,
         quiet=found.quiet,

@@ -28,6 +28,8 @@ class Options:
     dynamic
         Whether sizes and numbers vary from the first graph on. If not, a function of the cell is compiled once more
         for one that changes, for all of its values; other lines are compiled for each value.
+    rehearse
+        The card that is not here for which Inductor and Triton compile; the cell runs on the CPU.
     verify
         Whether each graph is compared with eager before it is used.
     time
@@ -42,6 +44,7 @@ class Options:
     backend: str = "inductor"
     device: str = "auto"
     dynamic: bool = False
+    rehearse: str | None = None
     verify: bool = True
     time: bool = False
     quiet: bool = False
@@ -54,7 +57,7 @@ class Options:
         DeviceError
             It is not there.
         """
-        if self.device == "auto":
+        if self.device == "auto" or self.rehearse is not None:  # what is rehearsed stays on the CPU
             return None
         device = torch.device(self.device)
         if device.type == "cuda":

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab._torch import rehearsal
 from aotlab._torch.replaced import replaced
-from aotlab.backends.base import CompileRequest
+from aotlab.backends.base import CompileRequest, KernelSource
 from aotlab.backends.inductor import InductorBackend
 from aotlab.errors import UsageError
 from aotlab.rehearse.cards import Card, card_named
@@ -53,6 +54,17 @@ class Kernel:
     calls: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
+
+    def measures(self) -> tuple[tuple[str, int], ...]:
+        """Return the numbers that a report shows."""
+        return (
+            ("registers", self.registers),
+            ("shared_bytes", self.shared),
+            ("spilled_bytes", self.spill_stores + self.spill_loads),
+            ("blocks", math.prod(self.grid)),
+            ("bytes_read", self.bytes_read),
+            ("bytes_written", self.bytes_written),
+        )
 
 
 class _Called:
@@ -112,8 +124,9 @@ class RehearsalBackend(InductorBackend):
         if not self._interpret:  # a run in which the kernels do nothing says how they are called
             with standing_in(self.card, write_kernel), torch.random.fork_rng(devices=()):
                 compiled([_zeros(each) for each in example])
-                self.kernels_made += [_compiled(each, request.kind, self.card) for each in made.values()]
-            return eager
+                found = [_compiled(each, request.kind, self.card) for each in made.values()]
+            self.kernels_made += found
+            return self._told(eager, compiled, found)
 
         def run(args: list[Any]) -> Any:
             with standing_in(self.card, write_kernel):
@@ -124,6 +137,18 @@ class RehearsalBackend(InductorBackend):
 
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
+
+    def _told(self, eager: Any, compiled: Any, found: Sequence[Kernel]) -> Callable[..., Any]:
+        """Let what runs in place of the kernels tell of them, as `kernels` and `source` ask."""
+        measures = {kernel.name: kernel.measures() for kernel in found}
+        written = super().kernels(compiled)
+        eager.rehearsed = [replace(each, measures=measures.get(each.name, ())) for each in written]
+        eager.source_code = super().source(compiled)
+        return cast(Callable[..., Any], eager)
+
+    def kernels(self, compiled: Any) -> tuple[KernelSource, ...]:
+        """Return the kernels that were written for the card, with what became of them."""
+        return tuple(getattr(compiled, "rehearsed", ()))
 
     @contextmanager
     def _moved(self, write_kernel: Callable[[str, str], Any]) -> Iterator[None]:

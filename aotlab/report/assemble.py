@@ -492,6 +492,7 @@ def _compile(stage: Stage, graphs: Sequence[CompiledGraphRecord]) -> Snapshot:
             source=kernel.source,
             # what has to keep its order stands in a graph of its own, under such a name
             nodes=tuple(dict.fromkeys(name.removeprefix("subgraph_") for name in kernel.nodes)),
+            **dict(kernel.measures),
         )
         for graph in graphs
         for kernel in graph.kernels

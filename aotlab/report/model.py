@@ -659,6 +659,11 @@ class Kernel:
         Its source.
     nodes
         The nodes of that graph which it computes; empty where the backend does not say so.
+    registers, shared_bytes, spilled_bytes, blocks
+        Of a rehearsed kernel: registers of a thread, shared memory of a block, what a thread spills, and how many
+        blocks are launched. None where the kernel was not compiled for a card that is not there.
+    bytes_read, bytes_written
+        Of a rehearsed kernel: the bytes of the tensors that a call is given to read, and to write.
     """
 
     name: str
@@ -667,6 +672,12 @@ class Kernel:
     kind: str
     source: str
     nodes: tuple[str, ...] = ()
+    registers: int | None = None
+    shared_bytes: int | None = None
+    spilled_bytes: int | None = None
+    blocks: int | None = None
+    bytes_read: int | None = None
+    bytes_written: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -191,6 +191,12 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "name": (_TEXT, "the kernel's name"),
         "language": (_TEXT, "triton, c++, python or extern"),
         "source": (_TEXT, "its source"),
+        "registers": (_COUNT, "registers of a thread; this and what follows only of rehearsed kernels"),
+        "shared_bytes": (_COUNT, "shared memory of a block, in bytes"),
+        "spilled_bytes": (_COUNT, "bytes that a thread spills, stores and loads together"),
+        "blocks": (_COUNT, "how many blocks a call launches"),
+        "bytes_read": (_COUNT, "bytes of the tensors that a call is given to read"),
+        "bytes_written": (_COUNT, "bytes of the tensors that a call is given to write"),
     },
     "guards": {
         **_KEY,
@@ -524,6 +530,12 @@ def _kernel_rows(report: Report) -> Iterator[Row]:
                 "name": row.name,
                 "language": row.language,
                 "source": row.source,
+                "registers": row.registers,
+                "shared_bytes": row.shared_bytes,
+                "spilled_bytes": row.spilled_bytes,
+                "blocks": row.blocks,
+                "bytes_read": row.bytes_read,
+                "bytes_written": row.bytes_written,
             }
 
 

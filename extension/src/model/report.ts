@@ -132,7 +132,13 @@ const kernel = record('Kernel', {
   graph_name: text(),
   kind: text(),
   source: text(),
-  nodes: list(text())
+  nodes: list(text()),
+  registers: maybe(number()),
+  shared_bytes: maybe(number()),
+  spilled_bytes: maybe(number()),
+  blocks: maybe(number()),
+  bytes_read: maybe(number()),
+  bytes_written: maybe(number())
 });
 const placeholder = record('Placeholder', { name: text(), user_name: text() });
 const guard = record('Guard', { kind: text(), subject: text(), sentence: text(), line: maybe(line) });

@@ -2,7 +2,7 @@
 
 import { countsOf } from '../model/counts';
 import type { Kernel } from '../model/report';
-import { grouped, notHere } from '../model/words';
+import { dataSize, grouped, notHere } from '../model/words';
 import { codeBlock } from './code';
 import { fold } from './context';
 import type { Context, Entry } from './context';
@@ -38,6 +38,22 @@ function kernels(context: Context, entry: Entry): Child[] {
   ];
 }
 
+/** What Triton made of a rehearsed kernel, and what a call of it moves. */
+function measures(kernel: Kernel): HTMLElement | null {
+  if (kernel.registers === null) {
+    return null;
+  }
+  const facts: [string, string][] = [
+    ['registers of a thread', grouped(kernel.registers)],
+    ['shared memory of a block', dataSize(kernel.shared_bytes)],
+    ['spilled', dataSize(kernel.spilled_bytes)],
+    ['blocks', grouped(kernel.blocks ?? 0)],
+    ['read', dataSize(kernel.bytes_read)],
+    ['written', dataSize(kernel.bytes_written)]
+  ];
+  return h('dl', { class: 'al-measures' }, ...facts.flatMap(([name, value]) => [h('dt', {}, name), h('dd', {}, value)]));
+}
+
 function kernelFold(context: Context, entry: Entry, kernel: Kernel, index: number): HTMLElement {
   const facts = [kernel.language, kernel.kind, kernel.graph_name].filter(fact => fact !== '').join(' · ');
   const { selection } = context;
@@ -48,7 +64,7 @@ function kernelFold(context: Context, entry: Entry, kernel: Kernel, index: numbe
     context,
     `kernel ${entry.key} ${index}`,
     [h('code', {}, kernel.name), ' ', h('small', {}, facts), h('span', { class: 'al-from' }, ...lines)],
-    () => [codeBlock(context, { label: kernel.name, language: kernel.language, text: kernel.source, names: userNames(entry) })]
+    () => [measures(kernel), codeBlock(context, { label: kernel.name, language: kernel.language, text: kernel.source, names: userNames(entry) })]
   );
   details.dataset['kernel'] = kernel.name;
   for (const [name, value] of Object.entries(selection.linked(ids))) {
