@@ -109,6 +109,48 @@ def test_gradients(under: bool) -> None:
     assert compiled.calls.compiled == 1
 
 
+ENTRANCES: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "compile": lambda function: aotlab.compile(function, backend="eager"),
+    "aot_function": lambda function: aotlab.aot_function(function, fw_compiler=lambda graph, _: graph),
+    "torch.compile": lambda function: torch.compile(function, backend="aotlab"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["compile", "aot_function", pytest.param("torch.compile", marks=pytest.mark.tier("full"))]
+)
+def test_second_derivatives(name: str) -> None:
+    """They are fakes of the mode, too, however the function was compiled."""
+
+    def cubes(x: Tensor) -> Tensor:
+        return (x**3).sum()
+
+    found = []
+    for function in (cubes, ENTRANCES[name](cubes)):
+        fakes = Fakes("cpu")
+        x = fakes(3, 4, grad=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)  # the notice of what runs eagerly
+            (first,) = torch.autograd.grad(function(x), x, create_graph=True)
+            (second,) = torch.autograd.grad(first.sum(), x)
+        found.append([*map(fakes.shown, (first, second))])
+    assert found[0] == found[1]
+
+
+def test_shared_memory_is_told_by_storages() -> None:
+    """Fakes have no addresses: what was compiled for two storages serves no windows of one that overlap."""
+    compiled = aotlab.compile(lambda x, y: x.mul_(2) + y, backend="eager")
+    fakes = Fakes("cpu")
+    memory = fakes(8)
+    compiled(fakes(5), fakes(5))
+    compiled(memory.narrow(0, 0, 5), memory.narrow(0, 3, 5))
+    assert len(compiled.entries) == 2
+    compiled(fakes(5), fakes(5))
+    compiled(memory.narrow(0, 0, 5), memory.narrow(0, 3, 5))
+    assert len(compiled.entries) == 2
+    assert compiled.calls.compiled == 4
+
+
 def test_a_model_that_was_made_under_the_mode() -> None:
     """It is trained without data; the report says what would be saved."""
     mode = FakeTensorMode()
