@@ -5,8 +5,8 @@
 
 The inputs are on the CPU. aotlab traces and partitions as it does for any call; the graphs are then moved to the card,
 whose properties come from a table. What torch does by another op on a GPU, such as attention, stays the CPU's op. With
-``TRITON_INTERPRET=1`` in the environment of the process a `RehearsalBackend` with ``interpret=True`` runs the kernels on
-CPU tensors, so that their numbers can be compared with eager's.
+``TRITON_INTERPRET=1`` in the environment of the process a `RehearsalBackend` with ``interpret=True`` runs the kernels
+on CPU tensors, so that their numbers can be compared with eager's.
 """
 
 from __future__ import annotations
