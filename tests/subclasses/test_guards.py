@@ -138,3 +138,35 @@ def test_eager_with_a_notice(name, monkeypatch):
         assert len(noted) == (n == 0)
         assert all(re.search(text, str(each.message)) for each in noted)
     assert compiled.calls.eager == 10
+
+
+def with_leaf(name):
+    """Make a leaf that is left to eager, and an argument of it."""
+    if name == "jagged":
+        made = torch.nested.nested_tensor([plain(), plain(1, (2, 4))], layout=torch.jagged, requires_grad=True)
+        return made, made
+    made = plain().requires_grad_()
+    return made, made.as_subclass(FunctionOnly)
+
+
+@pytest.mark.parametrize("fallback", ["eager", "dynamo"])
+@pytest.mark.parametrize("name", ["jagged", "__torch_function__ alone"])
+def test_trained_eagerly(name, fallback, monkeypatch):
+    """The same in training, whatever the fallback: one notice, and gradients are eager's."""
+    monkeypatch.setattr(aotlab.config, "fallback", fallback)
+    function = lambda t: torch.sin(t) * 2  # noqa: E731
+    compiled = aotlab.compile(function, backend="eager")
+    found = []
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always")
+        for call in (compiled, function) * 3:
+            made, argument = with_leaf(name)
+            result = call(argument)
+            result.backward(torch.ones_like(result))
+            found.append([*parts(result)[1], *parts(made.grad)[1]])
+    for mine, wanted in zip(found[::2], found[1::2], strict=True):
+        assert all(map(torch.equal, mine, wanted))
+    notices = [str(each.message) for each in noted if "runs eagerly" in str(each.message)]
+    assert len(notices) == 1
+    assert re.search(REFUSED[name][1], notices[0])
+    assert (compiled.calls.eager, compiled.calls.by_dynamo) == (3, 0)

@@ -199,3 +199,38 @@ def test_else(name, monkeypatch):
     assert text in str(noted[0].message)
     assert same(ours, theirs)
     assert parts(ours)[0] == parts(theirs)[0]
+
+
+SIZES = {
+    "t_": lambda t: t.t_(),
+    "unsqueeze_": lambda t: t.unsqueeze_(0),
+    "transpose_, and written": lambda t: t.transpose_(0, 1).mul_(2),
+    "of a view": lambda t: t[1:].t_(),
+    "of a result": lambda t: (t * 2).unsqueeze_(0),
+}
+
+
+@pytest.mark.parametrize("fallback", ["eager", "dynamo"])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_in_place(name, grad, fallback, monkeypatch):
+    """What changes sizes in place runs eagerly, with one notice: results, the argument and gradients are eager's."""
+    monkeypatch.setattr(aotlab.config, "fallback", fallback)
+    function = lambda t: (SIZES[name](t) * 3, t.sin())  # noqa: E731
+    compiled = aotlab.compile(function, backend="eager")
+    found = []
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always")
+        for call in (compiled, function) * 2:
+            base = two().requires_grad_(grad)
+            argument = base * 1
+            result = call(argument)
+            if grad:
+                (result[0].sum() + result[1].sum() + argument.exp().sum()).backward()
+            found.append((result, argument, base.grad))
+    assert same(found[0], found[1], versions=False)
+    assert same(found[2], found[3], versions=False)
+    notices = [str(each.message) for each in noted if "runs eagerly" in str(each.message)]
+    assert len(notices) == 1
+    assert "changes a tensor in place other than in its values" in notices[0]
+    assert (compiled.calls.eager, compiled.calls.by_dynamo) == (2, 0)
