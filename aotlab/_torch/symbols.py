@@ -263,11 +263,12 @@ def symbolic_dims(value: Any) -> set[int]:
 
 def shown_size(value: Any) -> str:
     """Write a symbolic number as the user would."""
-    known, expression = getattr(value.node.shape_env, "known", {}), _expression(value)
-    if ("shown", expression) not in known:
-        names = {s: type(s)(name, integer=True) for s, name in getattr(value.node.shape_env, "shown", {}).items()}
+    env, expression = value.node.shape_env, _expression(value)
+    known, shown = getattr(env, "known", {}), getattr(env, "shown", {})
+    if expression not in shown and ("shown", expression) not in known:
+        names = {s: type(s)(name, integer=True) for s, name in shown.items()}
         known["shown", expression] = str(expression.xreplace(names))
-    return str(known["shown", expression])
+    return str(shown.get(expression) or known["shown", expression])
 
 
 def size_text(value: Any) -> str:
