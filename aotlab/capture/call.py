@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ from aotlab.guards.call_state import CallState, call_state
 from aotlab.guards.reached import Reached
 from aotlab.guards.values import NOTHING_MENTIONED, Mentioned
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
+
+if TYPE_CHECKING:
+    from aotlab.runtime.draft import Draft
 
 ArgumentKind = Literal["parameter", "buffer", "input", "python"]
 
@@ -72,6 +75,9 @@ class Target:
     def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the function with ``lifted`` in place of its own parameters and buffers."""
         raise NotImplementedError
+
+    def between(self, draft: Draft, positions: Sequence[int]) -> None:
+        """Write what comes behind the autograd node that makes the forward outputs at ``positions``."""
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the original function."""

@@ -142,7 +142,7 @@ class SubclassOutput:
     """One output of the function, or what is returned besides: bases of views, and the new values of inputs.
 
     ``first`` is where its tensors begin among what the compiled function returns; one without a ``spec`` is plain.
-    ``tangent`` says how its gradient is taken apart.
+    ``tangent`` says how its gradient is taken apart; one that ``passes`` is in the way from others to their gradients.
     """
 
     kind: OutputKind
@@ -151,6 +151,7 @@ class SubclassOutput:
     spec: SubclassSpec | None = None
     tangent: SubclassSpec | None = None
     requires_grad: bool = False
+    passes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

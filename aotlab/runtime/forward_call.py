@@ -171,6 +171,7 @@ class ForwardCall:
         draft.cut_edges.update(cut_edges)
         entries = list(zip(part.entries, [*positions, *(None for _ in carried)], strict=True))
         OwnNodes(draft, number, entries).write([*names, *cut_edges])
+        draft.parts.call.target.between(draft, positions)
         returned = [
             (edge, name)
             for edge, i, name in zip(part.entries, positions, names, strict=False)

@@ -68,12 +68,19 @@ def compile_call(
             if ways is None:
                 ways = Ways()
             elif ways.traces == _MOST_TRACES or (ways.watches and isinstance(cause, SubclassError)):
+                if ways.passing:
+                    raise _both(target) from declined
                 raise
             elif isinstance(cause, SubclassError):
                 ways.watches = True  # a plain input may have a wrapper for a gradient
             ways.traces += 1
             cause.__traceback__ = declined.__traceback__ = None  # its frames hold the arguments
             del cause
+
+
+def _both(target: Target) -> Declined:
+    what = "a tensor subclass is returned, and so is what is computed both of it and of what it is computed of"
+    return Declined(pipeline.refusal_of(RunEagerly(what, suggestion="return it detached"), target, None))
 
 
 def _compile_apart(
@@ -95,6 +102,10 @@ def _compile_apart(
         return explain(replace(state, structure=apart.structure))
 
     entry = pipeline.compile_call(options, apart, *given, explain_apart, number, function_id, varying)
+    assert apart.results is not None
+    made = [*apart.results.outputs, *apart.results.besides]
+    if any(each.passes and n not in apart.passing for n, each in enumerate(made)):
+        raise _both(target)
     began = time.perf_counter_ns()
     record, run = write_around(apart, entry.run, target.name)
     took = time.perf_counter_ns() - began

@@ -26,6 +26,7 @@ from aotlab.ir.subclasses import Layout, Opaque, SizeOfPart, SubclassInput, Subc
 from aotlab.runtime.draft import MISS, Writer
 from aotlab.runtime.outputs import write_result
 from aotlab.subclasses.edges import Anchor, Gradient, Unwrap, Wrap, watch
+from aotlab.subclasses.passing import taken
 from aotlab.subclasses.target import Unwrapped
 
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -57,7 +58,7 @@ class _Around:
         self.w.namespace.update(
             body=body, MISS=MISS, Unwrap=Unwrap.apply, Wrap=Wrap.apply, Anchor=Anchor.apply, no_grad=torch.no_grad,
             enable_grad=torch.enable_grad, view_again=internals.view_again,
-            increment_version=torch.autograd.graph.increment_version,
+            increment_version=torch.autograd.graph.increment_version, taken=taken,
         )  # fmt: skip
         self._wrappers: list[str] = []  # the local name of each input
 
@@ -276,12 +277,11 @@ class _Around:
         for n, each in enumerate(results.outputs):
             if each.kind == "same":
                 outputs[n] = outputs[each.of]
-        self._watch(
-            [str(outputs[n]) for n, each in enumerate(all_made) if each.kind == "new" and each.spec is not None]
-        )
+        new = {str(outputs[n]): each for n, each in enumerate(all_made) if each.kind == "new" and each.spec}
+        self._watch(list(new), [name for name, each in new.items() if each.passes])
         w.add(f"return {write_result(w, results.tree, [str(text) for text in outputs[:count]])}")
 
-    def _watch(self, made: list[str]) -> None:
+    def _watch(self, made: list[str], passing: list[str]) -> None:
         """Write that the backward looks at the versions of wrappers, given ones and those that were made."""
         values = {write.input: write.value for write in self.results.writes if write.value is not None}
         watched = [f"({name}, ())" for name in made]
@@ -291,7 +291,8 @@ class _Around:
                 parts = range(value.first, value.first + item.spec.count) if value is not None else ()
                 watched.append(f"({wrapper}, [{', '.join(f'out[{n}].detach()' for n in parts)}])")
         self.w.namespace["watch"] = watch
-        self.w.add(f"watch(out, [{', '.join(watched)}])")
+        results = f"(*out, {', '.join(passing)})" if passing else "out"
+        self.w.add(f"watch({results}, [{', '.join(watched)}])")
 
     def _made(self, each: SubclassOutput, name: str) -> str:
         """Write how a new wrapper is made."""
@@ -299,6 +300,8 @@ class _Around:
         if spec is None:
             return f"out[{each.first}]"
         parts = [f"out[{each.first + n}]" for n in range(spec.count)]
+        if each.passes:
+            return f"taken({parts[0]})"
         if not each.requires_grad:
             return self._together(spec, parts)
         given = w.constant("spec", spec), w.constant("gradient", Gradient(name, each.tangent))

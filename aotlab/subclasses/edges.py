@@ -36,11 +36,13 @@ class Again(RunEagerly):
 class Ways:
     """What earlier traces found: inputs by position, with gradients of other parts than theirs, or that are written.
 
-    With ``watches`` the gradients of plain inputs are looked at, too.
+    ``passing`` are the calls in the trace that return what other results are computed of. With ``watches`` the
+    gradients of plain inputs are looked at, too.
     """
 
     gradients: dict[int, AnchoredGradient] = field(default_factory=dict)
     hidden: set[int] = field(default_factory=set)
+    passing: set[int] = field(default_factory=set)
     watches: bool = False
     traces: int = 0
 
@@ -185,6 +187,17 @@ class Wrap(torch.autograd.Function):
         """Hand the gradient on, in parts."""
         parts: Sequence[Tensor] = [] if gradient is None else ctx.gradient.parts(gradient)
         return (None, None, None, None, *parts, *[None] * (ctx.count - len(parts)))
+
+
+def unwrapped(tensor: Tensor, name: str) -> tuple[SubclassSpec, Sequence[Tensor]]:
+    """Return the parts of a result with its history, and how its gradient is taken apart."""
+    if not is_differentiable(parts_of(tensor)):
+        raise RunEagerly(f"`{name}`, a `{type(tensor).__qualname__}`, has parts that have no gradients")
+    detached = tensor.detach()
+    coerce = getattr(detached, "__coerce_tangent_metadata__", None)
+    tangent = spec_of(detached if coerce is None else coerce(), name)
+    with torch.enable_grad():  # which the function may have left
+        return tangent, Unwrap.apply(tensor, Gradient(name, tangent))  # type: ignore[no-untyped-call]
 
 
 def apart_of(part: Tensor) -> Tensor:

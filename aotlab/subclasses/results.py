@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
@@ -15,8 +14,9 @@ from aotlab.capture import nesting
 from aotlab.capture.signals import RunEagerly
 from aotlab.ir import specs
 from aotlab.ir.subclasses import SubclassOutput, SubclassWrite
-from aotlab.subclasses.edges import Gradient, Unwrap, Ways
-from aotlab.subclasses.parts import is_differentiable, spec_of, state_of
+from aotlab.subclasses.edges import Again, Ways, unwrapped
+from aotlab.subclasses.parts import spec_of, state_of
+from aotlab.subclasses.passing import Passing
 
 if TYPE_CHECKING:
     from aotlab.subclasses.target import Entered
@@ -38,7 +38,7 @@ class Results:
 
 
 def read_results(
-    result: Any, entered: Sequence[Entered], given: Mapping[int, None], ways: Ways, mixed: set[int]
+    result: Any, entered: Sequence[Entered], given: Mapping[int, None], ways: Ways, mixed: set[int], passing: Passing
 ) -> tuple[Results, tuple[Any, ...]]:
     """Take the result of a traced function apart; ``given`` are the containers and objects that it knows, by ``id``.
 
@@ -46,7 +46,7 @@ def read_results(
     """
     leaves, names, tree = nesting.flatten_result(result, given)
     shown = [(n, specs.spec_of(x) if isinstance(x, Tensor) else None) for n, x in zip(names, leaves, strict=True)]
-    reader = _Reader(leaves, names, entered, Results(tree, shown), ways, mixed)
+    reader = _Reader(leaves, names, entered, Results(tree, shown), ways, mixed, passing)
     reader.run()
     return reader.results, tuple(reader.returned)
 
@@ -60,10 +60,12 @@ class _Reader:
         results: Results,
         ways: Ways,
         mixed: set[int],
+        passing: Passing,
     ) -> None:
         self.leaves, self.names, self.results = leaves, names, results
-        self._ways, self._mixed = ways, mixed
+        self._ways, self._mixed, self._passing = ways, mixed, passing
         self.returned: list[Any] = []
+        self._calls: set[int] = set()
         self._inputs = {id(item.wrapper): k for k, item in reversed([*enumerate(entered)])}
         self._entered = entered
         self._hidden = {internals.storage_key(p) for item in entered if item.item.hidden for p in item.parts}
@@ -143,17 +145,11 @@ class _Reader:
         parts: Sequence[Tensor] = parts_of(leaf)
         tangent = None
         if leaf.requires_grad:
-            if not is_differentiable(parts):
-                raise RunEagerly(f"`{name}`, a `{type(leaf).__qualname__}`, has parts that have no gradients")
-            detached = leaf.detach()
-            coerce = getattr(detached, "__coerce_tangent_metadata__", None)
-            tangent = spec_of(detached if coerce is None else coerce(), name)
-            with torch.enable_grad():  # which the function may have left
-                parts = Unwrap.apply(leaf, Gradient(name, tangent))  # type: ignore[no-untyped-call]
-        first, grad = len(self.returned), leaf.requires_grad
+            tangent, parts = self._passing.way(leaf) or unwrapped(leaf, name)
+        first, grad, passes = len(self.returned), leaf.requires_grad, self._passing.way(leaf) is not None
         self._return(parts, name)
         spec = spec_of(leaf, name, parts)
-        return SubclassOutput(kind="new", first=first, spec=spec, tangent=tangent, requires_grad=grad)
+        return SubclassOutput(kind="new", first=first, spec=spec, tangent=tangent, requires_grad=grad, passes=passes)
 
     def _return(self, values: Sequence[Any], name: str) -> None:
         """Let the body return some values; what shares memory with a hidden input cannot be told from it."""
@@ -205,19 +201,25 @@ class _Reader:
 
     def _check_histories(self, wrappers: Sequence[tuple[int, Tensor]]) -> None:
         """See whether of an output another is computed: its gradient would not know of the other's."""
-        nodes = {leaf.grad_fn: i for i, leaf in wrappers if leaf.grad_fn is not None and id(leaf) not in self._inputs}
+        ours = [(i, leaf) for i, leaf in wrappers if leaf.grad_fn is not None and id(leaf) not in self._inputs]
+        nodes = {leaf.grad_fn: i for i, leaf in ours if self._passing.way(leaf) is None}
         views = {id(leaf): i for i, leaf in wrappers if internals.base_of(leaf) is not None}  # are made of bases anew
         others = [leaf for leaf in self.leaves if isinstance(leaf, Tensor) and id(leaf) not in views]
         self._check_history(others, nodes)
         for i in views.values():
             self._check_history([self.leaves[i]], {node: n for node, n in nodes.items() if n in views.values()})
+        if self._calls:
+            self._ways.passing |= self._calls
+            raise Again
 
     def _check_history(self, starts: Sequence[Tensor], nodes: Mapping[Any, int]) -> None:
         todo = [leaf.grad_fn for leaf in starts if leaf.grad_fn is not None]
         seen = set(todo)
         while todo:
             for node, _ in todo.pop().next_functions:
-                if node in nodes:
+                if node in nodes and (number := self._passing.number(self.leaves[nodes[node]])):
+                    self._calls.add(number)
+                elif node in nodes:
                     what = f"`{self.names[nodes[node]]}`, a tensor subclass, and what is computed of it are returned"
                     raise RunEagerly(what, suggestion="return it detached, to have it compiled")
                 if node is not None and node not in seen:

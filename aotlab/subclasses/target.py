@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,8 +29,12 @@ from aotlab.ir.subclasses import AnchoredGradient, SubclassInput
 from aotlab.subclasses.edges import Anchor, Gradient, GradientOfInput, Unwrap, Ways, Wrap, apart_of
 from aotlab.subclasses.mode import AboveFunctionalization, LeavesStayLeaves
 from aotlab.subclasses.parts import is_differentiable, sizes, spec_of, state_of, together
+from aotlab.subclasses.passing import Passing, passed
 from aotlab.subclasses.results import Results, read_results
 from aotlab.trace.running import here
+
+if TYPE_CHECKING:
+    from aotlab.runtime.draft import Draft
 
 
 @dataclass(slots=True)
@@ -75,7 +79,9 @@ class Unwrapped(Target):
         self._check_hidden(values)
         self.gradients = [GradientOfInput(each, (), ways) for each in self.inputs]  # of the last trace
         self.results: Results | None = None
+        self.passing: set[int] = set()  # outputs, in the written function
         self._given: list[Tensor] = []
+        self._calls = frozenset(ways.passing)
 
     def _kind(self, n: int) -> str:
         return self._kinds[n][1] if n < self.lifted_count else "input"
@@ -190,7 +196,7 @@ class Unwrapped(Target):
                     values.append(plain[n] if n in plain else next(flat))
             self._given = values[: self.lifted_count]
             given_args, given_kwargs = nesting.unflatten(values[self.lifted_count :], self.tree)
-        with LeavesStayLeaves(each.wrapper for each in entered if each.item.is_leaf):
+        with LeavesStayLeaves(each.wrapper for each in entered if each.item.is_leaf), Passing(self._calls) as passing:
             result = self.target.run(self._given, tuple(given_args), given_kwargs)
         with internals.disable_torch_function():
             now, tree = nesting.flatten((given_args, given_kwargs))
@@ -200,9 +206,22 @@ class Unwrapped(Target):
                 id(each): None for each in self.target.objects()
             }
             self.results, returned = read_results(
-                result, entered, _containers(given, values), self._ways, {*mode.mixed}
+                result, entered, _containers(given, values), self._ways, {*mode.mixed}, passing
             )
         return returned
+
+    def between(self, draft: Draft, positions: Sequence[int]) -> None:
+        """Write that parts of what others are computed of pass the wrapper that the caller gets."""
+        assert self.results is not None
+        outputs, writes = draft.trace.returned_outputs, len(draft.trace.writes)
+        own = {outputs[i - writes]: i for i in positions if writes <= i < writes + len(outputs)}
+        for n, each in enumerate([*self.results.outputs, *self.results.besides]):
+            if each.passes and each.spec is not None and each.first in own:
+                names = ", ".join(draft.results[own[each.first + k]] for k in range(each.spec.count))
+                gradient = draft.w.constant("gradient", Gradient(f"output {n}", each.tangent))
+                given = f"{draft.w.constant('spec', each.spec)}, {gradient}, {names}"
+                draft.with_grad(f"{names}, = {draft.w.shared('passed', passed)}({given})")
+                self.passing.add(n)
 
     def _enter(self, item: SubclassInput, flat: Iterator[Any], entered: list[Entered]) -> Entered:
         parts, anchors = [next(flat) for _ in item.paths], [next(flat) for _ in item.anchors]

@@ -8,7 +8,7 @@ from torch.nn import functional
 from torch.testing._internal.two_tensor import TwoTensor
 
 import aotlab
-from aotlab.errors import RefusedError, SubclassError
+from aotlab.errors import SubclassError
 from tests.subclasses.kinds import Quantized, Tagged, beside_eager, leaf, parts, plain, same, tensors, two
 from tests.subclasses.test_calls import PROGRAMS
 
@@ -223,9 +223,3 @@ def test_accumulated_and_hooked():
         found.append(t.grad)
     assert same(*found)
     assert same(seen[:2], seen[2:])
-
-
-def test_a_result_of_a_result():
-    """A wrapper is returned and so is what is computed of it: its own gradient would lack a part."""
-    with pytest.raises(RefusedError, match="and what is computed of it are returned"):
-        aotlab.compile(lambda t: (lambda y: (y, y.sum()))(t * 2), backend="eager")(leaf(two()))
