@@ -34,9 +34,9 @@ from aotlab._torch.functional import (
 from torch._subclasses.fake_tensor import unset_fake_temporarily as fake_mode_set_aside
 
 from aotlab._torch.fake import (
-    address_of, call_by_fake_mode, enter_fake, fake_mode_is_on, forget_tensors, has_its_memory_to_itself, is_dense,
-    is_fake, make_contiguous_strides_for, memory_window, new_fake, new_fake_view, quiet_fake_tensors, storage_key,
-    suggest_memory_format,
+    address_of, call_by_fake_mode, enter_fake, forget_tensors, has_its_memory_to_itself, is_dense, is_fake,
+    make_contiguous_strides_for, memory_window, new_fake, new_fake_view, only_fake_modes, quiet_fake_tensors,
+    storage_key, suggest_memory_format,
 )
 from aotlab._torch.modules import (
     MODULE_DICTIONARIES, buffers_held, children_held, global_hooks_held, has_backward_hooks, hooks_held, module_call,

@@ -107,9 +107,9 @@ def is_dense(tensor: Tensor) -> bool:
     return tensor.numel() == last
 
 
-def fake_mode_is_on() -> bool:
-    """Tell whether a fake mode, the caller's, is the only dispatch mode."""
-    return [type(mode) for mode in _get_current_dispatch_mode_stack()] == [FakeTensorMode]
+def only_fake_modes() -> bool:
+    """Tell whether no dispatch mode is on, or a fake mode of the caller's alone."""
+    return [type(mode) for mode in _get_current_dispatch_mode_stack()] in ([], [FakeTensorMode])
 
 
 def address_of(tensor: Tensor) -> int:

@@ -185,8 +185,7 @@ def transform_around() -> str | None:
 
 def check_surroundings() -> int:
     """Refuse calls under transforms and modes that a compiled function has no part in; count the default devices."""
-    foreign = internals.dispatch_mode_count() and not internals.fake_mode_is_on()
-    what = transform_around() or ("a torch dispatch mode" if foreign else None)
+    what = transform_around() or (None if internals.only_fake_modes() else "a torch dispatch mode")
     count = internals.function_mode_count()
     if what is None and count and not internals.only_default_devices():
         what = "a torch function mode"

@@ -64,7 +64,7 @@ class Prologue:
             f"{w.constant('forward_ad', torch.autograd.forward_ad)}._current_level >= 0",
         ]
         if state.dispatch_modes:
-            conditions.append(f"not {w.call('fake_mode_is_on', internals.fake_mode_is_on)}")
+            conditions.append(f"not {w.call('only_fake_modes', internals.only_fake_modes)}")
         if self.draft.trace.training:
             conditions.append(w.call("anomaly_mode", torch.is_anomaly_enabled))
         if not self.parts.dedupe.kept:  # the guards of tensors would see it
