@@ -58,7 +58,7 @@ def folded(x: torch.Tensor) -> torch.Tensor:
 
 @new_exercise("recompiles", takes="number", program=folded)
 def how_many_graphs(answer: float) -> None:
-    """How many graphs does this program need, if it is called with 3, 4, 2, 8, 5, 1 and 9 elements, in this order?
+    """How many graphs does this program need without `dynamic=True`, if `x` has 3, 4, 2, 8, 5, 1 and then 9 elements?
 
     - The first graph is for 3 elements alone. At the second call the size has become another one.
     - A graph with a symbol holds for the sizes that go the same way at the `if`.
@@ -97,7 +97,7 @@ def fewer_graphs(answer: Answer) -> None:
 
 @new_exercise("randomness")
 def mask_again(answer: Answer) -> None:
-    """Write `answer(x, state)`: the mask that `dropout(x, 0.5)` draws from `state`. The generator stays as it is.
+    """Write `answer(x, state)`: the mask that `dropout(x, 0.5)` draws from `state`. Leave the generator as it was.
 
     - A mask is `True` where an element was kept. Dropout of ones shows it, whatever is in `x`.
     - Put `state` into the generator, draw, and put back what was there before.
@@ -127,7 +127,7 @@ def draws_some(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tenso
 
 @new_exercise("randomness", program=draws_some, takes="names")
 def what_is_drawn(answer: Any) -> None:
-    """For which of its inputs does this program draw random numbers?
+    """For which of its inputs does this program draw random numbers? Answer as in `"a, b"`.
 
     - It does not matter whether somebody uses what was drawn.
     - Nor does it matter whether gradients are wanted.
@@ -341,7 +341,7 @@ def loses(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @new_exercise("wild", program=keeps_order)
 def find_the_bug(answer: Answer) -> None:
-    """Write `answer(f)`, which calls `f` and tells whether it does what this program does. Some layers get it wrong.
+    """Write `answer(f)`: call `f`, return True if it does what this program does, else False. Some layers get it wrong.
 
     - A layer can lose the write: look at `x` after the call, too.
     - A layer can read `y` too early. When does that make a difference? (See `06_inputs_that_share`.)

@@ -82,7 +82,7 @@ def write(answer: Answer) -> None:
 
 @new_exercise("compiler", own=_own("differentiate"))
 def differentiate(answer: Answer) -> None:
-    """Write `differentiate(recorder, roots)`: new inputs for the tangents of `roots`, and nodes of the gradients.
+    """Write `differentiate(recorder, roots)`: return nodes of the tangents (new inputs) and of the gradients.
 
     - For each root a tangent is needed: a fake tensor like it, `torch.empty_like(root)`.
     - `recorder.enter(tangent, "tangent")` makes it an input of the graph and returns its node;
