@@ -168,8 +168,11 @@ def autocast_by_hand(answer: Answer) -> None:
     names = getattr(getattr(answer, "__code__", None), "co_names", ())
     require("autocast" not in names, "it uses autocast")
     require(found.dtype == torch.bfloat16, f"the result has dtype {found.dtype}")
-    wrong = f"the first elements are {found[0].tolist()}, not {expected[0].tolist()}: the product itself is in bfloat16"
-    require(torch.equal(found, expected), wrong)
+    require(found.shape == expected.shape, f"the result has shape {tuple(found.shape)}")
+    where = (found != expected).nonzero()[:1].flatten().tolist()
+    if where:
+        values = f"{found[tuple(where)].item()}, not {expected[tuple(where)].item()}"
+        require(False, f"element {where} is {values}: the product itself is in bfloat16")
     require(found.requires_grad, "no gradient reaches `w`")
     (gradient,) = torch.autograd.grad(found.sum(), w)
     require(gradient.dtype == torch.float32, f"the gradient of `w` has dtype {gradient.dtype}")

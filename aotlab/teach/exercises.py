@@ -116,7 +116,8 @@ class Exercise(Shown):
         if answer is None or answer is ... or _is_blank(answer):
             return Said("Not yet: there is no answer.", self._help())
         if not isinstance(answer, _KINDS[self.takes]):  # type: ignore[arg-type]  # Callable is fine there
-            return Said(f"Not yet: the answer is to be a {self.takes}, and this is of type {type(answer).__name__}.")
+            wanted = self.takes if self.takes == "names" else f"a {self.takes}"
+            return Said(f"Not yet: the answer is to be {wanted}, and this is of type {type(answer).__name__}.")
         wrong = code = ""
         try:
             self.judge(answer)

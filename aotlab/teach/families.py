@@ -53,6 +53,7 @@ _EXAMPLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("a = @2, 3", "v1 = a * 2; v1[1].mul_(2)", "v1"),
         ("a = @2, 3", "v1 = a * 2; v2 = v1[1]; v1.mul_(2)", "v2 * 2"),
         ("a = @2, 3", "v1 = a * 2; v2 = v1.t(); v2[2].add_(1)", "v1 * 2"),
+        ("a = @2, 3", "v1 = a * 2; v2 = v1[0]; v2.add_(1)", "v2 * 3"),
     ),
     "training": (
         ("a = @2, 3; b = @2, 3.requires_grad_()", "v1 = a * b; v2 = v1.sin()", "v2"),

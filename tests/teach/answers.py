@@ -368,6 +368,7 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
         [
             (_own("write", ("*window(tensor)", "*window(tensor)[:2], 0")), "write to tensors that they made"),
             (_own("write", ("recorder.nodes[storage] = new", "pass")), "write to tensors that they made"),
+            (_own("write", ('whole.meta["window"]', "window(tensor)")), "write to tensors that they made"),
         ],
     ),
     "differentiate": (
