@@ -23,8 +23,11 @@ import torch
 from torch import Tensor, fx
 from torch._decomp import decomposition_table
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from aotlab._torch import FakeTensorMode
+from aotlab.errors import UsageError
 
 #: Modules of torch's with functions that remember what a machine has.
 _REMEMBERING = (
@@ -114,6 +117,25 @@ def _empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Te
     return made.fill_(float("nan")) if dtype.is_floating_point else made.fill_(1)
 
 
+class AnyValues(TorchDispatchMode):
+    """Let ops run on memory that no kernel has filled: where they find no sense in it they give zeros."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except (RuntimeError, IndexError):
+            if not func._schema.returns:  # a check
+                return None
+            with FakeTensorMode() as mode:
+                given = pytree.tree_map_only(Tensor, mode.from_tensor, (args, kwargs or {}))
+                result = func(*given[0], **given[1])
+            return pytree.tree_map_only(Tensor, _zeros_like, result)
+
+
+def _zeros_like(fake: Tensor) -> Tensor:
+    return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype).zero_()
+
+
 def _forget() -> None:
     for name in _REMEMBERING:
         for value in vars(sys.modules[name]).values() if name in sys.modules else ():
@@ -143,7 +165,6 @@ def _driver(capability: int) -> Iterator[None]:
 def to_card(module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:
     """Move a graph to the card, in place: what it makes there, and what its values look like."""
     from torch.fx.node import map_arg
-    from torch.utils import _pytree as pytree
 
     def moved(value: Any) -> Any:
         return torch.device("cuda", 0) if isinstance(value, torch.device) and value.type == "cpu" else value
@@ -164,7 +185,10 @@ def to_card(module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:
             with fake_mode:
                 node.meta["val"] = node.target(*args, **kwargs)
         elif node.op == "get_attr":
-            raise NotImplementedError("a graph with constants is not rehearsed")
+            what = "a constant, as of torch.tensor([1.0]); pass it as an argument"
+            if isinstance(getattr(module, str(node.target), None), fx.GraphModule):
+                what = "a graph inside of the graph, as of torch.cond"
+            raise UsageError(f"`{node.target}` is not rehearsed: it is {what}")
     module.recompile()
 
 

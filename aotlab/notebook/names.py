@@ -245,6 +245,8 @@ class Watch:
 
 def _bits(tensor: Tensor) -> Tensor | None:
     """Copy a tensor's elements as bytes, None if they cannot be had so."""
+    if isinstance(tensor, internals.FakeTensor):
+        return None
     with torch.no_grad():
         plain = tensor.detach()
         if plain.layout != torch.strided or plain.is_conj() or plain.is_neg() or plain.is_quantized or plain.is_meta:

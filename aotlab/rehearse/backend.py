@@ -122,7 +122,8 @@ class RehearsalBackend(InductorBackend):
         with self._moved(write_kernel):
             compiled = super().compile(replace(request, module=module))
         if not self._interpret:  # a run in which the kernels do nothing says how they are called
-            with standing_in(self.card, write_kernel), torch.random.fork_rng(devices=()):
+            any_values: Any = rehearsal.AnyValues
+            with standing_in(self.card, write_kernel), torch.random.fork_rng(devices=()), any_values():
                 compiled([_zeros(each) for each in example])
                 found = [_compiled(each, request.kind, self.card) for each in made.values()]
             self.kernels_made += found

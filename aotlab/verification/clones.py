@@ -151,6 +151,8 @@ class State:
             return self._copy_of(original, name)
 
     def _copy_of(self, original: torch.Tensor, name: str) -> torch.Tensor:
+        if isinstance(original, torch_internals.FakeTensor):
+            raise UsageError(f"`{name}` is a fake tensor: there are no values to compare")
         plain = type(original) in (torch.Tensor, nn.Parameter) and original.layout == torch.strided
         if plain and original.is_neg() and not original.is_conj():
             raise UsageError(f"`{name}` has its negative bit set; pass its resolve_neg()")

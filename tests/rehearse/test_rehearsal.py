@@ -164,3 +164,24 @@ def test_there_are_ten_programs() -> None:
     """As was asked for."""
     found: dict[str, Callable[..., Any]] = PROGRAMS
     assert len(found) >= 10
+
+
+def test_ops_that_look_at_values() -> None:
+    """The run that says how kernels are called finds no values in memory that they would have filled."""
+    bag, words = torch.nn.EmbeddingBag(10, 4), torch.randint(0, 10, (3, 4))
+    assert len(rehearse(bag, words)) > 0
+    assert len(rehearse(lambda x: torch.linalg.inv(x.exp()) * 2, torch.randn(4, 4))) == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (lambda x: x + torch.tensor([1.0, 2.0, 3.0]), r"a constant, as of torch.tensor.*; pass it as an argument"),
+        (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), "a graph inside of the graph"),
+    ],
+    ids=["a constant", "a graph inside"],
+)
+def test_what_is_not_rehearsed(function: Callable[..., Any], told: str) -> None:
+    """One error says so, and the arguments are as they were."""
+    with pytest.raises(UsageError, match=told):
+        rehearse(function, torch.randn(3))

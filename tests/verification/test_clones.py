@@ -7,6 +7,7 @@ import functools
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
 from aotlab.errors import UsageError
@@ -241,6 +242,8 @@ def test_what_cannot_be_copied_is_an_error():
     complex_ = torch.ones(2, dtype=torch.complex64, requires_grad=True) * 1
     with pytest.raises(UsageError, match="cannot be rebuilt"):
         copies(torch.view_as_real(complex_))
+    with FakeTensorMode(), pytest.raises(UsageError, match="no values to compare"):
+        copies(torch.empty(2))
 
 
 def test_conjugate_views_stay_conjugate():
