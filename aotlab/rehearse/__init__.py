@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from aotlab._torch import FakeTensor, pytree
 from aotlab.api import compile
+from aotlab.errors import UsageError
 from aotlab.rehearse.backend import Kernel, RehearsalBackend
 from aotlab.rehearse.cards import CARDS, Card
 
@@ -34,8 +36,10 @@ def rehearse(function: Callable[..., Any], *args: Any, card: str | Card = "h100"
     Raises
     ------
     UsageError
-        Triton is not installed, or there is a GPU, or no such card.
+        Triton is not installed, or there is a GPU, or no such card, or an argument is a fake tensor.
     """
+    if any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves((args, kwargs))):
+        raise UsageError("an argument is a fake tensor: a rehearsal runs on the CPU, so pass tensors with data")
     backend = RehearsalBackend(card)
     compile(function, backend=backend)(*args, **kwargs)
     return backend.kernels_made

@@ -185,3 +185,13 @@ def test_what_is_not_rehearsed(function: Callable[..., Any], told: str) -> None:
     """One error says so, and the arguments are as they were."""
     with pytest.raises(UsageError, match=told):
         rehearse(function, torch.randn(3))
+
+
+def test_fake_arguments_are_refused() -> None:
+    """They have nothing to run on."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        x = torch.empty(4)
+    with pytest.raises(UsageError, match="fake tensor"):
+        rehearse(lambda x: x.sin(), x)
