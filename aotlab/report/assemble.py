@@ -283,8 +283,8 @@ def _below_wrappers(
     above = {(role, row.name): row.part_of for role, rows in (("input", inputs), ("output", outputs)) for row in rows}
 
     def outermost(span: Span) -> Span:
-        name = span.name
-        while part_of := above.get((span.role, name), ""):
+        name, left = span.name, dict(above)
+        while part_of := left.pop((span.role, name), ""):
             name = part_of
         return span if name == span.name else replace(span, part_of=name)
 

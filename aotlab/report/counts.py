@@ -51,7 +51,7 @@ def whole(row: Input | Output, rows: Sequence[Input | Output]) -> str:
     """Return the name of the argument or output that a row is a part of, or its own."""
     above = {each.name: each.part_of for each in rows} if row.part_of else {}
     name = row.name
-    while part_of := above.get(name, ""):
+    while part_of := above.pop(name, ""):  # once each: a report that was loaded may say anything
         name = part_of
     return name
 

@@ -12,6 +12,7 @@ import torch
 
 import aotlab
 from aotlab import _torch as internals
+from aotlab._torch import TorchDispatchMode
 from aotlab.errors import (
     EscapeError,
     GraphInvariantError,
@@ -419,7 +420,6 @@ STRANGE = {
     "sparse": (lambda: torch.ones(3).to_sparse(), UnsupportedTensorError),
     "csr": (lambda: torch.eye(3).to_sparse_csr(), UnsupportedTensorError),
     "meta": (lambda: torch.ones(3, device="meta"), UnsupportedTensorError),
-    "fake": (lambda: torch._subclasses.FakeTensorMode().from_tensor(torch.ones(3)), SubclassError),
     "uninitialised": (torch.nn.UninitializedParameter, SubclassError),
     "generator": (lambda: (i for i in [1]), PythonValueError),
     "set of tensors": (lambda: {torch.ones(1)}, PythonValueError),
@@ -555,14 +555,14 @@ def test_functions_that_return_later():
 
 
 def test_called_where_it_cannot_take_part():
-    """Under fake tensors and symbolic tracing, and if asked under vmap, it says that it cannot take part."""
+    """Under a dispatch mode and symbolic tracing, and if asked under vmap, it says that it cannot take part."""
     g = compiled(lambda x: x * 2)
     x = torch.ones(2, 3)
     with refusing(match=r"torch\.func"):
         torch.vmap(g)(x)
     with refusing(match=r"torch\.func"):
         torch.func.grad(lambda y: g(y).sum())(x)
-    with refusing(match="dispatch mode"), torch._subclasses.FakeTensorMode() as mode:
-        g(mode.from_tensor(x))
+    with refusing(match="dispatch mode"), TorchDispatchMode():
+        g(x)
     with refusing():
         torch.fx.symbolic_trace(lambda y: g(y))

@@ -10,7 +10,7 @@ export function mutated(input: Input): boolean {
 
 /** The rows of arguments or outputs themselves, without those of parts of wrappers. */
 export function wholes<T extends Input | Output>(rows: readonly T[]): readonly T[] {
-  return rows.filter(row => row.part_of === '');
+  return inTrees(rows).filter(({ depth }) => depth === 0).map(({ row }) => row);
 }
 
 /** How many outputs share memory with something, or have a part that does. */
