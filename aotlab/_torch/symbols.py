@@ -34,6 +34,9 @@ _STEPS = {
     "sym_max": "torch.sym_max({}, {})", "sym_min": "torch.sym_min({}, {})",
 }  # fmt: skip
 
+#: Where more sizes vary, those that are equal in the traced call share a symbol: each symbol has its price.
+MOST_SYMBOLS = 16
+
 #: What makes a node of a plain number, as for a product that C++ code begins with one.
 _WRAPS = ("wrap_int", "wrap_float")
 
@@ -114,7 +117,9 @@ class _Environment(ShapeEnv):
 class Sizes:
     """The sizes and numbers that vary in one trace: symbols, and what the trace assumed of them."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], count: int) -> None:
+        """Begin with none of ``count``; sizes are named after the flat inputs' ``names``."""
+        self._kind = DimDynamic.DUCK if count > MOST_SYMBOLS else DimDynamic.DYNAMIC
         # what hangs on values is no size: such programs run eagerly
         self.env = _Environment(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         self.env.known, self.env.places, self.env.shown, self._names = {}, [], {}, names
@@ -127,7 +132,7 @@ class Sizes:
 
     def enter(self, mode: FakeTensorMode, position: int, real: Tensor, dims: Collection[int]) -> FakeTensor:
         """Make the fake of the flat input ``position``, whose sizes ``dims`` vary."""
-        kinds = [DimDynamic.DYNAMIC if d in dims else DimDynamic.STATIC for d in range(real.dim())]
+        kinds = [self._kind if d in dims else DimDynamic.STATIC for d in range(real.dim())]
         context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
         fake = mode.from_tensor(real.detach(), source=LocalSource(f"t{len(self._inputs)}"), symbolic_context=context)
         sizes = [_expression(size) for size in fake.shape if is_symbolic(size)]

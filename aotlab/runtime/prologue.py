@@ -147,8 +147,9 @@ class Prologue:
             given = self.draft.expressions[position]
             if what == "value":
                 return given
-            other = f"{given}.{what}({'' if dim is None else dim})"
-            return known.get((position, dim), other) if what == "size" and dim is not None else other
+            if what == "size":
+                return known.get((position, dim), f"{given}.shape[{dim}]")  # half of what `size()` takes
+            return f"{given}.{what}({'' if dim is None else dim})"
 
         rules = [text for text, _ in sizes.guards(name)]
         if rules:

@@ -84,7 +84,7 @@ def run(
 
     Raises `RefusedError`, `RunEagerly`, `TraceFailed`: eager has to run this call.
     """
-    sizes = Sizes(call.state.names) if varying else None
+    sizes = Sizes(call.state.names, sum(map(len, varying.values()))) if varying else None
     mode = FakeTensorMode(static_shapes=True) if sizes is None else FakeTensorMode(shape_env=sizes.env)
     mode.cache_enabled = sizes is None  # keys of symbolic sizes take longer than what they are to save
     ways: dict[str, Any] = {"exact": exact, "functional": functional_draws, "quirks": quirks, "sizes": sizes}

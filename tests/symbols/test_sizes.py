@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils import _pytree as pytree
 import aotlab
 from aotlab import _torch as internals
 from aotlab import observe
+from aotlab._torch.symbols import MOST_SYMBOLS
 from aotlab.trace import memo
 
 SIZES = (6, 4, 9, 32, 7, 16)
@@ -232,6 +234,33 @@ def test_large_and_small() -> None:
             (second,) = torch.autograd.grad(first.sum(), x)
             assert torch.equal(second, -2 * x.sin())
     assert len(compiled.entries) == 1
+
+
+def test_many_sizes_share_symbols() -> None:
+    """Beyond 16, sizes that are equal in the traced call are one symbol; a call in which they differ is a case."""
+
+    def joined(*tensors: Tensor) -> Tensor:
+        return torch.cat(tensors) * 2
+
+    def call(function: Callable[..., Any], sizes: Sequence[int]) -> list[Any]:
+        torch.manual_seed(0)
+        arguments = [need(n, 3) for n in sizes]
+        return observed(function(*arguments), arguments)
+
+    def symbols(function: Any) -> list[int]:
+        return [len(re.findall(r"^ +s\d+ = ", entry.source, re.MULTILINE)) for entry in function.entries]
+
+    compiled, count = aotlab.compile(joined, backend="eager"), MOST_SYMBOLS + 1
+    alike, others = ([[n, *[n + more] * (count - 1)] for n in (4, 5, 6)] for more in (0, 3))
+    for sizes in (*alike, *others, alike[0]):
+        assert call(joined, sizes) == call(compiled, sizes), sizes
+    assert symbols(compiled) == [2, 1, 0]
+    assert "`tensors[1].size(0) == tensors[0].size(0)`" in compiled.recompiles[1]
+
+    few = aotlab.compile(joined, backend="eager")
+    for n in (4, 5):
+        call(few, [n] * MOST_SYMBOLS)
+    assert symbols(few) == [MOST_SYMBOLS, 0]
 
 
 def test_by_itself() -> None:
