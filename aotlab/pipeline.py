@@ -51,9 +51,9 @@ from aotlab.guards.code import definition, line_like
 from aotlab.guards.explain import sentences
 from aotlab.guards.reached import codes_in
 from aotlab.ir.graphs import check_graph, op_count
+from aotlab.ir.size_rules import rules_of
 from aotlab.partition import stage as partition
 from aotlab.runtime import stage as runtime
-from aotlab.symbols.rules import rules_of
 from aotlab.trace import stage as trace
 from aotlab.trace.surroundings import Printed
 

@@ -15,7 +15,7 @@ ABOVE = {"report", "verification", "bench", "rehearse", "notebook", "teach", "cl
 FOR_THOSE = {"_torch/workbench.py", "_torch/samples.py", "_torch/rehearsal.py"}
 #: Systems that were added when the engine had its size, each in files of its own, and how large they may be.
 LATER = {"quirks/higher_order.py": 410, "_torch/higher_order.py": 60, "backends/effects.py": 60}
-LATER |= {"_torch/known_sizes.py": 85, "symbols/graphs.py": 40, "symbols/rules.py": 80}
+LATER |= {"_torch/known_sizes.py": 85, "partition/sizes.py": 40, "ir/size_rules.py": 80}
 LATER |= {"ir/subclasses.py": 180, "_torch/subclasses.py": 65}
 LATER |= {"export/__init__.py": 180, "export/made.py": 310, "export/saved.py": 170, "ir/signature.py": 140}
 LATER |= {"subclasses/__init__.py": 120, "subclasses/around.py": 325, "subclasses/edges.py": 260}

@@ -21,8 +21,8 @@ from aotlab.errors import RefusedError, UntraceableError, UsageError
 from aotlab.frontends.direct import FunctionTarget, ModuleTarget
 from aotlab.ir.graphs import is_size, output_args, placeholders
 from aotlab.ir.metadata import InputAliasInfo
+from aotlab.ir.size_rules import rules_of
 from aotlab.pipeline import refusal_of
-from aotlab.symbols.rules import rules_of
 from aotlab.trace import stage as trace
 from aotlab.trace.deriver import Deriver, Tangents
 from aotlab.trace.edges import edge_of

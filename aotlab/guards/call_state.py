@@ -25,7 +25,7 @@ from aotlab.guards.reach import reach
 from aotlab.guards.reached import Reached
 from aotlab.guards.values import NOTHING_MENTIONED, Attributes, Mentioned, attributes_that_count, is_plain, same_value
 from aotlab.ir.extents import counted_together, overlapping_pairs
-from aotlab.symbols.rules import Rules
+from aotlab.ir.size_rules import Rules
 
 # --- facts about arguments ---------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from aotlab.ir import graphs as ir
 from aotlab.partition.default import default_partition
 from aotlab.partition.described import FOR_DERIVATIVES, SavedValue, describe_saved
 from aotlab.partition.saved import save_besides, save_clones, save_masks, save_roots_of_views
-from aotlab.symbols.graphs import take_sizes
+from aotlab.partition.sizes import take_sizes
 from aotlab.trace.live import Trace
 from aotlab.trace.records import TraceRecord
 from aotlab.trace.views import root_among

@@ -417,7 +417,7 @@ def test_other_kinds_of_arguments_than_those_that_varied(name: str) -> None:
 
 def test_what_a_later_backward_assumes() -> None:
     """A size that becomes a number when a backward is derived is asked for, since its graph has the number in it."""
-    sizes = internals.Sizes(["x"])
+    sizes = internals.Sizes(["x"], 2)
     fake = sizes.enter(FakeTensorMode(shape_env=sizes.env), 0, torch.ones(5, 4), [0, 1])
     names = [name for _, name, _, _ in sizes.symbols()]
     sizes.guards(lambda position, what, dim: f"{what}_{dim}")

@@ -1,1 +1,0 @@
-"""Sizes that vary from call to call."""
