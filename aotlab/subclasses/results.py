@@ -202,26 +202,31 @@ class _Reader:
     def _check_histories(self, wrappers: Sequence[tuple[int, Tensor]]) -> None:
         """See whether of an output another is computed: its gradient would not know of the other's."""
         ours = [(i, leaf) for i, leaf in wrappers if leaf.grad_fn is not None and id(leaf) not in self._inputs]
-        nodes = {leaf.grad_fn: i for i, leaf in ours if self._passing.way(leaf) is None}
-        views = {id(leaf): i for i, leaf in wrappers if internals.base_of(leaf) is not None}  # are made of bases anew
+        nodes = {leaf.grad_fn: leaf for _, leaf in ours if self._passing.way(leaf) is None}
+        views = {
+            id(leaf): leaf for _, leaf in wrappers if internals.base_of(leaf) is not None
+        }  # are made anew
+        written = [item.wrapper for item in self._entered if item.wrapper.grad_fn is not item.history]
         others = [leaf for leaf in self.leaves if isinstance(leaf, Tensor) and id(leaf) not in views]
-        self._check_history(others, nodes)
-        for i in views.values():
-            self._check_history([self.leaves[i]], {node: n for node, n in nodes.items() if n in views.values()})
+        self._check_history([*others, *written], nodes | {leaf.grad_fn: leaf for leaf in written})
+        for leaf in views.values():
+            self._check_history([leaf], {node: each for node, each in nodes.items() if id(each) in views})
         if self._calls:
             self._ways.passing |= self._calls
             raise Again
 
-    def _check_history(self, starts: Sequence[Tensor], nodes: Mapping[Any, int]) -> None:
+    def _check_history(self, starts: Sequence[Tensor], nodes: Mapping[Any, Tensor]) -> None:
         todo = [leaf.grad_fn for leaf in starts if leaf.grad_fn is not None]
         seen = set(todo)
         while todo:
             for node, _ in todo.pop().next_functions:
-                if node in nodes and (number := self._passing.number(self.leaves[nodes[node]])):
+                if node in nodes and (number := self._passing.number(nodes[node])):
                     self._calls.add(number)
                 elif node in nodes:
-                    what = f"`{self.names[nodes[node]]}`, a tensor subclass, and what is computed of it are returned"
-                    raise RunEagerly(what, suggestion="return it detached, to have it compiled")
+                    raise RunEagerly(
+                        "a tensor subclass and what is computed of it are returned, or written",
+                        suggestion="return it detached, to have it compiled",
+                    )
                 if node is not None and node not in seen:
                     seen.add(node)
                     todo.append(node)
