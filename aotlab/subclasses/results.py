@@ -13,7 +13,7 @@ from aotlab._torch import parts_of
 from aotlab.capture import nesting
 from aotlab.capture.signals import RunEagerly
 from aotlab.ir import specs
-from aotlab.ir.subclasses import SubclassOutput, SubclassWrite
+from aotlab.ir.subclasses import AnchoredGradient, SubclassOutput, SubclassWrite
 from aotlab.subclasses.edges import Again, Ways, unwrapped
 from aotlab.subclasses.parts import spec_of, state_of
 from aotlab.subclasses.passing import Passing
@@ -83,12 +83,19 @@ class _Reader:
             else:
                 if any(leaf is part for item in self._entered if item.item.gradient for part in item.parts):
                     raise RunEagerly(f"`{self.names[i]}` is a part of a tensor subclass that requires grad")
+                if isinstance(leaf, Tensor) and leaf.requires_grad and self._has_gradients_of_two_kinds():
+                    raise RunEagerly("a plain argument has gradients of two kinds")
                 self.results.outputs.append(SubclassOutput(kind="plain", first=len(self.returned)))
                 self._return([leaf], self.names[i])
         self._bases(wrappers)
         for k, item in enumerate(self._entered):
             if item.item.same_as == k:
                 self._written(k, item)
+
+    def _has_gradients_of_two_kinds(self) -> bool:
+        """Tell whether a plain argument has a gradient that is a wrapper: a plain result gives it another."""
+        plain = [item.item.gradient for item in self._entered if item.item.spec is None]
+        return any(isinstance(each, AnchoredGradient) and each.spec is not None for each in plain)
 
     def _is_ours(self, leaf: Any) -> bool:
         """Tell whether an output is a wrapper, or an input that is looked after here, or a view of one."""
@@ -146,6 +153,8 @@ class _Reader:
         tangent = None
         if leaf.requires_grad:
             tangent, parts = self._passing.way(leaf) or unwrapped(leaf, name)
+        if any(internals.has_data_mutation(part) and not _fills_its_memory(part) for part in parts):
+            raise RunEagerly(f"`{name}` is a part of what was written, in a tensor subclass")
         first, grad, passes = len(self.returned), leaf.requires_grad, self._passing.way(leaf) is not None
         self._return(parts, name)
         spec = spec_of(leaf, name, parts)
@@ -203,14 +212,14 @@ class _Reader:
         """See whether of an output another is computed: its gradient would not know of the other's."""
         ours = [(i, leaf) for i, leaf in wrappers if leaf.grad_fn is not None and id(leaf) not in self._inputs]
         nodes = {leaf.grad_fn: leaf for _, leaf in ours if self._passing.way(leaf) is None}
-        views = {
-            id(leaf): leaf for _, leaf in wrappers if internals.base_of(leaf) is not None
-        }  # are made anew
+        bases = {id(leaf): internals.base_of(leaf) for _, leaf in wrappers}  # of which views are made anew
         written = [item.wrapper for item in self._entered if item.wrapper.grad_fn is not item.history]
-        others = [leaf for leaf in self.leaves if isinstance(leaf, Tensor) and id(leaf) not in views]
-        self._check_history([*others, *written], nodes | {leaf.grad_fn: leaf for leaf in written})
-        for leaf in views.values():
-            self._check_history([leaf], {node: each for node, each in nodes.items() if id(each) in views})
+        starts = [
+            leaf if bases.get(id(leaf)) is None else bases[id(leaf)] for leaf in self.leaves if isinstance(leaf, Tensor)
+        ]
+        self._check_history([*starts, *written], nodes | {leaf.grad_fn: leaf for leaf in written})
+        views = [leaf for _, leaf in wrappers if bases[id(leaf)] is not None]
+        self._check_history(views, {node: leaf for node, leaf in nodes.items() if any(leaf is each for each in views)})
         if self._calls:
             self._ways.passing |= self._calls
             raise Again
@@ -230,3 +239,8 @@ class _Reader:
                 if node is not None and node not in seen:
                     seen.add(node)
                     todo.append(node)
+
+
+def _fills_its_memory(part: Tensor) -> bool:
+    value = internals.from_functional(part)
+    return bool(value.untyped_storage().nbytes() == value.numel() * value.element_size())

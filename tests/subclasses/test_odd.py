@@ -48,6 +48,9 @@ ODD = {
     "a view and a view of it": (
         lambda t: (lambda v: (v, v.view(-1)))(t[0]), history, "and what is computed of it are returned",
     ),
+    "a part of what is written": (
+        lambda t: (lambda v: (v[2].mul_(2), v[0].detach())[1])(without_grad((t * 2).split, 1)), two, "part of what was",
+    ),
     "a written one": (lambda t: (t.exp_(), t * 3)[1], history, "and what is computed of it are returned, or written"),
     "viewed by a custom Function": (Twice.apply, history, "made by a custom Function"),
     "a view of another dtype": (lambda t: t.view(torch.int32), two, "is a detached view"),

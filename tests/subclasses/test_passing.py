@@ -30,6 +30,7 @@ PROGRAMS = {
     "twice": lambda t: (lambda y: (y, y, y.exp()))(t * 2),
     "two of them": lambda t: (lambda y, z: [y, z, (y * z).sum()])(t * 2, t.sin()),
     "the loss first": lambda t: {"loss": (y := t.tanh() * 2).sum(), "logits": y},
+    "a view of what is computed": lambda t: (lambda y: (y, y.exp().view(-1)))(t * 2),
     "of a part": lambda t: (lambda y: (y, y.sum(), t.a * 2))(t * 2),
 }
 

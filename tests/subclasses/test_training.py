@@ -8,7 +8,7 @@ from torch.nn import functional
 from torch.testing._internal.two_tensor import TwoTensor
 
 import aotlab
-from aotlab.errors import SubclassError
+from aotlab.errors import RefusedError, SubclassError
 from tests.subclasses.kinds import Quantized, Tagged, beside_eager, leaf, parts, plain, same, tensors, two
 from tests.subclasses.test_calls import PROGRAMS
 
@@ -167,10 +167,17 @@ def test_a_wrapper_into_a_function_of_tensors(backend):
 
 def test_a_wrapper_for_a_tensor_beside_wrappers():
     """Beside other wrappers it would have to be taken apart: refused, with the reason."""
-    t, x = leaf(two()), leaf(plain(7))
-    results = aotlab.compile(lambda t, x: ((t * x).sin(), x * 2), backend="eager")(t, x)
+    weight, x = leaf(Quantized.of(plain(1, (5, 4)))), leaf(plain(7, (3, 5)))
+    result = aotlab.compile(lambda w, x: x @ w, backend="eager")(weight, x)
     with pytest.raises(SubclassError, match="the gradient of a plain output is a `TwoTensor`"):
-        sum(each.sum() for each in results).backward()
+        (result * two(0, (3, 4))).sum().backward()
+
+
+def test_gradients_of_two_kinds():
+    """A plain argument whose gradient is a wrapper by one result and a tensor by another: eager's, each alone."""
+    function = lambda t, x: ((t * x).sin(), x * 2)  # noqa: E731
+    with pytest.raises(RefusedError, match="a plain argument has gradients of two kinds"):
+        aotlab.compile(function, backend="eager")(leaf(two()), leaf(plain(7)))
 
 
 def test_a_wrong_gradient():
