@@ -214,9 +214,8 @@ class _Reader:
         nodes = {leaf.grad_fn: leaf for _, leaf in ours if self._passing.way(leaf) is None}
         bases = {id(leaf): internals.base_of(leaf) for _, leaf in wrappers}  # of which views are made anew
         written = [item.wrapper for item in self._entered if item.wrapper.grad_fn is not item.history]
-        starts = [
-            leaf if bases.get(id(leaf)) is None else bases[id(leaf)] for leaf in self.leaves if isinstance(leaf, Tensor)
-        ]
+        tensors = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
+        starts = [leaf if (base := bases.get(id(leaf))) is None else base for leaf in tensors]
         self._check_history([*starts, *written], nodes | {leaf.grad_fn: leaf for leaf in written})
         views = [leaf for _, leaf in wrappers if bases[id(leaf)] is not None]
         self._check_history(views, {node: leaf for node, leaf in nodes.items() if any(leaf is each for each in views)})
