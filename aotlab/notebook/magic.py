@@ -24,7 +24,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from IPython.core import magic_arguments
 from IPython.core.error import UsageError as ShellUsageError
 
@@ -35,8 +34,7 @@ from aotlab.notebook import live
 from aotlab.notebook.cell import CellCode, linked, take_apart
 from aotlab.notebook.compiled_cell import CompiledCell
 from aotlab.notebook.functions import compiled_function
-from aotlab.notebook.graphs import wrong_device
-from aotlab.notebook.names import named_tensors
+from aotlab.notebook.moving import move
 from aotlab.notebook.options import Options
 from aotlab.notebook.session import Session
 from aotlab.notebook.shown import Shown
@@ -74,7 +72,8 @@ def _parser() -> Any:
     add(
         "--device",
         default="auto",
-        help="where the graphs must run: auto (default: where the tensors are), cpu, cuda, cuda:N",
+        help="where the graphs run: auto (default: where the tensors are), cpu, cuda, cuda:N; the tensors, modules "
+        "and optimizers that the cell names are moved there, and whatever shares memory with them",
     )
     add(
         "--dynamic",
@@ -206,7 +205,7 @@ class Magic:
         except SyntaxError as error:
             self._session.failed = (error, None)
             raise
-        self._check(tree, options)
+        moved = self._move(tree, options)
 
         key = (line, raw, shell.ast_node_interactivity, _cell_id(shell) or "")
         shown = Shown(shell, quiet=options.quiet)
@@ -243,6 +242,8 @@ class Magic:
                 never_lost(),
                 cell.run(execution_count=number, cell_id=_cell_id(shell), again=again, began_ns=began) as run,
             ):
+                if moved:
+                    cell.note(moved)
                 result = await self._execute(cell, run, file)
                 if cell.code.defines_only:
                     self._compile_functions(cell)
@@ -293,22 +294,15 @@ class Magic:
                 name = statement.name
                 namespace[name] = compiled_function(cell, name, namespace[name], lines)
 
-    def _check(self, tree: ast.Module, options: Options) -> None:
-        """Refuse a device that is not there, or not where the cell's tensors are, before anything has run."""
+    def _move(self, tree: ast.Module, options: Options) -> str:
+        """Move what the cell reads to the device that was asked for, before anything has run; say what was moved."""
         try:
             device = options.wanted_device()
+            read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+            namespace = {name: value for name, value in self._shell.user_ns.items() if name in read}
+            return "" if device is None else move(namespace, device)
         except DeviceError as error:
             raise ShellUsageError(str(error)) from None
-        if device is None:
-            return
-        read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-        namespace = {name: value for name, value in self._shell.user_ns.items() if name in read}
-        for name, tensor in named_tensors(namespace).values():
-            if tensor.device != device and (tensor.dim() or isinstance(tensor, torch.nn.Parameter)):
-                owner = name.partition(".")[0]
-                whole = owner if isinstance(namespace.get(owner), torch.nn.Module) else name
-                text = wrong_device(name, tensor, device)
-                raise ShellUsageError(text.replace(f"`{name} = {name}.to(", f"`{whole} = {whole}.to("))
 
     def _check_frontend(self, code: CellCode, options: Options) -> None:
         if options.frontend == "direct" and not code.defines_only:

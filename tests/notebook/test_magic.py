@@ -14,8 +14,9 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 from aotlab import observe
-from aotlab.notebook import live
+from aotlab.notebook import graphs, live
 from aotlab.notebook.magic import CHOICES, FLAGS, parse
+from aotlab.notebook.options import Options
 from aotlab.report.mime import embedded_size
 from tests.notebook.plain_shells import (
     cell,
@@ -248,22 +249,35 @@ def test_cuda_without_a_gpu(shell: InteractiveShell, device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "body", "name", "owner"),
+    ("made", "body", "name"),
     [
-        ("m = torch.ones(3, device='meta')", "y = m * 2", "m", "m"),
-        ("net = torch.nn.Linear(3, 2, device='meta')", "y = net(x)", "net.weight", "net"),
-        ("both = [x, torch.ones(3, device='meta')]", "y = both[1] + 1", "both[1]", "both[1]"),
+        ("m = torch.ones(3, device='meta')", "y = m * 2", "m"),
+        ("net = torch.nn.Linear(3, 2, device='meta')", "y = net(x)", "net.weight"),
+        ("both = [x, torch.ones(3, device='meta')]", "y = both[1] + 1", "both[1]"),
     ],
 )
-def test_a_tensor_that_is_elsewhere(shell: InteractiveShell, made: str, body: str, name: str, owner: str) -> None:
-    """One line names the tensor, where it is, and the line that moves it; the cell has not begun."""
+def test_what_cannot_be_moved(shell: InteractiveShell, made: str, body: str, name: str) -> None:
+    """One line names the tensor and says why it stays where it is; the cell has not begun."""
     execute(shell, made + "\nseen = []")
     before = dict(shell.user_ns)
     error = failing(shell, cell(f"seen.append(1)\nfresh = x + 1\n{body}", "--device cpu"))
     assert isinstance(error, UsageError)
-    assert f"`{name}` is on meta, not on cpu; move it: `{owner} = {owner}.to('cpu')`" == str(error)
+    assert str(error).startswith(f"`{name}` cannot be moved as it is: on the meta device, without data")
     assert shell.user_ns["seen"] == []
     assert {"report"} >= {key for key in shell.user_ns if key not in before and not key.startswith("_")}
+
+
+def test_what_a_cell_uses_is_moved(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it runs, and the report says so; what it does not name stays."""
+    monkeypatch.setattr(Options, "wanted_device", lambda _options: torch.device("cpu", 0))  # another one, to torch
+    monkeypatch.setattr(graphs, "wrong_device", lambda *_: None)
+    execute(shell, "net, other = torch.nn.Linear(3, 2), torch.ones(3)")
+    names = shell.user_ns
+    before = [names[name].untyped_storage()._cdata for name in ("x", "other")]
+    execute(shell, cell("y = net(x[:3])", "--device cpu"))
+    after = [names[name].untyped_storage()._cdata for name in ("x", "other")]
+    assert (before[0] != after[0], before[1] != after[1]) == (True, False)
+    assert any(note.startswith("moved to cpu:0: `x`, `net` (") for note in names["report"].notes), names["report"].notes
 
 
 def test_the_device_that_is_there(shell: InteractiveShell) -> None:
