@@ -44,7 +44,7 @@ from aotlab.capture.dedupe import Strategy
 from aotlab.capture.signals import RunEagerly
 from aotlab.capture.synthetic_bases import Base
 from aotlab.capture.varying import NUMBER, Varying, chosen
-from aotlab.derivatives.backwards import backwards
+from aotlab.derivatives.backwards import Backward
 from aotlab.errors import BY_DYNAMO, TAKE_DYNAMO, RefusedError, UntraceableError, UserLine
 from aotlab.guards.call_state import CallState
 from aotlab.guards.code import definition, line_like
@@ -150,7 +150,9 @@ def _through_the_others(options: Options, call: Call, journal: _Journal, varying
         partition=divided,
         split=split,
         forward=forward,
-        backward=backwards(backend, live, divided, split, full_backward, context),
+        backward=[
+            Backward(backend, live, divided, split, full_backward, context, n) for n in range(len(live.segments))
+        ],
         settings_hold=settings.holds,
         tensors_hold=internals.tensor_guards([call.values[i] for i in deduped.kept], live.inputs.fakes),
         entry=journal.number,

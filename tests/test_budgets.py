@@ -83,7 +83,7 @@ def test_evening() -> None:
     """What is read in an evening."""
     read = [path for name in EVENING for path in ([PACKAGE / name] if "." in name else (PACKAGE / name).rglob("*.py"))]
     assert len(read) > len(EVENING)
-    assert sum(lines(path) for path in read if path.relative_to(PACKAGE).as_posix() not in LATER) <= 8_870
+    assert sum(lines(path) for path in read if path.relative_to(PACKAGE).as_posix() not in LATER) <= 8_890
 
 
 def test_top_level() -> None:

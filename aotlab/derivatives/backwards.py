@@ -35,18 +35,6 @@ _MOST_LAYOUTS = 16
 _SMALL = 64
 
 
-def backwards(
-    backend: Backend,
-    live: trace.Trace,
-    record: partition.PartitionRecord,
-    split: partition.Split,
-    full: Boxed | None,
-    context: compile.CompilationContext,
-) -> list[Backward]:
-    """Make the backward of each segment; ``full`` is that of the whole function, if it was compiled already."""
-    return [Backward(backend, live, record, split, full, context, segment) for segment in range(len(live.segments))]
-
-
 class Backward:
     """The compiled backwards of one segment, one for each pattern of defined tangents that was asked for."""
 

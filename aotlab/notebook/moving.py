@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from aotlab._torch import storage_key
 from aotlab.errors import DeviceError
 from aotlab.notebook.names import named_tensors
 from aotlab.report.text import data_size
@@ -71,10 +72,10 @@ def move_storages(tensors: Iterable[Tensor], device: torch.device, copy: Copy) -
     with torch.no_grad():
         pairs = []
         for tensor in {id(each): each for each in tensors}.values():
-            storage = tensor.untyped_storage()
-            if storage._cdata not in made:
-                made[storage._cdata] = copy(storage, device)
-            pairs.append((tensor, _over(made[storage._cdata], tensor)))
+            key = storage_key(tensor)
+            if key not in made:
+                made[key] = copy(tensor.untyped_storage(), device)
+            pairs.append((tensor, _over(made[key], tensor)))
         try:
             for tensor, moved in pairs:
                 before.append((tensor, tensor.data))
@@ -115,13 +116,13 @@ def _kept(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, bool, Tens
 
 def _over_any(tensor: Tensor, storages: Container[int]) -> bool:
     with suppress(NotImplementedError, RuntimeError):
-        return tensor.untyped_storage()._cdata in storages
+        return storage_key(tensor) in storages
     return False
 
 
 def _storage(tensor: Tensor, name: str) -> int:
     try:
-        return int(tensor.untyped_storage()._cdata)
+        return storage_key(tensor)
     except NotImplementedError:
         _refuse(name, f"a {str(tensor.layout).removeprefix('torch.')} tensor")
 

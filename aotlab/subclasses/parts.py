@@ -105,8 +105,8 @@ def _fits(value: Any, part: int | SubclassSpec | Opaque) -> bool:
 
 
 def is_differentiable(parts: Sequence[Tensor]) -> bool:
-    """Tell whether all parts can have gradients."""
-    return all(part.is_floating_point() or part.is_complex() for part in parts)
+    """Tell whether all parts have gradients that are compiled: complex ones may be lazy conjugates inside."""
+    return all(part.is_floating_point() for part in parts)
 
 
 def state_of(tensor: Tensor) -> tuple[Any, ...]:

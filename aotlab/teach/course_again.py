@@ -295,11 +295,12 @@ def branching(x: torch.Tensor) -> torch.Tensor:
 def one_graph(answer: Answer) -> None:
     """Write `answer(x)`, which returns the same as this program, and becomes one graph without a break.
 
-    - The branch depends on a value, and a graph has no values. Can both results be computed, and one be chosen?
+    - The branch depends on a value, and a graph has no values. Can both results be computed, and one be chosen? Mind a
+      sum of zero.
     - There is an op that chooses between two tensors by a condition that is a tensor.
     - `torch.where(condition, one, other)`.
     """
-    calls = [(torch.tensor([2.0, -1.0]),), (torch.tensor([-3.0, 1.0]),)]
+    calls = [(torch.tensor(values),) for values in ([2.0, -1.0], [-3.0, 1.0], [1.0, -1.0], [-1.0, 3.0])]
     for (x,) in calls:
         found, expected = answer(x), branching(x)
         require(torch.equal(found, expected), f"of {x.tolist()} it makes {found.tolist()}, not {expected.tolist()}")
@@ -342,6 +343,17 @@ def loses(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x * 2 + y
 
 
+def takes_one(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x.mul_(2).add(x)
+
+
+def writes_both(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    result = x.mul_(2) + y
+    if x is not y:
+        y.zero_()
+    return result
+
+
 @new_exercise("wild", program=keeps_order)
 def find_the_bug(answer: Answer) -> None:
     """Write `answer(f)`: call `f`, return True if it does what this program does, else False. Some layers get it wrong.
@@ -354,6 +366,8 @@ def find_the_bug(answer: Answer) -> None:
         (keeps_order, True, "the program itself"),
         (loses, False, "one that does not write `x`"),
         (swaps, False, "one that reads `y` before the write"),
+        (takes_one, False, "one that takes `x` for `y`"),
+        (writes_both, False, "one that writes `y`, too"),
         (lambda x, y: x.mul_(2).add(y), True, "one that does the same with other ops"),
     ):
         found = answer(function)

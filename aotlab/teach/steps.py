@@ -157,5 +157,8 @@ def guards(answer: Answer) -> None:
     one, two = (torch.ones(2, 3), torch.ones(3)), (torch.zeros(2, 3), torch.zeros(3))
     require(answer(one) == answer(two), "the keys of two calls that differ in values only are not equal")
     require(isinstance(hash(answer(one)), int), "the key cannot be hashed")
+    with torch.no_grad():
+        without = answer(one)
+    require(answer(one) != without, "the keys of a call under `no_grad` and of one outside of it are equal")
     _try("shared inputs", guards=answer)
     _try("calls", guards=answer)

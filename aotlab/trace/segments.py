@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from aotlab import _torch as internals
@@ -76,7 +78,7 @@ def segments(
 ) -> list[Segment]:
     """Divide the graph between ``roots``, the edges of the differentiable forward outputs, and those of the inputs.
 
-    ``cuts`` are edges to be cut; if ``alike``, it does not count which roots reach a node. The first to run leads.
+    ``cuts`` are edges to be cut; if ``alike``, roots that share a node go together. The first to run leads.
     """
     ends = set(inputs)
     whole = Segment(tuple(range(len(roots))), tuple(roots), tuple(inputs), frozenset(ends), None)
@@ -155,8 +157,15 @@ class _Graph:
             for target, crossing in self._following(node):
                 depth[target] = max(depth[target], depth[node] + crossing)
                 reached_by[target] |= reached_by[node]
-        alike = alike or self._are_alike(depth, reached_by) or len(set(reached_by.values())) > _MOST_PARTS
-        return {n: (depth[n], 0 if alike else reached_by[n]) for n in self.nodes}
+        if self._are_alike(depth, reached_by):
+            reached_by = dict.fromkeys(self.nodes, 0)
+        elif alike or len(set(reached_by.values())) > _MOST_PARTS:
+            groups: list[int] = []  # of roots that share nodes
+            for bits in set(reached_by.values()):
+                joined = [each for each in groups if each & bits]
+                groups = [*(each for each in groups if each not in joined), reduce(or_, joined, bits)]
+            reached_by = {node: next(each for each in groups if each & bits) for node, bits in reached_by.items()}
+        return {n: (depth[n], reached_by[n]) for n in self.nodes}
 
     def _are_alike(self, depth: Mapping[Any, int], reached_by: Mapping[Any, int]) -> bool:
         """Tell whether all roots reach all ends, and all nodes of one depth by which gradients leave it are alike."""

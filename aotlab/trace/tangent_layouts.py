@@ -48,15 +48,12 @@ def does_the_same(deriver: Deriver, number: int, pattern: Pattern) -> bool:
                 found = run_node(node, own, part, part.stops)
                 names = {id(internals.from_functional(wrapper)): ("given", slot) for slot, wrapper in own.items()}
                 sent = {i: gradient for i, gradient in found.items() if node.next_functions[i] not in part.stops}
-                runs.append((spelled(tape.operations[start:], names), {i: _places(g) for i, g in sent.items()}))
+                values = {i: value_of(gradient, "a gradient") for i, gradient in sent.items()}
+                places = {i: (value.stride(), value.storage_offset()) for i, value in values.items()}
+                runs.append((spelled(tape.operations[start:], names), places))
             if runs[0] != runs[1]:
                 return False
     return True
-
-
-def _places(gradient: Tensor) -> tuple[Any, ...]:
-    value = value_of(gradient, "a gradient")
-    return value.stride(), value.storage_offset()
 
 
 def spelled(

@@ -99,12 +99,13 @@ def _asks(x: torch.Tensor) -> torch.Tensor:
     return positive * (x * 2) + (1 - positive) * -x
 
 
-def _compares(f: Any, *, apart: bool = True, shared: bool = True, written: bool = True) -> bool:
+def _compares(f: Any, *, apart: bool = True, shared: bool = True, written: bool = True, other: bool = True) -> bool:
     ones = torch.ones(2)
-    for x, y in ((ones.clone(), ones.clone()),) * apart + ((twice := ones.clone(), twice),) * shared:
+    for x, y in ((ones.clone(), ones * 5),) * apart + ((twice := ones.clone(), twice),) * shared:
         expected = (x * 2) + (x * 2 if x is y else y)
         found = f(x, y)
-        if not torch.equal(found, expected) or (written and not torch.equal(x, ones * 2)):
+        wrong = not torch.equal(x, ones * 2) or (other and x is not y and not torch.equal(y, ones * 5))
+        if not torch.equal(found, expected) or (written and wrong):
             return False
     return True
 
@@ -336,6 +337,8 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
             (_branching, "a branch depends on the value of a tensor"),
             (_asks, "graph break"),
             (lambda x: torch.where(x > 0, x * 2, -x), "of [2.0, -1.0] it makes [4.0, 1.0]"),
+            (lambda x: torch.where(x.sum() >= 0, x * 2, -x), "of [1.0, -1.0] it makes [2.0, -2.0]"),
+            (lambda x: torch.where(x[0] > 0, x * 2, -x), "of [1.0, -1.0] it makes [2.0, -2.0]"),
         ],
     ),
     "read-the-report": (
@@ -349,8 +352,10 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
         ],
     ),
     "find-the-bug": (
-        [_compares, lambda f: _compares(f, apart=False)],
+        [_compares],
         [
+            (lambda f: _compares(f, apart=False), "takes `x` for `y` it says True"),
+            (lambda f: _compares(f, other=False), "writes `y`, too it says True"),
             (lambda f: _compares(f, shared=False), "reads `y` before the write it says True"),
             (lambda f: _compares(f, shared=False, written=False), "does not write `x` it says True"),
             (lambda f: f.__name__ == "keeps_order", "with other ops it says False"),
@@ -405,6 +410,7 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
         [
             (_own("guards", (", tuple(shared), tuple(same)", "")), "call 2"),
             (_own("guards", ("window(x)", "x.shape")), "are called several times"),
+            (_own("guards", ("torch.is_grad_enabled(), ", "")), "under `no_grad` and of one outside"),
             (_own("guards", ("x.dtype", "id(x)")), "differ in values only"),
         ],
     ),
