@@ -192,7 +192,7 @@ class Wrap(torch.autograd.Function):
 def unwrapped(tensor: Tensor, name: str) -> tuple[SubclassSpec, Sequence[Tensor]]:
     """Return the parts of a result with its history, and how its gradient is taken apart."""
     if not is_differentiable(parts_of(tensor)):
-        raise RunEagerly(f"`{name}`, a `{type(tensor).__qualname__}`, has parts that have no gradients")
+        raise RunEagerly(f"`{name}`, a `{type(tensor).__qualname__}`, has parts whose gradients are not compiled")
     detached = tensor.detach()
     coerce = getattr(detached, "__coerce_tangent_metadata__", None)
     tangent = spec_of(detached if coerce is None else coerce(), name)

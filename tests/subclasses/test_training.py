@@ -173,6 +173,26 @@ def test_a_wrapper_for_a_tensor_beside_wrappers():
         (result * two(0, (3, 4))).sum().backward()
 
 
+def test_independent_results():
+    """A backward of one result hands another's argument nothing: its hook is not called."""
+    seen = []
+    for call in (independent := lambda t, x: (t * t, x + 1), aotlab.compile(independent, backend="eager")):
+        t, x = leaf(two()), leaf(plain(7)) * 1
+        x.register_hook(lambda gradient: seen.append(gradient))
+        results = call(t, x)
+        results[0].sum().backward()
+        assert seen == []
+        results[1].sum().backward()
+        assert torch.equal(seen.pop(), torch.ones_like(x))
+
+
+def test_complex_parts():
+    """Complex parts may be lazy conjugates inside of a wrapper, which graphs of parts do not know."""
+    t = leaf(TwoTensor(*(torch.complex(plain(n), plain(n + 1)) for n in (0, 2))))
+    with pytest.raises(RefusedError, match="has parts whose gradients are not compiled"):
+        aotlab.compile(lambda t: t.square(), backend="eager")(t)
+
+
 def test_gradients_of_two_kinds():
     """A plain argument whose gradient is a wrapper by one result and a tensor by another: eager's, each alone."""
     function = lambda t, x: ((t * x).sin(), x * 2)  # noqa: E731
