@@ -45,6 +45,7 @@ def card_stands_in(properties: Mapping[str, Any], write_kernel: Callable[[str, s
     from torch._dynamo.device_interface import CudaInterface
     from torch._inductor import async_compile, config, inductor_prims
     from torch._inductor.runtime import triton_helpers
+    from torch._subclasses import fake_tensor
 
     major, minor = properties["major"], properties["minor"]
     card = SimpleNamespace(**properties, type="cuda", index=0, cc=10 * major + minor)
@@ -74,10 +75,12 @@ def card_stands_in(properties: Mapping[str, Any], write_kernel: Callable[[str, s
         (torch.cuda, "_DeviceGuard", lambda *_: nullcontext()),
         (torch._C, "_cuda_getCurrentRawStream", zero),
         (torch._C._dynamo.guards, "_empty_strided_cuda", _empty),
+        (torch._C._dynamo.guards, "assert_size_stride", zero),  # some ops of the CPU's give results of other sizes
         (async_compile.AsyncCompile, "triton", lambda _, name, source, *__, **___: write_kernel(name, source)),
         (triton_helpers, "set_driver_to_gpu", lambda: None),
         (inductor_prims.lookup_seed, "prim_meta_impl", _seed),  # whose own takes an item
         (FakeTensorMode, "avoid_device_init", True),  # fakes of the card touch none
+        (fake_tensor, "init_gpu_context", lambda device: None),
     ]
     settings = {"compile_threads": 1, "force_disable_caches": True, "triton.cudagraphs": False}
     with ExitStack() as stack:
@@ -162,6 +165,22 @@ def _driver(capability: int) -> Iterator[None]:
         driver._active = before
 
 
+def lift_constants(module: fx.GraphModule) -> list[Tensor]:
+    """Turn the tensors that a graph holds into its last inputs, in place; return them."""
+    constants: list[Tensor] = []
+    for node in module.graph.find_nodes(op="get_attr"):
+        value = getattr(module, str(node.target), None)
+        if isinstance(value, Tensor):
+            with module.graph.inserting_before(next(n for n in module.graph.nodes if n.op != "placeholder")):
+                given = module.graph.placeholder(f"held_{len(constants)}")
+            given.meta = dict(node.meta)
+            node.replace_all_uses_with(given)
+            module.graph.erase_node(node)
+            constants.append(value)
+    module.recompile()
+    return constants
+
+
 def to_card(module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:
     """Move a graph to the card, in place: what it makes there, and what its values look like."""
     from torch.fx.node import map_arg
@@ -185,10 +204,7 @@ def to_card(module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:
             with fake_mode:
                 node.meta["val"] = node.target(*args, **kwargs)
         elif node.op == "get_attr":
-            what = "a constant, as of torch.tensor([1.0]); pass it as an argument"
-            if isinstance(getattr(module, str(node.target), None), fx.GraphModule):
-                what = "a graph inside of the graph, as of torch.cond"
-            raise UsageError(f"`{node.target}` is not rehearsed: it is {what}")
+            raise UsageError(f"`{node.target}` is not rehearsed: it is a graph inside of the graph, as of torch.cond")
     module.recompile()
 
 
@@ -308,15 +324,15 @@ def interprets() -> bool:
 
 def resources(ptx: str) -> tuple[int, int, int]:
     """Ask NVIDIA's assembler, which comes with Triton, for a kernel's registers, and the bytes that it spills."""
-    from triton import knobs
+    from triton.backends.nvidia.compiler import get_ptxas
 
-    target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
+    target = re.search(r"^\.target (sm_(\d+)\w*)", ptx, re.MULTILINE)
     assert target is not None
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernel.ptx")
         path.write_text(ptx, encoding="utf-8")
         command = [
-            knobs.nvidia.ptxas.path,
+            get_ptxas(int(target[2])).path,
             "-v",
             f"--gpu-name={target[1]}",
             str(path),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from aotlab import _torch as internals
 from aotlab._torch import rehearsal
@@ -112,6 +112,7 @@ class RehearsalBackend(InductorBackend):
         """Compile one graph for the card."""
         module = copy.deepcopy(request.module)
         eager = internals.boxed_forward_of(copy.deepcopy(request.module))
+        constants = rehearsal.lift_constants(module)
         example = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
         made: dict[str, _Called] = {}
 
@@ -124,14 +125,14 @@ class RehearsalBackend(InductorBackend):
         if not self._interpret:  # a run in which the kernels do nothing says how they are called
             any_values: Any = rehearsal.AnyValues
             with standing_in(self.card, write_kernel), torch.random.fork_rng(devices=()), any_values():
-                compiled([_zeros(each) for each in example])
+                compiled([*map(_zeros, example[: len(example) - len(constants)]), *constants])
                 found = [_compiled(each, request.kind, self.card) for each in made.values()]
             self.kernels_made += found
             return self._told(eager, compiled, found)
 
         def run(args: list[Any]) -> Any:
             with standing_in(self.card, write_kernel):
-                results = compiled(args)
+                results = compiled([*args, *constants])
             self.kernels_made += [_described(each, request.kind) for each in made.values()]
             made.clear()  # they are told of once
             return results
@@ -159,6 +160,7 @@ class RehearsalBackend(InductorBackend):
         def on_card(module: Any, example_inputs: Any, *, fake_mode: Any, **settings: Any) -> Any:
             with standing_in(self.card, write_kernel):
                 rehearsal.to_card(module, fake_mode)
+                check_dtypes(module, self.card)
                 given = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
                 return compile_inner(module, given, fake_mode=fake_mode, **settings)
 
@@ -172,6 +174,16 @@ def check_available() -> None:
         raise UsageError("a rehearsal needs Triton: pip install 'aotlab[rehearse]'")
     if torch.cuda.is_available():
         raise UsageError("there is a GPU here: run on it; a rehearsal is for machines without one")
+
+
+def check_dtypes(module: fx.GraphModule, card: Card) -> None:
+    """Refuse inputs and results that Inductor does not compile for older cards."""
+    ends = [*module.graph.find_nodes(op="placeholder"), *module.graph.output_node().all_input_nodes]
+    for node in ends if card.major < 8 else ():
+        if getattr(node.meta["val"], "dtype", None) == torch.bfloat16:
+            raise UsageError(
+                f"{card.name} does not support bfloat16, which `{node.name}` is; take float16, or a newer card"
+            )
 
 
 @contextmanager

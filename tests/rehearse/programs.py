@@ -106,6 +106,16 @@ def dropout() -> Made:
     return lambda x: functional.dropout(x, 0.4) * 2, (grad(64, 4),)
 
 
+@program
+def constants() -> Made:
+    """Read tensors that the graph holds, in the forward and the backward."""
+
+    def step(x: Tensor) -> Tensor:
+        return (x * torch.tensor([1.0, 2.0, 3.0]) + torch.tensor(0.5)).exp()
+
+    return step, (grad(4, 3),)
+
+
 def outcome(function: Callable[..., Any], args: tuple[Any, ...]) -> list[Tensor]:
     """Run a function and its backward; return the results, what became of the arguments, and the gradients."""
     torch.manual_seed(7)
