@@ -20,8 +20,8 @@ from aotlab.capture import nesting
 from aotlab.errors import MetadataMutationError, OutputError, UsageError
 from aotlab.export.made import ExportedFunction, ExportedModule, differentiate_loss, refuse, traced
 from aotlab.export.saved import load, save
+from aotlab.export.signature import BackwardSignature, GraphSignature, signature_of
 from aotlab.ir.metadata import InputAliasInfo, OutputType
-from aotlab.ir.signature import BackwardSignature, GraphSignature, signature_of
 
 __all__ = ["BackwardSignature", "GraphSignature", "aot_export_joint_simple", "aot_export_module", "load", "save"]
 

@@ -19,7 +19,7 @@ from torch import Tensor, fx
 
 from aotlab._torch import FakeTensorMode, OpOverload
 from aotlab.errors import UsageError
-from aotlab.ir.signature import GraphSignature
+from aotlab.export.signature import GraphSignature
 
 _FORMAT, _VERSION = "aotlab export", 1
 #: What a graph calls besides ops: it takes results apart, and computes sizes.

@@ -103,7 +103,7 @@ def test_a_write_is_told_of_the_wrapper_and_its_parts() -> None:
 
     def hidden(x: Any, w: Any) -> Any:
         x.mul_(w)
-        return (x.sin(),)
+        return (w.sin(),)
 
     for given in (two(2), two(2).requires_grad_()):
         graph = only(reported(hidden, two(2), given))
