@@ -118,7 +118,6 @@ class Sizes:
     """The sizes and numbers that vary in one trace: symbols, and what the trace assumed of them."""
 
     def __init__(self, names: Sequence[str], count: int) -> None:
-        """Begin with none of ``count``; sizes are named after the flat inputs' ``names``."""
         self._kind = DimDynamic.DUCK if count > MOST_SYMBOLS else DimDynamic.DYNAMIC
         # what hangs on values is no size: such programs run eagerly
         self.env = _Environment(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)

@@ -15,6 +15,7 @@ from aotlab import config, observe
 from aotlab._torch.compiling import compiling, never_lost
 from aotlab.backends import stage as compile
 from aotlab.backends.base import Backend, Boxed
+from aotlab.capture.signals import RunEagerly
 from aotlab.derivatives.graphs import BY_GRAPH, casting_of, derive_backward
 from aotlab.derivatives.higher import Higher
 from aotlab.derivatives.levels import first_level
@@ -182,7 +183,7 @@ class Backward:
         own = [next(left) if defined else usual for defined, usual in zip(pattern, self.strides, strict=True)]
         ways = zip(pattern, own, self.strides, strict=True)
         found = tuple([stride if stride != usual else defined for defined, stride, usual in ways])
-        with suppress(PartialBackwardError, RuntimeError):  # another error comes again for the usual strides
+        with suppress(PartialBackwardError, RunEagerly, RuntimeError):  # other errors come again for the usual ones
             with internals.no_dispatch_modes():
                 if not casting and trace.does_the_same(self.trace.deriver, self._segment, found):
                     return pattern

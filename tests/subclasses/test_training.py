@@ -186,6 +186,16 @@ def test_independent_results():
         assert torch.equal(seen.pop(), torch.ones_like(x))
 
 
+def test_other_strides_of_a_gradient():
+    """A backward for strides that it was not traced for may not be had: gradients are copied into those that were."""
+    found = []
+    for call in (row := lambda t: t.reshape(4, 3).t()[0], aotlab.compile(row, backend="eager")):
+        t = leaf(TwoTensor(plain(0, (4, 3)).t(), plain(1, (4, 3)).t()))
+        call(t).sum().backward()
+        found.append(t.grad)
+    assert same(*found, versions=False)
+
+
 def test_complex_parts():
     """Complex parts may be lazy conjugates inside of a wrapper, which graphs of parts do not know."""
     t = leaf(TwoTensor(*(torch.complex(plain(n), plain(n + 1)) for n in (0, 2))))
