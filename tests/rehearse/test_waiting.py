@@ -1,6 +1,7 @@
 """What stands around compiled graphs never waits for a device: guards, writes, saved values, the backward.
 
-No Triton is needed. The profiler names each op of a call; those that would copy from a GPU to the host are refused.
+The profiler names each op of a call; those that would copy from a GPU to the host are refused. What Inductor writes for
+a card is read.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch.nn import functional
 
 import aotlab
 from aotlab.cli.acceptance import waiting_is_an_error
+from aotlab.rehearse import RehearsalBackend
 from aotlab.runtime.prologue import Prologue
 from tests.engine_helpers import behind
 
@@ -106,6 +108,23 @@ def test_no_value_is_asked_for(make: Callable[[torch.device], Made], device: tor
     assert recording.report().calls["compiled"].tolist() == [True]
     (entry,) = behind(compiled).entries
     assert re.findall(WAITS, entry.source) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a rehearsal is for machines without a GPU")
+@pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
+def test_none_by_what_inductor_writes(make: Callable[[torch.device], Made]) -> None:
+    """The lines that launch kernels on a card, forward and backward."""
+    pytest.importorskip("triton", reason="needs Triton: pip install 'aotlab[rehearse]'")
+    function, args = make(CPU)
+    with aotlab.Report.record() as recording:
+        run(aotlab.compile(function, backend=RehearsalBackend("h100"), fullgraph=True), args)
+    graphs = recording.report().frames[0].graphs
+    codes = [code.text for graph in graphs for each in graph.stages for code in each.codes]
+    launching = [text.partition("def call(self, args):")[2].partition("\nrunner = ")[0] for text in codes]
+    found = [text for text in launching if text]
+    assert len(found) == 2
+    assert all("cuda" in text for text in found)
+    assert [re.findall(WAITS, text) for text in found] == [[], []]
 
 
 @pytest.mark.parametrize("line", ["{}.sum().item()", "bool({}.any())"], ids=["item", "bool"])
