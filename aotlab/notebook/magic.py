@@ -298,8 +298,12 @@ class Magic:
         """Move what the cell reads to the device that was asked for, before anything has run; say what was moved."""
         try:
             device = options.wanted_device()
-            read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+            names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+            read, bound = ({node.id for node in names if isinstance(node.ctx, kind)} for kind in (ast.Load, ast.Store))
             namespace = {name: value for name, value in self._shell.user_ns.items() if name in read}
+            for name in bound & namespace.keys():  # the loss of an earlier run
+                if getattr(namespace[name], "grad_fn", None) is not None:
+                    del namespace[name]
             return "" if device is None else move(namespace, device)
         except DeviceError as error:
             raise ShellUsageError(str(error)) from None

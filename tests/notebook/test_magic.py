@@ -271,10 +271,10 @@ def test_what_a_cell_uses_is_moved(shell: InteractiveShell, monkeypatch: pytest.
     """Before it runs, and the report says so; what it does not name stays."""
     monkeypatch.setattr(Options, "wanted_device", lambda _options: torch.device("cpu", 0))  # another one, to torch
     monkeypatch.setattr(graphs, "wrong_device", lambda *_: None)
-    execute(shell, "net, other = torch.nn.Linear(3, 2), torch.ones(3)")
+    execute(shell, "net, other = torch.nn.Linear(3, 2), torch.ones(3)\ny = net(x[:3])")  # which the cell makes anew
     names = shell.user_ns
     before = [names[name].untyped_storage()._cdata for name in ("x", "other")]
-    execute(shell, cell("y = net(x[:3])", "--device cpu"))
+    execute(shell, cell("y = net(x[:3])\ny.sum()", "--device cpu"))
     after = [names[name].untyped_storage()._cdata for name in ("x", "other")]
     assert (before[0] != after[0], before[1] != after[1]) == (True, False)
     assert any(note.startswith("moved to cpu:0: `x`, `net` (") for note in names["report"].notes), names["report"].notes
