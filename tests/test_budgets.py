@@ -19,7 +19,7 @@ LATER |= {"_torch/known_sizes.py": 85, "partition/sizes.py": 40, "ir/size_rules.
 LATER |= {"ir/subclasses.py": 180, "_torch/subclasses.py": 65}
 LATER |= {"export/__init__.py": 180, "export/made.py": 310, "export/saved.py": 170, "export/signature.py": 140}
 LATER |= {"subclasses/__init__.py": 120, "subclasses/around.py": 325, "subclasses/edges.py": 260}
-LATER |= {"subclasses/mode.py": 85, "subclasses/parts.py": 130, "subclasses/results.py": 246}
+LATER |= {"subclasses/mode.py": 85, "subclasses/parts.py": 130, "subclasses/results.py": 250}
 LATER |= {"subclasses/passing.py": 90, "subclasses/target.py": 300}
 #: What one reads to understand what happens to a call, in this order.
 EVENING = [

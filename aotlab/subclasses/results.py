@@ -223,6 +223,10 @@ class _Reader:
             self._ways.passing |= self._calls
             raise Again
 
+    def _name(self, tensor: Tensor) -> str:
+        written = ((entered.wrapper, entered.item.name) for entered in self._entered)
+        return next(n for t, n in [*zip(self.leaves, self.names, strict=True), *written] if t is tensor)
+
     def _check_history(self, starts: Sequence[Tensor], nodes: Mapping[Any, Tensor]) -> None:
         todo = [leaf.grad_fn for leaf in starts if leaf.grad_fn is not None]
         seen = set(todo)
@@ -231,10 +235,9 @@ class _Reader:
                 if node in nodes and (number := self._passing.number(nodes[node])):
                     self._calls.add(number)
                 elif node in nodes:
-                    raise RunEagerly(
-                        "a tensor subclass and what is computed of it are returned, or written",
-                        suggestion="return it detached, to have it compiled",
-                    )
+                    reason = "is a tensor subclass, returned or written with what is computed of it"
+                    suggestion = "return it detached, to have it compiled"
+                    raise RunEagerly(f"`{self._name(nodes[node])}` {reason}", suggestion=suggestion)
                 if node is not None and node not in seen:
                     seen.add(node)
                     todo.append(node)

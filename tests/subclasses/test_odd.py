@@ -46,12 +46,12 @@ ODD = {
     "a detached view, of what is written": (lambda t: t.mul_(2).view(-1).detach(), two, "is a detached view"),
     "detached beside itself": (lambda t: (lambda u: (u, u.detach()))(t * 2), two, "is a detached view"),
     "a view and a view of it": (
-        lambda t: (lambda v: (v, v.view(-1)))(t[0]), history, "and what is computed of it are returned",
+        lambda t: (lambda v: (v, v.view(-1)))(t[0]), history, "with what is computed of it",
     ),
     "a part of what is written": (
         lambda t: (lambda v: (v[2].mul_(2), v[0].detach())[1])(without_grad((t * 2).split, 1)), two, "part of what was",
     ),
-    "a written one": (lambda t: (t.exp_(), t * 3)[1], history, "and what is computed of it are returned, or written"),
+    "a written one": (lambda t: (t.exp_(), t * 3)[1], history, "returned or written with what is computed of it"),
     "viewed by a custom Function": (Twice.apply, history, "made by a custom Function"),
     "a view of another dtype": (lambda t: t.view(torch.int32), two, "is a detached view"),
 }  # fmt: skip

@@ -169,15 +169,15 @@ class Twice(torch.autograd.Function):
 
 REFUSED = {
     "of what it is computed of, too": (lambda t: (lambda y: (y, t * y))(t.sin()), "is computed both of it and of what"),
-    "by a custom Function": (lambda t: (lambda y: (y, y.sum()))(Twice.apply(t)), "and what is computed of it are ret"),
-    "a view": (lambda t: (lambda y: (y, y.sum()))((t * 2)[0]), "and what is computed of it are returned"),
+    "by a custom Function": (lambda t: (lambda y: (y, y.sum()))(Twice.apply(t)), "with what is computed of it"),
+    "a view": (lambda t: (lambda y: (y, y.sum()))((t * 2)[0]), "with what is computed of it"),
     "written, and returned by what writes it": (
-        lambda t: (lambda y: (y, y.sum()))(functional.relu(t * 2, inplace=True)), "and what is computed of it are ret",
+        lambda t: (lambda y: (y, y.sum()))(functional.relu(t * 2, inplace=True)), "with what is computed of it",
     ),
     "first without history": (
-        lambda t: (lambda y: (y, y.sum()))(torch.zeros_like(t).add_(t * 2)), "and what is computed of it are returned",
+        lambda t: (lambda y: (y, y.sum()))(torch.zeros_like(t).add_(t * 2)), "with what is computed of it",
     ),
-    "written after": (lambda t: (lambda y: (y.mul_(2), y.sum()))(t * 2), "and what is computed of it are returned"),
+    "written after": (lambda t: (lambda y: (y.mul_(2), y.sum()))(t * 2), "with what is computed of it"),
 }  # fmt: skip
 
 
