@@ -34,7 +34,7 @@ from aotlab.notebook import live
 from aotlab.notebook.cell import CellCode, linked, take_apart
 from aotlab.notebook.compiled_cell import CompiledCell
 from aotlab.notebook.functions import compiled_function
-from aotlab.notebook.moving import move
+from aotlab.notebook.moving import move, used
 from aotlab.notebook.options import Options
 from aotlab.notebook.session import Session
 from aotlab.notebook.shown import Shown
@@ -295,12 +295,12 @@ class Magic:
                 namespace[name] = compiled_function(cell, name, namespace[name], lines)
 
     def _move(self, tree: ast.Module, options: Options) -> str:
-        """Move what the cell reads to the device that was asked for, before anything has run; say what was moved."""
+        """Move what the cell uses to the device that was asked for, before anything has run; say what was moved."""
         try:
             device = options.wanted_device()
             names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
             read, bound = ({node.id for node in names if isinstance(node.ctx, kind)} for kind in (ast.Load, ast.Store))
-            namespace = {name: value for name, value in self._shell.user_ns.items() if name in read}
+            namespace = used(read, self._shell.user_ns)
             for name in bound & namespace.keys():  # the loss of an earlier run
                 if getattr(namespace[name], "grad_fn", None) is not None:
                     del namespace[name]

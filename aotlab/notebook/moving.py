@@ -10,15 +10,18 @@ Gradients move with their tensors, and so does what optimizers keep for them.
 
 from __future__ import annotations
 
+import dis
 import gc
+import inspect
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
+from types import CodeType, FunctionType
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from aotlab._torch import storage_key
+from aotlab._torch import pytree, storage_key
 from aotlab.errors import DeviceError
 from aotlab.notebook.names import named_tensors
 from aotlab.report.text import data_size
@@ -29,13 +32,30 @@ Copy = Callable[[torch.UntypedStorage, torch.device], torch.UntypedStorage]
 _COUNTER = "step"
 
 
+def used(names: Iterable[str], namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables that code with these names uses, also in functions of the notebook that it names."""
+    found: set[str] = set()
+    todo = list(names)
+    while todo:
+        name = todo.pop()
+        if name not in found and name in namespace:
+            found.add(name)
+            function = inspect.unwrap(namespace[name]) if callable(namespace[name]) else None
+            if isinstance(function, FunctionType) and function.__globals__ is namespace:
+                codes = [function.__code__]
+                for code in codes:
+                    todo += (each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
+                    codes += (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return {name: value for name, value in namespace.items() if name in found}
+
+
 def move(namespace: Mapping[str, Any], device: torch.device) -> str:
     """Move what some variables hold to a device; return what was moved as a sentence, empty if nothing was.
 
     Parameters
     ----------
     namespace
-        The variables that a cell reads.
+        The variables that a cell uses.
 
     Raises
     ------
@@ -48,7 +68,11 @@ def move(namespace: Mapping[str, Any], device: torch.device) -> str:
     for parameter, is_counter, value in (each for optimizer in optimizers for each in _kept(optimizer)):
         counters |= {id(value)} if is_counter else set()
         beside.setdefault(id(parameter), []).extend([] if is_counter else [value])
-    named = [pair for key, pair in named_tensors(namespace).items() if key not in counters and pair[1].device != device]
+    named = [
+        pair
+        for key, pair in named_tensors(namespace, longest=None).items()
+        if key not in counters and pair[1].device != device
+    ]
     names: dict[int, str] = {}
     for name, tensor in named:
         gradient = tensor.grad if tensor.is_leaf else None
@@ -110,8 +134,9 @@ def _kept(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, bool, Tens
         stays = not (group.get("capturable") or group.get("fused"))
         for parameter in group["params"]:
             for key, value in optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor):
-                    yield parameter, stays and key == _COUNTER, value
+                for tensor in pytree.tree_leaves(value):
+                    if isinstance(tensor, Tensor):
+                        yield parameter, stays and key == _COUNTER, tensor
 
 
 def _over_any(tensor: Tensor, storages: Container[int]) -> bool:

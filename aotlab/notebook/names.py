@@ -23,17 +23,17 @@ _DEEPEST = 3
 _MOST_KEPT = 32 * 2**20
 
 
-def named_tensors(namespace: Mapping[str, Any]) -> dict[int, tuple[str, Tensor]]:
+def named_tensors(namespace: Mapping[str, Any], longest: int | None = _LONGEST) -> dict[int, tuple[str, Tensor]]:
     """Return the tensors that can be reached from variables, by `id`, each with its first name.
 
     Variables hold tensors directly, in lists, tuples and dicts, in modules, in optimizers, and as attributes of objects
     whose class was defined in the notebook. A tensor's gradient is ``name.grad``; what an optimizer keeps for a
-    parameter is ``opt.state[name]['key']``.
+    parameter is ``opt.state[name]['key']``. Of a list or dict, ``longest`` items are looked at, or all.
     """
     found: dict[int, tuple[str, Tensor]] = {}
     variables = [(name, value) for name, value in list(namespace.items()) if _public(name)]
     for name, value in variables:
-        for path, tensor in _reached(name, value, 0):
+        for path, tensor in _reached(name, value, longest, 0):
             found.setdefault(id(tensor), (path, tensor))
     for path, tensor in list(found.values()):
         try:
@@ -53,7 +53,7 @@ def _public(name: str) -> bool:
     return not name.startswith("_") and name not in _IPYTHON
 
 
-def _reached(path: str, value: Any, depth: int) -> Iterator[tuple[str, Tensor]]:
+def _reached(path: str, value: Any, longest: int | None, depth: int) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield path, value
     elif isinstance(value, nn.Module):
@@ -61,14 +61,14 @@ def _reached(path: str, value: Any, depth: int) -> Iterator[tuple[str, Tensor]]:
             yield f"{path}.{name}", tensor
     elif depth < _DEEPEST:
         if type(value) in (list, tuple):
-            for index, item in enumerate(value[:_LONGEST]):
-                yield from _reached(f"{path}[{index}]", item, depth + 1)
+            for index, item in enumerate(value[:longest]):
+                yield from _reached(f"{path}[{index}]", item, longest, depth + 1)
         elif type(value) is dict:
-            for key, item in list(value.items())[:_LONGEST]:
-                yield from _reached(f"{path}[{key!r}]", item, depth + 1)
+            for key, item in list(value.items())[:longest]:
+                yield from _reached(f"{path}[{key!r}]", item, longest, depth + 1)
         elif type(value).__module__ == "__main__" and hasattr(value, "__dict__"):
-            for name, item in list(vars(value).items())[:_LONGEST]:
-                yield from _reached(f"{path}.{name}", item, depth + 1)
+            for name, item in list(vars(value).items())[:longest]:
+                yield from _reached(f"{path}.{name}", item, longest, depth + 1)
 
 
 def _optimizer_state(

@@ -280,6 +280,21 @@ def test_what_a_cell_uses_is_moved(shell: InteractiveShell, monkeypatch: pytest.
     assert any(note.startswith("moved to cpu:0: `x`, `net` (") for note in names["report"].notes), names["report"].notes
 
 
+def test_what_functions_use_is_moved(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell calls functions of earlier cells, compiled ones too: the variables that they read are used."""
+    monkeypatch.setattr(Options, "wanted_device", lambda _options: torch.device("cpu", 0))  # another one, to torch
+    monkeypatch.setattr(graphs, "wrong_device", lambda *_: None)
+    execute(shell, "net, data, other = torch.nn.Linear(3, 2), torch.ones(3), torch.ones(3)")
+    execute(shell, cell("def loss():\n    return net(x[:3]).sum()", "--quiet"))
+    execute(shell, "def step():\n    return [loss().data for _ in range(1)][0]")
+    names = ("x", "data", "other")
+    before = [shell.user_ns[name].untyped_storage()._cdata for name in names]
+    execute(shell, cell("y = step()", "--device cpu"))
+    after = [shell.user_ns[name].untyped_storage()._cdata for name in names]
+    assert [old != new for old, new in zip(before, after, strict=True)] == [True, False, False]
+    assert any("`net`" in note and "`x`" in note for note in shell.user_ns["report"].notes)
+
+
 def test_the_device_that_is_there(shell: InteractiveShell) -> None:
     """``--device cpu`` compiles what is on the CPU, and tensors elsewhere that the cell does not name do not matter."""
     execute(shell, "m = torch.ones(3, device='meta')")

@@ -103,6 +103,32 @@ def test_training(device: torch.device) -> None:
         assert torch.allclose(mine.grad.cpu(), theirs.grad)
 
 
+def test_what_an_optimizer_keeps_in_lists() -> None:
+    """The directions of LBFGS."""
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.LBFGS([weight])
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = weight.sin().sum()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    (direction, *_) = optimizer.state[weight]["old_dirs"]
+    before = storage(direction)
+    move({"weight": weight}, OTHER)
+    assert storage(direction) != before
+
+
+def test_long_lists() -> None:
+    """Batches in a list move, however many there are."""
+    batches = [torch.ones(2) for _ in range(300)]
+    before = storage(batches[-1])
+    move({"batches": batches}, OTHER)
+    assert storage(batches[-1]) != before
+
+
 def test_the_optimizer_alone() -> None:
     """A cell that names an optimizer uses its parameters; its counters stay."""
     weight = nn.Parameter(torch.ones(3))
