@@ -133,8 +133,14 @@ class Prologue:
         for source in sources:
             self.draft.sizes[source] = source.name
             given = self.draft.expressions[source.position]
-            self.w.add(f"{source.name} = {given if source.dim is None else f'{given}.shape[{source.dim}]'}")
+            read = f"{given}.numel()" if self._is_flat(source.position) else f"{given}.shape[{source.dim}]"
+            self.w.add(f"{source.name} = {given if source.dim is None else read}")
         self._rules_at = len(self.w.lines)
+
+    def _is_flat(self, position: int) -> bool:
+        """Tell whether an argument has one dimension: how many elements it has is known faster than its size."""
+        facts = self.state.leaves[position]
+        return isinstance(facts, TensorFacts) and len(facts.shape) == 1
 
     def assume(self) -> None:
         """Write what was assumed of the sizes that vary, of all that was written by now."""
@@ -142,17 +148,27 @@ class Prologue:
         if sizes is None:
             return
         known = {(source.position, source.dim): source.name for source in self.draft.sizes}
+        reads: dict[str, str] = {}
 
         def name(position: int, what: str, dim: int | None) -> str:
             given = self.draft.expressions[position]
             if what == "value":
                 return given
-            if what == "size":
-                return known.get((position, dim), f"{given}.shape[{dim}]")  # half of what `size()` takes
-            return f"{given}.{what}({'' if dim is None else dim})"
+            if dim is None:
+                return f"{given}.{what}()"
+            if what == "size" and (position, dim) in known:
+                return known[position, dim]
+            if what == "size" and self._is_flat(position):
+                return f"{given}.numel()"
+            read = f"{given}.{'shape' if what == 'size' else 'stride()'}"  # half of what `size(dim)` takes
+            if read not in reads:
+                reads[read] = self.w.local(read)
+            return f"{reads[read]}[{dim}]"
 
         rules = [text for text, _ in sizes.guards(name)]
         if rules:
+            for read, local in reads.items():
+                self.w.add(f"{local} = {read}")
             self.draft.miss([f"not ({' and '.join(rules)})"])
             rules, self.w.lines[end:] = self.w.lines[end:], []
             self.w.lines[self._rules_at : self._rules_at] = rules
