@@ -45,7 +45,7 @@ from aotlab.capture.signals import RunEagerly
 from aotlab.capture.synthetic_bases import Base
 from aotlab.capture.varying import NUMBER, Varying, chosen
 from aotlab.derivatives.backwards import Backward
-from aotlab.errors import BY_DYNAMO, TAKE_DYNAMO, RefusedError, UntraceableError, UserLine
+from aotlab.errors import BY_DYNAMO, TAKE_DYNAMO, DataDependentError, RefusedError, UntraceableError, UserLine
 from aotlab.guards.call_state import CallState
 from aotlab.guards.code import definition, line_like
 from aotlab.guards.explain import sentences
@@ -186,7 +186,8 @@ def _trace(
 ) -> tuple[trace.TraceRecord, trace.Trace]:
     """Trace the call; once more where random ops turn out to have to take states of generators.
 
-    Where it cannot be traced with sizes that vary, it is traced for the sizes of this call; ``why`` says so then.
+    Where it cannot be traced with sizes that vary, it is traced for the sizes of this call; ``why`` says so then. If
+    it asks for values that depend on sizes, Dynamo may know better.
     """
     decompositions = options.backend.decompositions()
     static = sum(kind != "input" for _, kind in call.target.lifted_names())
@@ -210,7 +211,8 @@ def _trace(
     try:
         traced, live = run(functional)
     except Exception as error:
-        if not dims:
+        by_dynamo = isinstance(error, DataDependentError) and call.target.frontend == "direct"
+        if not dims or (by_dynamo and config.fallback != "error"):
             raise
         return _trace(options, call, deduped, bases, printed, {}, str(error))
     if not functional and options.backend.needs_states(traced.module):

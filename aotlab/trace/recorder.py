@@ -26,6 +26,7 @@ from aotlab.trace.tape import Operation, Tape, Untraceable, tensors_in
 
 _ANSWERED_BY_THE_FAKE: dict[Any, Callable[..., Any]] = {
     torch.ops.prim.device.default: lambda tensor: tensor.device,
+    torch.ops.aten.size.default: lambda tensor: tensor.shape,
     torch.ops.aten.sym_size.int: lambda tensor, dim: tensor.shape[dim],
     torch.ops.aten.sym_stride.int: lambda tensor, dim: tensor.stride(dim),
     torch.ops.aten.sym_numel.default: lambda tensor: tensor.numel(),
@@ -337,7 +338,9 @@ class Recorder(TorchDispatchMode):
         """Tell whether tensors are the same at every call: computed from no input, and nothing random among them."""
         needed, outside = self.tape.needed(tensors_in(arguments), set())
         found = [self.tape.operations[index] for index in needed]
-        return not outside and not any(each.draws_as or acts(each.target) for each in found)
+        given = internals.pytree.tree_leaves([(each.args, each.kwargs) for each in found])
+        varies = any(map(internals.is_symbolic, given))
+        return not (outside or varies or any(each.draws_as or acts(each.target) for each in found))
 
     def _ask_constants(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a question about the values of constants by computing them."""

@@ -299,6 +299,23 @@ def test_what_cannot_be_of_any_size_is_compiled_for_each() -> None:
     assert len(counted.entries) == 2
 
 
+def test_values_that_hang_on_sizes(fresh_dynamo: None) -> None:
+    """Constants of a size are asked for values, as Hugging Face's masks are: Dynamo captures that for all sizes."""
+
+    def function(x: Tensor) -> Tensor:
+        positions = torch.arange(x.shape[0])
+        return x * 2 if torch.compiler.is_compiling() or (positions.diff() == 1).all() else x
+
+    compiled = aotlab.compile(function, backend="eager")
+    with pytest.warns(RuntimeWarning, match="is captured by Dynamo"):
+        assert_as_eager(function, compiled, lambda n: (need(n, 4),))
+    assert (len(compiled.entries), compiled.calls.eager, compiled.calls.by_dynamo) == (1, 0, len(SIZES) - 1)
+    with aotlab.config.patch(fallback="error"):
+        alone = aotlab.compile(function, backend="eager")
+        assert_as_eager(function, alone, lambda n: (need(n, 4),))
+    assert len(alone.entries) == len(SIZES)
+
+
 @pytest.mark.tier("full")
 @pytest.mark.parametrize("name", [
         "matmul", "a written input, a view", "layer norm", "attention", "a size is returned", "a size as a number",
