@@ -34,7 +34,9 @@ def tracing(recorder: Recorder) -> Iterator[None]:
     """Let the recorder write down what is computed in a ``with`` block."""
     # a backend that decomposes random ops takes `native_dropout`, as upstream records it; it upsamples fixed sizes only
     inductors = torch.ops.aten.native_dropout.default in recorder.decompositions
-    rewritten = () if not inductors else ("dropout",) if recorder.sizes is None else ("dropout", "vec")
+    rewritten = ["dropout"] if inductors else []
+    if recorder.sizes is not None:
+        rewritten += ["matmul", "vec"] if inductors else ["matmul"]  # torch 2.11's own takes sizes for numbers
     with (
         torch.autograd.set_multithreading_enabled(False),
         internals.quiet_fake_tensors(),

@@ -528,6 +528,8 @@ def _states(
     of_outputs = [part for name, tensor in outputs for part in _parts(name, tensor)]
     for role, name, tensor in [*known, *(("output", *named) for named in (*outputs, *of_outputs))]:
         spec = spec_of(tensor, storages)
+        if torch_internals.is_wrapper(tensor):  # the memory that counts is its parts'
+            spec = dataclasses.replace(spec, storage_bytes=None)
         before = versions.get(id(tensor)) if role != "output" else None
         states.append(
             TensorState(

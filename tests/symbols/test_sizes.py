@@ -38,6 +38,11 @@ Make = Callable[[int], tuple[Tensor, ...]]
 #: A function and what makes its arguments for a size; and how many compilations serve all of `SIZES`.
 PROGRAMS: dict[str, tuple[Callable[..., Any], Make, int]] = {
     "matmul": (lambda x, w: (x @ w).relu().sum(), lambda n: (need(n, 4), need(4, 3)), 1),
+    "matrices of three dimensions": (
+        lambda x, w: functional.linear(x @ w, w, x.new_ones(4)) @ x.transpose(1, 2),
+        lambda n: (need(2, n, 4), need(4, 4)),
+        1,
+    ),
     "a written input": (lambda x: x.add_(1), lambda n: (torch.randn(n, 4),), 1),
     "a written input, a view": (lambda x, y: (x.add_(1), y.t())[1], lambda n: (torch.randn(n, 4), need(n, 2)), 1),
     "a view that is written": (lambda x: (x[1:].mul_(2), x)[1] * 2, lambda n: (torch.randn(n, 4),), 1),
