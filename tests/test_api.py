@@ -15,9 +15,9 @@ from torch import nn
 import aotlab
 from aotlab import _torch as internals
 from aotlab import observe
-from aotlab.api import AotModule
 from aotlab.cache import CompiledFunction
 from aotlab.errors import PythonValueError, UsageError
+from aotlab.frontends.api import AotModule
 from tests.engine_helpers import (
     compiled,
     events,
