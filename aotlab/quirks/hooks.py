@@ -16,7 +16,7 @@ import dis
 import enum
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -62,8 +62,6 @@ class Hooks(Quirk):
         return {
             Tensor.register_hook: partial(self._register, "hook"),
             Tensor.register_post_accumulate_grad_hook: partial(self._register, "post_accumulate"),
-            Tensor.retain_grad: self._retain,
-            Tensor.retains_grad.__get__: lambda guard, func, args, _: _is_retaining(guard, args[0]) or func(*args),  # type: ignore[attr-defined]  # a getter
         }
 
     def check(self, findings: Findings) -> None:
@@ -71,7 +69,7 @@ class Hooks(Quirk):
         if not findings.hooks:
             return
         for hook in findings.hooks:
-            state = None if hook.function is None else _state_of_the_call(hook.function, outside[hook])
+            state = _state_of_the_call(hook.function, outside[hook])
             if state is not None:
                 raise RunEagerly(f"a hook {state}, registered at {hook.line}", suggestion=_FROM_OUTSIDE)
         _check_partners(findings.hooks, findings.outputs, findings.inputs)
@@ -94,27 +92,11 @@ class Hooks(Quirk):
         if view and any(hook.edge != (edge.node, edge.output_nr) for hook in older):
             # before torch 2.15 such a hook stays with the older ones, unless the view itself was written
             raise RunEagerly(f"a view gets another hook after a write, at {user_line()}")
-        return self._add(guard, kind, tensor, kwargs.get("hook", args[1] if len(args) > 1 else None))
-
-    def _retain(self, guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        tensor: Tensor = args[0]
-        if not tensor.requires_grad:
-            func(*args, **kwargs)
-        elif not tensor.is_leaf and not _is_retaining(guard, tensor):
-            self._add(guard, "retain_grad", tensor, None)
-
-    def _add(
-        self, guard: EscapeGuard, kind: HookKind, tensor: Tensor, function: Callable[..., Any] | None
-    ) -> RemovableHandle:
-        edge = _edge_of(tensor)
+        function = args[1] if len(args) > 1 else kwargs["hook"]
         handle = RemovableHandle(guard.hooks)
         hook = guard.hooks[handle.id] = Hook(kind, (edge.node, edge.output_nr), tensor, function, user_line())
         self._outside[hook] = _Outside()
         return handle
-
-
-def _is_retaining(guard: EscapeGuard, tensor: Tensor) -> bool:
-    return any(hook.kind == "retain_grad" for hook in guard.hooks_of(tensor))
 
 
 def _check_partners(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) -> None:

@@ -75,7 +75,6 @@ class ForwardCall:
             saved = w.constant("SavedValues", self._keeping.saved_values())
             sizes = ", ".join(self.draft.sizes.values())
             w.add(f"saved = {saved}({self._keeping.expression()}{f', sizes=[{sizes}]' * bool(sizes)})")
-            self._mutations.require_grad()
         if not trace.training or trace.is_whole:
             self._note_results()
             if trace.training:

@@ -168,12 +168,12 @@ class Prologue:
                 self.draft.miss([f"{tensor}._base is not None" if plain else over])
 
     def _may_be_changed(self, info: InputAliasInfo) -> None:
-        """Guard that an input may be written, or made to require grad, as the traced one was."""
+        """Guard that an input may be written as the traced one was."""
         draft, w = self.draft, self.w
         tensor = draft.kept(info.index)
         grad_mode = draft.grad_on or draft.trace.training
         # the history of a view would change, and that of what it is a view of
-        if info.requires_grad_set is not None or (info.is_written_non_leaf and grad_mode):
+        if info.is_written_non_leaf and grad_mode:
             draft.miss([f"{tensor}._base is not None"])
             return
         if info.is_written_non_leaf and draft.trace.training:
@@ -246,7 +246,7 @@ class Prologue:
     def _apart_in_history(self) -> None:
         """Write the check that what gets a history by a write is no view, which would share it."""
         for info in self.draft.meta.input_info:
-            if info.requires_grad_after and not info.requires_grad and info.requires_grad_set is None:
+            if info.requires_grad_after and not info.requires_grad:
                 self.draft.miss([f"{self.draft.kept(info.index)}._base is not None"])
 
 

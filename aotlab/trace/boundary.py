@@ -57,6 +57,8 @@ OF_A_TENSOR: Mapping[Any, Row] = {
     internals.VERSION_GETTER: Row("`_version`", "a compiled call counts versions at other moments"),
     Tensor.grad.__get__: Row("`.grad`", "it belongs to the caller's tensor, not to the traced one", _STEP),  # type: ignore[union-attr]  # a getter
     Tensor.grad.__set__: Row("an assignment to `.grad`", "it would be lost", _STEP),  # type: ignore[union-attr]  # a setter
+    Tensor.retain_grad: Row("`retain_grad()`", "the gradient would be that of a traced tensor"),
+    Tensor.retains_grad.__get__: Row("`retains_grad`", "a traced tensor retains no gradient"),  # type: ignore[attr-defined]  # a getter
     Tensor.backward: Row("`backward()`", "gradients would be added to traced tensors, not to the caller's", _STEP),
     Tensor.tolist: Row("`tolist()`", _VALUES, error=errors.DataDependentError),
     Tensor.__repr__: Row("the text", _VALUES, error=errors.DataDependentError),
@@ -99,8 +101,6 @@ _LOOKED_AT = ("`{}` looks at the place of a tensor in its storage", "compute wit
 CLAIMABLE: Mapping[Any, tuple[str, str]] = {
     Tensor.register_hook: HOOKED,
     Tensor.register_post_accumulate_grad_hook: HOOKED,
-    Tensor.retain_grad: HOOKED,
-    Tensor.retains_grad.__get__: HOOKED,  # type: ignore[attr-defined]  # a getter
     **dict.fromkeys(CHANGES_SIZES, _CHANGED),
     Tensor.storage_offset: _LOOKED_AT,
     Tensor.as_strided: _LOOKED_AT,

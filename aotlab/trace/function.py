@@ -77,7 +77,6 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
             torch.set_grad_enabled(grad_mode)
         for item in inputs:
             item.check_attributes()
-            item.take_new_edge()
             if item.storage in escapes.chronicle.viewed_unseen and internals.is_over_another(item.real):
                 raise RunEagerly(
                     f"a view of `{item.name}`, a view itself, is made without autograd",

@@ -56,7 +56,7 @@ class Effects:
     #: The input and the new value of what the graph itself writes.
     write_back: Sequence[tuple[Tensor, Tensor]]
     #: The hooks that it registered: the kind, what stands for the tensor, and the hook.
-    hooks: Sequence[tuple[HookKind, Source, Callable[..., Any] | None]]
+    hooks: Sequence[tuple[HookKind, Source, Callable[..., Any]]]
     #: The quirks of the trace, which may write lines of the run-time function.
     quirks: Sequence[Quirk]
     #: The inputs with views that become invalid when the input is written.
@@ -187,13 +187,6 @@ class Trace:
                     if self.tape.knows(value) and self.tape.constant(value) is None:
                         found[id(value)] = value
         return list(found.values())
-
-    def gets_gradient(self, k: int) -> bool:
-        """Tell whether a gradient can reach the kept input ``k``."""
-        ways = [
-            self.slots[n][i] for n, own in enumerate(self.connected) for i, is_reached in enumerate(own) if is_reached
-        ]
-        return any(way is not None and self.sources[way[0]] == Source("input", k) for way in ways)
 
     def through(self, segment: int) -> list[int]:
         """Return the slots that go through autograd, in the order in which they do.

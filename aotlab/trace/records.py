@@ -94,7 +94,7 @@ class Source:
     index: int
 
 
-HookKind = Literal["hook", "retain_grad", "post_accumulate"]
+HookKind = Literal["hook", "post_accumulate"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,5 +107,5 @@ class Hook:
     kind: HookKind
     edge: tuple[Any, int]
     tensor: Tensor
-    function: Callable[..., Any] | None
+    function: Callable[..., Any]
     line: UserLine | None

@@ -103,16 +103,10 @@ def made_through(outputs: Outputs, inputs: Sequence[Entered]) -> dict[int, int]:
 
 
 def place_hooks(
-    hooks: Sequence[Hook], known: Mapping[Edge, Source], outputs: Outputs, inputs: Sequence[Entered]
-) -> list[tuple[HookKind, Source, Callable[..., Any] | None]]:
+    hooks: Sequence[Hook], known: Mapping[Edge, Source]
+) -> list[tuple[HookKind, Source, Callable[..., Any]]]:
     """Say on what each hook is registered at run time; those that no gradient can reach are left out."""
-    seen = {id(tensor): Source("output", i) for i, tensor in reversed(outputs.tensors.items())}
-    seen.update({id(item.wrapper): Source("input", k) for k, item in enumerate(inputs)})
-    found = [
-        (hook.kind, seen.get(id(hook.tensor)) if hook.kind == "retain_grad" else known.get(hook.edge), hook.function)
-        for hook in hooks
-    ]
-    return [(kind, source, function) for kind, source, function in found if source is not None]
+    return [(hook.kind, source, hook.function) for hook in hooks if (source := known.get(hook.edge)) is not None]
 
 
 def check_passed(findings: Findings) -> None:

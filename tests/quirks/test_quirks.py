@@ -28,13 +28,6 @@ def hooked(x):
     return y.exp()
 
 
-def retaining(x):
-    """Retain the gradient of an intermediate."""
-    y = x * 2
-    y.retain_grad()
-    return y, y.exp()
-
-
 def moving(x):
     """Transpose in place."""
     x = x * 2
@@ -86,7 +79,6 @@ def choosing(x):
 
 PROGRAMS = [
     ("hooks", hooked, "a hook is registered"),
-    ("hooks", retaining, "a hook is registered"),
     ("moves", moving, "`t_` changes a tensor in place"),
     ("windows", striding, "`as_strided` looks at"),
     ("windows", offset, "`storage_offset` looks at"),
