@@ -47,6 +47,7 @@ OF_A_TENSOR: Mapping[Any, Row] = {
     Tensor.__dlpack__: Row("`__dlpack__`"),
     Tensor.untyped_storage: Row("`untyped_storage()`"),
     Tensor.storage: Row("`storage()`"),
+    Tensor.storage_offset: Row("`storage_offset()`", "entries serve tensors that begin anywhere in their storage"),
     Tensor.is_shared: Row("`is_shared()`"),
     Tensor.is_pinned: Row("`is_pinned()`"),
     Tensor.share_memory_: Row("`share_memory_()`", "it would move the memory of this one trace", _OUTSIDE),
@@ -96,15 +97,14 @@ EAGER_FUNCTIONS: Mapping[str, tuple[str, str]] = {
 
 HOOKED = ("a hook is registered inside of the function", "register it outside, to have it compiled")
 _CHANGED = ("`{}` changes a tensor in place other than in its values", "use the form that returns a new tensor")
-_LOOKED_AT = ("`{}` looks at the place of a tensor in its storage", "compute with indices and shapes")
+_WINDOW = ("`{}` looks at the place of a tensor in its storage", "compute with indices and shapes")
 #: What quirks may claim; where none does, why it runs eagerly, and what to do instead.
 CLAIMABLE: Mapping[Any, tuple[str, str]] = {
     Tensor.register_hook: HOOKED,
     Tensor.register_post_accumulate_grad_hook: HOOKED,
     **dict.fromkeys(CHANGES_SIZES, _CHANGED),
-    Tensor.storage_offset: _LOOKED_AT,
-    Tensor.as_strided: _LOOKED_AT,
-    torch.as_strided: _LOOKED_AT,
+    Tensor.as_strided: _WINDOW,
+    torch.as_strided: _WINDOW,
     torch.autograd.grad: ("`torch.autograd.grad` is called inside of the function", "call it outside"),
     torch.lstm: ("an LSTM looks at grad mode when it runs", "compute with torch.nn.LSTMCell"),
     **dict.fromkeys(_BY_OTHER_KERNELS, _OTHER_KERNEL),

@@ -64,6 +64,7 @@ LOOKS = {
     "numpy(force)": (lambda x: x.numpy(force=True), EscapeError),
     "detach().numpy()": (lambda x: x.detach().numpy(), EscapeError),
     "asarray": (lambda x: np.asarray(x), EscapeError),
+    "storage_offset": (lambda x: x * x[1:].storage_offset(), EscapeError),
     "numpy function": (lambda x: np.sin(x.detach()), EscapeError),
     "numpy out": (_numpy_out, EscapeError),
     "data_ptr": (lambda x: x.data_ptr(), EscapeError),
@@ -361,7 +362,6 @@ def test_what_may_be_asked():
     same(lambda x: (x is x.view_as(x), len(x), x.element_size(), x.nelement(), x * 1), torch.ones(3))
     same(lambda x: (x * 2).data.add_(1), torch.ones(3))
     same(lambda x: x.data.mul_(2), torch.ones(3))
-    same(lambda x: x.storage_offset() + x, torch.ones(4)[1:])
     same(lambda x: hash(x) == hash(x) and x * 2, torch.ones(3))
 
 
