@@ -166,9 +166,3 @@ class ViewAndMutationMeta:
     def mutated_graph_handled_indices(self) -> tuple[int, ...]:
         """Inputs that the compiled graph writes."""
         return tuple(i.index for i in self.input_info if i.mutation_type is MutationType.MUTATED_IN_GRAPH)
-
-    @property
-    def aliased_out_indices(self) -> tuple[int, ...]:
-        """Outputs that the epilogue makes from an input or an intermediate base."""
-        kinds = (*_ALIASES_OF_INTERMEDIATES, OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT)
-        return tuple(o.index for o in self.output_info if o.output_type in kinds)
