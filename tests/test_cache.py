@@ -96,13 +96,13 @@ def test_the_nearest_entry_by_what_else_counts():
     def call(dtype, size=2, *, grad=True, same=False):
         with torch.set_grad_enabled(grad):
             y = base[:size].to(dtype)
-            x = y if same else torch.ones(size)
+            x = y if same else torch.ones(size, dtype=dtype)
             assert torch.equal(f(x, y), program(x, y))
 
     call(torch.float32)
     call(torch.float64, 3, grad=False)
     call(torch.float32, 3, grad=False)
-    assert f.recompiles[-1] == "`y` has dtype torch.float32 where the compiled entry expects torch.float64"
+    assert f.recompiles[-1] == "`x` has dtype torch.float32 where the compiled entry expects torch.float64"
     call(torch.float32, 3)
     assert (
         f.recompiles[-1] == "`x` has shape (3,) where the compiled entry expects (2,)"

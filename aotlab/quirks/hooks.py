@@ -34,7 +34,7 @@ from aotlab.trace.function import Findings
 from aotlab.trace.inputs import Entered
 from aotlab.trace.outputs import Outputs
 from aotlab.trace.quirk import Handler, Quirk
-from aotlab.trace.records import Hook, HookKind
+from aotlab.trace.records import Hook
 from aotlab.trace.sources import ways_back
 
 #: What a call may make anew for a hook to hold: it is never changed.
@@ -59,10 +59,7 @@ class Hooks(Quirk):
         self._outside: dict[Hook, _Outside] = {}
 
     def claims(self) -> Mapping[Any, Handler]:
-        return {
-            Tensor.register_hook: partial(self._register, "hook"),
-            Tensor.register_post_accumulate_grad_hook: partial(self._register, "post_accumulate"),
-        }
+        return {Tensor.register_hook: self._register}
 
     def check(self, findings: Findings) -> None:
         outside, self._outside = self._outside, {}
@@ -77,24 +74,21 @@ class Hooks(Quirk):
             name = findings.outputs.infos[i].name
             raise RunEagerly(f"`{name}` is a view of a view with a hook, registered at {hook.line}")
 
-    def _register(
-        self, kind: HookKind, guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _register(self, guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Note a hook for the run time; where eager has an error to raise, it does."""
         tensor: Tensor = args[0]
-        if not tensor.requires_grad or (kind == "post_accumulate" and not tensor.is_leaf):
+        if not tensor.requires_grad:
             return func(*args, **kwargs)
         view = internals.base_of(tensor) is not None
         if view and tensor.grad_fn is None:
             raise RunEagerly(f"a hook on a view made under no_grad, at {user_line()}")
         edge = _edge_of(tensor)
-        older = (hook for hook in guard.hooks_of(tensor) if hook.kind == "hook")
-        if view and any(hook.edge != (edge.node, edge.output_nr) for hook in older):
+        if view and any(hook.edge != (edge.node, edge.output_nr) for hook in guard.hooks_of(tensor)):
             # before torch 2.15 such a hook stays with the older ones, unless the view itself was written
             raise RunEagerly(f"a view gets another hook after a write, at {user_line()}")
         function = args[1] if len(args) > 1 else kwargs["hook"]
         handle = RemovableHandle(guard.hooks)
-        hook = guard.hooks[handle.id] = Hook(kind, (edge.node, edge.output_nr), tensor, function, user_line())
+        hook = guard.hooks[handle.id] = Hook((edge.node, edge.output_nr), tensor, function, user_line())
         self._outside[hook] = _Outside()
         return handle
 
@@ -104,7 +98,7 @@ def _check_partners(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[En
     ends = [*outputs.tensors.values(), *(item.wrapper for item in inputs)]
     passed = edges_behind([edge_of(tensor) for tensor in ends if tensor.grad_fn is not None])
     for hook in hooks:
-        if hook.kind == "hook" and any(edge[0] is hook.edge[0] and edge != hook.edge for edge in passed):
+        if any(edge[0] is hook.edge[0] and edge != hook.edge for edge in passed):
             raise RunEagerly(
                 f"a hook on one of several results of a function may be called with None, registered at {hook.line}"
             )
@@ -114,8 +108,7 @@ def _passed(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) 
     """Go through the outputs that are made by views, each with the hooks that its gradient passes on its way back."""
     at: dict[Edge, list[Hook]] = {}
     for hook in hooks:
-        if hook.kind == "hook":
-            at.setdefault(hook.edge, []).append(hook)
+        at.setdefault(hook.edge, []).append(hook)
     if at:
         for i, edge in ways_back(outputs, inputs):
             yield from ((i, hook) for hook in at.get(edge, ()))

@@ -39,6 +39,7 @@ class Row(NamedTuple):
 
 
 _VALUES = "a trace has no values"
+_IN_VAIN = "a traced tensor accumulates no gradient"
 #: What may be asked of a tensor.
 OF_A_TENSOR: Mapping[Any, Row] = {
     Tensor.numpy: Row("`numpy()`"),
@@ -47,7 +48,6 @@ OF_A_TENSOR: Mapping[Any, Row] = {
     Tensor.__dlpack__: Row("`__dlpack__`"),
     Tensor.untyped_storage: Row("`untyped_storage()`"),
     Tensor.storage: Row("`storage()`"),
-    Tensor.storage_offset: Row("`storage_offset()`", "entries serve tensors that begin anywhere in their storage"),
     Tensor.is_shared: Row("`is_shared()`"),
     Tensor.is_pinned: Row("`is_pinned()`"),
     Tensor.share_memory_: Row("`share_memory_()`", "it would move the memory of this one trace", _OUTSIDE),
@@ -58,8 +58,9 @@ OF_A_TENSOR: Mapping[Any, Row] = {
     internals.VERSION_GETTER: Row("`_version`", "a compiled call counts versions at other moments"),
     Tensor.grad.__get__: Row("`.grad`", "it belongs to the caller's tensor, not to the traced one", _STEP),  # type: ignore[union-attr]  # a getter
     Tensor.grad.__set__: Row("an assignment to `.grad`", "it would be lost", _STEP),  # type: ignore[union-attr]  # a setter
-    Tensor.retain_grad: Row("`retain_grad()`", "the gradient would be that of a traced tensor"),
-    Tensor.retains_grad.__get__: Row("`retains_grad`", "a traced tensor retains no gradient"),  # type: ignore[attr-defined]  # a getter
+    Tensor.register_post_accumulate_grad_hook: Row("`register_post_accumulate_grad_hook()`", _IN_VAIN),
+    Tensor.retain_grad: Row("`retain_grad()`", _IN_VAIN),
+    Tensor.retains_grad.__get__: Row("`retains_grad`", _IN_VAIN),  # type: ignore[attr-defined]  # a getter
     Tensor.backward: Row("`backward()`", "gradients would be added to traced tensors, not to the caller's", _STEP),
     Tensor.tolist: Row("`tolist()`", _VALUES, error=errors.DataDependentError),
     Tensor.__repr__: Row("the text", _VALUES, error=errors.DataDependentError),
@@ -101,7 +102,6 @@ _WINDOW = ("`{}` looks at the place of a tensor in its storage", "compute with i
 #: What quirks may claim; where none does, why it runs eagerly, and what to do instead.
 CLAIMABLE: Mapping[Any, tuple[str, str]] = {
     Tensor.register_hook: HOOKED,
-    Tensor.register_post_accumulate_grad_hook: HOOKED,
     **dict.fromkeys(CHANGES_SIZES, _CHANGED),
     Tensor.as_strided: _WINDOW,
     torch.as_strided: _WINDOW,

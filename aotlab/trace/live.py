@@ -17,7 +17,7 @@ from aotlab.trace.edges import Edge, next_edges
 from aotlab.trace.inputs import value_of
 from aotlab.trace.quirk import Quirk
 from aotlab.trace.recorder import Recorder
-from aotlab.trace.records import HookKind, SizeOf, Source, Write
+from aotlab.trace.records import SizeOf, Source, Write
 from aotlab.trace.segments import Exit, Segment
 from aotlab.trace.tape import Tape
 from aotlab.trace.views import view_parent
@@ -53,8 +53,8 @@ class Effects:
 
     #: The input and the new value of what the graph itself writes.
     write_back: Sequence[tuple[Tensor, Tensor]]
-    #: The hooks that it registered: the kind, what stands for the tensor, and the hook.
-    hooks: Sequence[tuple[HookKind, Source, Callable[..., Any]]]
+    #: The hooks that it registered: what stands for the tensor, and the hook.
+    hooks: Sequence[tuple[Source, Callable[..., Any]]]
     #: The quirks of the trace, which may write lines of the run-time function.
     quirks: Sequence[Quirk]
     #: The inputs with views that become invalid when the input is written.

@@ -94,14 +94,13 @@ def backwarded(function, make, *, wanted=None):
 
 @pytest.mark.parametrize(
     "function",
-    [intermediate, on_input, on_output, around_a_write, two_hooks, after_accumulation, in_inference_mode],
+    [intermediate, on_input, on_output, around_a_write, two_hooks, in_inference_mode],
     ids=lambda f: f.__name__,
 )
 def test_hooks_run_as_in_eager(function):
     """The same hooks in the same order see the same gradients, and change them alike."""
     g = compiled(function)
-    kinds = [None] if function is after_accumulation else [None, "non-leaf"]
-    for wanted in kinds:
+    for wanted in (None, "non-leaf"):
         expected, actual = (backwarded(f, lambda: leaf(4), wanted=wanted) for f in (function, g))
         assert expected == actual
         assert expected[1] != []
@@ -129,7 +128,7 @@ def test_hooks_on_a_written_input():
 
 
 def test_gradients_that_are_retained_inside():
-    """To retain one inside of the function, or to ask whether one is, runs eagerly and says so."""
+    """What is about gradients that are accumulated runs eagerly and says so."""
 
     def retains(x):
         y = x * 2
@@ -137,6 +136,7 @@ def test_gradients_that_are_retained_inside():
         return y, y.exp()
 
     same(retains, leaf(3), eagerly=True)
+    same(after_accumulation, leaf(3), eagerly=True)
     same(lambda x: x * 2 if x.retains_grad else x * 3, leaf(3), eagerly=True)
     with refusing(EscapeError, match=r"`retain_grad\(\)` of `y` was asked for"):
         compiled(retains)(leaf(3))

@@ -64,7 +64,6 @@ LOOKS = {
     "numpy(force)": (lambda x: x.numpy(force=True), EscapeError),
     "detach().numpy()": (lambda x: x.detach().numpy(), EscapeError),
     "asarray": (lambda x: np.asarray(x), EscapeError),
-    "storage_offset": (lambda x: x * x[1:].storage_offset(), EscapeError),
     "numpy function": (lambda x: np.sin(x.detach()), EscapeError),
     "numpy out": (_numpy_out, EscapeError),
     "data_ptr": (lambda x: x.data_ptr(), EscapeError),
@@ -259,8 +258,8 @@ CAPTURED = {
     "grad": (lambda x: x * 2 if PARAMETER.grad is None else x, EscapeError),
     "data =": (_set_data, EscapeError),
     "grad =": (_set_grad, EscapeError),
-    "requires_grad_": (_flag, None),
-    "requires_grad =": (_flag_by_assignment, None),
+    "requires_grad_": (_flag, RefusedError),
+    "requires_grad =": (_flag_by_assignment, RefusedError),
     "hook": (_hook, RefusedError),
     "swap": (_swap_captured, EscapeError),
     "backward": (_backward_captured, EscapeError),
@@ -363,6 +362,7 @@ def test_what_may_be_asked():
     same(lambda x: (x * 2).data.add_(1), torch.ones(3))
     same(lambda x: x.data.mul_(2), torch.ones(3))
     same(lambda x: hash(x) == hash(x) and x * 2, torch.ones(3))
+    same(lambda x: x.storage_offset() + x, torch.ones(4)[1:], eagerly=True)
 
 
 def traced_tensors():
