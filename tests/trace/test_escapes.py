@@ -294,6 +294,7 @@ def test_captured_tensors(kind, grad, monkeypatch):
             assert outcomes(function) == outcomes(each)
         assert (function.calls.eager == 0) is (error is None)
         if error is not None:
+            monkeypatch.setitem(globals(), "WEIGHT", torch.ones(3))
             before = (WEIGHT._version, WEIGHT.requires_grad, WEIGHT.tolist(), PARAMETER.tolist())
             with refusing(error) as caught:
                 compiled(each)(torch.ones(3))
