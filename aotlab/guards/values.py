@@ -1,8 +1,8 @@
 """When two Python values are the same for a trace, and what a value held at the time of one.
 
 Plain values are compared by type and value, containers item by item, tensors by identity and kind (their values cannot
-enter a trace), everything else by identity. A `Snapshot` keeps alive what it compares by
-identity, except for tensors, whose memory it must not hold: one that gets the address of another is as good as that.
+enter a trace), everything else by identity. A `Snapshot` keeps alive what it compares by identity, except for tensors,
+whose memory it must not hold: one that gets the address of another is as good as that.
 """
 
 from __future__ import annotations
