@@ -22,7 +22,8 @@ from aotlab import config, errors
 from aotlab.config import disable, enable
 
 if TYPE_CHECKING:
-    from aotlab.api import (
+    from aotlab.export import aot_export_joint_simple, aot_export_module
+    from aotlab.frontends.api import (
         aot_function,
         aot_module,
         aot_module_simplified,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
         make_boxed_func,
         nop,
     )
-    from aotlab.export import aot_export_joint_simple, aot_export_module
     from aotlab.notebook import load_ipython_extension, unload_ipython_extension
     from aotlab.notebook.dashboard import dashboard
     from aotlab.partition.default import default_partition
@@ -77,7 +77,7 @@ _ROOMS = {
     **dict.fromkeys((
         "aot_function", "aot_module", "aot_module_simplified", "compile", "compiled_function", "compiled_module",
         "get_aot_compilation_context", "make_boxed_compiler", "make_boxed_func", "nop",
-    ), "aotlab.api"),
+    ), "aotlab.frontends.api"),
     **dict.fromkeys(("aot_export_joint_simple", "aot_export_module"), "aotlab.export"),
     "default_partition": "aotlab.partition.default",
     "min_cut_rematerialization_partition": "aotlab.partition.min_cut",

@@ -93,11 +93,12 @@ def test_a_trace_in_vain_is_not_heard(monkeypatch: pytest.MonkeyPatch, capsys: p
 
     def function(x: Tensor, y: Tensor) -> Tensor:
         print("here")
-        return x.as_strided((2,), (1,), 1) * y.sum()
+        x.mul_(2)
+        return x * y.sum()
 
     def outcome(call: Callable[..., Tensor]) -> tuple[list[float], str]:
         memory = torch.arange(4.0)
-        result = call(memory[:3], memory)
+        result = call(memory.view(torch.int32)[:3], memory)
         return result.tolist(), capsys.readouterr().out
 
     monkeypatch.setattr(FunctionTarget, "run", counted)

@@ -26,10 +26,6 @@ CHECKPOINT_CONTEXTS = "_checkpoint_context_fn"
 #: What torch says where a selective checkpoint, whose cache serves one backward, would have to serve another.
 SPENT_CACHE = "Trying to backward an extra time. You are only allowed to backward once on any region computed under"
 SPENT_CACHE += " selective activation checkpoint."
-#: By this a stack trace of Dynamo's names the wrapper of `once_differentiable`.
-ONCE_DIFFERENTIABLE = f'{torch.autograd.function.__file__}", line '
-#: What makes a derivative of a custom Function's backward an error.
-once_differentiable: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.autograd.function.once_differentiable
 
 
 def checkpoint_settings(settings: dict[str, Any]) -> dict[str, Any]:

@@ -134,14 +134,14 @@ class Sizes:
         kinds = [self._kind if d in dims else DimDynamic.STATIC for d in range(real.dim())]
         context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
         fake = mode.from_tensor(real.detach(), source=LocalSource(f"t{len(self._inputs)}"), symbolic_context=context)
-        sizes = [_expression(size) for size in fake.shape if is_symbolic(size)]
+        sizes = [expression_of(size) for size in fake.shape if is_symbolic(size)]
         for step in (fake.storage_offset(), *fake.stride()):
-            if is_symbolic(step) and _expression(step).is_symbol and _expression(step) not in sizes:
+            if is_symbolic(step) and expression_of(step).is_symbol and expression_of(step) not in sizes:
                 int(step)  # it does not follow from sizes: as it is in this call
         self._inputs.append((position, fake))
         self._varying += [(position, dim, fake.shape[dim]) for dim in dims if is_symbolic(fake.shape[dim])]
         name = self._names[position]
-        self.env.shown |= {_expression(s): f"{name}.size({d})" for d, s in enumerate(fake.shape) if is_symbolic(s)}
+        self.env.shown |= {expression_of(s): f"{name}.size({d})" for d, s in enumerate(fake.shape) if is_symbolic(s)}
         return fake
 
     def enter_number(self, position: int, value: float) -> None:
@@ -153,7 +153,7 @@ class Sizes:
         number.node.__class__ = _Number
         self.numbers[position] = number
         self._inputs.append((position, number))
-        self.env.shown[_expression(number)] = self._names[position]
+        self.env.shown[expression_of(number)] = self._names[position]
 
     def symbols(self) -> list[tuple[Any, str, int, int | None]]:
         """Return each symbol with its name, and the flat input that it is, or of which dimension it is the size."""
@@ -161,7 +161,7 @@ class Sizes:
         for position, value in self._inputs:
             sizes = enumerate(value.shape) if isinstance(value, Tensor) else [(None, value)]
             for dim, size in sizes:
-                if is_symbolic(size) and (symbol := _expression(size)).is_symbol:
+                if is_symbolic(size) and (symbol := expression_of(size)).is_symbol:
                     found.setdefault(symbol, (size, str(symbol), position, dim))
         return list(found.values())
 
@@ -185,7 +185,7 @@ class Sizes:
 
         equal = self.env.replacements_slocs
         for position, dim, size in self._varying:
-            if _expression(size).is_number:
+            if expression_of(size).is_number:
                 made.append(f"{name(position, 'size', dim)} == {int(size)}  # {equal.get(size.node._expr)}")
         made.sort(key=lambda text: bool(re.search(r"[/%]|\*\*", text)))  # what something is divided by is not 0
         found = []
@@ -205,10 +205,6 @@ class Sizes:
         later += [f"{name} == {PythonPrinter().doprint(expression)}" for name, expression in fixed if name in names]
         made: Callable[..., bool] | None = eval(f"lambda {', '.join(names)}: {' and '.join(later)}") if later else None
         return made
-
-
-def _expression(value: Any) -> Any:
-    return value.node.expr
 
 
 def is_symbolic(value: Any) -> bool:
@@ -248,7 +244,7 @@ def sizes_of_others(values: Sequence[Any]) -> dict[int, tuple[int, int]]:
     for position, value in enumerate(values):
         for dim, size in enumerate(value.shape if isinstance(value, Tensor) else ()):
             if is_symbolic(size):
-                dims.setdefault(_expression(size), (position, dim))
+                dims.setdefault(expression_of(size), (position, dim))
     numbers = ((n, value.node.expr) for n, value in enumerate(values) if isinstance(value, torch.SymInt))
     return {n: dims[expr] for n, expr in numbers if expr in dims}
 
@@ -267,7 +263,7 @@ def symbolic_dims(value: Any) -> set[int]:
 
 def shown_size(value: Any) -> str:
     """Write a symbolic number as the user would."""
-    env, expression = value.node.shape_env, _expression(value)
+    env, expression = value.node.shape_env, expression_of(value)
     known, shown = getattr(env, "known", {}), getattr(env, "shown", {})
     if expression not in shown and ("shown", expression) not in known:
         names = {s: type(s)(name, integer=True) for s, name in shown.items()}

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from aotlab import _torch as internals
-from aotlab import api, default_partition, min_cut_rematerialization_partition
+from aotlab import default_partition, min_cut_rematerialization_partition
 from aotlab.bench.memory import measure_memory
 from aotlab.bench.models import Batch, Trained
+from aotlab.frontends import api
 
 STEPS = 10
 

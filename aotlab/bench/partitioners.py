@@ -24,11 +24,11 @@ import pandas as pd
 import torch
 from torch import fx, nn
 
-from aotlab import api
 from aotlab.bench.memory import kept_by_eager
 from aotlab.bench.programs import ModelProgram, mlp, seeded, transformer_encoder
 from aotlab.bench.suite import machine
 from aotlab.bench.timing import Case, compare
+from aotlab.frontends import api
 from aotlab.ir.graphs import output_args
 from aotlab.partition.default import default_partition
 from aotlab.partition.joint import held_bytes

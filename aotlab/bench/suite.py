@@ -27,9 +27,9 @@ import pandas as pd
 import torch
 from torch import nn
 
-from aotlab import api
 from aotlab.bench.programs import SMALL_PROGRAMS, ModelProgram, SmallProgram, Tensors, mlp, model_programs
 from aotlab.bench.timing import Case, Comparison, compare, tensors_in
+from aotlab.frontends import api
 
 Function = Callable[..., object]
 Mode = Literal["inference", "training, forward", "training, forward + backward"]

@@ -20,10 +20,11 @@ from typing import Any, TextIO
 import pandas as pd
 import torch
 
-from aotlab import api, default_partition
+from aotlab import default_partition
 from aotlab.bench.programs import SMALL_PROGRAMS, SmallProgram
 from aotlab.bench.suite import Function, machine
 from aotlab.bench.timing import Case, compare, tensors_in
+from aotlab.frontends import api
 
 #: Makes a compiled function of a function, for all sizes or for one.
 Wrap = Callable[[Function, bool], Function]

@@ -103,5 +103,4 @@ def _groups(links: list[tuple[int, int]]) -> list[list[int]]:
 def are_unchanged(groups: Sequence[Base], infos: Sequence[InputAliasInfo]) -> bool:
     """Tell whether the function left the members of all groups as they were, so that it is nothing that they share."""
     members = [infos[k] for base in groups for k in base.members]
-    written = any(i.moves_version or i.mutates_data or i.mutates_metadata for i in members)
-    return not written and all(i.requires_grad_set is None for i in members)
+    return not any(i.moves_version or i.mutates_data or i.mutates_metadata for i in members)

@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from aotlab import api
 from aotlab.bench.courses import comparable
 from aotlab.bench.memory import measure_memory
 from aotlab.bench.models import trained_models
@@ -37,6 +36,7 @@ from aotlab.bench.timing import Case, compare, tensors_in
 from aotlab.bench.training import measure
 from aotlab.cli import demo
 from aotlab.errors import UsageError
+from aotlab.frontends import api
 from aotlab.report.markup import Markup, element, join
 
 #: The models trained beside eager and ``torch.compile``; those whose packages are missing are named in the result.

@@ -24,10 +24,10 @@ import pandas as pd
 import torch
 from torch import nn
 
-from aotlab import api
 from aotlab.bench.programs import transformer_encoder
 from aotlab.bench.timing import Comparison, compare, tensors_in, training_case
 from aotlab.errors import UsageError
+from aotlab.frontends import api
 from aotlab.rehearse import RehearsalBackend
 from aotlab.report import Report, TimingRow
 from aotlab.report.text import duration

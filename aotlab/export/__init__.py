@@ -157,8 +157,6 @@ def _check_inputs(infos: Sequence[InputAliasInfo], joint: bool) -> None:
                 suggestion="use the out-of-place form, as t() for t_()",
                 argument=info.name,
             )
-        if info.requires_grad_set is not None:
-            refuse(f"`{info.name}` is made to require grad, or not to", "do that before the export")
         if joint and info.mutates_data and (info.requires_grad or info.requires_grad_after):
             how = "requires grad" if info.requires_grad else "gets an autograd history"
             refuse(f"`{info.name}` is written and {how}", "write detached values, or return the new value")

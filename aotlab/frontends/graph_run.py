@@ -14,12 +14,9 @@ the checkpoint itself is called. So is ``.data``, and a user's `torch.autograd.F
 
 from __future__ import annotations
 
-import ast
-import linecache
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cache, partial
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,9 +27,6 @@ from aotlab import _torch as internals
 from aotlab.errors import DoubleBackwardError, UserLine
 from aotlab.trace.running import locate
 
-_FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in ')
-_TORCH = str(Path(torch.__file__).parent)
-_GRAD_MODE = {"no_grad", "enable_grad", "inference_mode", "set_grad_enabled", "_set_grad_enabled"}
 _CARRIED = ("nn_module_stack", "source_fn_stack", "stack_trace", "custom")
 
 
@@ -53,7 +47,6 @@ class _Applied(torch.autograd.Function):
         forward: fx.GraphModule,
         backward: fx.GraphModule,
         settings: dict[str, Any],
-        called_at: str,
         *given: Any,
     ) -> Any:
         outputs, kept = GraphRun(forward).run(*given)
@@ -62,97 +55,31 @@ class _Applied(torch.autograd.Function):
         ctx.mark_dirty(*(several[i] for i in settings.get("dirty_idx", ())))
         ctx.mark_non_differentiable(*(several[i] for i in settings["non_differentiable_idx"]))
         ctx.save_for_backward(*(kept[i] for i in saved))
-        ctx.places, ctx.backward_graph, ctx.called_at = saved, backward, called_at
+        ctx.places, ctx.backward_graph = saved, backward
         ctx.others = [None if i in saved else value for i, value in enumerate(kept)]
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise DoubleBackwardError(
+                "the backward of a torch.autograd.Function that Dynamo captured is to be differentiated",
+                why="Dynamo writes it as if grad mode were off in it",
+                suggestion="take aotlab.compile(…, frontend='direct'), or keep the Function out of the compiled one",
+            )
         kept = list(ctx.others)
         if ctx.places:
             for i, value in zip(ctx.places, ctx.saved_tensors, strict=True):
                 kept[i] = value
-        grad_mode, graph = torch.is_grad_enabled(), ctx.backward_graph
-        run = _differentiable(graph, ctx.called_at, kept) if grad_mode else partial(_run, graph, kept)
-        found = run(*gradients)
-        found = found if isinstance(found, (tuple, list)) else [found]
-        return None, None, None, None, *found
-
-
-def _run(graph: fx.GraphModule, kept: Sequence[Any], *gradients: Any, without: Collection[fx.Node] = ()) -> Any:
-    return GraphRun(graph, without=without).run(*gradients, *kept)
-
-
-def _differentiable(graph: fx.GraphModule, called_at: str, kept: Sequence[Any]) -> Callable[..., Any]:
-    """Return what runs a backward of Dynamo's in the grad mode that is on; ``called_at``: the call's stack trace."""
-    if not any(internals.ONCE_DIFFERENTIABLE in node.meta.get("stack_trace", "") for node in graph.graph.nodes):
-        return partial(_run, graph, kept, without=_switches_around(graph, called_at))
-
-    def run_once(_: Any, *gradients: Any) -> tuple[Any, ...]:
-        found = _run(graph, kept, *gradients)
-        return tuple(found) if isinstance(found, (tuple, list)) else (found,)
-
-    return partial(internals.once_differentiable(run_once), None)
-
-
-def _switches_around(graph: fx.GraphModule, called_at: str) -> list[fx.Node]:
-    """Return the nodes by which Dynamo runs a backward without grad mode; ``called_at`` is the stack trace of the call.
-
-    Raises `DoubleBackwardError` if the user's backward may switch grad mode, of which nothing is left in the graph.
-    """
-    calls = [node for node in graph.graph.nodes if node.op == "call_function"]
-    switches = [node for node in calls if node.target is internals.SET_GRAD_ENABLED]
-    around = [(calls[0], False), (calls[-1], True)] if len(calls) > 1 else []
-    known = not switches or switches == [node for node, is_on in around if node.args == (is_on,)]
-    frames = {frame for node in graph.graph.nodes for frame in _frames_inside(node, called_at)}
-    if not known or any(_may_switch(file, line) for file, line in frames):
-        raise DoubleBackwardError(
-            "the backward of a torch.autograd.Function is to be differentiated, and has a `with` statement or may "
-            "switch grad mode",
-            why="Dynamo writes it as if grad mode were off around it",
-            suggestion="take aotlab.compile(…, frontend='direct'), or keep the Function out of the compiled one",
-        )
-    return switches
-
-
-def _frames_inside(node: fx.Node, called_at: str) -> Iterator[tuple[str, int]]:
-    """List the frames of a node that lie within the user's backward."""
-    outer = len(_FRAME.findall(called_at))
-    for found in _FRAME.findall(node.meta.get("stack_trace") or "")[outer:]:
-        yield found[0], int(found[1])
-
-
-@cache
-def _may_switch(file: str, line: int) -> bool:
-    """Tell whether the function at a line of code may switch grad mode; torch's own do so in one place."""
-    if file.startswith(_TORCH):
-        return file.endswith("_contextlib.py")
-    lines = linecache.getlines(file)
-    try:
-        tree = ast.parse("".join(lines))
-    except SyntaxError:
-        return True
-    functions = (part for part in ast.walk(tree) if isinstance(part, (ast.FunctionDef, ast.Lambda)))
-    around = [each for each in functions if each.lineno <= line <= (each.end_lineno or 0)]
-    innermost = max(around, key=lambda each: each.lineno, default=None)
-    if innermost is None:
-        return True
-    parts = list(ast.walk(innermost))
-    names = {getattr(part, "attr", getattr(part, "id", None)) for part in parts}
-    return bool(names & _GRAD_MODE) or any(isinstance(part, (ast.With, ast.AsyncWith)) for part in parts)
+        found = GraphRun(ctx.backward_graph).run(*gradients, *kept)
+        return None, None, None, *(found if isinstance(found, (tuple, list)) else [found])
 
 
 class GraphRun(fx.Interpreter):
-    """One run of a graph of Dynamo's ``without`` some nodes; ``line`` reads, for the recorder, stack traces."""
+    """One run of a graph of Dynamo's; ``line`` reads, for the recorder, stack traces."""
 
-    def __init__(
-        self,
-        graph: fx.GraphModule,
-        line: Callable[[str], UserLine | None] | None = None,
-        without: Collection[fx.Node] = (),
-    ) -> None:
+    def __init__(self, graph: fx.GraphModule, line: Callable[[str], UserLine | None] | None = None) -> None:
         super().__init__(graph)
-        self._without = without
         self.extra_traceback = False  # our errors name the line; torch's words about the graph would stand behind them
         self._line = line
         self._open: dict[int, tuple[Any, Any]] = {}  # what was entered: the object, and the function that leaves it
@@ -176,8 +103,6 @@ class GraphRun(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""
-        if n in self._without:
-            return None
         self._node = n
         if self._line is None:
             return super().run_node(n)
@@ -194,8 +119,7 @@ class GraphRun(fx.Interpreter):
             return self._checkpoint(args, kwargs)
         if target is internals.FUNCTION_APPLY:
             forward, backward, *given = args
-            at = self._node.meta.get("stack_trace") or ""
-            return _Applied.apply(forward, backward, kwargs, at, *given)  # type: ignore[no-untyped-call]  # untyped in torch
+            return _Applied.apply(forward, backward, kwargs, *given)  # type: ignore[no-untyped-call]  # untyped in torch
         if target is internals.DATA_OF:
             return args[0].data  # which the recorder sees
         if target is not None and target is internals.SETS_DATA:

@@ -26,8 +26,7 @@ class InputAliasInfo:
     ``spec``, ``is_leaf`` and ``requires_grad`` are as at the call; ``metadata_steps`` the calls that changed its sizes
     or strides, as the epilogue repeats them. ``mutations_hidden_from_autograd``: every write went through ``detach()``
     or the like. ``keep_input_mutations``: the compiled graph itself writes. ``moves_version``: its version counter
-    moved, as it does not for ``.data`` and kernels such as batch norm's. ``requires_grad_set`` is what
-    ``requires_grad_()`` made of it in the end, None if nothing.
+    moved, as it does not for ``.data`` and kernels such as batch norm's.
     """
 
     index: int
@@ -42,7 +41,6 @@ class InputAliasInfo:
     keep_input_mutations: bool = False
     moves_version: bool = False
     requires_grad_after: bool = False
-    requires_grad_set: bool | None = None
     metadata_steps: tuple[str, ...] = ()
 
     @property
@@ -168,9 +166,3 @@ class ViewAndMutationMeta:
     def mutated_graph_handled_indices(self) -> tuple[int, ...]:
         """Inputs that the compiled graph writes."""
         return tuple(i.index for i in self.input_info if i.mutation_type is MutationType.MUTATED_IN_GRAPH)
-
-    @property
-    def aliased_out_indices(self) -> tuple[int, ...]:
-        """Outputs that the epilogue makes from an input or an intermediate base."""
-        kinds = (*_ALIASES_OF_INTERMEDIATES, OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT)
-        return tuple(o.index for o in self.output_info if o.output_type in kinds)

@@ -204,7 +204,7 @@ class CapturedGraph:
         kept = entry.records["dedupe"].kept
         found: list[tuple[Tensor, Tensor]] = []
         for info in entry.records["trace"].metadata.input_info:
-            if info.metadata_steps or info.requires_grad_set is not None:
+            if info.metadata_steps:
                 return None
             if info.mutates_data:
                 if kept[info.index] not in values:

@@ -1,4 +1,4 @@
-"""What is saved in a value's place: the tensor that it is a view of, or a clone.
+"""What is saved in a value's place: the tensor that it is a view of, a clone, or sizes that vary.
 
 Autograd counts writes per storage, and would not see one through a view that a compiler made; and an input that the
 call overwrites is gone by the time of the backward. `aotlab.partition.stage` says which values each rule is for.
@@ -175,3 +175,31 @@ def save_clones(forward: fx.GraphModule, overwritten: set[fx.Node], count: int) 
             clone.meta = dict(node.meta) | {"saved_value": node.meta["val"], "saved_name": node.name}
             returned[i] = clone
     ir.return_from(forward.graph, returned)
+
+
+def take_sizes(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> None:
+    """Let a backward take the sizes themselves in place of numbers that its forward saves behind ``count`` outputs."""
+    returned, inputs = ir.output_args(forward.graph), ir.placeholders(backward.graph)
+    pairs = [(node, given) for node, given in zip(returned[count:], inputs, strict=False) if node is not None]
+    numbers = {node: given for node, given in pairs if not isinstance(node.meta["val"], Tensor)}
+    tangent = inputs[len(pairs)]
+    copies: dict[fx.Node, fx.Node] = {}
+    for size in filter(ir.is_size, ir.placeholders(forward.graph)):
+        with backward.graph.inserting_before(tangent):
+            copies[size] = numbers.pop(size) if size in numbers else backward.graph.placeholder(size.name)
+        copies[size].meta = dict(size.meta)
+        tangent.prepend(copies[size])
+
+    def copied(node: fx.Node) -> fx.Node:
+        if node not in copies:
+            copies[node] = backward.graph.node_copy(node, copied)
+        return copies[node]
+
+    first_op = next(node for node in backward.graph.nodes if node.op != "placeholder")
+    for node, given in numbers.items():
+        with backward.graph.inserting_before(first_op):
+            given.replace_all_uses_with(copied(node))
+        backward.graph.erase_node(given)
+    tensors = [node for node, _ in pairs if isinstance(node.meta["val"], Tensor)]
+    ir.return_from(forward.graph, [*returned[:count], *tensors])
+    ir.drop_unused(forward.graph)

@@ -27,8 +27,7 @@ from aotlab.errors import RandomOpError
 from aotlab.ir import graphs as ir
 from aotlab.partition.default import default_partition
 from aotlab.partition.described import FOR_DERIVATIVES, SavedValue, describe_saved
-from aotlab.partition.saved import save_besides, save_clones, save_masks, save_roots_of_views
-from aotlab.partition.sizes import take_sizes
+from aotlab.partition.saved import save_besides, save_clones, save_masks, save_roots_of_views, take_sizes
 from aotlab.trace.live import Trace
 from aotlab.trace.records import TraceRecord
 from aotlab.trace.views import root_among
@@ -50,11 +49,6 @@ class PartitionRecord:
     saved: tuple[SavedValue, ...]
     num_forward_outputs: int
     own: tuple[int, ...] = ()
-
-    @property
-    def donated(self) -> tuple[int, ...]:
-        """The numbers of the saved values that share memory with no input and no output."""
-        return tuple(n for n, s in enumerate(self.saved) if not (s.is_input or s.is_output or s.is_returned))
 
     @property
     def op_count(self) -> int:

@@ -16,7 +16,7 @@ import dis
 import enum
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,7 +34,7 @@ from aotlab.trace.function import Findings
 from aotlab.trace.inputs import Entered
 from aotlab.trace.outputs import Outputs
 from aotlab.trace.quirk import Handler, Quirk
-from aotlab.trace.records import Hook, HookKind
+from aotlab.trace.records import Hook
 from aotlab.trace.sources import ways_back
 
 #: What a call may make anew for a hook to hold: it is never changed.
@@ -59,19 +59,14 @@ class Hooks(Quirk):
         self._outside: dict[Hook, _Outside] = {}
 
     def claims(self) -> Mapping[Any, Handler]:
-        return {
-            Tensor.register_hook: partial(self._register, "hook"),
-            Tensor.register_post_accumulate_grad_hook: partial(self._register, "post_accumulate"),
-            Tensor.retain_grad: self._retain,
-            Tensor.retains_grad.__get__: lambda guard, func, args, _: _is_retaining(guard, args[0]) or func(*args),  # type: ignore[attr-defined]  # a getter
-        }
+        return {Tensor.register_hook: self._register}
 
     def check(self, findings: Findings) -> None:
         outside, self._outside = self._outside, {}
         if not findings.hooks:
             return
         for hook in findings.hooks:
-            state = None if hook.function is None else _state_of_the_call(hook.function, outside[hook])
+            state = _state_of_the_call(hook.function, outside[hook])
             if state is not None:
                 raise RunEagerly(f"a hook {state}, registered at {hook.line}", suggestion=_FROM_OUTSIDE)
         _check_partners(findings.hooks, findings.outputs, findings.inputs)
@@ -79,42 +74,23 @@ class Hooks(Quirk):
             name = findings.outputs.infos[i].name
             raise RunEagerly(f"`{name}` is a view of a view with a hook, registered at {hook.line}")
 
-    def _register(
-        self, kind: HookKind, guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _register(self, guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Note a hook for the run time; where eager has an error to raise, it does."""
         tensor: Tensor = args[0]
-        if not tensor.requires_grad or (kind == "post_accumulate" and not tensor.is_leaf):
+        if not tensor.requires_grad:
             return func(*args, **kwargs)
         view = internals.base_of(tensor) is not None
         if view and tensor.grad_fn is None:
             raise RunEagerly(f"a hook on a view made under no_grad, at {user_line()}")
         edge = _edge_of(tensor)
-        older = (hook for hook in guard.hooks_of(tensor) if hook.kind == "hook")
-        if view and any(hook.edge != (edge.node, edge.output_nr) for hook in older):
+        if view and any(hook.edge != (edge.node, edge.output_nr) for hook in guard.hooks_of(tensor)):
             # before torch 2.15 such a hook stays with the older ones, unless the view itself was written
             raise RunEagerly(f"a view gets another hook after a write, at {user_line()}")
-        return self._add(guard, kind, tensor, kwargs.get("hook", args[1] if len(args) > 1 else None))
-
-    def _retain(self, guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        tensor: Tensor = args[0]
-        if not tensor.requires_grad:
-            func(*args, **kwargs)
-        elif not tensor.is_leaf and not _is_retaining(guard, tensor):
-            self._add(guard, "retain_grad", tensor, None)
-
-    def _add(
-        self, guard: EscapeGuard, kind: HookKind, tensor: Tensor, function: Callable[..., Any] | None
-    ) -> RemovableHandle:
-        edge = _edge_of(tensor)
+        function = args[1] if len(args) > 1 else kwargs["hook"]
         handle = RemovableHandle(guard.hooks)
-        hook = guard.hooks[handle.id] = Hook(kind, (edge.node, edge.output_nr), tensor, function, user_line())
+        hook = guard.hooks[handle.id] = Hook((edge.node, edge.output_nr), tensor, function, user_line())
         self._outside[hook] = _Outside()
         return handle
-
-
-def _is_retaining(guard: EscapeGuard, tensor: Tensor) -> bool:
-    return any(hook.kind == "retain_grad" for hook in guard.hooks_of(tensor))
 
 
 def _check_partners(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) -> None:
@@ -122,7 +98,7 @@ def _check_partners(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[En
     ends = [*outputs.tensors.values(), *(item.wrapper for item in inputs)]
     passed = edges_behind([edge_of(tensor) for tensor in ends if tensor.grad_fn is not None])
     for hook in hooks:
-        if hook.kind == "hook" and any(edge[0] is hook.edge[0] and edge != hook.edge for edge in passed):
+        if any(edge[0] is hook.edge[0] and edge != hook.edge for edge in passed):
             raise RunEagerly(
                 f"a hook on one of several results of a function may be called with None, registered at {hook.line}"
             )
@@ -132,8 +108,7 @@ def _passed(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) 
     """Go through the outputs that are made by views, each with the hooks that its gradient passes on its way back."""
     at: dict[Edge, list[Hook]] = {}
     for hook in hooks:
-        if hook.kind == "hook":
-            at.setdefault(hook.edge, []).append(hook)
+        at.setdefault(hook.edge, []).append(hook)
     if at:
         for i, edge in ways_back(outputs, inputs):
             yield from ((i, hook) for hook in at.get(edge, ()))

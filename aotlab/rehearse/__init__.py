@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from aotlab._torch import FakeTensor, pytree
-from aotlab.api import compile
 from aotlab.errors import UsageError
+from aotlab.frontends.api import compile
 from aotlab.rehearse.backend import Kernel, RehearsalBackend
 from aotlab.rehearse.cards import CARDS, Card
 

@@ -63,22 +63,16 @@ class Edges:
     def register_hooks(self, *kinds: str) -> None:
         """Write what registers hooks on what is there: inputs before they are written, the others as they come."""
         draft, trace = self._draft, self._draft.trace
-        for n, (kind, source, function) in enumerate(trace.effects.hooks):
+        for n, (source, function) in enumerate(trace.effects.hooks):
             if n in self._hooked or source.kind not in kinds:
                 continue
             if source.kind == "cut" and f"cut_{source.index}" not in draft.cut_edges:
                 continue
             if source.kind == "root" and trace.roots[source.index] not in draft.results:
                 continue
-            if kind == "retain_grad" and "output" not in kinds:
-                continue  # it follows its tensor through writes, so the last moment is as good as the first
             self._hooked.add(n)
             target = self.as_it_is(source)
             # a view whose history is to be made anew has to be looked at first: torch before 2.15 crashes where it is
-            # given a hook, and retains no gradient
+            # given a hook
             draft.w.add(f"{target}.grad_fn")
-            if kind == "retain_grad":
-                draft.w.add(f"{target}.retain_grad()")
-            else:
-                method = "register_hook" if kind == "hook" else "register_post_accumulate_grad_hook"
-                draft.w.add(f"{target}.{method}({draft.w.constant('hook', function)})")
+            draft.w.add(f"{target}.register_hook({draft.w.constant('hook', function)})")

@@ -75,7 +75,6 @@ class ForwardCall:
             saved = w.constant("SavedValues", self._keeping.saved_values())
             sizes = ", ".join(self.draft.sizes.values())
             w.add(f"saved = {saved}({self._keeping.expression()}{f', sizes=[{sizes}]' * bool(sizes)})")
-            self._mutations.require_grad()
         if not trace.training or trace.is_whole:
             self._note_results()
             if trace.training:
@@ -225,7 +224,7 @@ class OwnNodes:
     def _groups(self) -> list[list[int]]:
         """Return the entries in need of nodes, by their numbers; those of one node of the traced program's together."""
         draft, trace = self._draft, self._draft.trace
-        hooked = {trace.roots[source.index] for _, source, _ in trace.effects.hooks if source.kind == "root"}
+        hooked = {trace.roots[source.index] for source, _ in trace.effects.hooks if source.kind == "root"}
         together: dict[Any, list[int]] = {}
         own: list[int] = []
         for n, ((node, _), i) in enumerate(self._entries):

@@ -1,4 +1,4 @@
-"""The part of the epilogue that changes the caller's tensors: their values, versions, sizes and requires_grad."""
+"""The part of the epilogue that changes the caller's tensors: their values, versions and sizes."""
 
 from __future__ import annotations
 
@@ -42,14 +42,8 @@ class Mutations:
         """Change those of the caller's tensors that get no new values."""
         written = {write.index for write in self.draft.trace.writes}
         for info in self.draft.meta.input_info:
-            changes = info.metadata_steps or info.requires_grad_set is not None
-            if changes and info.index not in written | self.draft.changed:
+            if info.metadata_steps and info.index not in written | self.draft.changed:
                 self._change(info, None, "")
-
-    def require_grad(self) -> None:
-        """Make those inputs require grad that the function made so, and that get gradients."""
-        for info in filter(self._requires_grad_first, self.draft.meta.input_info):
-            self.w.add(f"{self.draft.kept(info.index)}.requires_grad_()")
 
     def note_versions(self) -> None:
         """Write what notes the versions of the inputs that the graph writes: of kernels some count, some do not."""
@@ -73,8 +67,6 @@ class Mutations:
             self.w.add(f"{target}.{step}")
         if write is not None:
             self._copy(target, info, write, value)
-        if info.requires_grad_set is not None and not self._requires_grad_first(info):
-            self.w.add(f"{target}.requires_grad_({info.requires_grad_set})")
 
     def _copy(self, target: str, info: InputAliasInfo, write: Write, value: str) -> None:
         line = f"{target}.copy_({value})"
@@ -85,7 +77,3 @@ class Mutations:
         else:
             quiet = self.draft.grad_on and (info.requires_grad or info.requires_grad_after)
             self.draft.in_context(line, grad_mode=False if quiet else None)
-
-    def _requires_grad_first(self, info: InputAliasInfo) -> bool:
-        """Tell whether an input has to require grad before the graph runs, so that gradients find it."""
-        return bool(info.requires_grad_set) and self.draft.trace.gets_gradient(info.index)

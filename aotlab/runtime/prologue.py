@@ -1,7 +1,7 @@
 """The prologue asks whether the assumptions of the trace hold for this call.
 
 The cheap and the general come first: settings, the function itself, the nesting of the arguments, torch's own guards of
-tensors; then what only this trace depends on, such as where an input begins or which inputs share memory.
+tensors; then what only this trace depends on, such as which inputs share memory.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ class Prologue:
         self._attributes()
         for info in self.draft.meta.input_info:
             self._may_be_changed(info)
-        self._offsets()
         self._overlaps()
         self._apart_in_history()
         for quirk in self.draft.trace.effects.quirks:
@@ -184,12 +183,12 @@ class Prologue:
                 self.draft.miss([f"{tensor}._base is not None" if plain else over])
 
     def _may_be_changed(self, info: InputAliasInfo) -> None:
-        """Guard that an input may be written, or made to require grad, as the traced one was."""
+        """Guard that an input may be written as the traced one was."""
         draft, w = self.draft, self.w
         tensor = draft.kept(info.index)
         grad_mode = draft.grad_on or draft.trace.training
         # the history of a view would change, and that of what it is a view of
-        if info.requires_grad_set is not None or (info.is_written_non_leaf and grad_mode):
+        if info.is_written_non_leaf and grad_mode:
             draft.miss([f"{tensor}._base is not None"])
             return
         if info.is_written_non_leaf and draft.trace.training:
@@ -197,12 +196,6 @@ class Prologue:
         unseen = info.mutations_under_no_grad_or_inference_mode or info.mutations_hidden_from_autograd
         if info.mutates_data and info.requires_grad and not unseen:
             draft.miss([f"not {w.call('may_be_written', internals.may_be_written, tensor)}"])
-
-    def _offsets(self) -> None:
-        for k in self.draft.trace.inputs.offsets_read:
-            facts = self.state.leaves[self.parts.dedupe.kept[k]]
-            assert isinstance(facts, TensorFacts)
-            self.draft.miss([f"{self.draft.kept(k)}.storage_offset() != {facts.offset}"])
 
     # --- memory that inputs share
 
@@ -262,7 +255,7 @@ class Prologue:
     def _apart_in_history(self) -> None:
         """Write the check that what gets a history by a write is no view, which would share it."""
         for info in self.draft.meta.input_info:
-            if info.requires_grad_after and not info.requires_grad and info.requires_grad_set is None:
+            if info.requires_grad_after and not info.requires_grad:
                 self.draft.miss([f"{self.draft.kept(info.index)}._base is not None"])
 
 

@@ -232,9 +232,7 @@ class Keeping:
         An output is, lest it keep itself alive; so are inputs if the epilogue changes the sizes of some, since the
         backward needs them as they were.
         """
-        reshapes = any(
-            info.requires_grad_set is not None or info.mutates_metadata for info in self._draft.meta.input_info
-        )
+        reshapes = any(info.mutates_metadata for info in self._draft.meta.input_info)
         return [s.is_returned or (s.is_input and reshapes) for s in self._draft.parts.partition.saved]
 
     def saved_values(self) -> Callable[..., SavedValues]:

@@ -39,6 +39,7 @@ class Row(NamedTuple):
 
 
 _VALUES = "a trace has no values"
+_IN_VAIN = "a traced tensor accumulates no gradient"
 #: What may be asked of a tensor.
 OF_A_TENSOR: Mapping[Any, Row] = {
     Tensor.numpy: Row("`numpy()`"),
@@ -57,6 +58,9 @@ OF_A_TENSOR: Mapping[Any, Row] = {
     internals.VERSION_GETTER: Row("`_version`", "a compiled call counts versions at other moments"),
     Tensor.grad.__get__: Row("`.grad`", "it belongs to the caller's tensor, not to the traced one", _STEP),  # type: ignore[union-attr]  # a getter
     Tensor.grad.__set__: Row("an assignment to `.grad`", "it would be lost", _STEP),  # type: ignore[union-attr]  # a setter
+    Tensor.register_post_accumulate_grad_hook: Row("`register_post_accumulate_grad_hook()`", _IN_VAIN),
+    Tensor.retain_grad: Row("`retain_grad()`", _IN_VAIN),
+    Tensor.retains_grad.__get__: Row("`retains_grad`", _IN_VAIN),  # type: ignore[attr-defined]  # a getter
     Tensor.backward: Row("`backward()`", "gradients would be added to traced tensors, not to the caller's", _STEP),
     Tensor.tolist: Row("`tolist()`", _VALUES, error=errors.DataDependentError),
     Tensor.__repr__: Row("the text", _VALUES, error=errors.DataDependentError),
@@ -94,17 +98,13 @@ EAGER_FUNCTIONS: Mapping[str, tuple[str, str]] = {
 
 HOOKED = ("a hook is registered inside of the function", "register it outside, to have it compiled")
 _CHANGED = ("`{}` changes a tensor in place other than in its values", "use the form that returns a new tensor")
-_LOOKED_AT = ("`{}` looks at the place of a tensor in its storage", "compute with indices and shapes")
+_WINDOW = ("`{}` looks at the place of a tensor in its storage", "compute with indices and shapes")
 #: What quirks may claim; where none does, why it runs eagerly, and what to do instead.
 CLAIMABLE: Mapping[Any, tuple[str, str]] = {
     Tensor.register_hook: HOOKED,
-    Tensor.register_post_accumulate_grad_hook: HOOKED,
-    Tensor.retain_grad: HOOKED,
-    Tensor.retains_grad.__get__: HOOKED,  # type: ignore[attr-defined]  # a getter
     **dict.fromkeys(CHANGES_SIZES, _CHANGED),
-    Tensor.storage_offset: _LOOKED_AT,
-    Tensor.as_strided: _LOOKED_AT,
-    torch.as_strided: _LOOKED_AT,
+    Tensor.as_strided: _WINDOW,
+    torch.as_strided: _WINDOW,
     torch.autograd.grad: ("`torch.autograd.grad` is called inside of the function", "call it outside"),
     torch.lstm: ("an LSTM looks at grad mode when it runs", "compute with torch.nn.LSTMCell"),
     **dict.fromkeys(_BY_OTHER_KERNELS, _OTHER_KERNEL),

@@ -67,11 +67,6 @@ class Entered:
     base: Base | None = None
     steps: list[str] = field(default_factory=list)
 
-    def take_new_edge(self) -> None:
-        """Let gradients go to an input that the function made to require grad."""
-        if self.edge is None and self.wrapper.requires_grad and self.wrapper.is_leaf:
-            self.edge = edge_of(self.wrapper)
-
     @property
     def written_visibly(self) -> bool:
         """Whether autograd has seen a write; a view's own node is made anew after any write, so its base is asked."""
@@ -158,6 +153,9 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
             pattern=r"\bbackward\(",
         )
     requires_grad, visible = item.real.requires_grad, item.written_visibly
+    if wrapper.is_leaf and wrapper.requires_grad != requires_grad:
+        instead = "call requires_grad_() outside of the function, to have it compiled"
+        raise RunEagerly(f"`{item.name}` is made to require grad, or not to", suggestion=instead)
     mutated = internals.has_data_mutation(wrapper) and final is not item.fake
     if item.base is not None and visible:
         raise RunEagerly(f"`{item.name}` shares memory with another input, and a write gives it a history")
@@ -186,7 +184,6 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
         mutations_under_no_grad_or_inference_mode=under_no_grad,
         moves_version=moved,
         requires_grad_after=wrapper.requires_grad,
-        requires_grad_set=_requires_grad_set(item),
     )
 
 
@@ -203,16 +200,6 @@ def _check_sizes(item: Entered, final: Tensor, tape: Tape) -> None:
             suggestion="use the out-of-place form, as t() for t_()",
             argument=item.name,
         )
-
-
-def _requires_grad_set(item: Entered) -> bool | None:
-    """Return what `requires_grad_` made of an input, None if it is as it would be without."""
-    wrapper = item.wrapper
-    if not wrapper.is_leaf or wrapper.requires_grad == item.real.requires_grad:
-        return None
-    if item.base is not None or item.steps:
-        raise RunEagerly(f"`{item.name}` shares memory or was moved, and is made to require grad or not to")
-    return wrapper.requires_grad
 
 
 def bases_of(inputs: Sequence[Entered]) -> list[Base]:

@@ -89,14 +89,8 @@ def make_joint(
 def _check_owners(trace: Trace, findings: Findings) -> None:
     """Leave to eager writes to a view whose owner has a history, to which the gradient goes then, unseen in a trace."""
     hooked = {id(hook.tensor) for hook in findings.hooks}
-    tensors = findings.outputs.tensors.values()
     for info, item in zip(trace.metadata.input_info, findings.inputs, strict=True):
         is_view, is_hooked = internals.base_of(item.real) is not None, id(item.wrapper) in hooked
-        if info.requires_grad_set:
-            if is_view or any(t is not item.wrapper and internals.storage_key(t) == item.storage for t in tensors):
-                raise RunEagerly(f"`{info.name}`, a view or one of which views are returned, is made to require grad")
-            if is_hooked and not trace.gets_gradient(info.index):
-                raise RunEagerly(f"`{info.name}` is made to require grad and gets a hook, and no gradient")
         gets_history = not item.real.requires_grad and item.written_visibly
         if not item.wrapper.requires_grad or not (is_view or gets_history):
             continue
@@ -122,7 +116,6 @@ def _graph_inputs(findings: Findings, forward: ForwardOutputs) -> GraphInputs:
         fakes=[item.fake for item in findings.inputs],
         placeholders=placeholders,
         sources=sources,
-        offsets_read=findings.offsets_read,
     )
 
 
@@ -134,7 +127,7 @@ def _effects(findings: Findings, forward: ForwardOutputs, sources: Mapping[Edge,
 
     return Effects(
         write_back=forward.write_back,
-        hooks=place_hooks(findings.hooks, sources, findings.outputs, findings.inputs),
+        hooks=place_hooks(findings.hooks, sources),
         quirks=findings.recorder.quirks,
         fragile=inputs_of(chronicle.fragile),
         viewed_unseen=inputs_of(chronicle.viewed_unseen),

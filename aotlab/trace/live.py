@@ -17,7 +17,7 @@ from aotlab.trace.edges import Edge, next_edges
 from aotlab.trace.inputs import value_of
 from aotlab.trace.quirk import Quirk
 from aotlab.trace.recorder import Recorder
-from aotlab.trace.records import HookKind, SizeOf, Source, Write
+from aotlab.trace.records import SizeOf, Source, Write
 from aotlab.trace.segments import Exit, Segment
 from aotlab.trace.tape import Tape
 from aotlab.trace.views import view_parent
@@ -32,8 +32,6 @@ class GraphInputs:
     #: The name and fake tensor of each graph input; and the flat argument that it is, or the synthetic base.
     placeholders: Sequence[tuple[str, Any]]
     sources: Sequence[int | Base | SizeOf]
-    #: The kept inputs whose offset in their storage the function looked at.
-    offsets_read: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +53,8 @@ class Effects:
 
     #: The input and the new value of what the graph itself writes.
     write_back: Sequence[tuple[Tensor, Tensor]]
-    #: The hooks that it registered: the kind, what stands for the tensor, and the hook.
-    hooks: Sequence[tuple[HookKind, Source, Callable[..., Any] | None]]
+    #: The hooks that it registered: what stands for the tensor, and the hook.
+    hooks: Sequence[tuple[Source, Callable[..., Any]]]
     #: The quirks of the trace, which may write lines of the run-time function.
     quirks: Sequence[Quirk]
     #: The inputs with views that become invalid when the input is written.
@@ -187,13 +185,6 @@ class Trace:
                     if self.tape.knows(value) and self.tape.constant(value) is None:
                         found[id(value)] = value
         return list(found.values())
-
-    def gets_gradient(self, k: int) -> bool:
-        """Tell whether a gradient can reach the kept input ``k``."""
-        ways = [
-            self.slots[n][i] for n, own in enumerate(self.connected) for i, is_reached in enumerate(own) if is_reached
-        ]
-        return any(way is not None and self.sources[way[0]] == Source("input", k) for way in ways)
 
     def through(self, segment: int) -> list[int]:
         """Return the slots that go through autograd, in the order in which they do.

@@ -94,9 +94,6 @@ class Source:
     index: int
 
 
-HookKind = Literal["hook", "retain_grad", "post_accumulate"]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Hook:
     """A hook to be registered by each call: where in the autograd graph it hangs, and on which traced tensor.
@@ -104,8 +101,7 @@ class Hook:
     ``edge`` is a node and the number of its output.
     """
 
-    kind: HookKind
     edge: tuple[Any, int]
     tensor: Tensor
-    function: Callable[..., Any] | None
+    function: Callable[..., Any]
     line: UserLine | None

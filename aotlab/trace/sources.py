@@ -18,7 +18,7 @@ from aotlab.trace.forward_outputs import ForwardOutputs, Returned
 from aotlab.trace.function import Findings
 from aotlab.trace.inputs import Entered
 from aotlab.trace.outputs import Outputs
-from aotlab.trace.records import Hook, HookKind, Source
+from aotlab.trace.records import Hook, Source
 from aotlab.trace.segments import Segment, segments, summed_apart, to_be_cut
 
 
@@ -31,7 +31,7 @@ def divide(findings: Findings, forward: ForwardOutputs, *, exact: bool) -> tuple
     known = {**stands_for, **{edge: Source("output", i) for edge, (i, _) in seen.items() if edge not in stands_for}}
     for n, edge in reversed(list(enumerate(edges))):
         known.setdefault(edge, Source("root", n))
-    cuts = {hook.edge for hook in findings.hooks if hook.kind == "hook"} | _partners(findings.hooks, forward)
+    cuts = {hook.edge for hook in findings.hooks} | _partners(findings.hooks, forward)
 
     def divided(also: Collection[Edge]) -> list[Segment]:
         seen_from = {edge: made_from for edge, (_, made_from) in seen.items()}
@@ -62,7 +62,7 @@ def _partners(hooks: Sequence[Hook], forward: ForwardOutputs) -> set[Edge]:
     """Return the edges that come into the node of an output or a hook beside it, and so call its hooks."""
     edges = forward.edges
     own = {edge[0] for edge, item in zip(edges, forward.roots, strict=True) if item.source is TangentSource.OUTPUT}
-    own.update(hook.edge[0] for hook in hooks if hook.kind == "hook")
+    own.update(hook.edge[0] for hook in hooks)
     return {edge for edge in edges_behind(edges) if edge[0] in own} - set(edges)
 
 
@@ -102,17 +102,9 @@ def made_through(outputs: Outputs, inputs: Sequence[Entered]) -> dict[int, int]:
     return found
 
 
-def place_hooks(
-    hooks: Sequence[Hook], known: Mapping[Edge, Source], outputs: Outputs, inputs: Sequence[Entered]
-) -> list[tuple[HookKind, Source, Callable[..., Any] | None]]:
+def place_hooks(hooks: Sequence[Hook], known: Mapping[Edge, Source]) -> list[tuple[Source, Callable[..., Any]]]:
     """Say on what each hook is registered at run time; those that no gradient can reach are left out."""
-    seen = {id(tensor): Source("output", i) for i, tensor in reversed(outputs.tensors.items())}
-    seen.update({id(item.wrapper): Source("input", k) for k, item in enumerate(inputs)})
-    found = [
-        (hook.kind, seen.get(id(hook.tensor)) if hook.kind == "retain_grad" else known.get(hook.edge), hook.function)
-        for hook in hooks
-    ]
-    return [(kind, source, function) for kind, source, function in found if source is not None]
+    return [(source, hook.function) for hook in hooks if (source := known.get(hook.edge)) is not None]
 
 
 def check_passed(findings: Findings) -> None:

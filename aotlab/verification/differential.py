@@ -698,7 +698,7 @@ def _name(value: Any) -> str:
 def _engine(engine: Engine, backend: Any) -> Candidate:
     """Find what compiles a function by ``engine`` for ``backend``."""
     if engine == "aotlab":
-        from aotlab import api
+        from aotlab.frontends import api
 
         return lambda function: api.compile(function, backend=backend)
     if engine == "upstream":

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from aotlab import api
 from aotlab.cli import demo
 from aotlab.errors import UsageError
+from aotlab.frontends import api
 from aotlab.report import Report
 
 ROOT = Path(__file__).parents[2]

@@ -93,14 +93,6 @@ def one_of_many(x):
     return b.view(2, 2), a, b[1:]
 
 
-def retained(x):
-    """Retain the gradient of a view with a hook, and return it."""
-    v = x.view(-1)
-    v.retain_grad()
-    v.register_hook(hook("v", 2))
-    return v, v[0:2]
-
-
 def without_grad(x):
     """Hang hooks on under no_grad, where a view is made too."""
     v = x.view(-1)
@@ -120,8 +112,8 @@ def hidden_write(x):
 
 
 def restrided(x):
-    """Hang a hook on what as_strided gives, and on an expanded view."""
-    v = x.as_strided((2, 2), (2, 1))
+    """Hang a hook on a part, and on an expanded view."""
+    v = x.narrow(0, 0, 2)
     v.register_hook(hook("v", 2))
     w = x.unsqueeze(0).expand(3, 4, 2)
     w.register_hook(hook("w", 3))
@@ -142,7 +134,7 @@ def written_input(x):
 
 PROGRAMS = [
     part_of_a_view, equal_views, a_chain, viewed_and_used, of_an_intermediate, two_of_an_intermediate, alone,
-    several_hooks, one_of_many, retained, without_grad, hidden_write, restrided, written_input,
+    several_hooks, one_of_many, without_grad, hidden_write, restrided, written_input,
 ]  # fmt: skip
 
 

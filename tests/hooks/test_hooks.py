@@ -7,8 +7,9 @@ from functools import partial
 import pytest
 import torch
 
+from aotlab.errors import EscapeError
 from aotlab.frontends import dynamo
-from tests.engine_helpers import compiled, leaf, same
+from tests.engine_helpers import compiled, leaf, refusing, same
 
 seen: list = []
 
@@ -37,10 +38,9 @@ def on_input(x):
 
 
 def on_output(x):
-    """Put a hook on an output on which another hangs; retain its gradient; remove a hook again."""
+    """Put a hook on an output on which another hangs; remove a hook again."""
     y = x * 2
     y.register_hook(hook("y", 3))
-    y.retain_grad()
     y.register_hook(hook("removed", 7)).remove()
     return y, y.sin()
 
@@ -74,7 +74,6 @@ def in_inference_mode(x):
     with torch.inference_mode():
         x.register_hook(hook("x", 2))
         y.register_hook(hook("y", 3))
-        y.retain_grad()
     return y, y.exp()
 
 
@@ -95,14 +94,13 @@ def backwarded(function, make, *, wanted=None):
 
 @pytest.mark.parametrize(
     "function",
-    [intermediate, on_input, on_output, around_a_write, two_hooks, after_accumulation, in_inference_mode],
+    [intermediate, on_input, on_output, around_a_write, two_hooks, in_inference_mode],
     ids=lambda f: f.__name__,
 )
 def test_hooks_run_as_in_eager(function):
     """The same hooks in the same order see the same gradients, and change them alike."""
     g = compiled(function)
-    kinds = [None] if function is after_accumulation else [None, "non-leaf"]
-    for wanted in kinds:
+    for wanted in (None, "non-leaf"):
         expected, actual = (backwarded(f, lambda: leaf(4), wanted=wanted) for f in (function, g))
         assert expected == actual
         assert expected[1] != []
@@ -111,12 +109,10 @@ def test_hooks_run_as_in_eager(function):
 
 
 def test_hooks_on_a_written_input():
-    """A hook on an input before its write sees the old history, one after it the new; the gradient is retained."""
+    """A hook on an input before its write sees the old history, one after it the new."""
 
     def f(x):
         x.register_hook(hook("old", 5))
-        x.retain_grad()
-        assert x.retains_grad
         x.mul_(2)
         x.register_hook(hook("new", 2))
         return x * x
@@ -126,9 +122,24 @@ def test_hooks_on_a_written_input():
         x = leaf(3)
         y = x * 1
         torch.autograd.backward([g(y), y], [torch.ones(3)] * 2)
-        return x.grad.tolist(), y.grad.tolist(), list(seen)
+        return x.grad.tolist(), list(seen)
 
     assert use(f) == use(compiled(f))
+
+
+def test_gradients_that_are_retained_inside():
+    """What is about gradients that are accumulated runs eagerly and says so."""
+
+    def retains(x):
+        y = x * 2
+        y.retain_grad()
+        return y, y.exp()
+
+    same(retains, leaf(3), eagerly=True)
+    same(after_accumulation, leaf(3), eagerly=True)
+    same(lambda x: x * 2 if x.retains_grad else x * 3, leaf(3), eagerly=True)
+    with refusing(EscapeError, match=r"`retain_grad\(\)` of `y` was asked for"):
+        compiled(retains)(leaf(3))
 
 
 @pytest.mark.parametrize("on_the_way", [False, True])

@@ -78,7 +78,6 @@ def test_derived_lists():
     )
     assert meta.mutated_inp_runtime_indices == (0,)
     assert meta.mutated_graph_handled_indices == (1,)
-    assert meta.aliased_out_indices == (1, 2, 3, 4)
 
 
 def test_metadata_is_equal_for_equal_programs():

@@ -28,13 +28,6 @@ def hooked(x):
     return y.exp()
 
 
-def retaining(x):
-    """Retain the gradient of an intermediate."""
-    y = x * 2
-    y.retain_grad()
-    return y, y.exp()
-
-
 def moving(x):
     """Transpose in place."""
     x = x * 2
@@ -45,11 +38,6 @@ def moving(x):
 def striding(x):
     """View an intermediate by sizes and strides."""
     return (x * 2).as_strided((2,), (1,)) + 1
-
-
-def offset(x):
-    """Ask where a view begins."""
-    return x[1:] * x[1:].storage_offset()
 
 
 def differentiating(x):
@@ -86,10 +74,8 @@ def choosing(x):
 
 PROGRAMS = [
     ("hooks", hooked, "a hook is registered"),
-    ("hooks", retaining, "a hook is registered"),
     ("moves", moving, "`t_` changes a tensor in place"),
     ("windows", striding, "`as_strided` looks at"),
-    ("windows", offset, "`storage_offset` looks at"),
     ("gradients", differentiating, r"`torch.autograd.grad` is called inside"),
     ("warnings", warning, "it warns"),
     ("draws", drawing, "draws in the order of the memory"),

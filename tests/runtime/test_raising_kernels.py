@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import aotlab
 from aotlab.errors import UsageError
-from tests.engine_helpers import behind, compiled, leaf, nonleaf, same
+from tests.engine_helpers import behind, compiled, leaf, nonleaf
 
 GOOD, BAD = torch.tensor([1]), torch.tensor([9])
 
@@ -167,23 +167,6 @@ def test_several_autograd_nodes() -> None:
 
     candidate = raises_alike(function, (leaf(4), GOOD), (leaf(4), BAD))
     assert "# segment 1 of 2" in behind(candidate).entries[0].source
-
-
-def test_requires_grad_is_taken_back() -> None:
-    """What was made to require grad before the graph runs, and in eager behind the error, does not require it."""
-
-    def function(x: Tensor, i: Tensor) -> Tensor:
-        y = (x * 2)[i]
-        x.requires_grad_()
-        return (x * y.sum()).sum()
-
-    candidate = compiled(function)
-    candidate(torch.arange(4.0), GOOD)
-    x = torch.arange(4.0)
-    with pytest.raises(IndexError):
-        candidate(x, BAD)
-    assert not x.requires_grad
-    same(function, torch.arange(4.0), GOOD)
 
 
 @pytest.mark.parametrize("mode", INPUTS)

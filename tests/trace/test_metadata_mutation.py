@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import aotlab
-from aotlab.errors import OutputError
+from aotlab.errors import OutputError, RefusedError
 from aotlab.ir.metadata import MutationType
 from aotlab.observe import CompileFailed, GraphBreak, StageFinished
 from aotlab.verification import compare
@@ -149,52 +149,45 @@ def test_a_step_behind_dynamo(step, make_input):
 # --- detach_ and requires_grad_
 
 
-@pytest.mark.parametrize("assign", [True, False])
-def test_requires_grad_set_on_an_input(assign):
-    """From there on gradients flow to the caller's tensor."""
-
-    def f(x):
-        before = x * 2
-        if assign:
-            x.requires_grad = True
-        else:
-            x.requires_grad_()
-        return before, x * 3, x
-
-    same(f, torch.randn(3))
+def _assigned(x, w):
+    before = x * 2
+    x.requires_grad = True
+    return before, x * 3, x
 
 
-def test_requires_grad_set_on_an_input_that_nothing_uses():
-    """The flag alone."""
-
-    def f(x, y):
-        x.requires_grad_()
-        return y * 2
-
-    same(f, torch.randn(3), leaf(3))
-    same(f, torch.randn(3), torch.randn(3))
+def _written_before(x, w):
+    x.mul_(2)
+    x.requires_grad_()
+    return x * x
 
 
-def test_requires_grad_set_on_an_input_that_is_written():
-    """Written before, it is a leaf afterwards."""
-
-    def f(x):
-        x.mul_(2)
-        x.requires_grad_()
-        return x * x
-
-    same(f, torch.randn(3))
+def _taken(x, w):
+    before = x * w
+    x.requires_grad_(False)
+    return before, x * w, x
 
 
-def test_requires_grad_taken_from_a_leaf():
-    """What was computed before keeps its graph, which does not accumulate any more."""
+def _written_after(x, w):
+    x.requires_grad_(False)
+    x.mul_(2)
+    return x * 3
 
-    def f(x, w):
-        before = x * w
-        x.requires_grad_(False)
-        return before, x * w, x
 
-    same(f, leaf(3), leaf(3))
+REQUIRES = {
+    "assigned": (_assigned, torch.randn),
+    "nothing uses it": (lambda x, w: (x.requires_grad_(), w * 2)[1], torch.randn),
+    "written before": (_written_before, torch.randn),
+    "taken from a leaf": (_taken, leaf),
+    "written after": (_written_after, leaf),
+}
+
+
+@pytest.mark.parametrize(("program", "make_input"), REQUIRES.values(), ids=REQUIRES.keys())
+def test_requires_grad_set_on_an_input(program, make_input):
+    """A function that makes its argument require grad, or not to, runs eagerly and says so."""
+    same(program, make_input(3), leaf(3), eagerly=True)
+    with refusing(RefusedError, match="is made to require grad, or not to"):
+        compiled(program)(make_input(3), leaf(3))
 
 
 def test_requires_grad_taken_and_given_back():
@@ -206,17 +199,6 @@ def test_requires_grad_taken_and_given_back():
         between = x * 3
         x.requires_grad_(True)
         return before, between, x * 4
-
-    same(f, leaf(3))
-
-
-def test_requires_grad_taken_from_a_leaf_that_is_then_written():
-    """No leaf that requires grad any more, it may be written."""
-
-    def f(x):
-        x.requires_grad_(False)
-        x.mul_(2)
-        return x * 3
 
     same(f, leaf(3))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aotlab import api
+from aotlab.frontends import api
 from aotlab.verification.mutants import MUTANTS, Mutant
 from aotlab.verification.programs import Program, program_of, run_program
 

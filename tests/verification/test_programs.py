@@ -498,7 +498,7 @@ def test_programs_that_raise_must_raise_the_same():
 
 def test_the_engine_does_what_eager_does():
     """A few programs as a first look: what the engine is tested with in earnest is in the tests of the fuzzer."""
-    from aotlab import api
+    from aotlab.frontends import api
 
     found = []
     for seed in range(30):

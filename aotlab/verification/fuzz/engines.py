@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from aotlab import api
 from aotlab.cache import CompiledFunction
+from aotlab.frontends import api
 from aotlab.frontends import dynamo as frontend
 from aotlab.partition.default import default_partition
 from aotlab.partition.min_cut import min_cut_rematerialization_partition

@@ -12,9 +12,10 @@ from typing import Any, Protocol
 import torch
 from torch import fx, nn
 
-from aotlab import api, config
+from aotlab import config
 from aotlab._torch import FakeTensorMode
 from aotlab.cache import CompiledFunction
+from aotlab.frontends import api
 from aotlab.frontends import dynamo as frontend
 
 Function = Callable[..., Any]

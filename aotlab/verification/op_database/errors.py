@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from aotlab import _torch as torch_internals
-from aotlab import api
 from aotlab._torch import pytree
+from aotlab.frontends import api
 from aotlab.verification.clones import random_state_restored
 from aotlab.verification.op_database.outcome import Outcome, Result, result_of
 from aotlab.verification.op_database.variants import Variant, seeded
