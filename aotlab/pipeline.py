@@ -226,10 +226,11 @@ def _trace(
 
 
 def _guarded(state: CallState, deduped: dedupe.DedupeRecord, live: trace.Trace) -> CallState:
-    """Return what is guarded: the state of the call, with what the trace says of overlap and sizes."""
+    """Return what is guarded: the state of the call, with what the trace says of overlap, offsets and sizes."""
     writes = any(info.mutates_data for info in live.metadata.input_info)
+    offsets = tuple(deduped.kept[k] for k in live.inputs.offsets_read)
     rules = rules_of(live.recorder.sizes, state.names, dict(zip(deduped.kept, live.inputs.fakes, strict=True)))
-    return replace(state, must_not_overlap=writes, rules=rules)
+    return replace(state, must_not_overlap=writes, offsets=offsets, rules=rules)
 
 
 def _definition(target: Target) -> UserLine | None:

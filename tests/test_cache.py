@@ -84,40 +84,40 @@ def test_the_nearest_entry_of_those_nested_otherwise(name):
 
 
 def test_the_nearest_entry_by_what_else_counts():
-    """Settings, what is reached and identity count for which entry is nearest, too."""
+    """Settings, what is reached, identity and an offset that is read count for which entry is nearest, too."""
     scale = 1.0
 
     def program(x, y):
-        return x * scale + y
+        return x * scale + y * y.storage_offset()
 
     f = compiled(program)
     base = torch.arange(8.0)
 
-    def call(dtype, size=2, *, grad=True, same=False):
+    def call(start, size=2, *, grad=True, same=False):
         with torch.set_grad_enabled(grad):
-            y = base[:size].to(dtype)
-            x = y if same else torch.ones(size, dtype=dtype)
+            y = base[start : start + size]
+            x = y if same else torch.ones(size)
             assert torch.equal(f(x, y), program(x, y))
 
-    call(torch.float32)
-    call(torch.float64, 3, grad=False)
-    call(torch.float32, 3, grad=False)
-    assert f.recompiles[-1] == "`x` has dtype torch.float32 where the compiled entry expects torch.float64"
-    call(torch.float32, 3)
+    call(0)
+    call(1, 3, grad=False)
+    call(0, 3, grad=False)
+    assert f.recompiles[-1] == "`y` begins at element 0 of its storage where the compiled entry expects 1"
+    call(0, 3)
     assert (
         f.recompiles[-1] == "`x` has shape (3,) where the compiled entry expects (2,)"
         or "grad mode" in f.recompiles[-1]
     )
     scale = 2.0
-    call(torch.float64, 3, grad=False)
+    call(1, 3, grad=False)
     assert f.recompiles[-1] == "`scale`, which the function reads, is 2.0 where the compiled entry expects 1.0"
-    call(torch.float64, 3, grad=False, same=True)
+    call(1, 3, grad=False, same=True)
     assert f.recompiles[-1] == "`y` is the same tensor as `x`; the compiled entry expects two"
     assert len(f.entries) == 6
     assert f.calls.eager == 0
 
 
-@pytest.mark.parametrize("what", ["scale", "same", "grad", "overlap"])
+@pytest.mark.parametrize("what", ["scale", "offset", "same", "grad", "overlap"])
 def test_everything_counts_for_which_entry_is_nearest(what):
     """Of two entries that differ in ``n`` from a call, the older one is nearest if the newer differs in more."""
     scale = 1.0
@@ -125,7 +125,7 @@ def test_everything_counts_for_which_entry_is_nearest(what):
     def program(x, y, n):
         if what == "overlap":
             x.mul_(2)
-        return x * scale * n + y
+        return x * scale * n + y * (y.storage_offset() if what == "offset" else 1)
 
     f = compiled(program, dynamic=False)
 
@@ -136,8 +136,8 @@ def test_everything_counts_for_which_entry_is_nearest(what):
         x, y = base[0:2], base[4:6]
         if what == "same":
             y = x if other else y
-        elif other and what == "overlap":
-            y = base[1:3]
+        elif other and what in ("offset", "overlap"):
+            y = base[5:7] if what == "offset" else base[1:3]
         with torch.set_grad_enabled(not (what == "grad" and other)):
             f(x, y, n)
 

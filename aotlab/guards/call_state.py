@@ -156,7 +156,7 @@ class CallState:
     each flat argument the position of the first one that is the same tensor. ``reached`` is what the function reads
     besides, ``mentioned`` names the attributes of tensors that it may read; ``function_modes`` counts default devices,
     ``dispatch_modes`` fake modes. An entry that writes an input ``must_not_overlap``: its guards watch what shares
-    memory; ``rules`` say which sizes may be others.
+    memory. ``offsets`` are the positions of tensors whose offset was read; ``rules`` say which sizes may be others.
     """
 
     structure: str
@@ -172,6 +172,7 @@ class CallState:
     mentioned: Mentioned = NOTHING_MENTIONED
     nesting: Any = field(default=None, repr=False)
     must_not_overlap: bool = True
+    offsets: tuple[int, ...] = ()
     rules: Rules | None = None
 
 

@@ -149,6 +149,11 @@ def _of_tensors_together(then: CallState, now: CallState) -> Iterator[str]:
     broken = then.rules.broken(now.leaves) if then.rules is not None and fitting else None
     if broken is not None:
         yield f"the compiled entry expects `{broken}`, which does not hold for this call"
+    for i in then.offsets:
+        before, after = then.leaves[i], now.leaves[i]
+        if isinstance(before, TensorFacts) and isinstance(after, TensorFacts) and before.offset != after.offset:
+            begins = f"`{now.names[i]}` begins at element {after.offset} of its storage"
+            yield f"{begins} where the compiled entry expects {before.offset}"
     for i, (was_same, is_same) in enumerate(zip(then.same_as, now.same_as, strict=True)):
         if was_same != is_same and is_same != i:
             yield f"`{now.names[i]}` is the same tensor as `{now.names[is_same]}`; the compiled entry expects two"

@@ -1,7 +1,7 @@
 """The prologue asks whether the assumptions of the trace hold for this call.
 
 The cheap and the general come first: settings, the function itself, the nesting of the arguments, torch's own guards of
-tensors; then what only this trace depends on, such as which inputs share memory.
+tensors; then what only this trace depends on, such as where an input begins or which inputs share memory.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Prologue:
         self._attributes()
         for info in self.draft.meta.input_info:
             self._may_be_changed(info)
+        self._offsets()
         self._overlaps()
         self._apart_in_history()
         for quirk in self.draft.trace.effects.quirks:
@@ -196,6 +197,12 @@ class Prologue:
         unseen = info.mutations_under_no_grad_or_inference_mode or info.mutations_hidden_from_autograd
         if info.mutates_data and info.requires_grad and not unseen:
             draft.miss([f"not {w.call('may_be_written', internals.may_be_written, tensor)}"])
+
+    def _offsets(self) -> None:
+        for k in self.draft.trace.inputs.offsets_read:
+            facts = self.state.leaves[self.parts.dedupe.kept[k]]
+            assert isinstance(facts, TensorFacts)
+            self.draft.miss([f"{self.draft.kept(k)}.storage_offset() != {facts.offset}"])
 
     # --- memory that inputs share
 

@@ -98,13 +98,14 @@ EAGER_FUNCTIONS: Mapping[str, tuple[str, str]] = {
 
 HOOKED = ("a hook is registered inside of the function", "register it outside, to have it compiled")
 _CHANGED = ("`{}` changes a tensor in place other than in its values", "use the form that returns a new tensor")
-_WINDOW = ("`{}` looks at the place of a tensor in its storage", "compute with indices and shapes")
+_LOOKED_AT = ("`{}` looks at the place of a tensor in its storage", "compute with indices and shapes")
 #: What quirks may claim; where none does, why it runs eagerly, and what to do instead.
 CLAIMABLE: Mapping[Any, tuple[str, str]] = {
     Tensor.register_hook: HOOKED,
     **dict.fromkeys(CHANGES_SIZES, _CHANGED),
-    Tensor.as_strided: _WINDOW,
-    torch.as_strided: _WINDOW,
+    Tensor.storage_offset: _LOOKED_AT,
+    Tensor.as_strided: _LOOKED_AT,
+    torch.as_strided: _LOOKED_AT,
     torch.autograd.grad: ("`torch.autograd.grad` is called inside of the function", "call it outside"),
     torch.lstm: ("an LSTM looks at grad mode when it runs", "compute with torch.nn.LSTMCell"),
     **dict.fromkeys(_BY_OTHER_KERNELS, _OTHER_KERNEL),

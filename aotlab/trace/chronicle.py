@@ -34,8 +34,9 @@ def span(tensor: Tensor) -> tuple[int, int]:
 
 
 class InputStorage(NamedTuple):
-    """Memory of kept inputs, ``name`` being the first's; ``wrapper``: the input or its base."""
+    """Memory of the kept inputs ``members``, ``name`` being the first's; ``wrapper``: the input or its base."""
 
+    members: tuple[int, ...]
     name: str
     wrapper: Tensor
     is_base: bool = False
@@ -46,7 +47,7 @@ class Chronicle:
 
     Of memory, by its keys: views of ``viewed_unseen`` were made or used without autograd, of ``fragile`` must not be
     used once the version moved; ``aliased`` has aliases that know no base. ``kept_by`` is what nodes of writes to views
-    keep unseen by Python.
+    keep unseen by Python, ``offsets_read`` the inputs whose offset mattered.
     """
 
     def __init__(self, storages: Mapping[int, InputStorage]) -> None:
@@ -55,6 +56,7 @@ class Chronicle:
         self.fragile: set[int] = set()
         self.aliased: set[int] = set()
         self.kept_by: dict[Any, list[Tensor]] = {}
+        self.offsets_read: set[int] = set()
         self._made: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._fixed: dict[int, tuple[str, Tensor]] = {}  # why; the tensor lest its key becomes another's
 
@@ -108,11 +110,11 @@ class Chronicle:
 
         Larger elements begin where eager wants them to; other bytes than 0 and 1 in a bool tensor would be copied as 1.
         """
-        storage, size = self.storages.get(internals.storage_key(tensor)), view.element_size()
-        if storage is not None and size > tensor.element_size():
-            begins, _ = span(storage.wrapper)
-            if storage.is_base or begins % size:
+        storage = self.storages.get(internals.storage_key(tensor))
+        if storage is not None and view.element_size() > tensor.element_size():
+            if storage.is_base or span(storage.wrapper)[0] % view.element_size():
                 raise RunEagerly(f"a part of some memory is viewed as {view.dtype}, at {user_line()}")
+            self.offsets_read.update(storage.members)
         if (view.dtype is torch.bool) != (tensor.dtype is torch.bool):
             self.fix(view, "is seen as bool and as another dtype")
 

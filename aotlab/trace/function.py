@@ -44,6 +44,8 @@ class Findings:
     out_spec: Any
     #: The grad mode that the function leaves behind; None if it is the one that it found.
     left_grad_mode: bool | None
+    #: The kept inputs whose offset in their storage the function looked at.
+    offsets_read: tuple[int, ...]
     #: The hooks that it registered.
     hooks: Sequence[Hook]
     #: When it made views of inputs, and wrote them.
@@ -97,6 +99,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
         outputs=outputs,
         out_spec=out_spec,
         left_grad_mode=None if left_grad_mode == grad_mode else left_grad_mode,
+        offsets_read=tuple(sorted(escapes.chronicle.offsets_read)),
         chronicle=escapes.chronicle,
         hooks=tuple(escapes.hooks.values()),
         holder=call.target.holder(lifted),
@@ -132,11 +135,11 @@ def _check_counters(
 
 
 def _escape_guard(inputs: Sequence[Entered], recorder: Recorder) -> EscapeGuard:
-    storages = {i.storage: InputStorage(i.name, i.wrapper) for i in inputs if i.base is None}
+    storages = {i.storage: InputStorage((k,), i.name, i.wrapper) for k, i in enumerate(inputs) if i.base is None}
     for base in bases_of(inputs):
         assert base.wrapper is not None
         first = inputs[base.members[0]]
-        storages[first.storage] = InputStorage(first.name, base.wrapper, is_base=True)
+        storages[first.storage] = InputStorage(base.members, first.name, base.wrapper, is_base=True)
     return EscapeGuard(storages, inputs, quirks=recorder.quirks)
 
 

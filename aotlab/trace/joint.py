@@ -116,6 +116,7 @@ def _graph_inputs(findings: Findings, forward: ForwardOutputs) -> GraphInputs:
         fakes=[item.fake for item in findings.inputs],
         placeholders=placeholders,
         sources=sources,
+        offsets_read=findings.offsets_read,
     )
 
 

@@ -32,6 +32,8 @@ class GraphInputs:
     #: The name and fake tensor of each graph input; and the flat argument that it is, or the synthetic base.
     placeholders: Sequence[tuple[str, Any]]
     sources: Sequence[int | Base | SizeOf]
+    #: The kept inputs whose offset in their storage the function looked at.
+    offsets_read: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

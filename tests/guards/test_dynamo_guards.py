@@ -105,6 +105,28 @@ def test_the_same_tensor_twice(grad):
     noticed(write_first, two, one, by="Dynamo")
 
 
+@MODES
+def test_an_offset_that_moves(grad):
+    """``as_strided`` reads where a window begins in its storage, which Dynamo's guards know nothing of."""
+
+    def window(start):
+        def make():
+            base = torch.arange(1.0, 9.0)
+            if grad:
+                ROOTS.append(base.requires_grad_())
+            return (base[start : start + 4],)
+
+        return make
+
+    noticed(
+        lambda x: x * x.as_strided((2,), (2,)).sum(),
+        window(0),
+        window(3),
+        by="us",
+        reason="begins at element 3 of its storage where the compiled entry expects 0",
+    )
+
+
 # --- what tensors are, and modes ---------------------------------------------------------------------------------
 
 

@@ -233,13 +233,24 @@ def test_inference_tensor():
     )
 
 
-def test_storage_offset():
-    """Where an input begins in its storage is not looked at."""
-    base = torch.ones(4)
+@MODES
+def test_storage_offset(grad):
+    """An offset that the function reads, and that moves; one that it does not read is not looked at."""
+
+    def window(start):
+        return lambda: (var([1.0, 2.0, 3.0, 4.0], grad=grad)[start : start + 2],)
+
+    two_calls(
+        lambda x: x * (x.storage_offset() + 1),
+        window(0),
+        window(1),
+        reason="`x` begins at element 1 of its storage where the compiled entry expects 0",
+    )
     free = compiled(lambda x: x * 2)
-    free(base[:2])
-    free(base[1:3])
+    free(*window(0)())
+    free(*window(1)())
     assert free.recompiles == ()
+    dynamo_two_calls(lambda x: x * (x.storage_offset() + 1), window(0), window(1))
 
 
 def test_bits_and_layouts_are_refused_after_a_compiled_call():

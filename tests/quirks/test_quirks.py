@@ -40,6 +40,11 @@ def striding(x):
     return (x * 2).as_strided((2,), (1,)) + 1
 
 
+def offset(x):
+    """Ask where a view begins."""
+    return x[1:] * x[1:].storage_offset()
+
+
 def differentiating(x):
     """Take a gradient."""
     return torch.autograd.grad(x.exp().sum(), x, create_graph=True)[0].sin()
@@ -76,6 +81,7 @@ PROGRAMS = [
     ("hooks", hooked, "a hook is registered"),
     ("moves", moving, "`t_` changes a tensor in place"),
     ("windows", striding, "`as_strided` looks at"),
+    ("windows", offset, "`storage_offset` looks at"),
     ("gradients", differentiating, r"`torch.autograd.grad` is called inside"),
     ("warnings", warning, "it warns"),
     ("draws", drawing, "draws in the order of the memory"),

@@ -362,6 +362,7 @@ def test_what_may_be_asked():
     same(lambda x: (x is x.view_as(x), len(x), x.element_size(), x.nelement(), x * 1), torch.ones(3))
     same(lambda x: (x * 2).data.add_(1), torch.ones(3))
     same(lambda x: x.data.mul_(2), torch.ones(3))
+    same(lambda x: x.storage_offset() + x, torch.ones(4)[1:])
     same(lambda x: hash(x) == hash(x) and x * 2, torch.ones(3))
     same(lambda x: x.storage_offset() + x, torch.ones(4)[1:], eagerly=True)
 
