@@ -323,7 +323,7 @@ def replay(answer: Answer) -> None:
 
 @new_exercise("outputs")
 def seen_by_the_caller(answer: Answer) -> None:
-    """Write `answer(program, x)`: True if the two results of `program(x)` share memory, else False; find out by a write.
+    """Write `answer(program, x)`: True if the two results of `program(x)` share memory; find out by a write.
 
     - What may the caller do with two results that share memory?
     - Write to one of them, and look at the other.

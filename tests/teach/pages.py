@@ -167,6 +167,7 @@ def functionalization(run: Any) -> None:
     )
     assert run.result("same-cell") == "True"
     right(run, "program, torch.ones(2, 2), torch.ones(2, 2), torch.ones(2, 2)", writes="a, c")
+    assert re.findall(r"(?m)^(\w+): float32", run.result("predict-pose")) == ["a", "b", "c"]
     exercises(run, "04_functionalization.ipynb")
 
 
