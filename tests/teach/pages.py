@@ -178,6 +178,7 @@ def outputs_that_share(run: Any) -> None:
     assert [row["output_type"].split(",")[0] for row in rows] == [
         "is input", "alias of input", "non-alias", "alias of intermediate", "alias of intermediate",
     ]  # fmt: skip
+    assert [row["base"] for row in rows[3:]] == ["intermediate 0", "intermediate 0"]
     assert ops(run.result("graph-cell")) == ["mul", "add", "return (add, mul)"]
     wrapper = run.result("wrapper-cell")
     assert [wrapper.count(text) for text in ("x.t()", "select(0, 0)", "select(0, 1)", "return (x, ")] == [1, 1, 1, 1]
@@ -217,8 +218,7 @@ def inputs_that_share(run: Any) -> None:
     slices = [name for name in graph if name.startswith("slice")]
     assert slices == ["slice_1", "slice_scatter", "slice_2", "slice_3"]
     wrapper = run.result("windows-wrapper")
-    assert "x.copy_(" in wrapper
-    assert "y.copy_(" in wrapper
+    assert [text in wrapper for text in ("= memory_of(x)", "x.copy_(", "y.copy_(")] == [True, True, True]
     assert run.result("read-only-cell").startswith("def forward(self, arg0_1, arg1_1):")
     assert {(row["overlaps"], row["synthetic_base"], row["storage"]) for row in run.table("apart-table")} == {
         (None, None, 0)
@@ -228,6 +228,8 @@ def inputs_that_share(run: Any) -> None:
     right(run, "scale, memory[:4], memory[4:], again=(memory[:4], memory[2:6])", recompiles=True)
     right(run, "scale, torch.ones(4), torch.ones(4), again=(memory[:4], memory[4:])", recompiles=False)
     right(run, "product, memory[:4], memory[4:], again=(memory[:4], memory[2:6])", recompiles=False)
+    for pose in ("predict-one-pose", "predict-two-pose", "predict-three-pose"):
+        assert "And in the second call:\nx: float32, shape (4,)" in run.result(pose)
     exercises(run, "06_inputs_that_share.ipynb")
 
 
