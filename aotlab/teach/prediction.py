@@ -185,10 +185,12 @@ class Prediction(Shown):
         except UsageError as error:
             return [(key, "", str(answer), "", _UNREAD, str(error))]
         question, rows = QUESTIONS[key], list[Row]()
+        before = [*self.truth.inputs] if key in _OF_RESULTS else []
         for subject, fact in facts.items():
             value = said.get(subject)
             right = self._least(subject, value) == self._least(subject, fact.value)
-            words = [_word(question, each) for each in (fact.value if right else value, fact.value)]
+            words = [_word(question, each, before) for each in (fact.value if right else value, fact.value)]
+            before.append(subject)
             rows.append((key, subject, *words, "right" if right else "miss", "" if right else fact.why))
         return rows
 
@@ -304,9 +306,9 @@ def _check(keys: Mapping[str, object]) -> None:
         raise UsageError(f"there is no question {listed(unknown)}; there are {listed(list(QUESTIONS))}")
 
 
-def _word(question: Question, value: object) -> str:
-    if value is None or isinstance(value, frozenset):
-        return listed(sorted(value)) if value else "none"
+def _word(question: Question, value: object, before: list[str]) -> str:
+    if value is None or isinstance(value, frozenset):  # each pair once: with inputs, and results before this one
+        return listed([name for name in before if name in (value or ())])
     if isinstance(value, bool) and question.yes:
         return question.yes if value else question.no
     return str(value)

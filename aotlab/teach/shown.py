@@ -6,6 +6,8 @@ import html
 import re
 from collections.abc import Sequence
 
+#: How code is set: one that is too wide is scrolled, and not broken inside of words.
+_CODE = "font-family:monospace;white-space:pre;overflow-x:auto"
 #: One row of cells.
 Row = Sequence[str]
 
@@ -42,7 +44,7 @@ class Shown:
         )
         return (
             (f"<p>{marked(self.title)}</p>" if self.title else "")
-            + (f'<pre style="font-family:monospace">{html.escape(self.code)}</pre>' if self.code else "")
+            + (f'<pre style="{_CODE}">{html.escape(self.code)}</pre>' if self.code else "")
             + (f"<table><thead><tr>{head}</thead><tbody>{rows}</tbody></table>" if rows else "")
             + (f"<p>{marked(self.note)}</p>" if self.note else "")
         )

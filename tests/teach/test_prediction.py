@@ -178,6 +178,17 @@ def test_what_follows_need_not_be_said(
     assert teach.predict(function, *args, **answers).right
 
 
+def test_a_wrong_link_is_one_miss() -> None:
+    """The others stand as they were said: each result with inputs, and with results before it."""
+    predicted = teach.predict(
+        program, ones(2, 2), ones(2, 2), shares={"out[0]": "x", "out[1]": "out[2]", "out[3]": "x"}
+    )
+    assert [row[2:5] for row in predicted.rows] == [
+        ("`x`", "`x`", "right"), ("none", "none", "right"), ("`out[1]`", "`out[1]`", "right"),
+        ("`x` and `out[0]`", "none", "miss"),
+    ]  # fmt: skip
+
+
 def test_an_input_that_moves_away_shares_no_more() -> None:
     """Inputs belong together as they lie after the call."""
     answers = [{"out[0]": "a", "out[1]": "b"}, {"out[0]": "a", "out[1]": "a"}]
