@@ -212,7 +212,7 @@ def _written(name: str, was: _Before, writes: _Writes) -> Fact:
         return Fact(value=True, why="its values differ after the call, although no op of torch's wrote to them")
     if name in writes.beside:
         return Fact(value=False, why=f"`{writes.beside[name]}` writes to its storage, but to none of its elements")
-    if name in writes.turned:
+    if name in writes.turned and not same:
         return Fact(value=False, why=f"`{writes.turned[name]}` makes it another window, and writes no number")
     why = f"`{writes.lines[0]}` writes to another storage" if writes.lines else "nothing is written in place"
     return Fact(value=False, why=why)

@@ -48,6 +48,7 @@ TRUE: list[tuple[Callable[..., Any], tuple[Any, ...], str, dict[str, object], st
     (lambda x: x.t_(), (ones(2, 3),), "writes", {"x": False}, "x.t_(), (ones(2, 3),)"),
     (lambda x: x.set_(ones(2)).add_(1), (ones(2),), "writes", {"x": False}, "another window, and writes no number"),
     (lambda x: x.t(), (ones(2, 3),), "writes", {"x": False}, "nothing is written"),
+    (lambda x: x.detach_(), (ones(2),), "writes", {"x": False}, "nothing is written"),
     (lambda x: x.t(), (ones(2, 3),), "metadata", {"x": False}, "before and after"),
     (lambda x: x.set_(ones(2)), (ones(2),), "storage", {"x": True}, "another storage"),
     (lambda x: x.resize_(8), (ones(2),), "storage", {"x": True}, "32 bytes in place of 8"),
