@@ -6,8 +6,8 @@ import html
 import re
 from collections.abc import Sequence
 
-#: How code is set: one that is too wide is scrolled, and not broken inside of words.
-_CODE = "font-family:monospace;white-space:pre;overflow-x:auto"
+#: How code is set: JupyterLab would break a line that is too wide inside of words.
+_CODE = "font-family:monospace;word-break:normal;overflow-wrap:anywhere"
 #: One row of cells.
 Row = Sequence[str]
 
