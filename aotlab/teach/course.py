@@ -9,7 +9,7 @@ import torch
 
 from aotlab import _torch as torch_internals
 from aotlab.teach.exercises import new_exercise, require
-from aotlab.teach.truth import Facts, compiled_facts, eager_truth, places, window
+from aotlab.teach.truth import Fact, Facts, compiled_facts, eager_truth, places, window
 from aotlab.verification.clones import Cloner
 
 Answer = Callable[..., Any]
@@ -28,10 +28,14 @@ def _same_storage(one: object, two: torch.Tensor) -> bool:
     return one.untyped_storage().data_ptr() == two.untyped_storage().data_ptr()
 
 
+def _together(fact: Fact) -> frozenset[str]:
+    return fact.value if isinstance(fact.value, frozenset) else frozenset()
+
+
 def _names(answer: Any, facts: Facts) -> set[str]:
     """Read the names in an answer, of which there have to be facts."""
     said = set(answer.replace(",", " ").split() if isinstance(answer, str) else answer)
-    require(said <= set(facts), f"the names are {', '.join(facts)}")
+    require(said <= set(facts), f'the names are {", ".join(facts)}; two are written as in "{", ".join([*facts][:2])}"')
     return said
 
 
@@ -74,10 +78,15 @@ def room(answer: Answer) -> None:
 
     - Which element lies furthest back in the storage?
     - The last one in each dimension, as long as strides are not negative, which torch does not have.
-    - Its place is the offset, plus (size - 1) × stride of each dimension; places count from 0.
+    - Its place is the offset, plus (size - 1) × stride of each dimension; places count from 0. And if there is none?
     """
-    for shape, strides, offset in (((2, 3), (3, 1), 0), ((3, 2), (1, 3), 4), ((4, 3), (0, 1), 1), ((3, 3), (1, 1), 0)):
-        needed = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + 1
+    windows: list[tuple[tuple[int, ...], tuple[int, ...], int]] = [
+        ((2, 3), (3, 1), 0), ((3, 2), (1, 3), 4), ((4, 3), (0, 1), 1), ((3, 3), (1, 1), 0),
+        ((), (), 2), ((2, 0), (3, 1), 4),
+    ]  # fmt: skip
+    for shape, strides, offset in windows:
+        last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+        needed = 0 if 0 in shape else last + 1  # without elements it needs none
         found = answer(shape, strides, offset)
         case = f"shape {shape}, strides {strides}, offset {offset}"
         require(isinstance(found, int), f"it returns {found!r}, and is to return an int")
@@ -112,6 +121,7 @@ def turned_in_place(answer: Answer) -> None:
     facts = _facts(answer, torch.arange(9.0).view(3, 3))
     require(not facts["writes"]["x"].value, facts["writes"]["x"].why)
     require(facts["metadata"]["x"].value, f"the caller's tensor stays as it is: {facts['metadata']['x'].why}")
+    require(not facts["storage"]["x"].value, f"the values moved: {facts['storage']['x'].why}")
     x = torch.arange(6.0).view(2, 3)
     answer(x)
     require(x.tolist() == torch.arange(6.0).view(2, 3).t().tolist(), f"the caller's tensor becomes {x.tolist()}")
@@ -119,15 +129,17 @@ def turned_in_place(answer: Answer) -> None:
 
 @new_exercise("writes")
 def uncounted(answer: Answer) -> None:
-    """Write `answer(x)`, which adds 1 to the caller's tensor so that its version counter does not move.
+    """Write `answer(x)`, which adds 1 in the memory of the caller's tensor so that its version counter does not move.
 
     - `detach()` shares the version counter with the tensor that it is made of.
     - Some doors lead to the memory around the counter: an attribute, and other libraries.
     - `x.data` is a tensor on the same storage with a counter of its own.
     """
     x = torch.arange(3.0)
+    view = x[:]
     answer(x)
     require(x.tolist() == [1.0, 2.0, 3.0], f"of [0, 1, 2] it makes {x.tolist()}")
+    require(view.tolist() == x.tolist(), f"a view made before is {view.tolist()}: `x` has left its memory behind")
     version = torch_internals.version_of(x)
     require(version == 0, f"the version counter went from 0 to {version}")
 
@@ -167,7 +179,10 @@ def replace_the_first_row(answer: Answer) -> None:
     require(x.detach().eq(1).all(), "the caller's `x` was changed")
     require(result.requires_grad, "the result does not require grad")
     (result * 2).sum().backward()
-    require(row.grad is not None and row.grad.eq(2).all(), f"2 is to reach `row`, and its gradient is {row.grad}")
+    require(
+        row.grad is not None and row.grad.eq(2).all(),
+        f"the gradient 2 should reach `row`, but `row.grad` is {row.grad}",
+    )
     require(x.grad is not None, "no gradient reaches `x`")
     require(x.grad is not None and x.grad.tolist() == [[0.0] * 3, [2.0] * 3], f"the gradient of `x` is {x.grad}")
 
@@ -253,7 +268,7 @@ def three_inputs(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Ten
 
 @new_exercise("functionalization", program=three_inputs, takes="names")
 def what_is_copied_back(answer: Any) -> None:
-    """To which inputs of this program must an epilogue copy new values?
+    """Which inputs does this program write, so that new values have to be copied back to them?
 
     - Only what the caller can see has to be copied back.
     - A write to a view is a write to its base; a write to a clone is none to what was cloned.
@@ -279,18 +294,15 @@ def three_kinds(answer: Answer) -> None:
     facts = _facts(answer, torch.ones(2, 3))
     shares, same = list(facts["shares"].values()), list(facts["same"].values())
     require(len(shares) == 3, f"it returns {len(shares)} tensors")
-    require(same[0].value == "x", f"the first result is not `x`: {same[0].why}")
-    require(same[1].value is None, f"the second result is no new tensor: {same[1].why}")
-    require(
-        isinstance(shares[1].value, frozenset) and "x" in shares[1].value,
-        f"the second result is no view of `x`: {shares[1].why}",
-    )
+    require("x" in _together(same[0]), f"the first result is not `x`: {same[0].why}")
+    require(not same[1].value, f"the second result is no new tensor: {same[1].why}")
+    require("x" in _together(shares[1]), f"the second result is no view of `x`: {shares[1].why}")
     require(not shares[2].value, f"the third result has no memory of its own: {shares[2].why}")
 
 
 @new_exercise("outputs")
 def replay(answer: Answer) -> None:
-    """Write `answer(base, view)`: a view of `base` that lies in it as `view` lies in another base.
+    """Write `answer(base, view)`: `view` is a view of another tensor like `base`; return the same view of `base`.
 
     - A view is known by its shape, its strides and its offset.
     - There is a method that makes a window of any shape, strides and offset over a storage.
@@ -311,7 +323,7 @@ def replay(answer: Answer) -> None:
 
 @new_exercise("outputs")
 def seen_by_the_caller(answer: Answer) -> None:
-    """Write `answer(program, x)`: call `program(x)`, and find out by a write whether its two results share memory.
+    """Write `answer(program, x)`: True if the two results of `program(x)` share memory; find out by a write.
 
     - What may the caller do with two results that share memory?
     - Write to one of them, and look at the other.
@@ -367,9 +379,10 @@ def do_they_overlap(answer: Answer) -> None:
 
     - Compare addresses: `x.data_ptr()` is that of the first element.
     - `x` takes the bytes from there on, `x.numel() * x.element_size()` of them.
-    - Two ranges overlap if each begins before the other one ends.
+    - Two ranges overlap if each begins before the other one ends. One without elements overlaps none.
     """
     memory = torch.zeros(8)
+    single = memory.view(torch.uint8)
     for x, y in (
         (memory[:4], memory[4:]),
         (memory[:5], memory[4:]),
@@ -377,11 +390,15 @@ def do_they_overlap(answer: Answer) -> None:
         (memory, memory[2:3]),
         (torch.zeros(3), torch.zeros(3)),
         (memory[1:3], memory[1:3]),
+        (memory, memory[2:2]),
+        (memory[2:4], single[2:4]),
+        (memory[:4], single[8:12]),
     ):
-        expected = _same_storage(x, y) and bool((places(x) & places(y)).any())
+        one = _same_storage(x, y)
+        expected = one and bool((places(x) & places(y)).any())
         found = answer(x, y)
-        case = f"{len(x)} and {len(y)} elements at the places {x.storage_offset()} and {y.storage_offset()}"
-        require(bool(found) is expected, f"for {case} of {'one storage' if len(x) != 3 else 'two storages'}: {found}")
+        windows = [f"`{each.dtype}`, {len(each)} elements from place {each.storage_offset()} on" for each in (x, y)]
+        require(bool(found) is expected, f"for {' and '.join(windows)} of {'one storage' if one else 'two'}: {found}")
 
 
 @new_exercise("inputs")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import html
 from collections.abc import Callable
 
-from ipywidgets import HTML, Button, Checkbox, HBox, Layout, RadioButtons, VBox, Widget
+from ipywidgets import HTML, Button, Checkbox, HBox, Layout, VBox, Widget
 
 from aotlab.teach.prediction import QUESTIONS, Prediction
+from aotlab.teach.shown import marked
 
 #: What gives the answer that a part of the form holds.
 Read = Callable[[], object]
@@ -30,20 +31,28 @@ def form(prediction: Prediction) -> VBox:
 def _field(prediction: Prediction, key: str) -> tuple[Widget, Read]:
     """Make the part of the form for one question, and what reads it."""
     question = QUESTIONS[key]
-    title = HTML(f"<b>{html.escape(question.ask)}</b>")
+    title = HTML(f"<b>{marked(question.ask)}</b>")
     if question.choices:
-        radio = RadioButtons(options=[(str(choice), choice) for choice in question.choices], value=None)
-        return VBox([title, radio]), lambda: ... if radio.value is None else radio.value
+        row, read = _boxes("", list(map(str, question.choices)))
+        for box in row.children:  # radio buttons would lose the arrow keys to the notebook
+            box.observe(lambda change: _only(change.owner, row), "value")
+        return VBox([title, row]), lambda: next((each for each in question.choices if str(each) in read()), ...)
     subjects, names = prediction.subjects(key)
     if not subjects:
         row, read = _boxes("", names)
         return VBox([title, row]), read
     verb = "is" if key == "same" else "with"
-    rows = {each: _boxes(f"{each} {verb} ", [name for name in names if name != each]) for each in subjects}
+    rows = {each: _boxes(f"{each} {verb} ", names[: names.index(each)]) for each in subjects}  # each pair once
     return VBox([title, *(row for row, _ in rows.values())]), lambda: {each: read() for each, (_, read) in rows.items()}
 
 
-def _boxes(label: str, names: list[str]) -> tuple[Widget, Read]:
+def _only(box: Checkbox, row: HBox) -> None:
+    """Untick the other boxes of a row, if this one was ticked."""
+    for each in row.children if box.value else ():
+        each.value = each is box
+
+
+def _boxes(label: str, names: list[str]) -> tuple[HBox, Callable[[], list[str]]]:
     layout = Layout(width="auto", margin="0 1em 0 0")
     boxes = {name: Checkbox(description=f"{label}{name}", indent=False, layout=layout) for name in names}
     row = HBox(list(boxes.values()), layout=Layout(flex_flow="row wrap"))

@@ -50,21 +50,24 @@ QUESTIONS = {
         example='"x"', yes="changed", no="not changed",
     ),
     "shares": Question(
-        ask="Which result lies in the storage of which input, or of which other result?", example='{"out": "x"}'
+        ask="Which result lies in the storage of which input, or of which other result?", example='{"out[0]": "x"}'
     ),
-    "same": Question(ask="Which result is the very tensor that went in, or an earlier result?", example='{"out": "x"}'),
+    "same": Question(
+        ask="Which result is the very same tensor as an input, or as another result?", example='{"out[0]": "x"}'
+    ),
     "saved": Question(
         ask=f'Which inputs are saved for the backward? Add "{COMPUTED}" if a value that the forward computes is, too.',
         example=f'"x, {COMPUTED}"', yes="saved", no="not saved",
     ),
     "grad_none": Question(
-        ask="Which inputs that require grad have no gradient after a backward of all results: whose `.grad` is None?",
+        ask="Of which inputs that require grad is `.grad` None after a backward of all results?",
         example='"x"', yes="None", no="a tensor",
     ),
     "recompiles": Question(ask="Is it compiled anew for the second call?", example="True", choices=(True, False)),
 }  # fmt: skip
 _NOTHING = {"", "none", "nothing"}
 _OF_RESULTS = ("shares", "same")
+_UNREAD = "not understood"
 
 
 class Prediction(Shown):
@@ -148,22 +151,31 @@ class Prediction(Shown):
         return compiled_facts(self.function, self.args, self.again)
 
     def _pose(self) -> None:
-        self.code = f"{self._program or _source(self.function)}\n\n{_described(self.function, self.args)}"
+        calls = [self.args] if self.again is None else [self.args, self.again]
+        self.code = "\n\n".join([self._program or _source(self.function), *_described(self.function, calls)])
         self.head = ("question", "", "answer as in")
         inputs = list(tensors_of(self.function, self.args))
         examples = {key: QUESTIONS[key].example.replace('"x', f'"{(inputs or ["x"])[-1]}') for key in self.ask}
         self.rows = [(key, QUESTIONS[key].ask, f"{key}={examples[key]}") for key in self.ask]
-        self.note = 'Results are called `out`, or `out[0]`, `out[1]`, …; `""` stands for none.'
+        self.note = '`""` stands for none.' if any(not QUESTIONS[key].choices for key in self.ask) else ""
+        if len(inputs) > 1 and self.note:
+            self.note = f'Two names are written as in `"{", ".join(inputs[:2])}"`; {self.note}'
+        if any(key in _OF_RESULTS for key in self.ask):
+            self.note += " Results are called `out[0]`, `out[1]`, …; a single one is `out`, too."
 
     def _compare(self) -> None:
         left = [key for key in self.ask if key not in self.answers]
         rows = [row for key, answer in self.answers.items() for row in self._judge(key, answer)]
-        hits = sum(row[-2] == "right" for row in rows)
-        self.right = not left and hits == len(rows)
-        self.title = f"All right ({hits} of {hits})." if hits == len(rows) else f"{hits} of {len(rows)} right."
+        unread = [row[0] for row in rows if row[-2] == _UNREAD]
+        hits, of = sum(row[-2] == "right" for row in rows), len(rows) - len(unread)
+        self.right = not left and not unread and hits == of
+        self.title = (
+            f"All right ({hits} of {hits})." if hits == of and not unread else f"{hits} of {of} right." if of else ""
+        )
+        self.title += f" Not understood, so not counted: {listed(unread)}." if unread else ""
         self.head, self.rows = ("question", "of", "you say", "it is", "", "why"), rows
         self.note = f"Not answered yet: {listed(left)}." if left else ""
-        if self._done is not None and not left:
+        if self._done is not None and not left and not unread:
             self.note = self._done(self)
 
     def _judge(self, key: str, answer: object) -> list[Row]:
@@ -171,14 +183,22 @@ class Prediction(Shown):
         try:
             said = self._understood(key, answer, facts)
         except UsageError as error:
-            return [(key, "", str(answer), "", "not understood", str(error))]
+            return [(key, "", str(answer), "", _UNREAD, str(error))]
         question, rows = QUESTIONS[key], list[Row]()
+        before = [*self.truth.inputs] if key in _OF_RESULTS else []
         for subject, fact in facts.items():
             value = said.get(subject)
-            right = value == fact.value
-            words = [_word(question, each) for each in (value, fact.value)]
+            right = self._least(subject, value) == self._least(subject, fact.value)
+            words = [_word(question, each, before) for each in (fact.value if right else value, fact.value)]
+            before.append(subject)
             rows.append((key, subject, *words, "right" if right else "miss", "" if right else fact.why))
         return rows
+
+    def _least(self, subject: str, value: object) -> object:
+        """Reduce those that belong together to the inputs, or the first result: so one wrong link is one miss."""
+        if not isinstance(value, frozenset):
+            return value
+        return value & {*self.truth.inputs} or next(name for name in self.truth.outputs if name in {subject, *value})
 
     def _understood(self, key: str, answer: object, facts: Facts) -> dict[str, object]:
         """Bring an answer into the form of the facts: what is said of each subject."""
@@ -197,12 +217,10 @@ class Prediction(Shown):
             if names and len(facts) > 1:
                 raise UsageError(f"there are {len(facts)} results: say which, as in {{{next(iter(facts))!r}: …}}")
             answer = dict.fromkeys(facts, names)
-        results = self._names(list(answer), facts)
-        said = {one: self._names(answer[one], everything) for one in results}
-        if key == "same":
-            return {subject: next(iter(said.get(subject, ())), None) for subject in facts}
-        groups = [{one, *names} for one, names in said.items() if names]
-        for group in groups:  # who shares with the same one shares with each other
+        groups = [{*self._names([one], facts), *self._names(names, everything)} for one, names in answer.items()]
+        given = self.truth.given[key].items()
+        groups += [{one, *fact.value} for one, fact in given if isinstance(fact.value, frozenset)]
+        for group in groups:  # who belongs together with the same one belongs together with the other
             for other in groups:
                 if group & other:
                     group |= other
@@ -222,9 +240,11 @@ class Prediction(Shown):
         names = []
         for part in parts:
             found = next((name for name, tensor in given.items() if tensor is part), part)
+            if isinstance(found, str) and found in {"out", "out[0]"} - {*known} and len(self.truth.outputs) == 1:
+                (found,) = self.truth.outputs  # in a tuple or not
             if not isinstance(found, str) or found not in known:
                 shown = f"`{found}`" if isinstance(found, str) else f"an answer of type {type(found).__name__}"
-                raise UsageError(f'{shown} is none of {listed(list(known))}; write names, as in "x, y", or "" for none')
+                raise UsageError(f"{shown} is none of {listed(list(known))}")
             names.append(found)
         return names
 
@@ -286,9 +306,9 @@ def _check(keys: Mapping[str, object]) -> None:
         raise UsageError(f"there is no question {listed(unknown)}; there are {listed(list(QUESTIONS))}")
 
 
-def _word(question: Question, value: object) -> str:
-    if value is None or isinstance(value, frozenset):
-        return listed(sorted(value)) if value else "none"
+def _word(question: Question, value: object, before: list[str]) -> str:
+    if value is None or isinstance(value, frozenset):  # each pair once: with inputs, and results before this one
+        return listed([name for name in before if name in (value or ())])
     if isinstance(value, bool) and question.yes:
         return question.yes if value else question.no
     return str(value)
@@ -303,13 +323,17 @@ def _source(function: Callable[..., Any]) -> str:
         return getattr(function, "__name__", repr(function))
 
 
-def _described(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
-    """Say what goes in: each tensor's place in its storage, and whether it takes part in autograd."""
-    lines = []
+def _described(function: Callable[..., Any], calls: list[tuple[Any, ...]]) -> list[str]:
+    """Say what goes into each call: each tensor's place in its storage, and whether it takes part in autograd."""
+    described = list[str]()
     storages: dict[int, int] = {}
-    for name, tensor in tensors_of(function, args).items():
-        number = storages.setdefault(torch_internals.storage_key(tensor), len(storages))
-        grad = "" if not tensor.requires_grad else ", requires grad" + (", a leaf" if tensor.is_leaf else ", no leaf")
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        lines.append(f"{name}: {dtype}, {window(tensor)}, in storage {number}{grad}")
-    return "\n".join(lines)
+    for args in calls:
+        lines = ["And in the second call:"] if described else []
+        for name, tensor in tensors_of(function, args).items():
+            number = storages.setdefault(torch_internals.storage_key(tensor), len(storages))
+            grad = ", requires grad" if tensor.requires_grad else ""
+            grad += (", a leaf" if tensor.is_leaf else ", no leaf") if grad else ""
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            lines.append(f"{name}: {dtype}, {window(tensor)}, in storage {number}{grad}")
+        described.append("\n".join(lines))
+    return described

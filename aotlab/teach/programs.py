@@ -25,7 +25,7 @@ _LEFT_OUT = frozenset({
 })  # fmt: skip
 _ODD = re.compile(
     r"storage_offset|requires_grad\b|\.shape|is_leaf|as_strided|set_grad_enabled|inference_mode|unfold|movedim"
-    r"|swapaxes|masked|addcmul|None|text"
+    r"|swapaxes|masked|addcmul|None|text|\brest\b"
 )
 #: An argument with a history, made of a leaf that nobody sees; without it the argument is the leaf.
 _LEAF = re.compile(r"(?m)^\w+_leaf = (?=.*\n(\w+) = \w+_leaf \* 1$)(.*)\n.*$")
@@ -103,11 +103,15 @@ def practice(topic: str = "storages", level: int | None = None, seed: int | None
             return ""
         counted = True
         entry, note = kept.change("practice", topic, lambda entry: _count(entry, level, prediction.right))
-        return note or f"{entry['right']} of {entry['asked']} right so far; the next one is of level {entry['level']}."
+        so_far = f"{entry['right']} of {entry['asked']} right so far."
+        return note or f"{so_far} `teach.practice` draws the next one, of level {entry['level']}: run its cell again."
 
     for text, function, args in _programs(chosen, level, so_far["asked"] if seed is None else seed):
         made = Prediction(function, args, ask=chosen.ask, program=text, done=done)
-        again = any(str(fact.value).startswith("out") for fact in made.facts("same").values())
+        same = [fact.value for fact in made.facts("same").values()]
+        again = any(isinstance(value, frozenset) and value and not value & {*made.truth.inputs} for value in same)
+        differentiated = [x for x in args if isinstance(x, torch.Tensor) and x.requires_grad]
+        again = again or ("grad_none" in chosen.ask and not any(x.is_leaf for x in differentiated))
         if again or not chosen.results <= len(made.truth.outputs) <= _MOST_RESULTS:
             continue
         values = [fact.value for key in chosen.ask for fact in made.facts(key).values()]

@@ -6,6 +6,8 @@ import html
 import re
 from collections.abc import Sequence
 
+#: How code is set: JupyterLab would break a line that is too wide inside of words.
+_CODE = "font-family:monospace;word-break:normal;overflow-wrap:anywhere"
 #: One row of cells.
 Row = Sequence[str]
 
@@ -34,19 +36,20 @@ class Shown:
 
     def _repr_html_(self) -> str:
         left = "text-align:left;padding-right:1em"
-        head = "".join(f'<th scope="col" style="{left}">{_marked(cell)}</th>' for cell in self.head)
+        head = "".join(f'<th scope="col" style="{left}">{marked(cell)}</th>' for cell in self.head)
         rows = "".join(
-            f'<tr><th scope="row" style="{left}">{_marked(row[0])}</th>'
-            + "".join(f'<td style="{left};{self.style(cell)}">{_marked(cell)}</td>' for cell in row[1:])
+            f'<tr><th scope="row" style="{left}">{marked(row[0])}</th>'
+            + "".join(f'<td style="{left};{self.style(cell)}">{marked(cell)}</td>' for cell in row[1:])
             for row in self.rows
         )
         return (
-            (f"<p>{_marked(self.title)}</p>" if self.title else "")
-            + (f'<pre style="font-family:monospace">{html.escape(self.code)}</pre>' if self.code else "")
+            (f"<p>{marked(self.title)}</p>" if self.title else "")
+            + (f'<pre style="{_CODE}">{html.escape(self.code)}</pre>' if self.code else "")
             + (f"<table><thead><tr>{head}</thead><tbody>{rows}</tbody></table>" if rows else "")
-            + (f"<p>{_marked(self.note)}</p>" if self.note else "")
+            + (f"<p>{marked(self.note)}</p>" if self.note else "")
         )
 
 
-def _marked(text: str) -> str:
+def marked(text: str) -> str:
+    """Return text as HTML, with what stands in backticks as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))

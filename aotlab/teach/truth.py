@@ -50,11 +50,15 @@ class Fact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """The facts of one call by question, and the names of the tensors that went in and came out."""
+    """The facts of one call by question, and the names of the tensors that went in and came out.
+
+    ``given`` says of the inputs, for `shares` and `same`, with which others they belong together.
+    """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     facts: Mapping[str, Facts]
+    given: Mapping[str, Facts]
 
 
 class _Before:
@@ -69,12 +73,14 @@ class _Before:
 class _Writes(torch_internals.TorchDispatchMode):
     """Notes, while eager runs, which lines write, and to which of the tensors that went in."""
 
-    def __init__(self, before: Mapping[str, _Before]) -> None:
+    def __init__(self, before: Mapping[str, _Before], function: Callable[..., Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.before = before
+        self.file = getattr(getattr(function, "__code__", None), "co_filename", "")
         self.lines: list[str] = []
         self.hits: dict[str, tuple[str, int]] = {}
         self.beside: dict[str, str] = {}
+        self.turned: dict[str, str] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -83,9 +89,13 @@ class _Writes(torch_internals.TorchDispatchMode):
         named = {**dict(zip((each.name for each in func._schema.arguments), args, strict=False)), **(kwargs or {})}
         for each in func._schema.arguments:
             target = named.get(each.name)
-            writes = each.alias_info is not None and each.alias_info.is_write and not _METADATA.match(str(func))
-            if writes and isinstance(target, torch.Tensor):
-                self._note(_line(), target)
+            if each.alias_info is None or not each.alias_info.is_write or not isinstance(target, torch.Tensor):
+                continue
+            line = _line(self.file)
+            if _METADATA.match(str(func)):
+                self.turned |= {name: line for name, was in self.before.items() if was.tensor is target}
+            else:
+                self._note(line, target)
         return result
 
     def _note(self, line: str, target: torch.Tensor) -> None:
@@ -105,7 +115,7 @@ def eager_truth(function: Callable[..., Any], args: tuple[Any, ...]) -> Truth:
         known = dict((*call.captured, *call.inputs))
         before = {name: _Before(tensor) for name, tensor in known.items()}
         try:
-            with _Writes(before) as writes:
+            with _Writes(before, function) as writes:
                 result = target(*call.args)
             outputs = {name: leaf for name, leaf in flatten(result, "out")[1] if isinstance(leaf, torch.Tensor)}
             # a view whose history an in-place write made invalid raises at the first look
@@ -113,13 +123,17 @@ def eager_truth(function: Callable[..., Any], args: tuple[Any, ...]) -> Truth:
             paths = {name: _path(roots, tensor) for name, tensor in known.items() if tensor.requires_grad}
         except Exception as error:  # noqa: BLE001  # what it raises is a fact
             raised = Fact(value="call", why=f"the call raises {_brief(error)}")
-            return Truth(inputs=tuple(known), outputs=(), facts={"raises": {"": raised}})
+            return Truth(inputs=tuple(known), outputs=(), facts={"raises": {"": raised}}, given={})
         facts = {
             "writes": {name: _written(name, was, writes) for name, was in before.items()},
             "metadata": {name: _reshaped(was) for name, was in before.items()},
             "storage": {name: _moved(was) for name, was in before.items()},
             "shares": {name: _shares(name, {**known, **outputs}) for name in outputs},
             "same": {name: _same(name, {**known, **outputs}) for name in outputs},
+        }
+        given = {
+            "shares": {name: _shares(name, known) for name in known},
+            "same": {name: _same(name, known) for name in known},
         }
         raised = Fact(value="no", why="neither the call nor the backward raises")
         try:
@@ -130,7 +144,7 @@ def eager_truth(function: Callable[..., Any], args: tuple[Any, ...]) -> Truth:
         facts["raises"] = {"": raised}
         if raised.value == "no":
             facts["grad_none"] = {name: _gradient(known[name], path) for name, path in paths.items()}
-        return Truth(inputs=tuple(known), outputs=tuple(outputs), facts=facts)
+        return Truth(inputs=tuple(known), outputs=tuple(outputs), facts=facts, given=given)
 
 
 def compiled_facts(
@@ -198,6 +212,8 @@ def _written(name: str, was: _Before, writes: _Writes) -> Fact:
         return Fact(value=True, why="its values differ after the call, although no op of torch's wrote to them")
     if name in writes.beside:
         return Fact(value=False, why=f"`{writes.beside[name]}` writes to its storage, but to none of its elements")
+    if name in writes.turned and not same:
+        return Fact(value=False, why=f"`{writes.turned[name]}` makes it another window, and writes no number")
     why = f"`{writes.lines[0]}` writes to another storage" if writes.lines else "nothing is written in place"
     return Fact(value=False, why=why)
 
@@ -227,11 +243,11 @@ def _shares(name: str, tensors: Mapping[str, torch.Tensor]) -> Fact:
 
 
 def _same(name: str, tensors: Mapping[str, torch.Tensor]) -> Fact:
-    found = next(each for each, tensor in tensors.items() if tensor is tensors[name])
-    if found != name:
-        return Fact(value=found, why=f"it is the very tensor `{found}`, not a new one")
+    found = [each for each, tensor in tensors.items() if tensor is tensors[name] and each != name]
+    if found:
+        return Fact(value=frozenset(found), why=f"{listed([name, *found])} are one tensor, not several")
     shared = _shares(name, tensors)
-    return Fact(value=None, why="it is a new tensor object" + (f"; {shared.why}" if shared.value else ""))
+    return Fact(value=frozenset(), why="it is a new tensor object" + (f"; {shared.why}" if shared.value else ""))
 
 
 def _gradient(tensor: torch.Tensor, path: list[str] | None) -> Fact:
@@ -309,12 +325,12 @@ def listed(names: Sequence[str]) -> str:
     return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} and {quoted[-1]}" if quoted else "none"
 
 
-def _line() -> str:
-    """Return the innermost line of the running program that belongs to no library."""
+def _line(program: str) -> str:
+    """Return the innermost line of the running program: of its own file, or of one that belongs to no library."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(_LIBRARIES):
+        if file == program or not file.startswith(_LIBRARIES):
             return linecache.getline(file, frame.f_lineno).strip() or f"line {frame.f_lineno}"
         frame = frame.f_back
     return "a line"

@@ -22,6 +22,7 @@ counter even if ``.data`` gave the originals two; two storage objects over the s
 from __future__ import annotations
 
 import copy
+import dis
 import functools
 import inspect
 import types
@@ -301,7 +302,9 @@ def _reached(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             continue
     yield "defaults", function.__defaults__
     yield "keyword defaults", function.__kwdefaults__
-    for name in function.__code__.co_names:
+    # its names are also those of attributes and methods, which are no globals
+    steps = dis.get_instructions(function)
+    for name in dict.fromkeys(step.argval for step in steps if step.opname == "LOAD_GLOBAL"):
         value = function.__globals__.get(name)
         if not isinstance(value, types.FunctionType) or value.__module__ == function.__module__:
             yield name, value

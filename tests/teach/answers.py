@@ -50,6 +50,33 @@ def _seen_through(x: torch.Tensor, y: torch.Tensor) -> bool:
     return not torch.equal(y, before)
 
 
+def _ranges_meet(x: torch.Tensor, y: torch.Tensor) -> bool:
+    ends = [each.data_ptr() + each.numel() * each.element_size() for each in (x, y)]
+    return x.data_ptr() < ends[1] and y.data_ptr() < ends[0]
+
+
+def _elements_meet(x: torch.Tensor, y: torch.Tensor) -> bool:
+    ends = [each.storage_offset() + each.numel() for each in (x, y)]
+    meet = x.storage_offset() < ends[1] and y.storage_offset() < ends[0]
+    return meet and x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+
+
+def _elements_meet_if_any(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return x.numel() * y.numel() > 0 and _elements_meet(x, y)
+
+
+def _room(shape: Any, strides: Any, offset: int) -> int:
+    return offset + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+
+
+def _renew(x: torch.Tensor) -> None:
+    x.data = x.data + 1
+
+
+def _turn_a_copy(x: torch.Tensor) -> None:
+    x.data = x.data.t().clone()
+
+
 def _rebinds(x: torch.Tensor, new: torch.Tensor) -> None:
     x = new  # noqa: F841  # the mistake that is shown
 
@@ -152,8 +179,9 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
         [(lambda n: n, "returns 2"), (lambda n: 1, "returns 1")],
     ),
     "room": (
-        [lambda shape, strides, offset: offset + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))],
+        [lambda shape, strides, offset: 0 if 0 in shape else _room(shape, strides, offset)],
         [
+            (_room, "for shape (2, 0), strides (3, 1), offset 4 it returns 7: too many"),
             (lambda shape, strides, offset: shape[0] * shape[1], "too few"),
             (lambda shape, strides, offset: offset + shape[0] * shape[1], "too many"),
             (lambda shape, strides, offset: "6", "'6'"),
@@ -165,11 +193,20 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
     ),
     "turned-in-place": (
         [lambda x: x.t_(), lambda x: x.transpose_(0, 1)],
-        [(lambda x: x.copy_(x.t().clone()), "writes"), (lambda x: x.t(), "stays as it is")],
+        [
+            (lambda x: x.copy_(x.t().clone()), "writes"),
+            (lambda x: x.t(), "stays as it is"),
+            (_turn_a_copy, "the values moved"),
+        ],
     ),
     "uncounted": (
         [lambda x: x.data.add_(1), lambda x: x.numpy().__iadd__(1)],
-        [(lambda x: x.add_(1), "from 0 to 1"), (lambda x: x.detach().add_(1), "from 0 to 1"), (lambda x: x + 1, "0.0")],
+        [
+            (lambda x: x.add_(1), "from 0 to 1"),
+            (lambda x: x.detach().add_(1), "from 0 to 1"),
+            (lambda x: x + 1, "0.0"),
+            (_renew, "left its memory behind"),
+        ],
     ),
     "zeros-not-none": (
         [lambda w: (w * 0).sum(), lambda w: (w - w).sum()],
@@ -182,7 +219,7 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
     "replace-the-first-row": (
         [_cloned_row, lambda x, row: torch.cat([row[None], x[1:]])],
         [
-            (_through_data, "its gradient is None"),
+            (_through_data, "`row.grad` is None"),
             (_detached, "no gradient reaches `x`"),
             (lambda x, row: x, "storage"),
         ],
@@ -198,7 +235,12 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
     ),
     "what-is-copied-back": (
         ["a b", {"a", "b"}],
-        [("a", "`b` is written"), ("a, b, c", "`c` is not"), ("x", "the names are")],
+        [
+            ("a", "`b` is written: `flat[0] = 7`"),
+            ("a, b, c", "`c` is not written: `a.add_(b)`"),
+            ("", "`a` is written: `a.add_(b)`"),
+            ("x", 'the names are a, b, c; two are written as in "a, b"'),
+        ],
     ),
     "three-kinds": (
         [lambda x: (x, x.t(), x.clone()), lambda x: [x, x[0], x + 1]],
@@ -233,13 +275,16 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
         ],
     ),
     "do-they-overlap": (
-        [
-            lambda x, y: x.data_ptr() < y.data_ptr() + 4 * len(y) and y.data_ptr() < x.data_ptr() + 4 * len(x),
-            _seen_through,
-        ],
+        [_ranges_meet, _seen_through],
         [
             (lambda x, y: x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr(), "one storage: True"),
             (lambda x, y: x.data_ptr() == y.data_ptr(), "one storage: False"),
+            (_elements_meet, "0 elements from place 2 on of one storage: True"),
+            (_elements_meet_if_any, "`torch.uint8`, 2 elements from place 2 on of one storage: True"),
+            (
+                lambda x, y: x.data_ptr() < y.data_ptr() + 4 * len(y) and y.data_ptr() < x.data_ptr() + 4 * len(x),
+                "`torch.uint8`, 2 elements from place 2 on of one storage: True",
+            ),
         ],
     ),
     "one-base": (

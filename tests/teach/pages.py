@@ -107,14 +107,19 @@ def writes(run: Any) -> None:
     assert [list(row.values()) for row in run.table("report-table")] == [
         ["a", True, False, False], ["b", True, True, False], ["c", True, False, True], ["d", False, False, False],
     ]  # fmt: skip
+    asked = {"practice-ask": ("writes", "shares"), "practice-metadata-ask": ("writes", "metadata", "storage")}
+    assert [key for cell, keys in asked.items() for key in keys if f"\n{key} " not in run.result(cell)] == []
     exercises(run, "02_writes.ipynb")
 
 
 def views_and_autograd(run: Any) -> None:
     """Check 03_views_and_autograd.ipynb."""
-    assert printed(run, "leaf-cell").splitlines()[1] == "y: leaf False grad_fn MulBackward0"
+    assert printed(run, "leaf-cell").splitlines()[1:] == [
+        "y: leaf False grad_fn MulBackward0", "the node before it: torch::autograd::AccumulateGrad",
+    ]  # fmt: skip
     assert printed(run, "view-cell").strip().endswith("its base is y: True")
     assert "MulBackward0 → torch::autograd::CopySlices" in printed(run, "write-cell")
+    assert printed(run, "write-cell").endswith("v: AsStridedBackward0\n")
     assert printed(run, "write-backward").split() == ["tensor([[20.,", "20.,", "20.],", "[", "2.,", "2.,", "2.]])"]
     assert printed(run, "over-cell").splitlines() == [
         "tensor([[0., 0., 0.],", "        [2., 2., 2.]]) tensor([1., 1., 1.])",
@@ -129,6 +134,7 @@ def views_and_autograd(run: Any) -> None:
     assert printed(run, "stale-cell").strip() == "v: [20.0, 20.0]  w.grad: [20.0, 20.0, 0.0]"
     assert printed(run, "none-cell").strip() == "a: tensor([0., 0.])  b: None  c: None"
     assert printed(run, "none-results-cell").startswith("w: tensor([6., 6.])  y: tensor([3., 3.])")
+    assert printed(run, "none-results-cell").endswith("z.retains_grad: False\n")
     right(run, "mixed, *args", writes="", grad_none="c")
     right(run, "late, torch.ones(3, requires_grad=True)", raises="backward")
     exercises(run, "03_views_and_autograd.ipynb")
@@ -161,6 +167,7 @@ def functionalization(run: Any) -> None:
     )
     assert run.result("same-cell") == "True"
     right(run, "program, torch.ones(2, 2), torch.ones(2, 2), torch.ones(2, 2)", writes="a, c")
+    assert re.findall(r"(?m)^(\w+): float32", run.result("predict-pose")) == ["a", "b", "c"]
     exercises(run, "04_functionalization.ipynb")
 
 
@@ -171,6 +178,7 @@ def outputs_that_share(run: Any) -> None:
     assert [row["output_type"].split(",")[0] for row in rows] == [
         "is input", "alias of input", "non-alias", "alias of intermediate", "alias of intermediate",
     ]  # fmt: skip
+    assert [row["base"] for row in rows[3:]] == ["intermediate 0", "intermediate 0"]
     assert ops(run.result("graph-cell")) == ["mul", "add", "return (add, mul)"]
     wrapper = run.result("wrapper-cell")
     assert [wrapper.count(text) for text in ("x.t()", "select(0, 0)", "select(0, 1)", "return (x, ")] == [1, 1, 1, 1]
@@ -210,8 +218,7 @@ def inputs_that_share(run: Any) -> None:
     slices = [name for name in graph if name.startswith("slice")]
     assert slices == ["slice_1", "slice_scatter", "slice_2", "slice_3"]
     wrapper = run.result("windows-wrapper")
-    assert "x.copy_(" in wrapper
-    assert "y.copy_(" in wrapper
+    assert [text in wrapper for text in ("= memory_of(x)", "x.copy_(", "y.copy_(")] == [True, True, True]
     assert run.result("read-only-cell").startswith("def forward(self, arg0_1, arg1_1):")
     assert {(row["overlaps"], row["synthetic_base"], row["storage"]) for row in run.table("apart-table")} == {
         (None, None, 0)
@@ -221,6 +228,8 @@ def inputs_that_share(run: Any) -> None:
     right(run, "scale, memory[:4], memory[4:], again=(memory[:4], memory[2:6])", recompiles=True)
     right(run, "scale, torch.ones(4), torch.ones(4), again=(memory[:4], memory[4:])", recompiles=False)
     right(run, "product, memory[:4], memory[4:], again=(memory[:4], memory[2:6])", recompiles=False)
+    for pose in ("predict-one-pose", "predict-two-pose", "predict-three-pose"):
+        assert "And in the second call:\nx: float32, shape (4,)" in run.result(pose)
     exercises(run, "06_inputs_that_share.ipynb")
 
 

@@ -30,11 +30,11 @@ def test_a_form() -> None:
     form = teach.predict(program, torch.ones(2, 2), torch.ones(2), ask=ask).form()
     boxes = {box.description: box for box in found(form, widgets.Checkbox)}
     assert list(boxes) == [
-        *("x", "y", "out[0] with x", "out[0] with y", "out[0] with out[1]", "out[1] with x", "out[1] with y"),
-        *("out[1] with out[0]", "out[0] is x", "out[0] is y", "out[0] is out[1]", "out[1] is x", "out[1] is y"),
-        "out[1] is out[0]",
+        *("no", "call", "backward", "x", "y", "out[0] with x", "out[0] with y"),
+        *("out[1] with x", "out[1] with y", "out[1] with out[0]"),
+        *("out[0] is x", "out[0] is y", "out[1] is x", "out[1] is y", "out[1] is out[0]"),
     ]
-    (radio,), (button,) = found(form, widgets.RadioButtons), found(form, widgets.Button)
+    (button,) = found(form, widgets.Button)
     below = found(form, widgets.HTML)[-1]
     for name in ("y", "out[0] with x", "out[1] with y", "out[1] is x"):
         boxes[name].value = True
@@ -42,7 +42,8 @@ def test_a_form() -> None:
     assert "6 of 7 right" not in below.value
     assert "5 of 6 right" in below.value
     assert "Not answered yet: <code>raises</code>" in below.value
-    boxes["out[1] is x"].value, boxes["out[1] is y"].value, radio.value = False, True, "no"
+    boxes["out[1] is x"].value, boxes["out[1] is y"].value = False, True
+    boxes["call"].value = boxes["no"].value = True  # of choices one at a time
     button.click()
     assert "All right (7 of 7)." in below.value
 

@@ -41,6 +41,11 @@ def test_levels() -> None:
     assert len(body) == 6
 
 
+def test_arguments_are_what_the_listing_names() -> None:
+    """None of them comes in a tuple, or in a dict."""
+    assert [seed for seed in range(4) if "rest" in teach.practice("inputs", 3, seed).code] == []
+
+
 def right_answer(program: teach.Prediction) -> dict[str, object]:
     """Answer as one who knows."""
     return {"writes": [name for name, fact in program.facts("writes").items() if fact.value],
@@ -64,6 +69,25 @@ def test_practice_follows_how_one_fares() -> None:
     assert kept.entry("practice", "writes") == {"level": 1, "asked": 4, "right": 3, "streak": 0}
     (row,) = [row for row in teach.progress().rows if row[0] == "writes"]
     assert row[-1] == "level 1: 3 of 4 right"
+
+
+def test_what_is_not_understood_counts_for_nothing() -> None:
+    """One may write it again."""
+    program = teach.practice("writes")
+    answers = right_answer(program)
+    misspelt = program.answer(**{**answers, "writes": "aa"})
+    assert misspelt.title.endswith(" Not understood, so not counted: `writes`.")
+    assert kept.entry("practice", "writes")["asked"] == 0
+    assert program.answer(**answers).right
+    assert kept.entry("practice", "writes")["asked"] == 1
+
+
+@FULL
+@pytest.mark.parametrize("level", [1, 2, 3, 4])
+def test_some_input_collects_a_gradient_or_none(level: int) -> None:
+    """Of inputs that are no leaves alone there would be nothing to find out."""
+    for seed in range(4):
+        assert ", a leaf" in teach.practice("autograd", level, seed).code
 
 
 def test_a_level_that_there_is_not(file: Path) -> None:

@@ -45,13 +45,18 @@ TRUE: list[tuple[Callable[..., Any], tuple[Any, ...], str, dict[str, object], st
     (numpy_write, (ones(2),), "writes", {"x": True}, "no op of torch's"),
     (lambda x: torch.neg(x, out=x), (ones(2),), "writes", {"x": True}, "2 of its 2"),
     (lambda x: x.t_(), (ones(2, 3),), "metadata", {"x": True}, "became shape (3, 2)"),
-    (lambda x: x.t_(), (ones(2, 3),), "writes", {"x": False}, "nothing is written"),
+    (lambda x: x.t_(), (ones(2, 3),), "writes", {"x": False}, "x.t_(), (ones(2, 3),)"),
+    (lambda x: x.set_(ones(2)).add_(1), (ones(2),), "writes", {"x": False}, "another window, and writes no number"),
+    (lambda x: x.t(), (ones(2, 3),), "writes", {"x": False}, "nothing is written"),
+    (lambda x: x.detach_(), (ones(2),), "writes", {"x": False}, "nothing is written"),
     (lambda x: x.t(), (ones(2, 3),), "metadata", {"x": False}, "before and after"),
     (lambda x: x.set_(ones(2)), (ones(2),), "storage", {"x": True}, "another storage"),
     (lambda x: x.resize_(8), (ones(2),), "storage", {"x": True}, "32 bytes in place of 8"),
     (lambda x: x.resize_(1), (ones(2),), "storage", {"x": False}, "8 bytes"),
-    (lambda x: (x, x[0], x + 1), (ones(2, 2),), "same", {"out[0]": "x", "out[1]": None, "out[2]": None}, "very tensor"),
-    (lambda x: (y := x * 2, y), (ones(2),), "same", {"out[0]": None, "out[1]": "out[0]"}, "new tensor"),
+    (lambda x: (x, x[0], x + 1), (ones(2, 2),), "same",
+     {"out[0]": frozenset({"x"}), "out[1]": frozenset(), "out[2]": frozenset()}, "`out[0]` and `x` are one tensor"),
+    (lambda x: (x[0], y := x * 2, y), (ones(2, 2),), "same",
+     {"out[0]": frozenset(), "out[1]": frozenset({"out[2]"}), "out[2]": frozenset({"out[1]"})}, "new tensor"),
     (lambda x: x.expand(2, 2), (ones(2),), "shares", {"out": frozenset({"x"})}, "strides (0, 1)"),
     (lambda a, b: a * 1 + b.detach(), (ones(2, grad=True), ones(2, grad=True)), "grad_none", {"a": False, "b": True},
      "AddBackward0 → MulBackward0 → AccumulateGrad"),
@@ -111,9 +116,11 @@ ANSWERED: list[tuple[dict[str, object], int, int]] = [
     ({"writes": ["x"], "metadata": None, "storage": "none"}, 6, 6),
     ({"shares": {"out[0]": "x", "out[1]": "out[2]"}}, 4, 4),
     ({"shares": {"out[2]": ["out[1]"], "out[0]": "x"}}, 4, 4),
-    ({"shares": {"out[0]": "x"}}, 2, 4),
+    ({"shares": {"out[0]": "x"}}, 3, 4),
+    ({"shares": {"out[0]": "x", "out[1]": "out[2]", "out[3]": "x"}}, 3, 4),
+    ({"shares": {"out[0]": "x, y", "out[1]": "out[2]"}}, 3, 4),
     ({"shares": {"out[1]": "y", "out[2]": "y", "out[0]": "x"}}, 2, 4),
-    ({"shares": ""}, 1, 4),
+    ({"shares": ""}, 2, 4),
     ({"same": ""}, 4, 4),
     ({"same": {"out[0]": "x"}}, 3, 4),
     ({"raises": "no"}, 1, 1),
@@ -137,6 +144,7 @@ def test_answers(answers: dict[str, object], right: int, of: int) -> None:
         ({"writes": "z"}, "`z` is none of `x` and `y`"),
         ({"shares": "x"}, "there are 4 results: say which"),
         ({"shares": {"first": "x"}}, "`first` is none of `out[0]`"),
+        ({"shares": {"out": "x"}}, "`out` is none of `out[0]`"),
         ({"raises": "yes"}, "the answer is 'no' or 'call' or 'backward'"),
     ],
 )
@@ -145,12 +153,51 @@ def test_answers_that_are_not_understood(answers: dict[str, object], said: str) 
     predicted = teach.predict(program, ones(2, 2), ones(2, 2), **answers)
     (row,) = predicted.rows
     assert (row[-2], predicted.right) == ("not understood", False)
+    assert predicted.title.endswith(f"Not understood, so not counted: `{row[0]}`.")
     assert said in row[-1]
 
 
-def test_who_shares_with_the_same_shares_with_each_other() -> None:
-    """It need not be said twice."""
-    assert teach.predict(lambda x: (x[0], x[1]), ones(2, 2), shares={"out[0]": "x", "out[1]": "x"}).right
+SHARED = torch.ones(8)
+#: What need not be said twice: a program, its arguments, and answers that are as true as others.
+COMPLETED: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, object]]] = [
+    (lambda x: (x[0], x[1]), (ones(2, 2),), {"shares": {"out[0]": "x", "out[1]": "x"}}),
+    (lambda a, b: a, (SHARED[:3], SHARED[3:]), {"shares": {"out": "a"}, "same": {"out": "a"}}),
+    (lambda a, b: (b, b), (SHARED[:3], SHARED[3:]), {"shares": {"out[0]": "b", "out[1]": "b"}}),
+    (lambda a, b: a, (SHARED, SHARED), {"same": {"out": "b"}}),
+    (lambda a: (a[0:], a, a), (ones(2),), {"same": {"out[1]": "a", "out[2]": "out[1]"}}),
+    (lambda a: (y := a * 2, y), (ones(2),), {"same": {"out[0]": "out[1]"}}),
+    (lambda a: (a.squeeze(1),), (ones(2, 2),), {"shares": {"out": "a"}}),
+    (lambda a: a.t(), (ones(2, 2),), {"shares": {"out[0]": "a"}}),
+]
+
+
+@pytest.mark.parametrize(("function", "args", "answers"), COMPLETED, ids=range(len(COMPLETED)))
+def test_what_follows_need_not_be_said(
+    function: Callable[..., Any], args: tuple[Any, ...], answers: dict[str, object]
+) -> None:
+    """Who belongs together with the same one belongs together; a single result is `out`, in a tuple or not."""
+    assert teach.predict(function, *args, **answers).right
+
+
+def test_a_wrong_link_is_one_miss() -> None:
+    """The others stand as they were said: each result with inputs, and with results before it."""
+    predicted = teach.predict(
+        program, ones(2, 2), ones(2, 2), shares={"out[0]": "x", "out[1]": "out[2]", "out[3]": "x"}
+    )
+    assert [row[2:5] for row in predicted.rows] == [
+        ("`x`", "`x`", "right"), ("none", "none", "right"), ("`out[1]`", "`out[1]`", "right"),
+        ("`x` and `out[0]`", "none", "miss"),
+    ]  # fmt: skip
+
+
+def test_an_input_that_moves_away_shares_no_more() -> None:
+    """Inputs belong together as they lie after the call."""
+    answers = [{"out[0]": "a", "out[1]": "b"}, {"out[0]": "a", "out[1]": "a"}]
+    right = [
+        teach.predict(lambda a, b: (a, b.set_(ones(2))), SHARED[:3], SHARED[3:], shares=answer).right
+        for answer in answers
+    ]
+    assert right == [True, False]
 
 
 def test_tensors_as_answers() -> None:
@@ -180,6 +227,10 @@ def test_questions_run_nothing() -> None:
     assert left_open[2].endswith('writes="x"')
     assert ran == []
     with_gradients = teach.predict(noted, ones(2, grad=True), again=(ones(3),))
+    assert with_gradients.code.endswith(
+        "offset 0, in storage 0, requires grad, a leaf\n\n"
+        "And in the second call:\nx: float32, shape (3,), strides (1,), offset 0, in storage 1"
+    )
     assert {row[0] for row in with_gradients.rows} >= {"saved", "grad_none", "recompiles"}
 
 

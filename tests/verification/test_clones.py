@@ -199,6 +199,15 @@ def test_captured_tensors_are_found():
     assert [name for name, _ in captured_tensors(model)] == ["weight", "bias"]
 
 
+#: Two globals; the name of one is that of a method, too.
+mul, sub = torch.ones(2), torch.ones(2)
+
+
+def test_a_method_is_no_global():
+    """Of the names in a function's code only those count that it reads as globals."""
+    assert [name for name, _ in captured_tensors(lambda x: x.mul(2) + sub)] == ["sub"]
+
+
 def test_captured_tensors_are_put_back():
     """Values, gradients and flags are as before, and no version counter tells of the return."""
     w, grad = torch.ones(2, requires_grad=True), torch.full((2,), 7.0)
