@@ -16,10 +16,12 @@ from aotlab.teach.exercises import Exercise, exercise, new_exercise, progress, r
 from aotlab.teach.families import FAMILIES, check_compiler
 from aotlab.teach.prediction import Prediction, predict
 from aotlab.teach.programs import practice
+from aotlab.teach.shown import PLOT
 from aotlab.teach.windows import storage_map
 
 __all__ = [
     "FAMILIES",
+    "PLOT",
     "Exercise",
     "Prediction",
     "check_compiler",

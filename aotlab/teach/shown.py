@@ -10,6 +10,14 @@ from collections.abc import Sequence
 Row = Sequence[str]
 
 
+#: For `plt.style.use`: figures that can be read on white and on black. Two greys, since JupyterLab puts a white box
+#: behind a transparent figure whose labels are all darker than the middle, or all lighter.
+PLOT = {
+    "axes.facecolor": "none", "axes.edgecolor": "#7f7f7f", "axes.labelcolor": "#7f7f7f", "figure.facecolor": "none",
+    "legend.facecolor": "none", "text.color": "#7f7f7f", "xtick.color": "#7f7f7f", "ytick.color": "#808080",
+}  # fmt: skip
+
+
 class Shown:
     """What is shown: a ``title``, ``code`` as it is, a table of a ``head`` and ``rows``, and a ``note``.
 

@@ -37,7 +37,11 @@ COMPUTED = "computed"
 _METADATA = re.compile(
     r"aten\.(as_strided|detach|requires_grad|resize|set|(un)?squeeze|swap(axes|dims)|t(ranspose)?)_\."
 )
+#: What the default partitioner says of every value.
+_FOR_ALL = "; this partitioner computes nothing again"
 _LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (torch, aotlab))
+#: Where the exercises' own programs are.
+_COURSE = str(Path(__file__).with_name("course"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +161,8 @@ def compiled_facts(
         raise UsageError("all compilation is switched off; aotlab.enable() switches it on")
     facts = {"saved": _saved(graphs[0], names)}
     if again is not None:
-        reasons = [miss.sentence for graph in graphs[1:] for miss in graph.misses]
+        misses = [miss.sentence for graph in graphs[1:] for miss in graph.misses]
+        reasons = [each.replace("the compiled entry", "the first graph") for each in misses]
         why = "; ".join(reasons) or "all that the first graph assumes holds in the second call, too"
         facts["recompiles"] = {"": Fact(value=len(graphs) > 1, why=why)}
     return facts
@@ -273,7 +278,8 @@ def _saved(graph: Graph, names: Mapping[str, torch.Tensor]) -> Facts:
         for saved in graph.saved
         if saved.is_input
     }
-    why = "; ".join(saved.reason for saved in computed) or "the backward uses no value that the forward computes"
+    why = "; ".join(re.sub(f"{_FOR_ALL}$", "", saved.reason) for saved in computed)
+    why = why or "the backward uses no value that the forward computes"
     facts[COMPUTED] = Fact(value=bool(computed), why=why)
     return facts
 
@@ -314,7 +320,7 @@ def _line() -> str:
     frame: Any = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(_LIBRARIES):
+        if not file.startswith(_LIBRARIES) or file.startswith(_COURSE):
             return linecache.getline(file, frame.f_lineno).strip() or f"line {frame.f_lineno}"
         frame = frame.f_back
     return "a line"

@@ -119,7 +119,7 @@ def test_an_exercise_of_a_teachers(file: Path) -> None:
         assert repr(threes.check(4)).startswith("Not yet: 4 are not three.")
         assert repr(threes.check(3)) == "Right."
         (row,) = [row for row in teach.progress().rows if row[0] == "mine"]
-        assert row == ("mine", "1 of 1", "✓ threes", "")
+        assert row == ("mine", "1 of 1", "✓\N{NO-BREAK SPACE}threes", "")
     finally:
         del exercises._KNOWN["threes"]
 
