@@ -41,7 +41,7 @@ class Shown:
         return "\n".join(part for part in (self.title, self.code, *lines, self.note) if part)
 
     def _repr_html_(self) -> str:
-        left = "text-align:left;padding-right:1em"
+        left, pre = "text-align:left;padding-right:1em", "font-family:monospace;white-space:pre;overflow-x:auto"
         head = "".join(f'<th scope="col" style="{left}">{_marked(cell)}</th>' for cell in self.head)
         rows = "".join(
             f'<tr><th scope="row" style="{left}">{_marked(row[0])}</th>'
@@ -50,7 +50,7 @@ class Shown:
         )
         return (
             (f"<p>{_marked(self.title)}</p>" if self.title else "")
-            + (f'<pre style="font-family:monospace">{html.escape(self.code)}</pre>' if self.code else "")
+            + (f'<pre style="{pre}">{html.escape(self.code)}</pre>' if self.code else "")
             + (f"<table><thead><tr>{head}</thead><tbody>{rows}</tbody></table>" if rows else "")
             + (f"<p>{_marked(self.note)}</p>" if self.note else "")
         )

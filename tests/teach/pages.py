@@ -243,6 +243,10 @@ def two_graphs(run: Any) -> None:
     assert kept[0] == 0
     assert kept == sorted(set(kept))
     assert [products[0] - number for number in products] == [*range(5)]
+    assert products[-1] == 7
+    assert [run.answer(f"print(teach.predict(lambda a: a.{op}, b, saved='{saved}').right)") for op, saved in (
+        ("sin()", "a"), ("square()", "a"), ("clamp(0)", "a"), ("softmax(0)", "computed"), ("view(2) * a", "a"),
+    )] == ["True\n"] * 5  # fmt: skip
     assert len(set(printed(run, "curve-same").splitlines())) == 1
     exercises(run, "07_two_graphs.ipynb")
 
@@ -274,11 +278,17 @@ def again_and_again(run: Any) -> None:
     assert graphs(run, "numbers-cell") == [["0", "1", "1", "2", "2"]]
     assert graphs(run, "fixed-cell") == [[*map(str, range(8)), "<NA>", "<NA>"]]
     assert run.result("fixed-cell").endswith("compiled for this one alone, since the program fixes it'")
-    assert graphs(run, "reads-cell") == [["0", "1"]]
+    assert graphs(run, "reads-show") == [["0", "1"]]
     assert graphs(run, "reads-tensor-cell") == [["0", "0"]]
     assert graphs(run, "modes-cell") == [["0", "1", "0", "1"]]
-    assert printed(run, "cells-other").startswith("Compiled line 2: 1 graph")
-    assert printed(run, "cells-verdict").startswith("Nothing new was compiled")
+    assert printed(run, "cells-verdict").startswith("Compiled line 2: 1 graph")
+    for options, said in ((" --dynamic", "Nothing new was compiled"), ("", "Compiled line 2: 1 graph")):
+        run.cell("cells-run").source = run.cell("cells-run").source.replace(" --dynamic", options)
+        for name in ("cells-run", "cells-verdict") * (1 if options else 2):
+            run.run(run.cell(name))
+        assert printed(run, "cells-verdict").startswith(said)
+    assert "`batch.size(0)` is" in run.answer("print(*cell.recompiles['reason'])")
+    assert printed(run, "what-cell").splitlines()[0] == "convert to one dtype before"
     assert printed(run, "fresh-cell").strip() == "calls that compiled: 3 of 3"
     exercises(run, "08_again_and_again.ipynb")
 
