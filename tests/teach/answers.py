@@ -367,6 +367,7 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
         [
             (_own("record", ("map_aggregate(kwargs, recorder.read)", "{}")), "this is the smallest found"),
             (_own("record", ("item(node, number)", "item(node, 0)")), "this is the smallest found"),
+            (_own("record", ("map_aggregate(args, recorder.read)", "args")), "name 'float32' is not defined"),
             (
                 _own("record", ("recorder.keep(result, node)", "pass")),
                 "KeyError for the storage of a fake tensor, where",

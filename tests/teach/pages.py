@@ -374,6 +374,7 @@ def subclasses(run: Any) -> None:
 def in_the_wild(run: Any) -> None:
     """Check 12_in_the_wild.ipynb."""
     assert ": 2 graphs (training)" in printed(run, "compile-cell")
+    assert [each.name for each in run.cell("compile-cell").outputs] == ["stdout"]
     assert re.search(r"it logs +transformers/\S+ +logger.warning_once\(", run.result("breaks-table"))
     assert [line.split()[1:] for line in run.result("breaks-frames").splitlines()[1:]] == [
         ["forward", "0"],
@@ -381,16 +382,21 @@ def in_the_wild(run: Any) -> None:
     ]
     assert printed(run, "mend-cell").startswith("Compiled forward: 1 graph (training)")
     assert printed(run, "inputs-table").endswith("of which are written: 0\n")
+    assert "labels" not in run.answer("print(*report.inputs['name'])")
     assert "0.5 * input * (1.0 + torch.tanh(" in run.answer("print(*lines.index)")
     assert printed(run, "predict-same").strip() == "True"
     right(run, "by_hand, a", saved="a, computed")
     right(run, "built_in, a", saved="a")
     assert graphs(run, "again-cell") == [["0", "1", "1"]]
     assert "compiled for all sizes of it" in printed(run, "again-cell")
+    assert "`kwargs['input_ids'].size(1)` is at least 2" in printed(run, "again-cell")
     assert graphs(run, "again-dynamic") == [["0", "0", "0"]]
-    assert {"dynamo", "trace"} <= set(run.answer("print(*parts.index)").split())
+    parts = set(run.answer("print(*parts.index)").split())
+    assert {"dynamo", "trace"} <= parts <= set(re.findall(r"`(\w+)`", run.cell("time-read").source))
     eager, _, ours = (line.split()[1] for line in printed(run, "museum-cell").splitlines())
     assert eager == ours
+    breaks = "print(len(record(model, batch(16))[1].graph_breaks))"
+    assert [run.answer(breaks), run.answer(f"model.loss_type = None; {breaks}")] == ["0\n", "1\n"]
     exercises(run, "12_in_the_wild.ipynb")
 
 
@@ -415,6 +421,8 @@ def be_the_compiler(run: Any) -> None:
         "input_1", "mul_tensor", "as_strided_default", "add_tensor", "as_strided_scatter_default", "sin_default",
     ]  # fmt: skip
     assert printed(run, "cut-cell").startswith("saved: [input_1, cos_default]\n")
+    assert ";  input_2 = None" in printed(run, "cut-cell")
+    assert printed(run, "cut-cell").count("def forward(") == 2
     assert printed(run, "compile-program").strip() == "[torch.Size([3]), torch.Size([4])]"
     assert [line[:10] for line in printed(run, "done-cell").splitlines()] == ["All right:"] * len(FAMILIES)
     assert re.search(r"all \d+ observables equal", run.result("own-cell"))
