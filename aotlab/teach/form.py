@@ -39,7 +39,7 @@ def _field(prediction: Prediction, key: str) -> tuple[Widget, Read]:
         row, read = _boxes("", names)
         return VBox([title, row]), read
     verb = "is" if key == "same" else "with"
-    rows = {each: _boxes(f"{each} {verb} ", names[: names.index(each)]) for each in subjects}
+    rows = {each: _boxes(f"{each} {verb} ", [name for name in names if name != each]) for each in subjects}
     return VBox([title, *(row for row, _ in rows.values())]), lambda: {each: read() for each, (_, read) in rows.items()}
 
 

@@ -39,30 +39,27 @@ QUESTIONS = {
     ),
     "writes": Question(
         ask="Which inputs are written to: into whose memory does it write?",
-        example='"p, q"', yes="written", no="not written",
+        example='"x"', yes="written", no="not written",
     ),
     "metadata": Question(
         ask="Which inputs have another shape, other strides or another offset afterwards?",
-        example='"p, q"', yes="changed", no="not changed",
+        example='"x"', yes="changed", no="not changed",
     ),
     "storage": Question(
         ask="Which inputs lie in another storage, or one of another size, afterwards?",
-        example='"p, q"', yes="changed", no="not changed",
+        example='"x"', yes="changed", no="not changed",
     ),
     "shares": Question(
-        ask="Which result lies in the storage of which input, or of which other result?",
-        example='{"out[0]": "p, q"}',
+        ask="Which result lies in the storage of which input, or of which other result?", example='{"out": "x"}'
     ),
-    "same": Question(
-        ask="Which result is the very tensor that went in, or an earlier result?", example='{"out[0]": "p"}'
-    ),
+    "same": Question(ask="Which result is the very tensor that went in, or an earlier result?", example='{"out": "x"}'),
     "saved": Question(
         ask=f'Which inputs are saved for the backward? Add "{COMPUTED}" if a value that the forward computes is, too.',
-        example=f'"p, q, {COMPUTED}"', yes="saved", no="not saved",
+        example=f'"x, {COMPUTED}"', yes="saved", no="not saved",
     ),
     "grad_none": Question(
         ask="Which inputs that require grad have no gradient after a backward of all results: whose `.grad` is None?",
-        example='"p, q"', yes="None", no="a tensor",
+        example='"x"', yes="None", no="a tensor",
     ),
     "recompiles": Question(ask="Is it compiled anew for the second call?", example="True", choices=(True, False)),
 }  # fmt: skip
@@ -152,14 +149,11 @@ class Prediction(Shown):
 
     def _pose(self) -> None:
         self.code = f"{self._program or _source(self.function)}\n\n{_described(self.function, self.args)}"
-        if self.again is not None:
-            self.code += f"\n\nthe second call:\n{_described(self.function, self.again)}"
         self.head = ("question", "", "answer as in")
-        self.rows = [(key, QUESTIONS[key].ask, f"{key}={QUESTIONS[key].example}") for key in self.ask]
-        if any(not QUESTIONS[key].choices for key in self.ask):
-            self.note = 'Put names in place of `p` and `q`; `""` stands for none.'
-        if {*_OF_RESULTS} & {*self.ask}:
-            self.note += " Results are called `out`, or `out[0]`, `out[1]`, …"
+        inputs = list(tensors_of(self.function, self.args))
+        examples = {key: QUESTIONS[key].example.replace('"x"', f'"{(inputs or ["x"])[-1]}"') for key in self.ask}
+        self.rows = [(key, QUESTIONS[key].ask, f"{key}={examples[key]}") for key in self.ask]
+        self.note = 'Results are called `out`, or `out[0]`, `out[1]`, …; `""` stands for none.'
 
     def _compare(self) -> None:
         left = [key for key in self.ask if key not in self.answers]
@@ -169,7 +163,7 @@ class Prediction(Shown):
         self.title = f"All right ({hits} of {hits})." if hits == len(rows) else f"{hits} of {len(rows)} right."
         self.head, self.rows = ("question", "of", "you say", "it is", "", "why"), rows
         self.note = f"Not answered yet: {listed(left)}." if left else ""
-        if self._done is not None and not left and all(row[-2] != "not understood" for row in rows):
+        if self._done is not None and not left:
             self.note = self._done(self)
 
     def _judge(self, key: str, answer: object) -> list[Row]:
@@ -203,17 +197,11 @@ class Prediction(Shown):
             if names and len(facts) > 1:
                 raise UsageError(f"there are {len(facts)} results: say which, as in {{{next(iter(facts))!r}: …}}")
             answer = dict.fromkeys(facts, names)
-        if [*answer] == ["out"] and [*facts] == ["out[0]"]:  # the only result
-            answer = {"out[0]": answer["out"]}
         results = self._names(list(answer), facts)
         said = {one: self._names(answer[one], everything) for one in results}
         if key == "same":
-            found = {subject: next(iter(said.get(subject, ())), None) for subject in facts}
-            first = {subject: fact.value for subject, fact in facts.items() if fact.value is not None}
-            return {subject: name if name == subject else first.get(str(name), name) for subject, name in found.items()}
+            return {subject: next(iter(said.get(subject, ())), None) for subject in facts}
         groups = [{one, *names} for one, names in said.items() if names]
-        lies = {name: torch_internals.storage_key(x) for name, x in tensors_of(self.function, self.args).items()}
-        groups += [{other for other in lies if lies[other] == lies[name]} for name in lies]  # what is shown beforehand
         for group in groups:  # who shares with the same one shares with each other
             for other in groups:
                 if group & other:
@@ -319,16 +307,9 @@ def _described(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
     """Say what goes in: each tensor's place in its storage, and whether it takes part in autograd."""
     lines = []
     storages: dict[int, int] = {}
-    pending = list(tensors_of(function, args).items())
-    while pending:
-        name, tensor = pending.pop(0)
+    for name, tensor in tensors_of(function, args).items():
+        number = storages.setdefault(torch_internals.storage_key(tensor), len(storages))
         grad = "" if not tensor.requires_grad else ", requires grad" + (", a leaf" if tensor.is_leaf else ", no leaf")
         dtype = str(tensor.dtype).removeprefix("torch.")
-        if torch_internals.is_wrapper(tensor):
-            parts = tensor.__tensor_flatten__()[0]  # type: ignore[attr-defined]  # wrappers have it
-            pending[:0] = [(f"{name}.{part}", getattr(tensor, part)) for part in parts]
-            lines.append(f"{name}: {type(tensor).__name__}, {dtype}, {window(tensor)}, made of{grad}")
-            continue
-        number = storages.setdefault(torch_internals.storage_key(tensor), len(storages))
         lines.append(f"{name}: {dtype}, {window(tensor)}, in storage {number}{grad}")
     return "\n".join(lines)

@@ -10,14 +10,6 @@ from collections.abc import Sequence
 Row = Sequence[str]
 
 
-#: For `plt.style.use`: figures that can be read on white and on black. Two greys, since JupyterLab puts a white box
-#: behind a transparent figure whose labels are all darker than the middle, or all lighter.
-PLOT = {
-    "axes.facecolor": "none", "axes.edgecolor": "#7f7f7f", "axes.labelcolor": "#7f7f7f", "figure.facecolor": "none",
-    "legend.facecolor": "none", "text.color": "#7f7f7f", "xtick.color": "#7f7f7f", "ytick.color": "#808080",
-}  # fmt: skip
-
-
 class Shown:
     """What is shown: a ``title``, ``code`` as it is, a table of a ``head`` and ``rows``, and a ``note``.
 
@@ -41,7 +33,7 @@ class Shown:
         return "\n".join(part for part in (self.title, self.code, *lines, self.note) if part)
 
     def _repr_html_(self) -> str:
-        left, pre = "text-align:left;padding-right:1em", "font-family:monospace;white-space:pre;overflow-x:auto"
+        left = "text-align:left;padding-right:1em"
         head = "".join(f'<th scope="col" style="{left}">{_marked(cell)}</th>' for cell in self.head)
         rows = "".join(
             f'<tr><th scope="row" style="{left}">{_marked(row[0])}</th>'
@@ -50,7 +42,7 @@ class Shown:
         )
         return (
             (f"<p>{_marked(self.title)}</p>" if self.title else "")
-            + (f'<pre style="{pre}">{html.escape(self.code)}</pre>' if self.code else "")
+            + (f'<pre style="font-family:monospace">{html.escape(self.code)}</pre>' if self.code else "")
             + (f"<table><thead><tr>{head}</thead><tbody>{rows}</tbody></table>" if rows else "")
             + (f"<p>{_marked(self.note)}</p>" if self.note else "")
         )

@@ -40,8 +40,6 @@ _METADATA = re.compile(
 #: What the default partitioner says of every value.
 _FOR_ALL = "; this partitioner computes nothing again"
 _LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (torch, aotlab))
-#: Where the exercises' own programs are.
-_COURSE = str(Path(__file__).with_name("course"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +172,12 @@ def tensors_of(function: Callable[..., Any], args: tuple[Any, ...]) -> dict[str,
 
 
 def window(tensor: torch.Tensor) -> str:
-    """Say where in its storage a tensor lies."""
+    """Say where in its storage a tensor lies, and of a wrapper where its parts do."""
+    if torch_internals.is_wrapper(tensor):
+        names = tensor.__tensor_flatten__()[0]  # type: ignore[attr-defined]  # wrappers have it
+        parts = {name: getattr(tensor, name) for name in names}
+        shown = [f"{name} ({str(each.dtype).removeprefix('torch.')}, {window(each)})" for name, each in parts.items()]
+        return f"a {type(tensor).__name__} of {' and '.join(shown)}"
     return f"shape {tuple(tensor.shape)}, strides {tensor.stride()}, offset {tensor.storage_offset()}"
 
 
@@ -320,7 +323,7 @@ def _line() -> str:
     frame: Any = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(_LIBRARIES) or file.startswith(_COURSE):
+        if not file.startswith(_LIBRARIES):
             return linecache.getline(file, frame.f_lineno).strip() or f"line {frame.f_lineno}"
         frame = frame.f_back
     return "a line"

@@ -22,7 +22,6 @@ counter even if ``.data`` gave the originals two; two storage objects over the s
 from __future__ import annotations
 
 import copy
-import dis
 import functools
 import inspect
 import types
@@ -302,8 +301,7 @@ def _reached(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             continue
     yield "defaults", function.__defaults__
     yield "keyword defaults", function.__kwdefaults__
-    globals_ = {each.argval for each in dis.get_instructions(function) if each.opname.endswith("_GLOBAL")}
-    for name in (each for each in function.__code__.co_names if each in globals_):  # others are attributes
+    for name in function.__code__.co_names:
         value = function.__globals__.get(name)
         if not isinstance(value, types.FunctionType) or value.__module__ == function.__module__:
             yield name, value

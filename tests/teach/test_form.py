@@ -30,8 +30,9 @@ def test_a_form() -> None:
     form = teach.predict(program, torch.ones(2, 2), torch.ones(2), ask=ask).form()
     boxes = {box.description: box for box in found(form, widgets.Checkbox)}
     assert list(boxes) == [
-        *("x", "y", "out[0] with x", "out[0] with y", "out[1] with x", "out[1] with y"),
-        *("out[1] with out[0]", "out[0] is x", "out[0] is y", "out[1] is x", "out[1] is y", "out[1] is out[0]"),
+        *("x", "y", "out[0] with x", "out[0] with y", "out[0] with out[1]", "out[1] with x", "out[1] with y"),
+        *("out[1] with out[0]", "out[0] is x", "out[0] is y", "out[0] is out[1]", "out[1] is x", "out[1] is y"),
+        "out[1] is out[0]",
     ]
     (radio,), (button,) = found(form, widgets.RadioButtons), found(form, widgets.Button)
     below = found(form, widgets.HTML)[-1]
