@@ -14,8 +14,8 @@ import aotlab.teach.steps  # noqa: F401
 from aotlab.teach.code import code
 from aotlab.teach.exercises import Exercise, exercise, new_exercise, progress, require
 from aotlab.teach.families import FAMILIES, check_compiler
-from aotlab.teach.prediction import Prediction, predict
 from aotlab.teach.plots import PLOT
+from aotlab.teach.prediction import Prediction, predict
 from aotlab.teach.programs import practice
 from aotlab.teach.windows import storage_map
 
