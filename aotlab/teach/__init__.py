@@ -3,7 +3,7 @@
 In order: `truth` (what is true of a call), `prediction` (questions, and an answer beside the truth), `programs`
 (endless programs), `exercises`, `course` and `course_again` (the pages' exercises), `families` and `steps` (a reader's
 compiler), `kept` (what was done), `windows` (which element lies where in a storage), `code` (what a report holds),
-`shown` (tables).
+`shown` (tables), `plots` (the style of figures).
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import aotlab.teach.steps  # noqa: F401
 from aotlab.teach.code import code
 from aotlab.teach.exercises import Exercise, exercise, new_exercise, progress, require
 from aotlab.teach.families import FAMILIES, check_compiler
+from aotlab.teach.plots import PLOT
 from aotlab.teach.prediction import Prediction, predict
 from aotlab.teach.programs import practice
 from aotlab.teach.windows import storage_map
 
 __all__ = [
     "FAMILIES",
+    "PLOT",
     "Exercise",
     "Prediction",
     "check_compiler",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import warnings
 from collections.abc import Callable
@@ -64,8 +65,9 @@ def how_many_graphs(answer: float) -> None:
     - A graph with a symbol holds for the sizes that go the same way at the `if`.
     - And there is a size that is never a symbol.
     """
-    graphs = _graphs(folded, *((torch.ones(size),) for size in (3, 4, 2, 8, 5, 1, 9)))
-    require(answer == graphs, f"it is not {answer}")
+    calls = [(torch.ones(size),) for size in (3, 4, 2, 8, 5, 1, 9)]
+    first = f"3, 4 and 2 elements alone need {_graphs(folded, *calls[:3])}"
+    require(answer == _graphs(folded, *calls), f"it is not {answer}: {first}, and what do the other four need?")
 
 
 def doubled(x: torch.Tensor, n: int) -> torch.Tensor:
@@ -113,7 +115,8 @@ def mask_again(answer: Answer) -> None:
             before = torch.get_rng_state()
             found = answer(x, state)
             require(isinstance(found, torch.Tensor) and found.dtype == torch.bool, "the mask is not of booleans")
-            require(torch.equal(found, expected), f"it was {expected.int().tolist()}, not {found.int().tolist()}")
+            wrong = f"for x = {x.tolist()} it was {expected.int().tolist()}, not {found.int().tolist()}"
+            require(torch.equal(found, expected), wrong)
             require(torch.equal(torch.get_rng_state(), before), "the state of the generator is another one afterwards")
 
 
@@ -246,8 +249,11 @@ def put_together(answer: Answer) -> None:
     for word in ("", "kept"):
         found = answer(Two(torch.zeros(3), torch.zeros(3), word), parts)
         require(isinstance(found, Two), f"the result is a {type(found).__name__}, and not of the class of `old`")
-        require(found.other is parts[0], "the parts are exchanged, or copies")
-        require(found.one is parts[1], "the second part is another tensor")
+        for name, part in zip(found.__tensor_flatten__()[0], parts, strict=True):
+            place = {id(each): f"parts[{number}]" for number, each in enumerate(parts)}
+            lies = place.get(id(getattr(found, name)), "another tensor")
+            wrong = f"its part `{name}` is `{lies}`, not `{place[id(part)]}`: `old` names its parts in another order"
+            require(getattr(found, name) is part, wrong + " than `__init__` takes them")
         require(found.word == word, f"what else is known of `old` is {word!r}, and of the result {found.word!r}")
 
 
@@ -268,7 +274,7 @@ def how_many_inputs(answer: float) -> None:
         aotlab.compile(times, backend="eager")(Two(Two(s, t), u), t)
     (graph,) = (graph for frame in recording.report().frames for graph in frame.graphs)
     inputs = sum(placeholder.user_name != "" for placeholder in graph.placeholders)
-    require(answer == inputs, f"it is not {answer}")
+    require(answer == inputs, f"it is not {answer}; list the plain tensors of `x` and of `y`")
 
 
 # --- 12_in_the_wild --------------------------------------------------------------------------------------------------
@@ -278,10 +284,15 @@ def _behind_dynamo(function: Answer, *calls: tuple[Any, ...]) -> Report:
     """Make calls behind Dynamo, and return what the report says."""
     torch.compiler.reset()
     compiled = torch.compile(function, backend="aotlab", options={"compiler": "eager"})
-    with warnings.catch_warnings(), aotlab.Report.record() as recording:
-        warnings.simplefilter("ignore")
-        for call in calls:
-            compiled(*call)
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # Dynamo logs each break, in eleven lines
+    try:
+        with warnings.catch_warnings(), aotlab.Report.record() as recording:
+            warnings.simplefilter("ignore")
+            for call in calls:
+                compiled(*call)
+    finally:
+        logging.disable(disabled)
     return recording.report()
 
 
@@ -356,7 +367,7 @@ def writes_both(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @new_exercise("wild", program=keeps_order)
 def find_the_bug(answer: Answer) -> None:
-    """Write `answer(f)`: call `f`, return True if it does what this program does, else False. Some layers get it wrong.
+    """`f` claims to do what this program does. Write `answer(f)`, which calls `f`: False if you catch it, else True.
 
     - A layer can lose the write: look at `x` after the call, too.
     - A layer can read `y` too early. When does that make a difference? (See `06_inputs_that_share`.)

@@ -109,7 +109,8 @@ class Exercise(Shown):
         """How to answer."""
         if self.own_code:
             return f'`teach.exercise("{self.name}").hint()` gives a hint, `.solution()` shows a solution.'
-        return f'`teach.exercise("{self.name}").check(answer)` checks an answer, `.hint()` gives a hint.'
+        sample = {"names": '"x, y"', "number": "0"}.get(self.takes, "answer")
+        return f'`teach.exercise("{self.name}").check({sample})` checks an answer, `.hint()` gives a hint.'
 
     def check(self, answer: object) -> Said:
         """Run an answer, and say whether it is right, or what was seen instead."""

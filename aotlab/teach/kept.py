@@ -84,7 +84,7 @@ class Progress(Shown):
         rows = []
         for topic, names in topics.items():
             entries = {name: kept["exercises"].get(name, _KEPT["exercises"]) for name in names}
-            marks = [f"{'✓' if each['done'] else '–'} {name}" for name, each in entries.items()]
+            marks = [f"{'✓' if each['done'] else '–'}\N{NO-BREAK SPACE}{name}" for name, each in entries.items()]
             trained = kept["practice"].get(topic)
             said = "" if trained is None else "level {level}: {right} of {asked} right".format(**trained)
             done = f"{sum(each['done'] for each in entries.values())} of {len(names)}" if names else ""

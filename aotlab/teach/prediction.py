@@ -155,7 +155,7 @@ class Prediction(Shown):
         self.code = "\n\n".join([self._program or _source(self.function), *_described(self.function, calls)])
         self.head = ("question", "", "answer as in")
         inputs = list(tensors_of(self.function, self.args))
-        examples = {key: QUESTIONS[key].example.replace('"x', f'"{(inputs or ["x"])[-1]}') for key in self.ask}
+        examples = {key: QUESTIONS[key].example.replace('"x"', f'"{(inputs or ["x"])[-1]}"') for key in self.ask}
         self.rows = [(key, QUESTIONS[key].ask, f"{key}={examples[key]}") for key in self.ask]
         self.note = '`""` stands for none.' if any(not QUESTIONS[key].choices for key in self.ask) else ""
         if len(inputs) > 1 and self.note:

@@ -61,7 +61,7 @@ TOPICS = {
         about=frozenset(),
         without=_TOGETHER | {"in-place metadata"},
         grad=True,
-        text=r"sin|exp|square|softmax| @ | \* [a-dv]",
+        text=r"sin|exp|square|softmax| @ |\b(\w+) \* (?!\1$)[a-dv]",
     ),
 }
 

@@ -6,6 +6,7 @@ The layer is the text of ``layer.txt``: the page's cells, with the course's own 
 from __future__ import annotations
 
 import ast
+import contextlib
 import linecache
 from collections.abc import Callable
 from functools import cache
@@ -58,7 +59,7 @@ def _try(family: str, **steps: Answer) -> None:
 
 @new_exercise("compiler", own=_own("record"))
 def record(answer: Answer) -> None:
-    """Write `record(recorder, op, args, kwargs, result)`, which puts the call of `op` into `recorder.graph`.
+    """Write `record(recorder, op, args, kwargs, result)`: put the call of `op` into its graph, and keep the result.
 
     - Three things: the arguments as nodes, a node for the call, and for each tensor of the result which node it is.
     - `map_aggregate(args, recorder.read)` replaces tensors by nodes, also within lists, and
@@ -89,7 +90,15 @@ def differentiate(answer: Answer) -> None:
       `torch.autograd.grad(roots, recorder.edges, tangents, allow_unused=True)` runs the backward, which is recorded.
     - Return the list of the tangents' nodes, and that of `recorder.read(gradient)`; a gradient that is None stays so.
     """
-    _try("training", differentiate=answer)
+    computed: list[str] = []
+
+    def noted(recorder: Any, roots: Any) -> Any:
+        tangents, gradients = answer(recorder, roots)
+        computed.extend(node.name for node in tangents if node.op != "placeholder")
+        return tangents, gradients
+
+    _try("training", differentiate=noted)
+    require(not computed, f"a tangent is no input of the graph: `{computed[0] if computed else ''}` computes it")
 
 
 @new_exercise("compiler", own=_own("cut"))
@@ -105,16 +114,19 @@ def cut(answer: Answer) -> None:
         (lambda x, w: ((x + w).sum() * 2,), "(x + w).sum() * 2", 0),
     ):
         saved: list[Any] = []
+        lacking: list[Any] = []
 
-        def noted(*args: Any, saved: list[Any] = saved) -> Any:
-            found = answer(*args)
+        def noted(graph: Any, tangents: Any, saved: list[Any] = saved, lacking: list[Any] = lacking) -> Any:
+            found = answer(graph, tangents)
             saved.extend(found)
+            lacking.extend(set(_OWN["cut"](graph, tangents)) - set(found))
             return found
 
         try:
             layer(cut=noted)["compile"](function)(torch.ones(3), torch.ones(3, requires_grad=True))
-        except KeyError:
-            require(False, f"of `{text}` something that the backward needs is not saved")
+        except KeyError as error:
+            needed = lacking[0] if lacking else error
+            require(False, f"of `{text}` the backward needs `{needed}`, which is not saved")
         names = [node.name for node in saved]
         require(len(names) <= least, f"of `{text}` it saves {', '.join(names)}, and {least or 'none'} are enough")
     _try("training", cut=answer)
@@ -131,6 +143,8 @@ def recipe(answer: Answer) -> None:
       None, too. Compare tensors by `is`.
     """
     _try("shared results", recipe=answer)
+    (result,) = layer(recipe=answer)["compile"](lambda x: (x * 2,))(torch.ones(3))
+    require(result._base is None, "of `x * 2` the caller gets a view of the base, and not the base itself")
 
 
 @new_exercise("compiler", own=_own("finish"))
@@ -143,6 +157,12 @@ def finish(answer: Answer) -> None:
     """
     _try("written inputs", finish=answer)
     _try("shared results", finish=answer)
+
+
+def _writes_the_second_first(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    b.mul_(2)
+    a.mul_(2)
+    return (a * 1,)
 
 
 @new_exercise("compiler", own=_own("guards"))
@@ -162,3 +182,9 @@ def guards(answer: Answer) -> None:
     require(answer(one) != without, "the keys of a call under `no_grad` and of one outside of it are equal")
     _try("shared inputs", guards=answer)
     _try("calls", guards=answer)
+    compiled, first = layer(guards=answer)["compile"](_writes_the_second_first), torch.ones(3)
+    compiled(torch.ones(3), torch.ones(3, requires_grad=True) * 1)
+    with contextlib.suppress(RuntimeError):  # as in eager
+        compiled(first, torch.ones(3, requires_grad=True))
+    seen = "a trace for a `b` that is no leaf serves one that is: `a` is written before `b.mul_(2)` raises"
+    require(first.eq(1).all(), seen)

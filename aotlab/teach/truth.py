@@ -37,6 +37,8 @@ COMPUTED = "computed"
 _METADATA = re.compile(
     r"aten\.(as_strided|detach|requires_grad|resize|set|(un)?squeeze|swap(axes|dims)|t(ranspose)?)_\."
 )
+#: What the default partitioner says of every value.
+_FOR_ALL = "; this partitioner computes nothing again"
 _LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (torch, aotlab))
 
 
@@ -171,7 +173,8 @@ def compiled_facts(
         raise UsageError("all compilation is switched off; aotlab.enable() switches it on")
     facts = {"saved": _saved(graphs[0], names)}
     if again is not None:
-        reasons = [miss.sentence for graph in graphs[1:] for miss in graph.misses]
+        misses = [miss.sentence for graph in graphs[1:] for miss in graph.misses]
+        reasons = [each.replace("the compiled entry", "the first graph") for each in misses]
         why = "; ".join(reasons) or "all that the first graph assumes holds in the second call, too"
         facts["recompiles"] = {"": Fact(value=len(graphs) > 1, why=why)}
     return facts
@@ -183,7 +186,12 @@ def tensors_of(function: Callable[..., Any], args: tuple[Any, ...]) -> dict[str,
 
 
 def window(tensor: torch.Tensor) -> str:
-    """Say where in its storage a tensor lies."""
+    """Say where in its storage a tensor lies, and of a wrapper where its parts do."""
+    if torch_internals.is_wrapper(tensor):
+        names = tensor.__tensor_flatten__()[0]  # type: ignore[attr-defined]  # wrappers have it
+        parts = {name: getattr(tensor, name) for name in names}
+        shown = [f"{name} ({str(each.dtype).removeprefix('torch.')}, {window(each)})" for name, each in parts.items()]
+        return f"a {type(tensor).__name__} of {' and '.join(shown)}"
     return f"shape {tuple(tensor.shape)}, strides {tensor.stride()}, offset {tensor.storage_offset()}"
 
 
@@ -289,7 +297,8 @@ def _saved(graph: Graph, names: Mapping[str, torch.Tensor]) -> Facts:
         for saved in graph.saved
         if saved.is_input
     }
-    why = "; ".join(saved.reason for saved in computed) or "the backward uses no value that the forward computes"
+    why = "; ".join(re.sub(f"{_FOR_ALL}$", "", saved.reason) for saved in computed)
+    why = why or "the backward uses no value that the forward computes"
     facts[COMPUTED] = Fact(value=bool(computed), why=why)
     return facts
 

@@ -321,7 +321,7 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
             (lambda x: x[:1], "[[0.0, 1.0, 2.0]]"),
         ],
     ),
-    "how-many-graphs": ([4, 4.0], [(3, "not 3"), (7, "not 7"), ("4", "a number")]),
+    "how-many-graphs": ([4, 4.0], [(3, "not 3: 3, 4 and 2 elements alone need 2"), (7, "not 7"), ("4", "a number")]),
     "fewer-graphs": (
         [lambda x, n: x * 2**n, lambda x, n: torch.ldexp(x, torch.full((), n))],
         [
@@ -335,7 +335,7 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
         [
             (_mask_and_moved, "is another one afterwards"),
             (_mask_of_now, "it was [1, 1, "),
-            (_zeros_are_masked, "it was [1, 1, "),
+            (_zeros_are_masked, "for x = [0.0, 1.0, "),
             (lambda x, state: x, "booleans"),
         ],
     ),
@@ -368,11 +368,12 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
         [_put_together],
         [
             (_without_context, "'kept'"),
-            (lambda old, parts: type(old)(*parts, old.word), "exchanged"),
+            (lambda old, parts: type(old)(*parts, old.word), "`other` is `parts[1]`, not `parts[0]`"),
+            (lambda old, parts: _put_together(old, [each.clone() for each in parts]), "`other` is `another tensor`"),
             (lambda old, parts: parts, "is a list"),
         ],
     ),
-    "how-many-inputs": ([3], [(4, "not 4"), (2, "not 2")]),
+    "how-many-inputs": ([3], [(4, "not 4; list"), (2, "not 2")]),
     "one-graph": (
         [
             lambda x: torch.where(x.sum() > 0, x * 2, -x),
@@ -411,6 +412,11 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
         [
             (_own("record", ("map_aggregate(kwargs, recorder.read)", "{}")), "this is the smallest found"),
             (_own("record", ("item(node, number)", "item(node, 0)")), "this is the smallest found"),
+            (_own("record", ("map_aggregate(args, recorder.read)", "args")), "name 'float32' is not defined"),
+            (
+                _own("record", ("recorder.keep(result, node)", "pass")),
+                "KeyError for the storage of a fake tensor, where",
+            ),
         ],
     ),
     "write": (
@@ -426,13 +432,18 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
         [
             (_own("differentiate", (", allow_unused=True", "")), "are differentiated"),
             (_own("differentiate", ("return nodes", "return nodes[::-1]")), "are differentiated"),
+            (
+                _own("differentiate", ("empty_like", "ones_like"), ('enter(tangent, "tangent")', "read(tangent)")),
+                "`ones_like_default` computes it",
+            ),
         ],
     ),
     "cut": (
         [_own("cut")],
         [
             (_own("cut", (" and late & set(node.users)", "")), "are enough"),
-            (_own("cut", ("node not in late", "node.op == 'placeholder' and node not in late")), "is not saved"),
+            (_own("cut", ("node not in late", "node.op == 'placeholder' and node not in late")), "needs `cos_default`"),
+            (_own("cut", (" and late & set(node.users)", " and node.op != 'placeholder'")), "needs `input_1`"),
         ],
     ),
     "recipe": (
@@ -440,6 +451,7 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
         [
             (_own("recipe", ("any(result is x for x in inputs)", "False")), "in eager `a` itself"),
             (_own("recipe", ("result if result._base is None else result._base", "result")), "out[0].mul_(2)"),
+            (_own("recipe", ("None if result is base else window(result)", "window(result)")), "a view of the base"),
         ],
     ),
     "finish": (
@@ -457,6 +469,7 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
             (_own("guards", ("window(x)", "x.shape")), "are called several times"),
             (_own("guards", ("torch.is_grad_enabled(), ", "")), "under `no_grad` and of one outside"),
             (_own("guards", ("x.dtype", "id(x)")), "differ in values only"),
+            (_own("guards", ("x.is_leaf, ", "")), "`a` is written before"),
         ],
     ),
 }

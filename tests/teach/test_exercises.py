@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,15 @@ def test_right_answers_pass(name: str, answer: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "answer", "said"), [(name, *each) for name, (_, wrong) in ANSWERS.items() for each in wrong]
 )
-def test_wrong_answers_are_told_apart(name: str, answer: Any, said: str) -> None:
-    """What is said is what was seen, and the exercise is not done."""
+def test_wrong_answers_are_told_apart(
+    name: str, answer: Any, said: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is said is what was seen, and the exercise is not done; no traceback of a graph, no log of Dynamo's."""
     found = repr(teach.exercise(name).check(answer))
     assert found.startswith("Not yet: ")
     assert said in found
+    assert capsys.readouterr() == ("", "")
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
     assert not teach.exercise(name).title.startswith("Done")
 
 
@@ -119,7 +124,7 @@ def test_an_exercise_of_a_teachers(file: Path) -> None:
         assert repr(threes.check(4)).startswith("Not yet: 4 are not three.")
         assert repr(threes.check(3)) == "Right."
         (row,) = [row for row in teach.progress().rows if row[0] == "mine"]
-        assert row == ("mine", "1 of 1", "✓ threes", "")
+        assert row == ("mine", "1 of 1", "✓\N{NO-BREAK SPACE}threes", "")
     finally:
         del exercises._KNOWN["threes"]
 

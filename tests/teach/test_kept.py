@@ -17,7 +17,10 @@ def test_progress_is_kept_exported_and_reset(file: Path, tmp_path: Path) -> None
     teach.exercise("diagonal-stride").check(lambda n: n + 1)
     assert json.loads(file.read_text())["exercises"]["room"]["hints"] == 1
     rows = {row[0]: row for row in teach.progress().rows}
-    assert rows["storages"][1:3] == ("1 of 3", "– second-column, ✓ diagonal-stride, – room")
+    assert rows["storages"][1:3] == (
+        "1 of 3",
+        "–\N{NO-BREAK SPACE}second-column, ✓\N{NO-BREAK SPACE}diagonal-stride, –\N{NO-BREAK SPACE}room",
+    )
     copy = teach.progress().export(tmp_path / "copy.json")
     assert json.loads(copy.read_text()) == json.loads(file.read_text())
     teach.progress().reset()

@@ -17,7 +17,7 @@ from aotlab.teach.families import FAMILIES
 from tests.teach.pages import EXERCISES, PAGES
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
-_MINUTES = {"20": "Twenty", "25": "Twenty-five", "30": "Thirty"}
+_MINUTES = {"20": "Twenty", "25": "Twenty-five", "90": "Ninety"}
 
 
 @pytest.mark.tier("quick")

@@ -11,6 +11,7 @@ import torch
 import aotlab
 from aotlab import teach
 from aotlab.errors import UsageError
+from aotlab.teach.course_again import Two
 from aotlab.teach.prediction import QUESTIONS
 from aotlab.teach.truth import eager_truth, places
 from aotlab.verification.programs import program_of
@@ -232,6 +233,15 @@ def test_questions_run_nothing() -> None:
         "And in the second call:\nx: float32, shape (3,), strides (1,), offset 0, in storage 1"
     )
     assert {row[0] for row in with_gradients.rows} >= {"saved", "grad_none", "recompiles"}
+
+
+def test_a_wrapper_is_shown_with_its_parts() -> None:
+    """It has no memory of its own. And an example of an answer is none that may be right."""
+    shown = teach.predict(lambda x: x * 2, Two(ones(2), ones(3).double()), ask="saved")
+    assert shown.code.splitlines()[-1].startswith(
+        "x: float32, a Two of other (float64, shape (3,), strides (1,), offset 0) and one (float32, shape (2,), "
+    )
+    assert teach.predict(lambda a: a * 2, ones(2, grad=True), ask="saved").rows[0][2] == 'saved="x, computed"'
 
 
 def stale(x: torch.Tensor) -> torch.Tensor:

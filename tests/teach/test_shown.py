@@ -37,6 +37,17 @@ def test_what_no_map_is_drawn_of(tensors: dict[str, object], said: str) -> None:
         teach.storage_map(**tensors)
 
 
+def test_figures_have_no_box() -> None:
+    """JupyterLab puts a white box behind one that is transparent and whose labels are all dark, or all light."""
+    backend = pytest.importorskip("matplotlib_inline.backend_inline")
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    with pyplot.style.context(teach.PLOT):
+        figure, _ = pyplot.subplots()
+        assert backend._fetch_figure_metadata(figure) is None
+        assert figure.get_facecolor()[3] == 0
+        pyplot.close(figure)
+
+
 def test_code() -> None:
     """The code of each part, the wrapper without its checks; what there is not is said."""
     with aotlab.Report.record() as report:
