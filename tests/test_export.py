@@ -182,6 +182,25 @@ CASES = {
     "ops that stay": (lambda: Of(lambda m, x: (x * torch.tensor([1.0, 2.0, 3.0]), x.sum(0))), lambda: (x43(),), None),
 }  # fmt: skip
 
+
+def chosen(m, x):
+    """Choose by a value, with operands in containers, and once more inside."""
+
+    def true(given, scale):
+        y = given["y"].sin()
+        y.add_(5)
+        return torch.cond(y.sum() > 5, lambda y: [(y * 3).cos()], lambda y: [y + 1], (y,))[0], scale * 2
+
+    def false(given, scale):
+        return given["y"] * scale, scale + 1
+
+    out, scale = torch.cond(x.sum() > 0, true, false, ({"y": m.l(x)}, m.scale * 3))
+    return (out * scale).sum()
+
+
+CASES["a choice"] = (lambda: Of(chosen, l=nn.Linear(3, 3), scale=nn.Parameter(torch.ones(3) * 2)), lambda: (x43(),), 0)
+CASES["the other choice"] = (CASES["a choice"][0], lambda: (-x43().abs(),), 0)
+
 #: What torch's own kernels cannot be traced with symbolic sizes.
 STATIC = {"an LSTM"} | ({"a transformer"} if torch.__version__.startswith("2.11") else set())
 
@@ -500,6 +519,10 @@ REFUSED = {
     "a branch": (lambda m, x: x if x.sum() > 0 else -x, (), lambda: (x43(),), None, RefusedError, "value"),
     "made to require grad": (
         lambda m, x: x.requires_grad_().sum(), (), lambda: (x43(),), None, RefusedError, "made to require grad"
+    ),
+    "a choice that uses more than it is given": (
+        lambda m, x: torch.cond(x.sum() > 0, lambda y: y * m.w, lambda y: y + 1, (x,)),
+        (), lambda: (x43(),), None, RefusedError, "another tensor than its operands",
     ),
     "an object": (lambda m, x: (x, object()), (), lambda: (x43(),), None, AotlabError, "return tensors"),
     "grad mode left": (

@@ -13,14 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from aotlab._torch import pytree
 from aotlab.capture import nesting
 from aotlab.errors import MetadataMutationError, OutputError, UsageError
-from aotlab.export.made import ExportedFunction, ExportedModule, differentiate_loss, refuse, traced
+from aotlab.export.made import ExportedFunction, ExportedModule, refuse, traced
 from aotlab.export.saved import load, save
 from aotlab.export.signature import BackwardSignature, GraphSignature, signature_of
+from aotlab.ir.graphs import output_args, placeholders
 from aotlab.ir.metadata import InputAliasInfo, OutputType
 
 __all__ = ["BackwardSignature", "GraphSignature", "aot_export_joint_simple", "aot_export_module", "load", "save"]
@@ -87,7 +89,7 @@ def aot_export_module(
     gradients = [made.gradient(n) for n in wanted]
     graph = made.graph("arg{}_1", 0, [*map(made.new_value, writes), *made.outputs, *gradients])
     if loss is not None:
-        differentiate_loss(graph, len(writes) + loss)
+        _differentiate_loss(graph, len(writes) + loss)
     signature = signature_of(
         graph,
         parameters=[*parameters],
@@ -162,3 +164,17 @@ def _check_inputs(infos: Sequence[InputAliasInfo], joint: bool) -> None:
         if joint and info.mutates_data and (info.requires_grad or info.requires_grad_after):
             how = "requires grad" if info.requires_grad else "gets an autograd history"
             refuse(f"`{info.name}` is written and {how}", "write detached values, or return the new value")
+
+
+def _differentiate_loss(module: fx.GraphModule, position: int) -> None:
+    """Let the backward in a graph begin with one, the gradient of the loss, in the place of a tangent."""
+    graph = module.graph
+    loss, tangent = output_args(graph)[position], placeholders(graph)[-1]
+    assert loss is not None
+    with graph.inserting_after(loss):
+        ones = graph.call_function(torch.ops.aten.ones_like.default, (loss,))
+    ones.meta.update(tangent.meta, partitioner_tag="is_backward")
+    tangent.replace_all_uses_with(ones)
+    graph.erase_node(tangent)
+    graph.lint()
+    module.recompile()
