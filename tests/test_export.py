@@ -622,9 +622,11 @@ def test_misuse():
 def test_signatures_are_those_of_the_table():
     """The parameters are upstream's, as far as the table of systems has them."""
     ours = inspect.signature(aotlab.aot_export_module).parameters
-    assert list(ours) == ["mod", "args", "trace_joint", "output_loss_index", "pre_dispatch", "dynamic_shapes"]
+    own = ["mod", "args", "trace_joint", "output_loss_index", "pre_dispatch", "dynamic_shapes"]
+    assert list(ours) == [*own, "decompositions"]
     assert [key for key, p in ours.items() if p.kind is p.KEYWORD_ONLY] == list(ours)[2:]
-    assert list(inspect.signature(aotlab.aot_export_joint_simple).parameters) == ["fn", "args", "trace_joint"]
+    simple = inspect.signature(aotlab.aot_export_joint_simple).parameters
+    assert list(simple) == ["fn", "args", "trace_joint", "decompositions"]
 
 
 def test_json_of_other_containers():
@@ -637,6 +639,20 @@ def test_json_of_other_containers():
     _, signature = export(Of(lambda m, x: [x + 1]), (x43(),))
     with pytest.raises(KeyError, match=r"os\.system"):
         GraphSignature.from_json(signature.to_json().replace('"list"', '"os.system"'))
+
+
+def test_decompositions():
+    """Ops that are to be replaced are, forward and backward, for modules and functions."""
+    aten = torch.ops.aten
+    table = {aten.addmm.default: lambda bias, x, w: x @ w + bias, aten.t.default: lambda x: x.permute(1, 0)}
+    module, x = nn.Linear(3, 2), x43()
+    for loss, of in (None, module), (0, Of(lambda m, x: m.l(x).sum(), l=module)):
+        graph, signature = export(of, (x,), loss, decompositions=table)
+        assert not table.keys() & {node.target for node in graph.graph.nodes}
+        run_beside_eager(graph, signature, of, (x,), loss)
+    simple = aotlab.aot_export_joint_simple(lambda x: (x.t() * 2,), (x,), trace_joint=False, decompositions=table)
+    assert aten.permute.default in {node.target for node in simple.graph.nodes}
+    assert_same(simple(x), [x.t() * 2])
 
 
 # --- of functions ------------------------------------------------------------------------------------------------

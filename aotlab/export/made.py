@@ -35,6 +35,7 @@ from aotlab.trace.segments import Segment
 from aotlab.trace.surroundings import Printed
 from aotlab.trace.tape import Untraceable
 
+Decompositions = Mapping[internals.OpOverload, Any]
 #: What a graph can return.
 _RETURNED = (
     Tensor, int, float, bool, complex, str, type(None), torch.SymInt, torch.SymFloat, torch.dtype, torch.device,
@@ -241,14 +242,9 @@ def _check_call(call: capture.Call, leaves: Sequence[Any], own: Mapping[str, Ten
 
 
 def traced(
-    target: ExportedModule | ExportedFunction,
-    args: Iterable[Any],
-    own: Mapping[str, Tensor],
-    *,
-    joint: bool,
-    dynamic: bool | None,
-    loss: int | None = None,
-) -> Made:
+    target: ExportedModule | ExportedFunction, args: Iterable[Any], own: Mapping[str, Tensor], *,
+    joint: bool, dynamic: bool | None, decompositions: Decompositions | None, loss: int | None = None,
+) -> Made:  # fmt: skip
     """Take a call through the stages up to the trace; ``own`` are the module's parameters and buffers."""
     if config.functionalize_rng_ops:
         raise UsageError("an exported graph takes no states of generators: set config.functionalize_rng_ops to False")
@@ -270,10 +266,10 @@ def traced(
             if shared and varying:
                 refuse(f"{shared[0]} share memory, and sizes vary", "pass clones, or dynamic_shapes=False")
             ways: dict[str, Any] = {"exact": True, "quirks": quirks.chosen(), "bases": bases, "varying": varying}
-            ways |= {"decompositions": None, "keep_input_mutations": False, "static_inputs": len(own)}
+            ways |= {"decompositions": dict(decompositions or {}), "static_inputs": len(own)}
             try:
                 with printed:
-                    _, live = trace.run(call, deduped, **ways)
+                    _, live = trace.run(call, deduped, keep_input_mutations=False, **ways)
                 gradients = _gradients(live) if joint and live.training else {}
             except (RefusedError, RunEagerly):
                 raise
