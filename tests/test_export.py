@@ -182,6 +182,25 @@ CASES = {
     "ops that stay": (lambda: Of(lambda m, x: (x * torch.tensor([1.0, 2.0, 3.0]), x.sum(0))), lambda: (x43(),), None),
 }  # fmt: skip
 
+
+def chosen(m, x):
+    """Choose by a value, with operands in containers, and once more inside."""
+
+    def true(given, scale):
+        y = given["y"].sin()
+        y.add_(5)
+        return torch.cond(y.sum() > 5, lambda y: [(y * 3).cos()], lambda y: [y + 1], (y,))[0], scale * 2
+
+    def false(given, scale):
+        return given["y"] * scale, scale + 1
+
+    out, scale = torch.cond(x.sum() > 0, true, false, ({"y": m.l(x)}, m.scale * 3))
+    return (out * scale).sum()
+
+
+CASES["a choice"] = (lambda: Of(chosen, l=nn.Linear(3, 3), scale=nn.Parameter(torch.ones(3) * 2)), lambda: (x43(),), 0)
+CASES["the other choice"] = (CASES["a choice"][0], lambda: (-x43().abs(),), 0)
+
 #: What torch's own kernels cannot be traced with symbolic sizes.
 STATIC = {"an LSTM"} | ({"a transformer"} if torch.__version__.startswith("2.11") else set())
 
@@ -501,6 +520,10 @@ REFUSED = {
     "made to require grad": (
         lambda m, x: x.requires_grad_().sum(), (), lambda: (x43(),), None, RefusedError, "made to require grad"
     ),
+    "a choice that uses more than it is given": (
+        lambda m, x: torch.cond(x.sum() > 0, lambda y: y * m.w, lambda y: y + 1, (x,)),
+        (), lambda: (x43(),), None, RefusedError, "another tensor than its operands",
+    ),
     "an object": (lambda m, x: (x, object()), (), lambda: (x43(),), None, AotlabError, "return tensors"),
     "grad mode left": (
         lambda m, x: (torch.set_grad_enabled(True), x + 1)[1:], (), lambda: (x43(),), None, RefusedError, "grad mode"
@@ -599,9 +622,11 @@ def test_misuse():
 def test_signatures_are_those_of_the_table():
     """The parameters are upstream's, as far as the table of systems has them."""
     ours = inspect.signature(aotlab.aot_export_module).parameters
-    assert list(ours) == ["mod", "args", "trace_joint", "output_loss_index", "pre_dispatch", "dynamic_shapes"]
+    own = ["mod", "args", "trace_joint", "output_loss_index", "pre_dispatch", "dynamic_shapes"]
+    assert list(ours) == [*own, "decompositions"]
     assert [key for key, p in ours.items() if p.kind is p.KEYWORD_ONLY] == list(ours)[2:]
-    assert list(inspect.signature(aotlab.aot_export_joint_simple).parameters) == ["fn", "args", "trace_joint"]
+    simple = inspect.signature(aotlab.aot_export_joint_simple).parameters
+    assert list(simple) == ["fn", "args", "trace_joint", "decompositions"]
 
 
 def test_json_of_other_containers():
@@ -614,6 +639,20 @@ def test_json_of_other_containers():
     _, signature = export(Of(lambda m, x: [x + 1]), (x43(),))
     with pytest.raises(KeyError, match=r"os\.system"):
         GraphSignature.from_json(signature.to_json().replace('"list"', '"os.system"'))
+
+
+def test_decompositions():
+    """Ops that are to be replaced are, forward and backward, for modules and functions."""
+    aten = torch.ops.aten
+    table = {aten.addmm.default: lambda bias, x, w: x @ w + bias, aten.t.default: lambda x: x.permute(1, 0)}
+    module, x = nn.Linear(3, 2), x43()
+    for loss, of in (None, module), (0, Of(lambda m, x: m.l(x).sum(), l=module)):
+        graph, signature = export(of, (x,), loss, decompositions=table)
+        assert not table.keys() & {node.target for node in graph.graph.nodes}
+        run_beside_eager(graph, signature, of, (x,), loss)
+    simple = aotlab.aot_export_joint_simple(lambda x: (x.t() * 2,), (x,), trace_joint=False, decompositions=table)
+    assert aten.permute.default in {node.target for node in simple.graph.nodes}
+    assert_same(simple(x), [x.t() * 2])
 
 
 # --- of functions ------------------------------------------------------------------------------------------------

@@ -13,14 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from aotlab._torch import pytree
 from aotlab.capture import nesting
 from aotlab.errors import MetadataMutationError, OutputError, UsageError
-from aotlab.export.made import ExportedFunction, ExportedModule, differentiate_loss, refuse, traced
+from aotlab.export.made import Decompositions, ExportedFunction, ExportedModule, refuse, traced
 from aotlab.export.saved import load, save
 from aotlab.export.signature import BackwardSignature, GraphSignature, signature_of
+from aotlab.ir.graphs import output_args, placeholders
 from aotlab.ir.metadata import InputAliasInfo, OutputType
 
 __all__ = ["BackwardSignature", "GraphSignature", "aot_export_joint_simple", "aot_export_module", "load", "save"]
@@ -34,6 +36,7 @@ def aot_export_module(
     output_loss_index: int | None = None,
     pre_dispatch: bool = False,
     dynamic_shapes: bool | None = None,
+    decompositions: Decompositions | None = None,
 ) -> tuple[fx.GraphModule, GraphSignature]:
     """Make of a module one flat graph, with its gradients or without, and a description of what goes in and out.
 
@@ -52,6 +55,8 @@ def aot_export_module(
     dynamic_shapes
         True: the sizes of the arguments may vary; None: those marked by ``torch._dynamo.mark_dynamic``; False: none.
         What the graph assumes of them is in its ``meta["assumes"]``.
+    decompositions
+        Ops to be replaced while tracing, as a backend may need it.
 
     Returns the graph, from ``(*parameters, *buffers, *user inputs)`` to ``(*new values, *user outputs, *gradients)``,
     and its `GraphSignature`. A parameter with several names has an input for each; the graph uses the first, which gets
@@ -78,31 +83,27 @@ def aot_export_module(
     parameters = dict(mod.named_parameters(remove_duplicate=False))
     buffers = dict(mod.named_buffers(remove_duplicate=False))
     own, loss = {**parameters, **buffers}, output_loss_index if trace_joint else None
-    made = traced(ExportedModule(mod), args, own, joint=trace_joint, dynamic=dynamic_shapes, loss=loss)
+    ways: dict[str, Any] = {"dynamic": dynamic_shapes, "loss": loss, "decompositions": decompositions}
+    made = traced(ExportedModule(mod), args, own, joint=trace_joint, **ways)
     _check_inputs(made.infos, trace_joint)
     writes = [n for n, info in made.places if info.mutates_data]
     wanted = [n for n, info in made.places if trace_joint and info.requires_grad]
     if trace_joint:
         made.check_gradients()
-    gradients = [made.gradient(n) for n in wanted]
-    graph = made.graph("arg{}_1", 0, [*map(made.new_value, writes), *made.outputs, *gradients])
+    graph = made.graph("arg{}_1", 0, [*map(made.new_value, writes), *made.outputs, *map(made.gradient, wanted)])
     if loss is not None:
-        differentiate_loss(graph, len(writes) + loss)
+        _differentiate_loss(graph, len(writes) + loss)
     signature = signature_of(
-        graph,
-        parameters=[*parameters],
-        buffers=[*buffers],
-        output_count=len(made.outputs),
-        writes=writes,
-        gradients=wanted,
-        loss=loss,
-        in_spec=pytree.tree_structure(((*own.values(), *made.args), {})),
+        graph, parameters=[*parameters], buffers=[*buffers], output_count=len(made.outputs), writes=writes,
+        gradients=wanted, loss=loss, in_spec=pytree.tree_structure(((*own.values(), *made.args), {})),
         out_spec=pytree.tree_structure(made.result),
-    )
+    )  # fmt: skip
     return graph, signature
 
 
-def aot_export_joint_simple(fn: Callable[..., Any], args: Iterable[Any], *, trace_joint: bool) -> fx.GraphModule:
+def aot_export_joint_simple(
+    fn: Callable[..., Any], args: Iterable[Any], *, trace_joint: bool, decompositions: Decompositions | None = None
+) -> fx.GraphModule:
     """Make of a function one graph with the function's own calling convention, with its gradients or without.
 
     Parameters
@@ -110,8 +111,8 @@ def aot_export_joint_simple(fn: Callable[..., Any], args: Iterable[Any], *, trac
     fn
         Takes tensors and plain values, and returns a tuple or list of them. It may write none of its arguments, and
         return neither these nor views, nor use other tensors.
-    args
-        Example arguments.
+    args, decompositions
+        Example arguments, and ops to be replaced while tracing.
     trace_joint
         With gradients: the graph then goes from ``(*args, *tangents)`` to ``(*outputs, *gradients)``, with a tangent
         for each output that requires grad and a gradient, or None, for each argument; `aotlab.default_partition`
@@ -130,7 +131,7 @@ def aot_export_joint_simple(fn: Callable[..., Any], args: Iterable[Any], *, trac
     """
     if not callable(fn):
         raise UsageError(f"aot_export_joint_simple takes a function, not {fn!r:.80}")
-    made = traced(ExportedFunction(fn), args, {}, joint=trace_joint, dynamic=None)
+    made = traced(ExportedFunction(fn), args, {}, joint=trace_joint, dynamic=None, decompositions=decompositions)
     if any(map(nesting.is_container, made.args)):
         refuse("an argument is a container", "pass what it holds as arguments of their own")
     if type(made.result) not in (tuple, list) or any(map(nesting.is_container, made.result)):
@@ -152,11 +153,26 @@ def _check_inputs(infos: Sequence[InputAliasInfo], joint: bool) -> None:
     for info in infos:
         if info.mutates_metadata:
             raise MetadataMutationError(
-                f"`{info.name}` changes its sizes or strides in place",
+                f"`{info.name}` changes its sizes or strides in place", argument=info.name,
                 why="an exported graph cannot do that to its inputs",
                 suggestion="use the out-of-place form, as t() for t_()",
-                argument=info.name,
-            )
+            )  # fmt: skip
         if joint and info.mutates_data and (info.requires_grad or info.requires_grad_after):
             how = "requires grad" if info.requires_grad else "gets an autograd history"
             refuse(f"`{info.name}` is written and {how}", "write detached values, or return the new value")
+
+
+def _differentiate_loss(module: fx.GraphModule, position: int) -> None:
+    """Let the backward in a graph begin with one, the gradient of the loss, in the place of a tangent."""
+    graph = module.graph
+    loss, tangent = output_args(graph)[position], placeholders(graph)[-1]
+    assert loss is not None
+    value = loss.meta["val"]
+    with graph.inserting_after(loss):
+        kind = {"dtype": value.dtype, "device": value.device}
+        ones = graph.call_function(torch.ops.aten.full.default, ([1] * value.dim(), 1), kind)
+    ones.meta.update(tangent.meta, partitioner_tag="is_backward")
+    tangent.replace_all_uses_with(ones)
+    graph.erase_node(tangent)
+    graph.lint()
+    module.recompile()

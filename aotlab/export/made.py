@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -13,8 +15,10 @@ from torch import Tensor, fx
 from aotlab import _torch as internals
 from aotlab import config, quirks
 from aotlab._torch import pytree
+from aotlab._torch.replaced import replaced
 from aotlab.capture import call as capture
 from aotlab.capture import dedupe, synthetic_bases
+from aotlab.capture.call import Target
 from aotlab.capture.signals import RunEagerly
 from aotlab.capture.varying import chosen
 from aotlab.errors import RefusedError, UntraceableError, UsageError
@@ -29,7 +33,9 @@ from aotlab.trace.edges import edge_of
 from aotlab.trace.records import SizeOf
 from aotlab.trace.segments import Segment
 from aotlab.trace.surroundings import Printed
+from aotlab.trace.tape import Untraceable
 
+Decompositions = Mapping[internals.OpOverload, Any]
 #: What a graph can return.
 _RETURNED = (
     Tensor, int, float, bool, complex, str, type(None), torch.SymInt, torch.SymFloat, torch.dtype, torch.device,
@@ -41,8 +47,8 @@ def refuse(seen: str, suggestion: str) -> NoReturn:
     raise RefusedError(seen, why="an exported graph cannot express that", suggestion=suggestion)
 
 
-class ExportedModule(ModuleTarget):
-    """A module to be exported: keeps the traced ``result``; ``loss`` is the number of the output to differentiate."""
+class _Exported(Target):
+    """Keeps the traced ``result``; ``loss`` is the number of the output to differentiate."""
 
     loss: int | None = None
     result: Any = None
@@ -53,16 +59,30 @@ class ExportedModule(ModuleTarget):
         return self.result
 
 
-class ExportedFunction(FunctionTarget):
-    """A function to be exported, in the same way."""
+class ExportedModule(_Exported, ModuleTarget):
+    """A module to be exported."""
 
-    loss: int | None = None
-    result: Any = None
 
-    def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run it, and look at what it returns."""
-        self.result = _checked(super().run(lifted, args, kwargs), [*lifted, *pytree.tree_leaves(args)], self.loss)
-        return self.result
+class ExportedFunction(_Exported, FunctionTarget):
+    """A function to be exported."""
+
+
+def _cond(thread: int, otherwise: Any, pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
+    """Stand for ``torch.cond``, which would have Dynamo capture its functions: let the trace take them as they are."""
+    if not isinstance(pred, Tensor) or threading.get_ident() != thread:
+        return otherwise(pred, true_fn, false_fn, operands)
+    (leaves, nest), specs = pytree.tree_flatten(tuple(operands)), list[Any]()
+
+    def flat(function: Any, *given: Any) -> tuple[Any, ...]:
+        try:
+            found, spec = pytree.tree_flatten(function(*pytree.tree_unflatten(given, nest)))
+        except Untraceable:
+            refuse("a function that `torch.cond` is given uses another tensor than its operands", "pass it as one")
+        specs.append(spec)
+        return tuple(found)
+
+    results = internals.COND(pred, partial(flat, true_fn), partial(flat, false_fn), tuple(leaves))
+    return pytree.tree_unflatten(results, specs[0])
 
 
 def _checked(result: Any, given: Sequence[Any], loss: int | None) -> Any:
@@ -222,14 +242,9 @@ def _check_call(call: capture.Call, leaves: Sequence[Any], own: Mapping[str, Ten
 
 
 def traced(
-    target: ExportedModule | ExportedFunction,
-    args: Iterable[Any],
-    own: Mapping[str, Tensor],
-    *,
-    joint: bool,
-    dynamic: bool | None,
-    loss: int | None = None,
-) -> Made:
+    target: ExportedModule | ExportedFunction, args: Iterable[Any], own: Mapping[str, Tensor], *,
+    joint: bool, dynamic: bool | None, decompositions: Decompositions | None, loss: int | None = None,
+) -> Made:  # fmt: skip
     """Take a call through the stages up to the trace; ``own`` are the module's parameters and buffers."""
     if config.functionalize_rng_ops:
         raise UsageError("an exported graph takes no states of generators: set config.functionalize_rng_ops to False")
@@ -239,7 +254,8 @@ def traced(
     arguments, call, printed, surroundings = tuple(args), None, Printed(), internals.Surroundings()
     leaves = pytree.tree_leaves(arguments)
     try:
-        with nullcontext() if joint else torch.no_grad():
+        of_cond = replaced(torch, "cond", partial(_cond, threading.get_ident(), torch.cond))
+        with of_cond, nullcontext() if joint else torch.no_grad():
             _, call = capture.run(target, arguments, {})
             capture.check_anomaly_mode()
             _check_call(call, leaves, own)
@@ -250,10 +266,10 @@ def traced(
             if shared and varying:
                 refuse(f"{shared[0]} share memory, and sizes vary", "pass clones, or dynamic_shapes=False")
             ways: dict[str, Any] = {"exact": True, "quirks": quirks.chosen(), "bases": bases, "varying": varying}
-            ways |= {"decompositions": None, "keep_input_mutations": False, "static_inputs": len(own)}
+            ways |= {"decompositions": dict(decompositions or {}), "static_inputs": len(own)}
             try:
                 with printed:
-                    _, live = trace.run(call, deduped, **ways)
+                    _, live = trace.run(call, deduped, keep_input_mutations=False, **ways)
                 gradients = _gradients(live) if joint and live.training else {}
             except (RefusedError, RunEagerly):
                 raise
@@ -288,17 +304,3 @@ def traced(
         outputs=[internals.from_functional(t) if isinstance(t, Tensor) else t for t in results],
         assumes=() if rules is None else rules.texts,
     )
-
-
-def differentiate_loss(module: fx.GraphModule, position: int) -> None:
-    """Let the backward in a graph begin with one, the gradient of the loss, in the place of a tangent."""
-    graph = module.graph
-    loss, tangent = output_args(graph)[position], placeholders(graph)[-1]
-    assert loss is not None
-    with graph.inserting_after(loss):
-        ones = graph.call_function(torch.ops.aten.ones_like.default, (loss,))
-    ones.meta.update(tangent.meta, partitioner_tag="is_backward")
-    tangent.replace_all_uses_with(ones)
-    graph.erase_node(tangent)
-    graph.lint()
-    module.recompile()

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, fx
 
 from aotlab import _torch as internals
-from aotlab import observe, pipeline
+from aotlab import observe
 from aotlab.backends import Backend, resolve
 from aotlab.cache import CompiledFunction, next_number
 from aotlab.capture import nesting
@@ -34,7 +34,7 @@ from aotlab.frontends.direct import FunctionTarget
 from aotlab.frontends.graph_run import GraphRun, needs_care
 from aotlab.guards.reached import Reached
 from aotlab.partition.default import default_partition
-from aotlab.subclasses import function_for
+from aotlab.subclasses import Options, function_for
 
 _FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)\n\s*(?P<code>.*)')
 _TORCH = str(Path(torch.__file__).parent)
@@ -78,11 +78,13 @@ class GraphTarget(Target):
         self.name = self.line.function if self.line is not None else "graph" if module is None else module.__name__
         attributes = dict(graph.named_parameters()) | dict(graph.named_buffers())
         self._attributes = list(attributes)
-        #: What Dynamo lets vary, by flat argument.
+        #: What Dynamo lets vary, by flat argument; of a wrapper by its parts, behind which stands what else is assumed.
         self.varying: Varying = {}
-        for position, n in enumerate(self.without_sizes([*range(len(inputs))]), len(attributes)):
-            is_number = n in self.floats or isinstance(values[n], torch.SymInt | torch.SymFloat)
-            dims = {NUMBER} if is_number else internals.symbolic_dims(values[n])
+        kept = [(n, values[n]) for n in self.without_sizes([*range(len(inputs))])]
+        parts = [(n, part) for n, x in kept for part in (*internals.parts_of(x), *[None] * internals.is_wrapper(x))]
+        for position, (n, part) in enumerate(parts, len(attributes)):
+            is_number = n in self.floats or isinstance(part, torch.SymInt | torch.SymFloat)
+            dims = {NUMBER} if is_number else internals.symbolic_dims(part)
             self.varying |= {position: dims} if dims else {}
         self._has_fakes = True
         self._forward: Callable[..., Any] | None = None
@@ -272,9 +274,7 @@ def compile_graph(
         guards = [(next((e.number for e in each), None), text) for each, (_, text) in zip(entries, failed, strict=True)]
         file = code.co_filename
         observe.emit(observe.CapturedAgain(function_id=number, file=file, failed=tuple(guards), scope=scope))
-    made = pipeline.Options(
-        backend=compiler, partitioner=partitioner, keep_inference_input_mutations=True, dynamic=None
-    )
+    made = Options(backend=compiler, partitioner=partitioner, keep_inference_input_mutations=True, dynamic=None)
     function = function_for(target, made, number=number, varying=target.varying, **settings)
     _captures[internals.dynamo_compile_id()[1]] = function
     return function

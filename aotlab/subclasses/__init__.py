@@ -61,21 +61,20 @@ def compile_call(
             if ways is None:
                 return pipeline.compile_call(options, target, args, kwargs, *rest)
             return _compile_apart(options, target, args, kwargs, rest, ways)
-        except Declined as declined:
-            cause = declined.__cause__
-            if not isinstance(cause, Again | SubclassError):
+        except Declined as declined:  # no local holds its cause, whose frames hold the trace and the arguments
+            if not isinstance(declined.__cause__, Again | SubclassError):
                 raise
+            is_odd = isinstance(declined.__cause__, SubclassError)
             if ways is None:
                 ways = Ways()
-            elif ways.traces == _MOST_TRACES or (ways.watches and isinstance(cause, SubclassError)):
+            elif ways.traces == _MOST_TRACES or (ways.watches and is_odd):
                 if ways.passing:
                     raise _both(target) from declined
                 raise
-            elif isinstance(cause, SubclassError):
+            elif is_odd:
                 ways.watches = True  # a plain input may have a wrapper for a gradient
             ways.traces += 1
-            cause.__traceback__ = declined.__traceback__ = None  # its frames hold the arguments
-            del cause
+            declined.__cause__.__traceback__ = declined.__traceback__ = None
 
 
 def _both(target: Target) -> Declined:

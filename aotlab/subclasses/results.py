@@ -45,9 +45,10 @@ def read_results(
     ``mixed`` is the memory that was viewed in and out of grad mode.
     """
     leaves, names, tree = nesting.flatten_result(result, given)
-    shown = [(n, specs.spec_of(x) if isinstance(x, Tensor) else None) for n, x in zip(names, leaves, strict=True)]
-    reader = _Reader(leaves, names, entered, Results(tree, shown), ways, mixed, passing)
-    reader.run()
+    reader = _Reader(leaves, names, entered, Results(tree, []), ways, mixed, passing)
+    reader.run()  # refuses what has no such sizes
+    for n, x in zip(names, leaves, strict=True):
+        reader.results.shown.append((n, specs.spec_of(x) if isinstance(x, Tensor) else None))
     return reader.results, tuple(reader.returned)
 
 

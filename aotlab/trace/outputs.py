@@ -99,11 +99,10 @@ class OutputReader:
                 why="what is computed from it would accumulate its gradient inside the graph, out of reach",
                 suggestion="create it outside and pass it in",
             )
-        if vars(leaf):
+        if vars(leaf) or type(leaf) is not Tensor:
+            what = next((f"has the attribute `{name}`" for name in vars(leaf)), f"is a `{type(leaf).__qualname__}`")
             raise OutputError(
-                f"`{self.names[i]}` has the attribute `{next(iter(vars(leaf)))}`",
-                why="a compiled call would return a tensor without it",
-                suggestion="return the value",
+                f"`{self.names[i]}` {what}", why="a compiled call returns a plain tensor", suggestion="do that outside"
             )
 
     def _info(self, i: int, kind: OutputType, base: int | None = None, views: tuple[ViewStep, ...] = ()) -> None:

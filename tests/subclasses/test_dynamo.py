@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 import aotlab
 from aotlab import observe
-from tests.subclasses.kinds import leaf, plain, same, tensors, two
+from tests.subclasses.kinds import Quantized, leaf, plain, same, tensors, two
 from tests.subclasses.test_calls import PROGRAMS
 from tests.subclasses.test_training import NETS, Net, trained
 
@@ -75,3 +76,26 @@ def test_as_a_backend(finished):
     function(theirs).sum().backward()
     assert same(ours.grad, theirs.grad, versions=False)
     assert len([event for event in finished if isinstance(event, observe.CompileFinished)]) == 2
+
+
+#: Arguments by a size.
+VARYING = {
+    "a wrapper": lambda n: (two(0, (n, 4)),),
+    "nested, before a tensor": lambda n: (TwoTensor(two(0, (n, 4)), two(1, (n, 4))), plain(2, (n, 4))),
+    "the tensor behind it alone": lambda n: (two(0, (3, 4)), plain(2, (n, 3, 4))),
+    "a part of other sizes": lambda n: (Quantized.of(plain(0, (n, 4))),),
+}
+
+
+@pytest.mark.parametrize("name", VARYING)
+def test_sizes(name, finished):
+    """What Dynamo lets vary varies in the parts, too: one graph for all sizes, or one more once they were others."""
+    make = VARYING[name]
+    function = lambda *args: (args[0] * 2).sin() + args[-1]  # noqa: E731
+    for dynamic, graphs in ((True, 1), (None, 2)):
+        torch.compiler.reset()
+        finished.clear()
+        compiled = aotlab.compile(function, backend="eager", frontend="dynamo", dynamic=dynamic)
+        for n in (5, 6, 7):
+            assert same(compiled(*make(n)), function(*make(n)))
+        assert len([event for event in finished if isinstance(event, observe.CompileFinished)]) == graphs

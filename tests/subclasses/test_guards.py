@@ -170,3 +170,15 @@ def test_trained_eagerly(name, fallback, monkeypatch):
     assert len(notices) == 1
     assert re.search(REFUSED[name][1], notices[0])
     assert (compiled.calls.eager, compiled.calls.by_dynamo) == (3, 0)
+
+
+class Made(torch.Tensor):
+    """Is made by its class alone."""
+
+
+def test_made_by_the_class(monkeypatch):
+    """A tensor of a subclass that is made inside is returned as one, also at the first use of its class."""
+    monkeypatch.setattr(aotlab.config, "fallback", "eager")
+    for function in (Made, lambda x: Made(x)):
+        with pytest.warns(RuntimeWarning, match="runs eagerly"):
+            assert type(aotlab.compile(function, backend="eager")(plain())) is Made

@@ -35,6 +35,11 @@ def history():
     return leaf(two()) * 1
 
 
+def jagged(t):
+    """Make a nested tensor of a plain one."""
+    return torch.nested.nested_tensor_from_jagged(t * 2, torch.tensor([0, 1, 3]))
+
+
 ODD = {
     "written in and out of grad mode": (
         lambda t: (t.mul_(2), without_grad(t.mul_, 2)), history, "both in grad mode and out of it",
@@ -54,6 +59,7 @@ ODD = {
     "a written one": (lambda t: (t.exp_(), t * 3)[1], history, "returned or written with what is computed of it"),
     "viewed by a custom Function": (Twice.apply, history, "made by a custom Function"),
     "a view of another dtype": (lambda t: t.view(torch.int32), two, "is a detached view"),
+    "a nested one": (jagged, lambda: (jagged(plain()), leaf(plain()))[1], "a `NestedTensor`, has parts whose"),
 }  # fmt: skip
 
 

@@ -255,3 +255,19 @@ def test_sizes_in_place(name, grad, fallback, monkeypatch):
     assert len(notices) == 1
     assert "changes a tensor in place other than in its values" in notices[0]
     assert (compiled.calls.eager, compiled.calls.by_dynamo) == (2, 0)
+
+
+@pytest.mark.parametrize("fallback", ["eager", "dynamo"])
+def test_sizes_of_a_leaf(fallback, monkeypatch):
+    """A trace that was given up keeps no autograd node of the leaf, which would know its sizes of before."""
+    monkeypatch.setattr(aotlab.config, "fallback", fallback)
+    function = after(under_no_grad(lambda t: t.swapaxes_(1, 0)))
+    found = []
+    for call in (aotlab.compile(function, backend="eager"), function):
+        argument = leaf(two())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = call(argument)
+        sum(each.sum() for each in (result, *argument.tensor_split(2, 1))).backward()
+        found.append((argument.detach(), argument.grad))
+    assert same(*found, versions=False)
