@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from aotlab import _torch as torch_internals
+from aotlab._torch import base_of
 from aotlab.teach.exercises import new_exercise, require
 from aotlab.teach.families import check_compiler
 
@@ -145,10 +145,7 @@ def recipe(answer: Answer) -> None:
     """
     _try("shared results", recipe=answer)
     (result,) = layer(recipe=answer)["compile"](lambda x: (x * 2,))(torch.ones(3))
-    require(
-        torch_internals.base_of(result) is None,
-        "of `x * 2` the caller gets a view of the base, and not the base itself",
-    )
+    require(base_of(result) is None, "of `x * 2` the caller gets a view of the base, and not the base itself")
 
 
 @new_exercise("compiler", own=_own("finish"))
