@@ -25,6 +25,7 @@ def test_progress_is_kept_exported_and_reset(file: Path, tmp_path: Path) -> None
     assert json.loads(copy.read_text()) == json.loads(file.read_text())
     teach.progress().reset()
     assert teach.progress().rows[0][1] == "0 of 3"
+    assert [row[0] for row in teach.progress().rows][-2:] == ["compiler", "wild"]  # as the pages follow each other
 
 
 @pytest.mark.parametrize(
