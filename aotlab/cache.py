@@ -84,7 +84,7 @@ class Entry:
         return record.source
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Declined(Exception):  # noqa: N818  # a signal between pipeline and cache
     """Nothing was compiled, for the reason that ``refusal`` gives.
 
@@ -348,7 +348,7 @@ class CompiledFunction:
         if refused is not None and not (raises or declined.raised):
             self._refused.append(refused)
         if raises or self._tells:
-            raise declined.refusal from declined.__cause__
+            raise vars(declined).pop("refusal") from declined.__cause__  # its context would keep it, and the trace
         is_limit = not isinstance(declined.refusal, RefusedError)  # told once, whatever the last reason
         how = "is captured by Dynamo" if by_dynamo else "runs eagerly"
         once = "recompile_limit" if is_limit else how if by_dynamo else None

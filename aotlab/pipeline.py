@@ -93,10 +93,9 @@ def compile_call(
     try:
         return _through_all_stages(options, target, args, kwargs, journal, varying)
     except (RefusedError, RunEagerly, trace.TraceFailed) as error:
-        raised = isinstance(error, trace.TraceFailed)
+        known: dict[str, Any] = {"raised": isinstance(error, trace.TraceFailed), "printed": journal.printed}
         again = None if isinstance(error, RunEagerly) and error.passing else journal.state
-        refusal = refusal_of(error, target, journal.state)
-        raise Declined(refusal, state=again, raised=raised, printed=journal.printed) from error
+        raise Declined(refusal=refusal_of(error, target, journal.state), state=again, **known) from error
     except KeyboardInterrupt:
         surroundings.restore()
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 
 import pytest
@@ -257,14 +258,18 @@ def test_sizes_in_place(name, grad, fallback, monkeypatch):
     assert (compiled.calls.eager, compiled.calls.by_dynamo) == (2, 0)
 
 
-@pytest.mark.parametrize("fallback", ["eager", "dynamo"])
+@pytest.mark.parametrize("fallback", ["eager", "dynamo", "error"])
 def test_sizes_of_a_leaf(fallback, monkeypatch):
     """A trace that was given up keeps no autograd node of the leaf, which would know its sizes of before."""
     monkeypatch.setattr(aotlab.config, "fallback", fallback)
     function = after(under_no_grad(lambda t: t.swapaxes_(1, 0)))
-    found = []
-    for call in (aotlab.compile(function, backend="eager"), function):
+    compiled, found = aotlab.compile(function, backend="eager"), []
+    for call in (compiled, function):
         argument = leaf(two())
+        if fallback == "error":
+            with contextlib.suppress(RefusedError):
+                compiled(argument)
+            call = function
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result = call(argument)
