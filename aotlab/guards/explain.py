@@ -22,10 +22,6 @@ def _show(value: Any) -> str:
     return value.__qualname__ if isinstance(value, type) else str(value)
 
 
-def _said(facts: TensorFacts | ValueFacts) -> str:
-    return shown(facts.value) if isinstance(facts, ValueFacts) else f"a {_show(facts.type)}"
-
-
 def _unchecked(state: CallState) -> set[str]:
     """Return the names of the settings that an entry does not look at."""
     return {switch.name for switch in internals.SWITCHES if not switch.counts(state.mentioned.names)}
@@ -71,7 +67,9 @@ def _of_nesting(then: CallState, now: CallState) -> Iterator[str]:
     changed = [name for name in {**before, **after} if (name in before) != (name in after)]
     if changed and all(name.isidentifier() for name in changed):
         for name in changed:
-            left = _default(now, name, given := _said({**before, **after}[name]))
+            facts = {**before, **after}[name]
+            given = shown(facts.value) if isinstance(facts, ValueFacts) else f"a {_show(facts.type)}"
+            left = _default(now, name, given)
             had, expected = (given, left or "it to be left out") if name in after else (left or "left out", given)
             yield f"`{name}` is {had} where the compiled entry expects {expected}"
         return

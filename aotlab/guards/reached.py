@@ -11,7 +11,7 @@ from operator import contains, getitem, is_
 from types import CellType, CodeType
 from typing import Any, Literal, NamedTuple
 
-from aotlab.guards.values import MISSING, WITH_SLOTS, Value, same_value, shown
+from aotlab.guards.values import MISSING, WITH_SLOTS, Array, Value, same_value, shown
 
 SlotKind = Literal["parameter", "buffer", "input"]
 #: Gives a value a name in generated source.
@@ -132,6 +132,8 @@ class Reached:
             self.place.write(self.expected.value)
         elif self.value is not None:
             self.place.write(self.value)
+            if isinstance(self.expected, Array):
+                self.expected.restore()
 
     def holds(self) -> bool:
         """Tell whether the value is still what the trace saw."""

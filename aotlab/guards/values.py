@@ -1,8 +1,8 @@
 """When two Python values are the same for a trace, and what a value held at the time of one.
 
-Plain values are compared by type and value, containers item by item, tensors by identity and kind (their values cannot
-enter a trace), everything else by identity. A `Snapshot` keeps alive what it compares by identity, except for tensors,
-whose memory it must not hold: one that gets the address of another is as good as that.
+Plain values are compared by type and value, containers item by item, numpy arrays by their bytes, tensors by identity
+and kind (their values cannot enter a trace), everything else by identity. A `Snapshot` keeps alive what it compares by
+identity, except for tensors, whose memory it must not hold: one that gets the address of another is as good as that.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _DEPTH = 64
 #: The containers whose tensors become inputs, and up to how many of them: a data set is no input.
 WITH_SLOTS = (list, dict, collections.OrderedDict, collections.defaultdict)
 _MOST_SLOTS = 256
+_MOST_BYTES = 65_536  # of an array
 #: The attributes of one tensor that count, as (name, value).
 Attributes = tuple[tuple[str, Any], ...]
 #: Python's own kinds of containers.
@@ -69,8 +70,8 @@ def is_plain(value: Any) -> bool:
 
 def is_scalar(value: Any) -> bool:
     """Tell whether ``value`` is a number of numpy's."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.generic) and not value.dtype.hasobject
+    number: Any = getattr(sys.modules.get("numpy"), "generic", ())
+    return isinstance(value, number) and not value.dtype.hasobject
 
 
 def same_value(a: Any, b: Any) -> bool:
@@ -192,6 +193,26 @@ class _Input:
         return path, "is missing" if now is MISSING else f"is {shown(now)} where the compiled entry expects a tensor"
 
 
+class Array:
+    """A numpy array: the same object, of the same kind, with the same bytes."""
+
+    def __init__(self, value: Any) -> None:
+        self.value, self.then = value, (value.dtype, value.shape, value.strides, value.tobytes())
+
+    def holds(self, now: Any) -> bool:
+        """Compare object, kind and bytes."""
+        return now is self.value and Array(now).then == self.then
+
+    def restore(self) -> None:
+        """Give the array the bytes back that it had."""
+        dtype, shape, _, data = self.then
+        self.value[...] = sys.modules["numpy"].frombuffer(data, dtype).reshape(shape)
+
+    def difference(self, now: Any, path: str) -> tuple[str, str]:
+        """Say whether it is the array or its contents."""
+        return path, "is another array" if now is not self.value else "is the same array with other contents"
+
+
 @dataclass(slots=True, eq=False)
 class _Items:
     """A container of the same type, of Python's ``kind``, and the same items in order; the same ``owner`` of inputs."""
@@ -250,8 +271,11 @@ def snapshot(
     """
     if isinstance(value, Tensor):
         return _Input() if is_slot and is_ordinary(value) else _Tensor(value, mentioned)
-    if isinstance(value, getattr(sys.modules.get("numpy"), "ndarray", ())):
-        raise CannotBeWatched(f"`{name}`, a numpy array")
+    array: Any = getattr(sys.modules.get("numpy"), "ndarray", ())
+    if isinstance(value, array):
+        if value.nbytes > _MOST_BYTES or value.dtype.hasobject:
+            raise CannotBeWatched(f"`{name}`, a numpy array of {value.nbytes} bytes and {value.dtype}")
+        return Array(value)
     plain = is_plain(value)
     if plain or not isinstance(value, CONTAINERS):
         return Value(value, plain)

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from aotlab import _torch as internals
@@ -43,11 +43,6 @@ _FIXED = (
     torch.device, torch.layout,
 )  # fmt: skip
 _FROM_OUTSIDE = "let hooks hold only what is made outside of the function, or register them there, to have it compiled"
-
-
-def _edge_of(tensor: Tensor) -> GradientEdge:
-    with torch.inference_mode(False):  # torch looks at a leaf through a view, which has no history in inference mode
-        return get_gradient_edge(tensor)
 
 
 class Hooks(Quirk):
@@ -82,7 +77,8 @@ class Hooks(Quirk):
         view = internals.base_of(tensor) is not None
         if view and tensor.grad_fn is None:
             raise RunEagerly(f"a hook on a view made under no_grad, at {user_line()}")
-        edge = _edge_of(tensor)
+        with torch.inference_mode(False):  # torch looks at a leaf through a view, which has no history in that mode
+            edge = get_gradient_edge(tensor)
         if view and any(hook.edge != (edge.node, edge.output_nr) for hook in guard.hooks_of(tensor)):
             # before torch 2.15 such a hook stays with the older ones, unless the view itself was written
             raise RunEagerly(f"a view gets another hook after a write, at {user_line()}")

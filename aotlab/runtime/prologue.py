@@ -46,9 +46,14 @@ class Prologue:
         self._attributes()
         for info in self.draft.meta.input_info:
             self._may_be_changed(info)
-        self._offsets()
+        for k in self.draft.trace.inputs.offsets_read:
+            facts = self.state.leaves[self.parts.dedupe.kept[k]]
+            assert isinstance(facts, TensorFacts)
+            self.draft.miss([f"{self.draft.kept(k)}.storage_offset() != {facts.offset}"])
         self._overlaps()
-        self._apart_in_history()
+        for info in self.draft.meta.input_info:  # what gets a history by a write: a view would share it
+            if info.requires_grad_after and not info.requires_grad:
+                self.draft.miss([f"{self.draft.kept(info.index)}._base is not None"])
         for quirk in self.draft.trace.effects.quirks:
             quirk.emit(self.draft, "prologue")
 
@@ -198,12 +203,6 @@ class Prologue:
         if info.mutates_data and info.requires_grad and not unseen:
             draft.miss([f"not {w.call('may_be_written', internals.may_be_written, tensor)}"])
 
-    def _offsets(self) -> None:
-        for k in self.draft.trace.inputs.offsets_read:
-            facts = self.state.leaves[self.parts.dedupe.kept[k]]
-            assert isinstance(facts, TensorFacts)
-            self.draft.miss([f"{self.draft.kept(k)}.storage_offset() != {facts.offset}"])
-
     # --- memory that inputs share
 
     def _overlaps(self) -> None:
@@ -258,12 +257,6 @@ class Prologue:
         else:
             check = overlap_checker(extents, written, address)
             self.draft.miss([self.w.call("written_inputs_overlap", check, self.draft.star(tensors))])
-
-    def _apart_in_history(self) -> None:
-        """Write the check that what gets a history by a write is no view, which would share it."""
-        for info in self.draft.meta.input_info:
-            if info.requires_grad_after and not info.requires_grad:
-                self.draft.miss([f"{self.draft.kept(info.index)}._base is not None"])
 
 
 # --- the checks that a call makes of the memory that its inputs share

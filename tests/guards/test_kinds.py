@@ -651,6 +651,7 @@ def test_identity_behind_dynamo(grad):
 
 SCALE = 2.0
 OPTIONS = {"scale": 2.0, 1: [3.0, (4.0,)]}
+ARRAY = np.array([2.0, 3.0], dtype=np.float32)
 
 
 def helper(x, factor=2.0, *, offset=1.0):
@@ -783,8 +784,8 @@ def roundabout(x):
 
 
 def plainly(x):
-    """Read a global, a container, and call a helper."""
-    return helper(x) * SCALE * OPTIONS["scale"] * OPTIONS[1][1][0]
+    """Read a global, a container, an array, and call a helper."""
+    return helper(x) * SCALE * OPTIONS["scale"] * OPTIONS[1][1][0] * float(ARRAY[1])
 
 
 def set_item(owner, key, value):
@@ -826,6 +827,8 @@ REACHED = {
     "nested item": (plainly, set_item(OPTIONS[1], 1, (5.0,)), f"`OPTIONS[1][1][0]`, {READ} 5.0 {EXPECTS} 4.0"),
     "dict": (plainly, set_item(globals(), "OPTIONS", {"scale": 3.0, 1: [3.0, (4.0,)]}), "`OPTIONS['scale']`"),
     "dict grows": (plainly, set_item(OPTIONS, "new", 1), "`OPTIONS`, which the function reads, has 3 items"),
+    "array": (plainly, set_item(ARRAY, 1, np.float32(7)), f"`ARRAY`, {READ} the same array with other contents"),
+    "another array": (plainly, set_item(globals(), "ARRAY", ARRAY.copy()), f"`ARRAY`, {READ} another array"),
     "helper": (plainly, set_item(globals(), "helper", triple), f"`helper`, {READ} another object"),
     "code": (plainly, set_attribute(helper, "__code__", triple.__code__), f"the code of helper, {READ} another"),
     "own code": (plainly, set_attribute(plainly, "__code__", (lambda x: x * 5).__code__), "the code of plainly"),
@@ -882,7 +885,7 @@ REACHED = {
 @MODES
 @pytest.mark.parametrize("kind", REACHED)
 def test_reached(kind, grad):
-    """Globals, builtins, helpers, defaults, containers, and attributes of objects that the code mentions."""
+    """Globals, builtins, helpers, defaults, containers, arrays, and attributes of objects that the code mentions."""
     function, (change, undo), reason = REACHED[kind]
     two_calls(function, lambda: (var([1.0, -2.0], grad=grad),), reason=reason, change=change, undo=undo)
 
@@ -1208,7 +1211,7 @@ def test_parameters_of_other_names():
 
 def test_changes_are_refused_and_undone():
     """A function that changes what it can read is refused, and all that it changed is as before."""
-    counts, history = types.SimpleNamespace(n=0), [1]
+    counts, history, table = types.SimpleNamespace(n=0), [1], np.zeros(2)
     held = Settings()
 
     def attribute(x):
@@ -1217,6 +1220,10 @@ def test_changes_are_refused_and_undone():
 
     def item(x):
         history.append(2)
+        return x
+
+    def array(x):
+        table[0] += 1
         return x
 
     def fresh(x):
@@ -1233,12 +1240,12 @@ def test_changes_are_refused_and_undone():
         return x
 
     for function, name in (
-        (attribute, "counts.n"), (item, "history"), (fresh, "held.appeared"),
+        (attribute, "counts.n"), (item, "history"), (array, "table"), (fresh, "held.appeared"),
         (of_class, "Settings.rate"), (of_globals, "SCALE"),
     ):  # fmt: skip
         with refusing(LeakedTensorError, match=f"the function changes `{name}`"):
             compiled(function)(torch.ones(2))
-    assert (counts.n, history, Settings.rate, SCALE) == (0, [1], 2.0, 2.0)
+    assert (counts.n, history, table.tolist(), Settings.rate, SCALE) == (0, [1], [0.0, 0.0], 2.0, 2.0)
     assert not hasattr(held, "appeared")
 
 
@@ -1283,20 +1290,21 @@ def test_a_backward_that_changes_what_it_reads():
 
 def test_what_a_failed_trace_did_is_taken_back():
     """A function that changes Python state and then cannot be traced: eager does it once, or nobody does."""
-    counts, history = types.SimpleNamespace(n=0), []
+    counts, history, table = types.SimpleNamespace(n=0), [], np.zeros(2)
 
     def f(x):
         counts.n += 1
         history.append(counts.n)
+        table[0] += 1
         counts.fresh = 1
         return x * x.sum().item()
 
     with refusing(RefusedError):
         compiled(f)(torch.ones(2))
-    assert (counts.n, history, hasattr(counts, "fresh")) == (0, [], False)
+    assert (counts.n, history, table[0], hasattr(counts, "fresh")) == (0, [], 0.0, False)
     with settings.patch(fallback="eager"), pytest.warns(RuntimeWarning, match="runs eagerly"):
         compiled(f)(torch.ones(2))
-    assert (counts.n, history, counts.fresh) == (1, [1], 1)
+    assert (counts.n, history, table[0], counts.fresh) == (1, [1], 1.0, 1)
 
 
 def test_what_a_failed_trace_of_a_module_did_is_taken_back():

@@ -236,7 +236,7 @@ HOLDING: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any]
     "weak method": (lambda: weakref.WeakMethod(OWNER.read), lambda _: setattr(OWNER, "scale", 9), lambda m: m()()),
     "weak dictionary": (lambda: weakref.WeakValueDictionary(k=OWNER), lambda d: d.clear(), lambda d: len(d) + 1),
     "very many items": (lambda: list(range(2_049)), _put(7, 0), lambda values: values[7]),
-    "an array": (lambda: numpy.ones(2), _put(1, 9), lambda values: float(values[1])),
+    "a large array": (lambda: numpy.ones(10_000), _put(7, 9), lambda values: float(values[7])),
     "a cycle": (_in_itself, _put("k", 9), lambda d: d["k"]),
     "a list on a tensor": (_on_a_tensor, lambda held: held[0].held.append(1), lambda held: len(held[0].held)),
 }
