@@ -65,7 +65,7 @@ class _Applied(torch.autograd.Function):
             raise DoubleBackwardError(
                 "the backward of a torch.autograd.Function that Dynamo captured is to be differentiated",
                 why="Dynamo writes it as if grad mode were off in it",
-                suggestion="take aotlab.compile(…, frontend='direct'), or keep the Function out of the compiled one",
+                suggestion="take aotlab.compile(…, frontend='direct'), or call it outside of the compiled function",
             )
         kept = list(ctx.others)
         if ctx.places:
