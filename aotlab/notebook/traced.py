@@ -107,7 +107,7 @@ class TracedFunction:
             try:
                 return compile_apart(options, *given)
             except Declined as declined:
-                refused(str(declined))  # what is refused before anything is traced makes no event of the function
+                refused(str(declined.refusal))  # before anything is traced there is no event of the function
                 raise
 
         self.compiled = CompiledFunction(
