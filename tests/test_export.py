@@ -202,7 +202,7 @@ CASES["a choice"] = (lambda: Of(chosen, l=nn.Linear(3, 3), scale=nn.Parameter(to
 CASES["the other choice"] = (CASES["a choice"][0], lambda: (-x43().abs(),), 0)
 
 #: What torch's own kernels cannot be traced with symbolic sizes.
-STATIC = {"an LSTM"} | ({"a transformer"} if torch.__version__.startswith("2.11") else set())
+STATIC = {"an LSTM"}
 
 
 def values_of(module):

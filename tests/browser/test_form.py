@@ -20,13 +20,14 @@ FORM = 'teach.predict(program, torch.ones(2, 2), torch.ones(2), ask="raises writ
 MAP = "x = torch.arange(4.0).view(2, 2)\nteach.storage_map(x=x, column=x[:, 1])"
 
 
-def tab_to(lab: Lab, kind: str) -> None:
-    """Press Tab until the focus is on an element of a kind."""
+def tab_to(lab: Lab, text: str) -> None:
+    """Press Tab until the focus is on the box or button with a text."""
     for _ in range(12):
         lab.page.keyboard.press("Tab")
-        if lab.page.evaluate("kind => document.activeElement.matches(kind)", kind):
+        focused = lab.page.evaluate("(document.activeElement.closest('label') ?? document.activeElement).textContent")
+        if focused.strip() == text:
             return
-    raise AssertionError(f"Tab leads to no {kind}")
+    raise AssertionError(f"Tab leads to no {text}")
 
 
 @pytest.mark.tier("full")
@@ -38,14 +39,14 @@ def test_a_form_is_answered(lab: Lab, theme: str) -> None:
     lab.theme(theme)
     lab.run_all()
     mouse, keys = lab.cell(1), lab.cell(2)
-    mouse.locator(".widget-checkbox label", has_text="x").click()
-    mouse.locator(".widget-radio-box label", has_text="no").first.click()
+    for text in ("x", "call", "no"):  # of "call" and "no" one holds
+        mouse.locator(".widget-checkbox label").get_by_text(text, exact=True).click()
     mouse.locator("button", has_text="Compare").click()
     mouse.get_by_text("All right (3 of 3).").wait_for()
-    keys.locator(".widget-radio-box input").first.focus()
-    lab.page.keyboard.press("Space")
-    for kind, key in (("input[type=checkbox]", "Space"), ("button", "Enter")):
-        tab_to(lab, kind)
+    keys.locator(".widget-checkbox input").first.focus()
+    lab.page.keyboard.press("Shift+Tab")
+    for text, key in (("no", "Space"), ("x", "Space"), ("Compare", "Enter")):
+        tab_to(lab, text)
         lab.page.keyboard.press(key)
     keys.get_by_text("All right (3 of 3).").wait_for()
     assert hard_to_read(keys.locator(".jupyter-widgets").first) == []
