@@ -96,4 +96,5 @@ def test_random_derivatives(way, writes_arguments):
             found = difference(program, way)
         assert not found, f"seed {program.seed}, {way}: {found}\n{program}\n{program.source}"
         refused += found == ""
-    assert refused <= 0.2 * count
+    # behind Dynamo those by way of a custom Function are errors, too
+    assert refused <= (0.3 if way == "behind Dynamo" else 0.2) * count

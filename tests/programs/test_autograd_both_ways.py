@@ -226,7 +226,7 @@ HOOKS = {
     "before a step that moves it": Case(
         program=_hook_and_step, before=_hook_on_what_moved, eager=("training",), breaks=("training",)
     ),
-    "retained": Case(program=_retained, breaks=("training",)),
+    "retained": Case(program=_retained, eager=("training",), breaks=("training",)),
     "of the caller": Case(program=_of_an_intermediate, before=_hooks, exact=False),
     "of the caller, on an argument": Case(program=_views, before=_hook_on_the_argument),
 }
