@@ -66,7 +66,7 @@ class Options:
     """How to compile.
 
     ``duplicates`` is the dedupe strategy; ``static_inputs`` says how many of the first inputs keep their addresses
-    (None: the lifted parameters and buffers).
+    (None: the lifted parameters and buffers). ``by_dynamo``: Dynamo may capture what is declined.
     """
 
     backend: Backend
@@ -75,6 +75,7 @@ class Options:
     keep_inference_input_mutations: bool = False
     static_inputs: int | None = None
     dynamic: bool | None = False
+    by_dynamo: bool = False
 
 
 def compile_call(
@@ -93,9 +94,9 @@ def compile_call(
     try:
         return _through_all_stages(options, target, args, kwargs, journal, varying)
     except (RefusedError, RunEagerly, trace.TraceFailed) as error:
-        known: dict[str, Any] = {"raised": isinstance(error, trace.TraceFailed), "printed": journal.printed}
+        rest: dict[str, Any] = {"raised": isinstance(error, trace.TraceFailed), "printed": journal.printed}
         again = None if isinstance(error, RunEagerly) and error.passing else journal.state
-        raise Declined(refusal=refusal_of(error, target, journal.state), state=again, **known) from error
+        raise Declined(refusal=refusal_of(error, target, journal.state), state=again, **rest) from error
     except KeyboardInterrupt:
         surroundings.restore()
         raise
@@ -185,8 +186,8 @@ def _trace(
 ) -> tuple[trace.TraceRecord, trace.Trace]:
     """Trace the call; once more where random ops turn out to have to take states of generators.
 
-    Where it cannot be traced with sizes that vary, it is traced for the sizes of this call; ``why`` says so then. If
-    it asks for values that depend on sizes, Dynamo may know better.
+    Where it cannot be traced with sizes that vary, it is traced for the sizes of this call; ``why`` says so then. A
+    call that asks for values which depend on sizes is left to Dynamo, if that may capture it.
     """
     decompositions = options.backend.decompositions()
     static = sum(kind != "input" for _, kind in call.target.lifted_names())
@@ -210,8 +211,8 @@ def _trace(
     try:
         traced, live = run(functional)
     except Exception as error:
-        by_dynamo = isinstance(error, DataDependentError) and call.target.frontend == "direct"
-        if not dims or (by_dynamo and config.fallback != "error"):
+        by_dynamo = options.by_dynamo and config.fallback == "dynamo" and isinstance(error, DataDependentError)
+        if by_dynamo or not dims:
             raise
         return _trace(options, call, deduped, bases, printed, {}, str(error))
     if not functional and options.backend.needs_states(traced.module):

@@ -94,10 +94,16 @@ def aot_export_module(
     if loss is not None:
         _differentiate_loss(graph, len(writes) + loss)
     signature = signature_of(
-        graph, parameters=[*parameters], buffers=[*buffers], output_count=len(made.outputs), writes=writes,
-        gradients=wanted, loss=loss, in_spec=pytree.tree_structure(((*own.values(), *made.args), {})),
+        graph,
+        parameters=[*parameters],
+        buffers=[*buffers],
+        output_count=len(made.outputs),
+        writes=writes,
+        gradients=wanted,
+        loss=loss,
+        in_spec=pytree.tree_structure(((*own.values(), *made.args), {})),
         out_spec=pytree.tree_structure(made.result),
-    )  # fmt: skip
+    )
     return graph, signature
 
 
@@ -153,10 +159,11 @@ def _check_inputs(infos: Sequence[InputAliasInfo], joint: bool) -> None:
     for info in infos:
         if info.mutates_metadata:
             raise MetadataMutationError(
-                f"`{info.name}` changes its sizes or strides in place", argument=info.name,
+                f"`{info.name}` changes its sizes or strides in place",
+                argument=info.name,
                 why="an exported graph cannot do that to its inputs",
                 suggestion="use the out-of-place form, as t() for t_()",
-            )  # fmt: skip
+            )
         if joint and info.mutates_data and (info.requires_grad or info.requires_grad_after):
             how = "requires grad" if info.requires_grad else "gets an autograd history"
             refuse(f"`{info.name}` is written and {how}", "write detached values, or return the new value")

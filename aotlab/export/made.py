@@ -242,9 +242,15 @@ def _check_call(call: capture.Call, leaves: Sequence[Any], own: Mapping[str, Ten
 
 
 def traced(
-    target: ExportedModule | ExportedFunction, args: Iterable[Any], own: Mapping[str, Tensor], *,
-    joint: bool, dynamic: bool | None, decompositions: Decompositions | None, loss: int | None = None,
-) -> Made:  # fmt: skip
+    target: ExportedModule | ExportedFunction,
+    args: Iterable[Any],
+    own: Mapping[str, Tensor],
+    *,
+    joint: bool,
+    dynamic: bool | None,
+    decompositions: Decompositions | None,
+    loss: int | None = None,
+) -> Made:
     """Take a call through the stages up to the trace; ``own`` are the module's parameters and buffers."""
     if config.functionalize_rng_ops:
         raise UsageError("an exported graph takes no states of generators: set config.functionalize_rng_ops to False")

@@ -320,9 +320,8 @@ def compile(
     dynamic
         None compiles the first call for its own sizes and numbers, and once for all values of a size or a number that
         is another one at a later call; True compiles for all sizes at once; False for those of each call. Sizes of 0
-        and 1, and those of parameters and buffers, are always compiled for as they are. The marks of
-        ``torch._dynamo.mark_dynamic``, ``maybe_mark_dynamic`` and ``mark_static`` count. With Dynamo it is
-        `torch.compile`'s.
+        and 1, and those of parameters and buffers, stay as they are. The marks of ``torch._dynamo.mark_dynamic``,
+        ``maybe_mark_dynamic`` and ``mark_static`` count. With Dynamo it is `torch.compile`'s.
     fullgraph
         Raise `RefusedError` where a call would not be compiled as a whole, whatever `config.fallback` is.
     mode
@@ -361,7 +360,8 @@ def compile(
     if frontend == "dynamo":
         made = by_dynamo(fn_or_module)
         return AotModule(fn_or_module, made) if isinstance(fn_or_module, nn.Module) else made
-    options = Options(backend=compiler, partitioner=chosen, keep_inference_input_mutations=True, dynamic=dynamic)
+    ways: dict[str, Any] = {"dynamic": dynamic, "by_dynamo": not fullgraph}
+    options = Options(backend=compiler, partitioner=chosen, keep_inference_input_mutations=True, **ways)
     target = ModuleTarget(fn_or_module) if isinstance(fn_or_module, nn.Module) else FunctionTarget(fn_or_module)
     function = function_for(target, options, by_dynamo=by_dynamo, whole=fullgraph)
     return AotModule(fn_or_module, function) if isinstance(fn_or_module, nn.Module) else function

@@ -106,9 +106,6 @@ class EscapeGuard(TorchFunctionMode):
             return self.run(func, args, kwargs)
         if func in _READS_STRIDES:
             self.check_strides(first)
-        if func is Tensor.storage_offset:
-            instead = "compute with indices and shapes, to have it compiled"
-            raise RunEagerly(f"`storage_offset()` asks where a tensor begins, at {user_line()}", suggestion=instead)
         result = self.run(func, args, kwargs)
         if func in _SEES_AS_DTYPE:
             if result.element_size() != first.element_size():

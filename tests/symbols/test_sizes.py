@@ -315,10 +315,16 @@ def test_values_that_hang_on_sizes(fresh_dynamo: None) -> None:
     with pytest.warns(RuntimeWarning, match="is captured by Dynamo"):
         assert_as_eager(function, compiled, lambda n: (need(n, 4),))
     assert (len(compiled.entries), compiled.calls.eager, compiled.calls.by_dynamo) == (1, 0, len(SIZES) - 1)
-    with aotlab.config.patch(fallback="error"):
-        alone = aotlab.compile(function, backend="eager")
-        assert_as_eager(function, alone, lambda n: (need(n, 4),))
-    assert len(alone.entries) == len(SIZES)
+    for fallback in ("error", "eager"):
+        with aotlab.config.patch(fallback=fallback):
+            alone = aotlab.compile(function, backend="eager")
+            assert_as_eager(function, alone, lambda n: (need(n, 4),))
+        assert len(alone.entries) == len(SIZES)
+    whole = aotlab.compile(function, backend="eager", fullgraph=True)
+    without = aotlab.aot_function(function, aotlab.nop, dynamic=True)
+    for each in (whole, without):
+        assert_as_eager(function, each, lambda n: (need(n, 4),))
+        assert each.calls.eager == each.calls.by_dynamo == 0
 
 
 @pytest.mark.tier("full")
