@@ -2,8 +2,9 @@
 
 Two figures. *Trace time*: the first call of a training program, with a compiler that does nothing and the
 default partitioner, so that nothing is measured but the engine. *Call overhead*: what a compiled call takes
-more than the same call in eager, for functions that do next to nothing. Both engines get the same boxed
-compiler and ours runs as shipped, with all its guards (upstream's ``aot_function`` has none). Every result is
+more than the same call in eager, for functions that do next to nothing. It is compared twice: with upstream's
+``aot_function``, which checks nothing of a call and so is wrong where another is needed, and with upstream behind
+``torch.compile``, whose guards check what ours do. All get the same boxed compiler. Every result is
 compared with eager's before it is timed, and beside every ratio stands the one that our engine reaches against
 itself: a ratio means something only as far as that one is near 1.
 """
@@ -18,7 +19,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, TextIO
@@ -54,6 +55,8 @@ class Figure:
     ----------
     figure, program, description, mode
         What was measured, on which program.
+    against
+        The engine that ours was compared with.
     eager_ns, ours_ns, theirs_ns
         Median times of a call. A trace has no counterpart in eager.
     ours_over_ns, theirs_over_ns
@@ -72,6 +75,7 @@ class Figure:
     program: str
     description: str
     mode: str
+    against: str
     eager_ns: float = math.nan
     ours_ns: float = math.nan
     theirs_ns: float = math.nan
@@ -85,8 +89,8 @@ class Figure:
     problem: str = ""
 
 
-def shipped_engines() -> tuple[Engine, Engine]:
-    """Return our engine and upstream's, both through their public functions."""
+def shipped_engines() -> tuple[Engine, Engine, Engine]:
+    """Return our engine, upstream's and upstream's behind Dynamo, by their public functions; the last has guards."""
     from functorch import compile as upstream  # type: ignore[import-untyped]
 
     def our_compiler(graph: torch.fx.GraphModule, _: object) -> Function:
@@ -104,12 +108,24 @@ def shipped_engines() -> tuple[Engine, Engine]:
         wrapped: Function = upstream.aot_module(module, their_compiler, partition_fn=upstream.default_partition)
         return wrapped
 
+    def behind_dynamo(module: torch.fx.GraphModule, inputs: Sequence[object]) -> Function:
+        graphs: Function = upstream.aot_module_simplified(
+            module, inputs, their_compiler, partition_fn=upstream.default_partition
+        )
+        return graphs
+
+    def guarded(function: Function) -> Function:
+        torch.compiler.reset()  # Dynamo counts compilations by code, and gives up at the eighth
+        compiled: Function = torch.compile(function, backend=behind_dynamo, dynamic=False)
+        return compiled
+
     ours = Engine(
         name="aotlab",
         function=lambda function: api.aot_function(function, our_compiler),
         module=lambda module: api.aot_module(module, our_compiler),
     )
-    return ours, Engine(name="upstream", function=their_function, module=their_module)
+    theirs = Engine(name="upstream", function=their_function, module=their_module)
+    return ours, theirs, Engine(name="torch.compile", function=guarded, module=guarded)
 
 
 def trace_figure(
@@ -125,6 +141,7 @@ def trace_figure(
         program=program.name,
         description=program.description,
         mode="first forward + backward" if backward else "first forward",
+        against=theirs.name,
         rounds=rounds,
     )
     model, batch = program.make(device)
@@ -144,17 +161,14 @@ def trace_figure(
     for engine in engines:
         problem = _problem(engine.name, outcome, model, partial(engine.module, model))
         if problem:
-            return _with_problem(blank, problem)
+            return replace(blank, problem=problem)
     cases = [Case(name=engine.name, call=first_call(engine)) for engine in engines]
     result = compare(cases, rounds=rounds, warmup=0, inner=1, device=device, again=ours.name)
     ratio = result.ratio(ours.name, theirs.name)
     noise = result.noise
     assert noise is not None
-    return Figure(
-        figure=blank.figure,
-        program=blank.program,
-        description=blank.description,
-        mode=blank.mode,
+    return replace(
+        blank,
         ours_ns=result[ours.name].median_ns,
         theirs_ns=result[theirs.name].median_ns,
         ours_over_ns=result[ours.name].median_ns,
@@ -163,7 +177,6 @@ def trace_figure(
         ratio_p10=ratio.p10,
         ratio_p90=ratio.p90,
         again=noise.median,
-        rounds=rounds,
     )
 
 
@@ -179,7 +192,12 @@ def overhead_figure(
     """Measure what a call of ``program`` through either engine takes more than the call in eager."""
     ours, theirs = engines
     blank = Figure(
-        figure="call overhead", program=program.name, description=program.description, mode=mode, rounds=rounds
+        figure="call overhead",
+        program=program.name,
+        description=program.description,
+        mode=mode,
+        against=theirs.name,
+        rounds=rounds,
     )
     training = mode != "inference"
     backward = mode == "training, forward + backward"
@@ -199,7 +217,7 @@ def overhead_figure(
     for engine in engines:
         problem = _problem(engine.name, outcome, program.function, partial(functions.__getitem__, engine.name))
         if problem:
-            return _with_problem(blank, problem)
+            return replace(blank, problem=problem)
 
     shapes = tensors_in(program.function(*program.arguments(leaves)))
     tangents = [torch.ones_like(output) for output in shapes]
@@ -229,11 +247,8 @@ def overhead_figure(
 def _overhead(blank: Figure, result: Comparison, ours: str, theirs: str) -> Figure:
     ratio = result.overhead_ratio(ours, theirs, "eager")
     assert result.again_name is not None
-    return Figure(
-        figure=blank.figure,
-        program=blank.program,
-        description=blank.description,
-        mode=blank.mode,
+    return replace(
+        blank,
         eager_ns=result["eager"].median_ns,
         ours_ns=result[ours].median_ns,
         theirs_ns=result[theirs].median_ns,
@@ -243,17 +258,6 @@ def _overhead(blank: Figure, result: Comparison, ours: str, theirs: str) -> Figu
         ratio_p10=ratio.p10,
         ratio_p90=ratio.p90,
         again=result.overhead_ratio(result.again_name, ours, "eager").median,
-        rounds=blank.rounds,
-    )
-
-
-def _with_problem(blank: Figure, problem: str) -> Figure:
-    return Figure(
-        figure=blank.figure,
-        program=blank.program,
-        description=blank.description,
-        mode=blank.mode,
-        problem=problem,
     )
 
 
@@ -272,11 +276,15 @@ def _problem(
 
 
 def measure(
-    engines: tuple[Engine, Engine], device: torch.device, *, quick: bool, say: Callable[[str], None]
+    engines: Sequence[Engine], device: torch.device, *, quick: bool, say: Callable[[str], None]
 ) -> Iterator[Figure]:
-    """Measure all figures in turn; ``say`` hears what comes next, ``quick`` measures little of it, in seconds."""
+    """Measure all figures in turn: trace times of the first two engines, overheads of the first beside each other.
+
+    ``say`` hears what comes next, ``quick`` measures little of it, in seconds.
+    """
+    ours, theirs, *_ = engines
     # The first trace of a process imports half of torch; it belongs to neither engine's figure.
-    for engine in engines:
+    for engine in (ours, theirs):
         model, batch = mlp(1).to(device), torch.randn(2, 32, device=device)
         try:
             tensors_in(engine.module(model)(batch))[0].sum().backward()
@@ -284,24 +292,18 @@ def measure(
             say(f"warming up {engine.name} failed: {error}")
     for small in SMALL_PROGRAMS:
         for mode in _MODES if small.trains else _MODES[:1]:
-            say(f"call overhead: {small.name}, {mode}")
-            yield overhead_figure(
-                small,
-                mode,
-                engines,
-                device,
-                rounds=6 if quick else 40,
-                sample_ns=500_000 if quick else 5_000_000,
-            )
+            for other in engines[1:]:
+                say(f"call overhead: {small.name}, {mode}, beside {other.name}")
+                rounds, sample_ns = (6, 500_000) if quick else (40, 5_000_000)
+                yield overhead_figure(small, mode, (ours, other), device, rounds=rounds, sample_ns=sample_ns)
     for program in model_programs(quick):
         for backward in (False, True):
             say(f"trace time: {program.name}, {'first step' if backward else 'first forward'}")
-            yield trace_figure(program, engines, device, backward=backward, rounds=2 if quick else 5)
+            yield trace_figure(program, (ours, theirs), device, backward=backward, rounds=2 if quick else 5)
 
 
-def trace_table(figures: Sequence[Figure], engines: tuple[Engine, Engine]) -> pd.DataFrame:
+def trace_table(figures: Sequence[Figure], ours: str, theirs: str) -> pd.DataFrame:
     """Lay out the trace times, in ms."""
-    ours, theirs = (engine.name for engine in engines)
     return pd.DataFrame(
         [
             {
@@ -320,9 +322,8 @@ def trace_table(figures: Sequence[Figure], engines: tuple[Engine, Engine]) -> pd
     )
 
 
-def overhead_table(figures: Sequence[Figure], engines: tuple[Engine, Engine]) -> pd.DataFrame:
-    """Lay out the call overheads, in µs."""
-    ours, theirs = (engine.name for engine in engines)
+def overhead_table(figures: Sequence[Figure], ours: str, theirs: str) -> pd.DataFrame:
+    """Lay out the call overheads beside one other engine's, in µs."""
     return pd.DataFrame(
         [
             {
@@ -337,7 +338,7 @@ def overhead_table(figures: Sequence[Figure], engines: tuple[Engine, Engine]) ->
                 "A/A": f.again,
             }
             for f in figures
-            if f.figure == "call overhead"
+            if f.figure == "call overhead" and f.against == theirs
         ]
     )
 
@@ -362,41 +363,41 @@ def machine(device: torch.device) -> dict[str, str]:
     return found
 
 
-def print_figures(
-    figures: Sequence[Figure], engines: tuple[Engine, Engine], where: dict[str, str], out: TextIO
-) -> None:
-    """Print both tables, under what was compared and where, and above what went wrong."""
-    ours, theirs = (engine.name for engine in engines)
+def print_figures(figures: Sequence[Figure], engines: Sequence[Engine], where: dict[str, str], out: TextIO) -> None:
+    """Print the tables, under what was compared and where, and above what went wrong."""
+    ours, theirs, *_ = names = [engine.name for engine in engines]
     print("\n".join(f"{key:>7}: {value}" for key, value in where.items()), file=out)
     print(
-        f"\n{ours} (as shipped, all guards) beside {theirs} (functorch.compile's aot_function and aot_module), taking\n"
-        "turns in this run; graphs run as traced, default partitioner; results equal to eager's. Ratios are medians\n"
-        f"over the rounds of the ratio within a round, p10 and p90 their spread; below 1 {ours} is faster.\n"
-        f"A/A is {ours} against itself: what differs from 1 there is noise.",
+        f"\n{ours} (as shipped, all guards) beside {' and '.join(names[1:])}, taking turns in this run.\n"
+        "upstream: aot_function and aot_module of functorch.compile, which check nothing of a call;\n"
+        "torch.compile: the same behind Dynamo and its guards. Graphs run as traced, default partitioner; results\n"
+        "equal to eager's. Ratios are medians over the rounds of the ratio within a round, p10 and p90 their spread;\n"
+        f"below 1 {ours} is faster. A/A is {ours} against itself: what differs from 1 there is noise.",
         file=out,
     )
-    for title, table in (
-        ("Trace time", trace_table(figures, engines)),
-        ("Call overhead over eager", overhead_table(figures, engines)),
-    ):
+    tables = [("Trace time", trace_table(figures, ours, theirs))]
+    tables += [
+        (f"Call overhead over eager, beside {other}", overhead_table(figures, ours, other)) for other in names[1:]
+    ]
+    for title, table in tables:
         text = table.to_string(index=False, float_format=lambda number: f"{number:.2f}", na_rep="-")
         print(f"\n{title}\n\n{text}", file=out)
-    problems = [f"{f.figure}, {f.program}, {f.mode}: {f.problem}" for f in figures if f.problem]
+    problems = [f"{f.figure}, {f.program}, {f.mode}, beside {f.against}: {f.problem}" for f in figures if f.problem]
     if problems:
         print("\nNot measured:\n  " + "\n  ".join(problems), file=out)
 
 
-def to_json(figures: Sequence[Figure], engines: tuple[Engine, Engine], where: dict[str, str]) -> str:
+def to_json(figures: Sequence[Figure], engines: Sequence[Engine], where: dict[str, str]) -> str:
     """Write the figures as JSON, times in ns and null where there is none."""
     rows = [
         {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in asdict(f).items()}
         for f in figures
     ]
-    ours, theirs = engines
-    return json.dumps({"machine": where, "ours": ours.name, "theirs": theirs.name, "figures": rows}, indent=2) + "\n"
+    ours, *theirs = [engine.name for engine in engines]
+    return json.dumps({"machine": where, "ours": ours, "theirs": theirs, "figures": rows}, indent=2) + "\n"
 
 
-def main(argv: Sequence[str], engines: tuple[Engine, Engine] | None = None, out: TextIO | None = None) -> int:
+def main(argv: Sequence[str], engines: Sequence[Engine] | None = None, out: TextIO | None = None) -> int:
     """Run ``aotlab bench ARGV``; return 0 if every program was measured and equal to eager."""
     parser = argparse.ArgumentParser(prog="aotlab bench", description="Time aotlab's engine beside upstream's.")
     parser.add_argument("what", choices=["engine"], help="engine: trace time and call overhead")
@@ -405,15 +406,15 @@ def main(argv: Sequence[str], engines: tuple[Engine, Engine] | None = None, out:
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     options = parser.parse_args(argv)
     device = torch.device(options.device)
-    pair = shipped_engines() if engines is None else engines
+    engines = shipped_engines() if engines is None else engines
     begin = time.monotonic()
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - begin:6.1f} s] {text}", file=sys.stderr, flush=True)
 
-    figures = list(measure(pair, device, quick=options.quick, say=say))
+    figures = list(measure(engines, device, quick=options.quick, say=say))
     where = machine(device)
-    print_figures(figures, pair, where, sys.stdout if out is None else out)
+    print_figures(figures, engines, where, sys.stdout if out is None else out)
     if options.json is not None:
-        options.json.write_text(to_json(figures, pair, where))
+        options.json.write_text(to_json(figures, engines, where))
     return 1 if any(figure.problem for figure in figures) else 0

@@ -78,7 +78,8 @@ def settled(
     """
     broken = _BROKEN.match(miss.sentence)
     if broken is not None:
-        suggestion = "keep to sizes for which the program takes one way, or have a graph for each way"
+        what = "sizes" if ".size(" in broken[1] else "values"
+        suggestion = f"keep to {what} for which the program takes one way, or have a graph for each way"
         line = earlier.get(broken[1], miss.line)
         return replace(miss, subject=_names(broken[1]), line=line, suggestion=suggestion)
     names = [name for name in miss.subject.split(", ") if name]

@@ -65,7 +65,8 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
     grad_mode = torch.is_grad_enabled()
     recorder.names = {id(item.fake): item.name for item in inputs}
     symbols = nullcontext() if recorder.sizes is None else internals.symbols_as_numbers(recorder.sizes, user_place)
-    with surroundings.world_unchanged(recorder), surroundings.failures_told_apart(), surroundings.tracing(recorder):
+    world = surroundings.world_unchanged(recorder, call.state.settings)
+    with world, surroundings.failures_told_apart(), surroundings.tracing(recorder):
         try:
             escapes = _escape_guard(inputs, recorder)
             with surroundings.warnings_noted() as warned, escapes, surroundings.clocks_watched(), symbols:

@@ -51,9 +51,9 @@ def tracing(recorder: Recorder) -> Iterator[None]:
 
 
 @contextmanager
-def world_unchanged(recorder: Recorder) -> Iterator[None]:
+def world_unchanged(recorder: Recorder, settings: tuple[tuple[str, Any], ...]) -> Iterator[None]:
     """Put back what the function changes besides tensors: settings and random states, and refuse the function then."""
-    settings, nesting = internals.global_state(), internals.autocast_nesting()
+    nesting = internals.autocast_nesting()
     random_state = random.getstate()  # torch's generator is guarded by `EscapeGuard`
     numpy = sys.modules.get("numpy")  # the engine does not need numpy; the traced function may
     numpy_state = None if numpy is None else numpy.random.get_state(legacy=False)

@@ -302,9 +302,7 @@ def _reached(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             continue
     yield "defaults", function.__defaults__
     yield "keyword defaults", function.__kwdefaults__
-    # its names are also those of attributes and methods, which are no globals
-    steps = dis.get_instructions(function)
-    for name in dict.fromkeys(step.argval for step in steps if step.opname == "LOAD_GLOBAL"):
+    for name in dict.fromkeys(_globals_named(function.__code__)):
         value = function.__globals__.get(name)
         if not isinstance(value, types.FunctionType) or value.__module__ == function.__module__:
             yield name, value
@@ -368,3 +366,13 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     storage = tensor.untyped_storage()
     with torch.no_grad():
         return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+
+
+def _globals_named(code: types.CodeType) -> Iterator[str]:
+    """List the globals that code loads, in functions and comprehensions inside of it, too."""
+    for step in dis.get_instructions(code):  # names of attributes and methods are in `co_names`, too
+        if step.opname == "LOAD_GLOBAL":
+            yield step.argval
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _globals_named(inner)

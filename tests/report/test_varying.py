@@ -125,6 +125,25 @@ def test_guards_of_sizes_have_words_and_lines() -> None:
     assert list(report.inputs[report.inputs["graph"] == 2]["shape"].dropna()) == ["[4]", "[y.size(0)=6, 2]"]
 
 
+def test_a_rule_that_is_broken() -> None:
+    """The suggestion speaks of values where a number decides, and of sizes where a size does."""
+
+    def by_number(x: torch.Tensor, n: int) -> torch.Tensor:
+        return x * n if n > 3 else x + n
+
+    def by_size(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] > 3 else x + 1
+
+    x = torch.ones(3)
+    for function, calls, what in (
+        (by_number, [(x, 4), (x, 5), (x, 2)], "values"),
+        (by_size, [(torch.ones(n),) for n in (4, 5, 2)], "sizes"),
+    ):
+        rows = record(function, *calls).recompiles.itertuples()
+        broken = [row.suggestion for row in rows if "which does not hold" in row.reason]
+        assert broken == [f"keep to {what} for which the program takes one way, or have a graph for each way"]
+
+
 def test_what_nobody_assumed_has_no_line() -> None:
     """What is assumed by default, or to derive a backward, no line of the program asks for."""
     report = record(scaled, (*x_y(3), 2), dynamic=True)

@@ -182,6 +182,15 @@ def test_parts_of_wrappers_are_copied_as_tensors():
     assert (first.a.tolist(), second.a.tolist(), memory[0].item()) == ([1.0, 3.0, 5.0], [2.0, 4.0, 6.0], 0.0)
 
 
+IN_A_COMPREHENSION = torch.ones(2)
+
+
+def test_globals_of_comprehensions_and_lambdas_are_found():
+    """Their code is another's."""
+    for function in (lambda xs: [IN_A_COMPREHENSION * x for x in xs], lambda: lambda: IN_A_COMPREHENSION):
+        assert [name for name, _ in captured_tensors(function)] == ["IN_A_COMPREHENSION"]
+
+
 def test_captured_tensors_are_found():
     """In closures, defaults, partials, bound objects and named globals, each once."""
     x, model = torch.ones(2), nn.Linear(2, 2)
