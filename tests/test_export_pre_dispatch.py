@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 import aotlab
-from aotlab.errors import EscapeError, RefusedError, UsageError
+from aotlab.errors import RefusedError, UsageError
 from tests.engine_helpers import global_torch_state
 from tests.test_export import CASES, STATIC, Of, assert_same, export, run_beside_eager, snapshot, values_of, x43
 from tests.test_pipeline import HARMLESS, poison
@@ -207,6 +207,16 @@ ROWS = {
         ["layer_norm", "scaled_dot_product_attention"],
     ),
     "an LSTM": (lambda: nn.LSTM(3, 2), lambda: (torch.randn(4, 1, 3),), ["zeros", "zeros", "lstm"]),
+    "a number asked of a constant": (
+        lambda: Of(lambda m, x: x * torch.tensor(2.0).item()),
+        lambda: (x43(),),
+        ["mul"],
+    ),
+    "a buffer written with what requires grad": (
+        lambda: Of(lambda m, x: (m.b.add_(m.l(x)), x * 2)[1], ["b"], b=torch.zeros(4, 3), l=nn.Linear(3, 3)),
+        lambda: (x43(),),
+        ["linear", "add", "mul"],
+    ),
     "under autocast": (lambda: Of(under_autocast, l=nn.Linear(3, 3)), lambda: (x43(),), [*_AUTOCAST, "linear"]),
     "a choice": (choice(chosen, -1e9), lambda: (torch.randn(2, 3),), [*_CHOICE, "add", "add"]),
     "the other choice": (choice(chosen, 1e9), lambda: (torch.randn(2, 3),), [*_CHOICE, "add", "add"]),
@@ -356,11 +366,26 @@ def test_refused(name):
     assert "aotlab/export" not in str(caught.value)
     assert_same(held, before)
     assert global_torch_state() == state
-    assert issubclass(EscapeError, RefusedError)
+
+
+def test_ops_of_users():
+    """A composite op of a user's is kept, unless it draws and does not say so."""
+    with torch.library._scoped_library("pre_dispatch_tests", "FRAGMENT") as library:
+        for name, function in {"twice": lambda x: x * 2, "noisy": lambda x: x + torch.rand_like(x)}.items():
+            library.define(f"{name}(Tensor x) -> Tensor")
+            library.impl(name, function, "CompositeImplicitAutograd")
+        own, x = torch.ops.pre_dispatch_tests, x43()
+        graph, _ = export(Of(lambda m, x: own.noisy(own.twice(x))), (x,), pre_dispatch=True)
+        assert ops(graph) == ["twice", "rand_like", "add"]
+        torch.manual_seed(0)
+        expected = own.noisy(own.twice(x))
+        torch.manual_seed(0)
+        assert_same(graph(x), [expected])
 
 
 def test_interrupt():
     """After an interrupt torch is as it was, and the next export finds nothing of this one."""
+    module, x = nn.Linear(3, 2), x43()
     state = global_torch_state()
 
     def interrupt(m, x):
@@ -369,9 +394,9 @@ def test_interrupt():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        aotlab.aot_export_module(Of(interrupt, l=nn.Linear(3, 2)), (x43(),), trace_joint=False, pre_dispatch=True)
+        aotlab.aot_export_module(Of(interrupt, l=module), (x,), trace_joint=False, pre_dispatch=True)
     assert global_torch_state() == state
-    graph, _ = export(nn.Linear(3, 2), (x43(),))
+    graph, _ = export(module, (x,))
     assert ops(graph) == ["t", "addmm"]
 
 
