@@ -17,7 +17,7 @@ LATER = {
     "subclasses": (["subclasses", "ir/subclasses.py", "_torch/subclasses.py"], 1_765),
     "higher-order ops": (["quirks/higher_order.py", "_torch/higher_order.py"], 470),
     "effects": (["backends/effects.py"], 60),
-    "export": (["export"], 810),
+    "export": (["export", "_torch/pre_dispatch.py"], 960),
 }
 #: What one reads to understand what happens to a call.
 EVENING = [

@@ -598,8 +598,8 @@ def test_misuse():
     linear, args = nn.Linear(3, 2), (x43(),)
     with pytest.raises(UsageError, match="takes a module"):
         aotlab.aot_export_module(torch.sin, args, trace_joint=False)
-    with pytest.raises(UsageError, match="pre_dispatch=True is not supported"):
-        aotlab.aot_export_module(linear, args, trace_joint=False, pre_dispatch=True)
+    with pytest.raises(UsageError, match="pass trace_joint=False"):
+        aotlab.aot_export_module(linear, args, trace_joint=True, output_loss_index=0, pre_dispatch=True)
     with pytest.raises(UsageError, match="pass its number, output_loss_index"):
         aotlab.aot_export_module(linear, args, trace_joint=True)
     with pytest.raises(UsageError, match="pass a tuple"):
@@ -729,6 +729,12 @@ def test_upstream_is_never_called(monkeypatch):
             run_beside_eager(*export(module, args, dynamic_shapes=dynamic), module, args, None)
             run_beside_eager(*export(module, args, loss, dynamic_shapes=dynamic), module, args, loss)
     test_simple_joint()
+
+
+def test_history_inside():
+    """A graph without gradients takes no tangents, though the program turns grad mode on."""
+    module, x = Of(lambda m, x: torch.enable_grad()(lambda: x * m.w)(), w=nn.Parameter(torch.randn(3))), x43()
+    run_beside_eager(*export(module, (x,)), module, (x,), None)
 
 
 def test_compiled_module_is_exported():

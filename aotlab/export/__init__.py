@@ -47,11 +47,13 @@ def aot_export_module(
     args
         Example arguments, pytrees of tensors and plain values, which are taken as constant. They are not written.
     trace_joint
-        The graph computes gradients, too; else the module is traced under ``no_grad``.
+        The graph computes gradients, too; else the module is traced under ``no_grad``, or with ``pre_dispatch`` as is.
     output_loss_index
         Which of the flat outputs is the scalar loss, the only one that may require grad.
     pre_dispatch
-        Not supported.
+        Ops that torch computes by others, such as ``linear``, stand in the graph as they are called, unless they write
+        or return their arguments or autocast is on. So do changes of grad mode: run it in the mode of the export. What
+        is written under ``no_grad`` is a value there, without a history.
     dynamic_shapes
         True: the sizes of the arguments may vary; None: those marked by ``torch._dynamo.mark_dynamic``; False: none.
         What the graph assumes of them is in its ``meta["assumes"]``.
@@ -76,15 +78,15 @@ def aot_export_module(
     """
     if not isinstance(mod, nn.Module):
         raise UsageError(f"aot_export_module takes a module, not {mod!r:.80}")
-    if pre_dispatch:
-        raise UsageError("pre_dispatch=True is not supported: aotlab traces below autograd; leave it out")
+    if pre_dispatch and trace_joint:
+        raise UsageError("pre_dispatch=True keeps ops that have no derivative in a graph: pass trace_joint=False")
     if trace_joint and output_loss_index is None:
         raise UsageError("trace_joint=True needs a loss to differentiate: pass its number, output_loss_index")
     parameters = dict(mod.named_parameters(remove_duplicate=False))
     buffers = dict(mod.named_buffers(remove_duplicate=False))
     own, loss = {**parameters, **buffers}, output_loss_index if trace_joint else None
     ways: dict[str, Any] = {"dynamic": dynamic_shapes, "loss": loss, "decompositions": decompositions}
-    made = traced(ExportedModule(mod), args, own, joint=trace_joint, **ways)
+    made = traced(ExportedModule(mod), args, own, joint=trace_joint, pre_dispatch=pre_dispatch, **ways)
     _check_inputs(made.infos, trace_joint)
     writes = [n for n, info in made.places if info.mutates_data]
     wanted = [n for n, info in made.places if trace_joint and info.requires_grad]
@@ -93,18 +95,9 @@ def aot_export_module(
     graph = made.graph("arg{}_1", 0, [*map(made.new_value, writes), *made.outputs, *map(made.gradient, wanted)])
     if loss is not None:
         _differentiate_loss(graph, len(writes) + loss)
-    signature = signature_of(
-        graph,
-        parameters=[*parameters],
-        buffers=[*buffers],
-        output_count=len(made.outputs),
-        writes=writes,
-        gradients=wanted,
-        loss=loss,
-        in_spec=pytree.tree_structure(((*own.values(), *made.args), {})),
-        out_spec=pytree.tree_structure(made.result),
-    )
-    return graph, signature
+    in_spec, out_spec = map(pytree.tree_structure, (((*own.values(), *made.args), {}), made.result))
+    kinds: dict[str, Any] = {"output_count": len(made.outputs), "writes": writes, "gradients": wanted, "loss": loss}
+    return graph, signature_of(graph, [*parameters], [*buffers], in_spec=in_spec, out_spec=out_spec, **kinds)
 
 
 def aot_export_joint_simple(

@@ -22,6 +22,7 @@ from aotlab.capture.call import Target
 from aotlab.capture.signals import RunEagerly
 from aotlab.capture.varying import chosen
 from aotlab.errors import RefusedError, UntraceableError, UsageError
+from aotlab.export.pre_dispatch import kept_as_called
 from aotlab.frontends.direct import FunctionTarget, ModuleTarget
 from aotlab.ir.graphs import is_size, output_args, placeholders
 from aotlab.ir.metadata import InputAliasInfo
@@ -48,14 +49,17 @@ def refuse(seen: str, suggestion: str) -> NoReturn:
 
 
 class _Exported(Target):
-    """Keeps the traced ``result``; ``loss`` is the number of the output to differentiate."""
+    """Keeps the traced ``result``; ``loss`` is the output to differentiate, ``composites`` what becomes of such ops."""
 
     loss: int | None = None
+    composites: Decompositions | None = None
     result: Any = None
 
     def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run it, and look at what it returns."""
-        self.result = _checked(super().run(lifted, args, kwargs), [*lifted, *pytree.tree_leaves(args)], self.loss)
+        given, run = [*lifted, *pytree.tree_leaves(args)], partial(super().run, lifted, args, kwargs)
+        result = run() if self.composites is None else kept_as_called(run, self.composites, given)
+        self.result = _checked(result, given, self.loss)
         return self.result
 
 
@@ -169,6 +173,7 @@ class Made:
         inputs = [(name.format(n), fake) for n, fake in enumerate(fakes, first)]
         sizes = [each for each in live.inputs.placeholders if not isinstance(each[1], Tensor)]
         tangents = [(f"tangents_{n + 1}", fake) for n, fake in enumerate(live.tangents.fakes[: len(live.roots)])]
+        tangents = tangents if self.gradients else []
         tensors = [each if isinstance(each, Tensor) else None for each in outputs]
         module = live.tape.graph("Exported", [*inputs, *sizes, *tangents], tensors, keep_impure="forward")
         nodes = placeholders(module.graph)
@@ -250,18 +255,19 @@ def traced(
     dynamic: bool | None,
     decompositions: Decompositions | None,
     loss: int | None = None,
+    pre_dispatch: bool = False,
 ) -> Made:
     """Take a call through the stages up to the trace; ``own`` are the module's parameters and buffers."""
     if config.functionalize_rng_ops:
         raise UsageError("an exported graph takes no states of generators: set config.functionalize_rng_ops to False")
     if isinstance(args, Tensor):
         raise UsageError("args is a tensor; pass a tuple of the arguments")
-    target.loss = loss
+    target.loss, target.composites = loss, (decompositions or {}) if pre_dispatch else None
     arguments, call, printed, surroundings = tuple(args), None, Printed(), internals.Surroundings()
     leaves = pytree.tree_leaves(arguments)
     try:
         of_cond = replaced(torch, "cond", partial(_cond, threading.get_ident(), torch.cond))
-        with of_cond, nullcontext() if joint else torch.no_grad():
+        with of_cond, nullcontext() if joint or pre_dispatch else torch.no_grad():
             _, call = capture.run(target, arguments, {})
             capture.check_anomaly_mode()
             _check_call(call, leaves, own)

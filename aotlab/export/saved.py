@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from aotlab._torch import FakeTensorMode, OpOverload
+from aotlab._torch import SET_GRAD_ENABLED, FakeTensorMode, OpOverload
 from aotlab.errors import UsageError
 from aotlab.export.signature import GraphSignature
 
@@ -32,6 +32,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     )
     for name in names.split()
 }
+_FUNCTIONS["torch._C._set_grad_enabled"] = SET_GRAD_ENABLED
 _NAMES = {function: name for name, function in _FUNCTIONS.items()}
 #: Attributes of torch that stand in graphs by their names.
 _NAMED = (torch.dtype, torch.layout, torch.memory_format)

@@ -91,17 +91,9 @@ def _read(form: Any) -> Any:
 
 
 def signature_of(
-    module: fx.GraphModule,
-    *,
-    parameters: list[str],
-    buffers: list[str],
-    output_count: int,
-    writes: Sequence[int],
-    gradients: Sequence[int],
-    loss: int | None,
-    in_spec: Any,
-    out_spec: Any,
-) -> GraphSignature:
+    module: fx.GraphModule, parameters: list[str], buffers: list[str], *, output_count: int, writes: Sequence[int],
+    gradients: Sequence[int], loss: int | None, in_spec: Any, out_spec: Any,
+) -> GraphSignature:  # fmt: skip
     """Name what goes into a graph and comes out; ``writes`` and ``gradients`` are the inputs with such outputs."""
     inputs = [node.name for node in placeholders(module.graph)]
     outputs = [getattr(node, "name", None) for node in output_args(module.graph)]

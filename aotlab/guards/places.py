@@ -24,7 +24,7 @@ _HERE = Path(__file__).parents[1]
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 #: Everything but the programs that aotlab brings with it: models of benchmarks, the demo, verification.
 _ENGINE = (
-    "_torch", "backends", "cache.py", "capture", "derivatives", "frontends", "guards", "notebook",
+    "_torch", "backends", "cache.py", "capture", "derivatives", "export", "frontends", "guards", "notebook",
     "partition", "pipeline.py", "quirks", "subclasses", "runtime", "trace",
 )  # fmt: skip
 _NOT_THE_USERS = (_TORCH, *(str(_HERE / name) for name in _ENGINE), "<frozen", "<aotlab", "<eval_with_key>")

@@ -58,7 +58,8 @@ class Operation:
     @property
     def is_impure(self) -> bool:
         """Whether it must stay although nobody uses its result."""
-        return (self.is_random and self.target is not STATE_OF) or self.may_raise or acts(self.target)
+        acting = acts(self.target) or self.target is internals.SET_GRAD_ENABLED
+        return acting or (self.is_random and self.target is not STATE_OF) or self.may_raise
 
     @property
     def may_raise(self) -> bool:
@@ -132,11 +133,7 @@ class Tape:
     def append(self, operation: Operation) -> None:
         """Add an op; results that are also arguments keep their first origin."""
         self.operations.append(operation)
-        result = operation.result
-        if isinstance(result, Tensor):
-            self._origin.setdefault(id(result), (operation, ()))
-        else:
-            self._register(operation, result, ())
+        self._register(operation, operation.result, ())
 
     def _register(self, operation: Operation, value: Any, path: tuple[int, ...]) -> None:
         if isinstance(value, Tensor):
