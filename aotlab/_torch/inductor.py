@@ -103,11 +103,11 @@ def inductor_compile(
         debug.reset_provenance_globals(),  # where it collects of which nodes it makes each kernel
         V.set_fake_mode(fake_mode),
         _constants_allowed(fake_mode),
+        fake_mode,
         symbols_for_loops(module, fake_mode),
         _lowered(module),
         _falling_back(),
         _writes_before_reads(),
-        fake_mode,
     ):
         return compile_fx_inner(
             module,
