@@ -16,7 +16,7 @@ FOR_THOSE = ["_torch/workbench.py", "_torch/samples.py", "_torch/rehearsal.py"]
 LATER = {
     "subclasses": (["subclasses", "ir/subclasses.py", "_torch/subclasses.py"], 1_765),
     "higher-order ops": (["quirks/higher_order.py", "_torch/higher_order.py"], 560),
-    "effects": (["backends/effects.py"], 60),
+    "effects": (["trace/effects.py"], 110),
     "export": (["export"], 810),
 }
 #: What one reads to understand what happens to a call.
