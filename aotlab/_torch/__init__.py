@@ -44,8 +44,8 @@ from aotlab._torch.modules import (
 )
 from aotlab._torch.graphs import boxed_forward_of, forward_of, graph_module, has_effects, tracing_context
 from aotlab._torch.higher_order import (
-    COND, FLEX_ATTENTION, FLEX_ATTENTION_BACKWARD, HIGHER_ORDER, MAP, SCAN, WHILE_LOOP, IndexesByTensors,
-    under_autocast_as_now,
+    COND, FLEX_ATTENTION, FLEX_ATTENTION_BACKWARD, HIGHER_ORDER, LOOP_BACKWARD, MAP, SCAN, WHILE_LOOP,
+    IndexesByTensors, ShapeEnv, under_autocast_as_now,
 )  # fmt: skip
 from aotlab._torch.ops import (
     APPLY_OF_C, ASSERTIONS, CAST, CONJUGATE, DATA_OF, FUNCTION_APPLY, MAKE_TOKEN, ONEDNN_RNN_LAYER, ONE_HOT, PUTS,

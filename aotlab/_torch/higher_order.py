@@ -3,19 +3,55 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._higher_order_ops.flex_attention import flex_attention, flex_attention_backward
 from torch._higher_order_ops.map import map_impl
 from torch._higher_order_ops.scan import scan_op
 from torch._higher_order_ops.while_loop import while_loop_op
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv as ShapeEnv
+from torch.utils import _pytree as pytree
+
+
+class _LoopBackward(HigherOrderOperator):
+    """Differentiate a loop: take its steps again, and then backwards. No size of a result hangs on how many they are.
+
+    ``back`` takes the gradients ``by``, what a step took, and ``further``; it returns the gradients before that step.
+    """
+
+    def __call__(self, body: Any, back: Any, steps: Tensor, carried: Any, further: Any, by: Any) -> Any:
+        if isinstance(steps, FakeTensor):
+            return back(*by, *carried, *further)
+        return self.as_loops(body, back, steps, carried, further, by)
+
+    def as_loops(self, body: Any, back: Any, steps: Tensor, carried: Any, further: Any, by: Any) -> Any:
+        """Do it by two loops that Inductor has, of which the first stacks what each step returns."""
+        count = len(carried)
+        _, *stacks = torch.ops.higher_order.while_loop_stack_output(
+            lambda n, *given: n < given[-1],
+            lambda n, *given: (n + 1, *body(*given[:-1])),
+            (steps * 0, *carried),
+            (*further, steps),
+        )
+
+        def step_back(n: Tensor, *given: Any) -> Any:
+            gradients, starts, ends, others = parts(given, len(by), count, count, len(further))
+            before = [torch.ops.aten.index(each, [(n - 1) * (n > 0)]) for each in ends]
+            values = [torch.where(n == 0, start, each) for start, each in zip(starts, before, strict=True)]
+            return (n - 1, *back(*gradients, *values, *others))
+
+        return WHILE_LOOP(lambda n, *_: n >= 0, step_back, (steps - 1, *by), (*carried, *stacks, *further))[1:]
+
 
 COND: Any = torch.ops.higher_order.cond
 FLEX_ATTENTION: Any = flex_attention
@@ -23,9 +59,10 @@ FLEX_ATTENTION_BACKWARD: Any = flex_attention_backward
 MAP: Any = map_impl
 SCAN: Any = scan_op
 WHILE_LOOP: Any = while_loop_op
+LOOP_BACKWARD: Any = _LoopBackward("loop_backward")  # type: ignore[no-untyped-call]  # untyped in torch
 #: The mode under which ``x[n]`` takes a tensor for ``n``, and asks for no value.
 IndexesByTensors = TransformGetItemToIndex
-HIGHER_ORDER = (COND, FLEX_ATTENTION, FLEX_ATTENTION_BACKWARD, MAP, SCAN, WHILE_LOOP)
+HIGHER_ORDER = (COND, FLEX_ATTENTION, FLEX_ATTENTION_BACKWARD, LOOP_BACKWARD, MAP, SCAN, WHILE_LOOP)
 
 
 @contextmanager
@@ -36,12 +73,36 @@ def symbols_for_loops(module: fx.GraphModule, fake_mode: FakeTensorMode) -> Iter
     if any(node.target in HIGHER_ORDER for node in module.graph.nodes):
         fake_mode.shape_env = env = before or ShapeEnv()
         env.settings = dataclasses.replace(env.settings, allow_scalar_outputs=True)
+        _expand(module)
     try:
         yield
     finally:
         fake_mode.shape_env = before
         if before is not None:
             before.settings = settings
+
+
+def _expand(module: fx.GraphModule) -> None:
+    """Put loops that Inductor has in the place of those that it has not, also in the graphs of functions."""
+    for child in module.children():
+        if isinstance(child, fx.GraphModule):
+            _expand(child)
+    for node in module.graph.find_nodes(op="call_function", target=LOOP_BACKWARD):
+        args: Any = fx.map_arg(
+            node.args, lambda n: n.meta["val"] if "val" in n.meta else getattr(module, str(n.target))
+        )
+        made = make_fx(partial(LOOP_BACKWARD.as_loops, *args[:2]))(*args[2:])
+        for each in made.graph.find_nodes(op="get_attr"):
+            module.add_module(name := f"{node.name}_{each.target}", getattr(made, each.target))
+            each.target = name
+        with module.graph.inserting_before(node):
+            pairs = zip(made.graph.find_nodes(op="placeholder"), pytree.tree_leaves(node.args[2:]), strict=True)
+            results: Any = module.graph.graph_copy(made.graph, dict(pairs))
+        for user in list(node.users):
+            user.replace_all_uses_with(results[user.args[1]])
+            module.graph.erase_node(user)
+        module.graph.erase_node(node)
+    module.recompile()
 
 
 def under_autocast_as_now(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,3 +117,9 @@ def under_autocast_as_now(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args)
 
     return call
+
+
+def parts(values: Sequence[Any], *counts: int) -> Iterator[list[Any]]:
+    """Split a sequence into parts of these lengths."""
+    rest = iter(values)
+    return (list(islice(rest, count)) for count in counts)

@@ -7,12 +7,14 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from aotlab._torch.higher_order import symbols_for_loops
+from aotlab._torch.ops import WITH_EFFECTS
 from aotlab._torch.replaced import replaced
 
 
@@ -50,8 +52,8 @@ def inductor_joint_passes(module: fx.GraphModule, fake_mode: FakeTensorMode, *, 
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch._inductor.virtualized import V
 
-    patched = config.patch(fallback_random=exact_random)
-    with patched, V.set_fake_mode(fake_mode), _constants_allowed(fake_mode), fake_mode:
+    patched, constants = config.patch(fallback_random=exact_random), replaced(fake_mode, "allow_non_fake_inputs", True)
+    with patched, V.set_fake_mode(fake_mode), constants, fake_mode:
         joint_graph_passes(module)
 
 
@@ -63,11 +65,6 @@ def inductor_replace_random(module: fx.GraphModule, fake_mode: FakeTensorMode) -
 
     with config.patch(fallback_random=False), V.set_fake_mode(fake_mode), fake_mode:
         replace_random_passes(module)
-
-
-def _constants_allowed(fake_mode: FakeTensorMode) -> contextlib.AbstractContextManager[None]:
-    """Let ops on fake tensors take real ones too, which a graph's constants are."""
-    return replaced(fake_mode, "allow_non_fake_inputs", value=True)
 
 
 def inductor_compile(
@@ -102,12 +99,12 @@ def inductor_compile(
         config.patch(list_mode_options("max-autotune-no-cudagraphs") if max_autotune else {}),
         debug.reset_provenance_globals(),  # where it collects of which nodes it makes each kernel
         V.set_fake_mode(fake_mode),
-        _constants_allowed(fake_mode),
+        replaced(fake_mode, "allow_non_fake_inputs", value=True),  # a graph's constants
+        fake_mode,
         symbols_for_loops(module, fake_mode),
         _lowered(module),
         _falling_back(),
         _writes_before_reads(),
-        fake_mode,
     ):
         return compile_fx_inner(
             module,
@@ -153,25 +150,31 @@ def _writes_before_reads() -> Iterator[None]:
     from torch.compiler import config
 
     _remember_writes()
-    tag = f"{config.cache_key_tag}aotlab: writes before reads, origins"
+    tag = f"{config.cache_key_tag}aotlab: writes before reads, origins, effects"
     with replaced(_ordering, "active", value=True), config.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
         yield
 
 
 @contextlib.contextmanager
 def _lowered(module: fx.GraphModule) -> Iterator[None]:
-    """Let Inductor call the kernels of ops that it expects to be decomposed; by itself it refuses to."""
+    """Let Inductor call kernels of ops that it expects to be decomposed, and keep the order of ops with effects."""
     from torch._inductor import lowering
     from torch._inductor.decomposition import decompositions
+    from torch._inductor.virtualized import V
+
+    def with_effects(*args: Any, before: Any = lowering.lowerings[WITH_EFFECTS], **kwargs: Any) -> Any:
+        result, waits = before(*args, **kwargs), getattr(V.graph, "additional_star_deps", {})
+        for each in list[Any](
+            V.graph.operations if waits else ()
+        ):  # torch before 2.15 looks for what one waits for under another of its names
+            waits[each.get_operation_name()] |= waits[each.get_name()]
+        return result
 
     found = {node.target for node in module.graph.nodes if isinstance(node.target, OpOverload)}
     missing = [op for op in found if op in decompositions and op not in lowering.lowerings]
-    lowering.lowerings.update({op: lowering.fallback_handler(op, add_to_fallback_set=False) for op in missing})
-    try:
+    own = {op: lowering.fallback_handler(op, add_to_fallback_set=False) for op in missing}
+    with mock.patch.dict(lowering.lowerings, {**own, WITH_EFFECTS: with_effects}):
         yield
-    finally:
-        for op in missing:
-            lowering.lowerings.pop(op, None)
 
 
 def _falling_back() -> contextlib.AbstractContextManager[None]:

@@ -26,9 +26,9 @@ from aotlab import _torch as internals
 from aotlab import config
 from aotlab._torch import FakeTensorMode
 from aotlab.backends.base import Backend, CompileRequest, KernelSource
-from aotlab.backends.effects import thread_tokens
 from aotlab.backends.numbers import numbers_as_tensors, takes_numbers
 from aotlab.ir.graphs import STAYS, is_random, is_view, output_args, phase_of, placeholders, return_from
+from aotlab.trace.effects import thread_tokens
 from aotlab.trace.random_state import STATE_OF
 
 _ATEN = torch.ops.aten

@@ -145,7 +145,7 @@ class ViewAndMutationMeta:
 
     The forward graph returns ``intermediate_bases`` for outputs; ``tangents`` are in the joint graph's order;
     ``grad_enabled_mutation`` is the grad mode left behind, None if left alone; ``static_input_indices`` keep addresses.
-    ``tokens`` are the ops with ordered effects, in order: a backend that reorders gives each the token of the last.
+    ``tokens``, and ``backward_tokens``, are the ops with ordered effects, in order: each may take the last one's token.
     """
 
     input_info: tuple[InputAliasInfo, ...]
@@ -156,6 +156,7 @@ class ViewAndMutationMeta:
     grad_enabled_mutation: bool | None = None
     static_input_indices: tuple[int, ...] = ()
     tokens: tuple[str, ...] = ()
+    backward_tokens: tuple[str, ...] = ()
 
     @property
     def mutated_inp_runtime_indices(self) -> tuple[int, ...]:

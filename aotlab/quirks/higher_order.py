@@ -9,10 +9,9 @@ functions that compute theirs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
@@ -21,11 +20,12 @@ from torch.overrides import TorchFunctionMode
 
 from aotlab import _torch as internals
 from aotlab._torch import has_effects, pytree
+from aotlab._torch.higher_order import parts
 from aotlab._torch.replaced import replaced
 from aotlab.capture.signals import RunEagerly
+from aotlab.errors import DoubleBackwardError
 from aotlab.guards.places import user_line
 from aotlab.ir.graphs import acts
-from aotlab.trace.escapes import EscapeGuard
 from aotlab.trace.inputs import value_of
 from aotlab.trace.quirk import Handler, Quirk
 from aotlab.trace.recorder import Recorder
@@ -35,8 +35,6 @@ from aotlab.trace.tape import Tape
 _Function = Callable[..., Any]
 #: What a function is called in its graph, the function, and what its op calls it with.
 _Call = tuple[str, _Function, Sequence[Any]]
-
-
 _ALIKE = "let them have the same shape, strides and dtype, to have it compiled"
 
 
@@ -46,11 +44,7 @@ class HigherOrder(Quirk):
     name = "hops"
 
     def claims(self) -> Mapping[Any, Handler]:
-        return dict.fromkeys(_RULES, _claim)
-
-
-def _claim(guard: EscapeGuard, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return _RULES[op].call(*args, **kwargs)
+        return dict.fromkeys(_RULES, lambda guard, op, args, kwargs: _RULES[op].call(*args, **kwargs))
 
 
 class _Nested(TorchFunctionMode):
@@ -92,7 +86,7 @@ class _Rule:
 
     def backward(self, wanted: Any, args: Any, kept: Sequence[Tensor], by: Sequence[Tensor]) -> Sequence[Any]:
         """Return the gradients of the ``wanted`` arguments, ``by`` those of the results that are floats."""
-        raise RunEagerly(f"`{self.op}` is differentiated, at {user_line()}", suggestion="call it under no_grad")
+        raise DoubleBackwardError(f"`{self.op}` is differentiated", line=user_line(), suggestion="let eager run it")
 
     def call(self, *args: Any) -> Any:
         """Call the op in a trace."""
@@ -114,7 +108,8 @@ class _Rule:
         args = pytree.tree_map(lambda leaf: of.get(id(leaf), leaf), args)
         mode = recorder.fake_mode
         own = replaced(mode, "allow_non_fake_inputs", True)  # constants of the graphs
-        with internals.disable_torch_function(), internals.outside_of_trace(), torch.no_grad(), mode, own:
+        env = replaced(mode, "shape_env", mode.shape_env or internals.ShapeEnv())  # which those in graphs ask for
+        with internals.disable_torch_function(), internals.outside_of_trace(), torch.no_grad(), mode, own, env:
             results = self.fake(graphs, *args)
         recorder.append(self.op, args, {}, results)
         return pytree.tree_map_only(Tensor, internals.to_functional, results)
@@ -134,8 +129,8 @@ class _Differentiable(torch.autograd.Function):
         ctx.others = {n: casting(leaf) if callable(leaf) else leaf for n, leaf in others.items()}
         tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor))
         ctx.save_for_backward(*tensors, *results[: rule.needs], *results[ctx.own :])
-        ctx.floats = [each.is_floating_point() for each in results]
-        ctx.mark_non_differentiable(*(each for each in results if not each.is_floating_point()))
+        ctx.floats = _floats(results)
+        ctx.mark_non_differentiable(*(each for n, each in enumerate(results) if n not in ctx.floats))
         ctx.set_materialize_grads(False)
         return results
 
@@ -147,7 +142,7 @@ class _Differentiable(torch.autograd.Function):
         last = ctx.own
         if any(each is not None for each in gradients[last:]):  # in a derivative of this derivative
             last, (args, _) = len(gradients), ctx.rule.keeping(*args)
-        by = [ctx.zeros[n]() if gradients[n] is None else gradients[n] for n in range(last) if ctx.floats[n]]
+        by = [ctx.zeros[n]() if gradients[n] is None else gradients[n] for n in ctx.floats if n < last]
         found = iter(ctx.rule.backward(wanted, args, tuple(saved), by))
         return None, None, *(next(found) if needs else None for needs in needed)
 
@@ -161,10 +156,11 @@ def _joint(function: _Function, count: int, wanted: Sequence[int]) -> _Function:
         for n in wanted:
             inputs[n] = inputs[n] if inputs[n].requires_grad else inputs[n].detach().requires_grad_()
         with torch.enable_grad():
-            results = [each for each in _several(function(*inputs)) if each.is_floating_point()]
+            found = _several(function(*inputs))
+            results = [found[n] for n in _floats(found)]
         pairs = [(each, by) for each, by in zip(results, given[count:], strict=True) if each.requires_grad]
         asked = [inputs[n] for n in wanted]
-        found: Sequence[Tensor | None] = [None] * len(asked)
+        found = [None] * len(asked)
         if pairs and asked:
             outputs, by = zip(*pairs, strict=True)
             found = torch.autograd.grad(outputs, asked, by, allow_unused=True, create_graph=again)
@@ -268,7 +264,7 @@ class _Map(_Rule):
         joint = _joint(body, len(stacked) + len(further), which)
 
         def body_back(*given: Any) -> Any:
-            items, by_results, others = _parts(given, len(stacked), len(by), len(further))
+            items, by_results, others = parts(given, len(stacked), len(by), len(further))
             return joint(*items, *others, *by_results)
 
         found = self.call(body_back, (*stacked, *by), further)
@@ -293,7 +289,7 @@ class _Scan(_Rule):
     def backward(self, wanted: Any, args: Any, kept: Sequence[Tensor], by: Sequence[Tensor]) -> Sequence[Any]:
         step, carried, stacked, further = args
         count = len(carried)
-        floats = [n for n, each in enumerate(carried) if each.is_floating_point()]
+        floats = _floats(carried)
         of_stacked, of_further = _which(wanted[2]), _which(wanted[3])
         which = [*floats, *(count + n for n in of_stacked), *(count + len(stacked) + n for n in of_further)]
         joint = _joint(step, count + len(stacked) + len(further), which)
@@ -302,15 +298,15 @@ class _Scan(_Rule):
         def step_back(*given: Any) -> Any:
             items = count + len(stacked)
             sizes = len(floats), len(of_further), items, len(by_stacked), len(further)
-            by_state, sums, values, by_results, others = _parts(given, *sizes)
+            by_state, sums, values, by_results, others = parts(given, *sizes)
             found = joint(*values, *others, *by_state, *by_results)
-            first, middle, last = _parts(found, len(floats), len(of_stacked), len(of_further))
+            first, middle, last = parts(found, len(floats), len(of_stacked), len(of_further))
             return (*first, *(total + each for total, each in zip(sums, last, strict=True)), *middle)
 
         zeros = [torch.zeros_like(further[n]) for n in of_further]
         backwards = [each.flip(0) for each in (*kept, *stacked, *by_stacked)]
         found = self.call(step_back, (*by_carried, *zeros), backwards, further)
-        first, sums, last = _parts(found, len(floats), len(zeros), len(of_stacked))
+        first, sums, last = parts(found, len(floats), len(zeros), len(of_stacked))
         of_carried = [each for n, each in zip(floats, first, strict=True) if wanted[1][n]]
         return [*of_carried, *(each.flip(0) for each in last), *sums]
 
@@ -332,6 +328,39 @@ class _WhileLoop(_Rule):
             what = "the body of `while_loop` returns other kinds of tensors than it takes"
             raise RunEagerly(f"{what}, at {user_line()}", suggestion=_ALIKE)
         return tuple(found)
+
+    def keeping(self, condition: _Function, body: _Function, carried: Any, further: Any) -> tuple[tuple[Any, ...], int]:
+        count = len(carried)
+
+        def counts(*given: Any) -> Any:
+            return (*body(*given[:count], *given[count + 1 :]), given[count] + 1)
+
+        steps = torch.zeros((), dtype=torch.int64, device=carried[0].device)
+        return (lambda *given: condition(*given[:count], *given[count + 1 :]), counts, (*carried, steps), further), 1
+
+    def backward(self, wanted: Any, args: Any, kept: Sequence[Tensor], by: Sequence[Tensor]) -> Sequence[Any]:
+        _, body, carried, further = args
+        floats, of_further = _floats(carried), _which(wanted[3])
+        joint = _joint(body, len(carried) + len(further), [*floats, *(len(carried) + n for n in of_further)])
+
+        def step_back(*given: Any) -> Any:
+            by_state, sums, values = parts(given, len(by), len(of_further), len(carried) + len(further))
+            first, last = parts([each.contiguous() for each in joint(*values, *by_state)], len(by), len(sums))
+            return (*first, *(total + each for total, each in zip(sums, last, strict=True)))
+
+        gradients = [each.contiguous() for each in (*by, *(torch.zeros_like(further[n]) for n in of_further))]
+        found = _RULES[internals.LOOP_BACKWARD].call(body, step_back, *kept, carried, further, gradients)
+        return [*(found[i] for i, n in enumerate(floats) if wanted[2][n]), *found[len(by) :]]
+
+
+class _LoopBackward(_Rule):
+    """``loop_backward(body, back, steps, carried, further, gradients)``."""
+
+    op = internals.LOOP_BACKWARD
+
+    def calls(self, body: _Function, back: _Function, *args: Any) -> list[_Call]:
+        _, carried, further, by = args
+        return [("body", body, (*carried, *further)), ("back", back, (*by, *carried, *further))]
 
 
 class _FlexAttention(_Rule):
@@ -392,16 +421,15 @@ def _kinds(values: Sequence[Tensor]) -> list[tuple[Any, ...]]:
     return [(tuple(each.shape), each.stride(), each.dtype, each.device) for each in values]
 
 
+def _floats(values: Sequence[Tensor]) -> list[int]:
+    return _which([each.is_floating_point() or each.is_complex() for each in values])
+
+
 def _which(flags: Sequence[bool]) -> list[int]:
     return [n for n, flag in enumerate(flags) if flag]
 
 
-def _parts(values: Sequence[Any], *counts: int) -> Iterator[list[Any]]:
-    """Split a sequence into parts of these lengths."""
-    rest = iter(values)
-    return (list(islice(rest, count)) for count in counts)
-
-
 _RULES = {
-    rule.op: rule for rule in (_Cond(), _Map(), _Scan(), _WhileLoop(), _FlexAttention(), _FlexAttentionBackward())
+    rule.op: rule
+    for rule in (_Cond(), _Map(), _Scan(), _WhileLoop(), _LoopBackward(), _FlexAttention(), _FlexAttentionBackward())
 }

@@ -14,10 +14,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from aotlab import _torch as internals
-from aotlab.capture.signals import RunEagerly
 from aotlab.errors import RandomOpError
-from aotlab.ir.graphs import acts
 from aotlab.trace.edges import Edge, next_edges
+from aotlab.trace.effects import effects_in, thread_backward
 from aotlab.trace.escapes import EscapeGuard
 from aotlab.trace.history import nodes_of, reachable
 from aotlab.trace.inputs import value_of
@@ -93,11 +92,12 @@ class Deriver:
         full = is_full(pattern) and not autocast
         if full and segment in self.full:
             return self.full[segment]
-        given = self.given(segment, pattern)
+        given, first = self.given(segment, pattern), len(self.recorder.tape.operations)
         with self.recording(autocast=autocast), torch.no_grad():
             arrived: list[Edge] | None = [] if is_full(pattern) and not self.arrived else None
             found = differentiate(self.segments[segment], given, arrived)
             values = {way: value_of(gradient, "a gradient") for way, gradient in found.items()}
+            thread_backward(self.recorder, self.segments[segment], values, first)
         self.arrived += arrived or ()
         gradients = [None if way is None else values.get(way) for way in self.slots[segment]]
         if full:
@@ -123,9 +123,8 @@ class Deriver:
             self.recorder.phase = "forward"
             if autocast:
                 torch.clear_autocast_cache()  # it would keep the traced tensors, for others to find
+        effects_in(operations[first:], refuse=True)
         for operation in operations[first:]:
-            if acts(operation.target) and internals.has_effects(operation.target):
-                raise RunEagerly(f"a backward calls `{operation.target}`, which has effects besides its results")
             if operation.is_random and operation.is_impure:
                 raise RandomOpError(
                     f"a backward draws random numbers by `{operation.target}`",
@@ -219,8 +218,7 @@ def run_node(
         return {}
     edges = list(dict.fromkeys(edge for _, edge in wanted))
     returned = internals.run_node(node, buffer, edges, create_graph=create_graph)
-    found = {i: (returned[i], edge) for i, edge in wanted}
-    return {i: _fitted(gradient, edge) for i, (gradient, edge) in found.items() if gradient is not None}
+    return {i: _fitted(gradient, edge) for i, edge in wanted if (gradient := returned[i]) is not None}
 
 
 def _fitted(gradient: Tensor, edge: Edge) -> Tensor:

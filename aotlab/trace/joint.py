@@ -17,6 +17,7 @@ from aotlab.ir.metadata import TangentInfo, TangentSource, ViewAndMutationMeta
 from aotlab.ir.specs import spec_of
 from aotlab.trace.deriver import Deriver, Tangents, tangent_like
 from aotlab.trace.edges import Edge
+from aotlab.trace.effects import names_of_effects
 from aotlab.trace.entering import placeholders_of
 from aotlab.trace.forward_outputs import ForwardOutputs, Returned, forward_outputs
 from aotlab.trace.function import Findings
@@ -48,8 +49,6 @@ def make_joint(
     deriver = Deriver(recorder, parts, slots, tangents, holder)
     bits = node_bits(parts)
     connected, watch = _differentiate(findings, forward, deriver, bits)
-    targets = [operation.target for operation in recorder.tape.operations]
-    effectful = set(filter(internals.has_effects, set(targets)))
     trace = Trace(
         call_name=findings.call.target.name,
         recorder=recorder,
@@ -61,7 +60,8 @@ def make_joint(
             keep_input_mutations=keep_input_mutations and not forward.training,
             grad_enabled_mutation=findings.left_grad_mode,
             static_input_indices=tuple(range(static_inputs)),
-            tokens=tuple(str(target) for target in targets if target in effectful),
+            tokens=names_of_effects(recorder.tape.operations, "forward"),
+            backward_tokens=names_of_effects(recorder.tape.operations, "backward"),
         ),
         inputs=inputs,
         outputs=ProgramOutputs(

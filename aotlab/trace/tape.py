@@ -135,6 +135,13 @@ class Tape:
         self.operations.append(operation)
         self._register(operation, operation.result, ())
 
+    def replace(self, operation: Operation, target: Any, args: tuple[Any, ...], result: tuple[Any, ...]) -> None:
+        """Let an op be another one, among whose results are those of the first."""
+        operation.target, operation.args, operation.result = target, args, result
+        for tensor in tensors_in(result):
+            self._origin.pop(id(tensor), None)
+        self._register(operation, result, ())
+
     def _register(self, operation: Operation, value: Any, path: tuple[int, ...]) -> None:
         if isinstance(value, Tensor):
             self._origin.setdefault(id(value), (operation, path))
@@ -170,9 +177,7 @@ class Tape:
             if operation.index in found:
                 continue
             found.add(operation.index)
-            todo.extend(tensors_in(operation.args))
-            if operation.kwargs:
-                todo.extend(tensors_in(operation.kwargs))
+            todo.extend(tensors_in((operation.args, operation.kwargs)))
         return found, list(outside.values())
 
     def graph(

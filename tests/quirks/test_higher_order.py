@@ -19,7 +19,7 @@ from tests.engine_helpers import events, leaf
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 layers = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
-#: Its own gradients of a scan that carries two things are wrong, and those of a loop are an error.
+#: Its own gradients of a scan that carries two things are wrong.
 IS_2_11 = torch.__version__.startswith("2.11")
 
 
@@ -93,6 +93,32 @@ def loop(x, w):
     )
 
 
+def _while(condition, body, carried):
+    """Do what `while_loop` does, by Python's ``while``."""
+    while condition(*carried):
+        carried = body(*carried)
+    return carried
+
+
+def repeated(x, w, steps, loop=while_loop):
+    """Carry two floats and a counter, with captured parameters and sizes; an input is carried as it is."""
+
+    def body(a, i, b):
+        return layer_of(0, a).sin() + b, i + 1, (a * b).mean(0) * w[0] + a.size(0) / 9
+
+    return loop(lambda a, i, b: (i < steps) & (a.sum() < 99), body, (x, torch.zeros((), dtype=torch.int64), w[1] * 2))
+
+
+def repeated_inside(x, w, steps, loop=while_loop):
+    """Repeat in each step."""
+
+    def body(i, a):
+        _, b = loop(lambda j, b: j < 2, lambda j, b: (j + 1, (b @ w).tanh()), (torch.zeros_like(i), a.sin()))
+        return i + 1, b
+
+    return loop(lambda i, a: i < steps, body, (torch.zeros((), dtype=torch.int64), x * 2))
+
+
 def attend(x, w):
     """Attend with scores of one's own, by a captured bias."""
     q, k = (x.expand(1, 2, -1, -1).contiguous() for _ in range(2))
@@ -113,7 +139,7 @@ INDUCTOR = pytest.param("inductor", marks=pytest.mark.tier("full"))
 
 
 @pytest.mark.parametrize("backend", ["eager", INDUCTOR])
-@pytest.mark.parametrize("program", [choose, over_rows, recurrence, written, nested, combine, change])
+@pytest.mark.parametrize("program", [choose, over_rows, recurrence, written, nested, combine, change, loop])
 @pytest.mark.filterwarnings("ignore:.*script_method", "ignore:flex_attention called without")
 def test_trained(program, backend):
     """Results and gradients of four sizes; one compilation for the first, one for all others; nothing runs eagerly."""
@@ -154,6 +180,54 @@ def _compare(program, backend, *, grad):
                 torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
     count = sum(isinstance(event, observe.CompileFinished) for event in heard)
     assert count == (4 if program is combine else 2)  # as many steps as the size asks for
+
+
+@pytest.mark.parametrize("backend", ["eager", INDUCTOR])
+@pytest.mark.parametrize("program", [repeated, repeated_inside])
+@pytest.mark.filterwarnings("ignore:.*script_method")
+def test_loops_of_any_number_of_steps(program, backend):
+    """Gradients as by Python's ``while``, also of no step, of which torch's own are those of one; two compilations."""
+    compiled = aotlab.compile(program, backend=backend, frontend="dynamo")
+
+    def outcome(function, size, steps, *more):
+        x, w = (leaf(*shape, seed=n) for n, shape in enumerate([(size, 4), (4, 4)]))
+        results = function(x, w, torch.tensor(steps), *more)
+        total = sum((each**2).sum() for each in results if each.requires_grad)
+        return [*results, *torch.autograd.grad(total, (x, w, *layers[0].parameters()), materialize_grads=True)]
+
+    with warnings.catch_warnings(), events() as heard:
+        warnings.filterwarnings("error", ".*eagerly")
+        for size in (4, 5, 6):
+            for steps in (3, 0, 1):
+                found, wanted = outcome(compiled, size, steps), outcome(program, size, steps, _while)
+                assert [each.stride() for each in found] == [each.stride() for each in wanted]
+                torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    assert sum(isinstance(event, observe.CompileFinished) for event in heard) == 2
+
+
+def test_derivatives_of_derivatives_of_loops():
+    """There are none: torch's own are wrong."""
+
+    def program(x):
+        return while_loop(lambda a: a.sum() < 9, lambda a: (a * a,), (x,))[0]
+
+    x = torch.full((3,), 1.5).requires_grad_()
+    result = aotlab.compile(program, backend="eager", frontend="dynamo")(x)
+    (gradient,) = torch.autograd.grad(result.sum(), x, create_graph=True)
+    torch.testing.assert_close(gradient, 4 * x**3)
+    with pytest.raises(aotlab.errors.DoubleBackwardError, match="`loop_backward` is differentiated"):
+        torch.autograd.grad(gradient.sum(), x)
+
+
+def test_complex_numbers():
+    """They are differentiated, too."""
+
+    def program(x):
+        return torch.cond(x.abs().sum() > 0, lambda x: x * x, lambda x: x * 2, (x,))
+
+    compiled = torch.compile(program, backend="aotlab", options={"compiler": "eager"})
+    x = torch.complex(leaf(3), leaf(3, seed=1)).detach().requires_grad_()
+    assert torch.equal(*(torch.autograd.grad(f(x).abs().sum(), x)[0] for f in (program, compiled)))
 
 
 def plainly(x, w):
@@ -268,11 +342,10 @@ REFUSED = [
         lambda x: torch.cond(x.sum() > 0, torch.nn.functional.dropout, torch.cos, (x,)),
     ),
     ("carries numbers", lambda x: x * while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a * 2), (0, x.detach()))[1]),
-    ("is differentiated", lambda x: while_loop(lambda x: x.sum() < 10, lambda x: (x + 1,), (x,))[0]),
 ]
 
 
-@pytest.mark.parametrize(("sentence", "program"), REFUSED[:-1] if IS_2_11 else REFUSED)
+@pytest.mark.parametrize(("sentence", "program"), REFUSED)
 def test_left_to_eager(sentence, program):
     """With a notice that says why, and eager's results."""
     x, results = leaf(4), []

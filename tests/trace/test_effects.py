@@ -134,6 +134,18 @@ def test_effects(program, by, frontend, dynamic):
         assert (behind(f).calls.compiled, len(behind(f).entries)) == (2, 1)
 
 
+@pytest.mark.tier("full")
+def test_order_in_kernels_of_inductor():
+    """What one op takes is computed in a kernel that waits for the next: torch 2.13 has them change places."""
+
+    def program(x):
+        say(x.exp(), 1)
+        return (note(x, 2) + 1) * x
+
+    compiled(program, backend="inductor")(leaf(3).detach())
+    assert [each[0] for each in said] == [1, 2]
+
+
 class Late(torch.autograd.Function):
     """Needs what an op with effects returns in the backward alone."""
 
@@ -226,24 +238,117 @@ def _say_late(ctx, gradient):
 late.register_autograd(_say_late)
 
 
+class Says(torch.autograd.Function):
+    """Call ops of each kind in the backward, of what it keeps and of what comes in."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        note(x, 1)
+        _, more = both(gradient, 2)
+        say(x.exp(), 3)
+        return note(gradient, 4) + more
+
+
+def deep(x, w):
+    """Call an op in the forward, and several in the backward."""
+    y = Says.apply((x @ w).exp())
+    say(y, 5)
+    return late(y).sin().sum()
+
+
+def backwards(function, size, *, asked=False):
+    """Go backwards twice, or for one gradient; return what was said and computed."""
+    x, w = leaf(size, 4), leaf(4, 4, seed=1)
+    said.clear()
+    result = function(x, w)
+    said.append((0, 0.0))
+    if asked:
+        return list(said), [result, *torch.autograd.grad(result, w)]
+    result.backward(retain_graph=True)
+    said.append((0, 0.0))
+    result.backward()
+    return list(said), [result, x.grad, w.grad]
+
+
+@pytest.mark.parametrize("dynamic", [False, None], ids=["static", "varying"])
 @pytest.mark.parametrize("frontend", ["direct", "dynamo"])
-def test_effects_in_a_backward(frontend):
-    """Which tangents come in says which of them run: eager runs it all."""
+@pytest.mark.parametrize("by", ["eager", FULL])
+def test_effects_in_a_backward(by, frontend, dynamic):
+    """They run once in each, in eager's order, whichever gradient is asked for; it is compiled."""
+    f = compiled(deep, backend=by, frontend=frontend, dynamic=dynamic)
+    rtol = 0 if by == "eager" else 1e-5
+    for size in (3, 4, 5):
+        for asked in (False, True):
+            told, expected = backwards(deep, size, asked=asked)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", "`.*` runs eagerly")
+                said_now, found = backwards(f, size, asked=asked)
+            assert [each[0] for each in said_now] == [each[0] for each in told]
+            torch.testing.assert_close(said_now, told, rtol=rtol, atol=0)
+            torch.testing.assert_close(found, expected, rtol=rtol, atol=0)
+    if frontend == "direct":
+        assert behind(f).calls.compiled == 6
+
+
+@pytest.mark.parametrize("partition", [aotlab.default_partition, aotlab.min_cut_rematerialization_partition])
+def test_no_partitioner_moves_them_out_of_the_backward(partition):
+    """Also what hangs on no tangent; the metadata names them in order."""
+    f = compiled(deep, partitioner=partition)
+    said_now, _ = backwards(f, 3)
+    assert said_now == backwards(deep, 3)[0]
+    names = [f"effects_test.{name}.default" for name in ("say", "note", "both", "say", "note")]
+    assert metadata(f).backward_tokens == tuple(names)
+    assert metadata(f).tokens == ("effects_test.say.default",)
+
+
+def test_a_backward_for_some_of_the_results():
+    """Only those effects happen that are on its way."""
 
     def program(x):
-        say(x, 1)
-        return late(x.sin()).sum()
+        return late(x).sin(), Says.apply(x).cos()
 
     def use(function):
-        x = leaf(3)
-        function(x).backward()
-        return x.grad.tolist(), list(said)
+        found = []
+        for which in ([0], [1], [0, 1]):
+            x = leaf(3)
+            results = function(x)
+            said.append((0, 0.0))
+            sum(results[n].sum() for n in which).backward()
+            found.append(x.grad)
+        return list(said), found
 
-    expected = use(program)
+    told, expected = use(program)
     said.clear()
+    f = compiled(program)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "`.*` runs eagerly")
+        said_now, found = use(f)
+    assert said_now == told
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+LEFT = [
+    pytest.param(lambda x, w: (late(x) @ w).sum(), id="on the way to one of two"),
+    pytest.param(lambda x, w: torch.utils.checkpoint.checkpoint(deep, x, w, use_reentrant=False), id="checkpoint"),
+]
+
+
+@pytest.mark.parametrize("frontend", ["direct", "dynamo"])
+@pytest.mark.parametrize("program", LEFT)
+def test_effects_in_a_backward_that_hang_on_what_is_asked_for(program, frontend):
+    """Eager runs all of it."""
+    expected = [backwards(program, 3, asked=asked) for asked in (False, True)]
     f = compiled(program, frontend=frontend)
-    with pytest.warns(RuntimeWarning, match="a backward calls `effects_test.say.default`, which has effects"):
-        assert use(f) == expected
+    with pytest.warns(RuntimeWarning, match=r"a backward calls `effects_test..*`, which has effects"):
+        found = [backwards(f, 3, asked=asked) for asked in (False, True)]
+    assert [each[0] for each in found] == [each[0] for each in expected]
+    torch.testing.assert_close([each[1] for each in found], [each[1] for each in expected], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("by", ["eager", FULL])
