@@ -25,6 +25,17 @@ class SizeOfPart:
     dim: int
 
 
+@dataclass(frozen=True, slots=True)
+class SizeOfInputs:
+    """A size computed of those of arguments: the names in ``text``, each with the argument's place and a dimension."""
+
+    text: str
+    names: tuple[tuple[str, int, int], ...]
+
+    def __str__(self) -> str:
+        return self.text
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Opaque:
     """An attribute that is no tensor, and the same object at each call, as the mesh of a `DTensor` (``OpaqueMeta``)."""
@@ -89,7 +100,7 @@ class AnchoredGradient:
     """
 
     spec: SubclassSpec | None
-    anchors: tuple[tuple[torch.dtype, tuple[int | SizeOfPart, ...]], ...]
+    anchors: tuple[tuple[torch.dtype, tuple[int | SizeOfPart | SizeOfInputs, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,14 +15,25 @@ So a call runs straight through, as here for a `TwoTensor`::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from aotlab import _torch as internals
 from aotlab.capture import nesting
-from aotlab.ir.subclasses import Layout, Opaque, SizeOfPart, SubclassInput, SubclassOutput, SubclassRecord, SubclassSpec
+from aotlab.ir.subclasses import (
+    AnchoredGradient,
+    Layout,
+    Opaque,
+    SizeOfInputs,
+    SizeOfPart,
+    SubclassInput,
+    SubclassOutput,
+    SubclassRecord,
+    SubclassSpec,
+)
 from aotlab.runtime.draft import MISS, Writer
 from aotlab.runtime.outputs import write_result
 from aotlab.subclasses.edges import Anchor, Gradient, Unwrap, Wrap, watch
@@ -61,6 +72,7 @@ class _Around:
             increment_version=torch.autograd.graph.increment_version, taken=taken,
         )  # fmt: skip
         self._wrappers: list[str] = []  # the local name of each input
+        self._texts: dict[int, str] = {}  # how what is read of a call is read, by its position
 
     def lines(self) -> list[str]:
         self._prologue()
@@ -71,7 +83,8 @@ class _Around:
 
     def _prologue(self) -> None:
         w, target = self.w, self.target
-        groups = self._read()
+        self._read()
+        groups: list[str] = []
         for k, (item, wrapper) in enumerate(zip(target.inputs, self._wrappers, strict=True)):
             if item.same_as != k:
                 w.add(f"if {wrapper} is not {self._wrappers[item.same_as]}:")
@@ -90,14 +103,16 @@ class _Around:
         w.add("if out is MISS:")
         w.add("    return MISS")
 
-    def _read(self) -> list[str]:
-        """Write how the wrappers of a call are found."""
+    def _read(self) -> None:
+        """Write how the wrappers of a call are found, and the arguments whose sizes count."""
         w, target = self.w, self.target
         tree, count = target.tree, target.lifted_count
-        if any(item.position < count for item in target.inputs):
+        sized = [(place, dim) for item in target.inputs for n in _sizes_of_inputs(item) for _, place, dim in n.names]
+        read = [*(item.position for item in target.inputs), *(place for place, _ in sized)]
+        if any(place < count for place in read):
             w.add(f"lifted = {w.call('read_lifted', target.target.lifter())}")
         direct = dict(self._direct_places())
-        self._is_flat = all(item.position < count or item.position - count in direct for item in target.inputs)
+        self._is_flat = all(place < count or place - count in direct for place in read)
         if not self._is_flat:
             w.namespace["flatten"] = nesting.flatten
             w.namespace["unflatten"] = nesting.unflatten
@@ -105,13 +120,17 @@ class _Around:
             w.add(f"if tree != {w.constant('nesting', tree)}:")
             w.add("    return MISS")
         else:
-            self._check_arguments(direct)
+            self._check_arguments([direct[place - count] for place in read if place >= count])
+        for n in read:
+            k = n - count
+            self._texts[n] = f"lifted[{n}]" if k < 0 else direct[k] if self._is_flat else f"leaves[{k}]"
         for item in target.inputs:
-            place = item.position - count
-            text = f"lifted[{item.position}]" if place < 0 else direct[place] if self._is_flat else f"leaves[{place}]"
             self._wrappers.append(w.local(item.name))
-            w.add(f"{self._wrappers[-1]} = {text}")
-        return []
+            w.add(f"{self._wrappers[-1]} = {self._texts[item.position]}")
+        for place, dim in dict.fromkeys(sized):
+            text = self._texts[place]
+            w.add(f"if not isinstance({text}, torch.Tensor) or {text}.dim() <= {dim}:")
+            w.add("    return MISS")
 
     def _direct_places(self) -> list[tuple[int, str]]:
         """Return which flat arguments are arguments themselves, and how they are read."""
@@ -126,9 +145,7 @@ class _Around:
             place += _leaves_of(tree)
         return found
 
-    def _check_arguments(self, direct: dict[int, str]) -> None:
-        wanted = [direct[item.position - self.target.lifted_count] for item in self.target.inputs
-                  if item.position >= self.target.lifted_count]  # fmt: skip
+    def _check_arguments(self, wanted: Sequence[str]) -> None:
         args, kwargs = self.target.tree.children
         conditions = [f"len(args) != {len(args.children)}"] if any(t.startswith("args") for t in wanted) else []
         conditions += [f"{key!r} not in kwargs" for key in kwargs.keys if f"kwargs[{key!r}]" in wanted]
@@ -184,10 +201,14 @@ class _Around:
                 found += self._of_layout(part, f"{text}.{name}", parts)
         return found
 
-    @staticmethod
-    def _sizes(values: Sequence[int | SizeOfPart], parts: list[str], one: str = "shape[{}]") -> str:
+    def _sizes(
+        self, values: Sequence[int | SizeOfPart | SizeOfInputs], parts: list[str], one: str = "shape[{}]"
+    ) -> str:
         """Write sizes, or what ``one`` asks a part."""
-        items = [str(v) if isinstance(v, int) else f"{parts[v.part]}.{one.format(v.dim)}" for v in values]
+        items = [f"{parts[v.part]}.{one.format(v.dim)}" if isinstance(v, SizeOfPart) else str(v) for v in values]
+        for n, value in enumerate(values):
+            for name, place, dim in value.names if isinstance(value, SizeOfInputs) else ():
+                items[n] = re.sub(rf"\b{name}\b", f"{self._texts[place]}.shape[{dim}]", items[n])
         return f"({', '.join(items)}{',' * (len(items) == 1)})"
 
     def _layout(self, layout: Layout, parts: list[str]) -> tuple[str, str]:
@@ -318,6 +339,11 @@ class _Around:
         kind = self.w.constant(spec.type.__name__, spec.type)
         size, stride = self._layout(spec.layout, parts)
         return f"{kind}.__tensor_unflatten__({{{inner}}}, {context}, {size}, {stride})"
+
+
+def _sizes_of_inputs(item: SubclassInput) -> Iterator[SizeOfInputs]:
+    for _, size in item.gradient.anchors if isinstance(item.gradient, AnchoredGradient) else ():
+        yield from (n for n in size if isinstance(n, SizeOfInputs))
 
 
 def _leaves_of(tree: nesting.Tree) -> int:

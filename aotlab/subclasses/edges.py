@@ -23,6 +23,7 @@ from aotlab.capture.signals import RunEagerly
 from aotlab.errors import GraphInvariantError, SubclassError
 from aotlab.ir.subclasses import AnchoredGradient, SubclassInput, SubclassSpec
 from aotlab.subclasses.parts import fits, is_differentiable, like_part, spec_of, together
+from aotlab.subclasses.sparse import SparseGradient, of_another_kind
 
 
 class Again(RunEagerly):
@@ -77,6 +78,8 @@ class Gradient:
         """Turn a gradient into what the backward was traced for: by its layout, by its class, or by multiplying."""
         if self._fits(gradient, spec):
             return gradient
+        if spec.type is SparseGradient:
+            raise of_another_kind()
         kind: type = type(gradient)
         made = gradient.contiguous() if kind is spec.type else gradient
         coerce = getattr(made, "__coerce_same_metadata_as_tangent__", None)

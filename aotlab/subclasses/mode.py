@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
+from aotlab.subclasses.sparse import Lookups
 
 
 class AboveFunctionalization(internals.TorchDispatchMode):
@@ -28,6 +29,7 @@ class AboveFunctionalization(internals.TorchDispatchMode):
         self._writes: dict[int, bool] = {}  # the grad mode of the first write to each memory
         self._views: dict[int, bool] = {}
         self.mixed: set[int] = set()
+        self.lookups = Lookups()
 
     def __enter__(self) -> Any:
         """Switch functionalization off."""
@@ -50,7 +52,8 @@ class AboveFunctionalization(internals.TorchDispatchMode):
                     self._note(args[0], func._schema.is_mutable)
             return NotImplemented
         with internals.disable_torch_function(), internals.functionalization_again():
-            return func(*args, **kwargs or {})
+            made = self.lookups.call(func, args)
+            return func(*args, **kwargs or {}) if made is NotImplemented else made
 
     def _note(self, target: Any, writes: bool) -> None:
         """Note in which grad mode something is viewed, or written: for what has a history that has to be the same."""
