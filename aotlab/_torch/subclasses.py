@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -62,40 +62,17 @@ def same_size(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
-#: Where ops that look up rows of a weight have ``sparse`` among their arguments, and the row that is padding.
-_LOOKUPS: dict[Any, tuple[int, int]] = {
-    torch.ops.aten.embedding.default: (4, 2),
-    torch.ops.aten._embedding_bag.default: (5, 8),
-}
+make_wrapper: Callable[..., Any] = Tensor._make_wrapper_subclass
+SPARSE: Any = torch.ops.aten._sparse_coo_tensor_unsafe.default
 MAKES_SPARSE: Any = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors.default
 BACKWARD_OF_BAGS: Any = torch.ops.aten._embedding_bag_backward.default
+#: Where ops that look up rows of a weight have ``sparse`` among their arguments, and the row that is padding.
+_LOOKUPS = {torch.ops.aten.embedding.default: (4, 2), torch.ops.aten._embedding_bag.default: (5, 8)}
 
 
 def padding_of_lookup(func: Any, args: tuple[Any, ...]) -> int | None:
     """Return the row without a gradient, or -1, if an op looks up rows of a weight whose gradient is to be sparse."""
     sparse, padding = _LOOKUPS.get(func, (0, 0))
-    if not sparse or len(args) <= sparse or not args[sparse] or not torch.is_grad_enabled():
+    if not sparse or not any(args[sparse : sparse + 1]) or not torch.is_grad_enabled():
         return None
     return args[padding] if len(args) > padding else -1
-
-
-def is_in_lookup() -> bool:
-    """Tell whether the autograd node of such an op is being run."""
-    node: Any = torch._C._current_autograd_node()
-    return node is not None and node.name().startswith("Embedding")
-
-
-def sparse_of_rows(places: Tensor, rows: Tensor, size: Sequence[int]) -> Tensor:
-    """Make the sparse tensor that has some rows at some places, as the backward of a lookup does."""
-    made: Tensor = torch.ops.aten._sparse_coo_tensor_unsafe(places.view(1, -1), rows, list(size))
-    return made
-
-
-def wrapper_of(kind: Any, size: Sequence[int], like: Tensor) -> Any:
-    """Make a wrapper of a size, with dtype and device of another tensor."""
-    return Tensor._make_wrapper_subclass(kind, size, dtype=like.dtype, device=like.device)
-
-
-def mark_static(tensor: Any) -> None:
-    """Let the sizes of a tensor be those that they are, as for `symbols.marked_dims`."""
-    tensor._dynamo_static_indices = {*range(tensor.dim())}

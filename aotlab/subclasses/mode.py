@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
-from aotlab.subclasses.sparse import Lookups
+from aotlab.ir.subclasses import AnchoredGradient
+from aotlab.subclasses.sparse import called
 
 
 class AboveFunctionalization(internals.TorchDispatchMode):
@@ -29,7 +30,9 @@ class AboveFunctionalization(internals.TorchDispatchMode):
         self._writes: dict[int, bool] = {}  # the grad mode of the first write to each memory
         self._views: dict[int, bool] = {}
         self.mixed: set[int] = set()
-        self.lookups = Lookups()
+        self.values: Sequence[Any] = ()  # the function's arguments
+        self.lookups: dict[int, AnchoredGradient] = {}  # the sparse gradients of some of them
+        self.padding = -1
 
     def __enter__(self) -> Any:
         """Switch functionalization off."""
@@ -52,8 +55,8 @@ class AboveFunctionalization(internals.TorchDispatchMode):
                     self._note(args[0], func._schema.is_mutable)
             return NotImplemented
         with internals.disable_torch_function(), internals.functionalization_again():
-            made = self.lookups.call(func, args)
-            return func(*args, **kwargs or {}) if made is NotImplemented else made
+            result = called(self, func, args)
+            return func(*args, **kwargs or {}) if result is NotImplemented else result
 
     def _note(self, target: Any, writes: bool) -> None:
         """Note in which grad mode something is viewed, or written: for what has a history that has to be the same."""

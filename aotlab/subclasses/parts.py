@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from aotlab import _torch as internals
 from aotlab._torch import parts_of
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import SubclassError
-from aotlab.ir.subclasses import Layout, Opaque, SizeOfInputs, SizeOfPart, SubclassSpec
+from aotlab.ir.subclasses import Layout, Opaque, SizeOfPart, SubclassSpec
 
 _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -69,32 +68,13 @@ def like_part(
     return int(value)
 
 
-def sizes(
-    values: Sequence[int | SizeOfPart | SizeOfInputs], parts: Sequence[Tensor], inputs: Sequence[Any] = ()
-) -> tuple[Any, ...]:
-    """Return the sizes that some parts give, or all ``inputs``."""
+def sizes(values: Sequence[int | SizeOfPart], parts: Sequence[Tensor]) -> tuple[Any, ...]:
+    """Return the sizes that some parts give."""
 
-    def size(n: int | SizeOfPart | SizeOfInputs) -> Any:
-        if isinstance(n, SizeOfInputs):
-            return eval(n.text, {"math": math} | {name: inputs[place].size(dim) for name, place, dim in n.names})
-        return parts[n.part].size(n.dim) if isinstance(n, SizeOfPart) else n
+    def size(part: Tensor, dim: int) -> int:
+        return part.numel() if dim < 0 else part.size(dim)
 
-    return tuple(map(size, values))
-
-
-def size_of_inputs(size: Any, inputs: Sequence[Any]) -> int | SizeOfInputs:
-    """Say how a size in a trace is computed of those of its inputs."""
-    if not internals.is_symbolic(size):
-        return int(size)
-    dims = {
-        internals.expression_of(own): (place, dim)
-        for place, value in reversed([*enumerate(inputs)])
-        for dim, own in enumerate(value.shape if isinstance(value, Tensor) else ())
-    }
-    symbols = sorted(internals.expression_of(size).free_symbols, key=str)
-    if any(symbol not in dims for symbol in symbols):
-        raise RunEagerly("the number of rows of a sparse gradient is not computed of the sizes of arguments")
-    return SizeOfInputs(internals.size_text(size), tuple([(str(symbol), *dims[symbol]) for symbol in symbols]))
+    return tuple([size(parts[n.part], n.dim) if isinstance(n, SizeOfPart) else n for n in values])
 
 
 def together(spec: SubclassSpec, parts: Sequence[Any]) -> Any:

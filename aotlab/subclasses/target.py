@@ -25,13 +25,12 @@ from aotlab.capture.signals import RunEagerly
 from aotlab.guards.call_state import check_tensor
 from aotlab.guards.reached import Reached
 from aotlab.guards.values import Mentioned
-from aotlab.ir.subclasses import AnchoredGradient, SizeOfInputs, SubclassInput
+from aotlab.ir.subclasses import AnchoredGradient, SubclassInput
 from aotlab.subclasses.edges import Again, Anchor, Gradient, GradientOfInput, Unwrap, Ways, Wrap, apart_of
 from aotlab.subclasses.mode import AboveFunctionalization, LeavesStayLeaves
-from aotlab.subclasses.parts import is_differentiable, size_of_inputs, sizes, spec_of, state_of, together
+from aotlab.subclasses.parts import is_differentiable, sizes, spec_of, state_of, together
 from aotlab.subclasses.passing import Passing, passed
 from aotlab.subclasses.results import Results, read_results
-from aotlab.subclasses.sparse import DENSE, Lookups, SparseGradient
 from aotlab.trace.running import here
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ class Unwrapped(Target):
         self.results: Results | None = None
         self.passing: set[int] = set()  # outputs, in the written function
         self._given: list[Tensor] = []
-        self._calls, self._known = frozenset(ways.passing), {**ways.gradients}
+        self._calls = frozenset(ways.passing)
 
     def _kind(self, n: int) -> str:
         return self._kinds[n][1] if n < self.lifted_count else "input"
@@ -196,6 +195,7 @@ class Unwrapped(Target):
                 else:
                     values.append(plain[n] if n in plain else next(flat))
             self._given = values[: self.lifted_count]
+            mode.values = values
             given_args, given_kwargs = nesting.unflatten(values[self.lifted_count :], self.tree)
         with LeavesStayLeaves(each.wrapper for each in entered if each.item.is_leaf), Passing(self._calls) as passing:
             result = self.target.run(self._given, tuple(given_args), given_kwargs)
@@ -203,7 +203,9 @@ class Unwrapped(Target):
             now, tree = nesting.flatten((given_args, given_kwargs))
             if tree != self.tree or any(a is not b for a, b in zip(now, values[self.lifted_count :], strict=True)):
                 raise RunEagerly("a container that is given beside a tensor subclass is changed")
-            self._look_up(mode.lookups, values)
+            if not mode.lookups.keys() <= {item.position for item in self.inputs if item.anchors}:
+                self._ways.gradients |= mode.lookups
+                raise Again
             given = {id(part): None for part, _ in nesting.parts_of((given_args, given_kwargs))} | {
                 id(each): None for each in self.target.objects()
             }
@@ -211,26 +213,6 @@ class Unwrapped(Target):
                 result, entered, _containers(given, values), self._ways, {*mode.mixed}, passing
             )
         return returned
-
-    def _look_up(self, lookups: Lookups, values: Sequence[Any]) -> None:
-        """Trace once more, with anchors for the sparse gradients of weights that are looked up."""
-        gradients, seen = self._ways.gradients, set()
-        for weight, spec, count in lookups.found:
-            place = next((n for n, value in enumerate(values) if value is weight), None)
-            if place is None:
-                continue
-            if place in seen:
-                raise RunEagerly(
-                    f"`{self._names[place]}` is looked up twice, and its gradient is sparse", suggestion=DENSE
-                )
-            seen.add(place)
-            rows, known = size_of_inputs(count, values), gradients.get(place)
-            is_fixed = known is not None and isinstance(known.anchors[0][1][0], int)
-            if known is None or (is_fixed and isinstance(rows, SizeOfInputs)):
-                anchors = (torch.float64, (rows,)), (weight.dtype, (rows, weight.shape[1]))
-                gradients[place] = AnchoredGradient(spec=spec, anchors=anchors)
-        if gradients != self._known:  # also where this trace is one more, for the sizes of the call
-            raise Again
 
     def between(self, draft: Draft, positions: Sequence[int]) -> None:
         """Write that parts of what others are computed of pass the wrapper that the caller gets."""
@@ -309,9 +291,7 @@ def tensors_of(tensor: Tensor, item: SubclassInput, gradient: Gradient, inputs: 
         return found
     parts = [part.detach() if part.requires_grad else part for part in parts_of(tensor)]
     if item.gradient is not None:
-        if item.gradient.spec is not None and item.gradient.spec.type is SparseGradient:
-            internals.mark_static(parts[0])
-        anchors = [(dtype, sizes(size, parts, inputs)) for dtype, size in item.gradient.anchors]
+        anchors = [(dtype, sizes(size, [*parts, *inputs])) for dtype, size in item.gradient.anchors]
         with torch.enable_grad():
             parts += Anchor.apply(tensor, gradient, *anchors)  # type: ignore[no-untyped-call]
     return parts
