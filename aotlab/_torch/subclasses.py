@@ -73,6 +73,5 @@ _LOOKUPS = {torch.ops.aten.embedding.default: (4, 2), torch.ops.aten._embedding_
 def padding_of_lookup(func: Any, args: tuple[Any, ...]) -> int | None:
     """Return the row without a gradient, or -1, if an op looks up rows of a weight whose gradient is to be sparse."""
     sparse, padding = _LOOKUPS.get(func, (0, 0))
-    if not sparse or not any(args[sparse : sparse + 1]) or not torch.is_grad_enabled():
-        return None
-    return args[padding] if len(args) > padding else -1
+    is_sparse = sparse and any(args[sparse : sparse + 1]) and torch.is_grad_enabled()
+    return None if not is_sparse else args[padding] if len(args) > padding else -1

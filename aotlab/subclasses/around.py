@@ -88,8 +88,7 @@ class _Around:
         distinct = [name for k, name in enumerate(self._wrappers) if target.inputs[k].same_as == k]
         if len(distinct) > 1:
             self._miss(f"len({{{', '.join(f'id({name})' for name in distinct)}}}) != {len(distinct)}")
-        args, kwargs = self._arguments(groups)
-        w.add(f"out = body({args}, {kwargs})")
+        w.add(f"out = body({', '.join(self._arguments(groups))})")
         self._miss("out is MISS")
 
     def _read(self) -> list[str]:

@@ -32,7 +32,7 @@ class AboveFunctionalization(internals.TorchDispatchMode):
         self.mixed: set[int] = set()
         self.values: Sequence[Any] = ()  # the function's arguments
         self.lookups: dict[int, AnchoredGradient] = {}  # the sparse gradients of some of them
-        self.padding = -1
+        self.padding, self.mask = -1, ((), -1)  # of the lookup whose gradient is computed, and what is no padding
 
     def __enter__(self) -> Any:
         """Switch functionalization off."""

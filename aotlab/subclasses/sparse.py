@@ -36,14 +36,13 @@ class SparseGradient(Tensor):
         return ["places", "rows"], self.padding
 
     @staticmethod
-    def __tensor_unflatten__(parts: dict[str, Tensor], padding: int, size: Sequence[int], _: Any) -> Tensor:
+    def __tensor_unflatten__(parts: dict[str, Tensor], padding: int, size: Sequence[int], _: Any) -> Any:
         """Make the gradient of a call, a sparse tensor."""
         places, rows = parts["places"].to(torch.int64), parts["rows"]
         if padding >= 0:
             kept = places != padding
             places, rows = places[kept], rows[kept]
-        made: Tensor = internals.SPARSE(places.view(1, -1), rows, list(size))
-        return made
+        return internals.SPARSE(places.view(1, -1), rows, list(size))
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # mypy sees a method of tensors
@@ -69,10 +68,12 @@ def called(mode: Any, func: Any, args: tuple[Any, ...]) -> Any:
         return _of_bags(*args)
     elif (node := internals.current_node()) is not None and node.name().startswith("Embedding"):
         if func is aten.ne.Scalar:
-            mode.padding = args[1]
-        elif func is aten.index.Tensor:  # of what is no padding
+            mode.mask = func(*args), args[1]
+            return mode.mask[0]
+        if func is aten.index.Tensor and args[1][0] is mode.mask[0]:  # of what is no padding
+            mode.padding = mode.mask[1]
             return args[0].view(args[0].shape)
-        elif func is internals.MAKES_SPARSE:
+        if func is internals.MAKES_SPARSE:
             padding, mode.padding = mode.padding, -1
             return _gradient(args[3], args[4], padding, args[2])
     return NotImplemented
@@ -85,17 +86,14 @@ def _note(mode: Any, weight: Tensor, indices: Tensor, padding: int) -> None:
     if place in mode.lookups:
         raise RunEagerly("a weight is looked up twice, and its gradient is sparse", suggestion=_DENSE)
     if place is not None:
-        like = [n for n, value in tensors if _elements(value) == _elements(indices)]
+        wanted = internals.storage_key(indices), internals.expression_of(indices.numel())
+        like = [n for n, t in tensors if (internals.storage_key(t), internals.expression_of(t.numel())) == wanted]
         rows = SizeOfPart(1 + like[0], -1) if like else int(indices.numel())
         layout = Layout(size=tuple(map(int, weight.shape)), stride=tuple(map(int, weight.stride())))
         parts, dtype = (("places", 0), ("rows", 1)), weight.dtype
         spec = SubclassSpec(type=SparseGradient, dtype=dtype, parts=parts, context=padding, layout=layout)
         anchors = (torch.float64, (rows,)), (dtype, (rows, layout.size[1]))
         mode.lookups[place] = AnchoredGradient(spec=spec, anchors=anchors)
-
-
-def _elements(tensor: Tensor) -> tuple[Any, ...]:
-    return internals.storage_key(tensor), internals.expression_of(tensor.numel())
 
 
 def _of_bags(grad: Tensor, indices: Tensor, offsets: Tensor, *rest: Any) -> Any:
