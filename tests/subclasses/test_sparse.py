@@ -69,7 +69,7 @@ def plainly(module, *given):
 LOOKUPS = {
     "rows": (table, plainly, [(numbers(n, 5),) for n in (3, 4, 6)]),
     "padding": (lambda: table(padding_idx=2), plainly, [(numbers(n),) for n in (7, 20, 9)]),
-    "int32": (lambda: table(padding_idx=-1), lambda e, i: e(i.int() % 10), [(numbers(n),) for n in (7, 8, 9)]),
+    "int32": (lambda: table(padding_idx=-1), plainly, [(numbers(n).int(),) for n in (7, 8, 9)]),
     "bags of one size": (bags, plainly, [(numbers(n, 5),) for n in (3, 4, 6)]),
     "sums": (lambda: bags(mode="sum"), plainly, [(numbers(n), torch.tensor([0, 3, 3])) for n in (7, 9, 12)]),
     "padding in bags": (lambda: bags(padding_idx=3), plainly, [(numbers(n), torch.tensor([0, 3])) for n in (7, 9, 12)]),
@@ -268,7 +268,7 @@ LEFT = {
     "a dense gradient alone": "a gradient of `e.weight` is a `Tensor`",
     "max_norm": "the version of `e.weight` moves",
     "a view": "`aten.view.default` computes with a sparse gradient",
-    "gather": "makes a sparse, quantized",
+    "gather": ".* makes a sparse, quantized",
 }
 
 
@@ -298,5 +298,5 @@ def test_a_report():
         aotlab.compile(lambda i: e(i).sin().sum(), backend="eager")(ROWS).backward()
     assert "1 call, 1 compiled, 0 eager" in str(report)
     rows = report.report().inputs.fillna({"part_of": "", "gradient": ""})
-    assert rows["input"].tolist() == ["e.weight", "e.weight.grad", "e.weight.grad.places", "e.weight.grad.rows", "i"]
+    assert rows["name"].tolist() == ["e.weight", "e.weight.grad", "e.weight.grad.places", "e.weight.grad.rows", "i"]
     assert rows["gradient"].astype(bool).tolist() == [False, False, True, True, False]
