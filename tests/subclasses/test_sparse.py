@@ -196,6 +196,12 @@ def _with_a_graph(compiled):
     return torch.autograd.grad(compiled(lambda i: e(i).tanh().sum())(ROWS), [e.weight], create_graph=True)
 
 
+def _far(compiled):
+    w, i = nn.Parameter(torch.zeros(2**24 + 2, 1)), torch.tensor([2**24 + 1, 2**24, 0])
+    compiled(lambda i: functional.embedding(i, w, sparse=True).sin().sum())(i).backward()
+    return [w.grad]
+
+
 def _frozen(compiled):
     e, other, layer = table().requires_grad_(False), table(), nn.Linear(4, 2)
     nn.init.ones_(layer.weight)
@@ -212,7 +218,7 @@ def _frozen(compiled):
 @pytest.mark.parametrize(
     "program",
     [
-        *(_asked_for, _of_two, _hooked, _checkpointed, _weights, _argument, _penalty, _frozen),
+        *(_asked_for, _of_two, _hooked, _checkpointed, _weights, _argument, _penalty, _far, _frozen),
         pytest.param(_with_a_graph, marks=pytest.mark.filterwarnings("ignore")),
     ],
 )
