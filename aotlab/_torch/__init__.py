@@ -97,7 +97,8 @@ from aotlab._torch.workbench import (
 )
 from aotlab._torch.samples import module_database, op_database, samples_do_not_seed
 from aotlab._torch.subclasses import (
-    functionalization_again, functionalization_left_out, is_opaque, is_wrapper, parts_of, same_size, view_again,
+    BACKWARD_OF_BAGS, MAKES_SPARSE, SPARSE, functionalization_again, functionalization_left_out, is_opaque,
+    is_wrapper, make_wrapper, padding_of_lookup, parts_of, same_size, view_again,
 )
 from aotlab._torch.symbols import (
     Sizes, expression_of, fixed, is_symbolic, known_of, marked_dims, shown_size, size_text, sizes_function,

@@ -60,3 +60,18 @@ def same_size(one: Any, other: Any) -> bool:
     if isinstance(one, torch.SymInt) and isinstance(other, torch.SymInt):
         return bool(one.node.expr == other.node.expr)
     return type(one) is type(other) and one == other
+
+
+make_wrapper: Callable[..., Any] = Tensor._make_wrapper_subclass
+SPARSE: Any = torch.ops.aten._sparse_coo_tensor_unsafe.default
+MAKES_SPARSE: Any = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors.default
+BACKWARD_OF_BAGS: Any = torch.ops.aten._embedding_bag_backward.default
+#: Where ops that look up rows of a weight have ``sparse`` among their arguments, and the row that is padding.
+_LOOKUPS = {torch.ops.aten.embedding.default: (4, 2), torch.ops.aten._embedding_bag.default: (5, 8)}
+
+
+def padding_of_lookup(func: Any, args: tuple[Any, ...]) -> int | None:
+    """Return the row without a gradient, or -1, if an op looks up rows of a weight whose gradient is to be sparse."""
+    sparse, padding = _LOOKUPS.get(func, (0, 0))
+    is_sparse = sparse and any(args[sparse : sparse + 1]) and torch.is_grad_enabled()
+    return None if not is_sparse else args[padding] if len(args) > padding else -1

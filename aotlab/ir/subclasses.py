@@ -19,7 +19,7 @@ from aotlab.ir.specs import TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class SizeOfPart:
-    """A size, or a stride, that is the one of part ``part`` in dimension ``dim``."""
+    """A size, or a stride, that is the one of part ``part`` in dimension ``dim``; -1: its number of elements."""
 
     part: int
     dim: int
@@ -85,7 +85,7 @@ class SubclassSpec:
 class AnchoredGradient:
     """The gradient of an argument whose parts are not the argument's: a plain tensor, or what ``spec`` says.
 
-    ``anchors`` have the dtype and the sizes of each part of it.
+    ``anchors`` have the dtype and the sizes of each part of it, where all arguments count as parts behind its own.
     """
 
     spec: SubclassSpec | None
@@ -122,6 +122,13 @@ class SubclassInput:
             return []
         name = f"{self.name}.grad"
         return [name] if self.gradient.spec is None else list(self.gradient.spec.paths(name))
+
+    @property
+    def counted(self) -> list[int]:
+        """Return the positions of the arguments whose elements are counted for its anchors."""
+        sizes = self.gradient.anchors if isinstance(self.gradient, AnchoredGradient) else ()
+        found = (n for _, size in sizes for n in size if isinstance(n, SizeOfPart) and n.dim < 0)
+        return [n.part - len(self.paths) for n in found]
 
     @property
     def fact(self) -> str:

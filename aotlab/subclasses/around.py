@@ -15,7 +15,7 @@ So a call runs straight through, as here for a `TwoTensor`::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -61,11 +61,16 @@ class _Around:
             increment_version=torch.autograd.graph.increment_version, taken=taken,
         )  # fmt: skip
         self._wrappers: list[str] = []  # the local name of each input
+        self._texts = [f"lifted[{n}]" for n in range(target.lifted_count)]  # how each value of a call is read
 
     def lines(self) -> list[str]:
         self._prologue()
         self._epilogue()
         return self.w.lines
+
+    def _miss(self, condition: str) -> None:
+        self.w.add(f"if {condition}:")
+        self.w.add("    return MISS")
 
     # --- before
 
@@ -74,8 +79,7 @@ class _Around:
         groups = self._read()
         for k, (item, wrapper) in enumerate(zip(target.inputs, self._wrappers, strict=True)):
             if item.same_as != k:
-                w.add(f"if {wrapper} is not {self._wrappers[item.same_as]}:")
-                w.add("    return MISS")
+                self._miss(f"{wrapper} is not {self._wrappers[item.same_as]}")
                 groups.append(groups[item.same_as])
                 continue
             parts = self._check(item, wrapper)
@@ -83,82 +87,63 @@ class _Around:
             groups.append(f"({', '.join(tensors)}, {w.constant('fact', item.fact)})")
         distinct = [name for k, name in enumerate(self._wrappers) if target.inputs[k].same_as == k]
         if len(distinct) > 1:
-            w.add(f"if len({{{', '.join(f'id({name})' for name in distinct)}}}) != {len(distinct)}:")
-            w.add("    return MISS")
-        args, kwargs = self._arguments(groups)
-        w.add(f"out = body({args}, {kwargs})")
-        w.add("if out is MISS:")
-        w.add("    return MISS")
+            self._miss(f"len({{{', '.join(f'id({name})' for name in distinct)}}}) != {len(distinct)}")
+        w.add(f"out = body({', '.join(self._arguments(groups))})")
+        self._miss("out is MISS")
 
     def _read(self) -> list[str]:
         """Write how the wrappers of a call are found."""
         w, target = self.w, self.target
-        tree, count = target.tree, target.lifted_count
-        if any(item.position < count for item in target.inputs):
+        counted = [n for item in target.inputs for n in item.counted]
+        read = {*(item.position for item in target.inputs), *counted}
+        if any(n < target.lifted_count for n in read):
             w.add(f"lifted = {w.call('read_lifted', target.target.lifter())}")
-        direct = dict(self._direct_places())
-        self._is_flat = all(item.position < count or item.position - count in direct for item in target.inputs)
+        direct = {place: text for text, place in self._children() if place is not None}
+        self._is_flat = all(n < target.lifted_count or n in direct for n in read)
         if not self._is_flat:
             w.namespace["flatten"] = nesting.flatten
             w.namespace["unflatten"] = nesting.unflatten
             w.add("leaves, tree = flatten((args, kwargs))")
-            w.add(f"if tree != {w.constant('nesting', tree)}:")
-            w.add("    return MISS")
+            self._miss(f"tree != {w.constant('nesting', target.tree)}")
         else:
-            self._check_arguments(direct)
+            args, kwargs = target.tree.children
+            missing = (f" or {key!r} not in kwargs" for key in kwargs.keys)
+            self._miss(f"len(args) != {len(args.children)}{''.join(missing)}")
+        for n in range(_leaves_of(target.tree)):
+            self._texts.append(direct.get(target.lifted_count + n, "") if self._is_flat else f"leaves[{n}]")
         for item in target.inputs:
-            place = item.position - count
-            text = f"lifted[{item.position}]" if place < 0 else direct[place] if self._is_flat else f"leaves[{place}]"
             self._wrappers.append(w.local(item.name))
-            w.add(f"{self._wrappers[-1]} = {text}")
+            w.add(f"{self._wrappers[-1]} = {self._texts[item.position]}")
+        for n in dict.fromkeys(counted):
+            self._miss(f"not isinstance({self._texts[n]}, torch.Tensor)")
         return []
 
-    def _direct_places(self) -> list[tuple[int, str]]:
-        """Return which flat arguments are arguments themselves, and how they are read."""
+    def _children(self) -> Iterator[tuple[str, int | None]]:
+        """Yield how each argument is read, and its position if it is no container."""
         args, kwargs = self.target.tree.children
-        named = zip(kwargs.keys, kwargs.children, strict=True)
-        found, place = [], 0
-        for text, tree in [(f"args[{n}]", tree) for n, tree in enumerate(args.children)] + [
-            (f"kwargs[{key!r}]", tree) for key, tree in named
-        ]:
-            if isinstance(tree, nesting.Leaf):
-                found.append((place, text))
+        texts = [*(f"args[{n}]" for n in range(len(args.children))), *(f"kwargs[{key!r}]" for key in kwargs.keys)]
+        place = self.target.lifted_count
+        for text, tree in zip(texts, (*args.children, *kwargs.children), strict=True):
+            yield text, place if isinstance(tree, nesting.Leaf) else None
             place += _leaves_of(tree)
-        return found
-
-    def _check_arguments(self, direct: dict[int, str]) -> None:
-        wanted = [direct[item.position - self.target.lifted_count] for item in self.target.inputs
-                  if item.position >= self.target.lifted_count]  # fmt: skip
-        args, kwargs = self.target.tree.children
-        conditions = [f"len(args) != {len(args.children)}"] if any(t.startswith("args") for t in wanted) else []
-        conditions += [f"{key!r} not in kwargs" for key in kwargs.keys if f"kwargs[{key!r}]" in wanted]
-        if conditions:
-            self.w.add(f"if {' or '.join(conditions)}:")
-            self.w.add("    return MISS")
 
     def _check(self, item: SubclassInput, wrapper: str) -> list[str]:
         """Write the guards of a wrapper and how it is taken apart; return the local names of its parts."""
         w = self.w
         grad = f"{wrapper}.requires_grad is not {item.requires_grad} or {wrapper}.is_leaf is not {item.is_leaf}"
         if item.spec is None:
-            w.add(f"if not isinstance({wrapper}, torch.Tensor) or {grad}:")
-            w.add("    return MISS")
+            self._miss(f"not isinstance({wrapper}, torch.Tensor) or {grad}")
             return [wrapper]
         parts = [w.local(path) for path in item.spec.paths(wrapper)]
         todo = [(item.spec, wrapper)]
         while todo:
             spec, text = todo.pop()
-            w.add(f"if type({text}) is not {w.constant(spec.type.__name__, spec.type)}:")
-            w.add("    return MISS")
-            names = w.local("names")
-            context = w.local("context")
+            self._miss(f"type({text}) is not {w.constant(spec.type.__name__, spec.type)}")
+            names, context = w.local("names"), w.local("context")
             w.add(f"{names}, {context} = {text}.__tensor_flatten__()")
             expected = w.constant("context", spec.context) if spec.context is not None else "None"
-            w.add(
-                f"if [*{names}] != {[name for name, _ in spec.parts]!r} or {context} "
-                f"{'is not' if spec.context is None else '!='} {expected}:"
-            )
-            w.add("    return MISS")
+            differs = f"{context} {'is not' if spec.context is None else '!='} {expected}"
+            self._miss(f"[*{names}] != {[name for name, _ in spec.parts]!r} or {differs}")
             for name, part in spec.parts:
                 if isinstance(part, int):
                     w.add(f"{parts[part]} = {text}.{name}")
@@ -167,11 +152,9 @@ class _Around:
                     w.add(f"{inner} = {text}.{name}")
                     todo.append((part, inner))
                 else:
-                    w.add(f"if {text}.{name} is not {w.constant(name, part.value)}:")
-                    w.add("    return MISS")
+                    self._miss(f"{text}.{name} is not {w.constant(name, part.value)}")
         conditions = [grad, *self._of_layout(item.spec, wrapper, parts)]
-        w.add(f"if {' or '.join(conditions)}:")
-        w.add("    return MISS")
+        self._miss(f"{' or '.join(conditions)}")
         return parts
 
     def _of_layout(self, spec: SubclassSpec, text: str, parts: list[str]) -> list[str]:
@@ -187,7 +170,10 @@ class _Around:
     @staticmethod
     def _sizes(values: Sequence[int | SizeOfPart], parts: list[str], one: str = "shape[{}]") -> str:
         """Write sizes, or what ``one`` asks a part."""
-        items = [str(v) if isinstance(v, int) else f"{parts[v.part]}.{one.format(v.dim)}" for v in values]
+        found = ((v, 0) if isinstance(v, int) else (parts[v.part], v.dim) for v in values)
+        items = [
+            str(v) if isinstance(v, int) else f"{v}.{one.format(dim) if dim >= 0 else 'numel()'}" for v, dim in found
+        ]
         return f"({', '.join(items)}{',' * (len(items) == 1)})"
 
     def _layout(self, layout: Layout, parts: list[str]) -> tuple[str, str]:
@@ -207,7 +193,8 @@ class _Around:
             w.add(f"{name} = {part}.detach() if {part}.requires_grad else {part}")
         if item.gradient is None:
             return given
-        sizes = [(w.constant("dtype", dtype), self._sizes(size, parts)) for dtype, size in item.gradient.anchors]
+        all_parts = [*parts, *self._texts]
+        sizes = [(w.constant("dtype", dtype), self._sizes(size, all_parts)) for dtype, size in item.gradient.anchors]
         anchors = [w.local(f"{wrapper}_anchor") for _ in sizes]
         arguments = [wrapper, w.constant("gradient", self.target.gradients[k]), *(f"({d}, {n})" for d, n in sizes)]
         w.add("with enable_grad():")
@@ -219,26 +206,17 @@ class _Around:
         w, target, count = self.w, self.target, self.target.lifted_count
         of_place = {item.position: group for item, group in zip(target.inputs, groups, strict=True)}
         lifted = [of_place[n] for n in sorted(of_place) if n < count]
-        args, kwargs = target.tree.children
         if not self._is_flat:
             for position, group in of_place.items():
                 if position >= count:
                     w.add(f"leaves[{position - count}] = {group}")
             w.add("args, kwargs = unflatten(leaves, tree)")
             return f"({', '.join(lifted)}{',' * (len(lifted) == 1)}) + args" if lifted else "args", "kwargs"
-        direct = {text: place for place, text in self._direct_places()}
-        texts = [f"args[{n}]" for n in range(len(args.children))]
-        changed = [of_place.get(direct.get(text, -1) + count) for text in texts]
-        if any(changed) or lifted:
-            items = [*lifted, *(group or text for group, text in zip(changed, texts, strict=True))]
-            if not any(changed):
-                items = [*lifted, "*args"]
-            args_text = f"({', '.join(items)},)"
-        else:
-            args_text = "args"
-        named = {key: of_place.get(direct.get(f"kwargs[{key!r}]", -1) + count) for key in kwargs.keys}
-        swapped = ", ".join(f"{key!r}: {group}" for key, group in named.items() if group)
-        return args_text, f"{{**kwargs, {swapped}}}" if swapped else "kwargs"
+        given = [(text, text if place is None else of_place.get(place, text)) for text, place in self._children()]
+        count = len(target.tree.children[0].children)
+        items = [*lifted, *(new for _, new in given[:count])]
+        named = "".join(f", {text[7:-1]}: {new}" for text, new in given[count:] if new != text)
+        return f"({', '.join(items)}{',' * (len(items) == 1)})", f"{{**kwargs{named}}}" if named else "kwargs"
 
     # --- behind
 

@@ -23,6 +23,7 @@ from aotlab.capture.signals import RunEagerly
 from aotlab.errors import GraphInvariantError, SubclassError
 from aotlab.ir.subclasses import AnchoredGradient, SubclassInput, SubclassSpec
 from aotlab.subclasses.parts import fits, is_differentiable, like_part, spec_of, together
+from aotlab.subclasses.sparse import SparseGradient
 
 
 class Again(RunEagerly):
@@ -82,7 +83,7 @@ class Gradient:
         coerce = getattr(made, "__coerce_same_metadata_as_tangent__", None)
         if coerce is not None and not self._fits(made, spec):
             made = coerce(spec.context, None if kind is spec.type else spec.type)
-        elif not internals.is_wrapper(gradient):
+        elif not internals.is_wrapper(gradient) and spec.type is not SparseGradient:
             made = together(spec, [torch.ones_like(gradient)] * spec.count) * gradient
         if self._fits(made, spec):
             return made

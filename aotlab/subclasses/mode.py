@@ -17,6 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
+from aotlab.ir.subclasses import AnchoredGradient
+from aotlab.subclasses.sparse import called
 
 
 class AboveFunctionalization(internals.TorchDispatchMode):
@@ -28,6 +30,9 @@ class AboveFunctionalization(internals.TorchDispatchMode):
         self._writes: dict[int, bool] = {}  # the grad mode of the first write to each memory
         self._views: dict[int, bool] = {}
         self.mixed: set[int] = set()
+        self.values: Sequence[Any] = ()  # the function's arguments
+        self.lookups: dict[int, AnchoredGradient] = {}  # the sparse gradients of some of them
+        self.padding, self.mask = -1, ((), -1)  # of the lookup whose gradient is computed, and what is no padding
 
     def __enter__(self) -> Any:
         """Switch functionalization off."""
@@ -50,7 +55,8 @@ class AboveFunctionalization(internals.TorchDispatchMode):
                     self._note(args[0], func._schema.is_mutable)
             return NotImplemented
         with internals.disable_torch_function(), internals.functionalization_again():
-            return func(*args, **kwargs or {})
+            result = called(self, func, args)
+            return func(*args, **kwargs or {}) if result is NotImplemented else result
 
     def _note(self, target: Any, writes: bool) -> None:
         """Note in which grad mode something is viewed, or written: for what has a history that has to be the same."""

@@ -70,7 +70,11 @@ def like_part(
 
 def sizes(values: Sequence[int | SizeOfPart], parts: Sequence[Tensor]) -> tuple[Any, ...]:
     """Return the sizes that some parts give."""
-    return tuple([parts[n.part].size(n.dim) if isinstance(n, SizeOfPart) else n for n in values])
+
+    def size(part: Tensor, dim: int) -> int:
+        return part.numel() if dim < 0 else part.size(dim)
+
+    return tuple([size(parts[n.part], n.dim) if isinstance(n, SizeOfPart) else n for n in values])
 
 
 def together(spec: SubclassSpec, parts: Sequence[Any]) -> Any:

@@ -17,6 +17,7 @@ from aotlab.ir.subclasses import AnchoredGradient, SubclassOutput, SubclassWrite
 from aotlab.subclasses.edges import Again, Ways, unwrapped
 from aotlab.subclasses.parts import spec_of, state_of
 from aotlab.subclasses.passing import Passing
+from aotlab.subclasses.sparse import SparseGradient
 
 if TYPE_CHECKING:
     from aotlab.subclasses.target import Entered
@@ -96,7 +97,8 @@ class _Reader:
     def _has_gradients_of_two_kinds(self) -> bool:
         """Tell whether a plain argument has a gradient that is a wrapper: a plain result gives it another."""
         plain = [item.item.gradient for item in self._entered if item.item.spec is None]
-        return any(isinstance(each, AnchoredGradient) and each.spec is not None for each in plain)
+        specs = [each.spec for each in plain if isinstance(each, AnchoredGradient)]
+        return any(spec is not None and spec.type is not SparseGradient for spec in specs)
 
     def _is_ours(self, leaf: Any) -> bool:
         """Tell whether an output is a wrapper, or an input that is looked after here, or a view of one."""

@@ -26,7 +26,7 @@ from aotlab.guards.call_state import check_tensor
 from aotlab.guards.reached import Reached
 from aotlab.guards.values import Mentioned
 from aotlab.ir.subclasses import AnchoredGradient, SubclassInput
-from aotlab.subclasses.edges import Anchor, Gradient, GradientOfInput, Unwrap, Ways, Wrap, apart_of
+from aotlab.subclasses.edges import Again, Anchor, Gradient, GradientOfInput, Unwrap, Ways, Wrap, apart_of
 from aotlab.subclasses.mode import AboveFunctionalization, LeavesStayLeaves
 from aotlab.subclasses.parts import is_differentiable, sizes, spec_of, state_of, together
 from aotlab.subclasses.passing import Passing, passed
@@ -166,7 +166,7 @@ class Unwrapped(Target):
             if item.same_as < len(groups):
                 groups.append(groups[item.same_as])
             else:
-                groups.append((*tensors_of(values[item.position], item, gradient), item.fact))
+                groups.append((*tensors_of(values[item.position], item, gradient, values), item.fact))
         for item, group in zip(self.inputs, groups, strict=True):
             values[item.position] = group
         lifted = [item.position for item in self.inputs if item.position < self.lifted_count]
@@ -195,6 +195,7 @@ class Unwrapped(Target):
                 else:
                     values.append(plain[n] if n in plain else next(flat))
             self._given = values[: self.lifted_count]
+            mode.values = values
             given_args, given_kwargs = nesting.unflatten(values[self.lifted_count :], self.tree)
         with LeavesStayLeaves(each.wrapper for each in entered if each.item.is_leaf), Passing(self._calls) as passing:
             result = self.target.run(self._given, tuple(given_args), given_kwargs)
@@ -202,6 +203,9 @@ class Unwrapped(Target):
             now, tree = nesting.flatten((given_args, given_kwargs))
             if tree != self.tree or any(a is not b for a, b in zip(now, values[self.lifted_count :], strict=True)):
                 raise RunEagerly("a container that is given beside a tensor subclass is changed")
+            if not mode.lookups.keys() <= {item.position for item in self.inputs if item.anchors}:
+                self._ways.gradients |= mode.lookups
+                raise Again
             given = {id(part): None for part, _ in nesting.parts_of((given_args, given_kwargs))} | {
                 id(each): None for each in self.target.objects()
             }
@@ -279,7 +283,7 @@ def _input(name: str, kind: str, position: int, tensor: Tensor, same_as: int, wa
     )
 
 
-def tensors_of(tensor: Tensor, item: SubclassInput, gradient: Gradient) -> Sequence[Tensor]:
+def tensors_of(tensor: Tensor, item: SubclassInput, gradient: Gradient, inputs: Sequence[Any]) -> Sequence[Tensor]:
     """Return what is given to the body for a wrapper: its parts, perhaps with a history, and its anchors."""
     if item.gradient == "parts":
         with torch.enable_grad():
@@ -287,7 +291,7 @@ def tensors_of(tensor: Tensor, item: SubclassInput, gradient: Gradient) -> Seque
         return found
     parts = [part.detach() if part.requires_grad else part for part in parts_of(tensor)]
     if item.gradient is not None:
-        anchors = [(dtype, sizes(size, parts)) for dtype, size in item.gradient.anchors]
+        anchors = [(dtype, sizes(size, [*parts, *inputs])) for dtype, size in item.gradient.anchors]
         with torch.enable_grad():
             parts += Anchor.apply(tensor, gradient, *anchors)  # type: ignore[no-untyped-call]
     return parts

@@ -127,6 +127,8 @@ class Recorder(TorchDispatchMode):
         """Record one op."""
         if any(kind is not FakeTensor for kind in types):
             raise errors.SubclassError(f"`{func}` is called with a tensor subclass", line=self._line())
+        if self.above is None and internals.padding_of_lookup(func, args) is not None:
+            raise errors.SubclassError(f"`{func}` has a sparse gradient", line=self._line())
         if self.phase == "backward":
             # in the forward the function mode that guards the trace has stepped aside; autograd calls us under it
             with internals.disable_torch_function():
@@ -309,8 +311,6 @@ class Recorder(TorchDispatchMode):
                 what = f"`{func}` makes a sparse, quantized, opaque or meta tensor"
                 if internals.forward_ad_active():
                     what = "forward-mode differentiation takes a number, or what has no tangent, for zeros of no memory"
-                elif self.phase == "backward" and not dense:
-                    what = "a gradient is sparse, as with `sparse=True` (`sparse=False` is compiled)"
                 raise Untraceable(
                     f"{what}, which a trace cannot represent, at {self._line()}; "
                     "do that outside of the compiled function"

@@ -53,7 +53,7 @@ HOW = {
     "gcn": TAKES_OUT,
     "maml": WHOLE,
     "packed": ("eagerly", "size of what `_pack_padded_sequence` returns depends on the values"),
-    "sparse": ("eagerly", "a gradient is sparse"),
+    "sparse": WHOLE,
     "experts": ("eagerly", "size of what `nonzero` returns depends on the values"),  # Dynamo has no breaks in loops
     "vae": WHOLE,
     "transformer": WHOLE,

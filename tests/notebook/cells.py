@@ -1334,6 +1334,25 @@ _cell(
     after="print(out.shape, q.grad.norm(), k.grad.norm(), v.grad.norm())",
 )
 _cell(
+    "training step with sparse gradients",
+    """
+    opt.zero_grad()
+    loss = head(words(torch.tensor([[1, 2, 2], [0, 3, 9]]))).square().mean()
+    loss.backward()
+    opt.step()
+    """,
+    setup=(
+        _NN,
+        """
+        torch.manual_seed(0)
+        words, head = nn.EmbeddingBag(10, 4, sparse=True, padding_idx=3), nn.Linear(4, 2)
+        opt = torch.optim.SGD([*words.parameters(), *head.parameters()], lr=0.1)
+        words(torch.tensor([[1]])).sum().backward();
+        """,
+    ),
+    after="print(loss, words.weight.grad, words.weight.grad.is_coalesced(), words.weight)",
+)
+_cell(
     "sparse tensor",
     """
     s = torch.sparse_coo_tensor([[0, 1], [1, 2]], [3., 4.], (2, 3))
