@@ -248,13 +248,13 @@ class Higher:
                 continue
             entry = self.entry_of.get(edge)
             if edge in level.trace.written_views:
-                raise self._nowhere("a result is a view that was written, which nodes may keep")
+                raise self.nowhere("a result is a view that was written, which nodes may keep")
             if entry is None and not is_input and not level.part.has(edge[0]):
-                raise self._nowhere("a gradient goes to where the compiled call has no way")
+                raise self.nowhere("a gradient goes to where the compiled call has no way")
             if hanging is None:  # once: a checkpoint around the call allows no more
                 hanging = internals.outputs_saved_by(node)
             if not hanging:
-                raise self._nowhere("the call was made under saved_tensors_hooks")
+                raise self.nowhere("the call was made under saved_tensors_hooks")
             if entry in level.own and len(hanging) >= len(level.own):
                 kept = saved.kept_result(edge) if self.is_first else None
                 found.append(End(tensor=hanging[level.own.index(entry)] if kept is None else kept))
@@ -262,7 +262,8 @@ class Higher:
                 found.append(End(tensor=hanging[-1], node=node, edge=edge, backwards=self))
         return found
 
-    def _nowhere(self, why: str) -> DoubleBackwardError:
+    def nowhere(self, why: str) -> DoubleBackwardError:
+        """Make the error of a backward that cannot be differentiated."""
         return DoubleBackwardError(
             f"the backward of compiled `{self.name}` was called with create_graph=True",
             why=why,

@@ -45,7 +45,8 @@ def make_joint(
     effects = _effects(findings, forward, sources)
     slots = _slots(parts, sources, inputs.sources, findings.dedupe.kept)
     holder = findings.holder if recorder.has_checkpoints else nullcontext
-    deriver = Deriver(recorder, parts, slots, tangents, holder)
+    writable = _writable(findings, forward) if recorder.has_checkpoints and recorder.above is None else {}
+    deriver = Deriver(recorder, parts, slots, tangents, holder, writable)
     bits = node_bits(parts)
     connected, watch = _differentiate(findings, forward, deriver, bits)
     targets = [operation.target for operation in recorder.tape.operations]
@@ -152,6 +153,9 @@ def _differentiate(
     watched = [*callers, *(value for value in kept if isinstance(value, Tensor) and internals.is_functional(value))]
     before = [(tensor, _value(tensor)) for tensor in watched] if reads_by_itself else []
     connected = _differentiate_all(deriver)
+    if deriver.live and (len(parts) > 1 or parts[0].nodes is not None or any(masks[k] for k in deriver.live)):
+        names = " and ".join(f"`{findings.inputs[k].name}`" for k in deriver.live)
+        raise RunEagerly(f"a checkpoint writes {names}, which others keep, or there are several autograd nodes")
     if any(_value(tensor) is not value for tensor, value in before):
         raise RunEagerly("the backward writes a tensor in place that it is given or keeps, or that the caller has")
     if hidden:
@@ -167,20 +171,31 @@ def _differentiate(
     return connected, {source: mask for source, mask in zip(visible, masks, strict=True) if mask}
 
 
+def _writable(findings: Findings, forward: ForwardOutputs) -> dict[int, Tensor]:
+    """Return the wrappers of the inputs that a backward may write, too: buffers as those of a batch norm."""
+    return {
+        info.index: item.wrapper
+        for info, item in zip(forward.infos, findings.inputs, strict=True)
+        if info.mutates_data and not (info.requires_grad_after or item.base or item.steps)
+        if not internals.is_symbolic(item.fake) and _value(item.wrapper).stride() == item.fake.stride()
+    }
+
+
 def _differentiate_all(deriver: Deriver) -> list[list[bool]]:
     """Differentiate each segment for all its tangents; say for each slot whether a gradient can reach it."""
     connected, operations = [], deriver.recorder.tape.operations
     for number, part in enumerate(deriver.segments):
         try:
-            first = len(operations)
-            if deriver.recorder.has_checkpoints:
-                torch.clear_autocast_cache()
-            found = deriver.derive(number, [True] * len(part.entries))
+            while number not in deriver.full:
+                first = len(operations)
+                if deriver.recorder.has_checkpoints:
+                    torch.clear_autocast_cache()
+                found = deriver.derive(number, [True] * len(part.entries))
             if deriver.recorder.has_checkpoints:
                 _check_again(deriver, number, operations[first:], found)
             # a custom Function may return None for what it keeps, to which derivatives of its gradients go
             reached = reachable(part) if None in found else set()
-            ways = zip(found, deriver.slots[number], strict=True)
+            ways = zip(found, deriver.slots[number], strict=False)  # behind them come new values of inputs
             connected.append([g is not None or (way is not None and way[0] in reached) for g, way in ways])
         except (RefusedError, RunEagerly):
             raise
@@ -242,9 +257,9 @@ def _check_again(deriver: Deriver, segment: int, recorded: Sequence[Operation], 
         torch.clear_autocast_cache()
         kept = deriver.full.pop(segment)
         second = deriver.derive(segment, [True] * len(deriver.segments[segment].entries))
-        deriver.full[segment] = kept
         again = spelled(tape.operations[first:], {}, second, tape)
-        is_same = spelled(recorded, {}, gradients, tape) == again
+        is_same = segment in deriver.full and spelled(recorded, {}, gradients, tape) == again
+        deriver.full[segment] = kept
     except Exception as error:  # noqa: BLE001  # whatever the function raises when it is run again
         is_same, raises = False, f": the next time it raises {type(error).__name__}"
     if not is_same:
@@ -304,6 +319,7 @@ def _record(trace: Trace, forward: ForwardOutputs) -> TraceRecord:
     tape, training = trace.tape, trace.training
     gradients = [gradient for segment in sorted(trace.deriver.full) for gradient in trace.deriver.full[segment]]
     tangents = [(f"tangents_{n + 1}", fake) for n, fake in enumerate(trace.tangents.fakes)]
+    tangents += trace.deriver.live_inputs
     module = tape.graph(
         "Joint" if training else "Forward",
         [*trace.inputs.placeholders, *tangents],
