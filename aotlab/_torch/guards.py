@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
+from torch.utils import checkpoint
 
 from aotlab._torch.symbols import fixed
 
@@ -101,11 +102,9 @@ def _switches() -> Iterator[Switch]:
         ("torch.utils.deterministic.fill_uninitialized_memory", c._get_deterministic_fill_uninitialized_memory,
          c._set_deterministic_fill_uninitialized_memory, True, ())
     )  # fmt: skip
-    # it is None, True or False, where those that are bools are compared as such
-    early, name = torch.utils.checkpoint, "_enable_checkpoint_early_stop"
-    rows.append(
-        ("torch.utils.checkpoint.set_checkpoint_early_stop", lambda: (getattr(early, name),),
-         lambda stop: setattr(early, name, *stop), False, ("checkpoint",))
+    rows.append(  # None, True or False: bools would be compared as such
+        ("torch.utils.checkpoint.set_checkpoint_early_stop", lambda: (checkpoint._enable_checkpoint_early_stop,),
+         lambda stop: setattr(checkpoint, "_enable_checkpoint_early_stop", *stop), False, ("checkpoint",))
     )  # fmt: skip
     rows.append(("torch.is_warn_always_enabled()", c._get_warnAlways, torch.set_warn_always, False, ()))
     rows.append(("os.environ", lambda: Environment(os.environ), Environment.restore, False, ("getenv",)))

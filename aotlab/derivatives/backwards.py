@@ -12,12 +12,12 @@ from torch import Tensor, fx
 
 from aotlab import _torch as internals
 from aotlab import config, observe
-from aotlab._torch.compiling import compiling, never_lost
+from aotlab._torch.compiling import compiling, made_once, never_lost
 from aotlab.backends import stage as compile
 from aotlab.backends.base import Backend, Boxed
 from aotlab.capture.signals import RunEagerly
 from aotlab.derivatives.graphs import BY_GRAPH, casting_of, derive_backward
-from aotlab.derivatives.higher import Higher
+from aotlab.derivatives.higher import MOST_LAYOUTS, Higher
 from aotlab.derivatives.levels import first_level
 from aotlab.errors import PartialBackwardError
 from aotlab.ir.graphs import is_size, placeholders
@@ -30,8 +30,6 @@ from aotlab.trace.history import LASTING, kept_entries, nodes_before
 _CompiledBackward = tuple[Boxed, tuple[int, ...]]
 #: What says which tangents are defined, and with which strides if not the usual.
 _Pattern = tuple[bool | tuple[int, ...], ...]
-#: For so many layouts of tangents a segment is compiled anew; those of others are copied.
-_MOST_LAYOUTS = 16
 #: A result of so many bytes, as a loss, may be kept only for what hangs on it.
 _SMALL = 64
 
@@ -85,14 +83,6 @@ class Backward:
         if not saved.sizes:
             return list(values)
         return list(internals.sizes_function(list(values), self.trace.size_names)(*saved.sizes))
-
-    def _compile_once(self, key: tuple[Any, ...], pattern: _Pattern) -> _CompiledBackward:
-        """Compile the backward for a pattern, if no other thread does."""
-        with compiling(), never_lost():
-            known = self._compiled.get(key)
-            if known is None:
-                known = self._compiled[key] = self._compile(pattern, key)
-            return known
 
     def _compile(self, pattern: trace.Pattern, key: tuple[Any, ...] = ()) -> _CompiledBackward:
         """Compile the backward for a pattern, or run its graph as it is; ``key`` says for what besides."""
@@ -163,10 +153,8 @@ class Backward:
         usual = [stride for stride, defined in zip(expected, pattern, strict=True) if defined]
         key = (pattern, casting, strides)
         follows = (self.exact or casting[-1:] == BY_GRAPH) and None not in strides and not self.trace.symbols
-        if follows and key not in self._of_strides:
-            with compiling(), never_lost():
-                if key not in self._of_strides and len(self._of_strides) < _MOST_LAYOUTS:
-                    self._of_strides[key] = self._try_strides(pattern, strides, casting)
+        if follows and len(self._of_strides) < MOST_LAYOUTS:
+            made_once(self._of_strides, key, lambda: self._try_strides(pattern, strides, casting))
         found = self._of_strides.get(key)
         if found is None:
             tangents[:] = [
@@ -258,7 +246,7 @@ class Backward:
             mask &= self._mask_of(asked)
         # what is written hangs on which nodes are run
         key = (asked, *pattern, *casting) if saved.live and asked else (*pattern, *casting)
-        compiled, needs = self._compiled.get(key) or self._compile_once(key, pattern)
+        compiled, needs = self._compiled.get(key) or made_once(self._compiled, key, lambda: self._compile(pattern, key))
         # from here on the list is the only owner of what this backward uses up, so that it is freed on the way
         arguments = [*saved.use(mask, needs), *saved.sizes]
         saved.release(mask, self.all_masks)

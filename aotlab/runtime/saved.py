@@ -46,13 +46,6 @@ def _keep(kept: Tensor) -> tuple[Tensor, Tensor]:
         return leaf, _Keeps.apply(leaf, kept)  # type: ignore[no-untyped-call]  # untyped in torch
 
 
-def _raise_for_second_backward() -> NoReturn:
-    leaf, out = _keep(torch.ones(()))
-    for _ in range(2):
-        torch.autograd.grad(out, leaf)
-    raise RuntimeError("a backward was called a second time, and what it needs has been let go")
-
-
 def _raise_for_written_value(value: Tensor, version: int, is_at: int) -> NoReturn:
     node = value.grad_fn  # of a view it is made anew, which may be an error of its own, here as in eager
     # autograd names type, sizes and versions; a stand-in of one element has them all
@@ -89,8 +82,8 @@ class SavedValues:
     ``live`` are the caller's tensors that a backward takes as they are by then, and writes.
     """
 
-    __slots__ = ("_hooks", "_looks", "_places", "_spent", "_starts", "_values", "_versions", "_watched", "hooked", "live",
-                 "nodes", "once", "pending", "released", "sizes")  # fmt: skip
+    __slots__ = ("_hooks", "_looks", "_places", "_spent", "_starts", "_values", "_versions", "_watched", "hooked",
+                 "live", "nodes", "once", "pending", "released", "sizes")  # fmt: skip
 
     def __init__(
         self,
@@ -163,7 +156,9 @@ class SavedValues:
         the caller's tensors was given other memory or sizes.
         """
         if self.released & mask or (needs and self._values is None):
-            _raise_for_second_backward()
+            leaf, out = _keep(torch.ones(()))
+            for _ in range(2):
+                torch.autograd.grad(out, leaf)  # the second one raises as eager's would
         if self._spent & mask:
             raise RuntimeError(internals.SPENT_CACHE)
         for tensor, version, own in self._watched:

@@ -102,7 +102,7 @@ class Deriver:
     def derive(
         self, segment: int, pattern: Pattern, *, autocast: bool = False, asked: Collection[int] | None = None
     ) -> list[Tensor | None]:
-        """Run a segment's backward for a pattern's tangents, under ``autocast`` perhaps, to all slots or ``asked`` ones.
+        """Run a segment's backward for a pattern's tangents, under ``autocast`` perhaps, to all or the ``asked`` slots.
 
         Return a gradient for each slot, None for those not reached, then the new values of the ``live`` inputs. Where
         more of these are found it has to be called again.
@@ -140,7 +140,7 @@ class Deriver:
     def recording(self, *, autocast: bool) -> Iterator[dict[int, Tensor]]:
         """Record what autograd computes in a ``with`` block; refuse a backward that draws random numbers.
 
-        The block is told what the ``writable`` inputs hold in it at first; afterwards they are as the forward left them.
+        It tells what the ``writable`` inputs hold at first in the block; afterwards they are as the forward left them.
         """
         operations = self.recorder.tape.operations
         first = len(operations)

@@ -37,13 +37,14 @@ def make_joint(
     """Make the tangents, differentiate, and write the joint graph."""
     recorder, outputs = findings.recorder, findings.outputs
     forward = forward_outputs(findings, keep_input_mutations=keep_input_mutations)
-    inputs = _graph_inputs(findings, forward)
+    placeholders, of_graph = placeholders_of(findings, forward.writes, training=forward.training)
+    fakes = [item.fake for item in findings.inputs]
     sources, parts = divide(findings, forward, exact=exact)
     tangents, tangent_infos, cut_edges = _make_tangents(recorder, forward.roots, parts)
     sources.update(cut_edges)
     check_passed(findings)
     effects = _effects(findings, forward, sources)
-    slots = _slots(parts, sources, inputs.sources, findings.dedupe.kept)
+    slots = _slots(parts, sources, of_graph, findings.dedupe.kept)
     holder = findings.holder if recorder.has_checkpoints else nullcontext
     writable = _writable(findings, forward) if recorder.has_checkpoints and recorder.above is None else {}
     deriver = Deriver(recorder, parts, slots, tangents, holder, writable)
@@ -64,7 +65,9 @@ def make_joint(
             static_input_indices=tuple(range(static_inputs)),
             tokens=tuple(str(target) for target in targets if target in effectful),
         ),
-        inputs=inputs,
+        inputs=GraphInputs(
+            fakes=fakes, placeholders=placeholders, sources=of_graph, offsets_read=findings.offsets_read
+        ),
         outputs=ProgramOutputs(
             spec=findings.out_spec, constants=outputs.constants, made_through=made_through(outputs, findings.inputs)
         ),
@@ -111,16 +114,6 @@ def _check_owners(trace: Trace, findings: Findings) -> None:
             )
 
 
-def _graph_inputs(findings: Findings, forward: ForwardOutputs) -> GraphInputs:
-    placeholders, sources = placeholders_of(findings, forward.writes, training=forward.training)
-    return GraphInputs(
-        fakes=[item.fake for item in findings.inputs],
-        placeholders=placeholders,
-        sources=sources,
-        offsets_read=findings.offsets_read,
-    )
-
-
 def _effects(findings: Findings, forward: ForwardOutputs, sources: Mapping[Edge, Source]) -> Effects:
     chronicle = findings.chronicle
 
@@ -151,12 +144,12 @@ def _differentiate(
     masks = watches(bits, list(visible.values()), findings.chronicle.kept_by)
     kept = [value for node in custom for value in (*internals.saved_tensors_of(node), *vars(node).values())]
     watched = [*callers, *(value for value in kept if isinstance(value, Tensor) and internals.is_functional(value))]
-    before = [(tensor, _value(tensor)) for tensor in watched] if reads_by_itself else []
+    before = [(tensor, value_of(tensor, "a tensor")) for tensor in watched] if reads_by_itself else []
     connected = _differentiate_all(deriver)
     if deriver.live and (len(parts) > 1 or parts[0].nodes is not None or any(masks[k] for k in deriver.live)):
         names = " and ".join(f"`{findings.inputs[k].name}`" for k in deriver.live)
         raise RunEagerly(f"a checkpoint writes {names}, which others keep, or there are several autograd nodes")
-    if any(_value(tensor) is not value for tensor, value in before):
+    if any(value_of(tensor, "a tensor") is not value for tensor, value in before):
         raise RunEagerly("the backward writes a tensor in place that it is given or keeps, or that the caller has")
     if hidden:
         _check_out_of_sight(hidden, lost, callers, hooked=bool(findings.hooks), is_divided=len(parts) > 1)
@@ -177,7 +170,7 @@ def _writable(findings: Findings, forward: ForwardOutputs) -> dict[int, Tensor]:
         info.index: item.wrapper
         for info, item in zip(forward.infos, findings.inputs, strict=True)
         if info.mutates_data and not (info.requires_grad_after or item.base or item.steps)
-        if not internals.is_symbolic(item.fake) and _value(item.wrapper).stride() == item.fake.stride()
+        if not internals.is_symbolic(item.fake) and value_of(item.wrapper, "an input").stride() == item.fake.stride()
     }
 
 
@@ -267,11 +260,6 @@ def _check_again(deriver: Deriver, segment: int, recorded: Sequence[Operation], 
             f"a checkpoint computes something else each time that it runs its function{raises}",
             suggestion="let the function change nothing that it acts on, to have it compiled",
         )
-
-
-def _value(wrapper: Tensor) -> Tensor:
-    internals.sync(wrapper)
-    return internals.from_functional(wrapper)
 
 
 def _make_tangents(
