@@ -342,7 +342,8 @@ def _autograd_nodes(trace: Trace, roots: Sequence[Returned]) -> tuple[AutogradNo
         makes = [roots[n].label for n in part.roots]
         if len(part.entries) > len(part.roots):
             makes.append("what other nodes use")
-        gradients = tuple(way and ends.get(way[0], "nothing that the caller sees") for way in trace.slots[number])
+        to = [way and ends.get(way[0], "nothing that the caller sees") for way in trace.slots[number]]
+        gradients = (*to, *(None for _ in trace.deriver.live))  # behind them come new values of inputs
         goes_to = tuple(dict.fromkeys(filter(None, gradients)))
         found.append(AutogradNode(number=number, makes=tuple(makes), goes_to=goes_to, gradients=gradients))
     return tuple(found)
