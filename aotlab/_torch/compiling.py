@@ -14,10 +14,11 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -89,3 +90,12 @@ def never_lost() -> Iterator[None]:
             if not timer.finished.is_set():
                 timer.cancel()
                 before(signal.SIGINT, None)
+
+
+def made_once(table: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
+    """Return what a table has at ``key``; where there is nothing, one thread makes it."""
+    if key not in table:
+        with compiling(), never_lost():
+            if key not in table:
+                table[key] = make()
+    return table[key]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
+from torch.utils import checkpoint
 
 from aotlab._torch.symbols import fixed
 
@@ -100,6 +101,10 @@ def _switches() -> Iterator[Switch]:
     rows.append(
         ("torch.utils.deterministic.fill_uninitialized_memory", c._get_deterministic_fill_uninitialized_memory,
          c._set_deterministic_fill_uninitialized_memory, True, ())
+    )  # fmt: skip
+    rows.append(  # None, True or False: bools would be compared as such
+        ("torch.utils.checkpoint.set_checkpoint_early_stop", lambda: (checkpoint._enable_checkpoint_early_stop,),
+         lambda stop: setattr(checkpoint, "_enable_checkpoint_early_stop", *stop), False, ("checkpoint",))
     )  # fmt: skip
     rows.append(("torch.is_warn_always_enabled()", c._get_warnAlways, torch.set_warn_always, False, ()))
     rows.append(("os.environ", lambda: Environment(os.environ), Environment.restore, False, ("getenv",)))

@@ -147,13 +147,6 @@ def names_of_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwar
     return nesting.paths([*zip(heads, args, strict=True), *kwargs.items()])
 
 
-def _text_of(spec: nesting.Node) -> str:
-    """Write the nesting of a call as its arguments are written."""
-    args, kwargs = spec.children
-    named = (f"{key}={child}" for key, child in zip(kwargs.keys, kwargs.children, strict=True))
-    return f"({', '.join([*map(str, args.children), *named])})"
-
-
 def check_anomaly_mode() -> None:
     """Have a call in anomaly mode run eagerly."""
     if torch.is_anomaly_enabled():
@@ -170,8 +163,10 @@ def run(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     names = [name for name, _ in target.lifted_names()] + target.argument_names(args, kwargs)
     leaves, spec = nesting.flatten((args, kwargs))
     values = (*lifted, *leaves)
+    positional, by_name = spec.children
+    named = (f"{key}={child}" for key, child in zip(by_name.keys, by_name.children, strict=True))
     state = call_state(
-        structure=_text_of(spec),
+        structure=f"({', '.join([*map(str, positional.children), *named])})",
         nesting=spec,
         names=names,
         values=values,

@@ -12,12 +12,12 @@ from torch import Tensor, fx
 
 from aotlab import _torch as internals
 from aotlab import config, observe
-from aotlab._torch.compiling import compiling, never_lost
+from aotlab._torch.compiling import compiling, made_once, never_lost
 from aotlab.backends import stage as compile
 from aotlab.backends.base import Backend, Boxed
 from aotlab.capture.signals import RunEagerly
 from aotlab.derivatives.graphs import BY_GRAPH, casting_of, derive_backward
-from aotlab.derivatives.higher import Higher
+from aotlab.derivatives.higher import MOST_LAYOUTS, Higher
 from aotlab.derivatives.levels import first_level
 from aotlab.errors import PartialBackwardError
 from aotlab.ir.graphs import is_size, placeholders
@@ -30,8 +30,6 @@ from aotlab.trace.history import LASTING, kept_entries, nodes_before
 _CompiledBackward = tuple[Boxed, tuple[int, ...]]
 #: What says which tangents are defined, and with which strides if not the usual.
 _Pattern = tuple[bool | tuple[int, ...], ...]
-#: For so many layouts of tangents a segment is compiled anew; those of others are copied.
-_MOST_LAYOUTS = 16
 #: A result of so many bytes, as a loss, may be kept only for what hangs on it.
 _SMALL = 64
 
@@ -86,24 +84,17 @@ class Backward:
             return list(values)
         return list(internals.sizes_function(list(values), self.trace.size_names)(*saved.sizes))
 
-    def _compile_once(self, key: tuple[Any, ...], pattern: _Pattern) -> _CompiledBackward:
-        """Compile the backward for a pattern, if no other thread does."""
-        with compiling(), never_lost():
-            known = self._compiled.get(key)
-            if known is None:
-                known = self._compiled[key] = self._compile(pattern, by_graph=key[-1:] == BY_GRAPH)
-            return known
-
-    def _compile(self, pattern: trace.Pattern, *, by_graph: bool = False) -> _CompiledBackward:
-        """Compile the backward for a pattern, or run its graph as it is."""
+    def _compile(self, pattern: trace.Pattern, key: tuple[Any, ...] = ()) -> _CompiledBackward:
+        """Compile the backward for a pattern, or run its graph as it is; ``key`` says for what besides."""
         started = time.perf_counter_ns()
+        by_graph, asked = key[-1:] == BY_GRAPH, key[0] if key and isinstance(key[0], frozenset) else None
         live, record = self.trace, self._record
-        usual = trace.is_full(pattern) and live.is_whole and not by_graph
+        usual = trace.is_full(pattern) and live.is_whole and not by_graph and asked is None
         if usual and record.backward is not None and not internals.any_autocast_enabled():
             module, needs = record.backward, tuple(range(len(self._split.saved_names)))
         else:
             with internals.no_dispatch_modes():  # the caller's are not asked about fake tensors
-                module, needs = derive_backward(live, self._split, self._segment, pattern)
+                module, needs = derive_backward(live, self._split, self._segment, pattern, asked)
         return self.compile_module(module, pattern, started, by_graph=by_graph), needs
 
     def compile_module(
@@ -162,10 +153,8 @@ class Backward:
         usual = [stride for stride, defined in zip(expected, pattern, strict=True) if defined]
         key = (pattern, casting, strides)
         follows = (self.exact or casting[-1:] == BY_GRAPH) and None not in strides and not self.trace.symbols
-        if follows and key not in self._of_strides:
-            with compiling(), never_lost():
-                if key not in self._of_strides and len(self._of_strides) < _MOST_LAYOUTS:
-                    self._of_strides[key] = self._try_strides(pattern, strides, casting)
+        if follows and len(self._of_strides) < MOST_LAYOUTS:
+            made_once(self._of_strides, key, lambda: self._try_strides(pattern, strides, casting))
         found = self._of_strides.get(key)
         if found is None:
             tangents[:] = [
@@ -206,22 +195,26 @@ class Backward:
         """Return the gradients of what went through ``apply``, in their order; raise what differentiating raises."""
         if saved.pending is not None or torch.is_grad_enabled():
             higher = self._of_higher_order()
+            if saved.live:
+                raise higher.nowhere("a checkpoint in it writes an input, as a batch norm does its statistics")
             # or where something came into the midst, in the backward that is being run
             if torch.is_grad_enabled() or (id(higher), internals.current_graph_task()) in (saved.pending or ()):
                 return higher(saved, tangents)
         return self._of_first_order(saved, tangents)
 
-    def _mask_of_asked(self) -> int:
-        """Return the bits of the nodes that the current backward runs, which alone let go of what they keep.
-
-        Autograd runs only those on the way to the gradients that are asked for.
-        """
+    def _asked(self) -> frozenset[int] | None:
+        """Return the slots whose gradients are asked for, to which alone autograd runs nodes; None for all."""
         own = internals.current_node()
         edges = () if own is None else own.next_functions
         runs = [node is None or internals.is_to_be_run(node) for node, _ in edges]
         if all(runs) or not any(runs):
+            return None
+        return frozenset(slot for slot, is_run in zip(self.wanted, runs, strict=False) if is_run)
+
+    def _mask_of(self, asked: frozenset[int] | None) -> int:
+        """Return the bits of the nodes on the way to gradients, which alone let go of what they keep."""
+        if asked is None:
             return -1
-        asked = frozenset(slot for slot, is_run in zip(self.wanted, runs, strict=False) if is_run)
         if asked not in self._masks_of_asked:
             part, ways = self.trace.segments[self._segment], self.trace.slots[self._segment]
             nodes = nodes_before(part, [way for i in asked if (way := ways[i]) is not None])
@@ -246,21 +239,28 @@ class Backward:
                 inputs.append(tangent)
         if others:
             pattern = self._with_strides(pattern, inputs, casting, strides)
+        asked = None
         # where there is one entry all nodes go together; else this takes time for each edge
-        if len(self.all_masks) > 1 and (saved.released or saved.once or not internals.keeps_graph()):
-            mask &= self._mask_of_asked()
-        key = (*pattern, *casting)
-        compiled, needs = self._compiled.get(key) or self._compile_once(key, pattern)
+        if saved.live or (len(self.all_masks) > 1 and (saved.released or saved.once or not internals.keeps_graph())):
+            asked = self._asked()
+            mask &= self._mask_of(asked)
+        # what is written hangs on which nodes are run
+        key = (asked, *pattern, *casting) if saved.live and asked else (*pattern, *casting)
+        compiled, needs = self._compiled.get(key) or made_once(self._compiled, key, lambda: self._compile(pattern, key))
         # from here on the list is the only owner of what this backward uses up, so that it is freed on the way
         arguments = [*saved.use(mask, needs), *saved.sizes]
         saved.release(mask, self.all_masks)
-        arguments += inputs
+        arguments += [*inputs, *saved.live]
         del inputs
         if casting:
             with internals.disable_autocast():
                 gradients = compiled(arguments)
         else:
             gradients = compiled(arguments)
+        values = gradients[len(gradients) - len(saved.live) :]
+        for tensor, value, (_, counts) in zip(saved.live, values, self.trace.deriver.live.values(), strict=False):
+            if value is not None:
+                (tensor if counts else tensor.data).copy_(value)
         return [gradients[i] for i in self.wanted]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from torch import Tensor, fx
 
@@ -32,23 +32,23 @@ def casting_of(values: Sequence[Tensor | None], *, exact: bool) -> tuple[object,
 
 
 def derive_backward(
-    trace: Trace, split: Split, segment: int, pattern: Pattern
+    trace: Trace, split: Split, segment: int, pattern: Pattern, asked: Collection[int] | None = None
 ) -> tuple[fx.GraphModule, tuple[int, ...]]:
     """Write the backward graph of a segment for the tangents of a pattern.
 
-    It takes those of the saved values that it needs, whose numbers are returned too, and the defined tangents; it
-    returns one gradient or None per slot of the segment. What the forward did not save, but can be computed from what
-    it saved, is computed again.
+    It takes those of the saved values that it needs, whose numbers are returned too, the defined tangents, and live
+    inputs; it returns one gradient or None per slot, and new values of these (`aotlab.trace.deriver`). What the forward
+    did not save, but can be computed from what it saved, is computed again.
 
     Raises `PartialBackwardError`: something is needed that was neither saved nor can be computed again.
     """
-    gradients = trace.deriver.derive(segment, pattern, autocast=internals.any_autocast_enabled())
+    gradients = trace.deriver.derive(segment, pattern, autocast=internals.any_autocast_enabled(), asked=asked)
     defined = [
         (f"tangents_{n + 1}", internals.from_functional(given))
         for n, given in zip(trace.tangents.of_entries[segment], trace.deriver.given(segment, pattern), strict=True)
         if given is not None
     ]
-    found = write_backward(trace, split, gradients, defined)
+    found = write_backward(trace, split, gradients, [*defined, *trace.deriver.live_inputs])
     if found is None:
         raise PartialBackwardError(
             "a backward from some of the outputs needs a value that the forward did not save",

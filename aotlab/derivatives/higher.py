@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
-from aotlab._torch.compiling import compiling, never_lost
+from aotlab._torch.compiling import made_once
 from aotlab.backends.base import Boxed
 from aotlab.derivatives.graphs import BY_GRAPH, casting_of, write_backward
 from aotlab.derivatives.levels import Derived, Kind, Level
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 #: The autograd node that hands on what a segment sends to an input; see `aotlab._torch.pass_on`.
 _HANDS_ON = "PassOnBackward"
 
-#: For so many kinds a level is compiled for strides as they come; then gradients are copied into the usual ones.
-_MOST_LAYOUTS = 16
+#: For so many layouts of what comes in a backward is compiled anew; then those of others are copied.
+MOST_LAYOUTS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,9 @@ class Higher:
         #: The nodes that stand for an error, as that of `once_differentiable`: they lead nowhere, and are run only
         #: where autograd was asked for all gradients there are.
         self._raising = set() if is_first else set(filter(internals.always_raises, level.part.nodes or ()))
-        self.is_shared = _arrivals(level) if is_first else {}
+        #: Of the inputs that gradients reach, how many nodes send them some.
+        edges = (edge for node in (nodes_of(level.part) if is_first else ()) for edge in node.next_functions)
+        self.arrivals = Counter(edge for edge in edges if edge in level.part.inputs)
         self._plans: dict[Kind, _Plan] = {}
 
     def __call__(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -140,7 +142,7 @@ class Higher:
         usual = self._base.sized([fake.stride() for fake, is_defined in defined if is_defined], saved)
         usual += [torch.empty(value.shape, device="meta").stride() for value in came[len(usual) :]]
         by_graph = casting_of(came, exact=self._exact)[-1:] == BY_GRAPH
-        own = (self._exact or by_graph) and len(self._plans) < _MOST_LAYOUTS and not saved.sizes
+        own = (self._exact or by_graph) and len(self._plans) < MOST_LAYOUTS and not saved.sizes
         given = [
             t if t.stride() == s or (own and t.layout is torch.strided) else restride(t, s)
             for t, s in zip(came, usual, strict=True)
@@ -159,7 +161,7 @@ class Higher:
             starts = [edge for edge, defined in zip(self.level.part.entries, pattern, strict=True) if defined]
             for node in self._raising.intersection(nodes_of(self.level.part, starts)):
                 node(torch.zeros(()))
-        plan = self._plan(kind)
+        plan: _Plan = made_once(self._plans, kind, lambda: self._make(kind))
         arguments = saved.use(plan.mask, plan.takes)
         ends = self._ends(plan, saved, given)
         saved.release(plan.mask, self._all_masks)
@@ -173,18 +175,11 @@ class Higher:
             gradients[slot] = came[n]
         return [gradients[i] for i in self.wanted]
 
-    def _plan(self, kind: Kind) -> _Plan:
-        plan = self._plans.get(kind)
-        if plan is None:
-            # the caller's modes are not asked about fake tensors
-            with compiling(), never_lost(), internals.no_dispatch_modes():
-                plan = self._plans.get(kind) or self._plans.setdefault(kind, self._make(kind))
-        return plan
-
     def _make(self, kind: Kind) -> _Plan:
         """Differentiate the level, and compile what comes of it."""
         level = self.level
-        found = level.derive(kind)
+        with internals.no_dispatch_modes():  # the caller's are not asked about fake tensors
+            found = level.derive(kind)
         known = {id(value): ("saved", n) for n, value in reversed(list(enumerate(self._split.saved_values)))}
         known.update((id(other), known[id(value)]) for other, value in self._split.same)
         known.update((id(value), ("given", n)) for n, value in enumerate(found.given))
@@ -241,20 +236,20 @@ class Higher:
                 found.append(node.ends[edge])
                 continue
             is_input = self.is_first and edge in self.slot_of
-            by_itself = is_input and not (goes_inside and self.is_shared.get(edge))
+            by_itself = is_input and not (goes_inside and self.arrivals[edge] > 1)
             tensor = self._input(node, saved, edge) if by_itself else None
             if tensor is not None:
                 found.append(End(tensor=tensor))
                 continue
             entry = self.entry_of.get(edge)
             if edge in level.trace.written_views:
-                raise self._nowhere("a result is a view that was written, which nodes may keep")
+                raise self.nowhere("a result is a view that was written, which nodes may keep")
             if entry is None and not is_input and not level.part.has(edge[0]):
-                raise self._nowhere("a gradient goes to where the compiled call has no way")
+                raise self.nowhere("a gradient goes to where the compiled call has no way")
             if hanging is None:  # once: a checkpoint around the call allows no more
                 hanging = internals.outputs_saved_by(node)
             if not hanging:
-                raise self._nowhere("the call was made under saved_tensors_hooks")
+                raise self.nowhere("the call was made under saved_tensors_hooks")
             if entry in level.own and len(hanging) >= len(level.own):
                 kept = saved.kept_result(edge) if self.is_first else None
                 found.append(End(tensor=hanging[level.own.index(entry)] if kept is None else kept))
@@ -262,7 +257,8 @@ class Higher:
                 found.append(End(tensor=hanging[-1], node=node, edge=edge, backwards=self))
         return found
 
-    def _nowhere(self, why: str) -> DoubleBackwardError:
+    def nowhere(self, why: str) -> DoubleBackwardError:
+        """Make the error of a backward that cannot be differentiated."""
         return DoubleBackwardError(
             f"the backward of compiled `{self.name}` was called with create_graph=True",
             why=why,
@@ -301,12 +297,6 @@ def _differentiable(
     for slot, result in zip(plan.derived.roots, results, strict=False):
         gradients[slot] = result
     return gradients
-
-
-def _arrivals(level: Level) -> dict[Edge, bool]:
-    """Say of the inputs that a level's gradients reach whether several of its nodes send them some."""
-    edges = (edge for node in nodes_of(level.part) for edge in node.next_functions)
-    return {edge: count > 1 for edge, count in Counter(edge for edge in edges if edge in level.part.inputs).items()}
 
 
 def _apart(value: Any, others: set[int]) -> Any:

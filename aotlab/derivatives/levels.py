@@ -147,6 +147,10 @@ def first_level(trace: Trace, segment: int) -> Level:
     stops = [edge for each in trace.segments for edge in each.stops]
     # in torch 2.11 the node of an input that nothing leads to is gone, and must not be asked what is behind it
     behind = edges_behind([*entries, *(edge for each in trace.segments for edge in reachable(each))])
+    ends = [*stops, *(behind if trace.recorder.above is None else ())]
+    # those that the function made, which nobody else can see
+    unseen = (e for e in ends if (source := trace.sources.get(e)) is None or source.kind == "cut")
+    own_leaves = {node for node, _ in unseen if internals.leaf_of(node) is not None}
     return Level(
         trace=trace,
         part=part,
@@ -154,16 +158,10 @@ def first_level(trace: Trace, segment: int) -> Level:
         tangents=[trace.tangents.fakes[n] for n in trace.tangents.of_entries[segment]],
         bits=trace.saving.bits,
         masks=trace.saving.masks[segment],
-        known={e[0] for e in (*stops, *(behind if trace.recorder.above is None else ())) if not _is_own_leaf(trace, e)},
+        known={node for node, _ in ends} - own_leaves,
         saved=(),
         own=kept_entries(part, trace.saving.bits),
     )
-
-
-def _is_own_leaf(trace: Trace, edge: Edge) -> bool:
-    """Tell whether an edge is of a leaf that the function made, which nobody else can see."""
-    source = trace.sources.get(edge)
-    return internals.leaf_of(edge[0]) is not None and (source is None or source.kind == "cut")
 
 
 def _level_above(

@@ -157,13 +157,3 @@ class ViewAndMutationMeta:
     static_input_indices: tuple[int, ...] = ()
     tokens: tuple[str, ...] = ()
     backward_tokens: tuple[str, ...] = ()
-
-    @property
-    def mutated_inp_runtime_indices(self) -> tuple[int, ...]:
-        """Inputs that the epilogue writes."""
-        return tuple(i.index for i in self.input_info if i.mutation_type is MutationType.MUTATED_OUT_GRAPH)
-
-    @property
-    def mutated_graph_handled_indices(self) -> tuple[int, ...]:
-        """Inputs that the compiled graph writes."""
-        return tuple(i.index for i in self.input_info if i.mutation_type is MutationType.MUTATED_IN_GRAPH)

@@ -85,7 +85,8 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
             )
         record = PartitionRecord(partitioner="none", forward=module, backward=None, saved=(), num_forward_outputs=count)
         return record, Split()
-    joint_inputs = ([fake for _, fake in trace.inputs.placeholders], list(trace.tangents.fakes))
+    late = [*trace.tangents.fakes, *(fake for _, fake in trace.deriver.live_inputs)]
+    joint_inputs = ([fake for _, fake in trace.inputs.placeholders], late)
     for placeholder in _standing_for(trace_record.module, trace, trace.overwritten):
         placeholder.meta["overwritten"] = True  # to keep it takes a clone
     function = _function_of(partitioner)

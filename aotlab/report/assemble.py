@@ -389,7 +389,7 @@ def _wrapped_summary(record: SubclassRecord) -> str:
 def _trace(stage: Stage, record: TraceRecord) -> Snapshot:
     part = "joint" if record.training else "forward"
     metadata = record.metadata
-    mutated = len(metadata.mutated_inp_runtime_indices) + len(metadata.mutated_graph_handled_indices)
+    mutated = sum(info.mutation_type is not MutationType.NOT_MUTATED for info in metadata.input_info)
     summary = (
         f"tracer {record.tracer}; {'forward and backward' if record.training else 'forward only'}; "
         f"{amount(mutated, 'mutated input')}"

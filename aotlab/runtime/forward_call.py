@@ -73,8 +73,9 @@ class ForwardCall:
         w.add(f"out = forward([{self.draft.star(inputs)}])")
         if trace.training:
             saved = w.constant("SavedValues", self._keeping.saved_values())
-            sizes = ", ".join(self.draft.sizes.values())
-            w.add(f"saved = {saved}({self._keeping.expression()}{f', sizes=[{sizes}]' * bool(sizes)})")
+            more = {"sizes": [*self.draft.sizes.values()], "live": list(map(self.draft.kept, trace.deriver.live))}
+            given = [f"{name}=[{', '.join(each)}]" for name, each in more.items() if each]
+            w.add(f"saved = {saved}({', '.join([self._keeping.expression(), *given])})")
         if not trace.training or trace.is_whole:
             self._note_results()
             if trace.training:

@@ -15,6 +15,7 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab.errors import MetadataMutationError
 from aotlab.ir.metadata import OutputType
+from aotlab.ir.specs import spec_of
 from aotlab.runtime.draft import Draft
 from aotlab.runtime.edges import Edges
 from aotlab.trace.history import LASTING
@@ -43,13 +44,6 @@ def _keep(kept: Tensor) -> tuple[Tensor, Tensor]:
     with torch.enable_grad():
         leaf = torch.ones((), requires_grad=True)
         return leaf, _Keeps.apply(leaf, kept)  # type: ignore[no-untyped-call]  # untyped in torch
-
-
-def _raise_for_second_backward() -> NoReturn:
-    leaf, out = _keep(torch.ones(()))
-    for _ in range(2):
-        torch.autograd.grad(out, leaf)
-    raise RuntimeError("a backward was called a second time, and what it needs has been let go")
 
 
 def _raise_for_written_value(value: Tensor, version: int, is_at: int) -> NoReturn:
@@ -85,22 +79,26 @@ class SavedValues:
     those values that are the caller's tensors themselves, with the strides that the backward was compiled for, None if
     for any: other memory since is an error. ``sizes`` are those that vary, which every backward takes. ``once`` has the
     bits of the nodes of each selective checkpoint: what it keeps serves one backward, also if the graph is kept.
+    ``live`` are the caller's tensors that a backward takes as they are by then, and writes.
     """
 
-    __slots__ = ("_hooks", "_places", "_spent", "_starts", "_values", "_versions", "_watched", "hooked", "nodes",
-                 "once", "pending", "released", "sizes")  # fmt: skip
+    __slots__ = ("_hooks", "_looks", "_places", "_spent", "_starts", "_values", "_versions", "_watched", "hooked",
+                 "live", "nodes", "once", "pending", "released", "sizes")  # fmt: skip
 
     def __init__(
         self,
         values: Sequence[Tensor],
         places: Mapping[int, tuple[int, ...] | None] = _NOWHERE,
         sizes: Sequence[int] = (),
+        live: Sequence[Tensor] = (),
         once: Sequence[int] = (),
     ) -> None:
         hooks = internals.saved_tensor_hooks()
         self.released = self._spent = 0
         self.once = once
         self.sizes = sizes
+        self.live = live
+        self._looks = [spec_of(tensor) for tensor in live]
         self.hooked = hooks is not None
         self.pending: dict[tuple[int, int], dict[Any, Tensor]] | None = None
         self.nodes: dict[Any, tuple[weakref.ref[Any], int]] | None = None
@@ -158,12 +156,15 @@ class SavedValues:
         the caller's tensors was given other memory or sizes.
         """
         if self.released & mask or (needs and self._values is None):
-            _raise_for_second_backward()
+            leaf, out = _keep(torch.ones(()))
+            for _ in range(2):
+                torch.autograd.grad(out, leaf)  # the second one raises as eager's would
         if self._spent & mask:
             raise RuntimeError(internals.SPENT_CACHE)
         for tensor, version, own in self._watched:
             if own & mask and internals.version_of(tensor) != version:
                 _raise_for_written_value(tensor, version, internals.version_of(tensor))
+        self._check_memory(self._looks != [spec_of(tensor) for tensor in self.live])
         if self._values is None:
             return []
         if self._hooks is not None:
@@ -174,13 +175,17 @@ class SavedValues:
                 if now[n] != self._versions[n]:
                     _raise_for_written_value(self._values[n], self._versions[n], now[n])
         for (n, stride), start in zip(self._places.items(), self._starts, strict=True):
-            if (internals.address_of(self._values[n]) != start or self._values[n].stride() != stride) and n in needs:
-                raise MetadataMutationError(
-                    "a tensor that was saved for the backward was given other sizes or other memory after the call",
-                    why="the backward would compute with what is there now, and was compiled for the sizes before",
-                    suggestion="run the backward first, or call the original function",
-                )
+            is_other = internals.address_of(self._values[n]) != start or self._values[n].stride() != stride
+            self._check_memory(is_other and n in needs)
         return list(map(self._values.__getitem__, needs))
+
+    def _check_memory(self, is_other: bool) -> None:
+        if is_other:
+            raise MetadataMutationError(
+                "a tensor that was saved for the backward was given other sizes or other memory after the call",
+                why="the backward would compute with what is there now, and was compiled for the sizes before",
+                suggestion="run the backward first, or call the original function",
+            )
 
     def tensors(self) -> list[Tensor]:
         """Return the values, as far as they are there and not packed."""

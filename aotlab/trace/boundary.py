@@ -166,12 +166,6 @@ def check_look(func: Any, tensor: Tensor, name: str | None) -> None:
         )
 
 
-def unclaimed(func: Any) -> RunEagerly:
-    """Say why a function of `CLAIMABLE` runs eagerly."""
-    what, instead = CLAIMABLE[func]
-    return RunEagerly(f"{what.format(spoken_name(func))}, at {user_line()}", suggestion=instead)
-
-
 def refuse_unasked(name: str, *tensors: Any, **_: Any) -> NoReturn:
     """Stand for a function that asks no mode: one that touches a random generator, or takes tensors' memory."""
     of = " and ".join(called(tensor) for tensor in tensors if isinstance(tensor, Tensor))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -58,6 +58,10 @@ class Deriver:
     ``holder`` puts the traced parameters in place for checkpoints, of which ``spent`` are the caches that backwards use
     up; ``full`` has each segment's gradients for all tangents, ``arrived`` the edges of leaves as autograd came to
     them, if there is one segment.
+
+    ``writable`` are wrappers of inputs, by number, that a checkpoint may write when it runs its function once more. It
+    reads those that it writes, ``live``, as they are by then: for each there is what stands for that value, and whether
+    the write counts.
     """
 
     recorder: Recorder
@@ -65,10 +69,17 @@ class Deriver:
     slots: Sequence[Sequence[Exit | None]]
     tangents: Tangents
     holder: Callable[[], AbstractContextManager[None]]
+    writable: Mapping[int, Tensor] = field(default_factory=dict)
+    live: dict[int, tuple[Tensor, bool]] = field(default_factory=dict, init=False)
     full: dict[int, list[Tensor | None]] = field(default_factory=dict, init=False)
     arrived: list[Edge] = field(default_factory=list, init=False)
     spent: set[Any] = field(default_factory=set, init=False)
     _restrided: dict[tuple[int, tuple[int, ...]], Tensor] = field(default_factory=dict, init=False)
+
+    @property
+    def live_inputs(self) -> list[tuple[str, Tensor]]:
+        """The names and fakes of what backwards take behind the tangents."""
+        return [(f"tangents_live_{k}", stands) for k, (stands, _) in self.live.items()]
 
     def given(self, segment: int, pattern: Pattern) -> list[Tensor | None]:
         """Return the wrappers for the tangents of a pattern; None for those not defined."""
@@ -87,28 +98,55 @@ class Deriver:
             self._restrided[n, strides] = internals.to_functional(fake)
         return self._restrided[n, strides]
 
-    def derive(self, segment: int, pattern: Pattern, *, autocast: bool = False) -> list[Tensor | None]:
-        """Run a segment's backward for a pattern's tangents, under ``autocast`` perhaps; None for slots not reached."""
-        full = is_full(pattern) and not autocast
+    def derive(
+        self, segment: int, pattern: Pattern, *, autocast: bool = False, asked: Collection[int] | None = None
+    ) -> list[Tensor | None]:
+        """Run a segment's backward for a pattern's tangents, under ``autocast`` perhaps, to all or the ``asked`` slots.
+
+        Return a gradient for each slot, None for those not reached, then the new values of the ``live`` inputs. Where
+        more of these are found it has to be called again.
+        """
+        full = is_full(pattern) and not autocast and asked is None
         if full and segment in self.full:
             return self.full[segment]
-        given, first = self.given(segment, pattern), len(self.recorder.tape.operations)
-        with self.recording(autocast=autocast), torch.no_grad():
-            arrived: list[Edge] | None = [] if is_full(pattern) and not self.arrived else None
-            found = differentiate(self.segments[segment], given, arrived)
+        given, part, slots = self.given(segment, pattern), self.segments[segment], self.slots[segment]
+        if asked is not None:
+            part = replace(part, stops=tuple([way[0] for n in asked if (way := slots[n]) is not None]))
+        first = len(self.recorder.tape.operations)
+        versions = {k: internals.version_of(wrapper) for k, wrapper in self.writable.items()}
+        with self.recording(autocast=autocast) as before, torch.no_grad():
+            arrived: list[Edge] | None = [] if full and not self.arrived else None
+            found = differentiate(part, given, arrived)
             values = {way: value_of(gradient, "a gradient") for way, gradient in found.items()}
             thread_backward(self.recorder, self.segments[segment], values, first)
+            after = {k: value_of(wrapper, "an input") for k, wrapper in self.writable.items()}
         self.arrived += arrived or ()
-        gradients = [None if way is None else values.get(way) for way in self.slots[segment]]
-        if full:
-            self.full[segment] = gradients
+        written = {k: value for k, value in after.items() if value is not before[k]}
+        gradients = [None if way is None else values.get(way) for way in slots] + [written.get(k) for k in self.live]
+        if not (written.keys() - self.live.keys()):
+            if full:
+                self.full[segment] = gradients
+            return gradients
+        assert segment not in self.full, "a backward writes what the one of all gradients does not"
+        for k in written:
+            like, counts = before[k], internals.version_of(self.writable[k]) != versions[k]
+            stands = stand_in(self.recorder, like.shape, like.stride(), like.dtype, like.device)
+            self.live.setdefault(k, (stands, counts))
+        for operation in self.recorder.tape.operations[first:]:
+            operation.sequence = None  # it is nobody's: all is done again with the values by then
         return gradients
 
     @contextmanager
-    def recording(self, *, autocast: bool) -> Iterator[None]:
-        """Record what autograd computes in a ``with`` block; refuse a backward that draws random numbers."""
+    def recording(self, *, autocast: bool) -> Iterator[dict[int, Tensor]]:
+        """Record what autograd computes in a ``with`` block; refuse a backward that draws random numbers.
+
+        It tells what the ``writable`` inputs hold at first in the block; afterwards they are as the forward left them.
+        """
         operations = self.recorder.tape.operations
         first = len(operations)
+        left = {k: value_of(wrapper, "an input") for k, wrapper in self.writable.items()}
+        before = left | {k: stands for k, (stands, _) in self.live.items()}
+        self._put(before)
         self.recorder.phase = "backward"
         self.recorder.states.begin()
         try:
@@ -117,9 +155,10 @@ class Deriver:
             caches = internals.caches_kept(self.spent) if self.recorder.has_checkpoints else nullcontext()
             above = self.recorder.above or nullcontext()
             with internals.fake_mode_set_aside(), caches, self.holder(), tracing(self.recorder), guard, casting, above:
-                yield
+                yield before
                 self.recorder.states.end()
         finally:
+            self._put(left)
             self.recorder.phase = "forward"
             if autocast:
                 torch.clear_autocast_cache()  # it would keep the traced tensors, for others to find
@@ -132,6 +171,11 @@ class Deriver:
                     why="eager draws them in each backward anew, as far as that runs the nodes that draw",
                     suggestion="draw in the forward, and save what was drawn",
                 )
+
+    def _put(self, values: Mapping[int, Tensor]) -> None:
+        for k, value in values.items():
+            if value_of(self.writable[k], "an input") is not value:
+                internals.replace_value(self.writable[k], value)
 
 
 def differentiate(

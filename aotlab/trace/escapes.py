@@ -54,7 +54,8 @@ class EscapeGuard(TorchFunctionMode):
         """Let the quirk that claims a function of `CLAIMABLE` do it; fall back to eager if there is none."""
         handler = self._claims.get(func)
         if handler is None:
-            raise boundary.unclaimed(func)
+            what, instead = boundary.CLAIMABLE[func]
+            raise RunEagerly(f"{what.format(boundary.spoken_name(func))}, at {user_line()}", suggestion=instead)
         return handler(self, func, args, kwargs)
 
     def hooks_of(self, tensor: Tensor) -> list[Hook]:

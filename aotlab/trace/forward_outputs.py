@@ -99,7 +99,10 @@ def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> Forwar
         root = wrapper if write.visible and wrapper.requires_grad else None
         new_values.append(Returned(TangentSource.MUTATED_INPUT, write.index, finals[write.index], root, label))
     kept: set[int] = set()
-    if keep_input_mutations and all(item.root is None for item in (*new_values, *results)) and _may_write(findings):
+    early = (operation for operation in findings.recorder.tape.operations if operation.phase == "forward")
+    # a graph that may raise writes nothing, nor where a view is to be made before a write
+    unfit = any(info.precedes_write for info in outputs.infos) or any(operation.may_raise_late for operation in early)
+    if keep_input_mutations and not unfit and all(item.root is None for item in (*new_values, *results)):
         # a write in the graph moves the version counter; where eager's does not, the epilogue writes
         infos = tuple(
             replace(info, keep_input_mutations=True) if info.moves_version and item.base is None else info
@@ -112,10 +115,3 @@ def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> Forwar
         write_back=[(inputs[k].fake, finals[k]) for k in sorted(kept)],
         infos=infos,
     )
-
-
-def _may_write(findings: Findings) -> bool:
-    """Tell whether a graph may write inputs: if nothing raises, and no view is to be made before a write."""
-    operations = findings.recorder.tape.operations
-    raises = any(operation.may_raise_late for operation in operations if operation.phase == "forward")
-    return not raises and not any(info.precedes_write for info in findings.outputs.infos)

@@ -38,15 +38,17 @@ def make_joint(
     """Make the tangents, differentiate, and write the joint graph."""
     recorder, outputs = findings.recorder, findings.outputs
     forward = forward_outputs(findings, keep_input_mutations=keep_input_mutations)
-    inputs = _graph_inputs(findings, forward)
+    placeholders, of_graph = placeholders_of(findings, forward.writes, training=forward.training)
+    fakes = [item.fake for item in findings.inputs]
     sources, parts = divide(findings, forward, exact=exact)
     tangents, tangent_infos, cut_edges = _make_tangents(recorder, forward.roots, parts)
     sources.update(cut_edges)
     check_passed(findings)
     effects = _effects(findings, forward, sources)
-    slots = _slots(parts, sources, inputs.sources, findings.dedupe.kept)
+    slots = _slots(parts, sources, of_graph, findings.dedupe.kept)
     holder = findings.holder if recorder.has_checkpoints else nullcontext
-    deriver = Deriver(recorder, parts, slots, tangents, holder)
+    writable = _writable(findings, forward) if recorder.has_checkpoints and recorder.above is None else {}
+    deriver = Deriver(recorder, parts, slots, tangents, holder, writable)
     bits = node_bits(parts)
     connected, watch = _differentiate(findings, forward, deriver, bits)
     trace = Trace(
@@ -63,7 +65,9 @@ def make_joint(
             tokens=names_of_effects(recorder.tape.operations, "forward"),
             backward_tokens=names_of_effects(recorder.tape.operations, "backward"),
         ),
-        inputs=inputs,
+        inputs=GraphInputs(
+            fakes=fakes, placeholders=placeholders, sources=of_graph, offsets_read=findings.offsets_read
+        ),
         outputs=ProgramOutputs(
             spec=findings.out_spec, constants=outputs.constants, made_through=made_through(outputs, findings.inputs)
         ),
@@ -110,16 +114,6 @@ def _check_owners(trace: Trace, findings: Findings) -> None:
             )
 
 
-def _graph_inputs(findings: Findings, forward: ForwardOutputs) -> GraphInputs:
-    placeholders, sources = placeholders_of(findings, forward.writes, training=forward.training)
-    return GraphInputs(
-        fakes=[item.fake for item in findings.inputs],
-        placeholders=placeholders,
-        sources=sources,
-        offsets_read=findings.offsets_read,
-    )
-
-
 def _effects(findings: Findings, forward: ForwardOutputs, sources: Mapping[Edge, Source]) -> Effects:
     chronicle = findings.chronicle
 
@@ -150,9 +144,12 @@ def _differentiate(
     masks = watches(bits, list(visible.values()), findings.chronicle.kept_by)
     kept = [value for node in custom for value in (*internals.saved_tensors_of(node), *vars(node).values())]
     watched = [*callers, *(value for value in kept if isinstance(value, Tensor) and internals.is_functional(value))]
-    before = [(tensor, _value(tensor)) for tensor in watched] if reads_by_itself else []
+    before = [(tensor, value_of(tensor, "a tensor")) for tensor in watched] if reads_by_itself else []
     connected = _differentiate_all(deriver)
-    if any(_value(tensor) is not value for tensor, value in before):
+    if deriver.live and (len(parts) > 1 or parts[0].nodes is not None or any(masks[k] for k in deriver.live)):
+        names = " and ".join(f"`{findings.inputs[k].name}`" for k in deriver.live)
+        raise RunEagerly(f"a checkpoint writes {names}, which others keep, or there are several autograd nodes")
+    if any(value_of(tensor, "a tensor") is not value for tensor, value in before):
         raise RunEagerly("the backward writes a tensor in place that it is given or keeps, or that the caller has")
     if hidden:
         _check_out_of_sight(hidden, lost, callers, hooked=bool(findings.hooks), is_divided=len(parts) > 1)
@@ -167,20 +164,31 @@ def _differentiate(
     return connected, {source: mask for source, mask in zip(visible, masks, strict=True) if mask}
 
 
+def _writable(findings: Findings, forward: ForwardOutputs) -> dict[int, Tensor]:
+    """Return the wrappers of the inputs that a backward may write, too: buffers as those of a batch norm."""
+    return {
+        info.index: item.wrapper
+        for info, item in zip(forward.infos, findings.inputs, strict=True)
+        if info.mutates_data and not (info.requires_grad_after or item.base or item.steps)
+        if not internals.is_symbolic(item.fake) and value_of(item.wrapper, "an input").stride() == item.fake.stride()
+    }
+
+
 def _differentiate_all(deriver: Deriver) -> list[list[bool]]:
     """Differentiate each segment for all its tangents; say for each slot whether a gradient can reach it."""
     connected, operations = [], deriver.recorder.tape.operations
     for number, part in enumerate(deriver.segments):
         try:
-            first = len(operations)
-            if deriver.recorder.has_checkpoints:
-                torch.clear_autocast_cache()
-            found = deriver.derive(number, [True] * len(part.entries))
+            while number not in deriver.full:
+                first = len(operations)
+                if deriver.recorder.has_checkpoints:
+                    torch.clear_autocast_cache()
+                found = deriver.derive(number, [True] * len(part.entries))
             if deriver.recorder.has_checkpoints:
                 _check_again(deriver, number, operations[first:], found)
             # a custom Function may return None for what it keeps, to which derivatives of its gradients go
             reached = reachable(part) if None in found else set()
-            ways = zip(found, deriver.slots[number], strict=True)
+            ways = zip(found, deriver.slots[number], strict=False)  # behind them come new values of inputs
             connected.append([g is not None or (way is not None and way[0] in reached) for g, way in ways])
         except (RefusedError, RunEagerly):
             raise
@@ -242,9 +250,9 @@ def _check_again(deriver: Deriver, segment: int, recorded: Sequence[Operation], 
         torch.clear_autocast_cache()
         kept = deriver.full.pop(segment)
         second = deriver.derive(segment, [True] * len(deriver.segments[segment].entries))
-        deriver.full[segment] = kept
         again = spelled(tape.operations[first:], {}, second, tape)
-        is_same = spelled(recorded, {}, gradients, tape) == again
+        is_same = segment in deriver.full and spelled(recorded, {}, gradients, tape) == again
+        deriver.full[segment] = kept
     except Exception as error:  # noqa: BLE001  # whatever the function raises when it is run again
         is_same, raises = False, f": the next time it raises {type(error).__name__}"
     if not is_same:
@@ -252,11 +260,6 @@ def _check_again(deriver: Deriver, segment: int, recorded: Sequence[Operation], 
             f"a checkpoint computes something else each time that it runs its function{raises}",
             suggestion="let the function change nothing that it acts on, to have it compiled",
         )
-
-
-def _value(wrapper: Tensor) -> Tensor:
-    internals.sync(wrapper)
-    return internals.from_functional(wrapper)
 
 
 def _make_tangents(
@@ -304,6 +307,7 @@ def _record(trace: Trace, forward: ForwardOutputs) -> TraceRecord:
     tape, training = trace.tape, trace.training
     gradients = [gradient for segment in sorted(trace.deriver.full) for gradient in trace.deriver.full[segment]]
     tangents = [(f"tangents_{n + 1}", fake) for n, fake in enumerate(trace.tangents.fakes)]
+    tangents += trace.deriver.live_inputs
     module = tape.graph(
         "Joint" if training else "Forward",
         [*trace.inputs.placeholders, *tangents],
@@ -338,7 +342,8 @@ def _autograd_nodes(trace: Trace, roots: Sequence[Returned]) -> tuple[AutogradNo
         makes = [roots[n].label for n in part.roots]
         if len(part.entries) > len(part.roots):
             makes.append("what other nodes use")
-        gradients = tuple(way and ends.get(way[0], "nothing that the caller sees") for way in trace.slots[number])
+        to = [way and ends.get(way[0], "nothing that the caller sees") for way in trace.slots[number]]
+        gradients = (*to, *(None for _ in trace.deriver.live))  # behind them come new values of inputs
         goes_to = tuple(dict.fromkeys(filter(None, gradients)))
         found.append(AutogradNode(number=number, makes=tuple(makes), goes_to=goes_to, gradients=gradients))
     return tuple(found)

@@ -45,17 +45,12 @@ def divide(findings: Findings, forward: ForwardOutputs, *, exact: bool) -> tuple
             parts = divided(also)
         apart = summed_apart(parts, {*edges, *seen})
         parts = [replace(part, apart=apart.intersection(part.stops)) for part in parts] if apart else parts
-    _check_order(parts, known)
-    return known, parts
-
-
-def _check_order(parts: Sequence[Segment], known: Mapping[Edge, Source]) -> None:
-    """Leave to eager a graph in which a segment would need the history that one after it makes."""
     later = {edge for part in parts for edge in part.entries}
-    for part in parts:
+    for part in parts:  # one may need the history that one after it makes
         if any(edge in later and (edge not in known or known[edge].kind == "root") for edge in part.stops):
             raise RunEagerly("writes to views give each other's histories")
         later.difference_update(part.entries)
+    return known, parts
 
 
 def _partners(hooks: Sequence[Hook], forward: ForwardOutputs) -> set[Edge]:

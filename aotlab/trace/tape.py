@@ -248,7 +248,9 @@ class _GraphWriter:
         self._phase = operation.phase
         args = tuple([self._convert(arg) for arg in operation.args])
         kwargs = {key: self._convert(arg) for key, arg in operation.kwargs.items()}
-        node = self._graph.create_node("call_function", operation.target, args, kwargs, _name_of(operation.target))
+        named = operation.target.overloadpacket if isinstance(operation.target, OpOverload) else operation.target
+        name = str(getattr(named, "__name__", "call"))
+        node = self._graph.create_node("call_function", operation.target, args, kwargs, name)
         _inherit(node, operation)
         if stays:
             node.meta[STAYS] = True
@@ -323,12 +325,6 @@ class _GraphWriter:
                     node.meta.update(val=value, phase=self._phase, partitioner_tag=f"is_{self._phase}")
             self._sizes[key] = made
         return self._sizes[key]
-
-
-def _name_of(target: Any) -> str:
-    if isinstance(target, OpOverload):
-        return str(target.overloadpacket.__name__)
-    return str(getattr(target, "__name__", "call"))
 
 
 def _inherit(node: fx.Node, operation: Operation) -> None:

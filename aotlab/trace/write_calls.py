@@ -224,25 +224,7 @@ def _overlap(written: Tensor, operand: Tensor) -> str:
         return ""
     if windows[0] == windows[1]:  # if for eager as well depends on strides that a trace may not know
         return "part" if operand is not written and 1 in written.shape else "same"
-    return "" if written.dtype == operand.dtype and _are_other_columns(written, operand) else "part"
-
-
-def _are_other_columns(one: Tensor, other: Tensor) -> bool:
-    """Tell whether two tensors are surely different columns of the same rows, as ``x[:, 2:]`` and ``x[:, :2]``."""
-    for row in {*one.stride(), *other.stride()} - {0, 1}:
-        (start, stop), (first, last) = _columns(one, row), _columns(other, row)
-        inside = stop < row and last < row  # else one may reach into the next row
-        if inside and (stop < first or last < start):
-            return True
-    return False
-
-
-def _columns(tensor: Tensor, row: int) -> tuple[int, int]:
-    """Return the first and the last place in rows of so many elements that a tensor has elements at."""
-    start = int(tensor.storage_offset()) % row
-    return start, start + sum(
-        (n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True) if step % row
-    )
+    return "part"
 
 
 def share_memory(written: Sequence[Tensor], others: Sequence[Tensor] = ()) -> bool:

@@ -76,8 +76,8 @@ def test_derived_lists():
         ),
         intermediate_bases=(SPEC,),
     )
-    assert meta.mutated_inp_runtime_indices == (0,)
-    assert meta.mutated_graph_handled_indices == (1,)
+    kinds = [MutationType.MUTATED_OUT_GRAPH, MutationType.MUTATED_IN_GRAPH, MutationType.NOT_MUTATED]
+    assert [info.mutation_type for info in meta.input_info] == kinds
 
 
 def test_metadata_is_equal_for_equal_programs():
