@@ -181,5 +181,4 @@ def _falling_back() -> contextlib.AbstractContextManager[None]:
     """Let Inductor call kernels of ops that it could decompose, also where ``CI`` makes it take that for a mistake."""
     from torch._inductor import graph
 
-    make_fallback = vars(graph)["make_fallback"]
-    return replaced(graph, "make_fallback", functools.partial(make_fallback, warn=False))
+    return replaced(graph, "make_fallback", functools.partial(vars(graph)["make_fallback"], warn=False))

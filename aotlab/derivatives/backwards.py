@@ -19,7 +19,7 @@ from aotlab.capture.signals import RunEagerly
 from aotlab.derivatives.graphs import BY_GRAPH, casting_of, derive_backward
 from aotlab.derivatives.higher import MOST_LAYOUTS, Higher
 from aotlab.derivatives.levels import first_level
-from aotlab.errors import PartialBackwardError
+from aotlab.errors import PartialBackwardError, RefusedError
 from aotlab.ir.graphs import is_size, placeholders
 from aotlab.partition import stage as partition
 from aotlab.runtime.saved import SavedValues, restride
@@ -172,7 +172,7 @@ class Backward:
         own = [next(left) if defined else usual for defined, usual in zip(pattern, self.strides, strict=True)]
         ways = zip(pattern, own, self.strides, strict=True)
         found = tuple([stride if stride != usual else defined for defined, stride, usual in ways])
-        with suppress(PartialBackwardError, RunEagerly, RuntimeError):  # other errors come again for the usual ones
+        with suppress(RefusedError, RunEagerly, RuntimeError):  # other errors come again for the usual ones
             with internals.no_dispatch_modes():
                 if not casting and trace.does_the_same(self.trace.deriver, self._segment, found):
                     return pattern

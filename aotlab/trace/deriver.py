@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from aotlab import _torch as internals
-from aotlab.errors import RandomOpError
+from aotlab.errors import DoubleBackwardError, RandomOpError
 from aotlab.trace.edges import Edge, next_edges
 from aotlab.trace.effects import effects_in, thread_backward
 from aotlab.trace.escapes import EscapeGuard
@@ -162,7 +162,7 @@ class Deriver:
             self.recorder.phase = "forward"
             if autocast:
                 torch.clear_autocast_cache()  # it would keep the traced tensors, for others to find
-        effects_in(operations[first:], refuse=True)
+        effects_in(operations[first:], DoubleBackwardError)
         for operation in operations[first:]:
             if operation.is_random and operation.is_impure:
                 raise RandomOpError(

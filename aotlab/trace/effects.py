@@ -18,6 +18,7 @@ from torch import Tensor, fx
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
+from aotlab.errors import RefusedError
 from aotlab.ir.graphs import Phase, acts
 from aotlab.trace.edges import next_edges
 from aotlab.trace.history import nodes_of, reachable
@@ -33,11 +34,14 @@ def names_of_effects(operations: Sequence[Operation], phase: Phase) -> tuple[str
     return tuple(str(target) for target in calls if target in effectful)
 
 
-def effects_in(operations: Sequence[Operation], *, refuse: bool = False) -> list[Operation]:
-    """Return the ops with effects; or leave a backward that calls one to eager."""
+def effects_in(
+    operations: Sequence[Operation], error: type[RunEagerly | RefusedError] | None = None
+) -> list[Operation]:
+    """Return the ops with effects of a backward; or raise an error, if there are any."""
     found = [each for each in operations if acts(each.target) and internals.has_effects(each.target)]
-    if found and refuse:
-        raise RunEagerly(f"a backward calls `{found[0].target}`, which has effects besides its results")
+    if found and error:
+        what = f"a backward calls `{found[0].target}`, which has effects besides its results"
+        raise error(what, suggestion="call it in the forward, to have it compiled")
     return found
 
 
@@ -51,8 +55,8 @@ def thread_backward(recorder: Recorder, part: Segment, gradients: dict[Exit, Ten
     for operation in found:
         starts = [(node, 0) for node in nodes_of(part) if internals.sequence_of(node) == operation.sequence]
         behind = {edge for node in nodes_of(part, starts) for edge in next_edges(node)}
-        several = part.nodes is not None or recorder.has_checkpoints
-        effects_in(found, refuse=several or not gradients or not ways <= behind)
+        if part.nodes is not None or recorder.has_checkpoints or not gradients or not ways <= behind:
+            effects_in(found, RunEagerly)
     with internals.disable_torch_function(), internals.outside_of_trace():
         if found:
             way = next(iter(gradients))

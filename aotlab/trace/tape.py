@@ -96,19 +96,17 @@ class Tape:
         self._origin: dict[int, _Origin] = {}
         self.entered: list[Tensor] = []
 
-    def enter(self, fake: Tensor) -> Tensor:
-        """Make ``fake`` known as a value from outside; graphs that use it must name it among their inputs."""
+    def enter(self, fake: Tensor, constant: str = "") -> Tensor:
+        """Make ``fake`` known as a value from outside; graphs that use it name it among their inputs, or hold it."""
         self.entered.append(fake)
-        self._origin[id(fake)] = ""
+        self._origin[id(fake)] = constant
         return fake
 
     def add_constant(self, real: Tensor, fake: Tensor) -> Tensor:
         """Make ``fake`` stand for ``real``, which graphs carry as an attribute."""
         name = f"_tensor_constant{len(self.constants)}"
         self.constants[name] = real
-        self.entered.append(fake)
-        self._origin[id(fake)] = name
-        return fake
+        return self.enter(fake, name)
 
     def knows(self, fake: Tensor) -> bool:
         """Tell whether ``fake`` is a value of this tape."""

@@ -351,6 +351,19 @@ def test_effects_in_a_backward_that_hang_on_what_is_asked_for(program, frontend)
     torch.testing.assert_close([each[1] for each in found], [each[1] for each in expected], rtol=0, atol=0)
 
 
+def test_a_backward_with_effects_is_not_differentiated():
+    """It is refused before anything is said; gradients of other strides are none of that."""
+    f = compiled(lambda x: late(x.sin()))
+    x = leaf(3, 4)
+    result = f(x)
+    with pytest.raises(aotlab.errors.DoubleBackwardError, match=r"a backward calls `effects_test.say.default`"):
+        torch.autograd.grad(result.sum(), x, create_graph=True)
+    assert said == []
+    ones = torch.arange(12.0).view(4, 3).t()
+    assert torch.equal(*(torch.autograd.grad(each, x, ones)[0] for each in (result, late(x.sin()))))
+    assert said == [(7, 66.0), (7, 66.0)]
+
+
 @pytest.mark.parametrize("by", ["eager", FULL])
 def test_print(by, capfd):
     """The op that prints, which has no tensors; a trace does not print."""
