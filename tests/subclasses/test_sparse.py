@@ -170,6 +170,14 @@ def _checkpointed(compiled):
     return [e.weight.grad, w.grad]
 
 
+def _run_again_by_the_lookup(compiled):
+    e = table(padding_idx=2)
+    part = lambda i: e(i[torch.tensor([1, 0])])  # noqa: E731
+    result = compiled(lambda i: checkpoint(part, i, use_reentrant=False))(ROWS)
+    result.backward(torch.linspace(0, 1, 24).view(2, 3, 4))
+    return [e.weight.grad]
+
+
 def _weights(compiled):
     e, w = bags(mode="sum"), torch.linspace(0, 1, 6).view(2, 3).requires_grad_()
     compiled(lambda i, w: e(i, per_sample_weights=w).tanh().sum())(ROWS, w).backward()
@@ -218,7 +226,18 @@ def _frozen(compiled):
 @pytest.mark.parametrize(
     "program",
     [
-        *(_asked_for, _of_two, _hooked, _checkpointed, _weights, _argument, _penalty, _far, _frozen),
+        *(
+            _asked_for,
+            _of_two,
+            _hooked,
+            _checkpointed,
+            _run_again_by_the_lookup,
+            _weights,
+            _argument,
+            _penalty,
+            _far,
+            _frozen,
+        ),
         pytest.param(_with_a_graph, marks=pytest.mark.filterwarnings("ignore")),
     ],
 )
