@@ -298,10 +298,8 @@ def traced(
     printed.release()
     if live.effects.hooks or live.metadata.grad_enabled_mutation is not None:
         refuse("the function registers a hook or leaves another grad mode behind", "do that outside of it")
-    if gradients and live.metadata.backward_tokens:
-        refuse("the backward calls an op with effects", "call it in the forward")
-    if live.deriver.live:
-        refuse("a checkpoint writes a buffer, in its backward once more", "leave the checkpoint out")
+    if live.deriver.live or (gradients and live.metadata.backward_tokens):
+        refuse("the backward calls an op with effects, or a checkpoint in it writes a buffer", "leave that out")
     if live.bases:
         refuse(f"{shared[0]} share memory, and it is written", "pass clones")
     values, results = [*own.values(), *leaves], pytree.tree_leaves(target.result)

@@ -18,6 +18,7 @@ instance, one node for the whole call would hide its history. So there are sever
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -104,7 +105,8 @@ class ForwardCall:
         for source in self.trace.inputs.sources:
             if isinstance(source, Base):
                 name = self.w.local("base")
-                maker = self.w.constant("memory_of", _base_maker(source))
+                window: dict[str, Any] = {"shift": source.shift, "count": source.count, "dtype": source.dtype}
+                maker = self.w.constant("memory_of", partial(internals.memory_window, **window))
                 self.w.add(f"{name} = {maker}({self.draft.kept(source.members[0])})")
                 listed.append(name)
             elif isinstance(source, SizeOf):
@@ -160,7 +162,9 @@ class ForwardCall:
         names = [w.local(draft.label(i)) for i in positions]
         cut_edges = [f"cut_{trace.sources[edge].index}" for edge in carried]
         values = [f"out[{i}]{'.detach()' if trace.is_view(i) else ''}" for i in positions]
-        values += map(self._like, carried)
+        for shape, dtype, device in (internals.edge_metadata(*edge) for edge in carried):  # they have no memory
+            like = w.constant("like", torch.empty((), dtype=dtype, device=device))
+            values.append(f"{like}.expand({internals.size_text(tuple(shape))})")
         backward = draft.parts.backward[number]
         results = ", ".join([*names, *cut_edges, *([] if backward.anchors else ["_"])])
         w.shared("Compiled", Compiled)
@@ -189,18 +193,6 @@ class ForwardCall:
         for way in ways:
             self._passing[way] = self.w.local("passing")
             self.draft.with_grad(f"{self._passing[way]} = {self.w.constant('pass_on', internals.pass_on)}({name})")
-
-    def _like(self, edge: Edge) -> str:
-        """Return the expression of a tensor without memory that looks like the value whose gradient an edge carries."""
-        shape, dtype, device = internals.edge_metadata(*edge)
-        like = self.w.constant("like", torch.empty((), dtype=dtype, device=device))
-        return f"{like}.expand({internals.size_text(tuple(shape))})"
-
-
-def _base_maker(base: Base) -> Callable[[Tensor], Tensor]:
-    """Make the function that makes a synthetic base from its first member; it keeps nothing of the trace."""
-    shift, count, dtype = base.shift, base.count, base.dtype
-    return lambda first: internals.memory_window(first, shift, count, dtype)
 
 
 class OwnNodes:

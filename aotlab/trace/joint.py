@@ -51,6 +51,9 @@ def make_joint(
     deriver = Deriver(recorder, parts, slots, tangents, holder, writable)
     bits = node_bits(parts)
     connected, watch = _differentiate(findings, forward, deriver, bits)
+    if any(map(internals.cache_is_written, deriver.spent)):
+        raise RunEagerly("a tensor that a selective checkpoint keeps is written in place")
+    once = [sum({1 << bits[node] for node in bits if internals.is_cached_in(node, each)}) for each in deriver.spent]
     trace = Trace(
         call_name=findings.call.target.name,
         recorder=recorder,
@@ -82,7 +85,7 @@ def make_joint(
         connected=connected,
         sources=sources,
         tangents=tangents,
-        saving=SavingNodes(bits=bits, masks=state_masks(parts, bits), watch=watch, once=_once(deriver, bits)),
+        saving=SavingNodes(bits=bits, masks=state_masks(parts, bits), watch=watch, once=once),
         deriver=deriver,
     )
     if trace.training or torch.is_grad_enabled():
@@ -230,13 +233,6 @@ def _check_out_of_sight(
             "a gradient that reaches no input calls hooks or a custom Function, or may raise",
             suggestion="detach what needs no gradient, to have it compiled",
         )
-
-
-def _once(deriver: Deriver, bits: Mapping[Any, int]) -> list[int]:
-    """Return the bits of the nodes of each selective checkpoint whose cache a backward uses up."""
-    if any(map(internals.cache_is_written, deriver.spent)):
-        raise RunEagerly("a tensor that a selective checkpoint keeps is written in place")
-    return [sum({1 << bits[node] for node in bits if internals.is_cached_in(node, spent)}) for spent in deriver.spent]
 
 
 def _check_again(deriver: Deriver, segment: int, recorded: Sequence[Operation], gradients: Sequence[Any]) -> None:

@@ -224,7 +224,19 @@ def _overlap(written: Tensor, operand: Tensor) -> str:
         return ""
     if windows[0] == windows[1]:  # if for eager as well depends on strides that a trace may not know
         return "part" if operand is not written and 1 in written.shape else "same"
-    return "part"
+    return "" if written.dtype == operand.dtype and _are_other_columns(written, operand) else "part"
+
+
+def _are_other_columns(*tensors: Tensor) -> bool:
+    """Tell whether two tensors are surely different columns of the same rows, as ``x[:, 2:]`` and ``x[:, :2]``."""
+    for row in {step for tensor in tensors for step in tensor.stride()} - {0, 1}:
+        firsts = [int(tensor.storage_offset()) % row for tensor in tensors]
+        sizes = [zip(tensor.shape, tensor.stride(), strict=True) for tensor in tensors]
+        lasts = [a + sum((n - 1) * step for n, step in s if step % row) for a, s in zip(firsts, sizes, strict=True)]
+        # else one may reach into the next row
+        if max(lasts) < row and (lasts[0] < firsts[1] or lasts[1] < firsts[0]):
+            return True
+    return False
 
 
 def share_memory(written: Sequence[Tensor], others: Sequence[Tensor] = ()) -> bool:
