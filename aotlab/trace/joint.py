@@ -38,14 +38,14 @@ def make_joint(
     """Make the tangents, differentiate, and write the joint graph."""
     recorder, outputs = findings.recorder, findings.outputs
     forward = forward_outputs(findings, keep_input_mutations=keep_input_mutations)
-    placeholders, of_graph = placeholders_of(findings, forward.writes, training=forward.training)
+    placeholders, taken = placeholders_of(findings, forward.writes, training=forward.training)
     fakes = [item.fake for item in findings.inputs]
     sources, parts = divide(findings, forward, exact=exact)
     tangents, tangent_infos, cut_edges = _make_tangents(recorder, forward.roots, parts)
     sources.update(cut_edges)
     check_passed(findings)
     effects = _effects(findings, forward, sources)
-    slots = _slots(parts, sources, of_graph, findings.dedupe.kept)
+    slots = _slots(parts, sources, taken, findings.dedupe.kept)
     holder = findings.holder if recorder.has_checkpoints else nullcontext
     writable = _writable(findings, forward) if recorder.has_checkpoints and recorder.above is None else {}
     deriver = Deriver(recorder, parts, slots, tangents, holder, writable)
@@ -68,9 +68,7 @@ def make_joint(
             tokens=names_of_effects(recorder.tape.operations, "forward"),
             backward_tokens=names_of_effects(recorder.tape.operations, "backward"),
         ),
-        inputs=GraphInputs(
-            fakes=fakes, placeholders=placeholders, sources=of_graph, offsets_read=findings.offsets_read
-        ),
+        inputs=GraphInputs(fakes=fakes, placeholders=placeholders, sources=taken, offsets_read=findings.offsets_read),
         outputs=ProgramOutputs(
             spec=findings.out_spec, constants=outputs.constants, made_through=made_through(outputs, findings.inputs)
         ),

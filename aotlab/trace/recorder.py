@@ -311,10 +311,8 @@ class Recorder(TorchDispatchMode):
                 what = f"`{func}` makes a sparse, quantized, opaque or meta tensor"
                 if internals.forward_ad_active():
                     what = "forward-mode differentiation takes a number, or what has no tangent, for zeros of no memory"
-                raise Untraceable(
-                    f"{what}, which a trace cannot represent, at {self._line()}; "
-                    "do that outside of the compiled function"
-                )
+                where = f"at {self._line()}; do that outside of the compiled function"
+                raise Untraceable(f"{what}, which a trace cannot represent, {where}")
         result = internals.as_in_eager(func, args, kwargs, result, self.fake_mode)
         if key is not None:
             memo[key] = described = memo_value(result, args, kwargs)
