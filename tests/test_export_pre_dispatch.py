@@ -208,9 +208,9 @@ ROWS = {
     ),
     "an LSTM": (lambda: nn.LSTM(3, 2), lambda: (torch.randn(4, 1, 3),), ["zeros", "zeros", "lstm"]),
     "a number asked of a constant": (
-        lambda: Of(lambda m, x: x * torch.tensor(2.0).item()),
+        lambda: Of(lambda m, x: x * torch.arange(3).sum().item()),
         lambda: (x43(),),
-        ["mul"],
+        ["arange", "sum", "mul"],
     ),
     "a buffer written with what requires grad": (
         lambda: Of(lambda m, x: (m.b.add_(m.l(x)), x * 2)[1], ["b"], b=torch.zeros(4, 3), l=nn.Linear(3, 3)),
@@ -369,16 +369,26 @@ def test_refused(name):
 
 
 def test_ops_of_users():
-    """A composite op of a user's is kept, unless it draws and does not say so."""
+    """A composite op of a user's is kept, unless it draws or returns one memory twice and does not say so."""
     with torch.library._scoped_library("pre_dispatch_tests", "FRAGMENT") as library:
-        for name, function in {"twice": lambda x: x * 2, "noisy": lambda x: x + torch.rand_like(x)}.items():
-            library.define(f"{name}(Tensor x) -> Tensor")
+        for name, returned, function in (
+            ("twice", "Tensor", lambda x: x * 2),
+            ("noisy", "Tensor", lambda x: x + torch.rand_like(x)),
+            ("pair", "(Tensor, Tensor)", lambda x: ((y := x * 3), y[0])),
+        ):
+            library.define(f"{name}(Tensor x) -> {returned}")
             library.impl(name, function, "CompositeImplicitAutograd")
         own, x = torch.ops.pre_dispatch_tests, x43()
-        graph, _ = export(Of(lambda m, x: own.noisy(own.twice(x))), (x,), pre_dispatch=True)
-        assert ops(graph) == ["twice", "rand_like", "add"]
+
+        def several(m, x):
+            whole, part = own.pair(own.noisy(own.twice(x)))
+            whole.add_(1)
+            return part * 2
+
+        graph, _ = export(Of(several), (x,), pre_dispatch=True)
+        assert ops(graph) == ["twice", "rand_like", "add", "mul", "add", "select", "mul"]
         torch.manual_seed(0)
-        expected = own.noisy(own.twice(x))
+        expected = several(None, x)
         torch.manual_seed(0)
         assert_same(graph(x), [expected])
 
