@@ -92,8 +92,13 @@ def generate(parts: Parts) -> tuple[str, dict[str, Any]]:
     made = outputs.write()
     keeping.watch(edges)
     edges.register_hooks("input", "root", "output")
-    if draft.meta.grad_enabled_mutation is not None:
-        w.add(f"set_grad_mode({draft.meta.grad_enabled_mutation})")
+    _leave_grad_mode(draft)
     w.add(f"return {write_result(w, draft.trace.outputs.spec, made)}")
     prologue.assume()
     return "\n".join(["def run(args, kwargs):", *w.lines]) + "\n", w.namespace
+
+
+def _leave_grad_mode(draft: Draft) -> None:
+    left = draft.meta.grad_enabled_mutation
+    if left is not None:
+        draft.w.add(f"set_grad_mode({left})")

@@ -31,7 +31,10 @@ def divide(findings: Findings, forward: ForwardOutputs, *, exact: bool) -> tuple
     known = {**stands_for, **{edge: Source("output", i) for edge, (i, _) in seen.items() if edge not in stands_for}}
     for n, edge in reversed(list(enumerate(edges))):
         known.setdefault(edge, Source("root", n))
-    cuts = {hook.edge for hook in findings.hooks} | _partners(findings.hooks, forward)
+    # an edge that comes into the node of an output, or of a hook, beside it calls its hooks
+    shared = {edge[0] for edge, item in zip(edges, forward.roots, strict=True) if item.source is TangentSource.OUTPUT}
+    shared.update(hook.edge[0] for hook in findings.hooks)
+    cuts = {hook.edge for hook in findings.hooks} | {e for e in edges_behind(edges) if e[0] in shared} - set(edges)
 
     def divided(also: Collection[Edge]) -> list[Segment]:
         seen_from = {edge: made_from for edge, (_, made_from) in seen.items()}
@@ -51,14 +54,6 @@ def divide(findings: Findings, forward: ForwardOutputs, *, exact: bool) -> tuple
             raise RunEagerly("writes to views give each other's histories")
         later.difference_update(part.entries)
     return known, parts
-
-
-def _partners(hooks: Sequence[Hook], forward: ForwardOutputs) -> set[Edge]:
-    """Return the edges that come into the node of an output or a hook beside it, and so call its hooks."""
-    edges = forward.edges
-    own = {edge[0] for edge, item in zip(edges, forward.roots, strict=True) if item.source is TangentSource.OUTPUT}
-    own.update(hook.edge[0] for hook in hooks)
-    return {edge for edge in edges_behind(edges) if edge[0] in own} - set(edges)
 
 
 def _seen(outputs: Outputs, roots: Sequence[Returned]) -> dict[Edge, tuple[int, tuple[int, ...]]]:

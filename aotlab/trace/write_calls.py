@@ -233,8 +233,7 @@ def _are_other_columns(*tensors: Tensor) -> bool:
         firsts = [int(tensor.storage_offset()) % row for tensor in tensors]
         sizes = [zip(tensor.shape, tensor.stride(), strict=True) for tensor in tensors]
         lasts = [a + sum((n - 1) * step for n, step in s if step % row) for a, s in zip(firsts, sizes, strict=True)]
-        # else one may reach into the next row
-        if max(lasts) < row and (lasts[0] < firsts[1] or lasts[1] < firsts[0]):
+        if max(lasts) < row and (lasts[0] < firsts[1] or lasts[1] < firsts[0]):  # none reaches into the next row
             return True
     return False
 
