@@ -17,7 +17,7 @@ LATER = {
     "subclasses": (["subclasses", "ir/subclasses.py", "_torch/subclasses.py"], 1_885),
     "higher-order ops": (["quirks/higher_order.py", "_torch/higher_order.py"], 560),
     "effects": (["trace/effects.py"], 110),
-    "export": (["export", "_torch/pre_dispatch.py"], 960),
+    "export": (["export", "_torch/pre_dispatch.py"], 965),
 }
 #: What one reads to understand what happens to a call.
 EVENING = [
