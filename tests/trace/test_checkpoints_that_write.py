@@ -374,5 +374,5 @@ def test_exports():
 
         return (checkpointed(inner, x),)
 
-    with pytest.raises(RefusedError, match="a checkpoint writes a buffer"):
+    with pytest.raises(RefusedError, match="a checkpoint in it writes a buffer"):
         aotlab.aot_export_joint_simple(program, (leaf(3), torch.ones(3)), trace_joint=True)
