@@ -290,6 +290,26 @@ def test_draws(module):
     assert ops(graph)[-1:] == {nn.Dropout: ["dropout"], nn.Dropout2d: ["mul"], nn.LSTM: ["lstm"]}[type(module)]
 
 
+def drawn(m, x):
+    """Draw in the functions that are chosen from, differently."""
+    return torch.cond(x.sum() > m.least, lambda x: x + torch.randn(4, 3), lambda x: x * torch.rand_like(x), [x]) * 2
+
+
+@pytest.mark.parametrize("least", [-1e9, 1e9], ids=["one", "the other"])
+def test_draws_in_a_choice(least):
+    """The graph draws in the function that is taken."""
+    module, x = choice(drawn, least)(), torch.randn(4, 3)
+    graph, _ = export(module, (x,), pre_dispatch=True)
+    own = values_of(module).values()
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        expected = module(x)
+        torch.manual_seed(seed)
+        assert_same(graph(*own, x), [expected])
+    with pytest.raises(RefusedError, match="pass them as an operand"):
+        aotlab.aot_export_module(module, (x,), trace_joint=False)
+
+
 def asks(m, x):
     """Show in a number what grad mode is, and what requires grad."""
 
@@ -339,16 +359,10 @@ def another_grad_mode(m, x):
     return x * 2
 
 
-def drawn_in_a_choice(m, x):
-    """Draw in a function that is chosen."""
-    return torch.cond(x.sum() > 0, lambda x: x + torch.randn(4, 3), torch.sin, [x])
-
-
 #: name → (what the module does, its arguments, what is said)
 REFUSED = {
     "a gradient inside": (gradient_inside, x43, "pass pre_dispatch=False"),
     "another grad mode": (another_grad_mode, x43, "leaves another grad mode"),
-    "drawn in a choice": (drawn_in_a_choice, x43, "pass them as an operand"),
     "functions": (lambda m, x: associative_scan_op(torch.add, [x], ()), x43, "is given functions"),
     "a parameter written": (lambda m, x: m.l.weight.mul_(2).sum() + x, x43, "leaf Variable that requires grad"),
 }

@@ -33,6 +33,7 @@ from aotlab.trace.tape import Tape, tensors_in
 def kept_as_called(run: Any, decompositions: Mapping[Any, Any], given: Sequence[Any]) -> Any:
     """Run a function that was ``given`` these; return what it does, without its history, which no graph has."""
     known: dict[int, Any] = {id(each): each for each in given}
+    here.active[-1].draws_in_choices = True
     with internals.disable_torch_function():
         leaves = [(each, each.requires_grad) for each in given if isinstance(each, Tensor) and each.grad_fn is None]
     with _Composites(decompositions), _Calls():

@@ -204,7 +204,7 @@ def _traced(recorder: Recorder, rule: _Rule, name: str, function: _Function, giv
         what, instead = "writes what it is given", "return the new value"
     elif not rule.computes and len(set(storages)) < len(storages):
         what, instead = "returns what it is given, or the same twice", "return a clone"
-    elif any(operation.is_random for operation in tape.operations):
+    elif not (recorder.draws_in_choices and rule.op is internals.COND) and any(o.is_random for o in tape.operations):
         what, instead = "draws random numbers", "pass them as an operand"
     elif any(acts(each.target) and (each.index not in used or has_effects(each.target)) for each in tape.operations):
         what, instead = "calls an op with effects", "call it outside"  # backends may run it twice, or not at all

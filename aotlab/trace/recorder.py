@@ -97,6 +97,7 @@ class Recorder(TorchDispatchMode):
         self._origins: dict[int, tuple[Locator | None, dict[str, Any] | None]] = {}  # by autograd's sequence numbers
         self.quirks = quirks
         self.sizes = sizes
+        self.draws_in_choices = False  # whether functions of `torch.cond` may: nobody differentiates them
         self.above: AbstractContextManager[Any] | None = None  # the mode of `aotlab.subclasses`, if that takes part
         self._claims = {op: handler for quirk in quirks for op, handler in quirk.ops().items()}
 
