@@ -24,6 +24,7 @@ from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Pattern, is_full
 from aotlab.trace.segments import Exit, Segment
 from aotlab.trace.surroundings import tracing
+from aotlab.trace.tape import tensors_in
 from aotlab.trace.write_calls import may_overlap_itself
 
 
@@ -59,9 +60,9 @@ class Deriver:
     up; ``full`` has each segment's gradients for all tangents, ``arrived`` the edges of leaves as autograd came to
     them, if there is one segment.
 
-    ``writable`` are wrappers of inputs, by number, that a checkpoint may write when it runs its function once more. It
-    reads those that it writes, ``live``, as they are by then: for each there is what stands for that value, and whether
-    the write counts.
+    ``writable`` are wrappers of inputs, by number, that a checkpoint may write when it runs its function once more.
+    Those that it reads or writes then, ``live``, are read as they are by then: for each there is what stands for that
+    value, and whether a write counts.
     """
 
     recorder: Recorder
@@ -115,24 +116,23 @@ class Deriver:
         first = len(self.recorder.tape.operations)
         versions = {k: internals.version_of(wrapper) for k, wrapper in self.writable.items()}
         with self.recording(autocast=autocast) as before, torch.no_grad():
-            arrived: list[Edge] | None = [] if full and not self.arrived else None
-            found = differentiate(part, given, arrived)
+            found = differentiate(part, given, self.arrived if full and not self.arrived else None)
             values = {way: value_of(gradient, "a gradient") for way, gradient in found.items()}
             thread_backward(self.recorder, self.segments[segment], values, first)
             after = {k: value_of(wrapper, "an input") for k, wrapper in self.writable.items()}
-        self.arrived += arrived or ()
         written = {k: value for k, value in after.items() if value is not before[k]}
         gradients = [None if way is None else values.get(way) for way in slots] + [written.get(k) for k in self.live]
-        if not (written.keys() - self.live.keys()):
-            if full:
-                self.full[segment] = gradients
-            return gradients
-        assert segment not in self.full, "a backward writes what the one of all gradients does not"
-        for k in written:
+        own = self.recorder.tape.operations[first:] if self.writable else ()
+        read = {id(each) for operation in own for each in tensors_in((operation.args, operation.kwargs))}
+        new = [k for k, value in before.items() if k not in self.live and (k in written or id(value) in read)]
+        assert not new or segment not in self.full, "a backward reads or writes what the one of all gradients does not"
+        if full and not new:
+            self.full[segment] = gradients
+        for k in new:
             like, counts = before[k], internals.version_of(self.writable[k]) != versions[k]
             stands = stand_in(self.recorder, like.shape, like.stride(), like.dtype, like.device)
-            self.live.setdefault(k, (stands, counts))
-        for operation in self.recorder.tape.operations[first:]:
+            self.live[k] = stands, counts
+        for operation in own if new else ():
             operation.sequence = None  # it is nobody's: all is done again with the values by then
         return gradients
 

@@ -46,9 +46,7 @@ def make_joint(
     check_passed(findings)
     effects = _effects(findings, forward, sources)
     slots = _slots(parts, sources, taken, findings.dedupe.kept)
-    holder = findings.holder if recorder.has_checkpoints else nullcontext
-    writable = _writable(findings, forward) if recorder.has_checkpoints and recorder.above is None else {}
-    deriver = Deriver(recorder, parts, slots, tangents, holder, writable)
+    deriver = Deriver(recorder, parts, slots, tangents, findings.holder if recorder.has_checkpoints else nullcontext)
     bits = node_bits(parts)
     connected, watch = _differentiate(findings, forward, deriver, bits)
     if any(map(internals.cache_is_written, deriver.spent)):
@@ -146,10 +144,13 @@ def _differentiate(
     kept = [value for node in custom for value in (*internals.saved_tensors_of(node), *vars(node).values())]
     watched = [*callers, *(value for value in kept if isinstance(value, Tensor) and internals.is_functional(value))]
     before = [(tensor, value_of(tensor, "a tensor")) for tensor in watched] if reads_by_itself else []
+    deriver.writable = _writable(findings, forward, masks) if has_checkpoints and deriver.recorder.above is None else {}
     connected = _differentiate_all(deriver)
-    if deriver.live and (len(parts) > 1 or parts[0].nodes is not None or any(masks[k] for k in deriver.live)):
+    if deriver.live and (len(parts) > 1 or parts[0].nodes is not None):
         names = " and ".join(f"`{findings.inputs[k].name}`" for k in deriver.live)
-        raise RunEagerly(f"a checkpoint writes {names}, which others keep, or there are several autograd nodes")
+        raise RunEagerly(
+            f"{names}, which a checkpoint reads or writes, is written, and there are several autograd nodes"
+        )
     if any(value_of(tensor, "a tensor") is not value for tensor, value in before):
         raise RunEagerly("the backward writes a tensor in place that it is given or keeps, or that the caller has")
     if hidden:
@@ -165,12 +166,12 @@ def _differentiate(
     return connected, {source: mask for source, mask in zip(visible, masks, strict=True) if mask}
 
 
-def _writable(findings: Findings, forward: ForwardOutputs) -> dict[int, Tensor]:
-    """Return the wrappers of the inputs that a backward may write, too: buffers as those of a batch norm."""
+def _writable(findings: Findings, forward: ForwardOutputs, masks: Sequence[int]) -> dict[int, Tensor]:
+    """Return the wrappers of the inputs that a checkpoint may write, too: buffers as those of a batch norm."""
     return {
         info.index: item.wrapper
         for info, item in zip(forward.infos, findings.inputs, strict=True)
-        if info.mutates_data and not (info.requires_grad_after or item.base or item.steps)
+        if info.mutates_data and not (info.requires_grad_after or item.base or item.steps or masks[info.index])
         if not internals.is_symbolic(item.fake) and value_of(item.wrapper, "an input").stride() == item.fake.stride()
     }
 
