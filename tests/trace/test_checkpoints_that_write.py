@@ -63,7 +63,7 @@ def read_and_then_written(s, x):
     def inner(y):
         made = (y * s.w * s.n.cos()).sin()
         with torch.no_grad():
-            s.n.mul_(0.9).add_(y, alpha=0.1)
+            s.n.mul_(0.5).add_(y)
         return made
 
     return checkpointed(inner, x).sum()
