@@ -225,36 +225,38 @@ ROWS = {
 }
 
 
+def made(cases, name, dynamic):
+    """Make a module and its arguments; None where sizes cannot vary, which is said."""
+    torch.manual_seed(0)
+    module, args = cases[name][0](), cases[name][1]()
+    if not dynamic or name not in STATIC:
+        return module, args
+    with pytest.raises(RefusedError, match=r"with sizes that vary.*dynamic_shapes=False"):
+        export(module, args, dynamic_shapes=True, pre_dispatch=True)
+    return None
+
+
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "symbolic"])
 @pytest.mark.parametrize("name", ROWS)
 def test_ops(monkeypatch, name, dynamic):
     """Composite ops stand as they are called, writes and views as their parts; upstream's AOTAutograd is poisoned."""
-    torch.manual_seed(0)
-    make, arguments, expected = ROWS[name]
-    module, args = make(), arguments()
-    if dynamic and name in STATIC:
-        with pytest.raises(RefusedError, match=r"with sizes that vary.*dynamic_shapes=False"):
-            export(module, args, dynamic_shapes=True, pre_dispatch=True)
+    given = made(ROWS, name, dynamic)
+    if given is None:
         return
     with monkeypatch.context() as patch:
         assert poison(patch, HARMLESS) > 150
-        graph, signature = export(module, args, dynamic_shapes=dynamic, pre_dispatch=True)
-    assert expected == ops(graph)
-    run_beside_eager(graph, signature, module, args, None)
+        graph, signature = export(*given, dynamic_shapes=dynamic, pre_dispatch=True)
+    assert ops(graph) == ROWS[name][2]
+    run_beside_eager(graph, signature, *given, None)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "symbolic"])
 @pytest.mark.parametrize("name", [name for name in CASES if name != "a parameter written"])
 def test_values(name, dynamic):
     """What is exported below dispatch is so above."""
-    torch.manual_seed(0)
-    make, arguments, _ = CASES[name]
-    module, args = make(), arguments()
-    if dynamic and name in STATIC:
-        with pytest.raises(RefusedError, match=r"with sizes that vary.*dynamic_shapes=False"):
-            export(module, args, dynamic_shapes=True, pre_dispatch=True)
-        return
-    run_beside_eager(*export(module, args, dynamic_shapes=dynamic, pre_dispatch=True), module, args, None)
+    given = made(CASES, name, dynamic)
+    if given is not None:
+        run_beside_eager(*export(*given, dynamic_shapes=dynamic, pre_dispatch=True), *given, None)
 
 
 TRAINED = ["linear", "written by a view", "batch norm in eval", "norm and attention", "an LSTM", "a choice"]

@@ -164,9 +164,8 @@ def _lowered(module: fx.GraphModule) -> Iterator[None]:
 
     def with_effects(*args: Any, before: Any = lowering.lowerings[WITH_EFFECTS], **kwargs: Any) -> Any:
         result, waits = before(*args, **kwargs), getattr(V.graph, "additional_star_deps", {})
-        for each in list[Any](
-            V.graph.operations if waits else ()
-        ):  # torch before 2.15 looks for what one waits for under another of its names
+        # torch before 2.15 looks for what one waits for under another of its names
+        for each in list[Any](V.graph.operations if waits else ()):
             waits[each.get_operation_name()] |= waits[each.get_name()]
         return result
 

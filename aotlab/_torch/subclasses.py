@@ -74,4 +74,4 @@ def padding_of_lookup(func: Any, args: tuple[Any, ...]) -> int | None:
     """Return the row without a gradient, or -1, if an op looks up rows of a weight whose gradient is to be sparse."""
     sparse, padding = _LOOKUPS.get(func, (0, 0))
     is_sparse = sparse and any(args[sparse : sparse + 1]) and torch.is_grad_enabled()
-    return None if not is_sparse else args[padding] if len(args) > padding else -1
+    return dict(enumerate(args)).get(padding, -1) if is_sparse else None

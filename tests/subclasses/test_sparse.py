@@ -165,15 +165,17 @@ def _hooked(compiled):
 
 def _checkpointed(compiled):
     e, w = table(padding_idx=2), nn.Parameter(torch.ones(4))
-    part = lambda i: e(i[torch.tensor([1, 0])]) * w * ((i != 7) * i).sum()  # noqa: E731
+
+    def part(i):
+        return e(i[torch.tensor([1, 0])]) * w * ((i != 7) * i).sum()
+
     compiled(lambda i: checkpoint(part, i, use_reentrant=False).sum())(ROWS).backward()
     return [e.weight.grad, w.grad]
 
 
 def _run_again_by_the_lookup(compiled):
     e = table(padding_idx=2)
-    part = lambda i: e(i[torch.tensor([1, 0])])  # noqa: E731
-    result = compiled(lambda i: checkpoint(part, i, use_reentrant=False))(ROWS)
+    result = compiled(lambda i: checkpoint(lambda j: e(j[torch.tensor([1, 0])]), i, use_reentrant=False))(ROWS)
     result.backward(torch.linspace(0, 1, 24).view(2, 3, 4))
     return [e.weight.grad]
 
