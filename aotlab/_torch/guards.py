@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
 from torch.utils import checkpoint
 
+from aotlab._torch.modes import no_dispatch_modes
 from aotlab._torch.symbols import fixed
 
 
@@ -139,8 +140,18 @@ def autocast_state() -> tuple[tuple[str, Any], ...]:
     )
 
 
+@cache
+def _order_attention() -> None:
+    """Have torch choose the order of its attention's kernels, as it does at the first attention, before any trace."""
+    with no_dispatch_modes():
+        query = torch.empty(1, 1, 1, 8, device="cuda")
+        torch._fused_sdp_choice(query, query, query)
+
+
 def global_state() -> tuple[tuple[str, Any], ...]:
     """Take the global settings that a trace bakes in, as (name, value)."""
+    if torch.cuda.is_initialized():
+        _order_attention()
     return (
         ("grad mode", torch.is_grad_enabled()),
         ("inference mode", torch.is_inference_mode_enabled()),

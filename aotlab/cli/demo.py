@@ -284,10 +284,11 @@ def _collect(device: torch.device, backend: str) -> tuple[Report, list[Outcome]]
 
 def _not_compiled(report: Report, frame: str | None, name: str, backend: str) -> list[str]:
     """Say what did not go through the engine although nothing was raised."""
-    calls = [row.calls for row in report.frames if row.name == frame]
-    if not calls or not calls[0].compiled or calls[0].eager:
-        eager = calls[0].eager if calls else 0
-        return [f"{name} was not compiled, or not always: {eager} calls ran eagerly"]
+    rows = [row for row in report.frames if row.name == frame]
+    if not rows or not rows[0].calls.compiled or rows[0].calls.eager:
+        eager = rows[0].calls.eager if rows else 0
+        reasons = "".join(f"; {refusal.message}" for row in rows for refusal in row.refusals)
+        return [f"{name} was not compiled, or not always: {eager} calls ran eagerly{reasons}"]
     kernels = report.kernels
     if backend == "inductor" and not (kernels["frame"] == frame).any():
         return [f"{name} was compiled by Inductor to no kernel at all"]

@@ -107,7 +107,9 @@ def moves_nothing(target: OpOverload) -> bool:
 @functools.cache
 def is_random(target: object) -> bool:
     """Tell whether an op draws from a random generator, or reads or sets its state."""
-    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+    if not isinstance(target, OpOverload) or target.overloadpacket.__name__.endswith("attention_backward"):
+        return False  # attention's backwards take what the forward drew, whatever their tags say
+    return torch.Tag.nondeterministic_seeded in target.tags
 
 
 @functools.cache

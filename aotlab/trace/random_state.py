@@ -191,6 +191,9 @@ class States:
         self._states[device] = state
 
 
-def draws(target: Any) -> bool:
-    """Tell whether an op draws from a generator, and does not only read or set its state."""
-    return is_random(target) and target not in (STATE_OF, SET_STATE)
+def draws(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Tell whether a call draws: not one that only reads or sets the state, nor attention without dropout."""
+    if not is_random(target) or target in (STATE_OF, SET_STATE):
+        return False
+    names = [argument.name for argument in target._schema.arguments]
+    return "dropout_p" not in names or (dict(zip(names, args, strict=False)) | kwargs).get("dropout_p", 0.0) != 0

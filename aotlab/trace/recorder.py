@@ -213,7 +213,7 @@ class Recorder(TorchDispatchMode):
                 + ("" if line is None else f", at {line}"),
                 suggestion="call contiguous() before, or draw into a contiguous tensor, to have it compiled",
             )
-        if draws(func) and any(isinstance(given, torch.Generator) for given in (*args, *kwargs.values())):
+        if draws(func, args, kwargs) and any(isinstance(given, torch.Generator) for given in (*args, *kwargs.values())):
             raise errors.RandomOpError(
                 f"`{func}` draws from a generator of its own",
                 line=self._line(),
@@ -223,7 +223,7 @@ class Recorder(TorchDispatchMode):
 
     def _appended(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         """Append an op that gave ``result`` on fake tensors; return what the program gets."""
-        if draws(func):
+        if draws(func, args, kwargs):
             result = self._append_draw(func, args, kwargs, result)
             return self._by_mask(result) if func is torch.ops.aten.bernoulli.p else result
         if func in internals.LAID_OUT and self.decompositions and needs_look(func, args, kwargs):

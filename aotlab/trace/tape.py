@@ -14,8 +14,8 @@ from aotlab import _torch as internals
 from aotlab._torch import OpOverload
 from aotlab.errors import GraphInvariantError, UserLine
 from aotlab.guards.places import Place, stack_trace
-from aotlab.ir.graphs import STAYS, Phase, acts, is_random
-from aotlab.trace.random_state import SET_STATE, STATE_OF, original
+from aotlab.ir.graphs import STAYS, Phase, acts
+from aotlab.trace.random_state import SET_STATE, STATE_OF, draws, original
 
 
 class Untraceable(Exception):  # noqa: N818  # not an error of the program's: it says why eager has to run it
@@ -46,7 +46,7 @@ class Operation:
     @property
     def is_random(self) -> bool:
         """Whether it draws from a random generator, or reads or sets its state."""
-        return is_random(self.target)
+        return self.target in (STATE_OF, SET_STATE) or draws(self.target, self.args, self.kwargs)
 
     @property
     def draws_as(self) -> OpOverload | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -9,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from tests.engine_helpers import behind, compiled, same
 
@@ -125,6 +129,32 @@ def test_on_two_devices(device: torch.device) -> None:
         return x * moved, y.exp(), log.t()
 
     same(step, leaf(4, 3, device=device), leaf(4, 3, device=CPU), torch.zeros(2, 3))
+
+
+@DEVICES
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
+def test_attention_in_training(checkpointed: bool, device: torch.device) -> None:
+    """Its backward draws nothing, nor does the forward without dropout: a checkpoint may run it again."""
+
+    def attend(q: Tensor, k: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(q, k, k.sin())
+
+    def step(q: Tensor, k: Tensor) -> Any:
+        return (checkpoint(attend, q, k, use_reentrant=False) if checkpointed else attend(q, k)) * 2
+
+    same(step, *(leaf(2, 4, 16, 8, device=device) for _ in range(2)))
+
+
+@ON_GPU
+def test_the_first_attention_of_a_process() -> None:
+    """Torch chooses the order of its kernels then, which is no change that the function makes."""
+    program = (
+        "import torch, aotlab; q = torch.randn(1, 2, 16, 8, device='cuda');"
+        "attend = torch.nn.functional.scaled_dot_product_attention;"
+        "f = aotlab.compile(lambda q: attend(q, q, q), backend='eager', fullgraph=True);"
+        "f(q); f(q); assert len(f.entries) == 1, f.entries"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.parametrize(

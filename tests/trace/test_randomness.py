@@ -435,3 +435,23 @@ def test_a_kernel_that_raises_leaves_the_generator():
                 function(torch.ones(3), torch.full((3,), 2.0))
         states.append(torch.get_rng_state())
     assert torch.equal(*states)
+
+
+@pytest.mark.parametrize("kernel", ["efficient", "cudnn"])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_attention_on_a_gpu(kernel, dropout):
+    """The backward takes what the forward drew; torch says of its op that it draws."""
+    op = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention")
+
+    def attend(*args):
+        return (op(*args, None, True, dropout)[0],)  # which is traced and not run: it has no kernel here
+
+    args = [torch.randn(2, 4, 8, 16, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    again = [aotlab.aot_export_joint_simple(attend, args, trace_joint=True)]
+    if not dropout:
+        twice = functools.partial(checkpoint, attend, use_reentrant=False)
+        again += [aotlab.aot_export_joint_simple(twice, args, trace_joint=True)]
+    for count, graph in enumerate(again, 1):
+        called = targets(graph)
+        assert sum(f"{kernel}_attention." in target for target in called) == count
+        assert sum(f"{kernel}_attention_backward." in target for target in called) == 1
