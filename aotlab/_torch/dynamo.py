@@ -71,7 +71,8 @@ def let_dynamo_follow_eager(is_ours: Callable[[object], bool]) -> None:
     - It breaks the graph at ``ctx.set_materialize_grads``, which it forgets.
     - It breaks the graph at numpy's random functions, which it would let draw from, and seed, torch's generator.
     - Where it does not trace numpy, it leaves arrays to Python; by itself it writes ``array += 1`` while it captures.
-    - It leaves a transformer's encoder to Python that leaves padded places out.
+    - It leaves a transformer's encoder to Python that leaves padded places out, and RNNs, LSTMs and GRUs, which it
+      would write step by step, or leave with the whole function that calls them.
 
     It has no hooks for this: five methods are replaced. ``is_ours`` is asked about what `innermost_backend` returns.
     """
@@ -82,6 +83,7 @@ def let_dynamo_follow_eager(is_ours: Callable[[object], bool]) -> None:
 
     arrays = getattr(getattr(builder, "np", None), "ndarray", ())  # none without numpy
     encoder = torch.nn.TransformerEncoder.forward.__code__
+    recurrent = [kind.forward.__code__ for kind in (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU)]
 
     def guard_hooks(original: Any, guards: Any, guard: Any) -> None:
         guards.SEQUENCE_LENGTH(guard)
@@ -98,14 +100,20 @@ def let_dynamo_follow_eager(is_ours: Callable[[object], bool]) -> None:
     def wrap(original: Any, made_by: Any, value: Any) -> Any:
         if isinstance(value, arrays) and not config.trace_numpy:
             _break_graph("a numpy array", "Dynamo would compute with it, and write it, while it captures.")
+        if isinstance(value, torch.nn.RNNBase) and made_by.tx.f_code not in recurrent:
+            with config.patch(allow_rnn=True):
+                return original(made_by, value)
         return original(made_by, value)
 
     def inline(original: Any, parent: Any, func: Any, args: Any, kwargs: Any, *more: Any, **others: Any) -> Any:
-        is_encoder = isinstance(func, variables.UserFunctionVariable) and func.get_code() is encoder
-        if is_encoder and leaves_padding_out(getattr(args[0], "value", None), args[1:], kwargs):
+        code = func.get_code() if isinstance(func, variables.UserFunctionVariable) else None
+        if code is encoder and leaves_padding_out(getattr(args[0], "value", None), args[1:], kwargs):
             leave_frame_to_python(encoder)
             why = "Eager leaves padded places out where nothing is differentiated; Dynamo does not."
             _break_graph("TransformerEncoder with a padding mask", why)
+        if code in recurrent and not config.allow_rnn:
+            leave_frame_to_python(code)
+            _break_graph("a recurrent layer", "Dynamo captures no LSTM, GRU or RNN: they run by eager's kernels.")
         return original(parent, func, args, kwargs, *more, **others)
 
     context = misc.AutogradFunctionContextVariable

@@ -132,6 +132,7 @@ _ASKS_VALUES = {
     "__format__": ("a text asks for the values of {}", _TEXT),
     "equal": ("`equal` asks for the values of {}", f"keep `(a == b).all()` as a tensor, or {BY_DYNAMO}"),
     "allclose": ("`allclose` asks for the values of {}", f"keep `isclose(a, b).all()` as a tensor, or {BY_DYNAMO}"),
+    "zeros": ("`zeros` takes its size from the values of {}", _NUMBER),
     "one_hot": ("`one_hot` counts its classes by the values of {}", "pass num_classes="),
 }
 #: What has a result whose size depends on values: the way out.
@@ -139,6 +140,7 @@ _ASKS_SIZES = {
     **dict.fromkeys(("__getitem__", "__setitem__", "masked_select"), _KEEPS_SIZE),
     "repeat_interleave": "pass output_size=",
     "nonzero": f"compute with the mask itself, or {BY_DYNAMO}",
+    "_pack_padded_sequence": f"pack outside of the function, or {BY_DYNAMO}",
 }
 
 

@@ -52,7 +52,7 @@ HOW = {
     "clip": WHOLE,
     "gcn": TAKES_OUT,
     "maml": WHOLE,
-    "packed": ("eagerly", "size of what `_pack_padded_sequence` returns depends on the values"),
+    "packed": ("by Dynamo", "size of what `_pack_padded_sequence` returns depends on the values"),
     "sparse": WHOLE,
     "experts": ("eagerly", "size of what `nonzero` returns depends on the values"),  # Dynamo has no breaks in loops
     "vae": WHOLE,

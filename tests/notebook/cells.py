@@ -24,8 +24,8 @@ class Cell:
         Cells run eagerly before it and after it.
     captures
         Whether there is a tensor operation in it that Dynamo can capture: then the report must show a compiled graph.
-        Of code that raises while Dynamo looks at it, and of a few things such as LSTMs, it captures nothing (seen with
-        plain ``torch.compile`` of the whole cell). Annotated assignments are left to Python by design.
+        Of code that raises while Dynamo looks at it, and of a few other things, it captures nothing (seen with plain
+        ``torch.compile`` of the whole cell). Annotated assignments are left to Python by design.
     options
         More options for the magic's line.
     above
@@ -966,7 +966,6 @@ _cell(
     """,
     setup=(_NN, "lstm = nn.LSTM(3, 4, batch_first=True)\nsequence = torch.randn(2, 5, 3)"),
     after=("score.backward()", "print(lstm.weight_hh_l0.grad.norm(), c.shape)"),
-    captures=False,
 )
 
 # --- random numbers ---------------------------------------------------------------------------------------------------
