@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch.nn.utils import rnn
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 #: Keeps Dynamo from looking into a function.
@@ -84,6 +85,7 @@ def let_dynamo_follow_eager(is_ours: Callable[[object], bool]) -> None:
     arrays = getattr(getattr(builder, "np", None), "ndarray", ())  # none without numpy
     encoder = torch.nn.TransformerEncoder.forward.__code__
     recurrent = [kind.forward.__code__ for kind in (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU)]
+    packing = [rnn.pack_padded_sequence.__code__, rnn.pad_packed_sequence.__code__]  # whose sizes are values
 
     def guard_hooks(original: Any, guards: Any, guard: Any) -> None:
         guards.SEQUENCE_LENGTH(guard)
@@ -111,9 +113,10 @@ def let_dynamo_follow_eager(is_ours: Callable[[object], bool]) -> None:
             leave_frame_to_python(encoder)
             why = "Eager leaves padded places out where nothing is differentiated; Dynamo does not."
             _break_graph("TransformerEncoder with a padding mask", why)
-        if code in recurrent and not config.allow_rnn:
+        if code in packing or (code in recurrent and not config.allow_rnn):
             leave_frame_to_python(code)
-            _break_graph("a recurrent layer", "Dynamo captures no LSTM, GRU or RNN: they run by eager's kernels.")
+            why = "Dynamo captures no LSTM, GRU or RNN, nor packed sequences: they run by eager's kernels."
+            _break_graph("a recurrent layer", why)
         return original(parent, func, args, kwargs, *more, **others)
 
     context = misc.AutogradFunctionContextVariable
