@@ -54,6 +54,7 @@ from aotlab._torch.ops import (
     unseen_by_dynamo, without_onednn,
 )
 from aotlab._torch.kernels import LAID_OUT, as_in_eager, may_raise, may_raise_late
+from aotlab._torch.replaced import replaced as replaced
 from aotlab._torch.known_sizes import SymbolicMemo as SymbolicMemo
 from aotlab._torch.known_sizes import is_zero as is_zero
 from aotlab._torch.known_sizes import surely_contiguous as surely_contiguous

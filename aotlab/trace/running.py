@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -27,19 +26,9 @@ class _Here(threading.local):
 here = _Here()
 
 
-@contextmanager
-def _set(name: str, value: Any) -> Iterator[None]:
-    """Let the running recorder, if there is one, have another attribute in the block."""
-    recorder = here.active[-1] if here.active else None
-    if recorder is None:
-        yield
-        return
-    before = getattr(recorder, name)
-    setattr(recorder, name, value)
-    try:
-        yield
-    finally:
-        setattr(recorder, name, before)
+def _set(name: str, value: Any) -> AbstractContextManager[None]:
+    """Let the running recorder, if there is one, have another attribute in a block."""
+    return internals.replaced(here.active[-1], name, value) if here.active else nullcontext()
 
 
 def values_only() -> AbstractContextManager[None]:

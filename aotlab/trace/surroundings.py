@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NamedTuple
@@ -140,14 +140,11 @@ def clocks_watched() -> Iterator[None]:
 
     Only what is called through the module `time` is noticed, not ``from time import time`` and not `datetime`.
     """
-    clocks = {name: getattr(time, name) for name in _CLOCKS if hasattr(time, name)}
-    try:
-        for name, clock in clocks.items():
-            setattr(time, name, _watched(name, clock, threading.get_ident()))
+    with ExitStack() as stack:
+        for name in filter(functools.partial(hasattr, time), _CLOCKS):
+            watched = _watched(name, getattr(time, name), threading.get_ident())
+            stack.enter_context(internals.replaced(time, name, watched))
         yield
-    finally:
-        for name, clock in clocks.items():
-            setattr(time, name, clock)
 
 
 class Printed:
