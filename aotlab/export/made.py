@@ -264,6 +264,7 @@ def traced(
         raise UsageError("args is a tensor; pass a tuple of the arguments")
     target.loss, target.composites = loss, (decompositions or {}) if pre_dispatch else None
     arguments, call, printed, surroundings = tuple(args), None, Printed(), internals.Surroundings()
+    arguments = pytree.tree_map(internals.marked, arguments)
     leaves = pytree.tree_leaves(arguments)
     try:
         of_cond = replaced(torch, "cond", partial(_cond, threading.get_ident(), torch.cond))
