@@ -198,6 +198,19 @@ def chosen(m, x):
     return (out * scale).sum()
 
 
+def chosen_around(m, x):
+    """Choose between functions that use what is around them: parameters, a buffer, a value; and so once more inside."""
+    y = (x * m.scale).sin()
+
+    def true(x):
+        return torch.cond(y.sum() > 0, lambda: m.l(x) + y, lambda: y * m.b)
+
+    return (torch.cond(x.sum() > 0, true, m.other, (x,)) * y).sum()
+
+
+_AROUND = {"l": nn.Linear(3, 3), "other": nn.Linear(3, 3), "scale": nn.Parameter(torch.ones(3) * 2)}
+CASES["a choice around"] = (lambda: Of(chosen_around, ("b",), b=torch.ones(3) * 4, **_AROUND), lambda: (x43(),), 0)
+CASES["the other choice around"] = (CASES["a choice around"][0], lambda: (-x43().abs(),), 0)
 CASES["a choice"] = (lambda: Of(chosen, l=nn.Linear(3, 3), scale=nn.Parameter(torch.ones(3) * 2)), lambda: (x43(),), 0)
 CASES["the other choice"] = (CASES["a choice"][0], lambda: (-x43().abs(),), 0)
 
@@ -489,6 +502,20 @@ def hooked(m, x):
 
 
 #: name → (what the module does, buffers, arguments, the loss, the error, what it says)
+class Product(torch.autograd.Function):
+    """The product of two tensors."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, by):
+        x, y = ctx.saved_tensors
+        return by * y, (by * x).sum(0)
+
+
 REFUSED = {
     "a parameter written": (
         lambda m, x: (m.w.data.mul_(2), (m.w * x).sum()), (), lambda: (x43(),), 1, RefusedError, "is written"
@@ -521,8 +548,12 @@ REFUSED = {
         lambda m, x: x.requires_grad_().sum(), (), lambda: (x43(),), None, RefusedError, "made to require grad"
     ),
     "a choice that uses more than it is given": (
-        lambda m, x: torch.cond(x.sum() > 0, lambda y: y * m.w, lambda y: y + 1, (x,)),
-        (), lambda: (x43(),), None, RefusedError, "another tensor than its operands",
+        lambda m, x: torch.cond(x.sum() > 0, lambda y: y * GLOBAL, lambda y: y + 1, (x,)),
+        (), lambda: (x43(),), None, RefusedError, "register it as a buffer",
+    ),
+    "an autograd function that is given more in a choice": (
+        lambda m, x: torch.cond(x.sum() > 0, lambda y: Product.apply(y, m.w), lambda y: y + 1, (x,)).sum(),
+        (), lambda: (x43(),), 0, RefusedError, "pass it as an operand",
     ),
     "an object": (lambda m, x: (x, object()), (), lambda: (x43(),), None, AotlabError, "return tensors"),
     "grad mode left": (
