@@ -52,6 +52,16 @@ def refuse(seen: str, suggestion: str) -> NoReturn:
     raise RefusedError(seen, why="an exported graph cannot express that", suggestion=suggestion)
 
 
+class _Sized(TorchFunctionMode):
+    """Gives ops whose kernels know no sizes that vary tensors of those of this call, which the graph then assumes."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.lstm, torch.stft, Tensor.stft):
+            varying = internals.is_symbolic
+            args = pytree.tree_map_only(Tensor, lambda x: x.expand([*map(int, x.shape)]) if varying(x) else x, args)
+        return func(*args, **(kwargs or {}))
+
+
 class _Exported(Target):
     """Keeps the traced ``result``; ``loss`` is the output to differentiate, ``composites`` what becomes of such ops.
 
@@ -66,7 +76,12 @@ class _Exported(Target):
     def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run it, and look at what it returns."""
         self.stand_ins = dict(zip(map(id, self.lifted()), lifted, strict=True))
-        given, run = [*lifted, *pytree.tree_leaves(args)], partial(super().run, lifted, args, kwargs)
+        given = [*lifted, *pytree.tree_leaves(args)]
+
+        def run() -> Any:
+            with _Sized():
+                return super(_Exported, self).run(lifted, args, kwargs)
+
         result = run() if self.composites is None else kept_as_called(run, self.composites, given)
         self.result = _checked(result, given, self.loss)
         return self.result

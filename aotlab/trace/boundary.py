@@ -132,7 +132,7 @@ _ASKS_VALUES = {
     "__format__": ("a text asks for the values of {}", _TEXT),
     "equal": ("`equal` asks for the values of {}", f"keep `(a == b).all()` as a tensor, or {BY_DYNAMO}"),
     "allclose": ("`allclose` asks for the values of {}", f"keep `isclose(a, b).all()` as a tensor, or {BY_DYNAMO}"),
-    "one_hot": ("`one_hot` counts its classes by the values of {}", "pass num_classes="),
+    "one_hot": ("`one_hot` counts its classes by the values of {}", "pass num_classes=, or compare with torch.arange"),
 }
 #: What has a result whose size depends on values: the way out.
 _ASKS_SIZES = {
