@@ -183,6 +183,12 @@ CASES = {
 }  # fmt: skip
 
 
+def spectrum(m, x):
+    """Transform a signal, by the function and by the method."""
+    by_method = x.stft(16, window=torch.ones(16), return_complex=True)
+    return (torch.stft(x, 16, window=torch.ones(16), return_complex=True) + by_method).abs()
+
+
 def chosen(m, x):
     """Choose by a value, with operands in containers, and once more inside."""
 
@@ -198,11 +204,21 @@ def chosen(m, x):
     return (out * scale).sum()
 
 
+def chosen_around(m, x):
+    """Choose between functions that use what is around them: parameters, a buffer, a value; and so once more inside."""
+    y = (x * m.scale).sin()
+
+    def true(x):
+        return torch.cond(y.sum() > 0, lambda: m.l(x) + y, lambda: y * m.b)
+
+    return (torch.cond(x.sum() > 0, true, m.other, (x,)) * y).sum()
+
+
+_AROUND = {"l": nn.Linear(3, 3), "other": nn.Linear(3, 3), "scale": nn.Parameter(torch.ones(3) * 2)}
+CASES["a choice around"] = (lambda: Of(chosen_around, ("b",), b=torch.ones(3) * 4, **_AROUND), lambda: (x43(),), 0)
+CASES["the other choice around"] = (CASES["a choice around"][0], lambda: (-x43().abs(),), 0)
 CASES["a choice"] = (lambda: Of(chosen, l=nn.Linear(3, 3), scale=nn.Parameter(torch.ones(3) * 2)), lambda: (x43(),), 0)
 CASES["the other choice"] = (CASES["a choice"][0], lambda: (-x43().abs(),), 0)
-
-#: What torch's own kernels cannot be traced with symbolic sizes.
-STATIC = {"an LSTM"}
 
 
 def values_of(module):
@@ -311,10 +327,6 @@ def test_inference(name, dynamic):
     torch.manual_seed(0)
     make, arguments, _ = CASES[name]
     module, args = make(), arguments()
-    if dynamic and name in STATIC:
-        with pytest.raises(RefusedError, match=r"with sizes that vary.*dynamic_shapes=False"):
-            export(module, args, dynamic_shapes=dynamic)
-        return
     graph, signature = export(module, args, dynamic_shapes=dynamic)
     run_beside_eager(graph, signature, module, args, None)
     assert GraphSignature.from_json(signature.to_json()) == signature
@@ -327,10 +339,6 @@ def test_joint(name, dynamic):
     torch.manual_seed(0)
     make, arguments, loss = CASES[name]
     module, args = make(), arguments()
-    if dynamic and name in STATIC:
-        with pytest.raises(RefusedError, match=r"with sizes that vary.*dynamic_shapes=False"):
-            export(module, args, loss, dynamic_shapes=dynamic)
-        return
     graph, signature = export(module, args, loss, dynamic_shapes=dynamic)
     run_beside_eager(graph, signature, module, args, loss)
     assert GraphSignature.from_json(signature.to_json()) == signature
@@ -354,6 +362,19 @@ def test_other_sizes(loss):
     assert static.meta["assumes"] == ()
     with pytest.raises(AssertionError):
         run_beside_eager(static, signature, module, (x43(), torch.ones(7)), loss)
+
+
+def test_sizes_that_cannot_vary():
+    """Where a kernel knows none, those of the arguments are assumed, and said; what cannot be traced is refused."""
+    for make, given in (lambda: nn.LSTM(3, 4), (5, 2, 3)), (lambda: Of(spectrum), (2, 64)):
+        for pre_dispatch in (False, True):
+            graph, _ = export(make(), (torch.randn(given),), dynamic_shapes=True, pre_dispatch=pre_dispatch)
+            assert [rule.partition(" == ")[2] for rule in graph.meta["assumes"]] == [*map(str, given)]
+            static, _ = export(make(), (torch.randn(given),), dynamic_shapes=False, pre_dispatch=pre_dispatch)
+            assert not static.graph.find_nodes(op="call_function", target=torch.ops.aten.expand.default)
+    module = Of(lambda m, x: sum(x.repeat(2, 1).unbind(0)))
+    with pytest.raises(RefusedError, match=r"with sizes that vary.*dynamic_shapes=False"):
+        export(module, (x43(),), dynamic_shapes=True)
 
 
 def test_draws():
@@ -489,6 +510,20 @@ def hooked(m, x):
 
 
 #: name → (what the module does, buffers, arguments, the loss, the error, what it says)
+class Product(torch.autograd.Function):
+    """The product of two tensors."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, by):
+        x, y = ctx.saved_tensors
+        return by * y, (by * x).sum(0)
+
+
 REFUSED = {
     "a parameter written": (
         lambda m, x: (m.w.data.mul_(2), (m.w * x).sum()), (), lambda: (x43(),), 1, RefusedError, "is written"
@@ -521,8 +556,12 @@ REFUSED = {
         lambda m, x: x.requires_grad_().sum(), (), lambda: (x43(),), None, RefusedError, "made to require grad"
     ),
     "a choice that uses more than it is given": (
-        lambda m, x: torch.cond(x.sum() > 0, lambda y: y * m.w, lambda y: y + 1, (x,)),
-        (), lambda: (x43(),), None, RefusedError, "another tensor than its operands",
+        lambda m, x: torch.cond(x.sum() > 0, lambda y: y * GLOBAL, lambda y: y + 1, (x,)),
+        (), lambda: (x43(),), None, RefusedError, "register it as a buffer",
+    ),
+    "an autograd function that is given more in a choice": (
+        lambda m, x: torch.cond(x.sum() > 0, lambda y: Product.apply(y, m.w), lambda y: y + 1, (x,)).sum(),
+        (), lambda: (x43(),), 0, RefusedError, "pass it as an operand",
     ),
     "an object": (lambda m, x: (x, object()), (), lambda: (x43(),), None, AotlabError, "return tensors"),
     "grad mode left": (

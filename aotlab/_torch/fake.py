@@ -18,7 +18,8 @@ from torch._prims_common import suggest_memory_format as suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from aotlab._torch.symbols import is_symbolic
+from aotlab._torch.callers_symbols import ADMITTED
+from aotlab._torch.symbols import is_symbolic, traced
 
 
 def new_fake(
@@ -115,13 +116,13 @@ def only_fake_modes() -> bool:
 def address_of(tensor: Tensor) -> int:
     """Return where a tensor begins; fake ones have no addresses, so each of their storages is far from all others."""
     if isinstance(tensor, FakeTensor):
-        return (storage_key(tensor) << 48) + int(tensor.storage_offset()) * tensor.element_size()
+        return (storage_key(tensor) << 48) + traced([tensor.storage_offset()])[0] * tensor.element_size()
     return tensor.data_ptr()
 
 
 def is_fake(value: object) -> bool:
-    """Tell whether a value is a fake tensor of fixed sizes; raise RuntimeError if torch would end the process at it."""
-    if not isinstance(value, FakeTensor) or is_symbolic(value):
+    """Tell whether a value is a fake tensor to be traced; raise RuntimeError if torch would end the process at it."""
+    if not isinstance(value, FakeTensor) or (is_symbolic(value) and not ADMITTED.get()):
         return False
     if value.is_cuda and value.requires_grad and not torch.backends.cuda.is_built():
         raise RuntimeError("a torch without CUDA ends the process at the gradient of a fake CUDA tensor")

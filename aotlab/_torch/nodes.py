@@ -67,25 +67,24 @@ def with_common_node(note: Callable[[Any], None] | None, *tensors: Tensor) -> tu
 
 
 class PassOn(torch.autograd.Function):
-    """Hands a gradient on to ``through``, and has the shape of ``like``."""
+    """Hands a gradient on to ``through``."""
 
     @staticmethod
-    def forward(ctx: Any, like: Tensor, through: Tensor) -> Tensor:
+    def forward(ctx: Any, through: Tensor) -> Tensor:
         """Return something without memory that has the history of ``through``."""
         ctx.set_materialize_grads(False)
-        return like.detach()
+        return through.new_empty(()).expand(through.shape).detach()
 
     @staticmethod
     @unseen_by_dynamo
-    def backward(ctx: Any, gradient: Tensor | None) -> tuple[None, Tensor | None]:
+    def backward(ctx: Any, gradient: Tensor | None) -> Tensor | None:
         """Hand the gradient on."""
-        return None, gradient
+        return gradient
 
 
 def pass_on(through: Tensor) -> Tensor:
     """Return a tensor without memory whose gradient goes where that of ``through`` goes now, before a later write."""
-    like = torch.empty((), dtype=through.dtype, device=through.device).expand(through.shape)
-    return PassOn.apply(like, through)  # type: ignore[no-any-return, no-untyped-call]  # untyped in torch
+    return PassOn.apply(through)  # type: ignore[no-any-return, no-untyped-call]  # untyped in torch
 
 
 def current_node_sequence() -> int | None:

@@ -13,3 +13,5 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode as SchemaCheckMo
 PRE_DISPATCH: Any = torch._C.DispatchKey.PreDispatch
 #: The op that calls another one, for a result of another dtype; `out_dtype_fallback` calls what it consists of.
 OUT_DTYPE: Any = out_dtype
+#: Lets function modes see what is called, whatever is around.
+function_modes_again: Any = torch._C._EnableTorchFunction

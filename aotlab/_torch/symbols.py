@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+from aotlab._torch.callers_symbols import OF_SIZES, noting_guards, of_hints
 from aotlab._torch.replaced import replaced
 
 #: How torch writes the input that was entered as number 3 in a guard, or a size, a stride or the offset of it.
@@ -133,7 +133,7 @@ class Sizes:
         """Make the fake of the flat input ``position``, whose sizes ``dims`` vary."""
         kinds = [self._kind if d in dims else DimDynamic.STATIC for d in range(real.dim())]
         context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
-        fake = mode.from_tensor(real.detach(), source=LocalSource(f"t{len(self._inputs)}"), symbolic_context=context)
+        fake = mode.from_tensor(of_hints(real), source=LocalSource(f"t{len(self._inputs)}"), symbolic_context=context)
         sizes = [expression_of(size) for size in fake.shape if is_symbolic(size)]
         for step in (fake.storage_offset(), *fake.stride()):
             if is_symbolic(step) and expression_of(step).is_symbol and expression_of(step) not in sizes:
@@ -199,11 +199,11 @@ class Sizes:
 
     def assumed_since(self, names: Sequence[str]) -> Callable[..., bool] | None:
         """Make a check, of the symbols by these names, of what was assumed since `guards`; None if nothing was."""
-        expressions = (self.env.replace(guard.expr) for guard in self.env.guards[self._told :])
-        later = [f"({PythonPrinter().doprint(expression)})" for expression in expressions]
+        later = [f"({PythonPrinter().doprint(self.env.replace(each.expr))})" for each in self.env.guards[self._told :]]
         fixed = ((str(symbol), self.env.replace(symbol)) for symbol in self.env.replacements)
         later += [f"{name} == {PythonPrinter().doprint(expression)}" for name, expression in fixed if name in names]
-        made: Callable[..., bool] | None = eval(f"lambda {', '.join(names)}: {' and '.join(later)}") if later else None
+        text = f"lambda {', '.join(names)}: {' and '.join(later)}"
+        made: Callable[..., bool] | None = eval(text, OF_SIZES) if later else None
         return made
 
 
@@ -291,7 +291,7 @@ def _text(node: SymNode) -> str:
 
 def sizes_function(values: Any, names: Sequence[str]) -> Callable[..., Any]:
     """Make the function that computes nested symbolic numbers from the symbols of these names."""
-    made: Callable[..., Any] = eval(f"lambda {', '.join(names)}: {size_text(values)}", {"math": math, "torch": torch})
+    made: Callable[..., Any] = eval(f"lambda {', '.join(names)}: {size_text(values)}", OF_SIZES)
     return made
 
 
@@ -336,6 +336,7 @@ def symbols_as_numbers(sizes: Sizes, place: Callable[[], Any]) -> Iterator[None]
         return not sys._getframe(2).f_code.co_filename.startswith(_TORCH)
 
     with ExitStack() as stack:
+        stack.enter_context(noting_guards(sizes.env))
         stack.enter_context(replaced(sizes.env, "place", place))
         for kind, plain in ((torch.SymInt, int), (torch.SymFloat, float)):
 

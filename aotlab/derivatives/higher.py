@@ -270,7 +270,7 @@ class Higher:
         edges = node.next_functions[-len(self.wanted) :]
         node, number = edges[self.slot_of[edge]]
         while node is not None and node.name() == _HANDS_ON:
-            node, number = node.next_functions[-1]  # the first is that of what it looks like
+            node, number = node.next_functions[0]
         if node is None:
             return None
         leaf = internals.leaf_of(node)

@@ -55,8 +55,8 @@ def aot_export_module(
         or return their arguments or autocast is on. So do changes of grad mode: run it in the mode of the export. What
         is written under ``no_grad`` is a value there, without a history.
     dynamic_shapes
-        True: the sizes of the arguments may vary; None: those marked by ``torch._dynamo.mark_dynamic``; False: none.
-        What the graph assumes of them is in its ``meta["assumes"]``.
+        True: the sizes of the arguments may vary; None: those marked by ``torch._dynamo.mark_dynamic``, and the symbols
+        of fake tensors; False: none. What the graph assumes of them is in its ``meta["assumes"]``.
     decompositions
         Ops to be replaced while tracing, as a backend may need it.
 

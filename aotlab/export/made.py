@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode
 
 from aotlab import _torch as internals
 from aotlab import config, quirks
 from aotlab._torch import pytree
+from aotlab._torch.pre_dispatch import function_modes_again
 from aotlab._torch.replaced import replaced
 from aotlab.capture import call as capture
 from aotlab.capture import dedupe, synthetic_bases
@@ -32,9 +36,9 @@ from aotlab.trace import stage as trace
 from aotlab.trace.deriver import Deriver, Tangents
 from aotlab.trace.edges import edge_of
 from aotlab.trace.records import SizeOf
+from aotlab.trace.running import here
 from aotlab.trace.segments import Segment
 from aotlab.trace.surroundings import Printed
-from aotlab.trace.tape import Untraceable
 
 Decompositions = Mapping[internals.OpOverload, Any]
 #: What a graph can return.
@@ -48,16 +52,36 @@ def refuse(seen: str, suggestion: str) -> NoReturn:
     raise RefusedError(seen, why="an exported graph cannot express that", suggestion=suggestion)
 
 
+class _Sized(TorchFunctionMode):
+    """Gives ops whose kernels know no sizes that vary tensors of those of this call, which the graph then assumes."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.lstm, torch.stft, Tensor.stft):
+            varying = internals.is_symbolic
+            args = pytree.tree_map_only(Tensor, lambda x: x.expand([*map(int, x.shape)]) if varying(x) else x, args)
+        return func(*args, **(kwargs or {}))
+
+
 class _Exported(Target):
-    """Keeps the traced ``result``; ``loss`` is the output to differentiate, ``composites`` what becomes of such ops."""
+    """Keeps the traced ``result``; ``loss`` is the output to differentiate, ``composites`` what becomes of such ops.
+
+    ``stand_ins`` are what is traced in the place of parameters and buffers, by the ids of those.
+    """
 
     loss: int | None = None
     composites: Decompositions | None = None
     result: Any = None
+    stand_ins: Mapping[int, Tensor] = {}
 
     def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run it, and look at what it returns."""
-        given, run = [*lifted, *pytree.tree_leaves(args)], partial(super().run, lifted, args, kwargs)
+        self.stand_ins = dict(zip(map(id, self.lifted()), lifted, strict=True))
+        given = [*lifted, *pytree.tree_leaves(args)]
+
+        def run() -> Any:
+            with _Sized():
+                return super(_Exported, self).run(lifted, args, kwargs)
+
         result = run() if self.composites is None else kept_as_called(run, self.composites, given)
         self.result = _checked(result, given, self.loss)
         return self.result
@@ -71,22 +95,62 @@ class ExportedFunction(_Exported, FunctionTarget):
     """A function to be exported."""
 
 
-def _cond(thread: int, otherwise: Any, pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
+def _cond(around: tuple[int, Any, _Exported], pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
     """Stand for ``torch.cond``, which would have Dynamo capture its functions: let the trace take them as they are."""
+    thread, otherwise, target = around
     if not isinstance(pred, Tensor) or threading.get_ident() != thread:
         return otherwise(pred, true_fn, false_fn, operands)
     (leaves, nest), specs = pytree.tree_flatten(tuple(operands)), list[Any]()
+    lifting = _Lifting(target)
 
     def flat(function: Any, *given: Any) -> tuple[Any, ...]:
-        try:
-            found, spec = pytree.tree_flatten(function(*pytree.tree_unflatten(given, nest)))
-        except Untraceable:
-            refuse("a function that `torch.cond` is given uses another tensor than its operands", "pass it as one")
+        lifting.own = {id(each): own for each, own in zip(lifting.found, given[len(leaves) :], strict=True)}
+        with function_modes_again(), lifting:  # a backward leaves them out
+            found, spec = pytree.tree_flatten(function(*pytree.tree_unflatten(given[: len(leaves)], nest)))
+        found = pytree.tree_map_only(Tensor, lifting.lifted, found)
+        if len(lifting.found) > len(given) - len(leaves):
+            raise _UsedMoreError
         specs.append(spec)
         return tuple(found)
 
-    results = internals.COND(pred, partial(flat, true_fn), partial(flat, false_fn), tuple(leaves))
-    return pytree.tree_unflatten(results, specs[0])
+    while True:
+        with suppress(_UsedMoreError):
+            functions = partial(flat, true_fn), partial(flat, false_fn)
+            results = internals.COND(pred, *functions, (*leaves, *lifting.found))
+            return pytree.tree_unflatten(results, specs[-1])
+
+
+class _UsedMoreError(Exception):
+    """A function of ``torch.cond`` used tensors that are now among its operands."""
+
+
+class _Lifting(TorchFunctionMode):
+    """Gives a function the tensors around it that it uses by ``own`` ones, as operands; ``found`` are those so far."""
+
+    def __init__(self, target: _Exported) -> None:
+        super().__init__()
+        self.target, self.found, self.own = target, list[Tensor](), dict[int, Tensor]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = pytree.tree_map_only(Tensor, self.lifted, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def lifted(self, value: Tensor) -> Tensor:
+        """Return what the function is to have in place of a tensor."""
+        value = self.target.stand_ins.get(id(value), value)  # a backward finds those that are not traced
+        tape = here.active[-1].tape
+        if not internals.is_functional(value) or tape.knows(internals.from_functional(value)):
+            return value
+        frame: FrameType | None = sys._getframe() if value.requires_grad else None
+        while frame is not None and frame.f_code.co_name != "flat":
+            if frame.f_globals["__name__"] == "torch.autograd.function":  # there it has got a history already
+                refuse("in `torch.cond` an autograd function is given a tensor from outside", "pass it as an operand")
+            frame = frame.f_back
+        if id(value) not in self.own:
+            self.found.append(value)
+            empty = partial(torch.empty_strided, dtype=value.dtype, device=value.device)
+            self.own[id(value)] = empty(value.shape, value.stride())
+        return self.own[id(value)]
 
 
 def _checked(result: Any, given: Sequence[Any], loss: int | None) -> Any:
@@ -264,9 +328,10 @@ def traced(
         raise UsageError("args is a tensor; pass a tuple of the arguments")
     target.loss, target.composites = loss, (decompositions or {}) if pre_dispatch else None
     arguments, call, printed, surroundings = tuple(args), None, Printed(), internals.Surroundings()
+    arguments = pytree.tree_map(internals.marked, arguments)
     leaves = pytree.tree_leaves(arguments)
     try:
-        of_cond = replaced(torch, "cond", partial(_cond, threading.get_ident(), torch.cond))
+        of_cond = replaced(torch, "cond", partial(_cond, (threading.get_ident(), torch.cond, target)))
         with of_cond, nullcontext() if joint or pre_dispatch else torch.no_grad():
             _, call = capture.run(target, arguments, {})
             capture.check_anomaly_mode()

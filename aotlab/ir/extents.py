@@ -11,10 +11,9 @@ from aotlab import _torch as internals
 
 def byte_interval(tensor: Tensor) -> tuple[int, int]:
     """Return the first byte that ``tensor`` may touch and the one after the last; both 0 for an empty tensor."""
-    if tensor.numel() == 0:
-        return (0, 0)
-    start = internals.address_of(tensor)
-    return (start, start + extent_bytes(tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size()))
+    shape, stride = internals.traced(tensor.shape), internals.traced(tensor.stride())
+    start = 0 if 0 in shape else internals.address_of(tensor)
+    return (start, start + extent_bytes(shape, stride, tensor.element_size()))
 
 
 def extent_bytes(shape: Sequence[int], stride: Sequence[int], itemsize: int) -> int:

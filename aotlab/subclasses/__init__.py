@@ -27,6 +27,7 @@ from aotlab.errors import RefusedError, SubclassError
 from aotlab.guards.call_state import CallState
 from aotlab.observe import Miss
 from aotlab.pipeline import Explain, Options
+from aotlab.subclasses import symbols
 from aotlab.subclasses.around import write_around
 from aotlab.subclasses.edges import Again, Ways
 from aotlab.subclasses.target import Unwrapped
@@ -59,7 +60,7 @@ def compile_call(
     while True:
         try:
             if ways is None:
-                return pipeline.compile_call(options, target, args, kwargs, *rest)
+                return symbols.compile_call(options, target, args, kwargs, rest)
             return _compile_apart(options, target, args, kwargs, rest, ways)
         except Declined as declined:  # no local holds its cause, whose frames hold the trace and the arguments
             if not isinstance(declined.__cause__, Again | SubclassError):

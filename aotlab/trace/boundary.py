@@ -133,7 +133,7 @@ _ASKS_VALUES = {
     "equal": ("`equal` asks for the values of {}", f"keep `(a == b).all()` as a tensor, or {BY_DYNAMO}"),
     "allclose": ("`allclose` asks for the values of {}", f"keep `isclose(a, b).all()` as a tensor, or {BY_DYNAMO}"),
     "zeros": ("`zeros` takes its size from the values of {}", _NUMBER),
-    "one_hot": ("`one_hot` counts its classes by the values of {}", "pass num_classes="),
+    "one_hot": ("`one_hot` counts its classes by the values of {}", "pass num_classes=, or compare with torch.arange"),
 }
 #: What has a result whose size depends on values: the way out.
 _ASKS_SIZES = {

@@ -200,17 +200,6 @@ def test_gradients_on_a_gpu_that_is_not_here() -> None:
         aotlab.compile(lambda x: x * 2)(fakes(3, grad=True))
 
 
-def test_sizes_that_vary_run_eagerly() -> None:
-    """A fake tensor whose sizes are symbols of the caller's."""
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    mode = FakeTensorMode(shape_env=ShapeEnv())
-    fake = mode.from_tensor(torch.randn(5))
-    compiled = aotlab.compile(lambda x: x * 2, backend="eager")
-    with pytest.warns(RuntimeWarning, match="runs eagerly"):
-        assert isinstance(compiled(fake), FakeTensor)
-
-
 def test_export() -> None:
     """Graphs are exported by fake arguments, and of modules that are fake themselves."""
     fakes = Fakes("cpu")

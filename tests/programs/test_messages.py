@@ -287,7 +287,7 @@ CASES = [
     (_asks_item, [_ones], "x", "keep it a tensor"),
     (_asserts, [_ones], "x", "torch.where"),
     (_contains, [_ones], "x", "(x == value).any()"),
-    (_one_hot, [partial(torch.tensor, [0, 1])], "x", "num_classes="),
+    (_one_hot, [partial(torch.tensor, [0, 1])], "x", "num_classes=, or compare with torch.arange"),
     (_masks, [_ones, partial(torch.tensor, [True, False, True])], "mask", "torch.where or masked_fill"),
     (_nonzero, [_ones], "x", "compute with the mask"),
     (_unique, [_ones], "x", "move it out"),

@@ -1,0 +1,116 @@
+"""Fake tensors whose sizes are symbols of the caller's: traced for all sizes, run op by op on the caller's fakes.
+
+What a compiled entry asks of a call adds no guard to the caller's; what the program asks, and its ops, do as in eager.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from aotlab import _torch as internals
+from aotlab import pipeline
+from aotlab.backends.base import Backend, Boxed, CompileRequest, EagerBackend, boxed
+from aotlab.cache import Declined, Entry
+from aotlab.capture import nesting
+from aotlab.capture.call import Target
+from aotlab.capture.signals import RunEagerly
+from aotlab.errors import SubclassError
+from aotlab.pipeline import Options
+from aotlab.runtime.draft import MISS
+
+_running = threading.local()  # its ``quiet`` keeps guards from being added to the caller's while an entry is asked
+
+
+def compile_call(options: Options, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any], rest: Any) -> Entry:
+    """Compile a call as `aotlab.pipeline.compile_call` does, also of fakes whose sizes are symbols."""
+    symbols: dict[int, set[int]] = {}
+    try:
+        entry = pipeline.compile_call(options, target, args, kwargs, *rest)
+        if all(leaf.type is not internals.FakeTensor for leaf in entry.state.leaves):
+            return entry
+    except Declined as declined:
+        values, symbols = _symbols_of(target.lifter()(), args, kwargs)
+        if not symbols or not isinstance(declined.__cause__, SubclassError):
+            raise
+    if symbols:
+        entry = _compile_for_all(options, target, (args, kwargs, *rest), values, symbols)
+    lifter, run = target.lifter(), entry.run
+
+    def guarded(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        values, found = _symbols_of(lifter(), args, kwargs)
+        if found and found != symbols:
+            return MISS
+        with ExitStack() as _running.quiet:
+            for n in found:
+                _running.quiet.enter_context(values[n].fake_mode.shape_env.suppress_guards())
+            return run(args, kwargs)
+
+    return replace(entry, run=guarded)
+
+
+def _symbols_of(lifted: Sequence[Any], args: Any, kwargs: Any) -> tuple[list[Any], dict[int, set[int]]]:
+    """Return the flat values of a call, and the symbolic dimensions of the fakes among them, by position."""
+    values = [*lifted, *nesting.flatten((args, kwargs))[0]]
+    fakes = {n: value for n, value in enumerate(values) if isinstance(value, internals.FakeTensor)}
+    return values, {n: internals.symbolic_dims(fake) for n, fake in fakes.items() if internals.is_symbolic(fake)}
+
+
+def _compile_for_all(
+    options: Options, target: Target, call: tuple[Any, ...], values: list[Any], symbols: dict[int, set[int]]
+) -> Entry:
+    """Compile a call for all sizes that its ``symbols`` stand for; raise `Declined` if that cannot be."""
+    call = (*call[:-1], {**(call[-1] or {}), **symbols})
+    backend = _asking(options.backend if options.backend.takes_fakes else EagerBackend())
+    options, why = replace(options, dynamic=None, backend=backend), _why_not(values, [values[n] for n in symbols])
+    admitted = internals.ADMITTED.set(True)
+    try:
+        if not why:
+            entry = pipeline.compile_call(options, target, *call)
+            why = entry.records["trace"].static_since
+    finally:
+        internals.ADMITTED.reset(admitted)
+    if why:
+        what = f"fake tensors have symbols for sizes, and it cannot be traced for all of them: {why}"
+        error = RunEagerly(what, suggestion="pass fake tensors of fixed sizes, to have it compiled")
+        raise Declined(pipeline.refusal_of(error, target, None)) from error
+    return entry
+
+
+def _why_not(values: list[Any], symbolic: list[Any]) -> str:
+    """Say why fake tensors among some values cannot be traced for all sizes."""
+    hints: list[Any] = [each.node.hint for fake in symbolic for each in fake.shape if internals.is_symbolic(each)]
+    storages = {id(each): internals.storage_key(each) for each in values if isinstance(each, internals.FakeTensor)}
+    if len({*storages.values()}) < len(storages):
+        return "arguments share memory"
+    if any(hint is None or hint < 2 for hint in hints):
+        return "a size is 0 or 1, or nobody knows it"
+    if any(not internals.symbols_among(each.stride()) <= internals.symbols_among(each.shape) for each in symbolic):
+        return "a stride hangs on more than the sizes"
+    return "a size is marked as static" if any(internals.marked_dims(each)[1] for each in symbolic) else ""
+
+
+def _asking(backend: Backend) -> Backend:
+    """Return a backend whose forwards, which run when the guards of an entry hold, add guards again."""
+
+    def compile(request: CompileRequest) -> Boxed:
+        compiled = boxed(backend.compile(request))
+        if request.kind == "backward":
+            return compiled
+        ask = internals.guards_of_program(request.module)
+
+        def call(inputs: list[Any]) -> Any:
+            _running.quiet.close()
+            ask(inputs)
+            return compiled(inputs)
+
+        call._boxed_call = True  # type: ignore[attr-defined]  # the mark that upstream's users look for
+        return call
+
+    made = copy.copy(backend)
+    made.compile = compile  # type: ignore[method-assign]  # whatever its class
+    return made
