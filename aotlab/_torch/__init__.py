@@ -79,9 +79,9 @@ from aotlab._torch.saved import (
     saved_tensor_hooks_hidden, saved_tensors_of, saves_tensors,
 )
 from aotlab._torch.nodes import (
-    always_raises, arrivals, current_graph_task, current_node, current_node_sequence, edge_metadata, fills_by_mask,
-    is_copy_slices, is_custom_function_node, is_to_be_run, keeps_graph, leaf_of, pass_on, run_node, sequence_number,
-    sequence_of, turns, with_common_node, with_own_node,
+    always_raises, arrivals, call_at_once, current_graph_task, current_node, current_node_sequence, edge_metadata,
+    fills_by_mask, is_copy_slices, is_custom_function_node, is_to_be_run, keeps_graph, leaf_of, pass_on, run_node,
+    sequence_number, sequence_of, turns, with_common_node, with_own_node,
 )
 from aotlab._torch.inductor import (
     _lowered, inductor_compile, inductor_decompositions, inductor_draws_as_eager, inductor_joint_passes,
