@@ -153,7 +153,7 @@ def _through_the_others(options: Options, call: Call, journal: _Journal, varying
         backward=[
             Backward(backend, live, divided, split, full_backward, context, n) for n in range(len(live.segments))
         ],
-        settings_hold=settings.holds,
+        settings_hold=settings.check,
         tensors_hold=internals.tensor_guards([call.values[i] for i in deduped.kept], live.inputs.fakes),
         entry=journal.number,
         repeatable=runtime.can_be_repeated(live, writes_last=backend.writes_last),

@@ -170,10 +170,9 @@ def is_beyond_kernels(values: Sequence[Tensor | None]) -> bool:
     for value in values:
         if value is not None and (_is_batched(value) or is_wrapper(value)):
             return True
-    if not under_transform():
-        return False
     unpack: Any = torch.autograd.forward_ad.unpack_dual
-    return transforms_active() or any(v is not None and unpack(v).tangent is not None for v in values)
+    is_dual = (value is not None and unpack(value).tangent is not None for value in values)
+    return under_transform() and (transforms_active() or any(is_dual))
 
 
 def under_transform(

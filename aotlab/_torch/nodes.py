@@ -33,11 +33,6 @@ def is_custom_function_node(node: Any) -> bool:
     return isinstance(node, torch.autograd.function.BackwardCFunction)
 
 
-def call_at_once(function: Any) -> None:
-    """Have autograd's nodes of a custom function call its ``backward``: torch's own way looks for it at each call."""
-    function._backward_cls.apply = function.backward
-
-
 def with_own_node(tensor: Tensor) -> Tensor:
     """Return a new tensor, that nobody else has yet, behind an autograd node of its own."""
     if tensor.is_complex():  # `lift` has no derivative for complex numbers

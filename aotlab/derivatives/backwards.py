@@ -258,11 +258,10 @@ class Backward:
                 gradients = compiled(arguments)
         else:
             gradients = compiled(arguments)
-        if saved.live:
-            values = zip(saved.live, gradients[-len(saved.live) :], self.trace.deriver.live.values(), strict=False)
-            for tensor, value, (_, counts) in values:
-                if value is not None:
-                    (tensor if counts else tensor.data).copy_(value)
+        values = gradients[len(gradients) - len(saved.live) :]
+        for tensor, value, (_, counts) in zip(saved.live, values, self.trace.deriver.live.values(), strict=False):
+            if value is not None:
+                (tensor if counts else tensor.data).copy_(value)
         return [gradients[i] for i in self.wanted]
 
 

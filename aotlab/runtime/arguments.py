@@ -106,7 +106,7 @@ class Arguments:
         self._miss(conditions)
         if not issubclass(kind, tuple):
             self._containers.setdefault(kind, []).append(expression)
-        for step, child in zip(tree.steps(), tree.children, strict=True):
+        for step, child in zip(tree.steps(len(tree.children)), tree.children, strict=True):
             assert step is not None
             self._unpack(child, expression + step_text(w, step))
 

@@ -281,9 +281,6 @@ class Compiled(torch.autograd.Function):
     apply = internals.APPLY_OF_C
 
 
-internals.call_at_once(Compiled)
-
-
 class ForwardFailed(Exception):  # noqa: N818  # a signal to whoever called the generated function
     """A compiled forward raised ``error``; nothing that the caller can see has changed.
 

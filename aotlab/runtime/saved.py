@@ -164,8 +164,7 @@ class SavedValues:
         for tensor, version, own in self._watched:
             if own & mask and internals.version_of(tensor) != version:
                 _raise_for_written_value(tensor, version, internals.version_of(tensor))
-        if self.live:
-            self._check_memory(self._looks != [spec_of(tensor) for tensor in self.live])
+        self._check_memory(self._looks != [spec_of(tensor) for tensor in self.live])
         if self._values is None:
             return []
         if self._hooks is not None:
@@ -214,7 +213,7 @@ class SavedValues:
             self._spent |= reduce(or_, (own for own in self.once if own & mask), 0)
             return
         self.released |= mask & ~LASTING
-        if not any([m & ~self.released for m in all_masks]):
+        if not any(m & ~self.released for m in all_masks):
             self._values = None if any(all_masks) else self._values
             self._watched = []
 
