@@ -57,8 +57,6 @@ from aotlab.runtime import stage as runtime
 from aotlab.trace import stage as trace
 from aotlab.trace.surroundings import Printed
 
-#: After so many new objects the cyclic collector comes while something is compiled.
-_SELDOM = 100_000
 #: Says why no entry serves a call of this state.
 Explain = Callable[[CallState], tuple[observe.Miss, ...]]
 
@@ -269,7 +267,7 @@ def _garbage_pause() -> Iterator[None]:
     To go through all of torch's objects costs a tenth of a second or more. Compilers leave garbage, so it does come.
     """
     before = gc.get_threshold()
-    gc.set_threshold(before[0] and _SELDOM, *before[1:])
+    gc.set_threshold(before[0] and 100_000, *before[1:])
     try:
         yield
     finally:

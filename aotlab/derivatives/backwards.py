@@ -258,10 +258,11 @@ class Backward:
                 gradients = compiled(arguments)
         else:
             gradients = compiled(arguments)
-        values = gradients[len(gradients) - len(saved.live) :]
-        for tensor, value, (_, counts) in zip(saved.live, values, self.trace.deriver.live.values(), strict=False):
-            if value is not None:
-                (tensor if counts else tensor.data).copy_(value)
+        if saved.live:
+            values = gradients[len(gradients) - len(saved.live) :]
+            for tensor, value, (_, counts) in zip(saved.live, values, self.trace.deriver.live.values(), strict=False):
+                if value is not None:
+                    (tensor if counts else tensor.data).copy_(value)
         return [gradients[i] for i in self.wanted]
 
 

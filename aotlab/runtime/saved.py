@@ -164,7 +164,7 @@ class SavedValues:
         for tensor, version, own in self._watched:
             if own & mask and internals.version_of(tensor) != version:
                 _raise_for_written_value(tensor, version, internals.version_of(tensor))
-        self._check_memory(self._looks != [spec_of(tensor) for tensor in self.live])
+        self._check_memory(bool(self.live) and self._looks != [spec_of(tensor) for tensor in self.live])
         if self._values is None:
             return []
         if self._hooks is not None:
