@@ -71,9 +71,8 @@ class Entry:
     def miss(self, state: CallState) -> observe.Miss:
         """Say why the entry does not serve a call."""
         found = difference(self.state, state)
-        changed = self.settings.reason()
-        if found is None and changed is not None:
-            found = f"a global setting of torch changed: {changed}"
+        if found is None and not self.settings.check():
+            found = f"a global setting of torch changed: {self.settings.reason().strip()}"
         return observe.Miss(entry=self.number, sentence=found or "a guard did not hold")
 
     @property

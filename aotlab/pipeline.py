@@ -116,27 +116,26 @@ def _through_all_stages(
     journal.begin(call.state)
     journal.finish("capture", captured)
     capture.check_anomaly_mode()
-    with internals.fake_mode_set_aside():  # the caller's, if one is on
+    with internals.fake_mode_set_aside(), _garbage_pause():  # the caller's, if one is on
         return _through_the_others(options, call, journal, varying)
 
 
 def _through_the_others(options: Options, call: Call, journal: _Journal, varying: Varying | None) -> Entry:
     backend = options.backend
-    with _garbage_pause():
-        deduped = dedupe.run(call, options.duplicates)
-        journal.finish("dedupe", deduped)
+    deduped = dedupe.run(call, options.duplicates)
+    journal.finish("dedupe", deduped)
 
-        based, bases = synthetic_bases.run(call, deduped)
-        journal.finish("synthetic_bases", based)
+    based, bases = synthetic_bases.run(call, deduped)
+    journal.finish("synthetic_bases", based)
 
-        dims = {} if bases else chosen(call, options.dynamic, varying)
-        traced, live = _trace(options, call, deduped, bases, journal.printed, dims)
-        journal.finish("trace", traced, op_count(traced.module.graph))
+    dims = {} if bases else chosen(call, options.dynamic, varying)
+    traced, live = _trace(options, call, deduped, bases, journal.printed, dims)
+    journal.finish("trace", traced, op_count(traced.module.graph))
 
-        if live.training and live.is_whole:
-            backend.prepare(traced.module, live.fake_mode)
-        divided, split = partition.run(traced, live, options.partitioner)
-        journal.finish("partition", divided, divided.op_count)
+    if live.training and live.is_whole:
+        backend.prepare(traced.module, live.fake_mode)
+    divided, split = partition.run(traced, live, options.partitioner)
+    journal.finish("partition", divided, divided.op_count)
 
     context = compile.CompilationContext(journal.number)
     compiled, forward, full_backward = compile.run(traced, divided, live, backend, context)
@@ -153,7 +152,7 @@ def _through_the_others(options: Options, call: Call, journal: _Journal, varying
         backward=[
             Backward(backend, live, divided, split, full_backward, context, n) for n in range(len(live.segments))
         ],
-        settings_hold=settings.holds,
+        settings_hold=settings.check,
         tensors_hold=internals.tensor_guards([call.values[i] for i in deduped.kept], live.inputs.fakes),
         entry=journal.number,
         repeatable=runtime.can_be_repeated(live, writes_last=backend.writes_last),
@@ -263,17 +262,16 @@ def refusal_of(
 
 @contextmanager
 def _garbage_pause() -> Iterator[None]:
-    """Keep Python's cyclic collector from going through all of torch's objects in the middle of a trace.
+    """Let Python's cyclic collector come seldom: what a trace makes lives as long as that, and is freed without it.
 
-    These live as long as the trace does: each full collection costs a tenth of a second or more and finds nothing.
+    To go through all of torch's objects costs a tenth of a second or more. Compilers leave garbage, so it does come.
     """
-    was_enabled = gc.isenabled()
-    gc.disable()
+    before = gc.get_threshold()
+    gc.set_threshold(before[0] and 100_000, *before[1:])
     try:
         yield
     finally:
-        if was_enabled:
-            gc.enable()
+        gc.set_threshold(*before)
 
 
 class _Journal:

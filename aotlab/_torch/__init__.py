@@ -34,7 +34,7 @@ from aotlab._torch.functional import (
 from torch._subclasses.fake_tensor import unset_fake_temporarily as fake_mode_set_aside
 
 from aotlab._torch.fake import (
-    address_of, call_by_fake_mode, enter_fake, forget_tensors, has_its_memory_to_itself, is_dense, is_fake,
+    address_of, call_by_fake_mode, enter_fake, fake_mode, forget_tensors, has_its_memory_to_itself, is_dense, is_fake,
     make_contiguous_strides_for, memory_window, new_fake, new_fake_view, only_fake_modes, quiet_fake_tensors,
     storage_key, suggest_memory_format,
 )
@@ -42,7 +42,7 @@ from aotlab._torch.modules import (
     MODULE_DICTIONARIES, buffers_held, children_held, global_hooks_held, has_backward_hooks, hooks_held, module_call,
     parameters_held, parametrization_cache, registered_container, set_module_call,
 )
-from aotlab._torch.graphs import boxed_forward_of, forward_of, graph_module, has_effects, tracing_context
+from aotlab._torch.graphs import boxed_forward_of, forward_of, graph_module, has_effects, tracing_context, write_at_once
 from aotlab._torch.higher_order import (
     COND, FLEX_ATTENTION, FLEX_ATTENTION_BACKWARD, HIGHER_ORDER, LOOP_BACKWARD, MAP, SCAN, WHILE_LOOP,
     IndexesByTensors, ShapeEnv, under_autocast_as_now,
@@ -81,8 +81,8 @@ from aotlab._torch.saved import (
 )
 from aotlab._torch.nodes import (
     always_raises, arrivals, current_graph_task, current_node, current_node_sequence, edge_metadata, fills_by_mask,
-    is_copy_slices, is_custom_function_node, is_to_be_run, keeps_graph, leaf_of, pass_on, run_node, sequence_number,
-    sequence_of, turns, with_common_node, with_own_node,
+    is_copy_slices, is_custom_function_node, is_to_be_run, keeps_graph, leaf_of, pass_on, run_node,
+    sequence_number, sequence_of, turns, with_common_node, with_own_node,
 )
 from aotlab._torch.inductor import (
     _lowered, inductor_compile, inductor_decompositions, inductor_draws_as_eager, inductor_joint_passes,

@@ -6,6 +6,8 @@ import contextlib
 import logging
 import math
 from collections.abc import Iterator, Sequence
+from traceback import StackSummary, format_list
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,11 +17,19 @@ from torch._ops import OpOverload
 # The memory format that kernels give their results for what comes in.
 from torch._prims_common import make_contiguous_strides_for as make_contiguous_strides_for
 from torch._prims_common import suggest_memory_format as suggest_memory_format
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from aotlab._torch.callers_symbols import ADMITTED
+from aotlab._torch.replaced import replaced
 from aotlab._torch.symbols import is_symbolic, traced
+
+
+def fake_mode(env: Any = None) -> FakeTensorMode:
+    """Make a fake mode, without an ``env`` for known sizes; it does not take down its caller's stack, as torch does."""
+    with replaced(fake_tensor, "traceback", SimpleNamespace(extract_stack=StackSummary, format_list=format_list)):
+        return FakeTensorMode(static_shapes=True) if env is None else FakeTensorMode(shape_env=env)
 
 
 def new_fake(

@@ -31,6 +31,13 @@ def graph_module(root: torch.nn.Module, graph: fx.Graph, name: str) -> fx.GraphM
         return _make_graph_module(root, graph, name)
 
 
+def write_at_once(module: fx.GraphModule) -> None:
+    """Write a module's Python: a compiler may take its ``forward``, or let TorchScript read its class."""
+    kind: Any = type(module)  # each has its own
+    kind.__bases__ = tuple(fx.GraphModule if base is _LazyGraphModule else base for base in kind.__bases__)
+    module.recompile()
+
+
 def forward_of(module: fx.GraphModule) -> Callable[..., Any]:
     """Return a module's compiled Python, without the checks of ``Module.__call__``."""
     _LazyGraphModule.force_recompile(module)

@@ -16,18 +16,8 @@ from torch.utils import checkpoint
 from aotlab._torch.modes import no_dispatch_modes
 from aotlab._torch.symbols import fixed
 
-
-class SettingsGuard:
-    """Torch's C++ check of grad mode, autocast, determinism, precision, threads and default dtype, as they are now."""
-
-    def __init__(self) -> None:
-        guard = GlobalStateGuard()
-        self.holds: Callable[[], bool] = guard.check
-        self._reason: Callable[[], str] = guard.reason
-
-    def reason(self) -> str | None:
-        """Name what has changed since, in torch's words; None if nothing has."""
-        return None if self.holds() else self._reason().strip()
+#: Checks grad mode, autocast, determinism, precision, threads and default dtype for what they were when it was made.
+SettingsGuard = GlobalStateGuard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +41,13 @@ class Switch:
         return self.chooses or any(name in names for name in self.read_as)
 
 
-class Environment(dict[str, str]):
-    """The environment variables as they were; shown by their number alone, since there may be secrets among them."""
+class Environment(dict[Any, Any]):
+    """The environment variables as they were, encoded; shown by their number alone: there may be secrets among them."""
 
     def restore(self) -> None:
         """Make them what they were."""
         os.environ.clear()
-        os.environ.update(self)
+        os.environ.update({os.fsdecode(name): os.fsdecode(value) for name, value in self.items()})
 
     def __repr__(self) -> str:
         return f"<environment of {len(self)} variables>"
@@ -108,7 +98,7 @@ def _switches() -> Iterator[Switch]:
          lambda stop: setattr(checkpoint, "_enable_checkpoint_early_stop", *stop), False, ("checkpoint",))
     )  # fmt: skip
     rows.append(("torch.is_warn_always_enabled()", c._get_warnAlways, torch.set_warn_always, False, ()))
-    rows.append(("os.environ", lambda: Environment(os.environ), Environment.restore, False, ("getenv",)))
+    rows.append(("os.environ", lambda: Environment(vars(os.environ)["_data"]), Environment.restore, False, ("getenv",)))
     if gpu:
         order = "the order of torch.nn.attention's kernels"
         rows.append((order, c._get_sdp_priority_order, c._set_sdp_priority_order, True, ()))

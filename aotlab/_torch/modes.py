@@ -107,6 +107,7 @@ def settle_without_gpus() -> None:
 
 # --- transforms -----------------------------------------------------------------------------------------------------
 
+_is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 #: Tells whether a tensor is the wrapper by which a ``torch.func`` transform follows another tensor.
 is_transformed: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 #: How what Dynamo's graphs begin a transform of ``torch.func`` with, or forward-mode differentiation, is called.
@@ -166,12 +167,12 @@ class TransformState:
 
 def is_beyond_kernels(values: Sequence[Tensor | None]) -> bool:
     """Tell whether a transform runs, or one of some tensors wraps or stands for several, or has a tangent."""
-    is_batched, forward_ad = torch._C._functorch.is_legacy_batchedtensor, torch.autograd.forward_ad
-    if transforms_active() or any(v is not None and (is_batched(v) or is_wrapper(v)) for v in values):
-        return True
-    if not forward_ad_active():
-        return False
-    return any(v is not None and forward_ad.unpack_dual(v).tangent is not None for v in values)
+    for value in values:
+        if value is not None and (_is_batched(value) or is_wrapper(value)):
+            return True
+    unpack: Any = torch.autograd.forward_ad.unpack_dual
+    is_dual = (value is not None and unpack(value).tangent is not None for value in values)
+    return under_transform() and (transforms_active() or any(is_dual))
 
 
 def under_transform(

@@ -7,7 +7,7 @@ import functools
 import sys
 import threading
 import types
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
@@ -95,16 +95,22 @@ def without_onednn() -> Iterator[None]:
 
 
 @functools.cache
-def _rewritten_in_python() -> tuple[tuple[OpOverload, Any], ...]:
-    """Return the ops that torch rewrites in Python, each with autograd's key for it, but for those that a trace needs.
+def _rewritten_in_python() -> tuple[tuple[OpOverload, set[str], dict[Any, Any]], ...]:
+    """List the ops that torch rewrites in Python for autograd's keys, with their names and their other kernels.
 
-    Batch norm's rewriting shows that the statistics are written; that of ``one_hot`` does without looking at values.
+    A trace needs some: batch norm's shows that the statistics are written; ``one_hot``'s looks at no values.
     """
     needed = ("native_batch_norm", "cudnn_batch_norm", "one_hot")
-    keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
     packets = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten) if name not in needed]
-    ops = [getattr(p, o) for p in packets if hasattr(p, "overloads") for o in p.overloads()]
-    return tuple((op, key) for op in ops for key in keys if key in op.py_kernels)
+    found = []
+    for op in [getattr(p, o) for p in packets if hasattr(p, "overloads") for o in p.overloads()]:
+        kernels = {k: f for k, f in op.py_kernels.items() if k not in (composite, torch._C.DispatchKey.Autograd)}
+        if len(kernels) < len(op.py_kernels):
+            if op._overloadname == "vec" and composite in op.py_kernels:
+                kernels[composite] = partial(_upsampled, getattr(torch.ops.aten, op._opname).default)
+            found.append((op, {op._overloadname, op._opname}, kernels))
+    return tuple(found)
 
 
 def _upsampled(kernel: OpOverload, x: Tensor, size: Any, *rest: Any) -> Any:
@@ -115,25 +121,22 @@ def _upsampled(kernel: OpOverload, x: Tensor, size: Any, *rest: Any) -> Any:
 
 
 @contextlib.contextmanager
-def eager_kernels(*, but: Container[str] = ()) -> Iterator[None]:
+def eager_kernels(*, but: Sequence[str] = ()) -> Iterator[None]:
     """Let ops through that torch's Python dispatcher would otherwise rewrite, so that they round as eager does.
 
     Upsampling, recurrent layers, dropout and a few activations have rewritings for symbolic shapes that hang on
     autograd's keys and replace the C++ code on every trace. They come back after the block. Overloads by the names in
     ``but`` are rewritten; ``"vec"`` are those of upsampling.
     """
-    taken = []
-    for op, key in _rewritten_in_python():
-        if key in op.py_kernels and op._overloadname not in but and op._opname not in but:
-            taken.append((op, key, op.py_kernels.pop(key)))
-            if op._overloadname == "vec" and key is torch._C.DispatchKey.CompositeImplicitAutograd:
-                op.py_kernels[key] = partial(_upsampled, getattr(torch.ops.aten, op._opname).default)
-            op._dispatch_cache.clear()
+    changed = [(op, op.py_kernels, kernels) for op, names, kernels in _rewritten_in_python() if names.isdisjoint(but)]
     try:
+        for op, _, kernels in changed:
+            op.py_kernels = kernels
+            op._dispatch_cache.clear()
         yield
     finally:
-        for op, key, kernel in taken:
-            op.py_kernels[key] = kernel
+        for op, before, _ in changed:
+            op.py_kernels = before
             op._dispatch_cache.clear()
 
 

@@ -20,7 +20,7 @@ _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
 
 def is_wrapper(value: Any) -> bool:
     """Tell whether a value is a tensor that ``__tensor_flatten__`` takes apart."""
-    return isinstance(value, Tensor) and type(value) not in _PLAIN and is_traceable_wrapper_subclass(value)
+    return type(value) not in _PLAIN and isinstance(value, Tensor) and is_traceable_wrapper_subclass(value)
 
 
 def is_opaque(value: Any) -> bool:

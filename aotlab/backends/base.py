@@ -132,9 +132,8 @@ class CallableBackend(Backend):
 
     def compile(self, request: CompileRequest) -> Callable[..., Any]:
         """Call the compiler for this kind of graph."""
-        # one whose Python is written now, since a compiler may take its `forward`, or let TorchScript read its class
-        module = fx.GraphModule(request.module, request.module.graph, type(request.module).__name__)
-        compiler = self._compilers[request.kind]
+        module, compiler = request.module, self._compilers[request.kind]
+        internals.write_at_once(module)
         expected = tuple(isinstance(node, fx.Node) for node in output_args(module.graph))  # the others are None
         compiled = compiler(module, list(request.example_inputs))
         name = str(getattr(compiler, "__name__", type(compiler).__name__))

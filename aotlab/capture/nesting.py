@@ -68,13 +68,13 @@ class Node:
     extra: Any = None
     children: tuple[Any, ...] = ()
 
-    def steps(self) -> Sequence[Step | None]:
-        """Return how to get at each child; None where only a registered function can."""
+    def steps(self, count: int) -> Sequence[Step | None]:
+        """Return how to get at each of ``count`` children; None where only a registered function can."""
         if self.how == "registered":
-            return [None] * len(self.children)
+            return [None] * count
         if self.how == "attributes":
             return [("attribute", name) for name in self.keys]
-        return [("item", key) for key in (self.keys if self.how == "keys" else range(len(self.children)))]
+        return [("item", key) for key in (self.keys if self.how == "keys" else range(count))]
 
     def __str__(self) -> str:
         name = self.kind.__qualname__
@@ -213,8 +213,7 @@ class _Walk:
         self._check(value, node, path, depth)
         self._seen.add(id(value))
         self._alive += (value, children)
-        steps = dataclasses.replace(node, children=tuple(children)).steps()
-        texts = [_step_text(step, i) for i, step in enumerate(steps)]
+        texts = [_step_text(step, i) for i, step in enumerate(node.steps(len(children)))]
         trees = [self.visit(child, path + text, depth + 1) for child, text in zip(children, texts, strict=True)]
         return dataclasses.replace(node, children=tuple(trees))
 
@@ -285,8 +284,7 @@ def parts_of(value: Any, steps: tuple[Step, ...] | None = ()) -> Iterator[tuple[
     yield value, steps
     apart = _take_apart(value)
     if apart is not None:
-        node = dataclasses.replace(apart[0], children=tuple(apart[1]))
-        for child, step in zip(apart[1], node.steps(), strict=True):
+        for child, step in zip(apart[1], apart[0].steps(len(apart[1])), strict=True):
             yield from parts_of(child, None if steps is None or step is None else (*steps, step))
 
 

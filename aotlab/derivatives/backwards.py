@@ -224,7 +224,7 @@ class Backward:
 
     def _of_first_order(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients where nobody differentiates them."""
-        pattern: _Pattern = tuple(t is not None for t in tangents)
+        pattern: _Pattern = tuple([t is not None for t in tangents])
         if True not in pattern:
             return [None] * len(self.wanted)
         casting = casting_of(tangents, exact=self.exact)
@@ -240,8 +240,9 @@ class Backward:
         if others:
             pattern = self._with_strides(pattern, inputs, casting, strides)
         asked = None
-        # where there is one entry all nodes go together; else this takes time for each edge
-        if saved.live or (len(self.all_masks) > 1 and (saved.released or saved.once or not internals.keeps_graph())):
+        # with one entry all nodes go together, and one gradient is asked for; else this takes time for each edge
+        several = len(self.all_masks) > 1 and len(self.wanted) > 1
+        if saved.live or (several and (saved.released or saved.once or not internals.keeps_graph())):
             asked = self._asked()
             mask &= self._mask_of(asked)
         # what is written hangs on which nodes are run
@@ -257,10 +258,11 @@ class Backward:
                 gradients = compiled(arguments)
         else:
             gradients = compiled(arguments)
-        values = gradients[len(gradients) - len(saved.live) :]
-        for tensor, value, (_, counts) in zip(saved.live, values, self.trace.deriver.live.values(), strict=False):
-            if value is not None:
-                (tensor if counts else tensor.data).copy_(value)
+        if saved.live:
+            values = gradients[len(gradients) - len(saved.live) :]
+            for tensor, value, (_, counts) in zip(saved.live, values, self.trace.deriver.live.values(), strict=False):
+                if value is not None:
+                    (tensor if counts else tensor.data).copy_(value)
         return [gradients[i] for i in self.wanted]
 
 

@@ -54,7 +54,7 @@ class _DirectTarget(Target):
 
     def lifted(self) -> Sequence[Tensor]:
         """Read the parameters, buffers and other tensors that it reaches."""
-        return self.lifter()()
+        return self.lifter()() if self._slots else []
 
     def lifter(self) -> Callable[[], Sequence[Tensor]]:
         """Return a function that reads them from where they are kept now."""

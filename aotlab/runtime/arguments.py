@@ -70,7 +70,9 @@ class Arguments:
         )
         if len(args.children) > 1 and all(isinstance(child, Leaf) for child in args.children):
             positions = [next(self._following) for _ in args.children]
-            w.add(f"{', '.join(map(self._name, positions))} = args")
+            names = list(map(self._name, positions))
+            self._draft.many = names if len(names) > 20 else []
+            w.add(f"{', '.join(names)} = args")
             for i in positions:
                 self._value_guard(i)
         else:
@@ -104,7 +106,7 @@ class Arguments:
         self._miss(conditions)
         if not issubclass(kind, tuple):
             self._containers.setdefault(kind, []).append(expression)
-        for step, child in zip(tree.steps(), tree.children, strict=True):
+        for step, child in zip(tree.steps(len(tree.children)), tree.children, strict=True):
             assert step is not None
             self._unpack(child, expression + step_text(w, step))
 

@@ -115,6 +115,7 @@ class Draft:
         self.w = Writer(parts.trace.size_names)
         self.grad_on = bool(dict(self.state.settings)["grad mode"])
         self.expressions: dict[int, str] = {}  # flat position → that argument
+        self.many: list[str] = []  # the names of all that ``args`` holds, if it is long
         self.results: dict[int, str] = {}  # position among the forward outputs → that output
         self.sizes: dict[SizeOf, str] = {}  # the sizes that the graphs take
         self.cut_edges: set[str] = set()
@@ -134,6 +135,8 @@ class Draft:
 
     def star(self, expressions: Sequence[str]) -> str:
         """Write an argument list, with ``*parameters`` for all the lifted ones where they stand in order."""
+        if self.many and list(expressions) == self.many:
+            return "*args"
         count = self.parts.call.lifted_count
         if count and list(expressions[:count]) == [f"parameters[{i}]" for i in range(count)]:
             return ", ".join(["*parameters", *expressions[count:]])

@@ -271,17 +271,14 @@ class Compiled(torch.autograd.Function):
     @internals.unseen_by_dynamo
     def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         """Run the compiled backward. The last None is for an input that only requires grad, if there is no other."""
-        given = [_resolved(tangent) for tangent in tangents[: len(ctx.compiled.masks)]]
+        # graphs take tangents whose memory has their values: no lazy conjugates or negatives
+        given = [
+            t if t is None or not (t.is_conj() or t.is_neg()) else t.resolve_conj().resolve_neg()
+            for t in tangents[: len(ctx.compiled.masks)]
+        ]
         return None, None, None, *ctx.compiled(ctx.values, given), None
 
     apply = internals.APPLY_OF_C
-
-
-def _resolved(tangent: Tensor | None) -> Tensor | None:
-    """Return a tangent whose memory has its values, as graphs expect: no lazy conjugate or negative."""
-    if tangent is None or not (tangent.is_conj() or tangent.is_neg()):
-        return tangent
-    return tangent.resolve_conj().resolve_neg()
 
 
 class ForwardFailed(Exception):  # noqa: N818  # a signal to whoever called the generated function

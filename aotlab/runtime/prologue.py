@@ -6,7 +6,8 @@ tensors; then what only this trace depends on, such as where an input begins or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import cache
 from types import FunctionType
 from typing import Any
 
@@ -61,45 +62,39 @@ class Prologue:
         """Write the checks of the settings, and of the function and what it reaches."""
         w, state, target = self.w, self.state, self.parts.call.target
         settings = dict(state.settings)
-        conditions = [
-            f"not {w.call('settings_hold', self.parts.settings_hold)}",
-            f"{w.call('inference_mode', torch.is_inference_mode_enabled)} is not {settings['inference mode']}",
-            f"{w.call('function_modes', internals.function_mode_count)} != {state.function_modes}",
-            f"{w.call('dispatch_modes', internals.dispatch_mode_count)} != {state.dispatch_modes}",
-            f"{w.constant('forward_ad', torch.autograd.forward_ad)}._current_level >= 0",
+        reads: list[tuple[str, Any]] = [
+            (f"{{}}() is {settings['inference mode']}", torch.is_inference_mode_enabled),
+            (f"{{}}() == {state.function_modes}", internals.function_mode_count),
+            (f"{{}}() == {state.dispatch_modes}", internals.dispatch_mode_count),
+            ("{}._current_level < 0", torch.autograd.forward_ad),
         ]
         if state.dispatch_modes:
-            conditions.append(f"not {w.call('only_fake_modes', internals.only_fake_modes)}")
+            reads.append(("{}()", internals.only_fake_modes))
         if self.draft.trace.training:
-            conditions.append(w.call("anomaly_mode", torch.is_anomaly_enabled))
+            reads.append(("not {}()", torch.is_anomaly_enabled))
         if not self.parts.dedupe.kept:  # the guards of tensors would see it
-            conditions.append(w.call("transforms_active", internals.transforms_active))
+            reads.append(("not {}()", internals.transforms_active))
+        conditions = []
+        for switch in internals.SWITCHES:  # they decide which ops some functions are traced as
+            if switch.counts(state.mentioned.names):
+                expected = settings[switch.name]
+                if isinstance(expected, bool):
+                    reads.append(("{}()" if expected else "not {}()", switch.read))
+                else:
+                    read = w.call(switch.name.removeprefix("torch.backends."), switch.read)
+                    conditions.append(f"{read} != {w.constant('expected', expected)}")
         function = getattr(target, "function", None)
         if isinstance(function, FunctionType):
-            conditions.append(
-                f"{w.constant('function', function)}.__code__ is not {w.constant('code', function.__code__)}"
-            )
+            code = w.constant("code", function.__code__)
+            conditions.append(f"{w.constant('function', function)}.__code__ is not {code}")
         if state.function_modes:
             device = w.constant("default_device", settings["default device"])
             conditions.append(f"torch.get_default_device() != {device}")
-        self.draft.miss(conditions)
-        self._switches(settings)
+        first = w.call("settings_hold", self.parts.settings_hold), w.call("surroundings_hold", check_of(tuple(reads)))
+        self.draft.miss([*(f"not {check}" for check in first), *conditions])
         still_same = target.still_same()
         if still_same is not None:
             self.draft.miss([f"not {w.call('reached_holds', still_same)}"])
-
-    def _switches(self, settings: Mapping[str, Any]) -> None:
-        """Write the checks of the flags of torch's backends: they decide which ops some functions are traced as."""
-        conditions = []
-        for switch in internals.SWITCHES:
-            if switch.counts(self.state.mentioned.names):
-                name = switch.name.removeprefix("torch.backends.")
-                read, expected = self.w.call(name, switch.read), settings[switch.name]
-                if isinstance(expected, bool):  # these are read in the shortest way: a name each, nothing to compare
-                    conditions.append(f"not {read}" if expected else read)
-                else:
-                    conditions.append(f"{read} != {self.w.constant('expected', expected)}")
-        self.draft.miss(conditions)
 
     def _attributes(self) -> None:
         """Write the checks of what hangs on the tensors by names that the function's code mentions."""
@@ -259,7 +254,17 @@ class Prologue:
             self.draft.miss([self.w.call("written_inputs_overlap", check, self.draft.star(tensors))])
 
 
-# --- the checks that a call makes of the memory that its inputs share
+# --- checks that a call makes
+
+
+@cache
+def check_of(reads: tuple[tuple[str, Any], ...]) -> Callable[[], bool]:
+    """Write a check of settings, one for all entries that assume the same; in a text ``{}`` stands for an object."""
+    namespace = {f"read_{n}": read for n, (_, read) in enumerate(reads)}
+    texts = [text.format(name) for name, (text, _) in zip(namespace, reads, strict=True)]
+    exec(f"def holds():\n return {' and '.join(texts)}", namespace)
+    holds: Callable[[], bool] = namespace.pop("holds")
+    return holds
 
 
 def otherwise(find: Callable[[list[tuple[int, Tensor]]], object], expected: object) -> Callable[..., bool]:

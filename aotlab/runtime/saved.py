@@ -82,7 +82,7 @@ class SavedValues:
     ``live`` are the caller's tensors that a backward takes as they are by then, and writes.
     """
 
-    __slots__ = ("_hooks", "_looks", "_places", "_spent", "_starts", "_values", "_versions", "_watched", "hooked",
+    __slots__ = ("_hooks", "_looks", "_places", "_spent", "_values", "_versions", "_watched", "hooked",
                  "live", "nodes", "once", "pending", "released", "sizes")  # fmt: skip
 
     def __init__(
@@ -108,10 +108,10 @@ class SavedValues:
             if value.is_inference():
                 _keep(value)  # which autograd refuses
         self._versions = internals.versions_of(values)
-        self._places = places
-        self._starts = [internals.address_of(values[n]) for n in places]
-        if None in places.values():
-            self._places = {n: values[n].stride() for n in places}
+        self._places = [
+            (n, values[n].stride() if stride is None else stride, internals.address_of(values[n]))
+            for n, stride in places.items()
+        ]
         self._values: list[Any] | None = list(values)
         if hooks is not None:
             with torch.no_grad():
@@ -164,7 +164,7 @@ class SavedValues:
         for tensor, version, own in self._watched:
             if own & mask and internals.version_of(tensor) != version:
                 _raise_for_written_value(tensor, version, internals.version_of(tensor))
-        self._check_memory(self._looks != [spec_of(tensor) for tensor in self.live])
+        self._check_memory(bool(self.live) and self._looks != [spec_of(tensor) for tensor in self.live])
         if self._values is None:
             return []
         if self._hooks is not None:
@@ -174,10 +174,10 @@ class SavedValues:
             for n in needs:
                 if now[n] != self._versions[n]:
                     _raise_for_written_value(self._values[n], self._versions[n], now[n])
-        for (n, stride), start in zip(self._places.items(), self._starts, strict=True):
+        for n, stride, start in self._places:
             is_other = internals.address_of(self._values[n]) != start or self._values[n].stride() != stride
             self._check_memory(is_other and n in needs)
-        return list(map(self._values.__getitem__, needs))
+        return [self._values[n] for n in needs]
 
     def _check_memory(self, is_other: bool) -> None:
         if is_other:

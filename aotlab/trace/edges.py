@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,22 +17,30 @@ def edge_of(tensor: Tensor) -> Edge:
     """Return where the gradient of ``tensor`` goes."""
     if tensor.grad_fn is None:
         # what torch's own function does for a leaf costs an op, and there may be hundreds of parameters
-        with torch.enable_grad():
-            looked = _Look.apply(tensor)  # type: ignore[no-untyped-call]  # untyped in torch
-            # in two steps: torch 2.11's node is gone as soon as what it made is
-            found: Edge = looked.grad_fn.next_functions[0]
+        looked: Any = non_leaf(tensor, partial(torch.empty, 0))
+        found: Edge = looked.grad_fn.next_functions[0]  # in two steps: torch 2.11's node goes with what it made
         return found
     return tensor.grad_fn, tensor.output_nr
 
 
-class _Look(torch.autograd.Function):
+class _NonLeaf(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return torch.empty(0)
+    def forward(ctx: Any, leaf: Tensor, make: Callable[[], Tensor]) -> Tensor:
+        return make()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> None:
-        return None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def non_leaf(leaf: Tensor, make: Callable[[], Tensor]) -> Tensor:
+    """Hang what ``make`` returns on ``leaf``, by an identity for autograd that records no op.
+
+    So it may be mutated in place, while gradients are taken with respect to the value before.
+    """
+    with torch.enable_grad():
+        made: Tensor = _NonLeaf.apply(leaf, make)  # type: ignore[no-untyped-call]  # untyped in torch
+    return made
 
 
 def next_edges(node: Any) -> list[Edge]:

@@ -21,8 +21,9 @@ from aotlab import _torch as internals
 from aotlab.capture.call import Call
 from aotlab.capture.dedupe import DedupeRecord
 from aotlab.capture.synthetic_bases import Base
+from aotlab.trace.edges import non_leaf
 from aotlab.trace.function import Findings
-from aotlab.trace.inputs import Entered, enter, entered, non_leaf
+from aotlab.trace.inputs import Entered, enter, entered
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import SizeOf, Write
 from aotlab.trace.surroundings import tracing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,33 +16,9 @@ from aotlab.capture.synthetic_bases import Base
 from aotlab.errors import CapturedTensorError, EscapeError, LeakedTensorError, MetadataMutationError, SubclassError
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.ir.specs import StorageNumbers, spec_of
-from aotlab.trace.edges import Edge, edge_of
+from aotlab.trace.edges import Edge, edge_of, non_leaf
 from aotlab.trace.tape import Tape
 from aotlab.trace.write_calls import overlaps_itself
-
-
-class NonLeaf(torch.autograd.Function):
-    """Give the traced program a non-leaf input: an identity for autograd that records no op.
-
-    The wrapper may then be mutated in place, while gradients are taken with respect to the value before.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, leaf: Tensor, make: Callable[[], Tensor]) -> Tensor:
-        """Make the tensor that the program gets."""
-        return make()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """Pass the gradient on."""
-        return gradient, None
-
-
-def non_leaf(leaf: Tensor, make: Callable[[], Tensor]) -> Tensor:
-    """Hang what ``make`` returns on ``leaf``."""
-    with torch.enable_grad():
-        made: Tensor = NonLeaf.apply(leaf, make)  # type: ignore[no-untyped-call]  # untyped in torch
-    return made
 
 
 @dataclass(slots=True, kw_only=True)

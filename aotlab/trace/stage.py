@@ -39,7 +39,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from aotlab._torch import FakeTensorMode, Sizes, SymbolicMemo, settle_without_gpus
+from aotlab._torch import Sizes, SymbolicMemo, fake_mode, settle_without_gpus
 from aotlab.capture.call import Call
 from aotlab.capture.dedupe import DedupeRecord
 from aotlab.capture.signals import RunEagerly
@@ -85,7 +85,7 @@ def run(
     Raises `RefusedError`, `RunEagerly`, `TraceFailed`: eager has to run this call.
     """
     sizes = Sizes(call.state.names, sum(map(len, varying.values()))) if varying else None
-    mode = FakeTensorMode(static_shapes=True) if sizes is None else FakeTensorMode(shape_env=sizes.env)
+    mode = fake_mode(None if sizes is None else sizes.env)
     mode.cache_enabled = sizes is None  # keys of symbolic sizes take longer than what they are to save
     ways: dict[str, Any] = {"exact": exact, "functional": functional_draws, "quirks": quirks, "sizes": sizes}
     known = known_under(call.state.settings)
