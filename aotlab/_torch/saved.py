@@ -245,15 +245,12 @@ def _nothing_computed_again() -> Iterator[None]:
 
 def _unpack_arguments(frame: Any) -> list[Tensor]:
     """Return what a checkpoint's frame keeps, but for what lies in one around it; before torch 2.13 a node keeps it."""
+    found: list[Tensor] = []
     with _nothing_computed_again():
-        if hasattr(frame, "saved_args"):
-            found = []
-            for each in frame.saved_args:
-                if hasattr(each, "unpack"):
-                    with contextlib.suppress(_RecomputedError):
-                        found.append(each.unpack())
-            return found
+        for each in getattr(frame, "saved_args", ()):
+            with contextlib.suppress(_RecomputedError):
+                found += [each.unpack()] if hasattr(each, "unpack") else []
         if hasattr(frame, "input_saver"):
             with contextlib.suppress(_RecomputedError):
-                return list(frame.input_saver.grad_fn.saved_tensors[1:])  # the first is checkpoint's own
-        return []
+                found += frame.input_saver.grad_fn.saved_tensors[1:]  # the first is checkpoint's own
+    return found

@@ -12,6 +12,7 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab import errors
 from aotlab._torch import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload, TorchDispatchMode
+from aotlab._torch.replaced import replaced
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import BY_DYNAMO, UserLine
 from aotlab.guards.places import Locator, called, name_of, user_line, user_place
@@ -184,16 +185,11 @@ class Recorder(TorchDispatchMode):
         if decomposition is None:
             return NotImplemented
         outermost = self._original is None
-        if outermost:
-            self._original = func
-        try:
+        with replaced(self, "_original", self._original or func):
             with self:
                 result = decomposition(*args, **kwargs)
             if outermost and result is not NotImplemented and func in self.decompositions:
                 result = self._laid_out(func, args, kwargs, result)
-        finally:
-            if outermost:
-                self._original = None
         return result
 
     def _check_arguments(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from aotlab import _torch as internals
+from aotlab._torch.replaced import replaced
 from aotlab.guards.places import Locator, located
 from aotlab.trace.tape import Operation, tensors_in
 
@@ -27,29 +27,14 @@ class _Here(threading.local):
 here = _Here()
 
 
-@contextmanager
-def _set(name: str, value: Any) -> Iterator[None]:
-    """Let the running recorder, if there is one, have another attribute in the block."""
-    recorder = here.active[-1] if here.active else None
-    if recorder is None:
-        yield
-        return
-    before = getattr(recorder, name)
-    setattr(recorder, name, value)
-    try:
-        yield
-    finally:
-        setattr(recorder, name, before)
-
-
 def values_only() -> AbstractContextManager[None]:
     """Let decompositions in the block compute no vectors: what is called there does not look at them."""
-    return _set("values_only", value=True)
+    return replaced(here.active[-1], "values_only", True) if here.active else nullcontext()
 
 
 def noted(meta: dict[str, Any]) -> AbstractContextManager[None]:
     """Let the running recorder write ``meta`` with the ops in the block."""
-    return _set("meta", meta)
+    return replaced(here.active[-1], "meta", meta) if here.active else nullcontext()
 
 
 def operations_since(count: int) -> list[Operation]:
