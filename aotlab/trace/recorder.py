@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 import torch
@@ -99,7 +98,7 @@ class Recorder(TorchDispatchMode):
         self.quirks = quirks
         self.sizes = sizes
         self.draws_in_choices = False  # whether functions of `torch.cond` may: nobody differentiates them
-        self.above: AbstractContextManager[Any] | None = None  # the mode of `aotlab.subclasses`, if that takes part
+        self.above: Any = None  # the mode of `aotlab.subclasses`, if that takes part
         self._claims = {op: handler for quirk in quirks for op, handler in quirk.ops().items()}
 
     def __enter__(self) -> Recorder:
