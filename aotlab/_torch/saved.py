@@ -82,14 +82,10 @@ def saved_tensor_hooks_disabled() -> bool:
     return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is not None
 
 
-@contextlib.contextmanager
-def saved_tensor_hooks_hidden() -> Iterator[None]:
-    """Keep the caller's ``saved_tensors_hooks`` from seeing what is saved in the block."""
-    if saved_tensor_hooks() is None:
-        yield
-    else:
-        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
-            yield
+def saved_tensor_hooks_hidden() -> contextlib.AbstractContextManager[Any]:
+    """Keep the caller's ``saved_tensors_hooks``, if there are any, from seeing what is saved in the block."""
+    hidden = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    return contextlib.nullcontext() if saved_tensor_hooks() is None else hidden
 
 
 def _kept(node: Any) -> list[Tensor]:

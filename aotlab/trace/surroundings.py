@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from aotlab import _torch as internals
+from aotlab._torch.replaced import replaced
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import EscapeError, RandomOpError, RefusedError, brief
 from aotlab.guards.places import line_of_error, user_line
@@ -141,13 +142,10 @@ def clocks_watched() -> Iterator[None]:
     Only what is called through the module `time` is noticed, not ``from time import time`` and not `datetime`.
     """
     clocks = {name: getattr(time, name) for name in _CLOCKS if hasattr(time, name)}
-    try:
+    with ExitStack() as stack:
         for name, clock in clocks.items():
-            setattr(time, name, _watched(name, clock, threading.get_ident()))
+            stack.enter_context(replaced(time, name, _watched(name, clock, threading.get_ident())))
         yield
-    finally:
-        for name, clock in clocks.items():
-            setattr(time, name, clock)
 
 
 class Printed:
