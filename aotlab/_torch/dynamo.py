@@ -11,6 +11,9 @@ import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.nn.utils import rnn
 
+from aotlab._torch.replaced import replaced
+from aotlab._torch.saved import CHECKPOINT
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 #: Keeps Dynamo from looking into a function.
 dynamo_disable: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.compiler.disable
@@ -74,8 +77,10 @@ def let_dynamo_follow_eager(is_ours: Callable[[object], bool]) -> None:
     - Where it does not trace numpy, it leaves arrays to Python; by itself it writes ``array += 1`` while it captures.
     - It leaves a transformer's encoder to Python that leaves padded places out, and RNNs, LSTMs and GRUs, which it
       would write step by step, or leave with the whole function that calls them.
+    - It takes a float that varies out of its tensor in the whole graph, not in the one of a checkpoint or a custom
+      Function; one that is met in another op that takes functions, such as `torch.cond`, does not vary.
 
-    It has no hooks for this: five methods are replaced. ``is_ours`` is asked about what `innermost_backend` returns.
+    It has no hooks for this: six methods are replaced. ``is_ours`` is asked about what `innermost_backend` returns.
     """
     from torch._dynamo import config, variables
     from torch._dynamo.guards import GuardBuilder
@@ -119,6 +124,13 @@ def let_dynamo_follow_eager(is_ours: Callable[[object], bool]) -> None:
             _break_graph("a recurrent layer", why)
         return original(parent, func, args, kwargs, *more, **others)
 
+    def wrap_float(original: Any, made_by: Any, value: Any) -> Any:
+        whole, *inner = made_by.tx.output.tracers
+        fixed = any(each.source_target not in (CHECKPOINT, "autograd.Function") for each in inner)
+        settings = config.patch(specialize_float=fixed or config.specialize_float)
+        with replaced(made_by.tx.output, "tracers", [whole]), settings:
+            return original(made_by, value)
+
     context = misc.AutogradFunctionContextVariable
     attribute = next(name for name in ("var_getattr", "tp_getattro_impl") if name in vars(context))  # torch 2.15's last
     hooks = GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT.__name__
@@ -127,6 +139,7 @@ def let_dynamo_follow_eager(is_ours: Callable[[object], bool]) -> None:
         (context, attribute, look_up, lambda variable, tx, *_: tx.output),
         (misc.NumpyVariable, "call_function", call_numpy, lambda variable, tx, *_: tx.output),
         (builder.VariableBuilder, "_wrap", wrap, lambda made_by, *_: made_by.tx.output),
+        (builder.VariableBuilder, "wrap_symfloat", wrap_float, lambda made_by, *_: made_by.tx.output),
         (InliningInstructionTranslator, "inline_call", inline, lambda parent, *_: parent.output),
     ):
         # The output of a capture refers to its backend as one wrapper refers to the next.

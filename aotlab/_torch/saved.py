@@ -82,14 +82,10 @@ def saved_tensor_hooks_disabled() -> bool:
     return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is not None
 
 
-@contextlib.contextmanager
-def saved_tensor_hooks_hidden() -> Iterator[None]:
-    """Keep the caller's ``saved_tensors_hooks`` from seeing what is saved in the block."""
-    if saved_tensor_hooks() is None:
-        yield
-    else:
-        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
-            yield
+def saved_tensor_hooks_hidden() -> contextlib.AbstractContextManager[Any]:
+    """Keep the caller's ``saved_tensors_hooks``, if there are any, from seeing what is saved in the block."""
+    hidden = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    return contextlib.nullcontext() if saved_tensor_hooks() is None else hidden
 
 
 def _kept(node: Any) -> list[Tensor]:
@@ -245,15 +241,12 @@ def _nothing_computed_again() -> Iterator[None]:
 
 def _unpack_arguments(frame: Any) -> list[Tensor]:
     """Return what a checkpoint's frame keeps, but for what lies in one around it; before torch 2.13 a node keeps it."""
+    found: list[Tensor] = []
     with _nothing_computed_again():
-        if hasattr(frame, "saved_args"):
-            found = []
-            for each in frame.saved_args:
-                if hasattr(each, "unpack"):
-                    with contextlib.suppress(_RecomputedError):
-                        found.append(each.unpack())
-            return found
+        for each in getattr(frame, "saved_args", ()):
+            with contextlib.suppress(_RecomputedError):
+                found += [each.unpack()] if hasattr(each, "unpack") else []
         if hasattr(frame, "input_saver"):
             with contextlib.suppress(_RecomputedError):
-                return list(frame.input_saver.grad_fn.saved_tensors[1:])  # the first is checkpoint's own
-        return []
+                found += frame.input_saver.grad_fn.saved_tensors[1:]  # the first is checkpoint's own
+    return found

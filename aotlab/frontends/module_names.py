@@ -18,6 +18,7 @@ from typing import Any
 from torch import nn
 
 from aotlab import _torch as internals
+from aotlab._torch.replaced import replaced
 from aotlab.capture.signals import RunEagerly
 from aotlab.guards.places import user_line
 from aotlab.trace.running import noted
@@ -71,9 +72,6 @@ def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if stack:  # made by a module that is known
             return _ordinary_call(self, *args, **kwargs)
         path = f"L[{type(self).__name__!r}]"
-    _modules.stack = {**stack, str(id(self)): (path, type(self))}
-    try:
-        with noted({"nn_module_stack": _modules.stack}):
-            return _ordinary_call(self, *args, **kwargs)
-    finally:
-        _modules.stack = stack
+    inside = {**stack, str(id(self)): (path, type(self))}
+    with replaced(_modules, "stack", inside), noted({"nn_module_stack": inside}):
+        return _ordinary_call(self, *args, **kwargs)

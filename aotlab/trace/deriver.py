@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
+from torch.utils.checkpoint import GraphExecGroup
 
 from aotlab import _torch as internals
 from aotlab.errors import DoubleBackwardError, RandomOpError
 from aotlab.trace.edges import Edge, next_edges
 from aotlab.trace.effects import effects_in, thread_backward
 from aotlab.trace.escapes import EscapeGuard
-from aotlab.trace.history import nodes_of, reachable
+from aotlab.trace.history import nodes_before, nodes_of, reachable
 from aotlab.trace.inputs import value_of
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Pattern, is_full
@@ -62,7 +63,7 @@ class Deriver:
 
     ``writable`` are wrappers of inputs, by number, that a checkpoint may write when it runs its function once more.
     Those that it reads or writes then, ``live``, are read as they are by then: for each there is what stands for that
-    value, and whether a write counts.
+    value, and whether a write counts. ``touching`` says which segments do.
     """
 
     recorder: Recorder
@@ -72,6 +73,7 @@ class Deriver:
     holder: Callable[[], AbstractContextManager[None]]
     writable: Mapping[int, Tensor] = field(default_factory=dict)
     live: dict[int, tuple[Tensor, bool]] = field(default_factory=dict, init=False)
+    touching: dict[int, set[int]] = field(default_factory=dict, init=False)
     full: dict[int, list[Tensor | None]] = field(default_factory=dict, init=False)
     arrived: list[Edge] = field(default_factory=list, init=False)
     spent: set[Any] = field(default_factory=set, init=False)
@@ -112,10 +114,13 @@ class Deriver:
             return self.full[segment]
         given, part, slots = self.given(segment, pattern), self.segments[segment], self.slots[segment]
         if asked is not None:
-            part = replace(part, stops=tuple([way[0] for n in asked if (way := slots[n]) is not None]))
+            ways = [way for n in asked if (way := slots[n]) is not None]
+            nodes = part.nodes and frozenset(nodes_before(part, ways))
+            part = replace(part, stops=tuple([way[0] for way in ways]), nodes=nodes)
         first = len(self.recorder.tape.operations)
         versions = {k: internals.version_of(wrapper) for k, wrapper in self.writable.items()}
-        with self.recording(autocast=autocast) as before, torch.no_grad():
+        once = GraphExecGroup() if self.writable else nullcontext()  # also where nodes are run one by one
+        with self.recording(autocast=autocast) as before, torch.no_grad(), once:
             found = differentiate(part, given, self.arrived if full and not self.arrived else None)
             values = {way: value_of(gradient, "a gradient") for way, gradient in found.items()}
             thread_backward(self.recorder, self.segments[segment], values, first)
@@ -124,7 +129,8 @@ class Deriver:
         gradients = [None if way is None else values.get(way) for way in slots] + [written.get(k) for k in self.live]
         own = self.recorder.tape.operations[first:] if self.writable else ()
         read = {id(each) for operation in own for each in tensors_in((operation.args, operation.kwargs))}
-        new = [k for k, value in before.items() if k not in self.live and (k in written or id(value) in read)]
+        touched = [k for k, value in before.items() if k in written or id(value) in read]
+        new = [k for k in touched if k not in self.live]
         assert not new or segment not in self.full, "a backward reads or writes what the one of all gradients does not"
         if full and not new:
             self.full[segment] = gradients
@@ -132,6 +138,10 @@ class Deriver:
             like, counts = before[k], internals.version_of(self.writable[k]) != versions[k]
             stands = stand_in(self.recorder, like.shape, like.stride(), like.dtype, like.device)
             self.live[k] = stands, counts
+            for others in self.full.values():
+                others.append(None)
+        for k in touched:
+            self.touching.setdefault(k, set()).add(segment)
         for operation in own if new else ():
             operation.sequence = None  # it is nobody's: all is done again with the values by then
         return gradients

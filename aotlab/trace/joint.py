@@ -144,13 +144,17 @@ def _differentiate(
     kept = [value for node in custom for value in (*internals.saved_tensors_of(node), *vars(node).values())]
     watched = [*callers, *(value for value in kept if isinstance(value, Tensor) and internals.is_functional(value))]
     before = [(tensor, value_of(tensor, "a tensor")) for tensor in watched] if reads_by_itself else []
-    deriver.writable = _writable(findings, forward, masks) if has_checkpoints and deriver.recorder.above is None else {}
+    deriver.writable = _writable(findings, forward, masks) if has_checkpoints else {}
     connected = _differentiate_all(deriver)
-    if deriver.live and (len(parts) > 1 or parts[0].nodes is not None):
-        names = " and ".join(f"`{findings.inputs[k].name}`" for k in deriver.live)
-        raise RunEagerly(
-            f"{names}, which a checkpoint reads or writes, is written, and there are several autograd nodes"
-        )
+    above = findings.recorder.above
+    for n, (k, touching) in enumerate(deriver.touching.items()):
+        name = f"`{findings.inputs[k].name}`"
+        if len(touching) > 1:
+            raise RunEagerly(f"{name}, which checkpoints in several autograd nodes read or write, is written")
+        number = next(iter(touching))
+        is_written = deriver.full[number][len(deriver.slots[number]) + n] is not None
+        if above and is_written and all(each is not deriver.writable[k] for each in above.values):
+            raise RunEagerly(f"a checkpoint writes {name}, a part of a tensor subclass")
     if any(value_of(tensor, "a tensor") is not value for tensor, value in before):
         raise RunEagerly("the backward writes a tensor in place that it is given or keeps, or that the caller has")
     if hidden:

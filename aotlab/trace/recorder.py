@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab import errors
 from aotlab._torch import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload, TorchDispatchMode
+from aotlab._torch.replaced import replaced
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import BY_DYNAMO, UserLine
 from aotlab.guards.places import Locator, called, name_of, user_line, user_place
@@ -98,7 +98,7 @@ class Recorder(TorchDispatchMode):
         self.quirks = quirks
         self.sizes = sizes
         self.draws_in_choices = False  # whether functions of `torch.cond` may: nobody differentiates them
-        self.above: AbstractContextManager[Any] | None = None  # the mode of `aotlab.subclasses`, if that takes part
+        self.above: Any = None  # the mode of `aotlab.subclasses`, if that takes part
         self._claims = {op: handler for quirk in quirks for op, handler in quirk.ops().items()}
 
     def __enter__(self) -> Recorder:
@@ -184,16 +184,11 @@ class Recorder(TorchDispatchMode):
         if decomposition is None:
             return NotImplemented
         outermost = self._original is None
-        if outermost:
-            self._original = func
-        try:
+        with replaced(self, "_original", self._original or func):
             with self:
                 result = decomposition(*args, **kwargs)
             if outermost and result is not NotImplemented and func in self.decompositions:
                 result = self._laid_out(func, args, kwargs, result)
-        finally:
-            if outermost:
-                self._original = None
         return result
 
     def _check_arguments(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

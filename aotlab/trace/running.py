@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from aotlab import _torch as internals
+from aotlab._torch.replaced import replaced
 from aotlab.guards.places import Locator, located
 from aotlab.trace.tape import Operation, tensors_in
 
@@ -26,19 +27,14 @@ class _Here(threading.local):
 here = _Here()
 
 
-def _set(name: str, value: Any) -> AbstractContextManager[None]:
-    """Let the running recorder, if there is one, have another attribute in a block."""
-    return internals.replaced(here.active[-1], name, value) if here.active else nullcontext()
-
-
 def values_only() -> AbstractContextManager[None]:
     """Let decompositions in the block compute no vectors: what is called there does not look at them."""
-    return _set("values_only", value=True)
+    return replaced(here.active[-1], "values_only", True) if here.active else nullcontext()
 
 
 def noted(meta: dict[str, Any]) -> AbstractContextManager[None]:
     """Let the running recorder write ``meta`` with the ops in the block."""
-    return _set("meta", meta)
+    return replaced(here.active[-1], "meta", meta) if here.active else nullcontext()
 
 
 def operations_since(count: int) -> list[Operation]:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from aotlab import _torch as internals
+from aotlab._torch.replaced import replaced
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import EscapeError, RandomOpError, RefusedError, brief
 from aotlab.guards.places import line_of_error, user_line
@@ -140,10 +141,10 @@ def clocks_watched() -> Iterator[None]:
 
     Only what is called through the module `time` is noticed, not ``from time import time`` and not `datetime`.
     """
+    clocks = {name: getattr(time, name) for name in _CLOCKS if hasattr(time, name)}
     with ExitStack() as stack:
-        for name in filter(functools.partial(hasattr, time), _CLOCKS):
-            watched = _watched(name, getattr(time, name), threading.get_ident())
-            stack.enter_context(internals.replaced(time, name, watched))
+        for name, clock in clocks.items():
+            stack.enter_context(replaced(time, name, _watched(name, clock, threading.get_ident())))
         yield
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from aotlab import _torch as internals
 from aotlab.trace.deriver import Deriver, run_node
@@ -66,8 +66,11 @@ def spelled(
     """
 
     def spell(value: Any) -> Any:
+        if isinstance(value, fx.GraphModule):
+            return value.code, [spell(getattr(value, n.target)) for n in value.graph.find_nodes(op="get_attr")]
         if isinstance(value, Tensor):
-            constant = None if tape is None else tape.constant(value)
+            is_real = not isinstance(value, internals.FakeTensor)  # of such a graph
+            constant = value if is_real else None if tape is None else tape.constant(value)
             own = None if constant is None else (constant.dtype, constant.device, constant.tolist())
             return own or names.get(id(value), id(value))
         if isinstance(value, (list, tuple)):

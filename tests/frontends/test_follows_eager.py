@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  # as everybody writes it
+from torch.utils.checkpoint import checkpoint
 
 import aotlab
 from aotlab.errors import RandomOpError
@@ -124,3 +127,67 @@ def test_other_backends_are_left_alone():
     x = torch.ones(3, requires_grad=True)
     torch.compile(f, backend="eager", fullgraph=True)(x).backward()
     assert torch.equal(x.grad, torch.full((3,), 102.0))
+
+
+class Scaled(torch.autograd.Function):
+    """Scale by a number."""
+
+    @staticmethod
+    def forward(ctx, x, number):
+        """Keep the number."""
+        ctx.number = number
+        return x * number
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Scale by it again."""
+        return gradient * ctx.number, None
+
+
+def _checkpointed(function, x):
+    return checkpoint(function, x, use_reentrant=False)
+
+
+def _choose(x, scale):
+    """Choose by a value; in eager by Python, because torch 2.15's `cond` takes no float that varies there, either."""
+    functions = (lambda y: y * scale), (lambda y: y / scale)
+    if torch.compiler.is_compiling():
+        return torch.cond(x.sum() > 0, *functions, (x,))
+    return functions[x.sum() <= 0](x)
+
+
+#: Programs in which a function that torch calls is the first to take floats, of which some are used outside, too.
+WITH_FLOATS = {
+    "checkpoint": lambda model, x, scale: _checkpointed(lambda y: model(y) * scale, x),
+    "more checkpoints": lambda model, x, scale: (
+        _checkpointed(lambda y: _checkpointed(model, y * scale) + model(y), x) + _checkpointed(model, x) * scale
+    ),
+    "Function": lambda model, x, scale: Scaled.apply(model(x), scale),
+    "cond": lambda model, x, scale: model(_choose(x, scale)) * scale,
+}
+
+
+@pytest.mark.parametrize("way", ["dynamo", "backend"])
+@pytest.mark.parametrize("program", WITH_FLOATS.values(), ids=WITH_FLOATS)
+def test_floats_that_vary(program, way):
+    """What Dynamo hands over as tensors are numbers in functions that torch calls, whatever they are by then."""
+
+    def outcome(compile):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Dropout(0.1), nn.BatchNorm1d(3))
+        call, found = compile(lambda x, scale: program(model, x, scale)), []
+        for size in (4, 5):
+            result = call(torch.randn(size, 3), size / 3)
+            result.square().sum().backward()
+            found += [result, *(parameter.grad.clone() for parameter in model.parameters()), *model.buffers()]
+            model[1].eps, model[2].p, model[3].momentum = 0.01, 0.2, 0.3
+        return [each.tolist() for each in found]
+
+    ways = {
+        "dynamo": lambda f: aotlab.compile(f, backend="eager", frontend="dynamo", dynamic=True),
+        "backend": lambda f: torch.compile(f, backend="aotlab", options={"compiler": "eager"}, dynamic=True),
+    }
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*eagerly")
+        found = outcome(ways[way])
+    assert outcome(lambda f: f) == found

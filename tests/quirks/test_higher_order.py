@@ -12,6 +12,7 @@ from torch._higher_order_ops import map as map_over
 from torch._higher_order_ops.flex_attention import flex_attention as flex_attention_op
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
 
 import aotlab
 from aotlab import observe
@@ -93,6 +94,13 @@ def loop(x, w):
     )
 
 
+def again(x, w):
+    """Choose, go over rows and repeat in checkpoints, which do it once more, one of them in another one."""
+    y = checkpoint(choose, x, w, use_reentrant=False).view_as(x)
+    y, _ = checkpoint(over_rows, y, w, use_reentrant=False)
+    return checkpoint(lambda y: checkpoint(loop, y.cos(), w, use_reentrant=False)[1], y, use_reentrant=False)
+
+
 def _while(condition, body, carried):
     """Do what `while_loop` does, by Python's ``while``."""
     while condition(*carried):
@@ -139,7 +147,7 @@ INDUCTOR = pytest.param("inductor", marks=pytest.mark.tier("full"))
 
 
 @pytest.mark.parametrize("backend", ["eager", INDUCTOR])
-@pytest.mark.parametrize("program", [choose, over_rows, recurrence, written, nested, combine, change, loop])
+@pytest.mark.parametrize("program", [choose, over_rows, recurrence, written, nested, combine, change, loop, again])
 @pytest.mark.filterwarnings("ignore:.*script_method", "ignore:flex_attention called without")
 def test_trained(program, backend):
     """Results and gradients of four sizes; one compilation for the first, one for all others; nothing runs eagerly."""

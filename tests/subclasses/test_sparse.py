@@ -180,6 +180,14 @@ def _run_again_by_the_lookup(compiled):
     return [e.weight.grad]
 
 
+def _with_a_batch_norm(compiled):
+    e, norm = table(), nn.BatchNorm1d(4)
+    result = compiled(lambda i: checkpoint(lambda j: norm(e(j)), i, use_reentrant=False).pow(3).sum())(numbers(7))
+    result.backward(retain_graph=True)
+    result.backward()
+    return [e.weight.grad, norm.weight.grad, *norm.buffers()]
+
+
 def _weights(compiled):
     e, w = bags(mode="sum"), torch.linspace(0, 1, 6).view(2, 3).requires_grad_()
     compiled(lambda i, w: e(i, per_sample_weights=w).tanh().sum())(ROWS, w).backward()
@@ -234,6 +242,7 @@ def _frozen(compiled):
             _hooked,
             _checkpointed,
             _run_again_by_the_lookup,
+            _with_a_batch_norm,
             _weights,
             _argument,
             _penalty,

@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.checkpoint import checkpoint
 
 import aotlab
 from aotlab.errors import RefusedError
@@ -276,3 +277,51 @@ def test_sizes_of_a_leaf(fallback, monkeypatch):
         sum(each.sum() for each in (result, *argument.tensor_split(2, 1))).backward()
         found.append((argument.detach(), argument.grad))
     assert same(*found, versions=False)
+
+
+def _plain(n, t, y):
+    n.add_(1)
+    return (y * t * n).sin()
+
+
+def _wrapper(n, t, y):
+    t.add_(1)
+    return (y * t * n).sin()
+
+
+#: What is written before a checkpoint, the checkpoint's function, and whether it is compiled.
+CHECKPOINTED = {
+    "beside it": (lambda n, t: None, _plain, True),
+    "before": (lambda n, t: t.mul_(2), lambda n, t, y: (y * t.cos()).sin(), True),
+    "a wrapper": (lambda n, t: None, _wrapper, False),
+}
+
+
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_in_checkpoints(name, monkeypatch):
+    """Each backward reads buffers as they are by then, and writes them; a write of a wrapper is left to eager."""
+    before, body, is_compiled = CHECKPOINTED[name]
+    monkeypatch.setattr(aotlab.config, "fallback", "eager")
+
+    def outcome(compile):
+        n, t, x = torch.ones(3, 4), two(), leaf(plain(5))
+
+        def function(y):
+            before(n, t)
+            return checkpoint(lambda y: body(n, t, y), y, use_reentrant=False).sum()
+
+        call, found = compile(function), []
+        results = [call(x), call(x)]
+        for result in results:
+            result.backward()
+            found += [n.clone(), n._version, t.clone(), t._version, x.grad]
+            x.grad = None
+        return found
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        found = outcome(lambda f: aotlab.compile(f, backend="eager"))
+    assert same(found, outcome(lambda f: f))
+    assert ["a checkpoint writes `t.a`, a part of" in str(each.message) for each in warned] == [True] * (
+        not is_compiled
+    )

@@ -72,6 +72,24 @@ def counted_in_a_tensor(x, w):
     return checkpointed(body, x)
 
 
+def chosen(y, number):
+    """Call an op that takes functions, of which one computes with a constant."""
+    return torch.ops.higher_order.cond(
+        y.sum() > 0, lambda a: (a * torch.tensor(number),), lambda a: (a * torch.tensor(3.0),), (y,)
+    )[0].sin()
+
+
+def counted_in_a_graph(x, w):
+    """Compute so with a number that changes."""
+    count = [1.0]
+
+    def body(y):
+        count[0] += 1
+        return chosen(y, count[0])
+
+    return checkpointed(body, x)
+
+
 def kept_in_a_list(x, w):
     """Compute with a tensor that another one takes the place of."""
     state = [w * 1]
@@ -105,6 +123,7 @@ CHANGING = {
     "once otherwise": by_number(torch.sin, lambda y: (y * 2).sin(), torch.sin),
     "a number": counted,
     "a constant": counted_in_a_constant,
+    "a constant in a graph": counted_in_a_graph,
     "a tensor": counted_in_a_tensor,
     "another tensor": kept_in_a_list,
     "a view": written_view,
@@ -184,6 +203,7 @@ STEADY = {
     "ops that save the same": by_number(torch.sin, torch.cos, torch.sin),
     "appended": appended,
     "constants": with_constants,
+    "a graph": lambda x, w: checkpointed(lambda y: chosen(y, 2.0), x),
     "written behind": written_behind,
 }
 

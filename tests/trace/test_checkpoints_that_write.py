@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import aotlab
@@ -162,10 +163,36 @@ def written_around(s, x):
     return made, s.n
 
 
+def several_results(s, x):
+    """Return results that others hang on, one of a checkpoint among them."""
+
+    def inner(y):
+        s.n.add_(1)
+        return functional.dropout((y * s.w * s.n).sin() * s.v, 0.3)
+
+    made = checkpointed(inner, x)
+    return (made * s.v).exp().sum(), made, made.cos() * s.w
+
+
+def several_checkpoints(s, x):
+    """Write a buffer in each of two autograd nodes."""
+
+    def first(y):
+        s.n.mul_(2).add_(1)
+        return (y * s.w * s.n).sin()
+
+    def second(y):
+        s.m.add_(y.detach())
+        return (y * s.v * s.m).cos()
+
+    made = checkpointed(first, x)
+    return checkpointed(second, made).sum(), made
+
+
 BODIES = [
     before_the_last_saved, behind_the_last_saved, read_and_then_written, written_and_then_read,
     one_behind_the_other, one_beside_the_other, nested, by_views,
-    unseen_by_versions, with_draws, written_around,
+    unseen_by_versions, with_draws, written_around, several_results, several_checkpoints,
 ]  # fmt: skip
 
 
@@ -193,6 +220,9 @@ def outcome(body, call):
             note(x.grad, torch.tensor(module.n._version > version))
         for wanted in (module.w, module.v, x):
             note(*torch.autograd.grad(run(x), wanted, allow_unused=True))
+        for result in pytree.tree_leaves(function(x)):
+            if result.requires_grad:
+                note(*torch.autograd.grad(result.sum(), (x, module.w), retain_graph=True, allow_unused=True))
         with torch.no_grad():
             note(run(x))
     return found
@@ -346,21 +376,21 @@ def kept_elsewhere(s, x):
     return functional.batch_norm(made, s.n, s.m, s.w, s.v, training=True).square().sum()
 
 
-def several_results(s, x):
-    """Return a result that another one hangs on."""
+def shared_by_nodes(s, x):
+    """Write a buffer in two checkpoints, of which one result needs one and another one both."""
 
     def inner(y):
         s.n.add_(1)
         return (y * s.w * s.n).sin()
 
     made = checkpointed(inner, x)
-    return made.sum(), made
+    return checkpointed(inner, made).sum(), made
 
 
-@pytest.mark.parametrize("body", [kept_elsewhere, several_results])
+@pytest.mark.parametrize("body", [kept_elsewhere, shared_by_nodes])
 def test_what_is_left_to_eager(body):
     """It says so."""
-    with pytest.warns(RuntimeWarning, match="computes something else each time|there are several autograd nodes"):
+    with pytest.warns(RuntimeWarning, match="computes something else each time|checkpoints in several autograd nodes"):
         found = outcome(body, compiled)
     assert outcome(body, lambda module: module) == found
 
