@@ -7,7 +7,7 @@ that is raised as a `RefusedError`. Reports count refusals by their classes.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 #: What a function that `aotlab.compile` traces directly may not do, and a whole program may.
@@ -70,6 +70,7 @@ class UsageError(AotlabError, TypeError):
     """A public function was called in a way that can never work."""
 
 
+@dataclass(eq=False, repr=False)
 class RefusedError(AotlabError):
     """A program that aotlab cannot compile faithfully, refused before any side effect.
 
@@ -77,23 +78,13 @@ class RefusedError(AotlabError):
     ``argument`` the argument concerned (``"args[0]['w']"``), ``line`` the user's, or ``pattern`` what its text is like.
     """
 
-    def __init__(
-        self,
-        seen: str,
-        *,
-        why: str = "",
-        suggestion: str = "",
-        argument: str | None = None,
-        line: UserLine | None = None,
-        pattern: str | None = None,
-    ) -> None:
-        self.pattern = pattern
-        self.seen = seen
-        self.why = why
-        self.suggestion = suggestion
-        self.argument = argument
-        self.line = line
-        super().__init__(seen)
+    seen: str
+    _: KW_ONLY
+    why: str = ""
+    suggestion: str = ""
+    argument: str | None = None
+    line: UserLine | None = None
+    pattern: str | None = None
 
     def __str__(self) -> str:
         text = self.seen

@@ -32,12 +32,9 @@ _MOMENT = 0.002
 _PACKAGES = tuple(str(Path(package.__file__ or "").parent) + "/" for package in (aotlab, torch))
 
 
-@contextmanager
-def compiling() -> Iterator[None]:
+def compiling() -> contextlib.AbstractContextManager[bool]:
     """Trace, differentiate or compile inside of this; what another thread made meanwhile is looked up in it."""
-    lock = _lock
-    with lock:
-        yield
+    return _lock
 
 
 def _forget() -> None:

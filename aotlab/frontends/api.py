@@ -144,9 +144,16 @@ def aot_function(
     """
     if not callable(fn):
         raise UsageError(f"aot_function takes a function, not {fn!r:.80}")
-    return _function(
-        FunctionTarget(fn), fw_compiler, bw_compiler, partition_fn, decompositions, keep_inference_input_mutations,
-        inference_compiler, dynamic, static_argnums, static_inputs=num_params_buffers, **upstream,
+    if static_argnums is not None:
+        raise UsageError(
+            "static_argnums is not supported: pass Python values as arguments, each new value is guarded and compiled "
+            "for, or bind them with functools.partial"
+        )
+    _check_upstream("aot_function", upstream)
+    return _compiled(
+        fn, CallableBackend(fw_compiler, bw_compiler, inference_compiler, dict(decompositions or {})), partition_fn,
+        keep_inference_input_mutations=keep_inference_input_mutations, dynamic=dynamic,
+        static_inputs=num_params_buffers or None,
     )  # fmt: skip
 
 
@@ -173,40 +180,20 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> AotModule:
     """
     if not isinstance(mod, nn.Module):
         raise UsageError(f"aot_module takes a module, not {mod!r:.80}; for functions, use aot_function")
-    return AotModule(mod, _function(ModuleTarget(mod), *args, **kwargs))
+    return AotModule(mod, aot_function(mod, *args, **kwargs))
 
 
-def _function(
-    target: FunctionTarget | ModuleTarget,
-    fw_compiler: Compiler,
-    bw_compiler: Compiler | None = None,
-    partition_fn: Partitioner = default_partition,
-    decompositions: Decompositions | None = None,
-    keep_inference_input_mutations: bool = False,
-    inference_compiler: Compiler | None = None,
-    dynamic: bool = False,
-    static_argnums: tuple[int, ...] | None = None,
-    *,
-    duplicates: Literal["drop", "keep"] = "drop",
-    static_inputs: int | None = None,
-    **upstream: Any,
+def _compiled(
+    called: Function | nn.Module, compiler: Backend, partitioner: Partitioner, **ways: Any
 ) -> CompiledFunction:
-    if static_argnums is not None:
-        raise UsageError(
-            "static_argnums is not supported: pass Python values as arguments, each new value is guarded and compiled "
-            "for, or bind them with functools.partial"
-        )
-    _check_upstream("aot_function" if isinstance(target, FunctionTarget) else "aot_module", upstream)
-    options = Options(
-        backend=CallableBackend(fw_compiler, bw_compiler, inference_compiler, dict(decompositions or {})),
-        partitioner=partition_fn,
-        keep_inference_input_mutations=keep_inference_input_mutations,
-        dynamic=dynamic,
-        duplicates=duplicates,
-        static_inputs=static_inputs,
-    )
-    settings: dict[str, Any] = {"compiler": options.backend, "partitioner": partition_fn, "dynamic": dynamic}
-    return function_for(target, options, by_dynamo=partial(compile_by_dynamo, **settings))
+    """Compile a call as the options in ``ways`` say; Dynamo captures what cannot be traced."""
+    options = Options(backend=compiler, partitioner=partitioner, **ways)
+    by_dynamo = partial(compile_by_dynamo, compiler=compiler, partitioner=partitioner, dynamic=options.dynamic)
+    return function_for(_target(called), options, by_dynamo=by_dynamo)
+
+
+def _target(called: Function | nn.Module) -> FunctionTarget | ModuleTarget:
+    return ModuleTarget(called) if isinstance(called, nn.Module) else FunctionTarget(called)
 
 
 def aot_module_simplified(
@@ -243,10 +230,9 @@ def aot_module_simplified(
     nested = [type(a).__qualname__ for a in args if is_container(a)]
     if nested:
         raise UsageError(f"aot_module_simplified takes flat arguments; there is a {nested[0]}: use aot_module")
-    compiled = _function(
-        ModuleTarget(mod), fw_compiler, bw_compiler, partition_fn, decompositions, keep_inference_input_mutations,
-        inference_compiler, duplicates="keep",
-    )  # fmt: skip
+    compiler = CallableBackend(fw_compiler, bw_compiler, inference_compiler, dict(decompositions or {}))
+    ways: dict[str, Any] = {"keep_inference_input_mutations": keep_inference_input_mutations, "duplicates": "keep"}
+    compiled = _compiled(mod, compiler, partition_fn, **ways)
 
     def forward(*runtime_args: Any) -> tuple[Any, ...]:
         out = compiled(*runtime_args)
@@ -362,6 +348,5 @@ def compile(
         return AotModule(fn_or_module, made) if isinstance(fn_or_module, nn.Module) else made
     ways: dict[str, Any] = {"dynamic": dynamic, "by_dynamo": not fullgraph}
     options = Options(backend=compiler, partitioner=chosen, keep_inference_input_mutations=True, **ways)
-    target = ModuleTarget(fn_or_module) if isinstance(fn_or_module, nn.Module) else FunctionTarget(fn_or_module)
-    function = function_for(target, options, by_dynamo=by_dynamo, whole=fullgraph)
+    function = function_for(_target(fn_or_module), options, by_dynamo=by_dynamo, whole=fullgraph)
     return AotModule(fn_or_module, function) if isinstance(fn_or_module, nn.Module) else function

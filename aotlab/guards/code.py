@@ -111,7 +111,7 @@ def line_that_changes(codes: Sequence[types.CodeType], name: str) -> UserLine | 
 def line_like(codes: Iterable[types.CodeType], pattern: str) -> UserLine | None:
     """Return the first line whose text ``pattern`` is found in."""
     for code in _with_inner(codes):
-        for number, _ in _by_line(code):
+        for number in sorted({line for _, _, line in code.co_lines() if line is not None}):
             if re.search(pattern, linecache.getline(code.co_filename, number)):
                 return line_of(code, number)
     return None
@@ -121,15 +121,6 @@ def _with_inner(codes: Iterable[types.CodeType]) -> Iterator[types.CodeType]:
     for code in codes:
         yield code
         yield from _with_inner(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-
-
-def _by_line(code: types.CodeType) -> Iterator[tuple[int, list[dis.Instruction]]]:
-    lines: dict[int, list[dis.Instruction]] = {}
-    for instruction in dis.get_instructions(code):
-        number = instruction.positions.lineno if instruction.positions is not None else None
-        if number is not None:
-            lines.setdefault(number, []).append(instruction)
-    yield from sorted(lines.items())
 
 
 def line_of(code: types.CodeType, number: int) -> UserLine:

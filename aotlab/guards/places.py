@@ -41,11 +41,8 @@ class Place:
 
     def __call__(self) -> UserLine:
         """Look the line up."""
-        number = self.code.co_firstlineno
-        for start, end, line in self.code.co_lines():
-            if start <= self.instruction < end and line is not None:
-                number = line
-        return line_of(self.code, number)
+        lines = (line for start, end, line in self.code.co_lines() if start <= self.instruction < end)
+        return line_of(self.code, next(lines, None) or self.code.co_firstlineno)
 
 
 #: Looks the line of a place up.

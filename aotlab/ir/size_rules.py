@@ -43,15 +43,9 @@ class Rules:
 
     def broken(self, leaves: Sequence[Any]) -> str | None:
         """Return the first that does not hold for the arguments of which ``leaves`` are the facts."""
+        scope = {"leaves": leaves, "math": math, "torch": torch}
         rules = zip(self.texts, self.expressions, strict=True)
-        return next(
-            (
-                text
-                for text, expression in rules
-                if not eval(expression, {"leaves": leaves, "math": math, "torch": torch})
-            ),
-            None,
-        )
+        return next((text for text, expression in rules if not eval(expression, scope)), None)
 
 
 def rules_of(sizes: internals.Sizes | None, names: Sequence[str], fakes: Mapping[int, Tensor]) -> Rules | None:

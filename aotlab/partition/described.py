@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from torch import Tensor, fx
+from torch import fx
 
 from aotlab.errors import UserLine
 from aotlab.ir.graphs import line_of, output_args, placeholders
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
+from aotlab.partition.joint import memory_of
 from aotlab.trace.live import Trace
 
 #: Why something is saved that the first derivative does not use.
@@ -47,11 +49,7 @@ def describe_saved(
 ) -> tuple[SavedValue, ...]:
     """Describe the values that the forward returns behind ``count`` outputs; ``copies`` serve recomputation."""
     storages = StorageNumbers()
-
-    def memory(node: fx.Node) -> int | None:
-        value = node.meta["val"]
-        return storages.number(value) if isinstance(value, Tensor) else None
-
+    memory = partial(memory_of, storages=storages)
     returned = output_args(forward.graph)
     mutated = [trace.metadata.input_info[write.index].name for write in trace.writes]
     of_inputs = {memory(node) for node in placeholders(forward.graph)}

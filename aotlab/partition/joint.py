@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -109,15 +110,10 @@ class Joint:
         return order
 
 
-def memory_numbers() -> Callable[[fx.Node], int | None]:
-    """Make what numbers the memory of nodes, None for one without: nodes with the same number share it."""
-    storages = StorageNumbers()
-
-    def memory(node: fx.Node) -> int | None:
-        value = node.meta.get("val")
-        return storages.number(value) if isinstance(value, Tensor) else None
-
-    return memory
+def memory_of(node: fx.Node, storages: StorageNumbers) -> int | None:
+    """Return the number of a node's memory, None for one without: nodes with the same number share it."""
+    value = node.meta.get("val")
+    return storages.number(value) if isinstance(value, Tensor) else None
 
 
 def held_bytes(saved: Iterable[fx.Node], graph: fx.Graph, count: int) -> int:
@@ -125,7 +121,7 @@ def held_bytes(saved: Iterable[fx.Node], graph: fx.Graph, count: int) -> int:
 
     Shared memory counts once, that of inputs and ``count`` outputs not at all, the clones of overwritten inputs each.
     """
-    memory = memory_numbers()
+    memory = partial(memory_of, storages=StorageNumbers())
     primals, _ = primals_and_tangents(graph)
     free = {memory(node) for node in (*primals, *output_args(graph)[:count]) if isinstance(node, fx.Node)}
     written = {memory(node) for node in primals if node.meta.get("overwritten")} - {None}
@@ -192,13 +188,13 @@ def _key(value: Any, same: dict[fx.Node, fx.Node]) -> Hashable:
 
 def within_reach(joint: fx.Graph, count: int) -> set[fx.Node]:
     """Return the forward's nodes in memory of its ``count`` outputs or of primals that are not overwritten."""
-    memory_of = memory_numbers()
+    memory = partial(memory_of, storages=StorageNumbers())
     tensors = (node for node in primals_and_tangents(joint)[0] if not is_size(node))
     tops = {node for node in tensors if not node.meta.get("overwritten")}
     seen = (node for node in [*tops, *output_args(joint)[:count]] if isinstance(node, fx.Node))
-    memory = {memory_of(node) for node in seen} - {None}
+    visible = {memory(node) for node in seen} - {None}
     early = (node for node in joint.nodes if node.op == "call_function" and phase_of(node) == "forward")
-    return tops | {node for node in early if memory_of(node) in memory}
+    return tops | {node for node in early if memory(node) in visible}
 
 
 @contextmanager

@@ -92,13 +92,9 @@ def generate(parts: Parts) -> tuple[str, dict[str, Any]]:
     made = outputs.write()
     keeping.watch(edges)
     edges.register_hooks("input", "root", "output")
-    _leave_grad_mode(draft)
+    left = draft.meta.grad_enabled_mutation
+    if left is not None:
+        w.add(f"set_grad_mode({left})")
     w.add(f"return {write_result(w, draft.trace.outputs.spec, made)}")
     prologue.assume()
     return "\n".join(["def run(args, kwargs):", *w.lines]) + "\n", w.namespace
-
-
-def _leave_grad_mode(draft: Draft) -> None:
-    left = draft.meta.grad_enabled_mutation
-    if left is not None:
-        draft.w.add(f"set_grad_mode({left})")
