@@ -119,13 +119,20 @@ class Prologue:
             kept = draft.star([draft.expressions[i] for i in parts.dedupe.kept])
             draft.miss([f"not {self.w.call('tensors_hold', parts.tensors_hold, kept)}"])
         leaves = []
-        for i in parts.dedupe.kept:
+        for k, i in enumerate(parts.dedupe.kept):
             facts = state.leaves[i]
-            if isinstance(facts, TensorFacts) and facts.requires_grad and facts.type is Tensor:
+            if isinstance(facts, TensorFacts) and facts.type is Tensor and self._matters_whether_leaf(k):
                 leaves.append(f"{'not ' if facts.is_leaf else ''}{draft.expressions[i]}.is_leaf")
         if leaves:
             draft.miss(leaves)
         self._views_of_others()
+
+    def _matters_whether_leaf(self, k: int) -> bool:
+        """Tell whether an input's being a leaf shows in what the function does: it writes it, views it, or asks."""
+        effects, info = self.draft.trace.effects, self.draft.meta.input_info[k]
+        changed = info.moves_version or info.mutates_data or info.mutates_metadata
+        seen = k in effects.looked_at or k in effects.viewed_unseen
+        return info.requires_grad and (changed or seen or self.draft.base_with(k) is not None)
 
     def _sizes(self) -> None:
         """Write what names the sizes that vary."""

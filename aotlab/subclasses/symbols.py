@@ -34,8 +34,10 @@ def compile_call(options: Options, target: Target, args: tuple[Any, ...], kwargs
         if all(leaf.type is not internals.FakeTensor for leaf in entry.state.leaves):
             return entry
     except Declined as declined:
+        if not isinstance(declined.__cause__, SubclassError):
+            raise
         values, symbols = _symbols_of(target.lifter()(), args, kwargs)
-        if not symbols or not isinstance(declined.__cause__, SubclassError):
+        if not symbols:
             raise
     if symbols:
         entry = _compile_for_all(options, target, (args, kwargs, *rest), values, symbols)

@@ -46,8 +46,9 @@ class Chronicle:
     """Notes views and writes while the traced function runs; ``storages`` are the inputs' memory by its keys.
 
     Of memory, by its keys: views of ``viewed_unseen`` were made or used without autograd, of ``fragile`` must not be
-    used once the version moved; ``aliased`` has aliases that know no base. ``kept_by`` is what nodes of writes to views
-    keep unseen by Python, ``offsets_read`` the inputs whose offset mattered.
+    used once the version moved; ``aliased`` has aliases that know no base; ``looked_at`` was asked what it is to
+    autograd. ``kept_by`` is what nodes of writes to views keep unseen by Python, ``offsets_read`` the inputs whose
+    offset mattered.
     """
 
     def __init__(self, storages: Mapping[int, InputStorage]) -> None:
@@ -55,6 +56,7 @@ class Chronicle:
         self.viewed_unseen: set[int] = set()
         self.fragile: set[int] = set()
         self.aliased: set[int] = set()
+        self.looked_at: set[int] = set()
         self.kept_by: dict[Any, list[Tensor]] = {}
         self.offsets_read: set[int] = set()
         self._made: dict[int, tuple[weakref.ref[Tensor], int]] = {}

@@ -120,6 +120,7 @@ class EscapeGuard(TorchFunctionMode):
         if internals.is_functional(tensor):
             with internals.disable_torch_function():  # in hooks of a backward this mode is in force twice
                 key, is_view = internals.storage_key(tensor), internals.base_of(tensor) is not None
+            self.chronicle.looked_at.add(key)
             if key in self._unknown_histories and func in _LETS_REQUIRE_GRAD | _READS_HISTORY:
                 what = ", made under no_grad, is asked for its history"
             elif func in _LETS_REQUIRE_GRAD and is_view:

@@ -125,6 +125,7 @@ def _effects(findings: Findings, forward: ForwardOutputs, sources: Mapping[Edge,
         quirks=findings.recorder.quirks,
         fragile=inputs_of(chronicle.fragile),
         viewed_unseen=inputs_of(chronicle.viewed_unseen),
+        looked_at=inputs_of(chronicle.looked_at),
     )
 
 

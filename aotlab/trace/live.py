@@ -63,6 +63,8 @@ class Effects:
     fragile: frozenset[int]
     #: The inputs of which views were made or used without autograd.
     viewed_unseen: frozenset[int]
+    #: The inputs that it asked what they are to autograd.
+    looked_at: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
