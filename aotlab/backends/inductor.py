@@ -101,7 +101,7 @@ class InductorBackend(Backend):
             if request.kind == "inference":
                 internals.inductor_joint_passes(module, request.fake_mode, exact_random=exact)
             results = (node.meta.get("val") if isinstance(node, fx.Node) else None for node in output.args[0][:count])
-            groups = _memory(results)
+            groups = None if request.kind == "backward" else _memory(results)
             targets = [node.target for node in module.graph.nodes]
             compiled = internals.inductor_compile(
                 module,
@@ -115,8 +115,7 @@ class InductorBackend(Backend):
                 exact_random=any(map(is_random, targets)) and not any(map(internals.is_inductors_draw, targets)),
                 max_autotune=self._max_autotune,
             )
-        called = _taking(compiled, floats) if floats else compiled
-        return called if request.kind == "backward" else _apart(called, groups)
+        return _around(compiled, floats, groups) if floats or groups is not None else compiled
 
     def source(self, compiled: Any) -> str | None:
         """Return Inductor's output code."""
@@ -158,31 +157,25 @@ def kernels_in(source: str, origins: Mapping[str, Sequence[str]]) -> tuple[Kerne
     return tuple(found)
 
 
-def _taking(compiled: Any, floats: Sequence[int]) -> Callable[..., Any]:
-    """Hand over tensors in the place of some floats."""
-
-    def call(inputs: list[Any]) -> Any:
-        for n in floats:
-            inputs[n] = torch.tensor(inputs[n], dtype=torch.float64)
-        return compiled(inputs)
-
-    call._boxed_call = True  # type: ignore[attr-defined]  # the mark that upstream's users look for
-    call.source_code = getattr(compiled, "source_code", None)  # type: ignore[attr-defined]
-    return call
-
-
 def _memory(values: Iterable[Any]) -> list[int | None]:
     """Name the memory of each tensor; None for what is none."""
     return [internals.storage_key(value) if isinstance(value, Tensor) else None for value in values]
 
 
-def _apart(compiled: Any, groups: list[int | None]) -> Callable[..., Any]:
-    """Copy results that share memory, as by a ``cat``, but not in ``groups``, the graph's: the same ones each time."""
+def _around(compiled: Any, floats: Sequence[int], groups: list[int | None] | None) -> Callable[..., Any]:
+    """Hand over tensors in the place of some floats; copy results that share memory, as by a ``cat``.
+
+    Not those in ``groups``, the graph's, and the same ones each time.
+    """
     copied: list[int] | None = None
 
     def call(inputs: list[Any]) -> Any:
         nonlocal copied
+        for n in floats:
+            inputs[n] = torch.tensor(inputs[n], dtype=torch.float64)
         results = compiled(inputs)
+        if groups is None:
+            return results
         if len(results) > len(groups):  # what is computed only because it may raise, or draws
             results = results[: len(groups)]
         if copied is None:

@@ -13,7 +13,6 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -301,16 +300,12 @@ def _not_compiled(*_args: object, **_kwargs: object) -> NoReturn:
     raise GraphInvariantError("a call under no transform came where only those under transforms go")
 
 
-@dataclass(eq=False)
 class ModuleBehindDynamo:
     """A module behind Dynamo: ``compiled`` is what `torch.compile` made of it, ``eagerly`` serves transforms."""
 
-    compiled: Callable[..., Any]
-    eagerly: CompiledFunction
-
-    def __post_init__(self) -> None:
-        """Say, as `CompiledFunction` does, what is compiled."""
-        self.__wrapped__ = self.eagerly.__wrapped__
+    def __init__(self, compiled: Callable[..., Any], eagerly: CompiledFunction) -> None:
+        self.compiled, self.eagerly = compiled, eagerly
+        self.__wrapped__ = eagerly.__wrapped__  # which says, as `CompiledFunction` does, what is compiled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it compiled, but under a transform."""

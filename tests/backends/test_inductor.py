@@ -112,6 +112,18 @@ def test_kernels_name_the_nodes_that_they_were_fused_of():
         assert {"aten.where.self", "aten.mul.Tensor"} <= targets["c++", "backward"]
 
 
+def test_kernels_name_their_nodes_where_a_number_varies():
+    """The entry for all numbers hands them over as tensors, and says of its kernels what the first one says."""
+    g = aotlab.compile(lambda x, s: (x * s).relu())
+    with aotlab.Report.record() as recording:
+        for number in (2.0, 3.5):
+            g(leaf(5), number).sum().backward()
+    frame = recording.report().frames[0]
+    assert len(g.entries) == len(frame.graphs) == 2
+    for graph in frame.graphs:
+        assert {"relu", "where"} <= {name for kernel in graph.kernels for name in kernel.nodes}
+
+
 @pytest.mark.tier("quick")
 def test_training_step_with_aliasing():
     """One training step: mutation, views of inputs and intermediates, gradients."""
