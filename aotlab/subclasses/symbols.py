@@ -34,9 +34,8 @@ def compile_call(options: Options, target: Target, args: tuple[Any, ...], kwargs
         if all(leaf.type is not internals.FakeTensor for leaf in entry.state.leaves):
             return entry
     except Declined as declined:
-        if not isinstance(declined.__cause__, SubclassError):
-            raise
-        values, symbols = _symbols_of(target.lifter()(), args, kwargs)
+        if isinstance(declined.__cause__, SubclassError):
+            values, symbols = _symbols_of(target.lifter()(), args, kwargs)
         if not symbols:
             raise
     if symbols:
