@@ -234,7 +234,7 @@ EPILOGUE: tuple[Mutant, ...] = (
     Mutant(
         name="grad mode forgotten",
         breaks="The grad mode that the function leaves behind is not set.",
-        changes=((runtime, "_leave_grad_mode", skip),),
+        changes=((runtime, "generate", _edited_source((r"set_grad_mode\(\w+\)", "pass"))),),
     ),
     Mutant(
         name="views of the graph's own",
