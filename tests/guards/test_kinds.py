@@ -201,6 +201,26 @@ def test_is_leaf():
     dynamo_two_calls(scaled, lambda: (var([1.0, 2.0], grad=True, nonleaf=True),), lambda: (var([1.0, 2.0], grad=True),))
 
 
+@pytest.mark.parametrize(
+    ("function", "entries"),
+    [
+        (lambda x: x.sin(), 1),
+        (lambda x: x[:1] * x.sum(), 1),
+        (lambda x: (x * 2, x.is_leaf), 2),
+        (lambda x: (x * 2, x.grad_fn is None), 2),
+        (lambda x: x.detach().mul_(2) + x, 2),
+    ],
+    ids=["computes", "views", "asks", "asks for its history", "writes past autograd"],
+)
+def test_leaves_where_it_does_not_show(function, entries):
+    """A non-leaf has the entry of a leaf where the function neither writes it nor looks at it past autograd."""
+    made = compiled(function)
+    for nonleaf in (False, True, False):
+        arguments = functools.partial(lambda nonleaf: (var([1.0, 2.0], grad=True, nonleaf=nonleaf),), nonleaf)
+        assert observed(function, arguments) == observed(made, arguments)
+    assert len(behind(made).entries) == entries
+
+
 @MODES
 def test_tensor_type(grad):
     """A Parameter where there was a tensor."""
