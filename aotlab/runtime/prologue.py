@@ -128,11 +128,12 @@ class Prologue:
         self._views_of_others()
 
     def _matters_whether_leaf(self, k: int) -> bool:
-        """Tell whether an input's being a leaf shows in what the function does: it writes it, views it, or asks."""
+        """Tell whether an input's being a leaf shows in what the function does: it writes it, views it, or may ask."""
         effects, info = self.draft.trace.effects, self.draft.meta.input_info[k]
         changed = info.moves_version or info.mutates_data or info.mutates_metadata
-        seen = k in effects.looked_at or k in effects.viewed_unseen
-        return info.requires_grad and (changed or seen or self.draft.base_with(k) is not None)
+        asked = k in effects.looked_at or any(map(self.state.mentioned.counts, ("is_leaf", "grad_fn")))
+        seen = asked or k in effects.viewed_unseen or self.draft.base_with(k) is not None
+        return info.requires_grad and (changed or seen)
 
     def _sizes(self) -> None:
         """Write what names the sizes that vary."""

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
-from aotlab.errors import DataDependentError
+from aotlab.errors import DataDependentError, RefusedError
 from aotlab.guards.places import called, user_line
 from aotlab.trace import boundary
 from aotlab.trace.chronicle import Chronicle, InputStorage
@@ -45,6 +45,7 @@ class EscapeGuard(TorchFunctionMode):
         self._unknown_histories = {item.storage for item in inputs if internals.is_leaf_by_its_base(item.real)}
         self._claims = {func: handler for quirk in quirks for func, handler in quirk.claims().items()}
         self._inference = torch.is_inference_mode_enabled()
+        self._refusal: Exception | None = None  # which the program may catch, and go on as it would not in eager
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function, which may write."""
@@ -69,8 +70,10 @@ class EscapeGuard(TorchFunctionMode):
             self.chronicle.uses((args, kwargs))
         try:
             result = self._pass(func, args, kwargs or {})
-        except DataDependentError as error:
-            boundary.explain_question(error, func, args, kwargs or {})
+        except (RunEagerly, RefusedError) as error:
+            self._refusal = self._refusal or error
+            if isinstance(error, DataDependentError):
+                boundary.explain_question(error, func, args, kwargs or {})
             raise
         except RuntimeError as error:
             boundary.explain_escape(error, func, args, kwargs or {})
@@ -157,6 +160,9 @@ class EscapeGuard(TorchFunctionMode):
     def __exit__(self, *error: Any) -> None:
         self._replaced.__exit__(*error)
         super().__exit__(*error)  # type: ignore[no-untyped-call]  # untyped in torch
+        refusal, self._refusal = self._refusal, None
+        if refusal is not None and error[0] is None:
+            raise refusal
 
     def _called(self, tensor: Tensor, otherwise: str = "a tensor") -> str:
         item = self.inputs.get(id(tensor))

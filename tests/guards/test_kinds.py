@@ -201,16 +201,41 @@ def test_is_leaf():
     dynamo_two_calls(scaled, lambda: (var([1.0, 2.0], grad=True, nonleaf=True),), lambda: (var([1.0, 2.0], grad=True),))
 
 
+class AsksInItsBackward(torch.autograd.Function):
+    """Has another gradient for a leaf."""
+
+    @staticmethod
+    def forward(ctx, x):
+        """Save the argument."""
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Ask what it was."""
+        return gradient * (5 if ctx.saved_tensors[0].is_leaf else 7)
+
+
 @pytest.mark.parametrize(
     ("function", "entries"),
     [
         (lambda x: x.sin(), 1),
+        (lambda x: AsksInItsBackward.apply(x), 2),
+        (lambda x: torch.autograd.grad(AsksInItsBackward.apply(x).sum(), x)[0] * x, 2),
         (lambda x: x[:1] * x.sum(), 1),
         (lambda x: (x * 2, x.is_leaf), 2),
         (lambda x: (x * 2, x.grad_fn is None), 2),
         (lambda x: x.detach().mul_(2) + x, 2),
     ],
-    ids=["computes", "views", "asks", "asks for its history", "writes past autograd"],
+    ids=[
+        "computes",
+        "asks in its backward",
+        "asks in a backward inside",
+        "views",
+        "asks",
+        "asks for its history",
+        "writes past autograd",
+    ],
 )
 def test_leaves_where_it_does_not_show(function, entries):
     """A non-leaf has the entry of a leaf where the function neither writes it nor looks at it past autograd."""

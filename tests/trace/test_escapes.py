@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import pickle
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import aotlab
 from aotlab import _torch as internals
 from aotlab import config
 from aotlab.errors import (
@@ -379,3 +381,37 @@ def test_refused_traces_keep_nothing_alive():
         with refusing(error):
             compiled(inplace_then(look))(torch.ones(3))
     assert len(traced_tensors()) == before
+
+
+def caught_branch(x):
+    """Branch on a value in a block that catches what goes wrong."""
+    try:
+        return x * 2 if x.isfinite().all() else x
+    except Exception:  # noqa: BLE001  # as users write it
+        return x * 3
+
+
+def caught_size(x):
+    """Take out by a mask."""
+    with contextlib.suppress(Exception):
+        return x[x > 0].sum() * x
+    return x * 3
+
+
+def caught_number(x):
+    """Ask for a number."""
+    try:
+        k = int(x.max())
+    except:  # noqa: E722  # as users write it
+        k = 0
+    return x * k
+
+
+@pytest.mark.parametrize("function", [caught_branch, caught_size, caught_number])
+def test_a_refusal_that_the_program_catches(function):
+    """It does not go on as if eager had raised that."""
+    f = aotlab.compile(function, backend="eager")
+    with pytest.warns(RuntimeWarning, match="values? of"):
+        assert f(torch.ones(2)).tolist() == function(torch.ones(2)).tolist()
+    with pytest.raises(RefusedError):
+        aotlab.compile(function, backend="eager", fullgraph=True)(torch.ones(2))
