@@ -17,7 +17,7 @@ LATER = {
     "subclasses": (["subclasses", "ir/subclasses.py", "_torch/subclasses.py", "_torch/callers_symbols.py"], 2_082),
     "higher-order ops": (["quirks/higher_order.py", "_torch/higher_order.py"], 560),
     "effects": (["trace/effects.py"], 110),
-    "export": (["export", "_torch/pre_dispatch.py"], 1_029),
+    "export": (["export", "_torch/pre_dispatch.py"], 1_031),
 }
 #: What one reads to understand what happens to a call.
 EVENING = [

@@ -143,7 +143,9 @@ class _Lifting(TorchFunctionMode):
             return value
         frame: FrameType | None = sys._getframe() if value.requires_grad else None
         while frame is not None and frame.f_code.co_name != "flat":
-            if frame.f_globals["__name__"] == "torch.autograd.function":  # there it has got a history already
+            in_module = isinstance(next(iter(frame.f_locals.values()), None), torch.nn.Module)
+            own = frame.f_code.co_name == "forward" and not in_module and not torch.is_grad_enabled()
+            if own or frame.f_globals["__name__"] == "torch.autograd.function":  # there it has got a history already
                 refuse("in `torch.cond` an autograd function is given a tensor from outside", "pass it as an operand")
             frame = frame.f_back
         if id(value) not in self.own:
