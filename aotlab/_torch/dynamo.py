@@ -82,15 +82,12 @@ def let_dynamo_follow_eager(is_ours: Callable[[object], bool]) -> None:
 
     It has no hooks for this: six methods are replaced. ``is_ours`` is asked about what `innermost_backend` returns.
     """
-    from torch._dynamo import config, variables
+    from torch._dynamo import config
     from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.symbolic_convert import InliningInstructionTranslator
     from torch._dynamo.variables import builder, misc
 
     arrays = getattr(getattr(builder, "np", None), "ndarray", ())  # none without numpy
-    encoder = torch.nn.TransformerEncoder.forward.__code__
-    recurrent = [kind.forward.__code__ for kind in (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU)]
-    packing = [rnn.pack_padded_sequence.__code__, rnn.pad_packed_sequence.__code__]  # whose sizes are values
 
     def guard_hooks(original: Any, guards: Any, guard: Any) -> None:
         guards.SEQUENCE_LENGTH(guard)
@@ -107,22 +104,10 @@ def let_dynamo_follow_eager(is_ours: Callable[[object], bool]) -> None:
     def wrap(original: Any, made_by: Any, value: Any) -> Any:
         if isinstance(value, arrays) and not config.trace_numpy:
             _break_graph("a numpy array", "Dynamo would compute with it, and write it, while it captures.")
-        if isinstance(value, torch.nn.RNNBase) and made_by.tx.f_code not in recurrent:
+        if isinstance(value, torch.nn.RNNBase) and made_by.tx.f_code not in _RECURRENT:
             with config.patch(allow_rnn=True):
                 return original(made_by, value)
         return original(made_by, value)
-
-    def inline(original: Any, parent: Any, func: Any, args: Any, kwargs: Any, *more: Any, **others: Any) -> Any:
-        code = func.get_code() if isinstance(func, variables.UserFunctionVariable) else None
-        if code is encoder and leaves_padding_out(getattr(args[0], "value", None), args[1:], kwargs):
-            leave_frame_to_python(encoder)
-            why = "Eager leaves padded places out where nothing is differentiated; Dynamo does not."
-            _break_graph("TransformerEncoder with a padding mask", why)
-        if code in packing or (code in recurrent and not config.allow_rnn):
-            leave_frame_to_python(code)
-            why = "Dynamo captures no LSTM, GRU or RNN, nor packed sequences: they run by eager's kernels."
-            _break_graph("a recurrent layer", why)
-        return original(parent, func, args, kwargs, *more, **others)
 
     def wrap_float(original: Any, made_by: Any, value: Any) -> Any:
         whole, *inner = made_by.tx.output.tracers
@@ -140,10 +125,31 @@ def let_dynamo_follow_eager(is_ours: Callable[[object], bool]) -> None:
         (misc.NumpyVariable, "call_function", call_numpy, lambda variable, tx, *_: tx.output),
         (builder.VariableBuilder, "_wrap", wrap, lambda made_by, *_: made_by.tx.output),
         (builder.VariableBuilder, "wrap_symfloat", wrap_float, lambda made_by, *_: made_by.tx.output),
-        (InliningInstructionTranslator, "inline_call", inline, lambda parent, *_: parent.output),
+        (InliningInstructionTranslator, "inline_call", _inline, lambda parent, *_: parent.output),
     ):
         # The output of a capture refers to its backend as one wrapper refers to the next.
         _replace(owner, name, method, lambda *args, of=output_of: is_ours(innermost_backend(of(*args))))
+
+
+_ENCODER = torch.nn.TransformerEncoder.forward.__code__
+_RECURRENT = [kind.forward.__code__ for kind in (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU)]
+_PACKING = [rnn.pack_padded_sequence.__code__, rnn.pad_packed_sequence.__code__]  # whose sizes are values
+
+
+def _inline(original: Any, parent: Any, func: Any, args: Any, kwargs: Any, *more: Any, **others: Any) -> Any:
+    """Break the graph at calls of what Python is to run."""
+    from torch._dynamo import config, variables
+
+    code = func.get_code() if isinstance(func, variables.UserFunctionVariable) else None
+    if code is _ENCODER and leaves_padding_out(getattr(args[0], "value", None), args[1:], kwargs):
+        leave_frame_to_python(_ENCODER)
+        why = "Eager leaves padded places out where nothing is differentiated; Dynamo does not."
+        _break_graph("TransformerEncoder with a padding mask", why)
+    if code in _PACKING or (code in _RECURRENT and not config.allow_rnn):
+        leave_frame_to_python(code)
+        why = "Dynamo captures no LSTM, GRU or RNN, nor packed sequences: they run by eager's kernels."
+        _break_graph("a recurrent layer", why)
+    return original(parent, func, args, kwargs, *more, **others)
 
 
 def _replace(owner: Any, name: str, method: Callable[..., Any], applies: Callable[..., bool]) -> None:
