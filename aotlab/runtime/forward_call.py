@@ -163,7 +163,9 @@ class ForwardCall:
         cut_edges = [f"cut_{trace.sources[edge].index}" for edge in carried]
         values = [f"out[{i}]{'.detach()' if trace.is_view(i) else ''}" for i in positions]
         for shape, dtype, device in (internals.edge_metadata(*edge) for edge in carried):  # they have no memory
-            like = f"{through[0]}.new_empty((), dtype={dtype}, device={w.constant('device', device)})"
+            like = w.constant("like", torch.empty((), dtype=dtype, device=device))
+            if internals.ADMITTED.get():  # symbols belong to fakes of the caller's mode
+                like = f"{through[0]}.new_empty((), dtype={dtype}, device={w.constant('device', device)})"
             values.append(f"{like}.expand({internals.size_text(tuple(shape))})")
         backward = draft.parts.backward[number]
         results = ", ".join([*names, *cut_edges, *([] if backward.anchors else ["_"])])
