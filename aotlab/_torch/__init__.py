@@ -97,7 +97,7 @@ from aotlab._torch.workbench import (
     eager_draws_by_inductor, log_handlers, recurrent_layers_captured, stock_compiled, unmark_static,
 )
 from aotlab._torch.samples import module_database, op_database, samples_do_not_seed
-from aotlab._torch.callers_symbols import ADMITTED, guards_of_program, marked, symbols_among
+from aotlab._torch.callers_symbols import ADMITTED, error_for_symbols, guards_of_program, marked, symbols_among
 from aotlab._torch.subclasses import (
     BACKWARD_OF_BAGS, MAKES_SPARSE, SPARSE, functionalization_again, functionalization_left_out,
     is_opaque, is_wrapper, make_wrapper, padding_of_lookup, parts_of, same_size, view_again,

@@ -77,3 +77,15 @@ def guards_of_program(module: fx.GraphModule) -> Callable[[Sequence[Any]], None]
             bool(question(*(inputs[n].shape[dim] for n, dim in places.values())))
 
     return ask
+
+
+def error_for_symbols(module: fx.GraphModule) -> str:
+    """Return the error of a graph when its ops are run on fake tensors: some kernels take no symbols for integers."""
+    inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+    mode: Any = next(each.fake_mode for each in inputs if isinstance(each, FakeTensor))
+    try:
+        with mode, mode.shape_env.suppress_guards():
+            fx.Interpreter(module).run(*inputs)
+    except RuntimeError as error:
+        return str(error).partition("\n")[0]
+    return ""

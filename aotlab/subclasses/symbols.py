@@ -72,7 +72,9 @@ def _compile_for_all(
     try:
         if not why:
             entry = pipeline.compile_call(options, target, *call)
-            why = entry.records["trace"].static_since
+            traced = entry.records["trace"]
+            with internals.fake_mode_set_aside():
+                why = traced.static_since or internals.error_for_symbols(traced.module)
     finally:
         internals.ADMITTED.reset(admitted)
     if why:

@@ -36,8 +36,8 @@ def tracing(recorder: Recorder) -> Iterator[None]:
     # a backend that decomposes random ops takes `native_dropout`, as upstream records it; it upsamples fixed sizes only
     inductors = torch.ops.aten.native_dropout.default in recorder.decompositions
     rewritten = ["dropout"] if inductors else []
-    if recorder.sizes is not None:
-        rewritten += ["matmul", "vec"] if inductors else ["matmul"]  # torch 2.11's own takes sizes for numbers
+    if recorder.sizes is not None:  # eager's take them for numbers; that of matmul does in torch 2.11
+        rewritten += ["matmul", "pad_sequence", "unsafe_chunk", *(["vec"] if inductors else [])]
     with (
         torch.autograd.set_multithreading_enabled(False),
         internals.quiet_fake_tensors(),

@@ -143,11 +143,16 @@ def test_a_plan() -> None:
     assert len(report.saved) > 0
 
 
+def _resized(x: Tensor) -> Tensor:
+    return functional.interpolate(x[None, None], size=(4, 4), mode="bilinear")
+
+
 REFUSED: dict[str, tuple[Callable[..., Any], Callable[[Tensor], tuple[Any, ...]], str]] = {
     "shared memory": (lambda x, y: x.mul_(2) + y, lambda x: (x[1:], x[:-1]), "share memory"),
     "nobody knows the size": (lambda x: x * 2, lambda x: (x.nonzero(),), "nobody knows"),
     "a size of one": (lambda x: x * 2, lambda x: (x[: x.shape[0] // 6],), "0 or 1"),
     "a column": (lambda x: x * 2, lambda x: (x[:, 0],), "stride"),
+    "a kernel that asks for integers": (_resized, lambda x: (x.requires_grad_(),), "IntList"),
 }
 
 

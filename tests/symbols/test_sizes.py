@@ -115,6 +115,16 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Make, int]] = {
     "a branch on a size": (lambda x: x * 2 if x.shape[0] > 5 else x * 3, lambda n: (need(n, 4),), 2),
     "gather": (lambda x, i: x.gather(0, i), lambda n: (need(n, 4), torch.arange(4 * n).view(n, 4) % n), 1),
     "chunk": (lambda x: x.chunk(2)[0], lambda n: (need(n, 4),), 1),
+    "a recurrent cell": (
+        lambda x, h, w, v: torch.lstm_cell(x, (h, h.cos()), w, v)[0],
+        lambda n: (need(n, 3), need(n, 2), need(8, 3), need(8, 2)),
+        1,
+    ),
+    "sequences of several lengths": (
+        lambda x, y: nn.utils.rnn.pad_sequence([x, y.exp()], padding_value=3.0),
+        lambda n: (need(n, 2), need(2 * n, 2)),
+        1,
+    ),
     "cumsum": (lambda x: x.cumsum(0).flip(0), lambda n: (need(n, 4),), 1),
     "reshape of a permutation": (
         lambda x: torch.stack([x, x * 2]).permute(1, 0, 2).reshape(x.shape[0], -1),
