@@ -44,8 +44,8 @@ from aotlab._torch.modules import (
 )
 from aotlab._torch.graphs import boxed_forward_of, forward_of, graph_module, has_effects, tracing_context, write_at_once
 from aotlab._torch.higher_order import (
-    COND, FLEX_ATTENTION, FLEX_ATTENTION_BACKWARD, HIGHER_ORDER, LOOP_BACKWARD, MAP, SCAN, WHILE_LOOP,
-    IndexesByTensors, ShapeEnv, under_autocast_as_now,
+    COND, FLEX_ATTENTION, FLEX_ATTENTION_BACKWARD, HIGHER_ORDER, LOOP_BACKWARD, MAP, SCAN, WHILE_LOOP, IndexesByTensors,
+    ShapeEnv, under_autocast_as_now,
 )  # fmt: skip
 from aotlab._torch.ops import (
     APPLY_OF_C, ASSERTIONS, CAST, CONJUGATE, DATA_OF, FUNCTION_APPLY, MAKE_TOKEN, ONEDNN_RNN_LAYER, ONE_HOT, PUTS,
@@ -54,10 +54,8 @@ from aotlab._torch.ops import (
     unseen_by_dynamo, without_onednn,
 )
 from aotlab._torch.kernels import LAID_OUT, as_in_eager, may_raise, may_raise_late
-from aotlab._torch.replaced import replaced as replaced
-from aotlab._torch.known_sizes import SymbolicMemo as SymbolicMemo
-from aotlab._torch.known_sizes import is_zero as is_zero
-from aotlab._torch.known_sizes import surely_contiguous as surely_contiguous
+from aotlab._torch.replaced import replaced
+from aotlab._torch.known_sizes import SymbolicMemo, is_zero, surely_contiguous
 from aotlab._torch.modes import (
     MODE_EXITS, SET_GRAD_ENABLED, Surroundings, TransformState, any_autocast_enabled, autocast_knows, autocast_nesting,
     disable_autocast, disable_torch_function, forward_ad_active, is_beyond_kernels, is_transformed, no_dispatch_modes,
@@ -74,15 +72,14 @@ from aotlab._torch.views import (
     version_of, versions_of, was_made_under_no_grad,
 )
 from aotlab._torch.saved import (
-    CHECKPOINT, CHECKPOINT_CONTEXTS, SPENT_CACHE, cache_is_written, caches_kept,
-    checkpoint_settings, hooks_are_foreign, is_cached_in, is_checkpointed, keeps_unsaved,
-    kept_by_checkpoint, kept_is_written, outputs_saved_by, saved_tensor_hooks, saved_tensor_hooks_disabled,
-    saved_tensor_hooks_hidden, saved_tensors_of, saves_tensors,
+    CHECKPOINT, CHECKPOINT_CONTEXTS, SPENT_CACHE, cache_is_written, caches_kept, checkpoint_settings, hooks_are_foreign,
+    is_cached_in, is_checkpointed, keeps_unsaved, kept_by_checkpoint, kept_is_written, outputs_saved_by,
+    saved_tensor_hooks, saved_tensor_hooks_disabled, saved_tensor_hooks_hidden, saved_tensors_of, saves_tensors,
 )
 from aotlab._torch.nodes import (
     always_raises, arrivals, current_graph_task, current_node, current_node_sequence, edge_metadata, fills_by_mask,
-    is_copy_slices, is_custom_function_node, is_to_be_run, keeps_graph, leaf_of, pass_on, run_node,
-    sequence_number, sequence_of, turns, with_common_node, with_own_node,
+    is_copy_slices, is_custom_function_node, is_to_be_run, keeps_graph, leaf_of, pass_on, run_node, sequence_number,
+    sequence_of, turns, with_common_node, with_own_node,
 )
 from aotlab._torch.inductor import (
     _lowered, inductor_compile, inductor_decompositions, inductor_draws_as_eager, inductor_joint_passes,
@@ -90,7 +87,7 @@ from aotlab._torch.inductor import (
 )
 from aotlab._torch.dynamo import (
     as_made_by_dynamo, dynamo_breaks, dynamo_compile_id, dynamo_disable, dynamo_failed_guards, hear_dynamo,
-    in_guard, innermost_backend, leave_frame_to_python, leaves_padding_out, let_dynamo_follow_eager,
+    leave_frame_to_python, leaves_padding_out, let_dynamo_follow_eager,
 )
 from aotlab._torch.workbench import (
     RESUME_PREFIX, cold_caches, dynamo_cleanups, dynamo_compiles, dynamo_graphs, dynamo_reasons, dynamo_settings,
@@ -99,8 +96,8 @@ from aotlab._torch.workbench import (
 from aotlab._torch.samples import module_database, op_database, samples_do_not_seed
 from aotlab._torch.callers_symbols import ADMITTED, error_for_symbols, guards_of_program, marked, symbols_among
 from aotlab._torch.subclasses import (
-    BACKWARD_OF_BAGS, MAKES_SPARSE, SPARSE, functionalization_again, functionalization_left_out,
-    is_opaque, is_wrapper, make_wrapper, padding_of_lookup, parts_of, same_size, view_again,
+    BACKWARD_OF_BAGS, MAKES_SPARSE, SPARSE, functionalization_again, functionalization_left_out, is_opaque, is_wrapper,
+    make_wrapper, padding_of_lookup, parts_of, same_size, view_again,
 )
 from aotlab._torch.symbols import (
     Sizes, expression_of, fixed, is_symbolic, known_of, marked_dims, shown_size, size_text, sizes_function,

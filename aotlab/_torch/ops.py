@@ -18,6 +18,8 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_co
 from torch._decomp.decompositions import upsample_compute_output_size
 from torch._ops import HigherOrderOperator, OpOverload
 
+from aotlab._torch.replaced import replaced
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 #: The same partial object for the same function and arguments.
 _bound = functools.lru_cache(maxsize=256)(partial)
@@ -127,13 +129,23 @@ def eager_kernels(*, but: Sequence[str] = ()) -> Iterator[None]:
     Upsampling, recurrent layers, dropout and a few activations have rewritings for symbolic shapes that hang on
     autograd's keys and replace the C++ code on every trace. They come back after the block. Overloads by the names in
     ``but`` are rewritten; ``"vec"`` are those of upsampling.
+
+    And let functionalization see what composite ops call, in inference mode too, where autograd takes none apart.
     """
+    ordinary, composite = OpOverload._get_dispatch, torch._C.DispatchKey.CompositeImplicitAutograd
+
+    def dispatch(op: OpOverload, key: Any) -> Any:
+        if key == torch._C.DispatchKey.Functionalize and has_composite_kernel_only(op, "cpu"):
+            return op._dispatch_cache.setdefault(key, op.py_kernels.get(composite, composite))
+        return ordinary(op, key)
+
     changed = [(op, op.py_kernels, kernels) for op, names, kernels in _rewritten_in_python() if names.isdisjoint(but)]
     try:
         for op, _, kernels in changed:
             op.py_kernels = kernels
             op._dispatch_cache.clear()
-        yield
+        with replaced(OpOverload, "_get_dispatch", dispatch):
+            yield
     finally:
         for op, before, _ in changed:
             op.py_kernels = before

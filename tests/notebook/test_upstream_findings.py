@@ -20,6 +20,7 @@ FINDINGS = [
     "inputs that begin to overlap",
     "inputs that cease to overlap",
     "a write that is lost",
+    "a write in inference mode",
     "an out= that is not written",
     "random numbers that shift",
     "a gradient that does not exist",

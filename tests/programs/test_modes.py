@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from aotlab.errors import EscapeError
@@ -272,6 +273,31 @@ def test_inference_mode_around(program):
             assert torch.equal(actual, expected)
     outside = compiled(lambda x: x * 2)
     assert outside(inside[0]).is_inference() is False
+
+
+COMPOSITES = {
+    "a dropout that drops nothing": lambda x: functional.dropout(x, training=False),
+    "a sum that transposes": lambda x: torch.einsum("ij->ji", x),
+    "the tensor as it is": torch.atleast_2d,
+    "a cell": lambda x: torch.gru_cell(x, x.cos(), x.repeat(3, 1), x.repeat(3, 1).sin()),
+    "smoothed labels": lambda x: functional.cross_entropy(x, x.argmax(1), label_smoothing=0.1),
+    "a quantile": lambda x: x.quantile(0.3, dim=1),
+    "a dropout": lambda x: functional.dropout(x, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSITES)
+def test_composite_ops_in_inference_mode(name):
+    """What they write, and what they return a view of, is seen, though autograd takes none apart there."""
+
+    def program(x):
+        y = COMPOSITES[name](x)
+        z = y + 1
+        y.mul_(2)
+        return x * 2, y, z
+
+    with torch.inference_mode():
+        same(program, leaf(4, 4).detach(), backward=None)
 
 
 def test_saving_an_inference_tensor():
