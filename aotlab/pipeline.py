@@ -18,9 +18,11 @@ Words: the *primals* are the inputs of the graph; a *tangent* is the gradient of
 computes outputs and gradients together; the *prologue* and *epilogue* are what the run-time function does before and
 after the graphs; an *entry* is one compiled form of a function, for the calls that its *guards* hold for. *Kept* inputs
 are those that dedupe leaves; *roots* are the forward outputs that can be differentiated. Where the caller can get hold
-of its middle, the autograd graph is cut into *segments*; the *source* of an edge is what stands for it at run time.
+of its middle, the autograd graph is cut into *segments*; their backwards are derived when they are first run. Gradients
+leave a segment by its *exits*; the *source* of an edge is what stands for it at run time.
 
-Read the rooms in this order: `aotlab.capture`, `aotlab.trace`, `aotlab.partition`, `aotlab.backends`, `aotlab.runtime`.
+Read the rooms in this order: `aotlab.capture`, `aotlab.trace`, `aotlab.partition`, `aotlab.backends`, `aotlab.runtime`;
+then `aotlab.derivatives.backwards`, how a backward is run, and `aotlab.guards.call_state`, what an entry assumes.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ class Options:
     """How to compile.
 
     ``duplicates`` is the dedupe strategy; ``static_inputs`` says how many of the first inputs keep their addresses
-    (None: the lifted parameters and buffers). ``by_dynamo``: Dynamo may capture what is declined.
+    (None: the lifted parameters and buffers). ``by_dynamo``: Dynamo may capture what is declined. Without a backward,
+    ``keep_inference_input_mutations`` lets the graph itself write mutated inputs; `aotlab.compile` asks for it.
     """
 
     backend: Backend
@@ -229,7 +232,7 @@ def _guarded(state: CallState, deduped: dedupe.DedupeRecord, live: trace.Trace) 
     writes = any(info.mutates_data for info in live.metadata.input_info)
     offsets = tuple(deduped.kept[k] for k in live.inputs.offsets_read)
     rules = rules_of(live.recorder.sizes, state.names, dict(zip(deduped.kept, live.inputs.fakes, strict=True)))
-    return replace(state, must_not_overlap=writes, offsets=offsets, rules=rules)
+    return replace(state, watches_overlap=writes, offsets=offsets, rules=rules)
 
 
 def _definition(target: Target) -> UserLine | None:

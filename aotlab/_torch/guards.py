@@ -93,7 +93,7 @@ def _switches() -> Iterator[Switch]:
         ("torch.utils.deterministic.fill_uninitialized_memory", c._get_deterministic_fill_uninitialized_memory,
          c._set_deterministic_fill_uninitialized_memory, True, ())
     )  # fmt: skip
-    rows.append(  # None, True or False: bools would be compared as such
+    rows.append(  # in a tuple, for it may be None; of bools the prologue asks for their truth alone
         ("torch.utils.checkpoint.set_checkpoint_early_stop", lambda: (checkpoint._enable_checkpoint_early_stop,),
          lambda stop: setattr(checkpoint, "_enable_checkpoint_early_stop", *stop), False, ("checkpoint",))
     )  # fmt: skip

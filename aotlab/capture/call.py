@@ -103,7 +103,8 @@ class CaptureRecord:
     """What was called.
 
     ``arguments`` has the lifted parameters and buffers first, then the flat arguments; equal storage numbers of their
-    specs show shared memory. ``training``: grad mode was on, and an argument requires grad.
+    specs show shared memory. ``training``: grad mode was on, and an argument requires grad; whether
+    anything can be differentiated is found by the trace.
     """
 
     function: str

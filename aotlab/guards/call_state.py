@@ -155,8 +155,8 @@ class CallState:
     ``structure`` and ``nesting`` are the nesting of the arguments, as text and as what is compared; ``same_as`` has for
     each flat argument the position of the first one that is the same tensor. ``reached`` is what the function reads
     besides, ``mentioned`` names the attributes of tensors that it may read; ``function_modes`` counts default devices,
-    ``dispatch_modes`` fake modes. An entry that writes an input ``must_not_overlap``: its guards watch what shares
-    memory. ``offsets`` are the positions of tensors whose offset was read; ``rules`` say which sizes may be others.
+    ``dispatch_modes`` fake modes. An entry that writes an input ``watches_overlap``: which inputs share memory, and
+    how. ``offsets`` are the positions of tensors whose offset was read; ``rules`` say which sizes may be others.
     """
 
     structure: str
@@ -171,7 +171,7 @@ class CallState:
     dispatch_modes: int = 0
     mentioned: Mentioned = NOTHING_MENTIONED
     nesting: Any = field(default=None, repr=False)
-    must_not_overlap: bool = True
+    watches_overlap: bool = True
     offsets: tuple[int, ...] = ()
     rules: Rules | None = None
 

@@ -133,7 +133,7 @@ def _of_argument(name: str, before: TensorFacts | ValueFacts, after: TensorFacts
 def _of_tensors_together(then: CallState, now: CallState) -> Iterator[str]:
     """Compare what counts of some tensors only, and what tensors have in common."""
     for name, before, after in zip(now.names, then.leaves, now.leaves, strict=True):
-        if then.must_not_overlap and isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
+        if then.watches_overlap and isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
             if before.may_be_written and not after.may_be_written:
                 yield f"`{name}` is a view with hooks, or that autograd does not let be written; an input is written"
             elif before.may_be_written != after.may_be_written:
@@ -157,7 +157,7 @@ def _of_tensors_together(then: CallState, now: CallState) -> Iterator[str]:
             yield f"`{now.names[i]}` is the same tensor as `{now.names[is_same]}`; the compiled entry expects two"
         elif was_same != is_same:
             yield f"`{now.names[i]}` and `{now.names[was_same]}` are two tensors; the compiled entry expects one"
-    if then.must_not_overlap and then.overlapping != now.overlapping:
+    if then.watches_overlap and then.overlapping != now.overlapping:
         began = [pair for pair in now.overlapping if pair not in then.overlapping]
         a, b, _ = (began or [pair for pair in then.overlapping if pair not in now.overlapping])[0]
         again = any(pair[:2] == (a, b) for pair in then.overlapping)
@@ -198,7 +198,7 @@ def sentences(state: CallState) -> tuple[tuple[str, str, str], ...]:
     if len(tensors) > 1:
         rows.append(("identity", "inputs", f"the {len(tensors)} tensor inputs are distinct tensors"))
     rows += [("size", "inputs", f"`{text}`") for text in (() if state.rules is None else state.rules.texts)]
-    if state.must_not_overlap and len(tensors) > 1:
+    if state.watches_overlap and len(tensors) > 1:
         share = [f"`{state.names[a]}` and `{state.names[b]}` share bytes as they did" for a, b, _ in state.overlapping]
         rows.append(("overlap", "inputs", "; ".join(share) or "no input shares bytes with an input that is written"))
     rows += [("setting", name, f"{name} is {_show(v)}") for name, v in state.settings if name not in _unchecked(state)]

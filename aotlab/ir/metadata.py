@@ -107,7 +107,6 @@ class OutputAliasInfo:
     raw_type: str
     spec: TensorSpec | None
     base_idx: int | None = None
-    dynamic_dims: frozenset[int] = frozenset()
     requires_grad: bool = False
     views: tuple[ViewStep, ...] = ()
     same_as: int | None = None
@@ -145,7 +144,8 @@ class ViewAndMutationMeta:
 
     The forward graph returns ``intermediate_bases`` for outputs; ``tangents`` are in the joint graph's order;
     ``grad_enabled_mutation`` is the grad mode left behind, None if left alone; ``static_input_indices`` keep addresses.
-    ``tokens``, and ``backward_tokens``, are the ops with ordered effects, in order: each may take the last one's token.
+    ``keep_input_mutations``: the graph was to write inputs itself. ``tokens`` and ``backward_tokens`` are the ops with
+    ordered effects: each may take the last one's token.
     """
 
     input_info: tuple[InputAliasInfo, ...]

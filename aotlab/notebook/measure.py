@@ -306,7 +306,7 @@ def _behaviour(eager: Run, fresh: Callable[[], _Copy], entry: Entry | None) -> _
     known = {id(tensor): index for index, tensor in reversed(list(enumerate(outputs)))}
     return _Behaviour(
         # Inference tensors count no versions; the entry knows without.
-        mutates=any(moved) or (entry is not None and entry.state.must_not_overlap),
+        mutates=any(moved) or (entry is not None and entry.state.watches_overlap),
         outputs=tuple(sorted(index for index in known.values() if outputs[index].requires_grad)),
         written=tuple(
             [

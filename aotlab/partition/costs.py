@@ -5,7 +5,7 @@ convolutions, attention) cost their arithmetic besides, `FLOPS_PER_BYTE` floatin
 byte. Sizes that vary count as they were in the traced call. A pointwise op that runs again is fused with its reader, so
 that only its arithmetic counts::
 
-    kept                    2 * bytes of the value
+    kept                    2 * bytes of the value; once if the caller has it anyway; nothing for a parameter
     again, a view           1
     again, pointwise        bytes of the result / FUSED
     again, a look-up        bytes of the result and of the indices, and the former / FUSED

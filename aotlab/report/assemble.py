@@ -705,7 +705,6 @@ def _outputs(
             raw_type=info.raw_type,
             tensor=None if info.spec is None else tensor_info(info.spec),
             requires_grad=info.requires_grad,
-            dynamic_dims=tuple(sorted(info.dynamic_dims)),
         )
         if info.output_type in (OutputType.IS_INPUT, OutputType.ALIAS_OF_INPUT):
             assert info.base_idx is not None

@@ -401,8 +401,6 @@ class Output:
         The same as a sentence.
     requires_grad
         Whether it requires grad.
-    dynamic_dims
-        Dimensions whose size is symbolic.
     part_of
         The name of the wrapper that it is an attribute of; of the base of views, an output that is one.
     node
@@ -421,7 +419,6 @@ class Output:
     views: str | None = None
     relation: str = ""
     requires_grad: bool = False
-    dynamic_dims: tuple[int, ...] = ()
     part_of: str = ""
     node: str = ""
     tangent: str = ""

@@ -282,9 +282,9 @@ COLUMNS: dict[str, dict[str, Column]] = {
     },
 }
 
-#: The units of columns, by name; those that end in ``_ns`` are times.
+#: The units of columns, by name; those that end in ``_ns`` are times, those with "bytes" in it bytes.
 _UNITS = {
-    **dict.fromkeys(("nbytes", "byte_offset", "start", "stop"), "bytes"),
+    **dict.fromkeys(("byte_offset", "start", "stop"), "bytes"),
     **dict.fromkeys(("offset", "stride"), "elements"),
     **{f"over_{other}{end}": "×" for other in ("eager", "upstream") for end in ("", "_p10", "_p90")},
     "again": "×",
@@ -314,11 +314,15 @@ def describe() -> pd.DataFrame:
     import pandas as pd
 
     rows = [
-        (name, column, dtype, meaning, "ns" if column.endswith("_ns") else _UNITS.get(column, ""))
+        (name, column, dtype, meaning, _unit(column))
         for name, columns in COLUMNS.items()
         for column, (dtype, meaning) in columns.items()
     ]
     return pd.DataFrame(rows, columns=["table", "column", "dtype", "meaning", "unit"], dtype="string")
+
+
+def _unit(column: str) -> str:
+    return "ns" if column.endswith("_ns") else "bytes" if "bytes" in column else _UNITS.get(column, "")
 
 
 def _graphs(report: Report) -> Iterator[tuple[Frame, Graph, dict[str, object]]]:

@@ -42,7 +42,7 @@ class Writer:
         self.depth = 1
         self.namespace: dict[str, Any] = {"torch": torch, "math": math, "MISS": MISS}
         self._taken: set[str] = {
-            "args", "kwargs", "forward", "torch", "MISS", "run", "Compiled", "out", "lifted", "parameters", "saved",
+            "args", "kwargs", "forward", "torch", "MISS", "run", "Compiled", "results", "lifted", "parameters", "saved",
             "leaves", "nesting", "len", "tuple", "type", "list", "dict", "map", "str", "int", "float", "abs", "math",
             *reserved,
         }  # fmt: skip

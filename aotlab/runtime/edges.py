@@ -19,7 +19,7 @@ class Edges:
         self._hooked: set[int] = set()  # which of the trace's hooks are registered
 
     def through(self, source: Source, done: Collection[int]) -> str:
-        """Return the expression of what stands for an edge, the writes ``done``; write it if need be."""
+        """Return the expression of what stands for an edge once the writes ``done`` are made."""
         draft = self._draft
         match source.kind:
             case "input" if self.is_written(source, done):

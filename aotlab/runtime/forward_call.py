@@ -3,16 +3,16 @@
 The graph runs without autograd. Then each segment of the traced program's autograd graph becomes one node, which takes
 what the graph returned for it as its results, and the inputs that can get a gradient. Most programs have one segment::
 
-    out = forward([x, w])
-    saved = SavedValues(out[1:])
-    y, = Compiled.apply(backward, saved, (out[0],), w)
+    results = forward([x, w])
+    saved = SavedValues(results[1:])
+    y, = Compiled.apply(backward, saved, (results[0],), w)
 
 Where the caller can get hold of a tensor in the middle of the graph, by a view of an input that is then written for
 instance, one node for the whole call would hide its history. So there are several, and what stands between them::
 
-    new_x, = Compiled.apply(backward, saved, (out[0],), x)
+    new_x, = Compiled.apply(backward, saved, (results[0],), x)
     x.copy_(new_x)
-    out_0, = Compiled.apply(backward_2, saved, (out[1],), x, y)      # from the x that the caller sees
+    out_0, = Compiled.apply(backward_2, saved, (results[1],), x, y)  # from the x that the caller sees
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ForwardCall:
             # the graph may write inputs; on a view that was written under no_grad torch crashes when a hook comes
             self._edges.register_hooks("input")
         w.namespace["forward"] = self._forward()
-        w.add(f"out = forward([{self.draft.star(inputs)}])")
+        w.add(f"results = forward([{self.draft.star(inputs)}])")
         if trace.training:
             saved = w.constant("SavedValues", self._keeping.saved_values())
             more = {"sizes": [*self.draft.sizes.values()], "live": list(map(self.draft.kept, trace.deriver.live))}
@@ -86,7 +86,7 @@ class ForwardCall:
             self._segments()
         w.add()
         w.add("# epilogue: what the caller can see")
-        self._mutations.write(self.draft.results)  # of several segments it is done by now
+        self._mutations.write(self.draft.results)  # of several segments, each was written behind its node
 
     def _forward(self) -> Callable[..., Any]:
         """Return what runs the compiled forward under the settings that it needs."""
@@ -120,11 +120,11 @@ class ForwardCall:
         draft = self.draft
         for i in range(len(self.trace.forward_outputs)):
             if i not in self.trace.roots:
-                draft.results[i] = f"out[{i}]"
+                draft.results[i] = f"results[{i}]"
                 if i >= len(self.trace.writes) and self.trace.is_view(i):
                     # made without grad mode, a view of what only the graph knows could not be written; an alias can
                     draft.results[i] = self.w.local(draft.label(i))
-                    self.w.add(f"{draft.results[i]} = out[{i}].detach()")
+                    self.w.add(f"{draft.results[i]} = results[{i}].detach()")
 
     # --- autograd nodes
 
@@ -161,7 +161,7 @@ class ForwardCall:
         carried = part.entries[len(part.roots) :]
         names = [w.local(draft.label(i)) for i in positions]
         cut_edges = [f"cut_{trace.sources[edge].index}" for edge in carried]
-        values = [f"out[{i}]{'.detach()' if trace.is_view(i) else ''}" for i in positions]
+        values = [f"results[{i}]{'.detach()' if trace.is_view(i) else ''}" for i in positions]
         for shape, dtype, device in (internals.edge_metadata(*edge) for edge in carried):  # they have no memory
             like = w.constant("like", torch.empty((), dtype=dtype, device=device))
             if internals.ADMITTED.get():  # symbols belong to fakes of the caller's mode

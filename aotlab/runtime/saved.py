@@ -253,8 +253,8 @@ class Keeping:
         """Write the list of saved values."""
         count, detached = len(self._draft.trace.forward_outputs), self._detached()
         if not any(detached):
-            return f"out[{count}:]"
-        items = [f"out[{count + i}]{'.detach()' if apart else ''}" for i, apart in enumerate(detached)]
+            return f"results[{count}:]"
+        items = [f"results[{count + i}]{'.detach()' if apart else ''}" for i, apart in enumerate(detached)]
         return f"[{', '.join(items)}]"
 
     @property

@@ -11,12 +11,12 @@ What the earlier stages took away, this one gives back, in one straight-line Pyt
             return MISS
 
         # compiled forward
-        out = forward([x, y])
-        saved = SavedValues(out[2:])
-        out_1, = Compiled.apply(backward, saved, (out[1],), y)
+        results = forward([x, y])
+        saved = SavedValues(results[2:])
+        out_1, = Compiled.apply(backward, saved, (results[1],), y)
 
         # epilogue: what the caller can see
-        x.copy_(out[0])                  # the mutation
+        x.copy_(results[0])              # the mutation
         out_0 = x.t()                    # an output that aliases an input
         return (out_0, out_1)
 

@@ -103,9 +103,10 @@ class Trace:
     root_wrappers: Sequence[Tensor]
     #: The parts of the autograd graph, `aotlab.trace.segments`.
     segments: Sequence[Segment]
-    #: For each segment, its exits: where gradients leave it. An only segment has one for each graph input (None: no
-    #: gradient goes there), then those of inputs whose synthetic base is the graph input. And whether each is reached.
+    #: For each segment, its exits, in the order in which its backward returns gradients. An only segment has one for
+    #: each graph input (None: no gradient goes there), then those of inputs whose synthetic base is the graph input.
     slots: Sequence[Sequence[Exit | None]]
+    #: Whether a gradient can come to each of them.
     connected: Sequence[Sequence[bool]]
     #: What stands at run time for each edge.
     sources: Mapping[Edge, Source]
@@ -193,7 +194,7 @@ class Trace:
     def through(self, segment: int) -> list[int]:
         """Return the slots that go through autograd, in the order in which they do.
 
-        If all are leaves it is one that lets autograd come to them in eager's order, which their hooks see.
+        If all are leaves, autograd comes to them in eager's order, which their hooks can tell.
         """
         slots = [i for i, connected in enumerate(self.connected[segment]) if connected]
         places = {way[0]: i for i in slots if (way := self.slots[segment][i]) is not None}

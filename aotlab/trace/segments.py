@@ -22,7 +22,7 @@ from typing import Any
 from aotlab import _torch as internals
 from aotlab.trace.edges import Edge, next_edges
 
-#: Into so many groups of nodes that are reached by other roots a graph is divided; with more it is by depth only.
+#: Where the roots reach more groups of nodes than this, those that reach a node together go together.
 _MOST_PARTS = 64
 
 #: An edge where gradients leave, the sender (None where the segment sums first), and its place in `next_functions`.

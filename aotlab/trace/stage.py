@@ -8,7 +8,7 @@
 The function runs on fake tensors in wrappers of torch's functionalization. A wrapper behaves like the tensor that it
 stands for, mutation included, but passes on only pure ops, which `recorder` writes on the `tape`::
 
-    mul = x * 2                # the new value of x; the epilogue will copy it into the caller's x
+    mul = x * 2                # the new value of x, to be copied into the caller's x
     z   = mul * y
 
 Then the wrappers are asked what happened: which inputs were written, and how; which outputs are inputs, or share

@@ -154,7 +154,7 @@ def functionalization(run: Any) -> None:
     assert ops(printed(run, "other-cell"))[-4:] == ["select_scatter", "view", "sin", "return (sin,)"]
     assert ops(run.result("inputs-cell")) == ["mul", "mul_1", "return (mul, mul_1, mul)"]
     lines = [line.strip() for line in run.result("inputs-wrapper").splitlines()]
-    assert lines[lines.index("# epilogue: what the caller can see") + 1] == "x.copy_(out[0])"
+    assert lines[lines.index("# epilogue: what the caller can see") + 1] == "x.copy_(results[0])"
     assert ops(printed(run, "keep-cell")) == ["mul", "add", "copy__default", "return (add,)"]
     kinds = [line.split(maxsplit=2)[2].strip() for line in printed(run, "keep-table").splitlines() if line[:1] in "01"]
     assert kinds == ["mutated out of graph", "not mutated", "mutated in graph"]

@@ -59,7 +59,7 @@ def test_arguments_that_are_swapped_get_their_own_gradients():
         function(*inputs).square().sum().backward()
         results.append([tensor.grad.tolist() for tensor in inputs])
     assert results[0] == results[1]
-    assert "Compiled.apply(backward, saved, (out[0],), bias, x, weight)" in record(f_compiled, "runtime").source
+    assert "Compiled.apply(backward, saved, (results[0],), bias, x, weight)" in record(f_compiled, "runtime").source
 
 
 @pytest.mark.parametrize("count", [*range(1, 40), 100])
