@@ -1,7 +1,8 @@
 """LSTMs that are trained: on the CPU, eager runs a kernel of oneDNN's, which looks at grad mode when it runs.
 
 A compiled forward runs without grad mode, and so calls an op that turns it on for the kernel. Compilers that do not
-compute bit for bit what eager does get the ops that define an LSTM instead, which they can join.
+compute bit for bit what eager does get the ops that define an LSTM instead, which they can join. Of sizes that vary all
+get the kernel, a call for each layer and direction: torch's own loop over these reads sizes as numbers.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class Lstm(Quirk):
 
 
 def _lstm(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if internals.is_symbolic(args[0]) and _is_for_kernel(*args):
+        return _by_layers(*args, **kwargs)
     if not torch.is_grad_enabled():
         return guard.run(func, args, kwargs)
     if is_exact():
@@ -40,6 +43,35 @@ def _lstm(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str
             return func(*args, **kwargs)
     with internals.without_onednn():
         return func(*args, **kwargs)
+
+
+def _is_for_kernel(x: Tensor, hidden: Any, weights: Any, *flags: Any) -> bool:
+    """Tell whether eager runs the kernel: not for packed sequences, projections or other dtypes."""
+    if isinstance(hidden, Tensor) or hidden[0].shape[2] != hidden[1].shape[2] or internals.any_autocast_enabled():
+        return False
+    is_float = all(each.is_cpu and each.dtype == torch.float32 for each in (x, *hidden, *weights))
+    return is_float and bool(torch.backends.mkldnn.enabled)
+
+
+def _by_layers(x: Tensor, hidden: Any, weights: Any, *flags: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute an LSTM by the kernel."""
+    biases, layers, dropout, train, both, batch_first = flags
+    x, ends, of_one = (x.transpose(0, 1) if batch_first else x).contiguous(), [], 4 if biases else 2
+    for layer in range(layers):
+        found: list[Tensor] = []
+        for n in range(layer * (1 + both), (layer + 1) * (1 + both)):
+            given = weights[n * of_one : (n + 1) * of_one]
+            given = given if biases else [*given, *map(torch.zeros_like, given)]
+            states = [each.contiguous()[n] for each in hidden]
+            rest = (states[0].shape[1], layers, biases, both, batch_first, train)
+            y, *end, _ = internals.ONEDNN_RNN_LAYER(x, *given, *states, len(found) == 1, [], 2, *rest)
+            found.append(y)
+            ends.append(end)
+        x = torch.cat(found, -1) if both else found[0]
+        if dropout and train and layer < layers - 1:
+            x = torch.dropout(x, dropout, train=True)
+    h, c = map(torch.stack, zip(*ends, strict=True))
+    return x.transpose(0, 1) if batch_first else x, h, c
 
 
 def _layer(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -188,6 +188,42 @@ def test_one_compilation_serves_all_sizes(name: str, partitioner: Any) -> None:
     assert compiled.calls.eager == 0
 
 
+LSTMS = {
+    "plain": {},
+    "layers": {"num_layers": 2, "bidirectional": True, "batch_first": True},
+    "dropout": {"num_layers": 2, "dropout": 0.5},
+    "no biases": {"num_layers": 2, "bias": False},
+    "projections": {"proj_size": 1},
+}
+
+
+OF_BACKENDS = [
+    *[(kind, "eager") for kind in LSTMS],  # Inductor's dropout draws other numbers
+    *[pytest.param(kind, "inductor", marks=pytest.mark.tier("full")) for kind in LSTMS if kind != "dropout"],
+]
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize(("kind", "backend"), OF_BACKENDS)
+def test_lstm(kind: str, backend: str, grad: bool) -> None:
+    """Sequences of all lengths are served by one compilation, as eager's kernel computes them."""
+    model = nn.LSTM(3, 2, **LSTMS[kind])
+    compiled = aotlab.compile(lambda x: model(x)[0].tanh(), backend=backend, dynamic=True)
+    for n in SIZES[:3]:
+        found = []
+        for function in (lambda x: model(x)[0].tanh(), compiled):
+            torch.manual_seed(n)
+            x = need(n, n + 1, 3)
+            with torch.set_grad_enabled(grad):
+                y = function(x)
+            inputs = [x, *model.parameters()]
+            found.append([y, *(torch.autograd.grad(y.square().sum(), inputs) if grad else ())])
+        limits = {"rtol": 0, "atol": 0} if backend == "eager" else {}
+        torch.testing.assert_close(*found, **limits)
+    assert compiled.calls.eager == 0
+    assert len(compiled.entries) == 1 or kind == "projections"
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_behind_dynamo(name: str, fresh_dynamo: None) -> None:
     """So it is with the sizes that Dynamo makes symbols of."""

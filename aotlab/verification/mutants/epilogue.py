@@ -239,7 +239,7 @@ EPILOGUE: tuple[Mutant, ...] = (
     Mutant(
         name="views of the graph's own",
         breaks="An output that the graph makes as a view comes back as a view that may not be written.",
-        changes=((runtime, "generate", _edited_source((r"(out\[\d+\])\.detach\(\)", r"\1"))),),
+        changes=((runtime, "generate", _edited_source((r"(results\[\d+\])\.detach\(\)", r"\1"))),),
     ),
     Mutant(
         name="uncounted write counted",
