@@ -275,7 +275,7 @@ def replace_unguarded(
         (torch, "to_dlpack", to_dlpack),
         (torch.utils.dlpack, "to_dlpack", to_dlpack),
         *(
-            (Tensor, name, _bound(leave, otherwise=getattr(Tensor, name)))
+            (torch.Tensor, name, _bound(leave, otherwise=getattr(torch.Tensor, name)))
             for name in ("set_", "apply_", "map_", "map2_")
         ),
     ]
