@@ -13,6 +13,7 @@ import types
 import warnings
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -207,11 +208,9 @@ class CompiledFunction:
     def __reduce__(self) -> str | tuple[Any, ...]:
         """Pickle by name what is found by its name, as a decorated function is; else what is compiled, and how."""
         module = sys.modules.get(str(self.__module__))
-        try:
+        with suppress(AttributeError):
             if operator.attrgetter(self.__qualname__)(module) is self:
                 return str(self.__qualname__)
-        except AttributeError:
-            pass
         return partial(CompiledFunction, **self._settings), (self._target, self._compile_call)  # type: ignore[arg-type]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction:
@@ -265,8 +264,7 @@ class CompiledFunction:
         """Serve a call for which no entry holds."""
         if is_tracing():
             return self._target.eager(args, kwargs), None  # a trace of an outer function: become part of it
-        transform = transform_around()
-        if transform is not None:
+        if (transform := transform_around()) is not None:
             return self._run_under_transform(transform, args, kwargs), None
         kind = glance(self._module, args, kwargs)
         known = self._kinds.known(kind) if self._fallback != "error" else None

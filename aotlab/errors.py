@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import KW_ONLY, dataclass
+from itertools import takewhile
 from typing import Any
 
 #: What a function that `aotlab.compile` traces directly may not do, and a whole program may.
@@ -53,12 +54,8 @@ def brief(error: BaseException) -> str:
 def _sentences(text: str) -> str:
     """Return the first line as far as it is said to users."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    kept = []
-    for sentence in re.split(r"(?<=[.!?])\s+", line):
-        if _NOT_FOR_USERS.search(sentence):
-            break
-        kept.append(sentence)
-    line = " ".join(kept)
+    sentences = re.split(r"(?<=[.!?])\s+", line)
+    line = " ".join(takewhile(lambda sentence: not _NOT_FOR_USERS.search(sentence), sentences))
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
 
 

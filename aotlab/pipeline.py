@@ -95,7 +95,14 @@ def compile_call(
     journal = _Journal(options.backend.name, target, explain, number, function_id)
     surroundings = internals.Surroundings()
     try:
-        return _through_all_stages(options, target, args, kwargs, journal, varying)
+        captured, call = capture.run(target, args, kwargs)
+        if not options.backend.takes_fakes and any(map(internals.is_fake, call.values)):
+            options = replace(options, backend=EagerBackend())  # its graphs are run op by op
+        journal.begin(call.state)
+        journal.finish("capture", captured)
+        capture.check_anomaly_mode()
+        with internals.fake_mode_set_aside(), _garbage_pause():  # the caller's, if one is on
+            return _through_the_others(options, call, journal, varying)
     except (RefusedError, RunEagerly, trace.TraceFailed) as error:
         rest: dict[str, Any] = {"raised": isinstance(error, trace.TraceFailed), "printed": journal.printed}
         again = None if isinstance(error, RunEagerly) and error.passing else journal.state
@@ -103,24 +110,6 @@ def compile_call(
     except KeyboardInterrupt:
         surroundings.restore()
         raise
-
-
-def _through_all_stages(
-    options: Options,
-    target: Target,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    journal: _Journal,
-    varying: Varying | None,
-) -> Entry:
-    captured, call = capture.run(target, args, kwargs)
-    if not options.backend.takes_fakes and any(map(internals.is_fake, call.values)):
-        options = replace(options, backend=EagerBackend())  # its graphs are run op by op
-    journal.begin(call.state)
-    journal.finish("capture", captured)
-    capture.check_anomaly_mode()
-    with internals.fake_mode_set_aside(), _garbage_pause():  # the caller's, if one is on
-        return _through_the_others(options, call, journal, varying)
 
 
 def _through_the_others(options: Options, call: Call, journal: _Journal, varying: Varying | None) -> Entry:
@@ -144,7 +133,7 @@ def _through_the_others(options: Options, call: Call, journal: _Journal, varying
     compiled, forward, full_backward = compile.run(traced, divided, live, backend, context)
     journal.finish("compile", compiled)
 
-    settings = internals.SettingsGuard()
+    settings, numbers = internals.SettingsGuard(), range(len(live.segments))
     parts = runtime.Parts(
         call=call,
         dedupe=deduped,
@@ -152,9 +141,7 @@ def _through_the_others(options: Options, call: Call, journal: _Journal, varying
         partition=divided,
         split=split,
         forward=forward,
-        backward=[
-            Backward(backend, live, divided, split, full_backward, context, n) for n in range(len(live.segments))
-        ],
+        backward=[Backward(backend, live, divided, split, full_backward, context, n) for n in numbers],
         settings_hold=settings.check,
         tensors_hold=internals.tensor_guards([call.values[i] for i in deduped.kept], live.inputs.fakes),
         entry=journal.number,
@@ -213,8 +200,7 @@ def _trace(
     try:
         traced, live = run(functional)
     except Exception as error:
-        by_dynamo = options.by_dynamo and config.fallback == "dynamo" and isinstance(error, DataDependentError)
-        if by_dynamo or not dims:
+        if not dims or (options.by_dynamo and config.fallback == "dynamo" and isinstance(error, DataDependentError)):
             raise
         return _trace(options, call, deduped, bases, printed, {}, str(error))
     if not functional and options.backend.needs_states(traced.module):

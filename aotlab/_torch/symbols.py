@@ -159,8 +159,7 @@ class Sizes:
         """Return each symbol with its name, and the flat input that it is, or of which dimension it is the size."""
         found: dict[Any, tuple[Any, str, int, int | None]] = {}
         for position, value in self._inputs:
-            sizes = enumerate(value.shape) if isinstance(value, Tensor) else [(None, value)]
-            for dim, size in sizes:
+            for dim, size in enumerate(value.shape) if isinstance(value, Tensor) else [(None, value)]:
                 if is_symbolic(size) and (symbol := expression_of(size)).is_symbol:
                     found.setdefault(symbol, (size, str(symbol), position, dim))
         return list(found.values())
@@ -317,8 +316,8 @@ def _write(node: SymNode, symbols: Mapping[Any, fx.Node]) -> Any:
     if node.expr.is_number:
         return node.hint
     tracer = fx.proxy.GraphAppendingTracer(next(iter(symbols.values())).graph)
-    made = sympy_interp(_Written, {symbol: fx.Proxy(each, tracer) for symbol, each in symbols.items()}, node.expr)
-    return made.node
+    proxies = {symbol: fx.Proxy(each, tracer) for symbol, each in symbols.items()}
+    return sympy_interp(_Written, proxies, node.expr).node
 
 
 _TORCH = str(Path(torch.__file__).parent)

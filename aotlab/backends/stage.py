@@ -153,7 +153,7 @@ def run(
         forward, record = compile_graph(partition.forward, kind, backend, trace, context, visible, labels)
         if partition.backward is None or later:
             return CompileRecord(graphs=(record,)), forward, None
-        labels = list(trace.gradient_labels(0))
+        labels = trace.gradient_labels(0)
         backward, late_record = compile_graph(partition.backward, "backward", backend, trace, context, 0, labels)
     return CompileRecord(graphs=(record, late_record)), forward, backward
 

@@ -44,8 +44,7 @@ def _is_nothing(value: Any) -> bool:
 def check_containers(call: Call, values: list[Any], args: Any, kwargs: Any) -> None:
     """Refuse a function that put something into a container of the caller's, or took something out."""
     now, spec = flatten((args, kwargs))
-    before = values[call.lifted_count :]
-    if spec == call.spec and all(a is b for a, b in zip(now, before, strict=True)):
+    if spec == call.spec and all(a is b for a, b in zip(now, values[call.lifted_count :], strict=True)):
         return
     _, given, named = call.rebuild(values)
     heads = call.target.argument_names((0,) * len(args), dict.fromkeys(kwargs, 0))

@@ -78,8 +78,7 @@ class SyntheticBasesRecord:
 def run(call: Call, dedupe: DedupeRecord) -> tuple[SyntheticBasesRecord, list[Base]]:
     """Find the inputs that share memory or a history."""
     index = {position: k for k, position in enumerate(dedupe.kept)}
-    overlaps = []
-    links = []
+    overlaps, links = [], []
     for a, b, _ in call.state.overlapping:
         (start, end), (other_start, other_end) = byte_interval(call.values[a]), byte_interval(call.values[b])
         shared = min(end, other_end) - max(start, other_start)

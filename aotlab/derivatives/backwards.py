@@ -150,17 +150,15 @@ class Backward:
         values, but what is summed in another order may be rounded otherwise.
         """
         strides = tuple(t.stride() if t.layout is torch.strided else None for t in tangents)
-        usual = [stride for stride, defined in zip(expected, pattern, strict=True) if defined]
         key = (pattern, casting, strides)
         follows = (self.exact or casting[-1:] == BY_GRAPH) and None not in strides and not self.trace.symbols
         if follows and len(self._of_strides) < MOST_LAYOUTS:
             made_once(self._of_strides, key, lambda: self._try_strides(pattern, strides, casting))
         found = self._of_strides.get(key)
         if found is None:
-            tangents[:] = [
-                t if own == stride else restride(t, stride)
-                for t, own, stride in zip(tangents, strides, usual, strict=True)
-            ]
+            usual = [stride for stride, defined in zip(expected, pattern, strict=True) if defined]
+            given = zip(tangents, strides, usual, strict=True)
+            tangents[:] = [t if own == stride else restride(t, stride) for t, own, stride in given]
         return pattern if found is None else found
 
     def _try_strides(self, pattern: _Pattern, strides: Sequence[Any], casting: tuple[Any, ...]) -> _Pattern | None:
@@ -272,8 +270,7 @@ def _anchors(live: trace.Trace, segment: int) -> tuple[int, ...]:
     They are those that eager keeps, else the smallest. None if that may take memory; then an empty result is added.
     """
     part = live.segments[segment]
-    own = kept_entries(part, live.saving.bits)
-    if own:
+    if own := kept_entries(part, live.saving.bits):
         return own
     cut_edges = range(len(part.roots), len(part.entries))  # without memory
     if cut_edges:

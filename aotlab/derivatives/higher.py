@@ -141,23 +141,21 @@ class Higher:
         defined = zip(self.level.tangents, pattern, strict=True)
         usual = self._base.sized([fake.stride() for fake, is_defined in defined if is_defined], saved)
         usual += [torch.empty(value.shape, device="meta").stride() for value in came[len(usual) :]]
-        by_graph = casting_of(came, exact=self._exact)[-1:] == BY_GRAPH
-        own = (self._exact or by_graph) and len(self._plans) < MOST_LAYOUTS and not saved.sizes
+        casting = casting_of(came, exact=self._exact)
+        own = (self._exact or casting[-1:] == BY_GRAPH) and len(self._plans) < MOST_LAYOUTS and not saved.sizes
         given = [
             t if t.stride() == s or (own and t.layout is torch.strided) else restride(t, s)
             for t, s in zip(came, usual, strict=True)
         ]
-        create_graph = torch.is_grad_enabled()
         kind = Kind(
             pattern=pattern,
             extras=extras,
             strides=() if saved.sizes else tuple(t.stride() for t in given),
-            requires=tuple(t.requires_grad for t in given) if create_graph else None,
-            casting=casting_of(came, exact=self._exact),
+            requires=tuple(t.requires_grad for t in given) if torch.is_grad_enabled() else None,
+            casting=casting,
         )
-        if self._raising and internals.is_to_be_run(
-            internals.current_node().next_functions[0][0]
-        ):  # the anchor is a leaf
+        # the anchor is a leaf
+        if self._raising and internals.is_to_be_run(internals.current_node().next_functions[0][0]):
             starts = [edge for edge, defined in zip(self.level.part.entries, pattern, strict=True) if defined]
             for node in self._raising.intersection(nodes_of(self.level.part, starts)):
                 node(torch.zeros(()))
@@ -267,14 +265,12 @@ class Higher:
 
     def _input(self, node: Any, saved: SavedValues, edge: Edge) -> Tensor | None:
         """Return an input of the function with the history that it had at the call, if it is at hand."""
-        edges = node.next_functions[-len(self.wanted) :]
-        node, number = edges[self.slot_of[edge]]
+        node, number = node.next_functions[-len(self.wanted) :][self.slot_of[edge]]
         while node is not None and node.name() == _HANDS_ON:
             node, number = node.next_functions[0]
         if node is None:
             return None
-        leaf = internals.leaf_of(node)
-        if leaf is not None:
+        if (leaf := internals.leaf_of(node)) is not None:
             return leaf
         return next((t for t in saved.tensors() if t.grad_fn is node and t.output_nr == number), None)
 
@@ -333,8 +329,7 @@ class Derivative(torch.autograd.Function):
         kept = [computed[n].detach() if k == "made" else taken[n] if k == "saved" else given[n] for k, n in plan.kept]
         ctx.values, ctx.backwards = SavedValues(kept, sizes=sizes), plan.above
         ctx.all_ends, ctx.count = ends, len(through)
-        ways = () if plan.above is None else plan.above.level.slots
-        own = () if plan.above is None else plan.above.level.own
+        ways, own = ((), ()) if plan.above is None else (plan.above.level.slots, plan.above.level.own)
         ctx.ends = {way[0]: end for way, end in zip(ways, ends, strict=True) if way is not None}
         results = [gradients[i] for i in plan.derived.roots]
         others += [None if i in plan.derived.roots else gradient for i, gradient in enumerate(gradients)]

@@ -71,10 +71,9 @@ class Level:
         likes += [internals.edge_metadata(*edge) for edge in kind.extras]
         # under sizes that vary, all have the usual strides
         usual = [t.stride() for t in own] + [internals.make_contiguous_strides_for(s) for s, _, _ in likes[len(own) :]]
-        strides_of = kind.strides or usual
         given = [
             stand_in(trace.recorder, shape, strides, dtype, device)
-            for (shape, dtype, device), strides in zip(likes, strides_of, strict=True)
+            for (shape, dtype, device), strides in zip(likes, kind.strides or usual, strict=True)
         ]
         wrappers = [internals.to_functional(fake) for fake in given]
         for wrapper, does in zip(wrappers, kind.requires or [False] * len(given), strict=True):

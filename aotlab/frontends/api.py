@@ -183,13 +183,11 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> AotModule:
     return AotModule(mod, aot_function(mod, *args, **kwargs))
 
 
-def _compiled(
-    called: Function | nn.Module, compiler: Backend, partitioner: Partitioner, **ways: Any
-) -> CompiledFunction:
+def _compiled(fn: Function | nn.Module, compiler: Backend, partitioner: Partitioner, **ways: Any) -> CompiledFunction:
     """Compile a call as the options in ``ways`` say; Dynamo captures what cannot be traced."""
     options = Options(backend=compiler, partitioner=partitioner, **ways)
     by_dynamo = partial(compile_by_dynamo, compiler=compiler, partitioner=partitioner, dynamic=options.dynamic)
-    return function_for(_target(called), options, by_dynamo=by_dynamo)
+    return function_for(_target(fn), options, by_dynamo=by_dynamo)
 
 
 def _target(called: Function | nn.Module) -> FunctionTarget | ModuleTarget:
@@ -251,7 +249,6 @@ compiled_function = aot_function
 compiled_module = aot_module
 
 Engine = Literal["aotlab", "upstream", "eager"]
-
 
 #: The modes of `torch.compile`, and why some are refused.
 _MODES = {

@@ -82,8 +82,7 @@ class _DirectTarget(Target):
         """Write the check of what was found, for the entry; raise if the backward, run for the trace, changed it."""
         found, watch = self._known(), self._watch
         self._found = self._watch = None
-        changed = _changed(found.state)
-        if changed is None:
+        if (changed := _changed(found.state)) is None:
             return fast_check(found.state)
         if watch is not None:
             _undo(found.state, watch)
@@ -99,13 +98,11 @@ class _DirectTarget(Target):
         self._watch = watch = Watch([*own, *found.objects])
         try:
             result = self._run(lifted, args, kwargs)
-            leak = watch.leaked()
-            if leak is not None:
+            if (leak := watch.leaked()) is not None:
                 why = f"{_WHY}, and the one there belongs to the trace"
                 text = "the function leaves a tensor behind in `{}`"
                 raise _leak(text, leak, found.state, f"return it, or {BY_DYNAMO}", why)
-            changed = _changed(found.state)
-            if changed is not None:
+            if (changed := _changed(found.state)) is not None:
                 raise _leak("the function changes `{}`", changed, found.state, f"return the new value, or {BY_DYNAMO}")
         except BaseException:
             _undo(found.state, watch)
@@ -114,9 +111,8 @@ class _DirectTarget(Target):
 
     def _modules(self) -> list[tuple[str, nn.Module]]:
         """Return the modules that it reaches, each once, named; its own come first, by their path."""
-        roots = [("self", self._called), *self._known().objects]
         named: dict[int, tuple[str, nn.Module]] = {}
-        for name, top in roots:
+        for name, top in [("self", self._called), *self._known().objects]:
             for path, module in top.named_modules() if isinstance(top, nn.Module) else ():
                 named.setdefault(id(module), (f"{name}.{path}" if path else name, module))
         return list(named.values())

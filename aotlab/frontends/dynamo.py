@@ -177,12 +177,10 @@ def _first_line(graph: fx.GraphModule) -> UserLine | None:
 
 def _source_name(node: fx.Node) -> str:
     """Turn Dynamo's name of a placeholder into that of the user's variable."""
-    argument = node.meta.get("grapharg")
-    source = getattr(argument, "source", None)
+    source = getattr(node.meta.get("grapharg"), "source", None)
     if source is not None:
         name = str(source.name() if callable(source.name) else source.name)
-        found = re.fullmatch(r"[LG]\['(\w+)'\](.*)", name)
-        if found:
+        if found := re.fullmatch(r"[LG]\['(\w+)'\](.*)", name):
             name = re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", found[1] + found[2])
             return re.sub(r"getattr\((\w+), '(\w+)'\)", r"\1.\2", name)
     return node.name

@@ -43,11 +43,7 @@ class _Applied(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        forward: fx.GraphModule,
-        backward: fx.GraphModule,
-        settings: dict[str, Any],
-        *given: Any,
+        ctx: Any, forward: fx.GraphModule, backward: fx.GraphModule, settings: dict[str, Any], *given: Any
     ) -> Any:
         outputs, kept = GraphRun(forward).run(*given)
         several = outputs if isinstance(outputs, (tuple, list)) else [outputs]

@@ -211,8 +211,7 @@ def call_state(
     function_modes = check_surroundings()
     leaves: list[TensorFacts | ValueFacts] = []
     first: dict[int, int] = {}
-    same_as = []
-    tensors = []
+    same_as, tensors = [], []
     for i, (name, value) in enumerate(zip(names, values, strict=True)):
         if isinstance(value, Tensor):
             check_tensor(value, name)

@@ -15,11 +15,8 @@ from aotlab.errors import UserLine
 
 _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR", "DELETE_ATTR", "IMPORT_FROM")
-_KINDS_OF_NAMES = {
-    **dict.fromkeys(_GLOBALS, "globals"),
-    **dict.fromkeys(_ATTRIBUTES, "attributes"),
-    "IMPORT_NAME": "imports",
-}
+_KINDS_OF_NAMES = dict.fromkeys(_GLOBALS, "globals") | dict.fromkeys(_ATTRIBUTES, "attributes")
+_KINDS_OF_NAMES["IMPORT_NAME"] = "imports"
 #: Whoever calls these reads attributes whose names do not stand in the code.
 _BY_STRING = frozenset(
     ("getattr", "hasattr", "vars", "dir", "__dict__", "__getattribute__", "attrgetter", "asdict", "astuple", "fields",

@@ -69,9 +69,8 @@ def entries_of(value: Any) -> Iterator[tuple[str, Any]]:
     """Go through a container's items, each with what stands in brackets for it."""
     items = items_in(value)
     if isinstance(value, dict):
-        yield from (
-            (repr(key) if is_plain(key) else "…", item) for key, item in zip(keys_in(value), items, strict=True)
-        )
+        texts = (repr(key) if is_plain(key) else "…" for key in keys_in(value))
+        yield from zip(texts, items, strict=True)
     elif isinstance(value, (set, frozenset)):
         yield from (("…", item) for item in items)
     else:
@@ -117,7 +116,7 @@ def is_changing(value: Any) -> bool:
             return not value.closed and bool(value.readable())
         except (AttributeError, ValueError, OSError):
             return True
-    step = next((vars(each)["__next__"] for each in kind.__mro__ if "__next__" in vars(each)), None)
+    step = static_member(kind, "__next__")
     return step is not None and not isinstance(step, types.FunctionType)  # one in Python is followed as code
 
 

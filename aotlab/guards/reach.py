@@ -123,8 +123,7 @@ class _Walk:
         """Return what was found, each place once, and what the namespaces do not have."""
         count = len(self.found)
         for label, thing, _ in self._things.values():
-            missing = self._missing(thing)
-            if missing:
+            if missing := self._missing(thing):
                 self._guard(f"{label or 'self'}.…", Place("unheld", thing, missing), values.MISSING)
         found = {item.place.identity(): item for item in reversed(self.found[:count])}
         return (*reversed(found.values()), *self.found[count:])
@@ -171,8 +170,7 @@ class _Walk:
     def _is_new(self, key: Hashable, chance: bool = False) -> bool:
         """Note something as seen; tell whether it had not been, or by chance alone."""
         before = self._seen.get(key)
-        is_new = before is None or (before and not chance)
-        if is_new:
+        if is_new := before is None or (before and not chance):
             self._seen[key] = chance
         return is_new
 
@@ -278,15 +276,14 @@ class _Walk:
             for reader in objects.READERS_OF_NAMES.intersection(names.globals) - function.__globals__.keys():
                 where = line_like([code], rf"\b{reader}\b") or f"`{name}`"
                 self._unseen = f"it calls `{reader}`, which may read what no guard watches, in {where}"
-        is_root = code is self._root_code
-        self._guard(f"the code of {name}", Place("attribute", function, "__code__"), code, inline=is_root)
+        place = Place("attribute", function, "__code__")
+        self._guard(f"the code of {name}", place, code, inline=code is self._root_code)
         for label, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             self._visit_held(label, Place("attribute", cell, "cell_contents"), chance=installed)
         for attribute, word in (("__defaults__", "defaults"), ("__kwdefaults__", "keyword defaults")):
             if defaults := getattr(function, attribute):
-                self._visit(
-                    f"the {word} of {name}", defaults, Place("attribute", function, attribute), chance=installed
-                )
+                place = Place("attribute", function, attribute)
+                self._visit(f"the {word} of {name}", defaults, place, chance=installed)
         missing, nowhere = [], []
         for label in names.globals:
             if label in function.__globals__:

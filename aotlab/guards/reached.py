@@ -151,11 +151,10 @@ class Reached:
 
     def change(self) -> str:
         """Say what is otherwise now: a clause about what the function reads."""
-        now = self.place.read()
         if self.is_absence:
             name = self.present_name()
             return f"`{name}`, which the function mentions, is there; the compiled entry expects it to be missing"
-        where, text = self.expected.difference(now, self.name)
+        where, text = self.expected.difference(self.place.read(), self.name)
         return f"{_quoted(where)}, which the function reads, {text}"
 
     def sentence(self) -> str:

@@ -43,9 +43,7 @@ class NodeRecord:
 
 def target_name(target: object) -> str:
     """Name a node's target: ``aten.add.Tensor``, ``operator.getitem``, or an attribute path."""
-    if isinstance(target, str):
-        return target
-    if isinstance(target, OpOverload):
+    if isinstance(target, str | OpOverload):
         return str(target)
     module = getattr(target, "__module__", "") or ""
     return f"{module.removeprefix('_')}.{getattr(target, '__name__', target)}"
@@ -61,22 +59,19 @@ def line_of(node: fx.Node) -> UserLine | None:
 
 def node_records(graph: fx.Graph) -> tuple[NodeRecord, ...]:
     """Describe all nodes of ``graph`` in order."""
-    records = []
-    for node in graph.nodes:
-        value = node.meta.get("val")
-        records.append(
-            NodeRecord(
-                name=node.name,
-                op=node.op,
-                target=target_name(node.target),
-                phase=node.meta.get("phase", "forward"),
-                spec=spec_of(value) if isinstance(value, torch.Tensor) else None,
-                inputs=tuple(n.name for n in node.all_input_nodes),
-                users=len(node.users),
-                line=line_of(node),
-            )
+    return tuple(
+        NodeRecord(
+            name=node.name,
+            op=node.op,
+            target=target_name(node.target),
+            phase=node.meta.get("phase", "forward"),
+            spec=spec_of(value) if isinstance(value := node.meta.get("val"), torch.Tensor) else None,
+            inputs=tuple(n.name for n in node.all_input_nodes),
+            users=len(node.users),
+            line=line_of(node),
         )
-    return tuple(records)
+        for node in graph.nodes
+    )
 
 
 def phase_of(node: fx.Node) -> Phase:
@@ -144,11 +139,8 @@ def op_count(graph: fx.Graph) -> int:
 def readable(module: fx.GraphModule, name: str) -> str:
     """Print ``module`` as Python with shapes behind values, sizes behind inputs, and the graphs that it holds."""
     body = module.graph.python_code("self", verbose=False).src
-    shapes = {
-        node.name: str(spec_of(node.meta["val"]))
-        for node in module.graph.nodes
-        if isinstance(node.meta.get("val"), torch.Tensor)
-    }
+    values = {node.name: node.meta.get("val") for node in module.graph.nodes}
+    shapes = {name: str(spec_of(value)) for name, value in values.items() if isinstance(value, torch.Tensor)}
     lines = []
     for line in body.strip().splitlines():
         stripped = line.split(";  ")[0].rstrip()
@@ -199,6 +191,5 @@ def check_graph(module: fx.GraphModule, name: str, *, writes_inputs: bool = Fals
         body = True
         if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
             target = node.args[0] if node.args else None
-            allowed = writes_inputs and isinstance(target, fx.Node) and target.op == "placeholder"
-            if not allowed:
+            if not (writes_inputs and isinstance(target, fx.Node) and target.op == "placeholder"):
                 raise GraphInvariantError(f"{name} graph: `{node.name}` ({node.target}) writes to its argument")

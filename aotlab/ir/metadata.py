@@ -69,13 +69,6 @@ class OutputType(Enum):
     UNSAFE_VIEW_ALIAS = "unsafe view"
 
 
-_ALIASES_OF_INTERMEDIATES = (
-    OutputType.ALIAS_OF_INTERMEDIATE,
-    OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT,
-    OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT,
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewStep:
     """One view op on the way from a base to an output: ``target`` applied to the tensor before and ``args``.
@@ -117,7 +110,7 @@ class OutputAliasInfo:
     @property
     def aliases_intermediate(self) -> bool:
         """Whether the epilogue makes this output from an intermediate that the graph returns."""
-        return self.output_type in _ALIASES_OF_INTERMEDIATES
+        return self.output_type.name.startswith("ALIAS_OF_INTERMEDIATE")
 
 
 class TangentSource(Enum):

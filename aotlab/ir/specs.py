@@ -50,8 +50,7 @@ class TensorSpec:
     type_name: str = "torch.Tensor"
 
     def __str__(self) -> str:
-        sizes = ", ".join(map(str, self.shape))
-        return f"{str(self.dtype).removeprefix('torch.')}[{sizes}]"
+        return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
 
 
 class StorageNumbers:
@@ -85,14 +84,13 @@ def sizes_of(values: Sequence[int | torch.SymInt]) -> tuple[Size, ...]:
 def spec_of(tensor: torch.Tensor, storages: StorageNumbers | None = None) -> TensorSpec:
     """Describe ``tensor``; ``storages`` numbers its storage where the record compares several tensors."""
     strided = tensor.layout == torch.strided
-    offset = size_of(tensor.storage_offset()) if strided else 0
     itemsize = tensor.element_size()
     number = storages.number(tensor) if storages is not None and strided else None
     kind = type(tensor)
     return TensorSpec(
         shape=sizes_of(tensor.shape),
         stride=sizes_of(tensor.stride()) if strided else (),
-        offset=offset,
+        offset=size_of(tensor.storage_offset()) if strided else 0,
         byte_offset=size_of(tensor.storage_offset() * itemsize) if strided else 0,
         dtype=tensor.dtype,
         device=tensor.device,

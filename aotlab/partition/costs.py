@@ -97,8 +97,7 @@ def cost_of(node: fx.Node, *, in_forward: bool, static: bool, reachable: bool, f
     size = nbytes(value)
     if node.op == "placeholder":
         held = size if node.meta.get("overwritten") else 0  # then it takes a clone
-        price = 2 * held if held or static else size
-        return Cost(keep=price, nbytes=held, again=None, kind="an input", ban=AN_INPUT)
+        return Cost(keep=2 * held if held or static else size, nbytes=held, again=None, kind="an input", ban=AN_INPUT)
     if node.op == "get_attr":
         return Cost(keep=None, nbytes=0, again=0, kind="a constant")
     is_value = isinstance(value, Tensor | torch.SymInt | torch.SymFloat)

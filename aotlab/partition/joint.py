@@ -236,6 +236,4 @@ def _make_only_saved(forward: fx.GraphModule) -> None:
 
 
 def _computes(node: fx.Node) -> bool:
-    if node.op != "call_function" or phase_of(node) != "forward" or node.target is operator.getitem:
-        return False
-    return isinstance(node.target, OpOverload) and not moves_nothing(node.target)
+    return isinstance(node.target, OpOverload) and phase_of(node) == "forward" and not moves_nothing(node.target)

@@ -165,12 +165,10 @@ def way_to(node: fx.Node, ends: set[fx.Node]) -> list[fx.Node]:
 
 def save_clones(forward: fx.GraphModule, overwritten: set[fx.Node], count: int) -> None:
     """Save a clone of each saved input, or view of one, that the epilogue overwrites."""
-    output = next(node for node in reversed(forward.graph.nodes) if node.op == "output")
     returned = list(ir.output_args(forward.graph))
-    for i in range(count, len(returned)):
-        node = returned[i]
+    for i, node in enumerate(returned[count:], count):
         if node is not None and way_to(node, overwritten):
-            with forward.graph.inserting_before(output):
+            with forward.graph.inserting_before(forward.graph.output_node()):
                 clone = forward.graph.call_function(torch.ops.aten.clone.default, (node,))
             clone.meta = dict(node.meta) | {"saved_value": node.meta["val"], "saved_name": node.name}
             returned[i] = clone

@@ -75,28 +75,23 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
 
     Raises `RandomOpError`: the partitioner put a random op of the forward into the backward.
     """
-    name = _name_of(partitioner)
-    count = len(trace.forward_outputs)
+    inputs, count = trace.inputs.placeholders, len(trace.forward_outputs)
     if not trace.training or len(ir.output_args(trace_record.module.graph)) == count:
         module = trace_record.module
         if trace.training:  # nothing could be differentiated: the forward alone
-            module = trace.tape.graph(
-                "Forward", trace.inputs.placeholders, trace.forward_outputs, keep_impure="forward"
-            )
+            module = trace.tape.graph("Forward", inputs, trace.forward_outputs, keep_impure="forward")
         record = PartitionRecord(partitioner="none", forward=module, backward=None, saved=(), num_forward_outputs=count)
         return record, Split()
     late = [*trace.tangents.fakes, *(fake for _, fake in trace.deriver.live_inputs)]
-    joint_inputs = ([fake for _, fake in trace.inputs.placeholders], late)
+    static = list(trace.metadata.static_input_indices)
     for placeholder in _standing_for(trace_record.module, trace, trace.overwritten):
         placeholder.meta["overwritten"] = True  # to keep it takes a clone
     function = _function_of(partitioner)
     if not function.__module__.startswith("aotlab."):
         _check_unused(trace_record.module)
+    given = [fake for _, fake in inputs], late
     forward, backward = partitioner(
-        trace_record.module,
-        joint_inputs,
-        num_fwd_outputs=count,
-        static_lifetime_input_indices=list(trace.metadata.static_input_indices),
+        trace_record.module, given, num_fwd_outputs=count, static_lifetime_input_indices=static
     )
     if trace.symbols:
         take_sizes(forward, backward, count)
@@ -125,7 +120,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
         if origin is not None and n not in split.copies:
             split.same += [(other, origin) for other in node.meta.get("stands_for", ()) if isinstance(other, Tensor)]
     record = PartitionRecord(
-        partitioner=name,
+        partitioner=_name_of(partitioner),
         forward=forward,
         backward=backward,
         saved=describe_saved(forward, backward, count, trace, split.saved_names, split.copies),
@@ -154,9 +149,8 @@ def _kept_besides(forward: fx.GraphModule, count: int, trace: Trace) -> list[fx.
         if id(value) in nodes and id(value) not in written:
             more.append(nodes[id(value)])
 
-    kept = [
-        value for value in trace.kept_by(trace.saving.bits, of_torch=True) if root_among(tape, value, known) is None
-    ]
+    values = trace.kept_by(trace.saving.bits, of_torch=True)
+    kept = [value for value in values if root_among(tape, value, known) is None]
     for value in kept:
         root = root_among(tape, value, inputs)
         if root is not None and id(root) not in known:

@@ -28,7 +28,7 @@ from torch.utils.hooks import RemovableHandle
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
 from aotlab.guards.places import user_line
-from aotlab.trace.edges import Edge, edge_of, edges_behind
+from aotlab.trace.edges import edge_of, edges_behind
 from aotlab.trace.escapes import EscapeGuard
 from aotlab.trace.function import Findings
 from aotlab.trace.inputs import Entered
@@ -65,9 +65,11 @@ class Hooks(Quirk):
             if state is not None:
                 raise RunEagerly(f"a hook {state}, registered at {hook.line}", suggestion=_FROM_OUTSIDE)
         _check_partners(findings.hooks, findings.outputs, findings.inputs)
-        for i, hook in _passed(findings.hooks, findings.outputs, findings.inputs):
-            name = findings.outputs.infos[i].name
-            raise RunEagerly(f"`{name}` is a view of a view with a hook, registered at {hook.line}")
+        first = {hook.edge: hook for hook in reversed(findings.hooks)}
+        for i, edge in ways_back(findings.outputs, findings.inputs):
+            if edge in first:
+                name = findings.outputs.infos[i].name
+                raise RunEagerly(f"`{name}` is a view of a view with a hook, registered at {first[edge].line}")
 
     def _register(self, guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Note a hook for the run time; where eager has an error to raise, it does."""
@@ -98,16 +100,6 @@ def _check_partners(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[En
             raise RunEagerly(
                 f"a hook on one of several results of a function may be called with None, registered at {hook.line}"
             )
-
-
-def _passed(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) -> Iterator[tuple[int, Hook]]:
-    """Go through the outputs that are made by views, each with the hooks that its gradient passes on its way back."""
-    at: dict[Edge, list[Hook]] = {}
-    for hook in hooks:
-        at.setdefault(hook.edge, []).append(hook)
-    if at:
-        for i, edge in ways_back(outputs, inputs):
-            yield from ((i, hook) for hook in at.get(edge, ()))
 
 
 class _Outside:

@@ -52,8 +52,7 @@ def _copied(tensor: Tensor, like: Tensor, record: Record) -> Tensor:
         return tensor
     permuted = record(_ATEN.permute.default, (tensor, list(order)), {})
     rows = record(_ATEN.clone.default, (permuted,), {"memory_format": torch.contiguous_format})
-    back = [order.index(d) for d in range(len(order))]
-    copy: Tensor = record(_ATEN.permute.default, (rows, back), {})
+    copy: Tensor = record(_ATEN.permute.default, (rows, [order.index(d) for d in range(len(order))]), {})
     return copy
 
 

@@ -136,8 +136,7 @@ class Deriver:
             self.full[segment] = gradients
         for k in new:
             like, counts = before[k], internals.version_of(self.writable[k]) != versions[k]
-            stands = stand_in(self.recorder, like.shape, like.stride(), like.dtype, like.device)
-            self.live[k] = stands, counts
+            self.live[k] = stand_in(self.recorder, like.shape, like.stride(), like.dtype, like.device), counts
             for others in self.full.values():
                 others.append(None)
         for k in touched:

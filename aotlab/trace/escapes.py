@@ -175,24 +175,15 @@ def _leave_saved_hooks(*hooks: Any) -> NoReturn:
 
 
 _HOOKS = frozenset(func for func, said in boundary.CLAIMABLE.items() if said is boundary.HOOKED)
-_LETS_REQUIRE_GRAD = frozenset(
-    (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]  # a setter
-)
-_READS_HISTORY = frozenset(
-    (
-        Tensor.is_leaf.__get__,  # type: ignore[attr-defined]  # a getter
-        Tensor.grad_fn.__get__,  # type: ignore[union-attr]  # a getter
-    )
-)
+_LETS_REQUIRE_GRAD = frozenset((Tensor.requires_grad_, Tensor.requires_grad.__set__))  # type: ignore[attr-defined]  # a setter
+_READS_HISTORY = frozenset((Tensor.is_leaf.__get__, Tensor.grad_fn.__get__))  # type: ignore[attr-defined, union-attr]  # getters
 #: All that is not called for a result alone; what is done to the result of `.data` is done to the tensor.
 _LOOKS = frozenset((*boundary.OF_A_TENSOR, *_HOOKS, *_LETS_REQUIRE_GRAD, *_READS_HISTORY, _READS_DATA))
 _READS_STRIDES = frozenset((Tensor.stride, Tensor.dim_order))
+_ATEN = torch.ops.aten
 _SEES_AS_DTYPE = frozenset(
-    (
-        *(Tensor.view, torch.ops.aten.view, torch.ops.aten.view.dtype),
-        *(torch.view_as_complex, torch.ops.aten.view_as_complex, torch.ops.aten.view_as_complex.default),
-    )
-)
+    (Tensor.view, _ATEN.view, _ATEN.view.dtype, torch.view_as_complex, _ATEN.view_as_complex)
+) | {_ATEN.view_as_complex.default}
 #: What writes two tensors, the running mean and variance.
 _WRITES_STATISTICS = frozenset(
     (functional.batch_norm, functional.instance_norm, torch.batch_norm, torch.instance_norm, torch.native_batch_norm)

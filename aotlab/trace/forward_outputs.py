@@ -61,10 +61,8 @@ class ForwardOutputs:
 
 def writes_of(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> list[Write]:
     """Decide into which of the caller's tensors the epilogue writes: of shared memory, not into a part of another."""
-    found: list[Write] = []
-    for k, info in enumerate(infos):
-        if info.mutates_data and inputs[k].base is None:
-            found.append(Write(k, inputs[k].written_visibly, info.moves_version))
+    alone = [k for k, info in enumerate(infos) if info.mutates_data and inputs[k].base is None]
+    found = [Write(k, inputs[k].written_visibly, infos[k].moves_version) for k in alone]
     for base in bases_of(inputs):
         if not any(infos[k].mutates_data for k in base.members):
             if any(infos[k].moves_version for k in base.members):

@@ -84,8 +84,7 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
                     suggestion="pass a tensor that is no view, to have it compiled",
                 )
         check_containers(call, values, args, kwargs)
-        given = given_objects(args, kwargs, call.target.objects())
-        leaves, names, out_spec = nesting.flatten_result(result, given)
+        leaves, names, out_spec = nesting.flatten_result(result, given_objects(args, kwargs, call.target.objects()))
         infos = _input_infos(recorder, inputs)
         outputs = OutputReader(recorder.tape, leaves, names, inputs, escapes.chronicle).run()
         _check_counters(call, dedupe, inputs, infos, outputs, escapes)

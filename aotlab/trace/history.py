@@ -124,13 +124,10 @@ def nodes_before(part: Segment, ways: Sequence[Exit]) -> list[Any]:
 
 def state_masks(parts: Sequence[Segment], bits: Mapping[Any, int]) -> list[list[int]]:
     """Say for each entry of each segment which of the nodes in ``bits`` it reaches there, and whether lasting ones."""
-    masks = []
-    for part in parts:
-        own = []
-        for entry in part.entries:
-            nodes = nodes_of(part, [entry])
-            held = {1 << bits[node] for node in nodes if node in bits}  # several may have the same
-            lasting = any(internals.keeps_unsaved(node) and not internals.saves_tensors(node) for node in nodes)
-            own.append(sum(held, LASTING if lasting else 0))
-        masks.append(own)
-    return masks
+
+    def mask(nodes: Sequence[Any]) -> int:
+        held = {1 << bits[node] for node in nodes if node in bits}  # several may have the same
+        lasting = any(internals.keeps_unsaved(node) and not internals.saves_tensors(node) for node in nodes)
+        return sum(held, LASTING if lasting else 0)
+
+    return [[mask(nodes_of(part, [entry])) for entry in part.entries] for part in parts]

@@ -119,8 +119,7 @@ def input_info(index: int, item: Entered, tape: Tape, storages: StorageNumbers) 
     wrapper = item.wrapper
     final = value_of(wrapper, f"`{item.name}`")
     _check_sizes(item, final, tape)
-    grad = wrapper.grad if wrapper.is_leaf else None
-    if grad is not None:
+    if wrapper.is_leaf and wrapper.grad is not None:
         raise EscapeError(
             f"gradients were accumulated into `{item.name}` inside the function",
             why="they would be added to the traced tensor, not to the caller's",

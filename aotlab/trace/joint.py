@@ -97,12 +97,9 @@ def _check_owners(trace: Trace, findings: Findings) -> None:
         gets_history = not item.real.requires_grad and item.written_visibly
         if not item.wrapper.requires_grad or not (is_view or gets_history):
             continue
-        related = [
-            k
-            for k, other in enumerate(findings.inputs)
-            if other is not item
-            and (owner_of(other.real) is owner_of(item.real) or internals.share_version(other.real, item.real))
-        ]
+        own, owner = item.real, owner_of(item.real)
+        others = [(k, other.real) for k, other in enumerate(findings.inputs) if other is not item]
+        related = [k for k, real in others if owner_of(real) is owner or internals.share_version(real, own)]
         if gets_history and (related or is_view):
             raise RunEagerly(f"a write gives `{info.name}` a history, and another input shares it")
         moved = info.moves_version or any(trace.metadata.input_info[k].moves_version for k in related)

@@ -197,7 +197,12 @@ class Recorder(TorchDispatchMode):
             if not self.tape.knows(tensor):
                 self._refuse_foreign(func, tensor)
         if func._schema.is_mutable:
-            self._refuse_mutation(func)
+            raise errors.HigherOrderOpError(
+                f"`{func}` changes its arguments and functionalization has no rule for it",
+                line=self._line(),
+                why="the write would be lost or done at the wrong time",
+                suggestion="call it outside of the compiled function, or use an op that returns its result",
+            )
 
     def _check_draws(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse random ops that a graph would draw otherwise."""
@@ -254,10 +259,9 @@ class Recorder(TorchDispatchMode):
     def _append_on_state(self, op: OpOverload, args: tuple[Any, ...]) -> Tensor:
         """Append an op that reads or sets the state of a generator."""
         with internals.outside_of_trace():
-            size = state_size(args[-1])
-            state = internals.new_fake(self.fake_mode, (size,), (1,), torch.uint8, torch.device("cpu"))
-        index = len(self.tape.operations)
-        self.tape.append(Operation(index, op, args, {}, state, self.phase, None, None, None, op))
+            shape = (state_size(args[-1]),)
+            state = internals.new_fake(self.fake_mode, shape, (1,), torch.uint8, torch.device("cpu"))
+        self.tape.append(Operation(len(self.tape.operations), op, args, {}, state, self.phase, None, None, None, op))
         return state
 
     def _laid_out(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
@@ -399,12 +403,4 @@ class Recorder(TorchDispatchMode):
             line=self._line(),
             why="its values, or a write to it, would be frozen into the graph",
             suggestion=f"pass it as an argument, or {BY_DYNAMO}",
-        )
-
-    def _refuse_mutation(self, func: Any) -> NoReturn:
-        raise errors.HigherOrderOpError(
-            f"`{func}` changes its arguments and functionalization has no rule for it",
-            line=self._line(),
-            why="the write would be lost or done at the wrong time",
-            suggestion="call it outside of the compiled function, or use an op that returns its result",
         )

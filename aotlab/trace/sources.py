@@ -82,10 +82,8 @@ def made_through(outputs: Outputs, inputs: Sequence[Entered]) -> dict[int, int]:
     found: dict[int, int] = {}
     for i, edge in ways_back(outputs, inputs) if len(at) > 1 else ():
         own, other = infos[i], infos[at.get(edge, i)]
-        of_one_base = own.base_idx == other.base_idx and (
-            own.output_type == other.output_type or (own.aliases_intermediate and other.aliases_intermediate)
-        )
-        if own is not other and own.views and other.views and of_one_base:
+        alike = own.output_type == other.output_type or (own.aliases_intermediate and other.aliases_intermediate)
+        if own is not other and own.views and other.views and own.base_idx == other.base_idx and alike:
             count = len(other.views)
             if count < len(own.views) and own.views[:count] == other.views:
                 found.setdefault(i, other.index)

@@ -73,8 +73,7 @@ def world_unchanged(recorder: Recorder, settings: tuple[tuple[str, Any], ...]) -
         if random.getstate() != random_state:
             drew = "Python's `random`"
             random.setstate(random_state)
-        now = internals.global_state()
-        changed = [name for (name, was), (_, is_) in zip(settings, now, strict=True) if was != is_]
+        changed = [name for (name, was), (_, is_) in zip(settings, internals.global_state(), strict=True) if was != is_]
         if changed:
             internals.restore_settings(settings)
     if drew is not None:

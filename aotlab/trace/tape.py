@@ -22,9 +22,6 @@ class Untraceable(Exception):  # noqa: N818  # not an error of the program's: it
     """Raised in a trace by a program that eager runs and a graph cannot hold."""
 
 
-_AROUND = "a tensor was made around the trace, as by nn.Parameter(…), as_subclass(…) or in a thread"
-
-
 @dataclass(slots=True, eq=False)
 class Operation:
     """One recorded op: what was called on which fake tensors, what came out, and where it comes from.
@@ -125,7 +122,9 @@ class Tape:
         """Return the op that made ``fake`` and the path in its results; None for a value from outside."""
         origin = self._origin.get(id(fake))
         if origin is None:
-            raise Untraceable(_AROUND)
+            raise Untraceable(
+                "a tensor was made around the trace, as by nn.Parameter(…), as_subclass(…) or in a thread"
+            )
         return None if isinstance(origin, str) else origin
 
     def append(self, operation: Operation) -> None:
@@ -164,18 +163,13 @@ class Tape:
             value = todo.pop()
             if id(value) in stop:
                 continue
-            origin = self._origin.get(id(value))
-            if origin is None:
-                raise Untraceable(_AROUND)
-            if isinstance(origin, str):
-                if not origin:
+            made = self.producer(value)
+            if made is None:
+                if not self.name_of_constant(value):
                     outside[id(value)] = value
-                continue
-            operation = origin[0]
-            if operation.index in found:
-                continue
-            found.add(operation.index)
-            todo.extend(tensors_in((operation.args, operation.kwargs)))
+            elif made[0].index not in found:
+                found.add(made[0].index)
+                todo += tensors_in((made[0].args, made[0].kwargs))
         return found, list(outside.values())
 
     def graph(
@@ -268,8 +262,7 @@ class _GraphWriter:
         returned = [None if output is None else self._use(output) for output in outputs]
         for target, value in write_back:
             node = self._graph.call_function(torch.ops.aten.copy_.default, (self._use(target), self._use(value)))
-            node.meta["val"] = target
-            node.meta["phase"] = "forward"
+            node.meta.update(val=target, phase="forward")
         self._graph.output(tuple(returned))
         for node in reversed(self._graph.nodes):
             if node.target is operator.getitem and not node.users:
@@ -317,19 +310,16 @@ class _GraphWriter:
         """Write a size by the symbols that it is computed from, in each half of the graph anew."""
         key = (value.node.expr, self._phase)
         if key not in self._sizes:
-            made = internals.write_size(value, self._symbols)
+            self._sizes[key] = internals.write_size(value, self._symbols)
             for node in self._graph.nodes:
                 if "val" not in node.meta and node.op == "call_function":
                     node.meta.update(val=value, phase=self._phase, partitioner_tag=f"is_{self._phase}")
-            self._sizes[key] = made
         return self._sizes[key]
 
 
 def _inherit(node: fx.Node, operation: Operation) -> None:
     meta = node.meta
-    meta["phase"] = operation.phase
-    meta["operation"] = operation.index
-    meta["original_aten"] = operation.original
+    meta.update(phase=operation.phase, operation=operation.index, original_aten=operation.original)
     if operation.place is not None:
         meta["user_line"] = operation.place
         if isinstance(operation.place, Place):

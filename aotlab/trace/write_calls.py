@@ -9,6 +9,7 @@ import functools
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import combinations, product
+from types import EllipsisType, NoneType
 from typing import Any, NoReturn
 
 import torch
@@ -133,8 +134,7 @@ def _write(chronicle: Chronicle, func: Any, args: tuple[Any, ...], kwargs: dict[
     if whole and torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in((args[1:], kwargs))):
         _fall_back("integers are written with what requires grad")  # which gives them a history in eager
     chronicle.check_writes([written])
-    base = internals.base_of(written)
-    kept = [(each, each.shape, each.stride()) for each in (written, base) if each is not None]
+    kept = [(each, each.shape, each.stride()) for each in (written, internals.base_of(written)) if each is not None]
     shape, required, count = written.shape, written.requires_grad, operations_so_far()
     result = func(*args, **kwargs)
     chronicle.wrote(func, args, kwargs, required_grad=required)
@@ -171,17 +171,14 @@ def _goes_by_element(func: Any, args: tuple[Any, ...]) -> bool:
     if name == "copy_" or (name.startswith("__i") and name.endswith("__")):
         return True
     packet = getattr(torch.ops.aten, name, None)
-    return packet is not None and any(
-        torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads()
-    )
+    overloads = [] if packet is None else [getattr(packet, overload) for overload in packet.overloads()]
+    return any(torch.Tag.pointwise in overload.tags for overload in overloads)
 
 
 def _written_part(func: Any, args: tuple[Any, ...]) -> Tensor:
     """Return what an op in place writes: of ``a[::2] = …``, the window, if it can be had as one."""
     written: Tensor = args[0]
-    if func is Tensor.__setitem__ and all(
-        key is None or key is Ellipsis or type(key) in (int, slice) for key in _keys(args)
-    ):
+    if func is Tensor.__setitem__ and all(type(key) in (int, slice, NoneType, EllipsisType) for key in _keys(args)):
         with torch.no_grad():
             return written[args[1]]
     return written
@@ -261,6 +258,5 @@ def may_overlap_itself(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 def overlaps_itself(tensor: Tensor) -> bool:
     """Tell whether two indices of ``tensor`` surely share memory, as after ``expand``."""
-    return tensor.numel() > 0 and any(
-        stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
+    dims = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.numel() > 0 and any(stride == 0 and size > 1 for size, stride in dims)
