@@ -100,7 +100,7 @@ def compile_call(
             options = replace(options, backend=EagerBackend())  # its graphs are run op by op
         journal.begin(call.state)
         journal.finish("capture", captured)
-        capture.check_anomaly_mode()
+        capture.check_modes(call.values)
         with internals.fake_mode_set_aside(), _garbage_pause():  # the caller's, if one is on
             return _through_the_others(options, call, journal, varying)
     except (RefusedError, RunEagerly, trace.TraceFailed) as error:

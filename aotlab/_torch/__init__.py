@@ -48,8 +48,8 @@ from aotlab._torch.higher_order import (
     ShapeEnv, under_autocast_as_now,
 )  # fmt: skip
 from aotlab._torch.ops import (
-    APPLY_OF_C, ASSERTIONS, CAST, CONJUGATE, DATA_OF, FUNCTION_APPLY, MAKE_TOKEN, ONEDNN_RNN_LAYER, ONE_HOT, PUTS,
-    PUT_BY_KERNEL, SETS_DATA, SINK_TOKENS, SOFTMAX, TORCHS_OWN, TRILINEAR, UNSAFE_VIEW, VECTORS_FLAG, WITH_EFFECTS,
+    APPLY_OF_C, ASSERTIONS, CAST, CASTS_INSIDE, CONJUGATE, DATA_OF, FUNCTION_APPLY, MAKE_TOKEN, ONEDNN_RNN_LAYER,
+    ONE_HOT, PUTS, PUT_BY_KERNEL, SETS_DATA, SINK_TOKENS, SOFTMAX, TORCHS_OWN, UNSAFE_VIEW, VECTORS_FLAG, WITH_EFFECTS,
     default_generator, eager_kernels, has_composite_kernel_only, no_python_dispatcher, replace_unguarded,
     unseen_by_dynamo, without_onednn,
 )
@@ -87,7 +87,7 @@ from aotlab._torch.inductor import (
 )
 from aotlab._torch.dynamo import (
     as_made_by_dynamo, dynamo_breaks, dynamo_compile_id, dynamo_disable, dynamo_failed_guards, hear_dynamo,
-    leave_frame_to_python, leaves_padding_out, let_dynamo_follow_eager,
+    leave_frame_to_python, way_of_its_own, let_dynamo_follow_eager,
 )
 from aotlab._torch.workbench import (
     RESUME_PREFIX, cold_caches, dynamo_cleanups, dynamo_compiles, dynamo_graphs, dynamo_reasons, dynamo_settings,

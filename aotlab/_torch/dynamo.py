@@ -54,18 +54,22 @@ def innermost_backend(backend: object) -> object:
     return backend
 
 
-def leaves_padding_out(module: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Tell whether a module called with these arguments takes eager's way without padded places.
+def way_of_its_own(module: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Say how a module called with these arguments differs in eager from what a trace and Dynamo see of it.
 
-    `torch.nn.TransformerEncoder` does where nothing is differentiated: it returns zeros at padded places, and as many
-    places as the longest sequence has. A trace and Dynamo take the other way. Dynamo's variables stand for arguments.
+    Where nothing is differentiated, `torch.nn.TransformerEncoder` returns zeros at padded places, and as many places as
+    the longest sequence has; its layers return autocast's dtype on the CPU. Dynamo's variables stand for arguments.
     """
-    if not isinstance(module, torch.nn.TransformerEncoder) or not module.use_nested_tensor:
-        return False
+    if not isinstance(module, torch.nn.TransformerEncoder | torch.nn.TransformerEncoderLayer):
+        return ""
+    layer: Any = module.layers[0] if isinstance(module, torch.nn.TransformerEncoder) else module
+    if layer.training or (torch.is_grad_enabled() and any(each.requires_grad for each in module.parameters())):
+        return ""
+    if layer is module:
+        return "returns autocast's dtype" if torch.is_autocast_enabled("cpu") else ""
     mask = kwargs.get("src_key_padding_mask", args[2] if len(args) > 2 else None)
-    if mask is None or getattr(mask, "value", mask) is None or module.layers[0].training:
-        return False
-    return not (torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()))
+    leaves_out = mask is not None and getattr(mask, "value", mask) is not None and module.use_nested_tensor
+    return "leaves padded places out" if leaves_out else ""
 
 
 def let_dynamo_follow_eager(is_ours: Callable[[object], bool]) -> None:
@@ -131,7 +135,7 @@ def let_dynamo_follow_eager(is_ours: Callable[[object], bool]) -> None:
         _replace(owner, name, method, lambda *args, of=output_of: is_ours(innermost_backend(of(*args))))
 
 
-_ENCODER = torch.nn.TransformerEncoder.forward.__code__
+_ENCODERS = [kind.forward.__code__ for kind in (torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)]
 _RECURRENT = [kind.forward.__code__ for kind in (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU)]
 _PACKING = [rnn.pack_padded_sequence.__code__, rnn.pad_packed_sequence.__code__]  # whose sizes are values
 
@@ -141,10 +145,9 @@ def _inline(original: Any, parent: Any, func: Any, args: Any, kwargs: Any, *more
     from torch._dynamo import config, variables
 
     code = func.get_code() if isinstance(func, variables.UserFunctionVariable) else None
-    if code is _ENCODER and leaves_padding_out(getattr(args[0], "value", None), args[1:], kwargs):
-        leave_frame_to_python(_ENCODER)
-        why = "Eager leaves padded places out where nothing is differentiated; Dynamo does not."
-        _break_graph("TransformerEncoder with a padding mask", why)
+    if code in _ENCODERS and (own := way_of_its_own(getattr(args[0], "value", None), args[1:], kwargs)):
+        leave_frame_to_python(code)
+        _break_graph("a transformer's encoder", f"In eager it {own} where nothing is differentiated; not by Dynamo.")
     if code in _PACKING or (code in _RECURRENT and not config.allow_rnn):
         leave_frame_to_python(code)
         why = "Dynamo captures no LSTM, GRU or RNN, nor packed sequences: they run by eager's kernels."

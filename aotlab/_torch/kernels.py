@@ -79,14 +79,16 @@ def _softmax(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], resu
 
 
 def _view(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-    # around a dimension of size one the fake takes tensors for viewable that are not; eager's kernel knows
-    tensor = args[0]
-    if not tensor.is_contiguous():
+    # around a dimension of size one the fake takes tensors for viewable that are not, and has strides of its own
+    tensor, strides = args[0], result.stride()
+    if not tensor.is_contiguous() or 1 in tensor.shape:
         with outside_of_trace():
-            torch.empty_strided(traced(tensor.shape), traced(tensor.stride()), device="meta").view(traced(result.shape))
-    if result.storage_offset() != tensor.storage_offset():
+            like = torch.empty_strided(traced(tensor.shape), traced(tensor.stride()), device="meta")
+            own = like.view(traced(result.shape)).stride()
+        strides = strides if is_symbolic(result) else own
+    if strides != result.stride() or result.storage_offset() != tensor.storage_offset():
         # the fake mode's cache has taken another view of a tensor without elements for this one
-        return tensor.as_strided(result.shape, result.stride(), tensor.storage_offset())
+        return tensor.as_strided(result.shape, strides, tensor.storage_offset())
     return result
 
 

@@ -24,8 +24,11 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 #: The same partial object for the same function and arguments.
 _bound = functools.lru_cache(maxsize=256)(partial)
 
-#: What computes ``bilinear``; its kernel calls products of matrices, for which autocast casts.
-TRILINEAR: OpOverload = torch.ops.aten._trilinear.default
+#: What computes ``bilinear``, ``affine_grid`` and ``pinv``: their kernels call products, for which autocast casts.
+CASTS_INSIDE: tuple[OpOverload, ...] = (
+    torch.ops.aten._trilinear.default, torch.ops.aten.affine_grid_generator.default,
+    torch.ops.aten.linalg_pinv.atol_rtol_tensor,
+)  # fmt: skip
 #: What ``torch.nn.functional.one_hot`` is.
 ONE_HOT = torch._C._nn.one_hot
 #: The ops by which batch norm computes, of which most are private; the result comes first.
@@ -122,6 +125,11 @@ def _upsampled(kernel: OpOverload, x: Tensor, size: Any, *rest: Any) -> Any:
     return kernel(x, sizes, *flags, *(scales or [None] * len(sizes)))
 
 
+def _dropout(x: Tensor, p: float, train: bool) -> Any:
+    """Drop by one op; where nothing is dropped, return the tensor itself, of which torch's own makes a copy."""
+    return torch.ops.aten.native_dropout(x, p, train)[0] if train and p else x
+
+
 @contextlib.contextmanager
 def eager_kernels(*, but: Sequence[str] = ()) -> Iterator[None]:
     """Let ops through that torch's Python dispatcher would otherwise rewrite, so that they round as eager does.
@@ -140,6 +148,10 @@ def eager_kernels(*, but: Sequence[str] = ()) -> Iterator[None]:
         return ordinary(op, key)
 
     changed = [(op, op.py_kernels, kernels) for op, names, kernels in _rewritten_in_python() if names.isdisjoint(but)]
+    if "dropout" in but:
+        changed.append(
+            (torch.ops.aten.dropout.default, torch.ops.aten.dropout.default.py_kernels, {composite: _dropout})
+        )
     try:
         for op, _, kernels in changed:
             op.py_kernels = kernels

@@ -148,8 +148,14 @@ def names_of_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwar
     return nesting.paths([*zip(heads, args, strict=True), *kwargs.items()])
 
 
-def check_anomaly_mode() -> None:
-    """Have a call in anomaly mode run eagerly."""
+def check_modes(values: Sequence[Any]) -> None:
+    """Have a call run eagerly in anomaly mode, or of tensors of inference mode of which eager keeps no history."""
+    tensors = [value for value in values if isinstance(value, Tensor) and value.requires_grad]
+    if torch.is_grad_enabled() and any(tensor.is_inference() for tensor in tensors):
+        raise RunEagerly(
+            "an argument or a parameter that requires grad was made in inference mode",
+            suggestion="make it outside of inference mode, or call it under no_grad(), to have it compiled",
+        )
     if torch.is_anomaly_enabled():
         raise RunEagerly(
             "it is called in anomaly mode, which looks at what each autograd node of eager's returns",

@@ -336,7 +336,7 @@ def traced(
         of_cond = replaced(torch, "cond", partial(_cond, (threading.get_ident(), torch.cond, target)))
         with of_cond, nullcontext() if joint or pre_dispatch else torch.no_grad():
             _, call = capture.run(target, arguments, {})
-            capture.check_anomaly_mode()
+            capture.check_modes(call.values)
             _check_call(call, leaves, own)
             deduped = dedupe.run(call, "drop")
             based, bases = synthetic_bases.run(call, deduped)

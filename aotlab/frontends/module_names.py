@@ -61,10 +61,10 @@ def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     paths: dict[int, str] | None = getattr(_modules, "paths", None)
     if paths is None:
         return _ordinary_call(self, *args, **kwargs)
-    if internals.leaves_padding_out(self, args, kwargs):
+    if own := internals.way_of_its_own(self, args, kwargs):
         raise RunEagerly(
-            f"`{type(self).__name__}` leaves padded places out where nothing is differentiated, at {user_line()}",
-            suggestion="make it with enable_nested_tensor=False, to have it compiled",
+            f"`{type(self).__name__}` {own} where nothing is differentiated, at {user_line()}",
+            suggestion="make it with enable_nested_tensor=False, or call it without autocast, to have it compiled",
         )
     stack: dict[str, tuple[str, type]] = _modules.stack
     path = paths.get(id(self))

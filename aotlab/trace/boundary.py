@@ -107,6 +107,9 @@ CLAIMABLE: Mapping[Any, tuple[str, str]] = {
     Tensor.as_strided: _LOOKED_AT,
     torch.as_strided: _LOOKED_AT,
     torch.autograd.grad: ("`torch.autograd.grad` is called inside of the function", "call it outside"),
+    **dict.fromkeys(
+        (Tensor.is_inference, torch.is_inference), ("`is_inference` is asked", "ask outside of the function")
+    ),
     torch.lstm: ("an LSTM looks at grad mode when it runs", "compute with torch.nn.LSTMCell"),
     **dict.fromkeys(_BY_OTHER_KERNELS, _OTHER_KERNEL),
     **dict.fromkeys(internals.HIGHER_ORDER, ("`{}` is given functions", _OUTSIDE)),

@@ -56,10 +56,17 @@ def run(chronicle: Chronicle, func: Any, args: tuple[Any, ...], kwargs: dict[str
             result = _in_place(chronicle, func, args, kwargs)
         else:
             result = _into_out(chronicle, func, args, kwargs) if into_out else func(*args, **kwargs)
-    for operation in operations_since(count) if casts else ():
-        if (in_place or into_out) and internals.autocast_knows(operation.target):
+    recorded = operations_since(count) if casts else ()
+    to_widest = not any(operation.target is internals.CAST for operation in recorded)  # they were of one dtype
+    for operation in recorded:
+        is_known = internals.autocast_knows(operation.target)
+        if (
+            is_known
+            and (in_place or into_out)
+            and not (to_widest and operation.target is torch.ops.aten.index_copy.default)
+        ):
             _fall_back(f"`{op_name(func)}` writes under autocast what its twin casts")
-        if operation.target is internals.TRILINEAR:  # a graph runs without autocast
+        if operation.target in internals.CASTS_INSIDE:  # a graph runs without autocast
             _fall_back(f"`{op_name(func)}` casts inside of its kernel under autocast")
     return result
 

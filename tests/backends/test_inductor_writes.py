@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch._inductor.config
+from torch._inductor.decomposition import select_decomp_table
 from torch.nn import functional as F  # noqa: N812  # as everybody writes it
 
 import aotlab
-from tests.engine_helpers import leaf
+from tests.engine_helpers import leaf, same
 
 INDEX = torch.tensor([3, 1, 2, 0])
 COLUMNS = torch.arange(7, -1, -1).expand(4, 8)
@@ -59,3 +60,23 @@ def test_reads_come_after_writes(program, grad):
     with torch._inductor.config.patch(fallback_random=True):
         compiled = run(aotlab.compile(program, frontend="direct"))
     torch.testing.assert_close(compiled, run(program))
+
+
+DROPPED = torch.nn.Sequential(torch.nn.Dropout(0.1), torch.nn.ReLU(inplace=True)).eval()
+BY_DECOMPOSITIONS = {
+    "table": lambda function: aotlab.aot_function(function, aotlab.nop, decompositions=select_decomp_table()),
+    "inductor": aotlab.compile,
+}
+
+
+@pytest.mark.parametrize("make", ["table", pytest.param("inductor", marks=pytest.mark.tier("full"))])
+@pytest.mark.parametrize("grad", [False, True])
+def test_dropout_that_drops_nothing_returns_its_argument(grad, make):
+    """What is written into its result is written into the argument, an input or an intermediate."""
+
+    def program(x):
+        y = x * 3
+        return DROPPED(x), DROPPED(y), x * 1, y * 2
+
+    with torch.set_grad_enabled(grad):
+        same(program, leaf(3, 3).detach(), make=BY_DECOMPOSITIONS[make], backward=None)

@@ -191,6 +191,33 @@ def test_autocast_with_weights_that_are_cast_once():
             assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
+ENCODER = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+OWN_CASTS = {
+    "affine_grid": lambda x: functional.affine_grid(x[:1, :2, :3], (1, 1, 3, 5), align_corners=False),
+    "pinv": torch.linalg.pinv,
+    "an encoder's layer": lambda x: ENCODER(x.relu()),
+}
+
+
+@pytest.mark.parametrize("name", OWN_CASTS)
+def test_what_casts_by_itself_runs_eagerly(name):
+    """Kernels, and a transformer in evaluation, of which a graph would return another dtype."""
+    with bf16(), torch.no_grad():
+        same(OWN_CASTS[name], leaf(2, 8, 8).detach(), eagerly=True, backward=None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cache_that_is_written_under_autocast(dtype):
+    """``index_copy_`` of one dtype, for which autocast would cast nothing, is compiled."""
+
+    def step(cache, x):
+        cache.index_copy_(1, torch.tensor([1]), x)
+        return cache.sum(1)
+
+    with bf16(), torch.no_grad():
+        same(step, torch.zeros(2, 3, dtype=dtype), torch.ones(2, 1, dtype=dtype), backward=None)
+
+
 def test_autocast_left_on_is_refused():
     """A function that leaves autocast on: refused, and it is off."""
 
@@ -298,6 +325,27 @@ def test_composite_ops_in_inference_mode(name):
 
     with torch.inference_mode():
         same(program, leaf(4, 4).detach(), backward=None)
+
+
+def test_parameters_made_in_inference_mode():
+    """Called outside of it, eager keeps no history of what is computed of such alone; so it runs eagerly there."""
+    with torch.inference_mode():
+        layer, x = nn.Linear(4, 4), leaf(4, 4).detach()
+    g = compiled(lambda x: layer(x).relu())
+    with pytest.warns(RuntimeWarning, match="requires grad was made in inference mode"):
+        result = g(x)
+    assert torch.equal(result, layer(x).relu())
+    assert not result.requires_grad
+    with torch.no_grad():
+        assert torch.equal(g(x), layer(x).relu())
+    assert g.calls.compiled == 1
+
+
+@pytest.mark.parametrize("ask", [lambda x: x.is_inference(), torch.is_inference], ids=["method", "function"])
+def test_asking_for_inference_runs_eagerly(ask):
+    """A trace's tensors would answer otherwise than the call's."""
+    with torch.inference_mode():
+        same(lambda x: x * 2 if ask(x) else x, leaf(3).detach(), eagerly=True, backward=None)
 
 
 def test_saving_an_inference_tensor():

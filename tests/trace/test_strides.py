@@ -33,6 +33,13 @@ CERTAIN = {
 }
 
 
+def test_a_view_of_one_row_lies_as_in_eager():
+    """What is multiplied as one matrix in eager is so in the graph; its rounding shows it."""
+    w = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(2, 2, 1, 4, generator=torch.Generator().manual_seed(1))
+    same(lambda x: torch.nn.functional.linear(x.transpose(1, 2).reshape(2, 1, 8), w), x)
+
+
 @pytest.mark.parametrize("read", [torch.Tensor.stride, torch.Tensor.dim_order], ids=["stride", "dim_order"])
 @pytest.mark.parametrize("kind", [*UNCERTAIN, *CERTAIN])
 def test_strides_that_are_read(kind, read):
