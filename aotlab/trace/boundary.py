@@ -91,6 +91,7 @@ EAGER_FUNCTIONS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "_unsafe_view"), _UNSAFE_VIEW),
     **dict.fromkeys((method.__name__ for method in CHANGES_SIZES), _CHANGES),  # as ops, which no quirk claims
     "lift_fresh": ("returns its very argument, which a trace takes for a view", "leave it out, to have it compiled"),
+    "is_inference": ("is answered by the trace's own tensors", "ask outside of the function"),
     "polygamma_": ("is no op to a trace", "write `x.copy_(torch.polygamma(n, x))`, to have it compiled"),
     # functionalization forgets it, and the graph would write where there is no memory
     "resize_storage_bytes_": ("resizes a storage", "make a new tensor, to have it compiled"),
@@ -107,9 +108,6 @@ CLAIMABLE: Mapping[Any, tuple[str, str]] = {
     Tensor.as_strided: _LOOKED_AT,
     torch.as_strided: _LOOKED_AT,
     torch.autograd.grad: ("`torch.autograd.grad` is called inside of the function", "call it outside"),
-    **dict.fromkeys(
-        (Tensor.is_inference, torch.is_inference), ("`is_inference` is asked", "ask outside of the function")
-    ),
     torch.lstm: ("an LSTM looks at grad mode when it runs", "compute with torch.nn.LSTMCell"),
     **dict.fromkeys(_BY_OTHER_KERNELS, _OTHER_KERNEL),
     **dict.fromkeys(internals.HIGHER_ORDER, ("`{}` is given functions", _OUTSIDE)),
