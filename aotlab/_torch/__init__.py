@@ -35,8 +35,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily as fake_mode_se
 
 from aotlab._torch.fake import (
     address_of, call_by_fake_mode, enter_fake, fake_mode, forget_tensors, has_its_memory_to_itself, is_dense, is_fake,
-    make_contiguous_strides_for, memory_window, new_fake, new_fake_view, only_fake_modes, quiet_fake_tensors,
-    storage_key, suggest_memory_format,
+    is_inference, make_contiguous_strides_for, memory_window, new_fake, new_fake_view, only_fake_modes,
+    quiet_fake_tensors, storage_key, suggest_memory_format,
 )
 from aotlab._torch.modules import (
     MODULE_DICTIONARIES, buffers_held, children_held, global_hooks_held, has_backward_hooks, hooks_held, module_call,

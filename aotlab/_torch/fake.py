@@ -63,6 +63,11 @@ def new_fake_view(
     return FakeTensor(mode, torch.ops.aten.as_strided.default(below, shape, stride, offset), base.device)
 
 
+def is_inference(tensor: Tensor) -> bool:
+    """Tell whether a tensor was made in inference mode, without a function mode hearing of it."""
+    return not torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.ADInplaceOrView)
+
+
 def enter_fake(mode: FakeTensorMode, real: Tensor) -> FakeTensor:
     """Make the fake of a plain dense input; others go the long way."""
     shape, stride = real.shape, real.stride()

@@ -36,7 +36,7 @@ def memo_key(value: Any) -> Any:
     if isinstance(value, FakeTensor):
         if value.constant is not None or value.is_conj() or value.is_neg():
             raise NoKey
-        if value.is_inference() != torch.is_inference_mode_enabled():
+        if internals.is_inference(value) != torch.is_inference_mode_enabled():
             raise NoKey  # whether a view of it is an inference tensor hangs on it, not on the mode
         if value.fake_mode.shape_env is None:
             return (value.shape, value.stride(), value.dtype, value.device, value.storage_offset())
