@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aotlab._torch.fake import is_inference
+
 #: How `torch.overrides` names the reading of a version counter, and of what a tensor is a view of.
 VERSION_GETTER = Tensor._version.__get__  # type: ignore[attr-defined]  # a getter
 BASE_GETTER = Tensor._base.__get__  # type: ignore[union-attr]  # a getter
@@ -72,7 +74,7 @@ def _was_created(tensor: Tensor, how: Any) -> bool:
 
 def version_of(tensor: Tensor) -> int:
     """Return how often ``tensor``'s storage was written through tensors that share its counter."""
-    return 0 if tensor.is_inference() else int(tensor._version)  # inference tensors do not count
+    return 0 if is_inference(tensor) else int(tensor._version)  # inference tensors do not count
 
 
 def versions_of(tensors: Sequence[Tensor]) -> list[int]:
@@ -87,7 +89,7 @@ def set_version(tensor: Tensor, version: int) -> None:
 
 def share_version(a: Tensor, b: Tensor) -> bool:
     """Tell whether a write to one tensor counts for the other: moves one counter, looks at the other, moves it back."""
-    if a is b or a.is_inference() or b.is_inference() or a._version != b._version:
+    if a is b or is_inference(a) or is_inference(b) or a._version != b._version:
         return a is b
     before = a._version
     set_version(a, before + 1)

@@ -218,7 +218,7 @@ class OutputReader:
     def _is_made_by_views(self, i: int) -> bool:
         """Tell whether what has its memory to itself is a view for the caller, who may write it, all the same."""
         output = self.leaves[i]
-        if internals.base_of(output) is None or output.is_inference():
+        if internals.base_of(output) is None or internals.is_inference(output):
             return False
         return output.requires_grad or view_ops.top_of(self.tape, self.values[i]) is not self.values[i]
 

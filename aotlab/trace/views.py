@@ -67,7 +67,7 @@ _ALIAS = ViewStep(target="aten.alias.default")
 
 def with_detach(views: tuple[ViewStep, ...], output: Tensor, base: Tensor | None) -> tuple[ViewStep, ...]:
     """Add the detach that functionalization may have swallowed: views of a base that requires grad mirror it."""
-    if (views and torch.is_inference_mode_enabled()) or output.is_inference():
+    if (views and torch.is_inference_mode_enabled()) or internals.is_inference(output):
         return views or (_ALIAS,)  # they mirror it by themselves, and nothing is swallowed
     if internals.base_of(output) is None and not output.requires_grad:  # it is no view
         ends = views and views[-1].target in (_DETACH.target, "aten.view.dtype")
