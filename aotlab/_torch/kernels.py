@@ -81,7 +81,7 @@ def _softmax(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], resu
 def _view(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
     # around a dimension of size one the fake takes tensors for viewable that are not, and has strides of its own
     tensor, strides = args[0], result.stride()
-    if not tensor.is_contiguous() or 1 in tensor.shape:
+    if not tensor.is_contiguous() or 1 in traced(tensor.shape):
         with outside_of_trace():
             like = torch.empty_strided(traced(tensor.shape), traced(tensor.stride()), device="meta")
             own = like.view(traced(result.shape)).stride()
