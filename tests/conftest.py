@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -52,6 +53,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _seed() -> None:
     """Seed torch before each test, so that no test depends on the ones before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _frozen() -> Iterator[None]:
+    """Keep what a module leaves in torch's caches from every later collection: soon it is a million objects."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

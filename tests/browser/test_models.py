@@ -319,8 +319,7 @@ def test_values_are_those_of_a_plain_run(shown: Shown, plain: Plain) -> None:
     assert kernel == [float(each.detach().double().sum()) for each in mine]
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize(("theme", "width"), zip(THEMES, WIDTHS, strict=True))
 def test_all_can_be_seen(shown: Shown, width: int, theme: str) -> None:
     """In every tab all lies within the report, and the cell can be read; beside files, narrow tables may scroll."""
     lab = shown.lab

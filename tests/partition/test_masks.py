@@ -34,9 +34,10 @@ def test_a_stack_keeps_no_more_than_with_upstreams_min_cut(partitioner):
     assert kept < kept_by_eager(model, x)
 
 
-@pytest.mark.tier("full")
 @pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.parametrize(
+    "scan", [pytest.param(True, marks=pytest.mark.tier("full")), pytest.param(False, marks=pytest.mark.tier("long"))]
+)
 def test_mamba_keeps_no_more_than_what_dynamo_captured(scan):
     """Where it sees a compiler, transformers' Mamba scans associatively, unless its config says not to.
 

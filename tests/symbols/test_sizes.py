@@ -199,7 +199,8 @@ LSTMS = {
 
 OF_BACKENDS = [
     *[(kind, "eager") for kind in LSTMS],  # Inductor's dropout draws other numbers
-    *[pytest.param(kind, "inductor", marks=pytest.mark.tier("full")) for kind in LSTMS if kind != "dropout"],
+    *[pytest.param(kind, "inductor", marks=pytest.mark.tier("full")) for kind in ("plain", "layers", "no biases")],
+    pytest.param("projections", "inductor", marks=pytest.mark.tier("long")),  # each length is compiled
 ]
 
 

@@ -15,7 +15,6 @@ from tests.training.models import bert, detr, gemma, loss_of, segformer, unet
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_dynamo"), pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600),
-    pytest.mark.tier("full"),
 ]  # fmt: skip
 
 
@@ -33,8 +32,14 @@ def train(model, call, batch):
     return losses, [parameter.detach() for parameter in model.parameters()], torch.get_rng_state()
 
 
-@pytest.mark.parametrize("make", [bert, gemma, segformer, detr, unet])
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
+CASES = [
+    *[pytest.param(make, "eager", marks=pytest.mark.tier("full")) for make in (bert, gemma, segformer, detr, unet)],
+    *[pytest.param(make, "inductor", marks=pytest.mark.tier("full")) for make in (bert, gemma)],
+    *[pytest.param(make, "inductor", marks=pytest.mark.tier("long")) for make in (segformer, detr, unet)],
+]
+
+
+@pytest.mark.parametrize(("make", "backend"), CASES)
 def test_three_steps_are_eagers(make, backend):
     """All of it compiled: bit for bit on the eager backend; on Inductor close, with the same random numbers."""
     torch.manual_seed(0)
