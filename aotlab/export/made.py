@@ -363,7 +363,7 @@ def traced(
         surroundings.restore()
         raise
     printed.release()
-    if live.effects.hooks or live.metadata.grad_enabled_mutation is not None:
+    if live.side_effects.hooks or live.metadata.grad_enabled_mutation is not None:
         refuse("the function registers a hook or leaves another grad mode behind", "do that outside of it")
     if live.deriver.live or (gradients and live.metadata.backward_tokens):
         refuse("the backward calls an op with effects, or a checkpoint in it writes a buffer", "leave that out")

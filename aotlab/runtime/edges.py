@@ -63,7 +63,7 @@ class Edges:
     def register_hooks(self, *kinds: str) -> None:
         """Write what registers hooks on what is there: inputs before they are written, the others as they come."""
         draft, trace = self._draft, self._draft.trace
-        for n, (source, function) in enumerate(trace.effects.hooks):
+        for n, (source, function) in enumerate(trace.side_effects.hooks):
             if n in self._hooked or source.kind not in kinds:
                 continue
             if source.kind == "cut" and f"cut_{source.index}" not in draft.cut_edges:

@@ -219,7 +219,7 @@ class OwnNodes:
     def _groups(self) -> list[list[int]]:
         """Return the entries in need of nodes, by their numbers; those of one node of the traced program's together."""
         draft, trace = self._draft, self._draft.trace
-        hooked = {trace.roots[source.index] for source, _ in trace.effects.hooks if source.kind == "root"}
+        hooked = {trace.roots[source.index] for source, _ in trace.side_effects.hooks if source.kind == "root"}
         together: dict[Any, list[int]] = {}
         own: list[int] = []
         for n, ((node, _), i) in enumerate(self._entries):
@@ -306,7 +306,7 @@ def can_be_repeated(trace: Trace, *, writes_last: bool) -> bool:
     """
     operations = [o for o in trace.tape.operations if o.phase == "forward"]
     acting = any(acts(o.target) and internals.has_effects(o.target) for o in operations)
-    if acting or (trace.effects.write_back and not writes_last):
+    if acting or (trace.side_effects.write_back and not writes_last):
         return False
     kinds = {device.type for device in trace.tape.draws("forward")}
     if not kinds:

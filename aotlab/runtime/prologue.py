@@ -55,7 +55,7 @@ class Prologue:
         for info in self.draft.meta.input_info:  # what gets a history by a write: a view would share it
             if info.requires_grad_after and not info.requires_grad:
                 self.draft.miss([f"{self.draft.kept(info.index)}._base is not None"])
-        for quirk in self.draft.trace.effects.quirks:
+        for quirk in self.draft.trace.side_effects.quirks:
             quirk.emit(self.draft, "prologue")
 
     def _surroundings(self) -> None:
@@ -129,7 +129,7 @@ class Prologue:
 
     def _matters_whether_leaf(self, k: int) -> bool:
         """Tell whether an input's being a leaf shows in what the function does: it writes it, views it, or may ask."""
-        effects, info = self.draft.trace.effects, self.draft.meta.input_info[k]
+        effects, info = self.draft.trace.side_effects, self.draft.meta.input_info[k]
         changed = info.moves_version or info.mutates_data or info.mutates_metadata
         asked = k in effects.looked_at or any(map(self.state.mentioned.counts, ("is_leaf", "grad_fn")))
         seen = asked or k in effects.viewed_unseen or self.draft.base_with(k) is not None
@@ -183,7 +183,7 @@ class Prologue:
 
     def _views_of_others(self) -> None:
         """Write the checks that inputs are no views of what requires no grad, where views of them tell."""
-        for k in sorted(self.draft.trace.effects.viewed_unseen):
+        for k in sorted(self.draft.trace.side_effects.viewed_unseen):
             facts = self.state.leaves[self.parts.dedupe.kept[k]]
             tensor = self.draft.kept(k)
             if isinstance(facts, TensorFacts) and facts.requires_grad:
@@ -235,7 +235,7 @@ class Prologue:
         at = {position: k for k, position in enumerate(self.parts.dedupe.kept)}
         watched = {source.index for source in self.draft.trace.saving.watch if source.kind == "input"}
         watched |= {at[position] for pair in self.state.counters for position in pair}
-        watched |= self.draft.trace.effects.fragile
+        watched |= self.draft.trace.side_effects.fragile
         moved = {info.index for info in self.draft.meta.input_info if info.moves_version}
         order = sorted(moved | watched | self.together if moved and watched else self.together)
         if len(order) > 1:

@@ -87,7 +87,7 @@ def generate(parts: Parts) -> tuple[str, dict[str, Any]]:
     w.add()
     ForwardCall(draft, edges, outputs, mutations, keeping).write()
     keeping.remember()
-    for quirk in draft.trace.effects.quirks:
+    for quirk in draft.trace.side_effects.quirks:
         quirk.emit(draft, "epilogue")
     made = outputs.write()
     keeping.watch(edges)

@@ -23,7 +23,7 @@ from aotlab.trace.forward_outputs import ForwardOutputs, Returned, forward_outpu
 from aotlab.trace.function import Findings
 from aotlab.trace.history import node_bits, reachable, read_by_themselves, state_masks, survey, watches
 from aotlab.trace.inputs import owner_of, value_of
-from aotlab.trace.live import Effects, GraphInputs, ProgramOutputs, SavingNodes, Trace
+from aotlab.trace.live import GraphInputs, ProgramOutputs, SavingNodes, SideEffects, Trace
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import AutogradNode, SizeOf, Source, TraceFailed, TraceRecord
 from aotlab.trace.segments import Exit, Segment
@@ -44,7 +44,7 @@ def make_joint(
     tangents, tangent_infos, cut_edges = _make_tangents(recorder, forward.roots, parts)
     sources.update(cut_edges)
     check_passed(findings)
-    effects = _effects(findings, forward, sources)
+    side_effects = _side_effects(findings, forward, sources)
     slots = _slots(parts, sources, taken, findings.dedupe.kept)
     deriver = Deriver(recorder, parts, slots, tangents, findings.holder if recorder.has_checkpoints else nullcontext)
     bits = node_bits(parts)
@@ -70,7 +70,7 @@ def make_joint(
         outputs=ProgramOutputs(
             spec=findings.out_spec, constants=outputs.constants, made_through=made_through(outputs, findings.inputs)
         ),
-        effects=effects,
+        side_effects=side_effects,
         forward_outputs=[item.value for item in forward.returned],
         returned_outputs=[i for i, _, _ in outputs.returned],
         writes=forward.writes,
@@ -110,13 +110,13 @@ def _check_owners(trace: Trace, findings: Findings) -> None:
             )
 
 
-def _effects(findings: Findings, forward: ForwardOutputs, sources: Mapping[Edge, Source]) -> Effects:
+def _side_effects(findings: Findings, forward: ForwardOutputs, sources: Mapping[Edge, Source]) -> SideEffects:
     chronicle = findings.chronicle
 
     def inputs_of(memory: Collection[int]) -> frozenset[int]:
         return frozenset(k for k, item in enumerate(findings.inputs) if item.storage in memory)
 
-    return Effects(
+    return SideEffects(
         write_back=forward.write_back,
         hooks=place_hooks(findings.hooks, sources),
         quirks=findings.recorder.quirks,
@@ -310,7 +310,7 @@ def _record(trace: Trace, forward: ForwardOutputs) -> TraceRecord:
         [*trace.inputs.placeholders, *tangents],
         [*trace.forward_outputs, *gradients],
         keep_impure="forward",
-        write_back=trace.effects.write_back,
+        write_back=trace.side_effects.write_back,
     )
     return TraceRecord(
         tracer="aotlab",

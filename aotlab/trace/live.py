@@ -50,7 +50,7 @@ class ProgramOutputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effects:
+class SideEffects:
     """What the function did besides computing its outputs."""
 
     #: The input and the new value of what the graph itself writes.
@@ -91,7 +91,7 @@ class Trace:
     metadata: ViewAndMutationMeta
     inputs: GraphInputs
     outputs: ProgramOutputs
-    effects: Effects
+    side_effects: SideEffects
     #: What the forward graph returns: first the new values of ``writes``, then those of the outputs
     #: ``returned_outputs``, then the intermediate bases.
     forward_outputs: Sequence[Tensor]

@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NamedTuple
@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import torch
 
 from aotlab import _torch as internals
-from aotlab._torch.replaced import replaced
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import EscapeError, RandomOpError, RefusedError, brief
 from aotlab.guards.places import line_of_error, user_line
@@ -140,11 +139,13 @@ def clocks_watched() -> Iterator[None]:
 
     Only what is called through the module `time` is noticed, not ``from time import time`` and not `datetime`.
     """
-    clocks = {name: getattr(time, name) for name in _CLOCKS if hasattr(time, name)}
-    with ExitStack() as stack:
-        for name, clock in clocks.items():
-            stack.enter_context(replaced(time, name, _watched(name, clock, threading.get_ident())))
+    thread, module = threading.get_ident(), vars(time)
+    clocks = {name: module[name] for name in _CLOCKS if name in module}
+    module.update({name: _watched(name, clock, thread) for name, clock in clocks.items()})
+    try:
         yield
+    finally:
+        module.update(clocks)
 
 
 class Printed:
