@@ -327,6 +327,14 @@ def test_composite_ops_in_inference_mode(name):
         same(program, leaf(4, 4).detach(), backward=None)
 
 
+def test_views_of_parameters_in_inference_mode():
+    """A view of an ordinary tensor that requires grad requires it, too; by that, `matmul` chooses its kernel."""
+    layer = nn.Linear(4, 4)
+    with torch.inference_mode():
+        assert layer.weight.t().requires_grad
+        same(lambda x: (x * (2 if layer.weight.t().requires_grad else 3), layer(x)), torch.ones(2, 4), backward=None)
+
+
 def test_parameters_made_in_inference_mode():
     """Called outside of it, eager keeps no history of what is computed of such alone; so it runs eagerly there."""
     with torch.inference_mode():
