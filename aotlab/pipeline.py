@@ -34,6 +34,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from aotlab import _torch as internals
 from aotlab import config, observe, quirks
 from aotlab.backends import stage as compile
@@ -43,7 +45,7 @@ from aotlab.capture import call as capture
 from aotlab.capture import dedupe, synthetic_bases
 from aotlab.capture.call import Call, Target
 from aotlab.capture.dedupe import Strategy
-from aotlab.capture.signals import RunEagerly
+from aotlab.capture.signals import EntersInferenceMode, RunEagerly
 from aotlab.capture.synthetic_bases import Base
 from aotlab.capture.varying import NUMBER, Varying, chosen
 from aotlab.derivatives.backwards import Backward
@@ -113,7 +115,6 @@ def compile_call(
 
 
 def _through_the_others(options: Options, call: Call, journal: _Journal, varying: Varying | None) -> Entry:
-    backend = options.backend
     deduped = dedupe.run(call, options.duplicates)
     journal.finish("dedupe", deduped)
 
@@ -121,6 +122,30 @@ def _through_the_others(options: Options, call: Call, journal: _Journal, varying
     journal.finish("synthetic_bases", based)
 
     dims = {} if bases else chosen(call, options.dynamic, varying)
+    try:
+        return _from_trace_on(options, call, journal, deduped, bases, dims)
+    except EntersInferenceMode as signal:
+        signal.__traceback__ = None  # whose frames hold the trace
+    with torch.inference_mode():
+        inside = replace(call, state=replace(call.state, settings=internals.global_state()), outside=call.state)
+        entry = _from_trace_on(options, inside, journal, deduped, bases, dims)
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with torch.inference_mode():
+            return entry.run(args, kwargs)
+
+    return replace(entry, run=run, settings=internals.SettingsGuard())
+
+
+def _from_trace_on(
+    options: Options,
+    call: Call,
+    journal: _Journal,
+    deduped: dedupe.DedupeRecord,
+    bases: Sequence[Base],
+    dims: Mapping[int, Collection[int]],
+) -> Entry:
+    backend = options.backend
     traced, live = _trace(options, call, deduped, bases, journal.printed, dims)
     journal.finish("trace", traced, op_count(traced.module.graph))
 
@@ -151,7 +176,7 @@ def _through_the_others(options: Options, call: Call, journal: _Journal, varying
     generated, run = runtime.run(parts)
     journal.finish("runtime", generated)
 
-    state = _guarded(call.state, deduped, live)
+    state = _guarded(call.outside or call.state, deduped, live)
     journal.end(state)
     return Entry(
         number=journal.number,
@@ -200,7 +225,11 @@ def _trace(
     try:
         traced, live = run(functional)
     except Exception as error:
-        if not dims or (options.by_dynamo and config.fallback == "dynamo" and isinstance(error, DataDependentError)):
+        if (
+            not dims
+            or isinstance(error, EntersInferenceMode)
+            or (options.by_dynamo and config.fallback == "dynamo" and isinstance(error, DataDependentError))
+        ):
             raise
         return _trace(options, call, deduped, bases, printed, {}, str(error))
     if not functional and options.backend.needs_states(traced.module):

@@ -124,6 +124,8 @@ class Call:
     lifted_count: int
     spec: nesting.Node
     state: CallState
+    #: The state outside of the inference mode that the function enters itself, if it does.
+    outside: CallState | None = None
 
     @property
     def tensor_positions(self) -> tuple[int, ...]:

@@ -16,3 +16,7 @@ class RunEagerly(Exception):  # noqa: N818  # a signal, not an error: the caller
         super().__init__(reason)
         self.passing = passing
         self.suggestion = suggestion
+
+
+class EntersInferenceMode(RunEagerly):
+    """Raised where a function enters inference mode before it computes anything: and is traced in it anew."""

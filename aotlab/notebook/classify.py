@@ -53,7 +53,6 @@ _GRAD_MODES = (
     torch.no_grad,
     torch.enable_grad,
     torch.set_grad_enabled,
-    torch.inference_mode,
     torch.autocast,
     torch.amp.autocast,
 )

@@ -69,7 +69,8 @@ def run_function(call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: l
     with world, surroundings.failures_told_apart(), surroundings.tracing(recorder):
         try:
             escapes = _escape_guard(inputs, recorder)
-            with surroundings.warnings_noted() as warned, escapes, surroundings.clocks_watched(), symbols:
+            outside = surroundings.outside_of_inference_mode(call.outside)
+            with surroundings.warnings_noted() as warned, outside, escapes, surroundings.clocks_watched(), symbols:
                 # in a context of its own: no variable of the caller's can be left otherwise by a call that is refused
                 result = contextvars.copy_context().run(call.target.run, lifted, args, kwargs)
             recorder.states.end()

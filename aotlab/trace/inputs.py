@@ -66,8 +66,8 @@ class Entered:
 
 def enter(tape: Tape, fake_mode: FakeTensorMode, name: str, real: Tensor, fake: Tensor | None = None) -> Entered:
     """Make the traced stand-in of one input that has its memory to itself."""
-    # views of ordinary tensors that require grad do so, too
-    with torch.inference_mode(torch.is_inference_mode_enabled() and internals.is_inference(real)):
+    ordinary = real.requires_grad and not internals.is_inference(real)  # whose views require grad in that mode, too
+    with torch.inference_mode(torch.is_inference_mode_enabled() and not ordinary):
         fake = tape.enter(internals.enter_fake(fake_mode, real) if fake is None else fake)
         wrapper = internals.to_functional(fake)
     if real.requires_grad:

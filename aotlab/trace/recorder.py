@@ -12,7 +12,7 @@ from aotlab import _torch as internals
 from aotlab import errors
 from aotlab._torch import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload, TorchDispatchMode
 from aotlab._torch.replaced import replaced
-from aotlab.capture.signals import RunEagerly
+from aotlab.capture.signals import EntersInferenceMode, RunEagerly
 from aotlab.errors import BY_DYNAMO, UserLine
 from aotlab.guards.places import Locator, called, name_of, user_line, user_place
 from aotlab.ir.graphs import Phase, acts
@@ -135,9 +135,9 @@ class Recorder(TorchDispatchMode):
             with internals.disable_torch_function():
                 return self.record(func, args, kwargs or {})
         if torch.is_inference_mode_enabled() != self._inference:
-            raise RunEagerly(
-                f"inference_mode is turned on or off inside of the function, at {self._line()}",
-                suggestion="use no_grad inside, or inference_mode around the call, to have it compiled",
+            raise (RunEagerly if self._inference or self.tape.operations else EntersInferenceMode)(
+                f"inference_mode is turned on or off between ops, at {self._line()}",
+                suggestion="use no_grad there, or inference_mode around all of it, to have it compiled",
             )
         return self.record(func, args, kwargs or {})
 

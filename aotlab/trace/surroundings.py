@@ -23,6 +23,7 @@ import torch
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import EscapeError, RandomOpError, RefusedError, brief
+from aotlab.guards.call_state import CallState
 from aotlab.guards.places import line_of_error, user_line
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import TraceFailed
@@ -88,6 +89,19 @@ def world_unchanged(recorder: Recorder, settings: tuple[tuple[str, Any], ...]) -
             why="a compiled call would not",
             suggestion="change it outside of the compiled function",
         )
+
+
+@contextmanager
+def outside_of_inference_mode(outside: CallState | None) -> Iterator[None]:
+    """Let a function that enters inference mode itself begin, and end, in the state that it was called in."""
+    if outside is None:
+        yield
+        return
+    grad_mode = dict(outside.settings)["grad mode"]
+    with torch.inference_mode(False), torch.set_grad_enabled(grad_mode):
+        yield
+        if torch.is_grad_enabled() != grad_mode:
+            raise RunEagerly("it enters inference mode, and leaves grad mode changed")
 
 
 @contextmanager

@@ -603,6 +603,18 @@ _cell(
     after=("print(y.is_inference(), z.is_inference(), w.is_inference())", "y.add_(1)", "y + 1"),
 )
 _cell(
+    "inference mode, with a function and a loop in it",
+    """
+    with torch.inference_mode():
+        for k in range(3):
+            y = predict(x)
+            w.mul_(0.5)
+    z = y.argmax()
+    """,
+    setup=(_X, "w = torch.ones(3, requires_grad=True)\n@torch.inference_mode()\ndef predict(v):\n    return v * w"),
+    after="print(y.is_inference(), y, w, z, w.grad)",
+)
+_cell(
     "in-place work on an inference tensor",
     """
     with torch.inference_mode():

@@ -86,6 +86,17 @@ def test_breaks_stand_at_their_lines(shell: InteractiveShell, name: str) -> None
     assert all(row.line is not None and row.line.code for row in report.graph_break_rows)
 
 
+def test_inference_mode_is_no_break(shell: InteractiveShell) -> None:
+    """What a block of inference mode holds is compiled, what follows it, too, and functions that enter it."""
+    shell.run_cell("@torch.inference_mode()\ndef predict(t):\n    return t.sin() * 2").raise_error()
+    report = execute(shell, "with torch.inference_mode():\n    y = x.cos()\nz = y + 1\nw = predict(x)")
+    assert [frame.name for frame in report.frames] == ["line 3", "line 4", "line 5"]
+    assert report.graph_break_rows == ()
+    assert [frame.refusals for frame in report.frames] == [()] * 3
+    y, z, w = (shell.user_ns[name] for name in "yzw")
+    assert (y.is_inference(), z.is_inference(), w.is_inference()) == (True, False, True)
+
+
 def test_what_is_left_of_a_function_goes_by_its_name(shell: InteractiveShell) -> None:
     """The rest of a function after a break is called as the function is, not as its caller's lines."""
     report = execute(shell, "y = x.sin()\nz = helper(y)\nv = z + 1")

@@ -226,8 +226,8 @@ def _sets_data(x, y):
 
 def _infers_inside(x):
     with torch.inference_mode():
-        y = x + 1  # here
-    return y * 2
+        y = x + 1
+    return y * 2  # here
 
 
 def _asks_numpy(x):
@@ -318,7 +318,7 @@ CASES = [
     (_reentrant, [partial(leaf, 3)], None, "use_reentrant=False"),
     (_sets, [_ones, _ones], "x", "copy_"),
     (_sets_data, [_ones, _ones], "x", "move it out"),
-    (_infers_inside, [_ones], None, "inference_mode around the call"),
+    (_infers_inside, [_ones], None, "inference_mode around all of it"),
     (_asks_numpy, [_ones], "x", "move it out"),
     (_asks_array, [_ones], "x", "move it out"),
     (_asks_address, [_ones], "x", "move it out"),
@@ -387,7 +387,7 @@ def test_messages_name_the_line_the_argument_and_a_way_out(function, makers, nam
 BEHIND_DYNAMO = [
     (_reentrant, [partial(leaf, 3)], "use_reentrant=False"),
     (_sets_data, [_ones, _ones], "move it out"),
-    (_infers_inside, [_ones], "inference_mode around the call"),
+    (_infers_inside, [_ones], "inference_mode around all of it"),
     (_writes_one_twice, [_ones], "return a new tensor"),
     (_doubles, [lambda: torch._neg_view(torch.ones(3))], "resolve_neg()"),
 ]

@@ -259,12 +259,6 @@ def writes_under_inference(x):
     return x + 1, y
 
 
-@torch.inference_mode()
-def decorated(x):
-    """Compute under inference mode as a whole."""
-    return (x * 2).sin()
-
-
 def looks_under_inference(x):
     """View as another dtype, and detach in place."""
     y = x * 2
@@ -275,15 +269,95 @@ def looks_under_inference(x):
 
 @pytest.mark.parametrize("make", [lambda: leaf(3), lambda: leaf(3).detach()], ids=["training", "inference"])
 @pytest.mark.parametrize(
-    "program", [inference_inside, inference_results, writes_under_inference, decorated, looks_under_inference]
+    "program", [inference_inside, inference_results, writes_under_inference, looks_under_inference]
 )
-def test_inference_mode_inside(program, make):
+def test_inference_mode_for_a_part(program, make):
     """It runs eagerly, whatever is done there."""
     same(program, make(), eagerly=True)
-    with pytest.warns(RuntimeWarning, match=r"inference_mode is turned on or off inside.*use no_grad inside"):
+    with pytest.warns(RuntimeWarning, match=r"inference_mode is turned on or off between ops.*use no_grad there"):
         compiled(program)(make())
     results = [out.is_inference() for out in pytree.tree_leaves(compiled(program)(make()))]
     assert results == [out.is_inference() for out in pytree.tree_leaves(program(make()))]
+
+
+@torch.inference_mode()
+def decorated(x):
+    """Compute under inference mode as a whole."""
+    return (x * 2).sin()
+
+
+def results_and_views(x):
+    """Return what was made there, an input, and views of both; nest the mode; write."""
+    with torch.inference_mode():
+        y = x.detach().mul_(2).exp()
+        with torch.inference_mode():
+            return y, y[1:], x.view(-1), x, y.relu_()
+
+
+def looks_around(x):
+    """Ask for the modes outside, inside and behind."""
+    before = torch.is_grad_enabled(), x.requires_grad
+    with torch.inference_mode():
+        y = x * (2 if torch.is_grad_enabled() else 3)
+    return y, before, torch.is_grad_enabled(), y.shape
+
+
+def under_autocast(x):
+    """Compute in both modes."""
+    with torch.inference_mode(), bf16():
+        return x[:, None] @ x[None] * 2
+
+
+INSIDE = [decorated, results_and_views, looks_around, under_autocast]
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+@pytest.mark.parametrize("make", [lambda: leaf(3) * 1, lambda: leaf(3).detach()], ids=["training", "inference"])
+@pytest.mark.parametrize("program", INSIDE)
+def test_inference_mode_inside(program, make, grad, frontend, fresh_dynamo):
+    """A function that enters it before all else is compiled; its results are inference tensors, as in eager."""
+    function = compiled(program, frontend=frontend)
+
+    def called(function):
+        x, seen = make(), []
+        with torch.set_grad_enabled(grad):
+            for _ in range(2):
+                seen.append([*pytree.tree_map_only(torch.Tensor, described, [function(x), x])])
+                seen.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
+        return seen
+
+    def described(tensor):
+        counted = None if tensor.is_inference() else tensor._version
+        return tensor.is_inference(), tensor.requires_grad, tensor._is_view(), counted, tensor.dtype, tensor.tolist()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        assert called(function) == called(program)
+    assert frontend == "dynamo" or (function.calls.compiled, len(function.entries)) == (2, 1)
+
+
+def test_inference_mode_inside_for_all_sizes():
+    """One entry serves all of them, in whatever mode it is called."""
+    function = compiled(decorated, dynamic=True)
+    for n, mode in ((2, torch.enable_grad), (3, torch.no_grad), (5, torch.inference_mode)):
+        x = leaf(n)
+        with mode():
+            assert torch.equal(function(x), decorated(x))
+    assert (function.calls.compiled, len(function.entries)) == (3, 1)
+
+
+def test_modes_left_behind_inference_mode():
+    """A function that leaves grad mode changed besides runs eagerly."""
+
+    def leaves(x):
+        with torch.inference_mode():
+            y = x * 2
+        torch.set_grad_enabled(False)
+        return y
+
+    with torch.enable_grad():
+        same(leaves, leaf(3), eagerly=True, backward=None)
 
 
 @pytest.mark.parametrize("program", [mixed, nested_autocast])
@@ -333,6 +407,23 @@ def test_views_of_parameters_in_inference_mode():
     with torch.inference_mode():
         assert layer.weight.t().requires_grad
         same(lambda x: (x * (2 if layer.weight.t().requires_grad else 3), layer(x)), torch.ones(2, 4), backward=None)
+
+
+def test_a_cache_is_written_in_inference_mode():
+    """An ordinary tensor that is written and viewed afterwards, as what a decoder keeps; that is compiled."""
+    ours, wanted = torch.zeros(3, 4), torch.zeros(3, 4)
+
+    def program(cache, x):
+        cache[1].copy_(x)
+        return cache[:2].t() @ cache[:2], cache[None]
+
+    g = compiled(program)
+    with torch.inference_mode():
+        found, expected = g(ours, torch.ones(4)), program(wanted, torch.ones(4))
+    assert g.calls.compiled == 1
+    assert torch.equal(ours, wanted)
+    assert torch.equal(found[0], expected[0])
+    assert found[1]._base is ours
 
 
 def test_parameters_made_in_inference_mode():
