@@ -17,6 +17,7 @@ from aotlab.bench.models import trained_models
 from tests.engine_helpers import events
 from tests.training import models
 
+VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 BENCHED = {trained.name: trained for trained in trained_models(small=True)}
 
 #: How each is compiled: whole, behind Dynamo or eagerly, and of the others the reason that the notice gives.
@@ -36,7 +37,7 @@ HOW = {
     "GPT-2": LOOKS,
     "Llama": WHOLE,
     "Qwen": WHOLE,
-    "Mixtral": ("by Dynamo", "`_grouped_mm` takes bfloat16 alone in a trace"),
+    "Mixtral": WHOLE if VERSION >= (2, 15) else ("by Dynamo", "`_grouped_mm` takes bfloat16 alone in a trace"),
     "BERT": ("by Dynamo", "asks for the value of a tensor computed from `attention_mask`"),
     "T5": WHOLE,
     "Whisper": WHOLE,
@@ -117,7 +118,9 @@ def compare(name, batches):
         warnings.simplefilter("always")
         compiled = aotlab.compile(model, backend="eager")
         found = steps(compiled, model, batches)
-    torch.testing.assert_close(found, steps(alone, alone, batches), rtol=0, atol=0)
+    # what Dynamo captures of Mixtral in torch 2.11 rounds otherwise than the model, whoever runs it
+    captured = torch.compile(alone, backend="eager") if (name, VERSION) == ("Mixtral", (2, 11)) else alone
+    torch.testing.assert_close(found, steps(captured, alone, batches), rtol=0, atol=0)
     return compiled.compiled, [str(each.message) for each in said], heard
 
 
