@@ -126,6 +126,7 @@ def _through_the_others(options: Options, call: Call, journal: _Journal, varying
         return _from_trace_on(options, call, journal, deduped, bases, dims)
     except EntersInferenceMode as signal:
         signal.__traceback__ = None  # whose frames hold the trace
+    # what is compiled is a call under that mode, which the entry turns on
     with torch.inference_mode():
         inside = replace(call, state=replace(call.state, settings=internals.global_state()), outside=call.state)
         entry = _from_trace_on(options, inside, journal, deduped, bases, dims)

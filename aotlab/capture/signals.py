@@ -19,4 +19,4 @@ class RunEagerly(Exception):  # noqa: N818  # a signal, not an error: the caller
 
 
 class EntersInferenceMode(RunEagerly):
-    """Raised where a function enters inference mode before it computes anything: and is traced in it anew."""
+    """Raised where a function enters inference mode before it computes anything; it is traced in that mode."""

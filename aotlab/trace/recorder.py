@@ -135,7 +135,8 @@ class Recorder(TorchDispatchMode):
             with internals.disable_torch_function():
                 return self.record(func, args, kwargs or {})
         if torch.is_inference_mode_enabled() != self._inference:
-            raise (RunEagerly if self._inference or self.tape.operations else EntersInferenceMode)(
+            kind = RunEagerly if self._inference or self.tape.operations else EntersInferenceMode
+            raise kind(
                 f"inference_mode is turned on or off between ops, at {self._line()}",
                 suggestion="use no_grad there, or inference_mode around all of it, to have it compiled",
             )
