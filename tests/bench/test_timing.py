@@ -135,6 +135,7 @@ def test_preparation_is_not_timed(clock: Clock) -> None:
 
 def test_the_collector_is_left_as_it_was() -> None:
     """Garbage collection is off while something is timed and on again afterwards, an exception included."""
+    gc.unfreeze()  # what earlier test modules left
     seen: list[bool] = []
     compare([Case(name="look", call=lambda: seen.append(gc.isenabled()))], rounds=1, warmup=1, inner=1)
     assert seen == [False, False]
