@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import linecache
+import operator
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -20,15 +21,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule, _make_graph_module, _use_lazy_graph_module
 
 # Writes a graph's Python so that it takes its inputs in one list, which it empties.
-from torch.fx.graph import _BoxedCodeGen
+from torch.fx.graph import CodeGen, _BoxedCodeGen
 
 from aotlab._torch.replaced import replaced
 
 
 def graph_module(root: torch.nn.Module, graph: fx.Graph, name: str) -> fx.GraphModule:
     """Make a module of a graph; its Python is written when it is first asked for."""
+    _write_quickly(graph._codegen)
     with _use_lazy_graph_module(True):
         return _make_graph_module(root, graph, name)
+
+
+def _write_quickly(code: CodeGen) -> None:
+    setattr(code, "_call_method_with_signature_check", operator.call)  # noqa: B010  # a look takes a third of the time
 
 
 def write_at_once(module: fx.GraphModule) -> None:
@@ -47,7 +53,8 @@ def forward_of(module: fx.GraphModule) -> Callable[..., Any]:
 def boxed_forward_of(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     """Return a graph as a function that takes its inputs in one list and empties it, so that each can die in time."""
     graph = module.graph
-    with replaced(graph, "_codegen", _BoxedCodeGen()):
+    _write_quickly(boxed := _BoxedCodeGen())
+    with replaced(graph, "_codegen", boxed):
         code = graph.python_code("self")
     name = f"<aotlab graph {next(_graphs)}>"
     linecache.cache[name] = (len(code.src), None, code.src.splitlines(keepends=True), name)
@@ -67,8 +74,8 @@ def tracing_context(fake_mode: FakeTensorMode) -> contextlib.AbstractContextMana
     return tracing(TracingContext(fake_mode))
 
 
-def has_effects(op: OpOverload | HigherOrderOperator) -> bool:
+def has_effects(op: object) -> bool:
     """Tell whether an op was registered as one with effects besides its results, as `torch.ops.aten._print`."""
-    from torch._higher_order_ops.effects import has_effects as registered
+    from torch._higher_order_ops import effects as known
 
-    return bool(registered(op))
+    return isinstance(op, HigherOrderOperator | OpOverload) and bool(known._get_effect(op)) and known.has_effects(op)

@@ -100,21 +100,21 @@ def without_onednn() -> Iterator[None]:
 
 
 @functools.cache
-def _rewritten_in_python() -> tuple[tuple[OpOverload, set[str], dict[Any, Any]], ...]:
-    """List the ops that torch rewrites in Python for autograd's keys, with their names and their other kernels.
+def _rewritten_in_python() -> tuple[tuple[OpOverload, set[str], dict[Any, Any], dict[Any, Any]], ...]:
+    """List the ops that torch rewrites in Python for autograd's keys, with their names, other kernels and a cache.
 
     A trace needs some: batch norm's shows that the statistics are written; ``one_hot``'s looks at no values.
     """
     needed = ("native_batch_norm", "cudnn_batch_norm", "one_hot")
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     packets = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten) if name not in needed]
-    found = []
+    found: list[Any] = []
     for op in [getattr(p, o) for p in packets if hasattr(p, "overloads") for o in p.overloads()]:
         kernels = {k: f for k, f in op.py_kernels.items() if k not in (composite, torch._C.DispatchKey.Autograd)}
         if len(kernels) < len(op.py_kernels):
             if op._overloadname == "vec" and composite in op.py_kernels:
                 kernels[composite] = partial(_upsampled, getattr(torch.ops.aten, op._opname).default)
-            found.append((op, {op._overloadname, op._opname}, kernels))
+            found.append((op, {op._overloadname, op._opname}, kernels, {}))
     return tuple(found)
 
 
@@ -147,29 +147,24 @@ def eager_kernels(*, but: Sequence[str] = ()) -> Iterator[None]:
             return op._dispatch_cache.setdefault(key, op.py_kernels.get(composite, composite))
         return ordinary(op, key)
 
-    changed = [(op, op.py_kernels, kernels) for op, names, kernels in _rewritten_in_python() if names.isdisjoint(but)]
+    changed = [(op, kernels, cache) for op, names, kernels, cache in _rewritten_in_python() if names.isdisjoint(but)]
     if "dropout" in but:
-        changed.append(
-            (torch.ops.aten.dropout.default, torch.ops.aten.dropout.default.py_kernels, {composite: _dropout})
-        )
+        changed.append((torch.ops.aten.dropout.default, {composite: _dropout}, {}))
+    before = [(op, op.py_kernels, op._dispatch_cache) for op, _, _ in changed]
     try:
-        for op, _, kernels in changed:
-            op.py_kernels = kernels
-            op._dispatch_cache.clear()
+        for op, kernels, cache in changed:
+            op.py_kernels, op._dispatch_cache = kernels, cache
         with replaced(OpOverload, "_get_dispatch", dispatch):
             yield
     finally:
-        for op, before, _ in changed:
-            op.py_kernels = before
-            op._dispatch_cache.clear()
+        for op, kernels, cache in before:
+            op.py_kernels, op._dispatch_cache = kernels, cache
 
 
 def has_composite_kernel_only(op: OpOverload, device_type: str) -> bool:
     """Tell whether eager computes ``op`` on that device by calling other ops, so that it is to be decomposed."""
-    if not op._can_decompose():
-        return False
     backend = device_type.upper() if device_type in ("cpu", "cuda") else "CPU"
-    return not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), backend)
+    return not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), backend) and op._can_decompose()
 
 
 @functools.cache

@@ -61,7 +61,8 @@ class Backward:
         self._strides_of = internals.sizes_function(strides, live.size_names)
         self.strides = self._strides_of(*[symbol.node.hint for _, symbol in live.symbols])
         self.wanted = live.through(segment)
-        self.anchors = _anchors(live, segment)
+        self.kept = kept_entries(live.segments[segment], live.saving.bits)
+        self.anchors = self.kept or _anchors(live, segment)
         self._labels = live.gradient_labels(segment)
         self._higher: Higher | None = None
         self._masks_of_asked: dict[frozenset[int], int] = {}
@@ -267,11 +268,9 @@ class Backward:
 def _anchors(live: trace.Trace, segment: int) -> tuple[int, ...]:
     """Choose the results of a segment's node on which those of derivatives of derivatives hang.
 
-    They are those that eager keeps, else the smallest. None if that may take memory; then an empty result is added.
+    Eager keeps none of them: so the smallest. None if that may take memory; then an empty result is added.
     """
     part = live.segments[segment]
-    if own := kept_entries(part, live.saving.bits):
-        return own
     cut_edges = range(len(part.roots), len(part.entries))  # without memory
     if cut_edges:
         return (cut_edges[0],)

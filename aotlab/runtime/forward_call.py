@@ -35,7 +35,6 @@ from aotlab.runtime.mutations import Mutations
 from aotlab.runtime.outputs import Outputs
 from aotlab.runtime.saved import Keeping, SavedValues
 from aotlab.trace.edges import Edge
-from aotlab.trace.history import kept_entries
 from aotlab.trace.live import Trace
 from aotlab.trace.records import SizeOf
 from aotlab.trace.segments import Exit, in_order_of_nodes
@@ -211,7 +210,7 @@ class OwnNodes:
     def __init__(self, draft: Draft, segment: int, entries: Sequence[tuple[Edge, int | None]]) -> None:
         self._draft = draft
         self._entries = entries
-        kept = kept_entries(draft.trace.segments[segment], draft.trace.saving.bits)
+        kept = draft.parts.backward[segment].kept
         self._kept = {entries[n][0] for n in kept}
         passes_by = not kept and any(value is not None for value in draft.parts.split.graph_values)
         self._is_shared = len(entries) > 1 or passes_by

@@ -51,17 +51,18 @@ def thread_backward(recorder: Recorder, part: Segment, gradients: dict[Exit, Ten
     Eager runs what is on the way to the gradients that are asked for, which nobody knows yet.
     """
     found = effects_in(recorder.tape.operations[first:])
-    token, ways = None, reachable(part) if found else set()
+    if not found:
+        return
+    token, ways = None, reachable(part)
     for operation in found:
         starts = [(node, 0) for node in nodes_of(part) if internals.sequence_of(node) == operation.sequence]
         behind = {edge for node in nodes_of(part, starts) for edge in next_edges(node)}
         if part.nodes is not None or recorder.has_checkpoints or not gradients or not ways <= behind:
             effects_in(found, RunEagerly)
     with internals.disable_torch_function(), internals.outside_of_trace():
-        if found:
-            way = next(iter(gradients))
-            gradients[way] = recorder.record(torch.ops.aten.clone.default, (gradients[way],), {})
-            found.append(recorder.tape.operations[-1])
+        way = next(iter(gradients))
+        gradients[way] = recorder.record(torch.ops.aten.clone.default, (gradients[way],), {})
+        found.append(recorder.tape.operations[-1])
         for operation in found:
             results = operation.result if isinstance(operation.result, tuple) else (operation.result,)
             args = (token, operation.target, *operation.args)

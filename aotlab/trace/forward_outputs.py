@@ -99,7 +99,8 @@ def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> Forwar
     kept: set[int] = set()
     early = (operation for operation in findings.recorder.tape.operations if operation.phase == "forward")
     # a graph that may raise writes nothing, nor where a view is to be made before a write
-    unfit = any(info.precedes_write for info in outputs.infos) or any(operation.may_raise_late for operation in early)
+    unfit = not any(info.moves_version for info in infos) or any(info.precedes_write for info in outputs.infos)
+    unfit = unfit or any(operation.may_raise_late for operation in early)
     if keep_input_mutations and not unfit and all(item.root is None for item in (*new_values, *results)):
         # a write in the graph moves the version counter; where eager's does not, the epilogue writes
         infos = tuple(
