@@ -61,8 +61,8 @@ class Backward:
         self._strides_of = internals.sizes_function(strides, live.size_names)
         self.strides = self._strides_of(*[symbol.node.hint for _, symbol in live.symbols])
         self.wanted = live.through(segment)
-        self.kept = kept_entries(live.segments[segment], live.saving.bits)
-        self.anchors = self.kept or _anchors(live, segment)
+        self.kept_entries = kept_entries(live.segments[segment], live.saving.bits)
+        self.anchors = self.kept_entries or _anchors(live, segment)
         self._labels = live.gradient_labels(segment)
         self._higher: Higher | None = None
         self._masks_of_asked: dict[frozenset[int], int] = {}

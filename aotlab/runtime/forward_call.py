@@ -210,7 +210,7 @@ class OwnNodes:
     def __init__(self, draft: Draft, segment: int, entries: Sequence[tuple[Edge, int | None]]) -> None:
         self._draft = draft
         self._entries = entries
-        kept = draft.parts.backward[segment].kept
+        kept = draft.parts.backward[segment].kept_entries
         self._kept = {entries[n][0] for n in kept}
         passes_by = not kept and any(value is not None for value in draft.parts.split.graph_values)
         self._is_shared = len(entries) > 1 or passes_by
