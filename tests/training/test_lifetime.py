@@ -15,9 +15,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from aotlab.bench.memory import measure_memory
+from aotlab.errors import DoubleBackwardError
 from tests.engine_helpers import behind, compiled, entry_of, leaf
 from tests.training.steps import WAYS, behind_dynamo, both
 from tests.training.test_ten_steps import Net, loss_of, sgd
+
+OLD = torch.__version__.startswith("2.11")
 
 
 @contextmanager
@@ -64,7 +67,10 @@ def test_tensors_die_with_their_last_reference(name, backwards, way):
             out = function(x, w)
             outs = list(out) if isinstance(out, tuple) else [out]
             found = [x, w, *outs]
-            if backwards == "created" and name != "checkpoints":
+            if backwards == "created" and name == "has a hook" and way == "dynamo" and OLD:
+                with pytest.raises(DoubleBackwardError, match="Dynamo captured"):  # it captures hooks as functions
+                    torch.autograd.grad(outs[-1].sum(), (w,), create_graph=True)
+            elif backwards == "created" and name != "checkpoints":
                 found += torch.autograd.grad(outs[-1].sum(), (w,), create_graph=True)
             elif backwards != "none":
                 torch.autograd.backward([each.sum() for each in outs], retain_graph=backwards == "kept")
