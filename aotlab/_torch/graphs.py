@@ -34,7 +34,7 @@ def graph_module(root: torch.nn.Module, graph: fx.Graph, name: str) -> fx.GraphM
 
 
 def _write_quickly(code: CodeGen) -> None:
-    setattr(code, "_call_method_with_signature_check", operator.call)  # noqa: B010  # a look takes a third of the time
+    setattr(code, "_call_method_with_signature_check", operator.call)  # noqa: B010  # inspect.signature is slow
 
 
 def write_at_once(module: fx.GraphModule) -> None:
