@@ -240,7 +240,7 @@ def _trace(
         return _trace(options, call, deduped, bases, printed, dims, "the backend cannot compile it for all numbers")
     if config.debug_assert:
         check_graph(traced.module, "joint", writes_inputs=True)
-    return replace(traced, static_since=why), live
+    return (replace(traced, static_since=why) if why else traced), live
 
 
 def _guarded(state: CallState, deduped: dedupe.DedupeRecord, live: trace.Trace) -> CallState:
@@ -326,10 +326,10 @@ class _Journal:
     def finish(self, stage: str, record: object, nodes: int | None = None) -> None:
         """Keep what a stage handed on, and announce it; the next stage begins."""
         self.records[stage] = record
-        duration = time.perf_counter_ns() - self._since
-        observe.emit(
-            observe.StageFinished(entry=self.number, stage=stage, record=record, duration_ns=duration, nodes=nodes)
-        )
+        if observe.listening():
+            duration = time.perf_counter_ns() - self._since
+            rest: dict[str, Any] = {"duration_ns": duration, "nodes": nodes}
+            observe.emit(observe.StageFinished(entry=self.number, stage=stage, record=record, **rest))
         self._since = time.perf_counter_ns()
 
     def end(self, state: CallState) -> None:

@@ -81,8 +81,8 @@ def never_lost() -> Iterator[None]:
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGINT) is interrupted:
-            signal.signal(signal.SIGINT, before)
+        if (left := signal.signal(signal.SIGINT, before)) is not interrupted:  # the program's own
+            signal.signal(signal.SIGINT, left)
         for timer in waiting:
             if not timer.finished.is_set():
                 timer.cancel()

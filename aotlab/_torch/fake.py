@@ -45,12 +45,10 @@ def new_fake(
 
     With symbols it takes half the time if it is known to be ``dense``.
     """
-    below: Tensor
     if dense and mode.shape_env is not None:
-        below = torch.ops.aten.empty.memory_format([math.prod(shape)], dtype=dtype, device="meta")
-        below = torch.ops.aten.as_strided.default(below, shape, stride, 0)
+        below = torch.empty([math.prod(shape)], dtype=dtype, device="meta").as_strided(shape, stride, 0)
     else:
-        below = torch.ops.aten.empty_strided.default(shape, stride, dtype=dtype, device="meta")
+        below = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
     return FakeTensor(mode, below, device)
 
 

@@ -137,7 +137,6 @@ def eager_kernels(*, but: Sequence[str] = ()) -> Iterator[None]:
     Upsampling, recurrent layers, dropout and a few activations have rewritings for symbolic shapes that hang on
     autograd's keys and replace the C++ code on every trace. They come back after the block. Overloads by the names in
     ``but`` are rewritten; ``"vec"`` are those of upsampling.
-
     And let functionalization see what composite ops call, in inference mode too, where autograd takes none apart.
     """
     ordinary, composite = OpOverload._get_dispatch, torch._C.DispatchKey.CompositeImplicitAutograd
@@ -164,7 +163,8 @@ def eager_kernels(*, but: Sequence[str] = ()) -> Iterator[None]:
 def has_composite_kernel_only(op: OpOverload, device_type: str) -> bool:
     """Tell whether eager computes ``op`` on that device by calling other ops, so that it is to be decomposed."""
     backend = device_type.upper() if device_type in ("cpu", "cuda") else "CPU"
-    return not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), backend) and op._can_decompose()
+    has_kernel = _has_kernel if op.namespace in TORCHS_OWN else _has_kernel.__wrapped__  # users may add some to theirs
+    return not has_kernel(op, backend) and op._can_decompose()
 
 
 @functools.cache

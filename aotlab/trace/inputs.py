@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,7 +68,7 @@ class Entered:
 def enter(tape: Tape, fake_mode: FakeTensorMode, name: str, real: Tensor, fake: Tensor | None = None) -> Entered:
     """Make the traced stand-in of one input that has its memory to itself."""
     ordinary = real.requires_grad and not internals.is_inference(real)  # whose views require grad in that mode, too
-    with torch.inference_mode(torch.is_inference_mode_enabled() and not ordinary):
+    with torch.inference_mode(not ordinary) if torch.is_inference_mode_enabled() else nullcontext():
         fake = tape.enter(internals.enter_fake(fake_mode, real) if fake is None else fake)
         wrapper = internals.to_functional(fake)
     if real.requires_grad:

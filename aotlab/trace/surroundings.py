@@ -6,7 +6,7 @@ Prints and warnings are held back: eager does them where the trace is given up, 
 from __future__ import annotations
 
 import functools
-import pickle
+import marshal
 import random
 import sys
 import threading
@@ -67,9 +67,10 @@ def world_unchanged(recorder: Recorder, settings: tuple[tuple[str, Any], ...]) -
             torch.clear_autocast_cache()
         internals.restore_autocast_nesting(nesting)
         drew = None
-        if numpy is not None and pickle.dumps(numpy.random.get_state(legacy=False)) != pickle.dumps(numpy_state):
+        numpys = None if numpy is None else numpy.random.get_state(legacy=False)
+        if marshal.dumps(numpys, 2) != marshal.dumps(numpy_state, 2):  # of arrays it writes the bytes
             drew = "`numpy.random`"
-            numpy.random.set_state(numpy_state)
+            sys.modules["numpy"].random.set_state(numpy_state)
         if random.getstate() != random_state:
             drew = "Python's `random`"
             random.setstate(random_state)
