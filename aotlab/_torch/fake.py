@@ -56,9 +56,8 @@ def new_fake_view(
     mode: FakeTensorMode, base: FakeTensor, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, offset: int
 ) -> FakeTensor:
     """Make a fake tensor on the storage of ``base``; ``offset`` in elements of ``dtype``."""
-    below = torch.ops.aten.empty.memory_format([0], dtype=dtype, device="meta")
-    torch.ops.aten.set_.source_Storage_storage_offset(below, base.untyped_storage(), 0, (0,), (1,))
-    return FakeTensor(mode, torch.ops.aten.as_strided.default(below, shape, stride, offset), base.device)
+    below = torch.empty([0], dtype=dtype, device="meta").set_(base.untyped_storage(), 0, (0,), (1,))
+    return FakeTensor(mode, below.as_strided(shape, stride, offset), base.device)
 
 
 def is_inference(tensor: Tensor) -> bool:
