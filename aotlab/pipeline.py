@@ -327,9 +327,9 @@ class _Journal:
         """Keep what a stage handed on, and announce it; the next stage begins."""
         self.records[stage] = record
         if observe.listening():
-            duration = time.perf_counter_ns() - self._since
-            rest: dict[str, Any] = {"duration_ns": duration, "nodes": nodes}
-            observe.emit(observe.StageFinished(entry=self.number, stage=stage, record=record, **rest))
+            took = time.perf_counter_ns() - self._since
+            event = observe.StageFinished(entry=self.number, stage=stage, record=record, duration_ns=took, nodes=nodes)
+            observe.emit(event)
         self._since = time.perf_counter_ns()
 
     def end(self, state: CallState) -> None:

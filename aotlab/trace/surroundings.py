@@ -67,8 +67,8 @@ def world_unchanged(recorder: Recorder, settings: tuple[tuple[str, Any], ...]) -
             torch.clear_autocast_cache()
         internals.restore_autocast_nesting(nesting)
         drew = None
-        numpys = None if numpy is None else numpy.random.get_state(legacy=False)
-        if marshal.dumps(numpys, 2) != marshal.dumps(numpy_state, 2):  # of arrays it writes the bytes
+        numpy_now = None if numpy is None else numpy.random.get_state(legacy=False)
+        if marshal.dumps(numpy_now, 2) != marshal.dumps(numpy_state, 2):  # of arrays it writes the bytes
             drew = "`numpy.random`"
             sys.modules["numpy"].random.set_state(numpy_state)
         if random.getstate() != random_state:
