@@ -137,6 +137,7 @@ def eager_kernels(*, but: Sequence[str] = ()) -> Iterator[None]:
     Upsampling, recurrent layers, dropout and a few activations have rewritings for symbolic shapes that hang on
     autograd's keys and replace the C++ code on every trace. They come back after the block. Overloads by the names in
     ``but`` are rewritten; ``"vec"`` are those of upsampling.
+
     And let functionalization see what composite ops call, in inference mode too, where autograd takes none apart.
     """
     ordinary, composite = OpOverload._get_dispatch, torch._C.DispatchKey.CompositeImplicitAutograd

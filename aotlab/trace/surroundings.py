@@ -68,7 +68,7 @@ def world_unchanged(recorder: Recorder, settings: tuple[tuple[str, Any], ...]) -
         internals.restore_autocast_nesting(nesting)
         drew = None
         numpy_now = None if numpy is None else numpy.random.get_state(legacy=False)
-        if marshal.dumps(numpy_now, 2) != marshal.dumps(numpy_state, 2):  # of arrays it writes the bytes
+        if marshal.dumps(numpy_now, 2) != marshal.dumps(numpy_state, 2):  # arrays as bytes; no references in 2
             drew = "`numpy.random`"
             sys.modules["numpy"].random.set_state(numpy_state)
         if random.getstate() != random_state:
