@@ -1,4 +1,4 @@
-"""aotlab: ahead-of-time autograd that can be read, run and looked at.
+"""aotlab: an ahead-of-time autograd that you can read, run and inspect.
 
 >>> import aotlab
 >>> import torch
@@ -10,7 +10,7 @@
 >>> scale(x, 2.0).shape, x[0, 0].item()
 (torch.Size([3, 2]), 2.0)
 
-The public names below are looked up when first used (PEP 562), so that importing aotlab costs next to nothing.
+The public names are imported at their first use (PEP 562), so that ``import aotlab`` takes little time.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from aotlab.config import disable, enable
 
 if TYPE_CHECKING:
     from aotlab.export import aot_export_joint_simple, aot_export_module
+    from aotlab.fallbacks import explain
     from aotlab.frontends.api import (
         aot_function,
         aot_module,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from aotlab.report import Report
     from aotlab.verification import verify
 
-#: Written down here alone; the build reads it, too.
+#: The only place of the version; the build reads it here.
 __version__ = "0.1.0"
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "disable",
     "enable",
     "errors",
+    "explain",
     "get_aot_compilation_context",
     "load_ipython_extension",
     "make_boxed_compiler",
@@ -81,6 +83,7 @@ _ROOMS = {
     **dict.fromkeys(("aot_export_joint_simple", "aot_export_module"), "aotlab.export"),
     "default_partition": "aotlab.partition.default",
     "min_cut_rematerialization_partition": "aotlab.partition.min_cut",
+    "explain": "aotlab.fallbacks",
     "Report": "aotlab.report",
     "verify": "aotlab.verification",
     "dashboard": "aotlab.notebook.dashboard",
@@ -89,7 +92,7 @@ _ROOMS = {
 
 
 def __getattr__(name: str) -> object:
-    """Import the room of a public name when the name is first asked for, and keep what was found."""
+    """Import the module that defines a public name at the first use of the name, and cache the value."""
     if name not in _ROOMS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(importlib.import_module(_ROOMS[name]), name)
@@ -98,5 +101,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """List the public names, whether they were asked for yet or not."""
+    """Return all public names, including names that are not imported yet."""
     return sorted({*globals(), *__all__})

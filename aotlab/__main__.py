@@ -1,4 +1,4 @@
-"""Run the command line: ``python -m aotlab`` is ``aotlab``, also from a checkout that nobody installed."""
+"""Run the command line: ``python -m aotlab`` equals ``aotlab``, and also works in a checkout without installation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled entries in memory: which one serves a call, and what happens when none does."""
+"""The compiled entries of a function: find the entry that serves a call, or compile one, or run the call eagerly."""
 
 from __future__ import annotations
 
@@ -19,89 +19,123 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from aotlab import config, errors, observe
-from aotlab._torch import SettingsGuard, hooks_are_foreign
+from aotlab._torch import SettingsGuard, hooks_are_foreign, parts_of, pytree, storage_id
 from aotlab._torch.compiling import compiling, never_lost
-from aotlab.capture.call import Target
-from aotlab.capture.varying import Varying, note
+from aotlab.backends.compile_stage import CompileRecord
+from aotlab.capture.call import CaptureRecord, Target
+from aotlab.capture.dedupe import DedupeRecord
+from aotlab.capture.dynamic_sizes import DynamicSizes, note_differences
+from aotlab.capture.synthetic_bases import SyntheticBasesRecord
 from aotlab.errors import BY_DYNAMO, RefusedError
 from aotlab.guards.call_state import CallState, transform_around
 from aotlab.guards.explain import difference, distance
 from aotlab.guards.refusals import MOST_REFUSALS, Refusals, glance
+from aotlab.ir.subclass_records import SubclassRecord
+from aotlab.partition.partition_stage import PartitionRecord
 from aotlab.runtime.draft import MISS
 from aotlab.runtime.forward_call import ForwardFailed
-from aotlab.runtime.stage import RuntimeRecord
-from aotlab.trace.running import is_tracing
-from aotlab.trace.surroundings import Printed
+from aotlab.runtime.runtime_stage import RuntimeRecord
+from aotlab.trace.records import TraceRecord
+from aotlab.trace.running_recorder import is_tracing
+from aotlab.trace.surroundings import HeldOutput
 
-#: Serves a call or returns `MISS`; raises `ForwardFailed` if eager has to serve it.
+#: The generated run-time function of an entry. It takes a call's positional and keyword arguments, and returns the
+#: result of the call, or `MISS` if a guard fails. It raises `ForwardFailed` if the call must run eagerly.
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
-#: A result and the number of the entry that made it (None: eager did); or what a compiled forward raised.
+#: The outcome of a call: its result with the number of the entry that computed it (None if the call ran eagerly), or
+#: the error that a compiled forward raised.
 _Served = tuple[Any, int | None] | Exception
 
 
 class _Refused(NamedTuple):
-    """Of a call that is not compiled: what to warn with, what to remember once it went well, and who runs it."""
+    """The outcome of a compilation that was refused.
+
+    ``notice`` is the text of the warning, or None if there is nothing to warn of. ``state`` is None, or the state of
+    the call with the text of the refusal. The function remembers this pair after the call has run without an error, so
+    that an equal call is not compiled again. ``by_dynamo`` says that Dynamo captures the call; otherwise the call runs
+    eagerly.
+    """
 
     notice: str | None
     state: tuple[CallState, str] | None
     by_dynamo: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRecords:
+    """The record of each stage of a compilation. ``subclasses`` is None if the call has no wrapper subclasses."""
+
+    capture: CaptureRecord
+    dedupe: DedupeRecord
+    synthetic_bases: SyntheticBasesRecord
+    trace: TraceRecord
+    partition: PartitionRecord
+    compile: CompileRecord
+    runtime: RuntimeRecord
+    subclasses: SubclassRecord | None = None
+
+
 @dataclass(eq=False, kw_only=True)
 class Entry:
-    """One compiled form of a function: the generated function ``run``, and the calls that it is for.
+    """One compiled version of a function.
 
-    ``state`` and ``settings`` (torch's own check of the global settings) are what it assumes of a call; ``records`` the
-    stages', by name. ``reason`` says why it was compiled although there were others. ``printed`` is what the function
-    printed while it was traced, until that is written.
+    ``run`` is the generated run-time function. ``state`` has the facts about the traced call that the entry guards, and
+    ``settings`` is torch's C++ check of the global settings. ``reason`` is the reason why the older entries did not
+    serve the call for which this entry was compiled; it is None for the first entry. ``printed`` holds back the text
+    that the function printed while it was traced, until the compilation has succeeded. ``calls`` is the number of calls
+    that the entry has served.
     """
 
     number: int
     run: Run
     state: CallState
     settings: SettingsGuard
-    records: dict[str, Any]
+    records: StageRecords
     reason: str | None
-    printed: Printed
+    printed: HeldOutput
     calls: int = 0
 
     def miss(self, state: CallState) -> observe.Miss:
-        """Say why the entry does not serve a call."""
-        found = difference(self.state, state)
-        if found is None and not self.settings.check():
-            found = f"a global setting of torch changed: {self.settings.reason().strip()}"
-        return observe.Miss(entry=self.number, sentence=found or "a guard did not hold")
+        """Return the reason why the entry does not serve a call with this state."""
+        sentence = difference(self.state, state)
+        if sentence is None and not self.settings.check():
+            sentence = f"a global setting of torch changed: {self.settings.reason().strip()}"
+        return observe.Miss(entry=self.number, sentence=sentence or "a guard did not hold")
 
     @property
     def source(self) -> str:
-        """The generated run-time function."""
-        record = self.records["runtime"]
-        assert isinstance(record, RuntimeRecord)
-        return record.source
+        """The source of the generated run-time function."""
+        return self.records.runtime.source
 
 
 @dataclass(eq=False, repr=False)
 class Declined(Exception):  # noqa: N818  # a signal between pipeline and cache
-    """Nothing was compiled, for the reason that ``refusal`` gives.
+    """Raised if a call cannot be compiled; ``refusal`` is the reason.
 
-    ``state`` is the call's, if the like need not be tried again; where the function ``raised`` while it was traced,
-    that holds once eager has run the call. ``known`` says that the reason was told before.
+    ``state`` is the state of the call if the cache should remember it, or None otherwise. Later calls with an equal
+    state then run eagerly, without another attempt to compile them. ``raised`` says that the function raised an error
+    while it was traced. Then the state is remembered only after the call has run eagerly without an error. ``known``
+    says that the user was warned of the reason before. ``printed`` holds the text that the traced function printed.
     """
 
     refusal: errors.AotlabError
     state: CallState | None = None
     raised: bool = False
     known: bool = False
-    printed: Printed | None = None
+    printed: HeldOutput | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallLog:
-    """How a function was called: ``total`` calls, ``eager`` and ``by_dynamo`` without an entry, else ``per_entry``."""
+    """How often a function was called, and how its calls were served.
+
+    ``total`` counts all calls, ``eager`` the calls that ran eagerly, and ``by_dynamo`` the calls that Dynamo captured.
+    ``per_entry`` maps the number of an entry to the number of calls that it served.
+    """
 
     total: int
     eager: int
@@ -110,30 +144,32 @@ class CallLog:
 
     @property
     def compiled(self) -> int:
-        """The calls that a compiled entry served, or graphs that Dynamo captured."""
+        """The number of calls that did not run eagerly: compiled entries served them, or Dynamo captured them."""
         return self.total - self.eager
 
 
 _ids = itertools.count()
-#: What is said where `aotlab.config.saved_tensors_hooks` decides.
-_APPLY = 'aotlab.config.saved_tensors_hooks to "apply" if unpack returns what was packed'
-_NO_PART = "a compiled graph has no part in transforms of its caller's"
+#: Parts of the messages about `aotlab.config.saved_tensors_hooks` and about transforms.
+_APPLY = 'aotlab.config.saved_tensors_hooks to "apply" if unpack returns the packed tensor'
+_NO_PART = "a compiled graph cannot take part in the transforms of its caller"
 
 
 def next_number() -> int:
-    """Give out the number of a new function, unique in the process."""
+    """Return the number of a new function, unique in the process."""
     return next(_ids)
 
 
 class CompiledFunction:
-    """A function with its compiled entries; calling it compiles where no entry's guards hold.
+    """A function with its compiled entries. A call for which no entry's guards hold compiles a new entry.
 
-    ``compile_call`` makes an entry of ``(target, args, kwargs, explain, entry_number, function_id)``. With ``tells``, a
-    refusal is raised whatever `config.fallback`: the caller runs the call eagerly for himself. ``number`` is what
-    events call it, shared by Dynamo's graphs for one piece of code. ``warn`` says whether calls that run
-    eagerly are warned of. ``accept`` may say of a new entry, ``(entry, args, kwargs)``, why it shall not be used;
-    ``by_dynamo`` compiles a function by Dynamo, for calls that only that can capture. What is to be compiled as a
-    ``whole`` is refused wherever it would not be.
+    ``target`` is the function as a frontend describes it. ``compile_call`` compiles a call: it takes ``(target, args,
+    kwargs, explain, entry_number, function_id, varying)`` and returns an entry (see `aotlab.pipeline.compile_call`).
+    With ``raises_refusals``, a refusal is raised whatever `config.fallback` is; the caller then runs the call eagerly.
+    ``number`` identifies the function in events; the graphs that Dynamo captured of one code object share it. ``warn``
+    says whether a call that runs eagerly gives a warning. ``accept`` examines a new entry: it takes ``(entry, args,
+    kwargs)`` and returns a reason for not using the entry, or None. ``varying`` maps the position of a flat argument to
+    its dynamic dimensions. ``by_dynamo`` compiles a function with Dynamo, for calls that only Dynamo can capture. With
+    ``whole``, the refusal is raised if a call is not compiled as a whole; this is ``fullgraph`` of `aotlab.compile`.
     """
 
     def __init__(
@@ -141,35 +177,42 @@ class CompiledFunction:
         target: Target,
         compile_call: Callable[..., Entry],
         *,
-        tells: bool = False,
+        raises_refusals: bool = False,
         backend_name: str,
         number: int | None = None,
         warn: bool = True,
         accept: Callable[[Entry, tuple[Any, ...], dict[str, Any]], str | None] | None = None,
-        varying: Varying | None = None,
+        varying: DynamicSizes | None = None,
         by_dynamo: Callable[[Any], Callable[..., Any]] | None = None,
         whole: bool = False,
     ) -> None:
         self._target = target
         self._id = next(_ids) if number is None else number
-        self._settings = {"tells": tells, "backend_name": backend_name, "warn": warn, "accept": accept, "whole": whole}
+        self._settings = {
+            "raises_refusals": raises_refusals,
+            "backend_name": backend_name,
+            "warn": warn,
+            "accept": accept,
+            "whole": whole,
+        }
         self._settings["by_dynamo"] = by_dynamo
         self._compile_call = compile_call
-        self._tells = tells
+        self._raises_refusals = raises_refusals
         self._backend_name = backend_name
         self._warns = warn
         self._accept = accept
         self._by_dynamo = by_dynamo
         self._whole = whole
         self._entries: tuple[Entry, ...] = ()
-        # texts, because an error would keep the arguments alive; the latest ones, because each is compared at each miss
+        # The states of refused calls, each with the text of its refusal; an error object would keep the arguments
+        # alive. Only the latest are kept, because each call that no entry serves is compared with all of them.
         self._refused: deque[tuple[CallState, str]] = deque(maxlen=MOST_REFUSALS)
         self._kinds = Refusals()
         self._module: nn.Module | None = getattr(target, "module", None)
         self._lock = threading.RLock()
         self._eager_calls = self._calls_by_dynamo = 0
         self._captured: Callable[..., Any] | None = None
-        self._varying: Varying = varying or {}
+        self._varying: DynamicSizes = varying or {}
         self._warned: set[str] = set()
         self.__qualname__ = target.name
         self.__name__ = target.name.rpartition(".")[2]
@@ -181,32 +224,36 @@ class CompiledFunction:
         return f"<aotlab compiled `{self._target.name}`, {len(self._entries)} entries>"
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """Bind to an object as a function does that is an attribute of a class, so that methods get their ``self``."""
+        """Return a bound method, as a plain function in a class does, so that a compiled method gets its ``self``."""
         if instance is None:
             return self
         return partial(self, instance) if is_dynamo_compiling() else types.MethodType(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function: by an entry whose guards hold, or by compiling one."""
+        """Call the function by an entry whose guards hold; otherwise compile an entry or run eagerly."""
         if is_dynamo_compiling():
-            return self._target.eager(args, kwargs)  # Dynamo reads on there, and guards what it finds
+            return self._target.eager(args, kwargs)  # Dynamo, which traces the caller, inlines the function
         if not config.enabled:
             return self._run_eagerly(args, kwargs)
         if config.saved_tensors_hooks == "eager" and torch.is_grad_enabled() and hooks_are_foreign():
             return self._run_under_hooks(args, kwargs)
         started = time.perf_counter_ns() if observe.listening() else None
-        served, others = self._serve_by(self._entries, args, kwargs), self._calls_by_dynamo
+        served, calls_by_dynamo = self._serve_by(self._entries, args, kwargs), self._calls_by_dynamo
         is_new = served is None
         if served is None:
             served = self._serve_new(args, kwargs)
         if isinstance(served, Exception):
             served = self._run_again(served, args, kwargs), None
-        if started is not None and others == self._calls_by_dynamo:  # else the graphs that Dynamo captured are called
-            self._announce(served[1], started, compiled=is_new and served[1] is not None)
+        # For a call that Dynamo captured, the compiled functions of its graphs emit the events.
+        if started is not None and calls_by_dynamo == self._calls_by_dynamo:
+            self._announce(served[1], started, compiled=is_new and served[1] is not None, result=served[0])
         return served[0]
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickle by name what is found by its name, as a decorated function is; else what is compiled, and how."""
+        """Pickle the object by name if it is found in its module under its name, as a decorated function is.
+
+        Otherwise pickle the target and the settings. The unpickled function has no compiled entries.
+        """
         module = sys.modules.get(str(self.__module__))
         with suppress(AttributeError):
             if operator.attrgetter(self.__qualname__)(module) is self:
@@ -214,7 +261,10 @@ class CompiledFunction:
         return partial(CompiledFunction, **self._settings), (self._target, self._compile_call)  # type: ignore[arg-type]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction:
-        """Return itself, as functions do; a method's object, or a module, is copied, and the copy compiles anew."""
+        """Return this object itself for a plain function.
+
+        For a method or a module, copy the method's object or the module. The copy compiles again.
+        """
         target = copy.deepcopy(self._target, memo)
         if target is self._target:
             return self
@@ -226,30 +276,30 @@ class CompiledFunction:
 
     @property
     def number(self) -> int:
-        """What events call it, unique in the process."""
+        """The number that identifies the function in events, unique in the process."""
         return self._id
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """The compiled entries, most recently made first."""
+        """The compiled entries, the most recent first."""
         return self._entries
 
     @property
     def recompiles(self) -> tuple[str, ...]:
-        """Why each entry after the first was compiled, oldest first."""
+        """The reasons why the entries after the first were compiled, oldest first."""
         return tuple(e.reason for e in reversed(self._entries) if e.reason is not None)
 
     @property
     def calls(self) -> CallLog:
-        """How the function was called so far."""
+        """The numbers of calls of the function so far."""
         per_entry = {entry.number: entry.calls for entry in self._entries}
-        others, total = self._calls_by_dynamo, sum(per_entry.values()) + self._eager_calls + self._calls_by_dynamo
-        return CallLog(total=total, eager=self._eager_calls, per_entry=per_entry, by_dynamo=others)
+        by_dynamo, total = self._calls_by_dynamo, sum(per_entry.values()) + self._eager_calls + self._calls_by_dynamo
+        return CallLog(total=total, eager=self._eager_calls, per_entry=per_entry, by_dynamo=by_dynamo)
 
-    # --- calls for which no entry holds ---------------------------------------------------------------------------
+    # --- calls that no entry serves -------------------------------------------------------------------------------
 
     def _serve_by(self, entries: tuple[Entry, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Served | None:
-        """Serve a call by one of some entries; None if no guards hold."""
+        """Serve a call by the first entry whose guards hold. Return None if all entries miss."""
         for entry in entries:
             try:
                 result = entry.run(args, kwargs)
@@ -261,44 +311,45 @@ class CompiledFunction:
         return None
 
     def _serve_new(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Served:
-        """Serve a call for which no entry holds."""
+        """Serve a call that no entry serves: compile an entry, or run it by Dynamo or eagerly."""
         if is_tracing():
-            return self._target.eager(args, kwargs), None  # a trace of an outer function: become part of it
+            return self._target.eager(args, kwargs), None  # an outer function is traced, and its trace records the ops
         if (transform := transform_around()) is not None:
             return self._run_under_transform(transform, args, kwargs), None
         kind = glance(self._module, args, kwargs)
-        known = self._kinds.known(kind) if self._fallback != "error" else None
-        if known is not None:
-            return self._run_refused(known.by_dynamo, args, kwargs), None
+        refusal_record = self._kinds.known(kind) if self._fallback != "error" else None
+        if refusal_record is not None:
+            return self._run_refused(refusal_record.by_dynamo, args, kwargs), None
         with self._lock:
             if threading.active_count() > 1:
-                with compiling():  # while another thread traces a module, its parameters are not in their places
+                with compiling():  # another thread may be tracing the module, whose parameters are then replaced
                     served = self._serve_by(self._entries, args, kwargs)
                 if served is not None:
                     return served
-            made = self._compile(args, kwargs)
-        if isinstance(made, Entry):
+            outcome = self._compile(args, kwargs)
+        if isinstance(outcome, Entry):
             self._kinds.compiled(kind)
             with compiling():
-                served = self._serve_by((made,), args, kwargs)
+                served = self._serve_by((outcome,), args, kwargs)
             if served is not None:
                 return served
-            # another thread changed a setting or an argument in between, or a guard is wrong: eager is right
-            text = f"`{self._target.name}` ran eagerly: the guards of its new entry do not hold for the very call"
+            # Another thread has changed a setting or an argument since the compilation, or a guard is wrong. The entry
+            # must not serve the call, but eager may.
+            text = f"`{self._target.name}` ran eagerly: the guards of its new entry do not hold for its own call"
             if config.debug_assert:
                 raise errors.GraphInvariantError(text)
-            made = _Refused(text, None, by_dynamo=False)
-        elif not observe.listening():  # who listens hears of each
-            self._kinds.refused(kind, by_dynamo=made.by_dynamo)
-        result = self._run_refused(made.by_dynamo, args, kwargs)
-        if made.state is not None:
-            self._refused.append(made.state)
-        if made.notice is not None:
-            self._warn(made.notice)
+            outcome = _Refused(text, None, by_dynamo=False)
+        elif not observe.listening():  # with listeners, each refused call is examined, and emits an event
+            self._kinds.refused(kind, by_dynamo=outcome.by_dynamo)
+        result = self._run_refused(outcome.by_dynamo, args, kwargs)
+        if outcome.state is not None:
+            self._refused.append(outcome.state)
+        if outcome.notice is not None:
+            self._warn(outcome.notice)
         return result, None
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | _Refused:
-        """Make an entry; or say that the call is not compiled."""
+        """Compile an entry and return it, or return the outcome of a refusal."""
         number, started = observe.next_entry(), time.perf_counter_ns()
         try:
             with compiling(), never_lost():
@@ -316,24 +367,30 @@ class CompiledFunction:
         return entry
 
     def _misses(self, state: CallState) -> tuple[observe.Miss, ...]:
-        """Say why no entry holds for ``state``; raise `Declined` if nothing shall be compiled for it."""
+        """Return the reasons why no entry serves a call with this state, the one of the most similar entry first.
+
+        Raises `Declined` if an equal call was refused before, or if `config.recompile_limit` is reached.
+        """
         for refused, text in self._refused if self._fallback != "error" else ():
             if difference(refused, state) is None:
                 raise Declined(RefusedError(text), known=True)
         for entry in self._entries:
-            note(self._varying, entry.state, state)
+            note_differences(self._varying, entry.state, state)
         misses = tuple(entry.miss(state) for entry in sorted(self._entries, key=lambda e: distance(e.state, state)))
         if len(self._entries) >= config.recompile_limit:
-            last = misses[0].sentence if misses else "none"
+            last_reason = misses[0].sentence if misses else "none"
             text = (
                 f"`{self._target.name}` was compiled {len(self._entries)} times, which is "
-                f"aotlab.config.recompile_limit; the last reason: {last}; it runs eagerly from now on"
+                f"aotlab.config.recompile_limit; the last reason: {last_reason}; it runs eagerly from now on"
             )
             raise Declined(errors.RecompileLimitError(text))
         return misses
 
     def _decline(self, declined: Declined, number: int, started: int) -> _Refused:
-        """Remember why nothing was compiled, and who runs the call; or raise, if it is not to run, or not here."""
+        """Remember a refusal and return its outcome.
+
+        Raises the refusal if `config.fallback` is ``"error"``, or if ``raises_refusals`` is true.
+        """
         raises, text = self._fallback == "error", str(declined.refusal)
         by_dynamo = self._by_dynamo is not None and self._fallback == "dynamo" and BY_DYNAMO in text
         instead: observe.Instead = "captured by Dynamo" if by_dynamo else "raised" if raises else "ran eagerly"
@@ -344,19 +401,22 @@ class CompiledFunction:
         refused = None if declined.state is None else (declined.state, text)
         if refused is not None and not (raises or declined.raised):
             self._refused.append(refused)
-        if raises or self._tells:
-            raise vars(declined).pop("refusal") from declined.__cause__  # its context would keep it, and the trace
-        is_limit = not isinstance(declined.refusal, RefusedError)  # told once, whatever the last reason
-        how = "is captured by Dynamo" if by_dynamo else "runs eagerly"
-        once = "recompile_limit" if is_limit else how if by_dynamo else None
-        known = declined.known or (once is not None and any(once in said for said in self._warned))
-        notice = text if is_limit else f"`{self._target.name}` {how}: {text}"
-        return _Refused(None if known else notice, refused if declined.raised else None, by_dynamo)
+        if raises or self._raises_refusals:
+            # `declined` becomes the `__context__` of the refusal. If it still referred to the refusal, this cycle would
+            # keep the trace alive.
+            raise vars(declined).pop("refusal") from declined.__cause__
+        # At the recompile limit there is one warning, although its text, which quotes the last reason, may differ.
+        is_limit = not isinstance(declined.refusal, RefusedError)
+        outcome = "is captured by Dynamo" if by_dynamo else "runs eagerly"
+        words = "recompile_limit" if is_limit else outcome if by_dynamo else None
+        warned_before = declined.known or (words is not None and any(words in warning for warning in self._warned))
+        notice = text if is_limit else f"`{self._target.name}` {outcome}: {text}"
+        return _Refused(None if warned_before else notice, refused if declined.raised else None, by_dynamo)
 
     # --- calls that run eagerly ------------------------------------------------------------------------------------
 
     def _run_refused(self, by_dynamo: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call for which nothing was compiled."""
+        """Run a call that was refused: through Dynamo if ``by_dynamo`` is true, otherwise eagerly."""
         if not by_dynamo or self._by_dynamo is None:
             return self._run_eagerly(args, kwargs)
         self._captured = self._captured or self._by_dynamo(self.__wrapped__ if self._module is None else self._module)
@@ -368,11 +428,14 @@ class CompiledFunction:
         return self._target.eager(args, kwargs)
 
     def _run_again(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call eagerly whose compiled forward raised ``error``: eager writes what it writes before it raises."""
-        if self._tells and self._fallback != "error":
+        """Run a call eagerly after its compiled forward raised ``error``.
+
+        If eager raises, too, the user gets eager's error, after the same writes as in an uncompiled program.
+        """
+        if self._raises_refusals and self._fallback != "error":
             raise error
         raised = f"its compiled form raised {type(error).__name__}: {error}"
-        traceback.clear_frames(error.__traceback__)  # they hold what the graph had computed by then
+        traceback.clear_frames(error.__traceback__)  # the frames would keep intermediate values of the graph alive
         result = self._run_eagerly(args, kwargs)
         if self._fallback == "error":
             error.add_note("aotlab: eager did not raise this; the arguments are as eager left them")
@@ -381,41 +444,50 @@ class CompiledFunction:
         return result
 
     def _run_under_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run eagerly, because the caller's ``saved_tensors_hooks`` are to see what eager saves."""
+        """Run eagerly, because the caller's ``saved_tensors_hooks`` must get the tensors that eager saves."""
         text = f"`{self._target.name}` is called under saved_tensors_hooks"
+        why = "a compiled forward saves other values than eager"
         if self._fallback == "error":
-            why = "what a compiled forward saves is not what eager saves"
             raise errors.HooksError(text, why=why, suggestion=f"set {_APPLY}")
         started = time.perf_counter_ns()
         result = self._run_eagerly(args, kwargs)
         self._announce(None, started)
-        self._warn(f"{text} and runs eagerly there: a compiled forward saves other values than eager; set {_APPLY}")
+        self._warn(f"{text} and runs eagerly there: {why}; set {_APPLY} [hooks]")
         return result
 
     def _run_under_transform(self, transform: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run eagerly, because a transform is to see what the function does: a graph would hide it."""
+        """Run eagerly under a transform, which must see the function's ops: a compiled graph would hide them."""
         raises = self._fallback == "error"
         text = f"`{self._target.name}` is called under {transform}"
-        suggestion = "call the original function there, or compile what calls the transform" if raises else ""
+        suggestion = "call the original function, or compile the function that calls the transform" if raises else ""
         refusal = errors.TransformError(text, why=_NO_PART, suggestion=suggestion)
         if observe.listening():
             number, target = observe.next_entry(), self._target
-            ours: dict[str, Any] = {"function": target.name, "function_id": self._id, "backend": self._backend_name}
-            observe.emit(observe.CompileStarted(entry=number, frontend=target.frontend, **ours))
+            identity: dict[str, Any] = {"function": target.name, "function_id": self._id, "backend": self._backend_name}
+            observe.emit(observe.CompileStarted(entry=number, frontend=target.frontend, **identity))
             self._failed(number, time.perf_counter_ns(), refusal, "raised" if raises else "ran eagerly")
-        if self._tells or raises:
+        if self._raises_refusals or raises:
             raise refusal
         result = self._run_eagerly(args, kwargs)
-        if not any(_NO_PART in said for said in self._warned):  # once, whichever transform
-            self._warn(f"{text} and runs eagerly there: {_NO_PART}")
+        if not any(_NO_PART in warning for warning in self._warned):  # warn once, not once for each transform
+            self._warn(f"{text} and runs eagerly there: {_NO_PART} [transform]")
         return result
 
-    # --- what is said ----------------------------------------------------------------------------------------------
+    # --- events and warnings ---------------------------------------------------------------------------------------
 
-    def _announce(self, entry: int | None, started: int, *, compiled: bool = False) -> None:
-        name, number, duration = self._target.name, self._id, time.perf_counter_ns() - started
+    def _announce(self, entry: int | None, started: int, *, compiled: bool = False, result: Any = None) -> None:
+        duration = time.perf_counter_ns() - started
+        leaves = pytree.tree_leaves(result) if compiled else []
+        parts = [parts_of(tensor) if isinstance(tensor, Tensor) else [] for tensor in leaves]
         observe.emit(
-            observe.Called(function=name, function_id=number, entry=entry, duration_ns=duration, compiled=compiled)
+            observe.Called(
+                function=self._target.name,
+                function_id=self._id,
+                entry=entry,
+                duration_ns=duration,
+                compiled=compiled,
+                storage_ids=tuple([tuple(map(storage_id, tensor)) for tensor in parts]),
+            )
         )
 
     def _failed(self, number: int, started: int, error: BaseException, outcome: observe.Instead) -> None:
@@ -429,10 +501,13 @@ class CompiledFunction:
 
 
 def levels_to_caller() -> int:
-    """Return the stack level of the first frame outside of aotlab and torch, for `warnings.warn` one frame below."""
+    """Return the ``stacklevel`` with which `warnings.warn` names the user's line, outside of aotlab and torch.
+
+    The function that calls this one must also call `warnings.warn`.
+    """
     level = 1
     frame = sys._getframe(1)
-    inside = ("aotlab", "torch", "contextlib")  # the last because torch decorates with context managers
+    inside = ("aotlab", "torch", "contextlib")  # contextlib, because torch uses context managers as decorators
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in inside:
         frame = frame.f_back
         level += 1

@@ -1,6 +1,6 @@
-"""The engine's switches. Read at compile time, unless the text says otherwise.
+"""The engine's settings. They are read at compile time, unless their text says otherwise.
 
-Change them by assignment (``aotlab.config.recompile_limit = 16``) or for a while with ``patch``.
+Change them by assignment (``aotlab.config.recompile_limit = 16``), or temporarily with `patch`.
 """
 
 from __future__ import annotations
@@ -10,54 +10,60 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-#: Whether anything is compiled at all, or called compiled. Read at every call; set by `aotlab.disable` and `enable`.
+#: Whether functions are compiled and entries are used. Read at every call; set by `aotlab.disable` and `aotlab.enable`.
 enabled: bool = True
 
-#: What becomes of a program that cannot be compiled faithfully as a whole. ``"dynamo"``: where that can help, Dynamo
-#: captures it, else it runs eagerly; a warning says which, and why. ``"eager"``: it runs eagerly. ``"error"``: that is
-#: raised as a `RefusedError`, before anything was changed. Read at every call that compiles.
+#: The fallback for a program that cannot be compiled faithfully as a whole. ``"dynamo"``: Dynamo captures it if that
+#: can help; otherwise it runs eagerly. A warning says which, and why. ``"eager"``: it runs eagerly, with a warning.
+#: ``"error"``: a `RefusedError` is raised before anything is changed. Read at every call that compiles.
 fallback: Literal["dynamo", "eager", "error"] = "dynamo"
 
-#: How many entries one function may have before further signatures run eagerly with a warning.
+#: The largest number of compiled entries per function. Calls that need another one run eagerly, with a warning.
 recompile_limit: int = 8
 
-#: Check the graphs between the stages, and outputs of the compiled graphs at run time, against what the trace
-#: promised (dtype, sizes, strides, requires_grad, memory of their own). Costs microseconds per output and call.
+#: Check the graphs between the stages, and compare the outputs of compiled graphs at run time with the traced ones
+#: (dtype, sizes, strides, requires_grad, shared memory). This costs microseconds per output and call.
 debug_assert: bool = False
 
-#: Make graphs that draw random numbers functions of their arguments: the state of each generator is their last input,
-#: and the one to which the runtime sets it their last output. So a partitioner may let the backward draw a dropout's
-#: mask again, and keep the state (5056 bytes on the CPU; 16 on a GPU) in place of the mask. The numbers are eager's, on
-#: every backend. (Upstream's switch of this name is for GPUs alone, with seed and offset as two numbers.)
+#: Make graphs that draw random numbers functional. Such a graph takes the states of the random generators as its last
+#: inputs and returns the new states as its last outputs; the run-time function then sets the generators to the new
+#: states. So the backward can draw the mask of a dropout again, and a partitioner may save the state (5056 bytes on the
+#: CPU, 16 on a GPU) in place of the mask. The random numbers equal eager's on every backend. (Upstream's setting of
+#: this name is for GPUs only, and passes seed and offset as two numbers.)
 functionalize_rng_ops: bool = False
 
-#: Compile the backward of all outputs together with the forward (False), or at the first backward (True).
+#: When to compile the backward for gradients of all outputs: together with the forward (False), or when it first runs
+#: (True).
 lazy_backward: bool = False
 
-#: What becomes of a call under ``saved_tensors_hooks`` that are not torch's own (``save_on_cpu`` and checkpoint are).
-#: ``"eager"``: it runs eagerly with one warning, as pack would see other values of a compiled forward. ``"apply"``: it
-#: is given what that saves: right where unpack returns what was packed. Read at every call.
+#: The treatment of a call under the user's own ``saved_tensors_hooks``. ``"eager"``: the call runs eagerly with one
+#: warning, because a compiled forward saves other values than eager, which the pack hook would see. ``"apply"``: the
+#: hooks get the values that the compiled forward saves. This is correct if unpack returns the value that was packed.
+#: torch's own hooks, which ``save_on_cpu`` and checkpoint install, are always applied. Read at every call.
 saved_tensors_hooks: Literal["eager", "apply"] = "eager"
 
-#: The corners that are compiled; what is left out of them runs eagerly. See `aotlab.quirks`, one file each.
-quirks: tuple[str, ...] = ("hooks", "moves", "windows", "gradients", "warnings", "draws", "lstm", "kernels", "hops")
+#: The rare cases that are compiled, by the name of their file in `aotlab.quirks`. A call that needs a quirk that is not
+#: in this list runs eagerly.
+quirks: tuple[str, ...] = (
+    "hooks", "metadata_changes", "storage_offsets", "gradients", "warnings", "random_order", "lstm", "kernels", "hops",
+)  # fmt: skip
 
 
 def disable() -> None:
-    """Switch all compilation off, at once: compiled functions and cells run eagerly until `enable` is called."""
+    """Switch compilation off: all compiled functions and cells run eagerly until `enable` is called."""
     global enabled
     enabled = False
 
 
 def enable() -> None:
-    """Switch compilation on again after `disable`; what was compiled before serves again."""
+    """Switch compilation on again after `disable`. Entries that were compiled before are used again."""
     global enabled
     enabled = True
 
 
 @contextmanager
 def patch(**changes: object) -> Iterator[None]:
-    """Set switches for the length of a ``with`` block; raises AttributeError at a name that is no switch.
+    """Change settings for the duration of a ``with`` block. Raises AttributeError for an unknown setting.
 
     Examples
     --------

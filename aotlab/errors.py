@@ -1,38 +1,57 @@
 """The exceptions that aotlab raises.
 
-A program that cannot be compiled faithfully runs eagerly, with a warning that says why; if `config.fallback` says so,
-that is raised as a `RefusedError`. Reports count refusals by their classes.
+A program that cannot be compiled faithfully runs eagerly, with a warning that says why. If `config.fallback` is
+``"error"``, a `RefusedError` is raised instead. Reports count refusals by class.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import takewhile
-from typing import Any
+from typing import Any, ClassVar
 
-#: What a function that `aotlab.compile` traces directly may not do, and a whole program may.
-TAKE_DYNAMO = 'take frontend="dynamo"'
-#: The same, where that is done without being asked (`config.fallback`): Dynamo is known to follow eager there.
+#: A suggestion for code that the direct frontend refuses and that the Dynamo frontend may compile.
+TAKE_DYNAMO = 'use frontend="dynamo"'
+#: The same suggestion for code that Dynamo is known to capture faithfully. With ``config.fallback = "dynamo"``, Dynamo
+#: then captures the call automatically.
 BY_DYNAMO = f"{TAKE_DYNAMO}, which runs such a line as plain Python"
 _ASSERTION = re.compile(
     r"(?P<what>.*?) ?INTERNAL ASSERT FAILED at .*?please report a bug to PyTorch\.?\s*(?P<text>.*)", re.S
 )
-#: Of what torch says to those who write it, or kernels for it.
+#: Words that mark sentences in torch's messages that are for developers of torch or of kernels; `brief` drops these.
 _NOT_FOR_USERS = re.compile(
     r"report a bug|file an issue|please file|If you're using|erroneously|Caffe2|https?://|TORCH_LOGS|C\+\+ stack"
 )
 _LONGEST = 300
 
 
+#: The file name of a notebook cell's code, as IPython or its kernel chooses it. The group that matches is the number in
+#: this name.
+CELL_FILE = re.compile(r"^<ipython-input-(\d+)-\w+>$|[\\/]ipykernel_\d+[\\/](\d+)\.py$")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserLine:
-    """A place in the user's program: ``file``, 1-based ``line``, enclosing ``function``, the ``code`` there."""
+    """A place in the user's program.
+
+    Attributes
+    ----------
+    file, line
+        The file, and the line in it, counted from 1.
+    function
+        The enclosing function.
+    code
+        The text of the line.
+    callers
+        The lines of notebook cells that called the function, directly or through others, innermost first.
+    """
 
     file: str
     line: int
     function: str = ""
     code: str = ""
+    callers: tuple[UserLine, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}"
@@ -40,7 +59,7 @@ class UserLine:
 
 
 def brief(error: BaseException) -> str:
-    """Name an error of torch's by its class and what a user can use of its text."""
+    """Return the class name of a torch error, and the part of its text that helps a user."""
     text = str(error).strip()
     found = _ASSERTION.match(text)
     if found is not None:
@@ -52,7 +71,7 @@ def brief(error: BaseException) -> str:
 
 
 def _sentences(text: str) -> str:
-    """Return the first line as far as it is said to users."""
+    """Return the first line of a text, up to the first sentence that is not for users but, say, for developers."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     sentences = re.split(r"(?<=[.!?])\s+", line)
     line = " ".join(takewhile(lambda sentence: not _NOT_FOR_USERS.search(sentence), sentences))
@@ -60,7 +79,7 @@ def _sentences(text: str) -> str:
 
 
 class AotlabError(Exception):
-    """Base class of everything that aotlab itself raises."""
+    """Base class of all exceptions that aotlab itself raises."""
 
 
 class UsageError(AotlabError, TypeError):
@@ -69,19 +88,31 @@ class UsageError(AotlabError, TypeError):
 
 @dataclass(eq=False, repr=False)
 class RefusedError(AotlabError):
-    """A program that aotlab cannot compile faithfully, refused before any side effect.
+    """aotlab cannot compile a program faithfully, and refused it before any side effect.
 
-    ``seen`` is what was found, ``why`` says why it matters, each as a clause; ``suggestion`` is what the caller can do,
-    ``argument`` the argument concerned (``"args[0]['w']"``), ``line`` the user's, or ``pattern`` what its text is like.
+    ``seen`` is the fact that was found, and ``why`` says why it matters; both are clauses. ``suggestion`` tells the
+    caller a remedy. ``argument`` is the name of the argument that caused the refusal (``"args[0]['w']"``), if one did.
+    ``line`` is the user line. If the line is unknown, ``pattern`` may be a regular expression that matches the text of
+    the line. ``case`` is the id of a row of `aotlab.fallbacks`, or empty. The default is the id in the definition of
+    the class.
     """
+
+    _default_case: ClassVar[str] = ""
 
     seen: str
     _: KW_ONLY
     why: str = ""
     suggestion: str = ""
     argument: str | None = None
-    line: UserLine | None = None
+    line: UserLine | str | None = None
     pattern: str | None = None
+    case: str = ""
+
+    def __init_subclass__(cls, *, case: str = "") -> None:
+        cls._default_case = case or cls._default_case
+
+    def __post_init__(self) -> None:
+        self.case = self.case or self._default_case
 
     def __str__(self) -> str:
         text = self.seen
@@ -91,10 +122,15 @@ class RefusedError(AotlabError):
             text += f": {self.why}"
         if self.suggestion:
             text += f"; {self.suggestion}"
+        if self.case:
+            text += f" [{self.case}]"
         return text
 
     def reword(self, **parts: Any) -> None:
-        """Say it better: for whoever knows more of the program than the place that raised it."""
+        """Replace fields of the error by those ``parts`` that are not None.
+
+        Code that catches the error uses this to add facts that the code that raised it did not know.
+        """
         for name, value in parts.items():
             if value is not None:
                 setattr(self, name, value)
@@ -105,79 +141,90 @@ class RefusedError(AotlabError):
         return type(self).__name__.removesuffix("Error")
 
 
-class MetadataMutationError(RefusedError):
-    """An input changes its sizes, strides or offset in place."""
+class MetadataMutationError(RefusedError, case="metadata-mutation"):
+    """The function changes an input's sizes, strides or storage offset in place."""
 
 
-class SubclassError(RefusedError):
-    """A tensor subclass reaches the engine."""
+class SubclassError(RefusedError, case="subclass"):
+    """A tensor is of a subclass that the engine does not support."""
 
 
-class UnsupportedTensorError(RefusedError):
-    """A tensor of a layout or kind that functionalization cannot represent."""
+class UnsupportedTensorError(RefusedError, case="unsupported-tensor"):
+    """A tensor has a layout or kind that functionalization cannot represent."""
 
 
-class PythonValueError(RefusedError):
-    """An argument that is no tensor and cannot be guarded by type and value."""
+class PythonValueError(RefusedError, case="python-value"):
+    """An argument is not a tensor and cannot be guarded by type and value."""
 
 
-class DataDependentError(RefusedError):
-    """Python asked for a traced tensor's value or, ``of_size``, for a size by values, computed from ``inputs``."""
+class DataDependentError(RefusedError, case="data-dependent"):
+    """Python code read the value of a traced tensor.
+
+    If ``of_size`` is true, the code read a size that depends on the values of a tensor. ``inputs`` are the names of the
+    inputs from which the value was computed.
+    """
 
     of_size: bool = False
     inputs: tuple[str, ...] = ()
 
 
-class RandomOpError(RefusedError):
-    """A random op stands where its random numbers could differ from eager's."""
+class RandomOpError(RefusedError, case="random-op"):
+    """A compiled call could not draw the same random numbers as eager.
+
+    Examples: the function draws from Python's ``random`` or from a `torch.Generator` that it got; a backward draws.
+    """
 
 
-class CapturedTensorError(RefusedError):
-    """A real tensor that is no argument reaches an op."""
+class CapturedTensorError(RefusedError, case="captured-tensor"):
+    """The traced function uses or returns a real tensor that is neither an argument nor a lifted input."""
 
 
-class EscapeError(RefusedError):
-    """The function asks for the memory of a traced tensor."""
+class EscapeError(RefusedError, case="escape"):
+    """The function reads or changes something that a trace does not have, or that a graph cannot change.
+
+    Examples: it accesses the memory of a traced tensor, as ``numpy()`` does; it calls ``backward()``, which accumulates
+    gradients into an input; it changes a global setting.
+    """
 
 
-class LeakedTensorError(RefusedError):
-    """After the trace, a traced tensor can be reached from an object of the caller's."""
+class LeakedTensorError(RefusedError, case="leaked-tensor"):
+    """The function changes an object that outlives the call, for example stores a traced tensor in it."""
 
 
-class HigherOrderOpError(RefusedError):
-    """An op that needs a tracing rule of its own and has none."""
+class HigherOrderOpError(RefusedError, case="higher-order-op"):
+    """A higher-order op has no tracing rule."""
 
 
-class UntraceableError(RefusedError):
-    """Tracing the function raised an error that eager does not."""
+class UntraceableError(RefusedError, case="untraceable"):
+    """Tracing the function raised an error of Python or torch. Eager may raise the same error, or none."""
 
 
-class HooksError(RefusedError):
-    """The function registers or relies on tensor hooks that a compiled call would not run."""
+class HooksError(RefusedError, case="hooks"):
+    """The function registers or needs hooks that a compiled call would not run."""
 
 
-class OutputError(RefusedError):
-    """An output cannot be given back as eager would give it."""
+class OutputError(RefusedError, case="output"):
+    """A compiled call cannot return an output as eager would return it."""
 
 
 class PartialBackwardError(RefusedError):
     """A backward for some of the outputs needs a value that the forward did not save."""
 
 
-class TransformError(RefusedError):
-    """A compiled function, or its backward, was called under a transform or mode that its graph has no part in."""
+class TransformError(RefusedError, case="transform"):
+    """A compiled function, or its backward, was called under a transform or mode that must see the function's ops."""
 
 
-class DoubleBackwardError(RefusedError):
-    """The backward of a compiled function was asked to be differentiated."""
+class DoubleBackwardError(RefusedError, case="double-backward"):
+    """The backward of a compiled function cannot be differentiated."""
 
 
 class DeviceError(RefusedError):
-    """A device was asked for that is not there, or a tensor is on another one."""
+    """A requested device does not exist, or a tensor is on another device than expected."""
 
 
 class GraphInvariantError(AotlabError):
-    """A graph between two stages breaks an invariant; this is a bug in aotlab."""
+    """An internal check failed, for example of a graph between two stages. This is a bug in aotlab or in a compiler."""
 
 
 class RecompileLimitError(AotlabError):

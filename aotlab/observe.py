@@ -1,6 +1,6 @@
-"""What the engine says while it works: events, and who listens.
+"""Events that the engine emits while it works, and the listeners that receive them.
 
-A listener is a callable that takes one event. Without listeners an event costs one truth test.
+A listener is a callable that takes one event. Without listeners, an event costs only a test whether there are any.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Base of all events; ``at_ns`` is `time.perf_counter_ns` when it was made."""
+    """Base class of all events. ``at_ns`` is the time of its creation by `time.perf_counter_ns`."""
 
     at_ns: int = field(default_factory=time.perf_counter_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Miss:
-    """Why entry ``entry`` did not serve a call, in a sentence."""
+    """The reason why the entry with the number ``entry`` did not serve a call, as a sentence."""
 
     entry: int
     sentence: str
@@ -31,10 +31,11 @@ class Miss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileStarted(Event):
-    """An entry, unique in the process, begins to be compiled.
+    """The compilation of an entry started.
 
-    ``function`` is a qualified name, ``function_id`` tells apart those of one name; ``misses`` say why no earlier entry
-    served, the nearest first; ``frontend`` is ``"direct"`` or ``"dynamo"``.
+    ``entry`` is the entry's number, unique in the process. ``function`` is the function's qualified name, and
+    ``function_id`` distinguishes functions of the same name. ``misses`` give the reasons why no earlier entry served
+    the call; the entry with the smallest difference comes first. ``frontend`` is ``"direct"`` or ``"dynamo"``.
     """
 
     function: str
@@ -47,7 +48,11 @@ class CompileStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageFinished(Event):
-    """A stage of entry ``entry`` has finished; ``record`` is its frozen record, ``nodes`` the size of its graph."""
+    """A stage of the compilation of entry ``entry`` has finished.
+
+    ``record`` is the frozen record of the stage, and ``nodes`` the number of op calls in its graphs. ``nodes`` is None
+    for a stage without graphs.
+    """
 
     entry: int
     stage: str
@@ -58,7 +63,11 @@ class StageFinished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileFinished(Event):
-    """Entry ``entry`` is ready; it assumes ``guards``: (kind, subject, sentence); ``lines`` made those of sizes."""
+    """Entry ``entry`` is ready.
+
+    ``guards`` are the entry's guards, each as (kind, subject, sentence). ``lines`` maps the text of a guard on sizes to
+    the user line that caused it.
+    """
 
     entry: int
     duration_ns: int
@@ -71,7 +80,10 @@ Instead = Literal["raised", "ran eagerly", "captured by Dynamo"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileFailed(Event):
-    """Entry ``entry`` was refused or failed with ``error``; ``outcome`` says what happens instead."""
+    """The compilation of entry ``entry`` was refused or failed with ``error``.
+
+    ``outcome`` says what happened to the call: the error was raised, or the call ran eagerly, or Dynamo captured it.
+    """
 
     entry: int
     duration_ns: int
@@ -81,18 +93,27 @@ class CompileFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Called(Event):
-    """A call was served by ``entry`` (None: eagerly), which it waited for if ``compiled``. Only for listeners."""
+    """A call was served by the entry with the number ``entry``, or ran eagerly if this is None.
+
+    ``compiled`` says that the entry was compiled for this call. For such a call, ``storage_ids`` has one tuple per leaf
+    of the result. It has the storage ids of the tensors that the leaf consists of (several for a wrapper subclass), or
+    None for a tensor without a storage.
+    """
 
     function: str
     function_id: int
     entry: int | None
     duration_ns: int
     compiled: bool
+    storage_ids: tuple[tuple[int | None, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackwardCompiled(Event):
-    """A backward was compiled, a `BackwardRecord`, for a ``pattern`` that has one bool per tangent."""
+    """A backward of entry ``entry`` was compiled for a ``pattern`` of defined tangents, one bool per tangent.
+
+    ``record`` is a `BackwardRecord`.
+    """
 
     entry: int
     pattern: tuple[bool, ...]
@@ -102,7 +123,7 @@ class BackwardCompiled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent(Event):
-    """Something that no other event tells of has ended: a capture by Dynamo, a comparison with eager, measurements."""
+    """Work outside of the pipeline's stages has ended: a capture by Dynamo, a comparison with eager, a measurement."""
 
     kind: Literal["dynamo", "verification", "timing"]
     duration_ns: int
@@ -110,7 +131,7 @@ class Spent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphBreak(Event):
-    """Dynamo broke a capture off at the last line of ``stack``; ``reason`` as Dynamo words it."""
+    """Dynamo had a graph break at the last line of ``stack``. ``reason`` is Dynamo's text."""
 
     stack: tuple[FrameSummary, ...]
     reason: str
@@ -118,15 +139,17 @@ class GraphBreak(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedAgain(Event):
-    """Dynamo captured code of function ``function_id`` once more, since a guard of each earlier capture failed.
+    """Dynamo captured code of function ``function_id`` again, because a guard of each earlier capture failed.
 
-    ``failed`` holds the entry made of each capture (None: none was) and the guard as Dynamo words it, latest first;
-    ``scope`` Dynamo's variables, local (``L``) and global (``G``), as they are at this moment; the code is in ``file``.
+    ``failed`` has one tuple per earlier capture, the latest first. The tuple has the number of the entry that was
+    compiled from the capture (or None), the text of the first guard that fails, as Dynamo writes it, and the number of
+    guarded values that differ. ``scope`` maps ``"L"`` and ``"G"`` to the present local and global variables of the
+    code, which the texts of the guards mention. ``file`` is the file of the code.
     """
 
     function_id: int
     file: str
-    failed: tuple[tuple[int | None, str], ...]
+    failed: tuple[tuple[int | None, str, int], ...]
     scope: Mapping[str, Any]
 
 
@@ -136,19 +159,19 @@ _entries = itertools.count()
 
 
 def listening() -> bool:
-    """Tell whether anybody would hear an event."""
+    """Tell whether there are listeners."""
     return bool(_listeners)
 
 
 def emit(event: Event) -> None:
-    """Hand ``event`` to every listener, in the order in which they came."""
+    """Pass ``event`` to every listener, in the order in which they were added."""
     for listener in _listeners:
         listener(event)
 
 
 @contextmanager
 def listen(listener: Listener) -> Iterator[None]:
-    """Hear all events of the process for the length of a ``with`` block."""
+    """Pass all events of the process to ``listener`` for the duration of a ``with`` block."""
     global _listeners
     _listeners = (*_listeners, listener)
     try:
@@ -160,5 +183,5 @@ def listen(listener: Listener) -> Iterator[None]:
 
 
 def next_entry() -> int:
-    """Give out the number of a new entry, unique in the process."""
+    """Return the number of a new entry, unique in the process."""
     return next(_entries)

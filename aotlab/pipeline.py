@@ -1,28 +1,32 @@
-"""The contents page: what happens, stage by stage, to a call that no compiled entry serves.
+"""The pipeline: compile a call that no compiled entry serves, stage by stage. Start reading here.
 
-`aotlab.cache.CompiledFunction` is what the user calls: it tries its entries, and comes here when none serves the call.
+The user calls `aotlab.cache.CompiledFunction`. It tries its entries, and calls `compile_call` if none serves the call.
 
-    capture          what was called, with which tensors
-    dedupe           a tensor that is passed twice becomes one input
-    synthetic_bases  inputs that share memory are found
-    trace            one run says what is computed, mutated and aliased; the joint graph
-    partition        the joint graph becomes a forward and a backward
-    compile          the graphs become callables
-    runtime          the function that stands between the caller and the callables
+    capture          record the function, its flat arguments and the settings
+    dedupe           make a tensor that is passed twice one input
+    synthetic_bases  find inputs that share memory
+    trace            run the function once on fake tensors; record ops, mutations, aliases and the joint graph
+    partition        split the joint graph into a forward and a backward
+    compile          compile the graphs to callables
+    runtime          generate the function that serves calls with these callables
 
-Every stage hands on one frozen record, which the journal announces to `observe`; capture, synthetic_bases, trace and
-partition hand on live objects beside it (`Call`, `Base`, `Trace`, `Split`), with the tensors that a record must not
-hold. What an overlap of inputs means is decided inside trace, where it is known what was written.
+Every stage returns a frozen record, and the journal emits it as an event of `observe`. The stages capture,
+synthetic_bases, trace and partition also return live objects (`Call`, `Base`, `Trace`, `Split`) with tensors, which a
+record must not contain. The trace stage decides how overlapping inputs are treated, because only the trace knows which
+of them are written.
 
-Words: the *primals* are the inputs of the graph; a *tangent* is the gradient of one of its outputs; the *joint graph*
-computes outputs and gradients together; the *prologue* and *epilogue* are what the run-time function does before and
-after the graphs; an *entry* is one compiled form of a function, for the calls that its *guards* hold for. *Kept* inputs
-are those that dedupe leaves; *roots* are the forward outputs that can be differentiated. Where the caller can get hold
-of its middle, the autograd graph is cut into *segments*; their backwards are derived when they are first run. Gradients
-leave a segment by its *exits*; the *source* of an edge is what stands for it at run time.
+Terms: the *primals* are the inputs of the graph. A *tangent* is the gradient of one of its outputs. The *joint graph*
+computes outputs and gradients together. The *prologue* and the *epilogue* are the parts of the run-time function before
+and after the graphs. An *entry* is one compiled version of a function, for the calls for which its *guards* hold.
+*Kept* inputs are the inputs that remain after dedupe. *Roots* are the forward outputs that can be differentiated. If
+the caller can get a tensor from the middle of the autograd graph, the graph is cut into *segments*, whose backwards are
+derived when they first run. An *exit* of a segment is an autograd edge along which its backward sends a gradient to an
+input of the call or to another segment. The *source* of an autograd edge of the trace says which run-time tensor has
+this edge in the caller's autograd graph: an input, a forward output, or a tensor between two segments.
 
-Read the rooms in this order: `aotlab.capture`, `aotlab.trace`, `aotlab.partition`, `aotlab.backends`, `aotlab.runtime`;
-then `aotlab.derivatives.backwards`, how a backward is run, and `aotlab.guards.call_state`, what an entry assumes.
+Read the packages in this order: `aotlab.capture`, `aotlab.trace`, `aotlab.partition`, `aotlab.backends`,
+`aotlab.runtime`. Then read `aotlab.derivatives.backwards` about running a backward, and `aotlab.guards.call_state`
+about the assumptions of an entry.
 """
 
 from __future__ import annotations
@@ -38,40 +42,43 @@ import torch
 
 from aotlab import _torch as internals
 from aotlab import config, observe, quirks
-from aotlab.backends import stage as compile
+from aotlab.backends import compile_stage as compile
 from aotlab.backends.base import Backend, EagerBackend
-from aotlab.cache import Declined, Entry
+from aotlab.cache import Declined, Entry, StageRecords
 from aotlab.capture import call as capture
 from aotlab.capture import dedupe, synthetic_bases
-from aotlab.capture.call import Call, Target
-from aotlab.capture.dedupe import Strategy
+from aotlab.capture.call import Call, CaptureRecord, Target
+from aotlab.capture.dedupe import DedupeRecord, Strategy
+from aotlab.capture.dynamic_sizes import NUMBER, DynamicSizes, choose_dynamic_sizes
 from aotlab.capture.signals import EntersInferenceMode, RunEagerly
-from aotlab.capture.synthetic_bases import Base
-from aotlab.capture.varying import NUMBER, Varying, chosen
+from aotlab.capture.synthetic_bases import Base, SyntheticBasesRecord
 from aotlab.derivatives.backwards import Backward
 from aotlab.errors import BY_DYNAMO, TAKE_DYNAMO, DataDependentError, RefusedError, UntraceableError, UserLine
 from aotlab.guards.call_state import CallState
-from aotlab.guards.code import definition, line_like
+from aotlab.guards.code_names import definition, line_like
 from aotlab.guards.explain import sentences
 from aotlab.guards.reached import codes_in
-from aotlab.ir.graphs import check_graph, op_count
+from aotlab.ir.fx_graphs import check_graph, op_count
 from aotlab.ir.size_rules import rules_of
-from aotlab.partition import stage as partition
-from aotlab.runtime import stage as runtime
-from aotlab.trace import stage as trace
-from aotlab.trace.surroundings import Printed
+from aotlab.partition import partition_stage as partition
+from aotlab.runtime import runtime_stage as runtime
+from aotlab.trace import trace_stage as trace
+from aotlab.trace.surroundings import HeldOutput
 
-#: Says why no entry serves a call of this state.
+#: A function that takes the state of a call and returns the reasons why no existing entry serves the call.
 Explain = Callable[[CallState], tuple[observe.Miss, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How to compile.
+    """The options of a compilation.
 
-    ``duplicates`` is the dedupe strategy; ``static_inputs`` says how many of the first inputs keep their addresses
-    (None: the lifted parameters and buffers). ``by_dynamo``: Dynamo may capture what is declined. Without a backward,
-    ``keep_inference_input_mutations`` lets the graph itself write mutated inputs; `aotlab.compile` asks for it.
+    ``duplicates`` is the strategy of the dedupe stage. ``static_inputs`` is the number of inputs, from the first one
+    on, that have the same address at each call; None means the lifted parameters and buffers. ``by_dynamo`` says that
+    Dynamo may capture a call that cannot be compiled. With ``keep_inference_input_mutations``, a graph without a
+    backward writes mutated inputs itself, and the epilogue does not; `aotlab.compile` sets this option. ``dynamic`` is
+    as in `aotlab.compile`. ``after_node`` adds lines to the generated function after the lines that make an autograd
+    node (see `aotlab.runtime.draft.Parts`).
     """
 
     backend: Backend
@@ -81,6 +88,7 @@ class Options:
     static_inputs: int | None = None
     dynamic: bool | None = False
     by_dynamo: bool = False
+    after_node: Callable[[runtime.Draft, Sequence[int]], None] | None = None
 
 
 def compile_call(
@@ -91,45 +99,66 @@ def compile_call(
     explain: Explain,
     number: int,
     function_id: int,
-    varying: Varying | None = None,
+    varying: DynamicSizes | None = None,
 ) -> Entry:
-    """Take one call through all stages and return the entry that serves it; raise `Declined` if none can."""
+    """Run all stages for one call and return the entry that serves it. Raise `Declined` if it cannot be compiled.
+
+    ``args`` and ``kwargs`` are the arguments of the call. ``explain`` returns the reasons why the existing entries do
+    not serve the call. ``number`` is the number of the new entry, and ``function_id`` identifies the function in
+    events. ``varying`` maps flat arguments to the dimensions that differed between earlier calls.
+    """
     journal = _Journal(options.backend.name, target, explain, number, function_id)
     surroundings = internals.Surroundings()
     try:
-        captured, call = capture.run(target, args, kwargs)
+        capture_record, call = capture.run(target, args, kwargs)
         if not options.backend.takes_fakes and any(map(internals.is_fake, call.values)):
-            options = replace(options, backend=EagerBackend())  # its graphs are run op by op
+            options = replace(options, backend=EagerBackend())  # this backend cannot run on fake tensors
         journal.begin(call.state)
-        journal.finish("capture", captured)
+        journal.finish("capture", capture_record)
         capture.check_modes(call.values)
-        with internals.fake_mode_set_aside(), _garbage_pause():  # the caller's, if one is on
-            return _through_the_others(options, call, journal, varying)
+        with internals.fake_mode_set_aside(), _garbage_pause():  # the caller may have a fake mode on
+            return _run_remaining_stages(options, call, capture_record, journal, varying)
     except (RefusedError, RunEagerly, trace.TraceFailed) as error:
-        rest: dict[str, Any] = {"raised": isinstance(error, trace.TraceFailed), "printed": journal.printed}
-        again = None if isinstance(error, RunEagerly) and error.passing else journal.state
-        raise Declined(refusal=refusal_of(error, target, journal.state), state=again, **rest) from error
+        fields: dict[str, Any] = {"raised": isinstance(error, trace.TraceFailed), "printed": journal.printed}
+        retained_state = None if isinstance(error, RunEagerly) and error.transient else journal.state
+        raise Declined(refusal=refusal_of(error, target, journal.state), state=retained_state, **fields) from error
     except KeyboardInterrupt:
         surroundings.restore()
         raise
 
 
-def _through_the_others(options: Options, call: Call, journal: _Journal, varying: Varying | None) -> Entry:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PreparedInputs:
+    """The results of the three stages before the trace."""
+
+    captured: CaptureRecord
+    deduped: DedupeRecord
+    based: SyntheticBasesRecord
+    bases: Sequence[Base]
+
+
+def _run_remaining_stages(
+    options: Options, call: Call, captured: CaptureRecord, journal: _Journal, varying: DynamicSizes | None
+) -> Entry:
     deduped = dedupe.run(call, options.duplicates)
     journal.finish("dedupe", deduped)
 
     based, bases = synthetic_bases.run(call, deduped)
     journal.finish("synthetic_bases", based)
+    inputs = _PreparedInputs(captured=captured, deduped=deduped, based=based, bases=bases)
 
-    dims = {} if bases else chosen(call, options.dynamic, varying)
+    dims = {} if bases else choose_dynamic_sizes(call, options.dynamic, varying)
     try:
-        return _from_trace_on(options, call, journal, deduped, bases, dims)
+        return _run_from_trace(options, call, journal, inputs, dims)
     except EntersInferenceMode as signal:
-        signal.__traceback__ = None  # whose frames hold the trace
-    # what is compiled is a call under that mode, which the entry turns on
+        signal.__traceback__ = None  # the frames of the traceback would keep the trace alive
+    # The function enters inference mode at its beginning. So compile the call under inference mode, and let the entry
+    # switch the mode on.
     with torch.inference_mode():
-        inside = replace(call, state=replace(call.state, settings=internals.global_state()), outside=call.state)
-        entry = _from_trace_on(options, inside, journal, deduped, bases, dims)
+        call_in_inference_mode = replace(
+            call, state=replace(call.state, settings=internals.global_state()), outside=call.state
+        )
+        entry = _run_from_trace(options, call_in_inference_mode, journal, inputs, dims)
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with torch.inference_mode():
@@ -138,16 +167,15 @@ def _through_the_others(options: Options, call: Call, journal: _Journal, varying
     return replace(entry, run=run, settings=internals.SettingsGuard())
 
 
-def _from_trace_on(
+def _run_from_trace(
     options: Options,
     call: Call,
     journal: _Journal,
-    deduped: dedupe.DedupeRecord,
-    bases: Sequence[Base],
+    inputs: _PreparedInputs,
     dims: Mapping[int, Collection[int]],
 ) -> Entry:
-    backend = options.backend
-    traced, live = _trace(options, call, deduped, bases, journal.printed, dims)
+    backend, deduped = options.backend, inputs.deduped
+    traced, live = _trace(options, call, deduped, inputs.bases, journal.printed, dims)
     journal.finish("trace", traced, op_count(traced.module.graph))
 
     if live.training and live.is_whole:
@@ -173,6 +201,7 @@ def _from_trace_on(
         entry=journal.number,
         repeatable=runtime.can_be_repeated(live, writes_last=backend.writes_last),
         exact=backend.exact,
+        after_node=options.after_node,
     )
     generated, run = runtime.run(parts)
     journal.finish("runtime", generated)
@@ -184,7 +213,15 @@ def _from_trace_on(
         run=run,
         state=state,
         settings=settings,
-        records=journal.records,
+        records=StageRecords(
+            capture=inputs.captured,
+            dedupe=deduped,
+            synthetic_bases=inputs.based,
+            trace=traced,
+            partition=divided,
+            compile=compiled,
+            runtime=generated,
+        ),
         reason=next((miss.sentence for miss in journal.misses), None),
         printed=journal.printed,
     )
@@ -193,23 +230,27 @@ def _from_trace_on(
 def _trace(
     options: Options,
     call: Call,
-    deduped: dedupe.DedupeRecord,
+    deduped: DedupeRecord,
     bases: Sequence[Base],
-    printed: Printed,
+    printed: HeldOutput,
     dims: Mapping[int, Collection[int]],
-    why: str = "",
+    static_because: str = "",
 ) -> tuple[trace.TraceRecord, trace.Trace]:
-    """Trace the call; once more where random ops turn out to have to take states of generators.
+    """Trace the call; ``dims`` are the dynamic dimensions by flat argument, and ``printed`` holds back printed text.
 
-    Where it cannot be traced with sizes that vary, it is traced for the sizes of this call; ``why`` says so then. A
-    call that asks for values which depend on sizes is left to Dynamo, if that may capture it.
+    The call is traced a second time if the first graph shows that, for this backend, random ops must take the states
+    of random generators as inputs.
+
+    If the trace fails with dynamic sizes, the call is traced for its own sizes, and ``static_because`` is the reason.
+    There is one exception: if the function reads a value that depends on sizes and Dynamo may capture the call, the
+    error is raised.
     """
     decompositions = options.backend.decompositions()
     static = sum(kind != "input" for _, kind in call.target.lifted_names())
 
     def run(functional: bool) -> tuple[trace.TraceRecord, trace.Trace]:
         with printed:
-            return trace.run(
+            record_and_trace = trace.run(
                 call,
                 deduped,
                 decompositions=decompositions,
@@ -221,16 +262,14 @@ def _trace(
                 quirks=quirks.chosen(),
                 varying=dims,
             )
+            call.target.end_trace()
+            return record_and_trace
 
     functional = config.functionalize_rng_ops or options.backend.needs_states(None)
     try:
         traced, live = run(functional)
-    except Exception as error:
-        if (
-            not dims
-            or isinstance(error, EntersInferenceMode)
-            or (options.by_dynamo and config.fallback == "dynamo" and isinstance(error, DataDependentError))
-        ):
+    except (RefusedError, RunEagerly, trace.TraceFailed) as error:
+        if not dims or (options.by_dynamo and config.fallback == "dynamo" and isinstance(error, DataDependentError)):
             raise
         return _trace(options, call, deduped, bases, printed, {}, str(error))
     if not functional and options.backend.needs_states(traced.module):
@@ -240,11 +279,14 @@ def _trace(
         return _trace(options, call, deduped, bases, printed, dims, "the backend cannot compile it for all numbers")
     if config.debug_assert:
         check_graph(traced.module, "joint", writes_inputs=True)
-    return (replace(traced, static_since=why) if why else traced), live
+    return (replace(traced, static_since=static_because) if static_because else traced), live
 
 
-def _guarded(state: CallState, deduped: dedupe.DedupeRecord, live: trace.Trace) -> CallState:
-    """Return what is guarded: the state of the call, with what the trace says of overlap, offsets and sizes."""
+def _guarded(state: CallState, deduped: DedupeRecord, live: trace.Trace) -> CallState:
+    """Return the state that the entry guards: the state of the call, with the guards that only the trace could find.
+
+    These guards concern memory that inputs share, storage offsets, and sizes.
+    """
     writes = any(info.mutates_data for info in live.metadata.input_info)
     offsets = tuple(deduped.kept[k] for k in live.inputs.offsets_read)
     rules = rules_of(live.recorder.sizes, state.names, dict(zip(deduped.kept, live.inputs.fakes, strict=True)))
@@ -252,7 +294,7 @@ def _guarded(state: CallState, deduped: dedupe.DedupeRecord, live: trace.Trace) 
 
 
 def _definition(target: Target) -> UserLine | None:
-    """Return the line where a function begins, for errors that know no better one."""
+    """Return the line with the ``def`` of the compiled function, for errors whose user line is not known."""
     function = getattr(target, "function", None)
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     return target.line if code is None or target.frontend == "dynamo" else definition(code)
@@ -261,29 +303,31 @@ def _definition(target: Target) -> UserLine | None:
 def refusal_of(
     error: RefusedError | RunEagerly | trace.TraceFailed, target: Target, state: CallState | None
 ) -> RefusedError:
-    """Make of what ended a compilation the error that says so, with the line of the user's program."""
+    """Convert an exception that ended a compilation into a `RefusedError` with the user line."""
     suggestion = "" if isinstance(error, trace.TraceFailed) else error.suggestion
     if target.frontend == "dynamo":
         suggestion = suggestion.replace(f", or {BY_DYNAMO}", "").replace(f", or {TAKE_DYNAMO}", "")
     if isinstance(error, RefusedError):
         if error.line is None:
             line = None
-            if error.pattern is not None and state is not None:  # it cannot name the line, but describe it
+            if error.pattern is not None and state is not None:  # search the user's code for a line with this pattern
                 line = line_like(codes_in(state.reached), error.pattern)
             error.reword(line=line or _definition(target))
         error.reword(suggestion=suggestion)
         return error
     if isinstance(error, trace.TraceFailed):
         return UntraceableError(str(error))
-    has_line = ", at " in str(error) or "registered at " in str(error)
-    return RefusedError(str(error), suggestion=suggestion, line=None if has_line else _definition(target))
+    place = _definition(target) if error.at is None else error.at
+    return RefusedError(error.sentence, suggestion=suggestion, line=place, case=error.case)
 
 
 @contextmanager
 def _garbage_pause() -> Iterator[None]:
-    """Let Python's cyclic collector come seldom: what a trace makes lives as long as that, and is freed without it.
+    """Make Python's cyclic garbage collector run rarely while the context is open.
 
-    To go through all of torch's objects costs a tenth of a second or more. Compilers leave garbage, so it does come.
+    One collection takes a tenth of a second or more, because torch has many objects. It would free little: the objects
+    of a trace live until its end, and reference counts free them. The collector is not switched off, because compilers
+    leave garbage.
     """
     before = gc.get_threshold()
     gc.set_threshold(before[0] and 100_000, *before[1:])
@@ -294,7 +338,7 @@ def _garbage_pause() -> Iterator[None]:
 
 
 class _Journal:
-    """Keeps the records of one compilation, times its stages and announces them."""
+    """Measures the time of the stages of one compilation and emits their events."""
 
     def __init__(self, backend_name: str, target: Target, explain: Explain, number: int, function_id: int) -> None:
         self._backend_name = backend_name
@@ -304,12 +348,14 @@ class _Journal:
         self.number = number
         self.state: CallState | None = None
         self.misses: tuple[observe.Miss, ...] = ()
-        self.records: dict[str, Any] = {}
-        self.printed = Printed()
+        self.printed = HeldOutput()
         self._started = self._since = time.perf_counter_ns()
 
     def begin(self, state: CallState) -> None:
-        """Note what was called, and announce why it is compiled."""
+        """Store the state of the call, and emit the event that its compilation starts.
+
+        The event has the reasons why the existing entries do not serve the call.
+        """
         self.state = state
         self.misses = self._explain(state)
         observe.emit(
@@ -324,8 +370,10 @@ class _Journal:
         )
 
     def finish(self, stage: str, record: object, nodes: int | None = None) -> None:
-        """Keep what a stage handed on, and announce it; the next stage begins."""
-        self.records[stage] = record
+        """Emit the event that a stage has finished. The time of the next stage is measured from here.
+
+        ``record`` is the result of the stage, and ``nodes`` the number of op calls in it, if the stage has a graph.
+        """
         if observe.listening():
             took = time.perf_counter_ns() - self._since
             event = observe.StageFinished(entry=self.number, stage=stage, record=record, duration_ns=took, nodes=nodes)
@@ -333,7 +381,7 @@ class _Journal:
         self._since = time.perf_counter_ns()
 
     def end(self, state: CallState) -> None:
-        """Announce that the entry is ready, with its guards."""
+        """Emit the event that the entry is ready, with its guards."""
         if observe.listening():
             duration, guards = time.perf_counter_ns() - self._started, sentences(state)
             lines = {} if state.rules is None else state.rules.lines

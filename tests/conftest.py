@@ -1,13 +1,16 @@
-"""What every test can rely on: one kernel cache for the run, a fixed seed, and GPU tests that say why they skip."""
+"""The setup of every test: one kernel cache for the run, a fixed seed, and GPU tests that say why they skip."""
 
 from __future__ import annotations
 
 import gc
 import os
 import signal
+import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 # Set before anything imports Inductor, and inherited by xdist's workers and by subprocesses. A first compilation costs
 # half a minute of C++ headers; with one folder for the run it is paid once. An outer setting (CI's) is kept.
@@ -29,6 +32,17 @@ settings.register_profile("aotlab", deadline=None, derandomize=True, database=No
 settings.load_profile("aotlab")
 
 
+if sys.version_info[:3] == (3, 13, 0):
+    # On this release alone, Dynamo warns at every guard of a module. Tests that count warnings would count this one.
+    import torch._dynamo.guards
+
+    def _warn(message: str, *arguments: object) -> None:
+        if not message.startswith("Guards may run slower on Python 3.13.0"):
+            warnings.warn(message, *arguments, stacklevel=2)  # type: ignore[call-overload]
+
+    torch._dynamo.guards.warnings = SimpleNamespace(**vars(warnings) | {"warn": _warn})  # type: ignore[attr-defined]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--tier``."""
     about = "quick, full, long (see tests/tiers.py) or all; default: quick, but all of tests that are named"
@@ -36,13 +50,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the tier, which xdist's workers are told."""
+    """Choose the tier, and pass it to xdist's workers."""
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     config.option.tier = config.option.tier or ("quick" if whole else "all")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out other tiers' tests, and skip what is marked ``gpu`` where there is no GPU."""
+    """Deselect other tiers' tests, and skip tests marked ``gpu`` if there is no GPU."""
     if config.option.tier != "all":
         items[:], left_out = tiers.choose(items, config.option.tier)
         config.hook.pytest_deselected(items=left_out)
@@ -61,7 +75,10 @@ def _seed() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _frozen() -> Iterator[None]:
-    """Keep what a module leaves in torch's caches from every later collection: soon it is a million objects."""
+    """Exclude objects that a module leaves in torch's caches from later collections.
+
+    Soon these are a million objects.
+    """
     yield
     gc.collect()
     gc.freeze()
@@ -69,7 +86,7 @@ def _frozen() -> Iterator[None]:
 
 @pytest.fixture
 def fresh_dynamo() -> Iterator[None]:
-    """Forget what Dynamo has compiled, before and after a test that uses ``torch.compile``."""
+    """Reset Dynamo before and after a test that uses ``torch.compile``."""
     torch.compiler.reset()
     yield
     torch.compiler.reset()

@@ -1,4 +1,4 @@
-"""What the engine's tests share: programs compared with eager, and the records of what was compiled."""
+"""The helpers of the engine's tests: they compare programs with eager and read the records of compiled functions."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import aotlab
 from aotlab import config, observe
 from aotlab.cache import CompiledFunction, Entry
 from aotlab.errors import RefusedError
+from aotlab.frontends import dynamo_frontend as dynamo
 from aotlab.ir.metadata import ViewAndMutationMeta
 from aotlab.verification import Verification, compare
 
@@ -28,13 +29,34 @@ def behind_dynamo(function: Callable[..., Any]) -> Any:
     return torch.compile(function, backend="aotlab", options={"compiler": "eager"})
 
 
+def keeping_graphs(graphs: list[torch.fx.GraphModule]) -> Callable[..., Any]:
+    """Return a backend for `torch.compile` that appends each captured graph to ``graphs`` and runs it eagerly."""
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    return backend
+
+
+def keeping_functions(functions: list[CompiledFunction]) -> Callable[..., Any]:
+    """Return aotlab's backend for `torch.compile`, with eager kernels; it appends each graph's compiled function."""
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        call = dynamo.backend(graph, inputs, options={"compiler": "eager"})
+        functions.append(call.compiled)
+        return call
+
+    return backend
+
+
 def by_min_cut(function: Callable[..., Any]) -> Any:
     """Compile with the partitioner that computes again."""
     return compiled(function, partitioner=aotlab.min_cut_rematerialization_partition)
 
 
 def behind(callable_: Any) -> CompiledFunction:
-    """Return the `CompiledFunction` of what a public function returned."""
+    """Return the `CompiledFunction` behind a public function's result."""
     return callable_ if isinstance(callable_, CompiledFunction) else callable_.compiled
 
 
@@ -49,10 +71,10 @@ def same(
     make: Callable[[Callable[..., Any]], Any] = compiled,
     kwargs: dict[str, Any] | None = None,
 ) -> Verification:
-    """Assert that the compiled function is eager's equal in all that is observable, and that it was compiled.
+    """Assert that the compiled function equals eager in all observables, and that it was compiled.
 
-    Without the second assertion a function that quietly ran eagerly would pass. ``eagerly=True`` says that eager is
-    to run it; ``entries`` is how many entries the calls shall make.
+    Without the second assertion a function that quietly ran eagerly would pass. ``eagerly=True`` expects that eager
+    runs it; ``entries`` is the expected number of entries after the calls.
     """
     made: list[CompiledFunction] = []
 
@@ -71,7 +93,7 @@ def same(
 
 
 def alike(use: Callable[[Callable[..., Any]], Any], function: Callable[..., Any]) -> bool:
-    """Tell whether Dynamo, which runs its graphs as they are, gives what eager gives: if not, no backend can."""
+    """Return whether Dynamo, which runs its graphs as they are, equals eager. If it does not, no backend can."""
     torch.compiler.reset()
     try:
         found = use(torch.compile(function, backend="eager"))
@@ -89,11 +111,11 @@ def entry_of(callable_: Any) -> Entry:
 
 def record(callable_: Any, stage: str) -> Any:
     """Return a stage's record of the newest entry."""
-    return entry_of(callable_).records[stage]
+    return getattr(entry_of(callable_).records, stage)
 
 
 def metadata(callable_: Any) -> ViewAndMutationMeta:
-    """Return what the trace of the newest entry found out."""
+    """Return the metadata that the trace of the newest entry recorded."""
     return record(callable_, "trace").metadata
 
 
@@ -122,7 +144,7 @@ def nonleaf(*shape: int, seed: int = 0) -> torch.Tensor:
 
 @contextmanager
 def refusing(kind: Any = RefusedError, match: str | None = None) -> Iterator[Any]:
-    """Assert that what cannot be compiled is refused, where nothing is to run eagerly."""
+    """Assert that a program is refused, with the fallback to eager switched off."""
     with config.patch(fallback="error"), pytest.raises(kind, match=match) as caught:
         yield caught
 
@@ -136,7 +158,7 @@ def events() -> Iterator[list[Any]]:
 
 
 def global_torch_state() -> dict[str, Any]:
-    """Take everything global that a trace touches, to see that it was put back."""
+    """Return all global state that a trace touches, to check that it is restored."""
     return {
         "grad mode": torch.is_grad_enabled(),
         "inference mode": torch.is_inference_mode_enabled(),

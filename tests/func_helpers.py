@@ -1,4 +1,7 @@
-"""What the tests of transforms share: what eager gives, what a compiled function gives, and torch's state after it."""
+"""The helpers of the tests of transforms.
+
+They compare eager and compiled results, and torch's state afterwards.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_flatten
 
-from tests.engine_helpers import compiled, global_torch_state
-
-
-def behind_dynamo(function: Callable[..., Any]) -> Any:
-    """Compile behind Dynamo."""
-    return torch.compile(function, backend="aotlab", options={"compiler": "eager"})
+from tests.engine_helpers import behind_dynamo, compiled, global_torch_state
 
 
 def by_us_behind_dynamo(function: Callable[..., Any]) -> Any:
@@ -36,7 +34,7 @@ def numbers(*shape: int) -> Tensor:
 
 
 def transform_state() -> dict[str, Any]:
-    """Take what transforms change for as long as they run, and everything else global that a trace touches."""
+    """Return the state that transforms change while they run, and all other global state that a trace touches."""
     functorch = torch._C._functorch
     with torch._C._DisableFuncTorch():
         state = global_torch_state()

@@ -6,7 +6,7 @@ import torch
 
 
 class Viewed(torch.autograd.Function):
-    """Gives back a view of what it gets, with a gradient that is not a view's."""
+    """Returns a view of its argument, with a gradient that is not a view's gradient."""
 
     @staticmethod
     def forward(ctx, value):
@@ -45,6 +45,6 @@ class PartedAndSaved(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, one, two):
-        """Use what was saved."""
+        """Use the saved tensors."""
         (double,) = ctx.saved_tensors
         return (one + 1) * double - two

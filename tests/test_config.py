@@ -1,4 +1,4 @@
-"""The switches: documented, patched for a while, and put back."""
+"""The switches: documented, patched temporarily, and restored."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_defaults():
 
 
 def test_every_switch_is_documented():
-    """A comment of its own stands above each switch."""
+    """A separate comment precedes each switch."""
     source = inspect.getsource(config)
     lines = source.splitlines()
     for statement in ast.parse(source).body:

@@ -1,4 +1,4 @@
-"""The exceptions: their tree, what they carry, and how they read."""
+"""The exceptions: their class tree, their attributes, and their texts."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ def test_tree():
 
 @pytest.mark.parametrize("kind", REFUSALS, ids=lambda kind: kind.__name__)
 def test_every_refusal_says_what_where_why_and_what_to_try(kind):
-    """The text has what was seen, the line, the reason and the advice, in this order; the parts are attributes."""
+    """The text contains the fact, the line, the reason and the advice, in this order. The parts are attributes."""
     line = UserLine(file="model.py", line=7, function="f", code="x.t_()")
     error = kind("`x` is odd", why="it matters", suggestion="pass a clone", argument="x", line=line)
-    assert str(error) == "`x` is odd, at model.py:7 (x.t_()): it matters; pass a clone"
+    case = f" [{error.case}]" if error.case else ""
+    assert str(error) == f"`x` is odd, at model.py:7 (x.t_()): it matters; pass a clone{case}"
     assert (error.seen, error.why, error.suggestion) == ("`x` is odd", "it matters", "pass a clone")
     assert (error.argument, error.line) == ("x", line)
     assert kind.__doc__.rstrip().endswith(".")
@@ -33,9 +34,10 @@ def test_every_refusal_says_what_where_why_and_what_to_try(kind):
 
 def test_parts_may_be_missing():
     """Without line, reason or advice nothing dangles."""
-    assert str(PythonValueError("seen")) == "seen"
-    assert str(PythonValueError("seen", suggestion="try")) == "seen; try"
-    assert str(PythonValueError("seen", line=UserLine(file="a.py", line=1))) == "seen, at a.py:1"
+    assert str(RefusedError("seen")) == "seen"
+    assert str(PythonValueError("seen")) == "seen [python-value]"
+    assert str(PythonValueError("seen", suggestion="try")) == "seen; try [python-value]"
+    assert str(PythonValueError("seen", line=UserLine(file="a.py", line=1))) == "seen, at a.py:1 [python-value]"
     assert PythonValueError("seen").argument is None
 
 

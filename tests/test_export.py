@@ -1,4 +1,4 @@
-"""Exported graphs, run against eager bit for bit, and their signatures, against what is known of the modules."""
+"""Exported graphs, compared with eager bit for bit, and their signatures, compared with the modules."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Tied(nn.Module):
 
 
 class Counting(nn.Module):
-    """Two buffers that take the same value, one that counts, an input that is written."""
+    """Two buffers with the same value, one that counts, and an input that is written."""
 
     def __init__(self):
         super().__init__()
@@ -69,7 +69,7 @@ class Counting(nn.Module):
 
 
 class Twice(nn.Module):
-    """A module that stands in two places, so that its parameters have two names each."""
+    """A module that is registered at two places, so that its parameters have two names each."""
 
     def __init__(self):
         super().__init__()
@@ -190,7 +190,7 @@ def spectrum(m, x):
 
 
 def chosen(m, x):
-    """Choose by a value, with operands in containers, and once more inside."""
+    """Choose by a value, with operands in containers, and make a second choice inside."""
 
     def true(given, scale):
         y = given["y"].sin()
@@ -205,7 +205,7 @@ def chosen(m, x):
 
 
 def chosen_around(m, x):
-    """Choose between functions that use what is around them: parameters, a buffer, a value; and so once more inside."""
+    """Choose between functions with closures over parameters, a buffer and a value, and make a second choice inside."""
     y = (x * m.scale).sin()
 
     def true(x):
@@ -251,7 +251,7 @@ def copied(args):
 
 
 def run_beside_eager(graph, signature, module, args, loss):
-    """Run a graph beside the module itself, and compare all that it returns by what the signature says of it."""
+    """Run a graph beside the module itself, and compare all results according to the signature."""
     eager, given = copy.deepcopy(module), copied(args)
     own, leaves = values_of(module), pytree.tree_leaves(args)
     inputs = [*own.values(), *leaves]
@@ -282,7 +282,7 @@ def run_beside_eager(graph, signature, module, args, loss):
     assert named[: len(written)] == list(written)
     new = dict(zip(written.values(), returned, strict=False))
     for name, was, value in zip(names, before, [*after, *left], strict=True):
-        assert_same([new.get(name, was)], [value])  # what is written has its new value, all else is as it was
+        assert_same([new.get(name, was)], [value])  # a written value is new, all others are unchanged
     count = len(written) + len(signature.user_outputs)
     assert named[len(written) : count] == signature.user_outputs
     user_outputs = returned[len(written) : count]
@@ -335,7 +335,7 @@ def test_inference(name, dynamic):
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "symbolic"])
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[2] is not None])
 def test_joint(name, dynamic):
-    """And gradients are those of the loss's backward."""
+    """The joint graph equals eager. Its gradients equal the gradients of the loss's backward."""
     torch.manual_seed(0)
     make, arguments, loss = CASES[name]
     module, args = make(), arguments()
@@ -365,7 +365,10 @@ def test_other_sizes(loss):
 
 
 def test_sizes_that_cannot_vary():
-    """Where a kernel knows none, those of the arguments are assumed, and said; what cannot be traced is refused."""
+    """If a kernel has fixed sizes only, the sizes of the arguments are assumed and listed.
+
+    Other programs are refused.
+    """
     for make, given in (lambda: nn.LSTM(3, 4), (5, 2, 3)), (lambda: Of(spectrum), (2, 64)):
         for pre_dispatch in (False, True):
             graph, _ = export(make(), (torch.randn(given),), dynamic_shapes=True, pre_dispatch=pre_dispatch)
@@ -378,7 +381,7 @@ def test_sizes_that_cannot_vary():
 
 
 def test_draws():
-    """A graph draws the random numbers that eager draws, those that nobody uses too."""
+    """A graph draws eager's random numbers, including unused ones."""
     module = Of(lambda m, x: (torch.rand_like(x), m.w * x + torch.rand_like(x))[1].sum(), w=nn.Parameter(torch.ones(3)))
     x = x43()
     for loss in None, 0:
@@ -402,7 +405,7 @@ def test_marked_sizes():
 
 
 class Random(nn.Module):
-    """Parameters, buffers and inputs by chance, of which some are tied, frozen, written or require grad."""
+    """A random module: some of its parameters, buffers and inputs are tied, frozen, written or require grad."""
 
     def __init__(self, seed):
         super().__init__()
@@ -441,7 +444,7 @@ class Random(nn.Module):
 
 @pytest.mark.parametrize("seed", range(30))
 def test_random_modules(seed):
-    """The signature says what is known from how the module was made."""
+    """The signature agrees with the facts known from the module's construction."""
     torch.manual_seed(seed)
     module = Random(seed)
     args = module.arguments()
@@ -469,7 +472,7 @@ def test_random_modules(seed):
 )
 @pytest.mark.parametrize("joint", [False, True])
 def test_signature_is_upstreams(name, joint):
-    """Upstream's function says the same of what goes in and out."""
+    """Upstream's function gives the same inputs and outputs."""
     from torch._functorch.aot_autograd import aot_export_module
 
     make, arguments, loss = CASES[name]
@@ -509,7 +512,7 @@ def hooked(m, x):
     return y.sum()
 
 
-#: name → (what the module does, buffers, arguments, the loss, the error, what it says)
+#: name → (the module's function, buffers, arguments, the loss, the error, its text)
 class Product(torch.autograd.Function):
     """The product of two tensors."""
 
@@ -534,7 +537,7 @@ REFUSED = {
     "an input that requires grad written": (
         lambda m, x: (x.data.mul_(2), (m.w * x).sum())[1:], (), lambda: (leaf(3),), 0, RefusedError, "is written"
     ),
-    "sizes changed": (lambda m, x: x.t_().sum() + 1, (), lambda: (x43(),), None, MetadataMutationError, "out-of-place"),
+    "sizes changed": (lambda m, x: x.t_().sum() + 1, (), lambda: (x43(),), None, MetadataMutationError, "new tensor"),
     "two with histories": (lambda m, x: ((m.w * x).sum(), m.w * x), (), lambda: (x43(),), 0, RefusedError, "detach"),
     "no scalar": (lambda m, x: m.w * x, (), lambda: (x43(),), 0, RefusedError, "scalar"),
     "no history": (lambda m, x: x.sum(), (), lambda: (x43(),), 0, RefusedError, "does not require grad"),
@@ -553,7 +556,8 @@ REFUSED = {
     "a function": (lambda m, x: (x, torch.sin), (), lambda: (x43(),), None, RefusedError, "return tensors"),
     "a branch": (lambda m, x: x if x.sum() > 0 else -x, (), lambda: (x43(),), None, RefusedError, "value"),
     "made to require grad": (
-        lambda m, x: x.requires_grad_().sum(), (), lambda: (x43(),), None, RefusedError, "made to require grad"
+        lambda m, x: x.requires_grad_().sum(), (), lambda: (x43(),), None, RefusedError,
+        "changes whether `.*` requires grad",
     ),
     "a choice that uses more than it is given": (
         lambda m, x: torch.cond(x.sum() > 0, lambda y: y * GLOBAL, lambda y: y + 1, (x,)),
@@ -572,7 +576,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
-    """What a graph cannot express is refused, with what to change, before anything was mutated."""
+    """A program that a graph cannot express is refused with a remedy, before anything was mutated."""
     function, buffers, arguments, loss, error, text = REFUSED[name]
     module = (
         Of(function, buffers, w=nn.Parameter(torch.ones(3)), b=torch.zeros(3))
@@ -594,7 +598,7 @@ def test_refused(name):
 
 
 def test_hooks_and_attributes_are_refused():
-    """A hook on a parameter, and Python that the module changes, which is put back."""
+    """A hook on a parameter, and a Python attribute that the module changes, are refused. The attribute is restored."""
     module, x = Of(lambda m, x: (m.w * x).sum(), w=nn.Parameter(torch.ones(3))), x43()
     handle = module.w.register_hook(lambda gradient: gradient * 2)
     with pytest.raises(RefusedError, match="has a hook"):
@@ -611,12 +615,12 @@ def test_containers_that_are_no_pytrees():
     """They would have no place in the specs."""
     with pytest.raises(RefusedError, match="holds a `Pair`"):
         aotlab.aot_export_module(Of(lambda m, x: Pair(x + 1)), (x43(),), trace_joint=False)
-    with pytest.raises(RefusedError, match="no pytree"):
+    with pytest.raises(RefusedError, match="not a pytree"):
         aotlab.aot_export_module(Of(lambda m, x: x.first + 1), (Pair(x43()),), trace_joint=False)
 
 
 def test_surroundings(capsys):
-    """What a module prints is printed once; torch is as it was after an export, and after an interrupt."""
+    """A module's output is printed once. Torch's state is restored after an export, and after an interrupt."""
     x, before = x43(), global_torch_state()
     export(Of(lambda m, x: (print("hello"), x + 1)[1]), (x,))
     assert capsys.readouterr().out == "hello\n"
@@ -639,7 +643,7 @@ def test_misuse():
         aotlab.aot_export_module(torch.sin, args, trace_joint=False)
     with pytest.raises(UsageError, match="pass trace_joint=False"):
         aotlab.aot_export_module(linear, args, trace_joint=True, output_loss_index=0, pre_dispatch=True)
-    with pytest.raises(UsageError, match="pass its number, output_loss_index"):
+    with pytest.raises(UsageError, match="pass its index as output_loss_index"):
         aotlab.aot_export_module(linear, args, trace_joint=True)
     with pytest.raises(UsageError, match="pass a tuple"):
         aotlab.aot_export_module(linear, args[0], trace_joint=False)
@@ -681,7 +685,7 @@ def test_json_of_other_containers():
 
 
 def test_decompositions():
-    """Ops that are to be replaced are, forward and backward, for modules and functions."""
+    """Ops in the decomposition table are replaced, forward and backward, for modules and functions."""
     aten = torch.ops.aten
     table = {aten.addmm.default: lambda bias, x, w: x @ w + bias, aten.t.default: lambda x: x.permute(1, 0)}
     module, x = nn.Linear(3, 2), x43()
@@ -728,23 +732,23 @@ def test_simple_joint():
     assert_same(backward(*outputs[5:], *tangents)[:1], [x.grad])
 
 
-#: name → (the function, its arguments, what is said)
+#: name → (the function, its arguments, the text of the error)
 REFUSED_SIMPLE = {
     "a write": (lambda x: (x.add_(1),), lambda: (x43(),), "writes its argument"),
     "an alias": (lambda x: (x.t(),), lambda: (x43(),), "return a clone"),
     "an input returned": (lambda x: (x,), lambda: (x43(),), "return a clone"),
     "two aliases": (lambda x: ((y := x + 1), y[0]), lambda: (x43(),), "return a clone"),
-    "a container": (lambda x: (x[0] + 1,), lambda: ([x43()],), "arguments of their own"),
+    "a container": (lambda x: (x[0] + 1,), lambda: ([x43()],), "as separate arguments"),
     "a bare tensor": (lambda x: x + 1, lambda: (x43(),), "flat tuple"),
     "nested outputs": (lambda x: (x + 1, [x + 2]), lambda: (x43(),), "flat tuple"),
-    "another tensor": (lambda x: (x + GLOBAL,), lambda: (x43(),), "no argument"),
+    "another tensor": (lambda x: (x + GLOBAL,), lambda: (x43(),), "not an argument"),
 }
 
 
 @pytest.mark.parametrize("joint", [False, True])
 @pytest.mark.parametrize("name", REFUSED_SIMPLE)
 def test_simple_refused(name, joint):
-    """The calling convention is to be the function's own."""
+    """Functions that do not fit the simple calling convention are refused, and the arguments stay unchanged."""
     function, arguments, text = REFUSED_SIMPLE[name]
     args = arguments()
     before = snapshot(pytree.tree_leaves(args))

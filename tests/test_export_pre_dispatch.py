@@ -1,4 +1,4 @@
-"""Graphs from before dispatch: which ops stand there, and that they compute what eager does."""
+"""Graphs from before dispatch: which ops they contain, and that they compute eager's results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 def ops(graph):
-    """List what a graph calls, with the graphs of functions as lists."""
+    """List the ops of a graph. The graphs of inner functions are nested lists."""
     found = []
     for node in graph.graph.nodes:
         if node.op == "get_attr" and isinstance(getattr(graph, node.target), torch.fx.GraphModule):
@@ -34,7 +34,7 @@ def ops(graph):
 
 
 def written_under_no_grad(m, x):
-    """Write what has a history where nothing gets one."""
+    """Write to a tensor with a history, under no_grad."""
     y = x + 2
     with torch.no_grad():
         y.add_(2)
@@ -51,7 +51,7 @@ def grad_mode_changed_twice(m, x):
 
 
 def chosen(m, x):
-    """Choose between functions that write what they make, with and without grad mode."""
+    """Choose between functions that write their intermediates, with and without grad mode."""
 
     def true(x, w):
         with torch.no_grad():
@@ -81,7 +81,7 @@ def chosen_in_a_choice(m, x):
 
 
 def written_by_a_view(m, x):
-    """Write a part of what a kept op returned."""
+    """Write to a part of a kept op's result."""
     y = x[0] @ m.w
     y[1:].mul_(2)
     return y, y.view(1, 3)
@@ -100,7 +100,7 @@ def square(**buffers):
 
 
 def choice(function, least):
-    """Make a module that chooses by a sum and what it is least."""
+    """Make a module that chooses by a sum with the threshold ``least``."""
     return lambda: Of(function, w=nn.Parameter(torch.randn(3, 3)), least=least)
 
 
@@ -234,7 +234,7 @@ def made(cases, name):
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "symbolic"])
 @pytest.mark.parametrize("name", ROWS)
 def test_ops(monkeypatch, name, dynamic):
-    """Composite ops stand as they are called, writes and views as their parts; upstream's AOTAutograd is poisoned."""
+    """Composite ops are kept as called, except for writes and views in them. Upstream's AOTAutograd is not used."""
     given = made(ROWS, name)
     with monkeypatch.context() as patch:
         assert poison(patch, HARMLESS) > 150
@@ -247,7 +247,7 @@ def test_ops(monkeypatch, name, dynamic):
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "symbolic"])
 @pytest.mark.parametrize("name", [name for name in CASES if name != "a parameter written"])
 def test_values(name, dynamic):
-    """What is exported below dispatch is so above."""
+    """Programs that export below dispatch export before dispatch with the same results."""
     given = made(CASES, name)
     run_beside_eager(*export(*given, dynamic_shapes=dynamic, pre_dispatch=True), *given, None)
 
@@ -257,7 +257,7 @@ TRAINED = ["linear", "written by a view", "batch norm in eval", "norm and attent
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_training(name):
-    """A graph that keeps ops can be differentiated: its gradients are those of eager's kernels, bit for bit."""
+    """A graph that keeps ops can be differentiated. Its gradients equal those from eager's kernels, bit for bit."""
     torch.manual_seed(0)
     make, arguments, _ = ROWS[name]
     module, args = make(), arguments()
@@ -274,7 +274,7 @@ def test_training(name):
     "module", [nn.Dropout(), nn.Dropout2d(), nn.LSTM(4, 4, 2, dropout=0.5)], ids=["dropout", "2d", "LSTM"]
 )
 def test_draws(module):
-    """Random numbers are those that eager draws."""
+    """A graph draws eager's random numbers."""
     x = torch.randn(3, 2, 4, 4) if isinstance(module, nn.Dropout2d) else torch.randn(3, 2, 4)
     graph, _ = export(module, (x,), pre_dispatch=True)
     own = values_of(module).values()
@@ -306,7 +306,7 @@ def test_draws_in_a_choice(least):
 
 
 def asks(m, x):
-    """Show in a number what grad mode is, and what requires grad."""
+    """Return grad mode and `requires_grad` of tensors as a number."""
 
     def shown(y):
         return y * (1 + torch.is_grad_enabled()) * (3 + 2 * y.requires_grad)
@@ -319,7 +319,7 @@ def asks(m, x):
 
 @pytest.mark.parametrize("enabled", [False, True], ids=["off", "on"])
 def test_grad_mode(enabled):
-    """What a program asks of grad mode, and what requires grad, is as in eager where the export is called."""
+    """Grad mode, and `requires_grad` of tensors, equal eager's at the place of the export call."""
     module, x = Of(asks, l=nn.Linear(3, 3), least=-1e9), x43()
     with torch.set_grad_enabled(enabled):
         graph, _ = export(module, (x,), pre_dispatch=True)
@@ -330,7 +330,10 @@ def test_grad_mode(enabled):
 
 
 def test_decompositions():
-    """Those of composite ops are applied and may call others; what stands below is decomposed as ever."""
+    """Decompositions of composite ops are applied and may call other composite ops.
+
+    Lower ops are decomposed as usual.
+    """
     table = {
         aten.linear.default: lambda x, w, b=None: aten.matmul.default(x, w.t()) + b,
         aten.cos.default: lambda x: (x + torch.pi / 2).sin(),
@@ -354,18 +357,18 @@ def another_grad_mode(m, x):
     return x * 2
 
 
-#: name → (what the module does, its arguments, what is said)
+#: name → (the module's function, its arguments, the text of the error)
 REFUSED = {
     "a gradient inside": (gradient_inside, x43, "pass pre_dispatch=False"),
-    "another grad mode": (another_grad_mode, x43, "leaves another grad mode"),
-    "functions": (lambda m, x: associative_scan_op(torch.add, [x], ()), x43, "is given functions"),
+    "another grad mode": (another_grad_mode, x43, "leaves grad mode changed"),
+    "functions": (lambda m, x: associative_scan_op(torch.add, [x], ()), x43, "takes functions"),
     "a parameter written": (lambda m, x: m.l.weight.mul_(2).sum() + x, x43, "leaf Variable that requires grad"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
-    """What cannot be exported is said, with the line, and nothing was changed."""
+    """A program that cannot be exported is refused with its line, and nothing was changed."""
     function, argument, said = REFUSED[name]
     module, x = Of(function, l=nn.Linear(3, 3)), argument()
     held = [*values_of(module).values(), x]

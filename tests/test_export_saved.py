@@ -46,7 +46,7 @@ def exported(*, joint: bool, dynamic: bool = False) -> tuple[Any, Any, list[torc
 @pytest.mark.parametrize("joint", [False, True])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_graph_comes_back_as_it_was(tmp_path: Path, joint: bool, dynamic: bool) -> None:
-    """Its code, signature and values are the same, and what is assumed of sizes."""
+    """A saved graph is loaded with the same code, signature, values, and guards on sizes."""
     graph, signature, args = exported(joint=joint, dynamic=dynamic)
     path = save(tmp_path / "model.json", graph, signature)
     again, read = load(path)
@@ -83,7 +83,7 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
             save(tmp_path / "no.json", module)
     made = aotlab.aot_export_joint_simple(lambda x: (x + 1,), (constant,), trace_joint=False)
     made.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor)[0].args = (object(), 1)
-    with pytest.raises(UsageError, match="is given a `object`"):
+    with pytest.raises(UsageError, match="takes a `object`"):
         save(tmp_path / "no.json", made)
     assert not (tmp_path / "no.json").exists()
 
@@ -130,5 +130,5 @@ def test_no_json(tmp_path: Path) -> None:
     """A pickle is not read."""
     path = tmp_path / "model.pt"
     torch.save({}, path)
-    with pytest.raises(UsageError, match="is no exported graph"):
+    with pytest.raises(UsageError, match="is not an exported graph"):
         load(path)

@@ -18,9 +18,9 @@ import torch
 import aotlab
 from aotlab.errors import RefusedError
 from aotlab.ir.metadata import MutationType, OutputType
+from aotlab.report.columns import meanings
 from aotlab.report.mime import MIME_TYPE, bundle
 from aotlab.report.model import Report
-from aotlab.report.tables import meanings
 from aotlab.report.verdict import verdict
 from tests.engine_helpers import refusing
 
@@ -28,7 +28,6 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "extension"
 SOURCES = sorted((FOLDER / "src").rglob("*.ts"))
 STYLE = FOLDER / "style" / "report.css"
-SCHEMA = ROOT / "aotlab" / "report" / "schema" / "report.v1.json"
 #: Names the kind of element, and is never fetched.
 SVG = "http://www.w3.org/2000/svg"
 
@@ -39,7 +38,10 @@ def text(path: str) -> str:
 
 
 def npm(*arguments: str, **environment: str) -> str:
-    """Run an npm script of the extension, and return what it printed; skipped where its packages are not there."""
+    """Run an npm script of the extension, and return its output.
+
+    The test is skipped if the packages are missing.
+    """
     command = shutil.which("npm")
     if command is None or not (FOLDER / "node_modules" / "typescript").is_dir():
         pytest.skip("needs npm and extension/node_modules: `cd extension && npm ci --ignore-scripts`")
@@ -102,16 +104,19 @@ def reports() -> list[Report]:
 
 
 def test_typescript_tests(tmp_path: Path) -> None:
-    """The model, view and connection pass their own tests, and read Python's reports and schema without loss."""
+    """The model, view and connection pass their own tests, and read Python's reports without loss."""
     made: list[dict[str, object]] = []
     for report in reports():
         found = verdict(report)
-        for value in (report.to_dict(), bundle(report, live=True)[MIME_TYPE]):
-            made.append({"report": value, "sentence": found.sentence, "state": found.state})
-        made[-2]["sparse"] = report.to_dict(sparse=True)
+        forms = {
+            "recorded": report.to_dict(),
+            "sparse": report.to_dict(sparse=True),
+            "shown": bundle(report)[MIME_TYPE],
+        }
+        made.append({**forms, "sentence": found.sentence, "state": found.state})
     path = tmp_path / "reports.json"
     path.write_text(json.dumps(made), encoding="utf-8")
-    printed = npm("test", AOTLAB_REPORTS=str(path), AOTLAB_SCHEMA=str(SCHEMA))
+    printed = npm("test", AOTLAB_REPORTS=str(path))
     counted = dict(re.findall(r"^[#ℹ] (pass|fail|skipped|cancelled|todo) (\d+)$", printed, re.MULTILINE))
     passed = int(counted.pop("pass"))
     assert counted == {"fail": "0", "skipped": "0", "cancelled": "0", "todo": "0"}
@@ -139,7 +144,7 @@ def test_names_are_pythons() -> None:
 
 
 def test_meanings_are_pythons() -> None:
-    """What the page says of a column is what `Report.describe` says; the file is written from `meanings()`."""
+    """The page's meanings of columns equal `Report.describe`. The file is written from `meanings()`."""
     assert json.loads(text("src/model/meanings.json")) == meanings()
 
 
@@ -171,7 +176,7 @@ def test_legends_are_complete(name: str, kind: type[MutationType] | type[OutputT
     assert sorted(each.value for each in kind) == sorted(first or second for first, second in explained)
 
 
-# What the browser runs is harmless
+# The code that the browser runs is harmless
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
@@ -185,7 +190,7 @@ def test_sources_make_no_markup_and_no_requests(path: Path) -> None:
 
 
 def test_products_know_no_network() -> None:
-    """What was built holds no address, and the widget's module imports nothing."""
+    """The built files contain no address, and the widget's module imports nothing."""
     products = [ROOT / "aotlab" / "report" / "static" / f"dashboard.{kind}" for kind in ("js", "css")]
     if not all(path.is_file() for path in products):
         pytest.skip("the extension is not built here: `cd extension && npm run build`")
@@ -198,7 +203,7 @@ def test_products_know_no_network() -> None:
 
 
 def test_style_works_without_a_theme() -> None:
-    """Every variable of a theme has a fallback, and no colour stands outside of the variables."""
+    """Every theme variable has a fallback, and no colour is written outside of the variables."""
     style = re.sub(r"/\*.*?\*/", "", STYLE.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert re.findall(r"var\(--(?:jp|vscode)-[\w-]+\)", style) == []
     rules = [line for line in style.splitlines() if not re.match(r"\s*--al-", line)]
@@ -206,7 +211,7 @@ def test_style_works_without_a_theme() -> None:
 
 
 def test_lock_pins_contents_and_no_registry() -> None:
-    """Each package that npm installs is pinned by its contents; which registry has it is for the user to say."""
+    """Each package that npm installs is pinned by its contents. The user chooses the registry."""
     packages = json.loads(text("package-lock.json"))["packages"]
     fetched = {name: package for name, package in packages.items() if name}
     assert len(fetched) > 100
@@ -230,7 +235,7 @@ def hook() -> Any:
 
 
 class App:
-    """What of Hatch's application the hook uses."""
+    """The part of Hatch's application that the hook uses."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -277,7 +282,7 @@ def pretend(hook: Any, checkout: Path) -> None:
 
 
 def test_fresh_products_are_not_built_again(hook: Any, checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With products of the sources as they are, nothing is asked of PyPI, nothing is run, and they are installed."""
+    """If the products are newer than the sources, they are installed, without a build and without PyPI."""
     pretend(hook, checkout)
     monkeypatch.setattr(hook, "_run", lambda *_: pytest.fail("something was run"))
     build = started(hook, checkout)
@@ -320,7 +325,7 @@ def test_changed_sources_are_built(change: str, hook: Any, checkout: Path) -> No
 def test_node_comes_from_pypi_where_there_is_none(
     hook: Any, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An npm with a Node that is new enough is used; without one, or with an old one, Node is asked of PyPI."""
+    """A recent Node with npm is used. If it is missing or old, Node is installed from PyPI."""
     tools = tmp_path / "tools"
     tools.mkdir()
     monkeypatch.setenv("PATH", str(tools))
@@ -335,7 +340,7 @@ def test_node_comes_from_pypi_where_there_is_none(
 
 
 def test_what_cannot_be_built_is_said(hook: Any, checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A build that fails names the command, the end of what it printed, and the way to go on without."""
+    """A failing build names the command, the end of its output, and a way to continue without it."""
     monkeypatch.setattr(hook, "_node", lambda: None)
     build = started(hook, checkout)
     with pytest.raises(SystemExit):

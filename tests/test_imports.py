@@ -1,7 +1,7 @@
 """The contracts between the rooms, including what import-linter cannot see.
 
-import-linter (run by ``.ci/run``, configured in ``pyproject.toml``) reads import statements, in functions too. Here are
-the rest: imports by string, torch's private names, and what is loaded when.
+import-linter (run by ``.ci/run``, configured in ``pyproject.toml``) reads import statements, also in functions. This
+module checks the rest: imports by string, torch's private names, and the time of imports.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def modules() -> dict[str, Module]:
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
-    """Yield (line, module, name taken from it or "") of the import statements, wherever they stand."""
+    """Yield (line, module, name taken from it or "") of all import statements."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name, "") for alias in node.names)
@@ -78,7 +78,7 @@ def string_imports(tree: ast.AST) -> Iterator[tuple[int, str | None]]:
 
 @cache
 def ranks() -> dict[str, int]:
-    """Give every room its height in pyproject.toml's first contract; siblings stand at one height."""
+    """Return the layer of every room in pyproject.toml's first contract. Siblings have the same layer."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"
     ]
@@ -101,7 +101,7 @@ def upward_strings(module: Module) -> list[str]:
 
 
 def torch_names(tree: ast.AST) -> dict[str, str]:
-    """Map the local names that stand for torch or something in it to their full names."""
+    """Map the local names for torch or for its attributes to their full names."""
     names = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -115,7 +115,7 @@ def torch_names(tree: ast.AST) -> dict[str, str]:
 
 
 def is_private(name: str) -> bool:
-    """Tell whether a dotted name has a part that begins with an underscore and is not Python's own."""
+    """Return whether a dotted name has a part with a leading underscore that is not one of Python's own names."""
     return any(part.startswith("_") and not part.endswith("__") for part in name.split("."))
 
 
@@ -170,7 +170,7 @@ def private_torch_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def python(code: str) -> str:
-    """Run ``code`` in a process of its own and return what it printed."""
+    """Run ``code`` in a separate process and return its output."""
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
     )
@@ -185,15 +185,15 @@ def test_every_module_stands_in_a_layer() -> None:
 
 @pytest.mark.parametrize("name", [name for name in modules() if name != "aotlab"])
 def test_strings_import_downwards(name: str) -> None:
-    """A module reached by its name in a string (a lazy table, import_module) lies below the one that names it."""
+    """A module that is reached by a string (a lazy table, import_module) is in a lower layer than the caller."""
     assert upward_strings(modules()[name]) == []
 
 
 def test_upward_string_is_seen() -> None:
     """The check above catches a lazy table that points upwards, and lets one that points downwards pass."""
     source = '_LAZY = {"verify": "aotlab.verification", "spec": "aotlab.ir.specs"}'
-    wrong = Module(name="aotlab.trace.stage", tree=ast.parse(source))
-    assert upward_strings(wrong) == ["aotlab.trace.stage:1 names aotlab.verification"]
+    wrong = Module(name="aotlab.trace.trace_stage", tree=ast.parse(source))
+    assert upward_strings(wrong) == ["aotlab.trace.trace_stage:1 names aotlab.verification"]
 
 
 def test_imports_by_string_are_written_out() -> None:
@@ -217,7 +217,7 @@ def test_imports_by_string_are_written_out() -> None:
 
 @pytest.mark.parametrize("name", [name for name in modules() if not name.startswith(DOOR)])
 def test_private_torch_names_stay_behind_the_door(name: str) -> None:
-    """Only _torch uses what torch keeps private, as attribute, import or string."""
+    """Only _torch uses torch's private names, as attribute, import or string."""
     assert list(private_torch_names(modules()[name].tree)) == []
 
 
@@ -254,7 +254,7 @@ def test_engine_knows_torch_and_nothing_else(name: str) -> None:
 
 
 def test_import_is_light() -> None:
-    """``import aotlab`` loads torch and numpy at most; the public names bring the rest when asked for."""
+    """``import aotlab`` loads at most torch and numpy. The public names load the rest at first use."""
     code = "import aotlab, sys; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     loaded = set(python(code).split())
     assert loaded & {"pandas", "IPython", "ipywidgets", "anywidget", "matplotlib", "hypothesis", "jupyterlab"} == set()
@@ -286,7 +286,7 @@ def test_public_names_resolve(name: str) -> None:
 
 
 def test_lazy_names_are_the_type_checkers_names() -> None:
-    """What type checkers see under TYPE_CHECKING is what ``__getattr__`` finds, module by module."""
+    """The names for type checkers, under TYPE_CHECKING, equal the names that ``__getattr__`` finds."""
     block = next(node for node in modules()["aotlab"].tree.body if isinstance(node, ast.If))
     seen = {taken: module for _, module, taken in imports(block)}
     assert seen == aotlab._ROOMS
@@ -301,6 +301,6 @@ def test_no_room_bears_the_name_of_a_public_function() -> None:
 
 @pytest.mark.parametrize("name", ["verifi", "pandas"])
 def test_other_names_do_not_exist(name: str) -> None:
-    """Misspelt names, and those of others, raise AttributeError as any module would."""
+    """Misspelt and foreign names raise AttributeError, as in any module."""
     with pytest.raises(AttributeError, match=f"module 'aotlab' has no attribute '{name}'"):
         getattr(aotlab, name)

@@ -20,8 +20,8 @@ HELD = "slot.place.write(before)"
 MOMENTS = {
     "functions are put back, the first": (internals.replace_unguarded, SWAPPED, 0),
     "functions are put back, in the midst": (internals.replace_unguarded, SWAPPED, 5),
-    "parameters are put back, the first": (direct._held, HELD, 0),
-    "parameters are put back, the second": (direct._held, HELD, 1),
+    "parameters are put back, the first": (direct.tensors_replaced, HELD, 0),
+    "parameters are put back, the second": (direct.tensors_replaced, HELD, 1),
 }
 
 
@@ -45,7 +45,7 @@ def interrupting(function, line, skip):
 
 @pytest.fixture(autouse=True)
 def as_in_a_terminal():
-    """Let SIGINT be what Python makes of it; it is ignored where tests run in the background of a script."""
+    """Restore Python's handler of SIGINT, because it is ignored if the tests run in the background of a script."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""A call that is known to run eagerly costs little; what the user changes to have it compiled is seen all the same."""
+"""A call that is known to run eagerly costs little, and the user's changes that let it compile are still noticed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class Switched(nn.Module):
-    """Does what only eager can do while it is ``slow``."""
+    """A module that runs eager-only code while it is ``slow``."""
 
     def __init__(self):
         super().__init__()

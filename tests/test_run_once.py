@@ -1,4 +1,4 @@
-"""The function's body runs once per compilation, and what it prints is printed once, whoever serves the call."""
+"""The function's body runs and prints once per compilation, however the call is served."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def asks_for_a_value(x: Tensor) -> Tensor:
 
 
 def reads_the_clock(x: Tensor) -> Tensor:
-    """Take the time."""
+    """Read the clock."""
     print("here")
     return x + time.perf_counter() * 0
 
 
 def uses_what_is_no_argument(x: Tensor) -> Tensor:
-    """Take a tensor from the module."""
+    """Use a tensor from the module."""
     print("here")
     return x + OUTSIDE
 

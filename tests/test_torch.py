@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from aotlab import _torch as internals
 from aotlab._torch import FakeTensor, FakeTensorMode
-from tests.engine_helpers import leaf
+from tests.engine_helpers import keeping_graphs, leaf
 
 
 def wrapped(tensor):
@@ -27,7 +27,7 @@ def wrapped(tensor):
 
 
 def test_everything_is_documented():
-    """Every function of the door says in one sentence what it is for."""
+    """Every function of `_torch` states its purpose in one sentence."""
     own = [v for v in vars(internals).values() if inspect.isfunction(v) and v.__module__.startswith(internals.__name__)]
     assert len(own) > 25
     assert [f.__name__ for f in own if not f.__doc__ and not f.__name__.startswith("_")] == []
@@ -37,7 +37,7 @@ def test_everything_is_documented():
 
 
 def test_wrappers():
-    """A wrapper holds a value, shows writes after sync, and views see them."""
+    """A wrapper has a value, shows writes after a sync, and its views see the writes."""
     value = torch.ones(2, 3)
     with internals.functionalization():
         x = wrapped(value)
@@ -52,7 +52,10 @@ def test_wrappers():
 
 
 def test_the_views_on_the_way_to_a_wrapper():
-    """They are known by the names of their ops, for views of views too; a tensor that is no view has none."""
+    """The views between a base and a wrapper are listed by op name, also for views of views.
+
+    A tensor that is not a view has no such list.
+    """
     value = torch.ones(4)
     with internals.functionalization():
         x = wrapped(value)
@@ -69,7 +72,7 @@ def test_functionalization_ends_after_an_error():
 
 
 def test_mutation_flags():
-    """What was written, how, and what was not."""
+    """The mutation flags of a traced tensor: data, metadata, storage, or no mutation."""
     cases = {
         "nothing": lambda x: x * 2,
         "data": lambda x: x.mul_(2),
@@ -99,7 +102,7 @@ def test_mutation_flags():
 
 
 def test_who_has_its_memory_to_itself():
-    """Not what has a live view or alias, nor what autograd keeps a view of."""
+    """A tensor with a live view or alias shares its memory. So does a tensor whose view autograd saved."""
     x = internals.to_functional(internals.FakeTensorMode().from_tensor(torch.ones(3, 2)))
     with internals.functionalization(), internals.enable_python_dispatcher():
         x.requires_grad_()
@@ -135,7 +138,7 @@ def test_outside_of_trace():
 
 
 def test_no_grad_writes():
-    """Writes under no_grad alone are told from others."""
+    """Writes only under no_grad are distinguished from others."""
     values = [torch.ones(2) for _ in range(3)]
     with internals.functionalization():
         plain, quiet, both = map(wrapped, values)
@@ -188,7 +191,7 @@ def test_fake_mode_says_what_depends_on_data():
 
 
 def test_new_fake_and_enter_fake():
-    """Fakes that are made without a kernel are as those that a kernel makes."""
+    """Fakes that are made without a kernel equal the fakes that a kernel makes."""
     mode = FakeTensorMode(static_shapes=True)
     base = torch.randn(6, 4)
     for real in (
@@ -225,7 +228,10 @@ def test_python_dispatcher():
 
 
 def test_composite_ops():
-    """Ops that eager computes by calling others are told from those with a kernel of their own, even if both exist."""
+    """Ops that eager computes by calling other ops are known as such.
+
+    The answer is right also for an op that has its own kernel besides.
+    """
     assert internals.has_composite_kernel_only(torch.ops.aten.linear.default, "cpu") is True
     assert internals.has_composite_kernel_only(torch.ops.aten.mm.default, "cpu") is False
     assert internals.has_composite_kernel_only(torch.ops.aten.silu_backward.default, "cpu") is False
@@ -263,7 +269,7 @@ def test_function_mode_count():
 
 
 def test_transformed():
-    """A transform's wrapper is told from a plain tensor."""
+    """A transform's wrapper is distinguished from a plain tensor."""
     seen = []
     torch.func.grad(lambda x: (seen.append(internals.is_transformed(x)), x.sum())[1])(torch.ones(2))
     torch.vmap(lambda x: (seen.append(internals.is_transformed(x)), x)[1])(torch.ones(2))
@@ -288,7 +294,7 @@ def test_boxed_forward():
 
 
 def test_registered_containers():
-    """What users register with pytree is found, with functions for both ways."""
+    """Containers that users register with pytree are found, with their flatten and unflatten functions."""
 
     class Box:
         """A container."""
@@ -468,7 +474,7 @@ def test_saved_tensor_hooks():
 
 
 def test_hooks_are_foreign():
-    """The user's hooks are told from torch's own."""
+    """The user's hooks are distinguished from torch's own."""
     graph = torch.autograd.graph
     assert not internals.hooks_are_foreign()
     with graph.save_on_cpu():
@@ -483,7 +489,7 @@ def test_hooks_are_foreign():
 
 
 def test_views_with_hooks():
-    """A hook that the caller hangs on a view can be seen on it, and forbids the epilogue to write it."""
+    """A hook of the caller on a view is detected, and forbids the epilogue to write to the view."""
     view = leaf(3).clone()[1:]
     assert internals.may_be_written(view)
     handle = view.register_hook(lambda g: g)
@@ -496,7 +502,7 @@ def test_views_with_hooks():
 
 
 def test_views_of_what_requires_no_grad():
-    """They can be told from views of what does, and from what is no view."""
+    """Views that require grad, of a base that does not, are distinguished from other views and from other tensors."""
     x = torch.arange(4.0).view(2, 2).requires_grad_()
     assert internals.is_over_another(x)
     assert internals.is_over_another(x.view(-1))
@@ -507,7 +513,7 @@ def test_views_of_what_requires_no_grad():
 
 
 def test_keeps_graph():
-    """A running Function learns whether retain_graph was asked for."""
+    """A running Function can read whether retain_graph was requested."""
     seen = []
 
     class Asks(torch.autograd.Function):
@@ -526,6 +532,22 @@ def test_keeps_graph():
     assert seen == [True, False]
 
 
+def test_the_id_of_a_storage_is_never_given_again():
+    """Tensors of one storage share its id; a storage that comes later, also where a dead one lay, has its own."""
+    base = torch.ones(4, 4)
+    known = internals.storage_id(base)
+    assert internals.storage_id(base.t()[1:]) == internals.storage_id(base.detach()) == known
+    ids, addresses = [], []
+    for _ in range(3000):
+        tensor = torch.ones(2, 2)
+        ids.append(internals.storage_id(tensor))
+        addresses.append(tensor.data_ptr())
+    assert len(set(addresses)) < len(addresses)
+    assert len(set(ids)) == len(ids)
+    assert internals.storage_id(base) == known
+    assert internals.storage_id(torch.ones(2).to_sparse()) is None
+
+
 def test_version_base_and_storage():
     """Version counters, bases of views, and keys of storages."""
     x = torch.ones(2, 3)
@@ -542,7 +564,7 @@ def test_version_base_and_storage():
 
 
 def test_kept_by_checkpoint():
-    """What checkpoint keeps of its arguments is found from the nodes that would have it computed again."""
+    """The arguments that checkpoint keeps are found from the nodes that would recompute it."""
     x, y = leaf(2) * 1, leaf(2)
     made = checkpoint(lambda a, n, b: (a * n).sin() * b, x, 2, y, use_reentrant=False)
     kept = internals.kept_by_checkpoint(made.grad_fn)
@@ -581,7 +603,7 @@ def test_always_raises():
 
 
 def test_is_checkpointed():
-    """What a node keeps can be asked for without running a checkpointed function again."""
+    """The tensors that a node saved can be inspected without running a checkpointed function again."""
     x, runs = leaf(2), []
 
     def body(value):
@@ -601,7 +623,7 @@ def test_is_checkpointed():
 
 
 def test_saves_tensors():
-    """Nodes that hold tensors are told from those that do not, and asking does no harm after a write."""
+    """Nodes with saved tensors are distinguished from others, and the check does not fail after a write."""
     x = leaf(3)
     assert internals.saves_tensors(x.sin().grad_fn) is True
     assert internals.saves_tensors((-x).grad_fn) is False
@@ -637,7 +659,7 @@ def test_saves_tensors():
 
 
 def test_keeps_unsaved():
-    """Custom functions that keep tensors as attributes or in a closure are told from those that do not."""
+    """Custom functions that keep tensors as attributes or in a closure are distinguished from others."""
 
     def made(keep):
         class Keeps(torch.autograd.Function):
@@ -741,25 +763,17 @@ def test_dynamo_disable():
     graphs = []
     inner = internals.dynamo_disable(lambda x: x * 3)
 
-    def backend(gm, inputs):
-        graphs.append(gm)
-        return gm.forward
-
     torch.compiler.reset()
-    assert torch.compile(lambda x: inner(x + 1) * 2, backend=backend)(torch.ones(1)).item() == 12.0
+    assert torch.compile(lambda x: inner(x + 1) * 2, backend=keeping_graphs(graphs))(torch.ones(1)).item() == 12.0
     assert len(graphs) == 2
     torch.compiler.reset()
 
 
 def test_what_dynamo_does_not_see():
-    """Dynamo looks neither into what autograd calls nor into what that calls, also after a reset."""
+    """Dynamo does not trace functions that autograd calls, nor the functions that those call, also after a reset."""
 
     def twice(tensor):
         return tensor.cos() + 1
-
-    def backend(gm, inputs):
-        graphs.append(gm)
-        return gm.forward
 
     counts = []
     for mark in (lambda function: function, internals.unseen_by_dynamo):
@@ -784,7 +798,7 @@ def test_what_dynamo_does_not_see():
             torch.compiler.reset()
             graphs = []
             x = leaf(2)
-            torch.compile(f, backend=backend)(x)
+            torch.compile(f, backend=keeping_graphs(graphs))(x)
             assert x.grad.tolist() == pytest.approx([math.cos(2) + 1] * 2)
             counts.append(len(graphs))
             torch.compiler.reset()
@@ -809,10 +823,33 @@ def test_inductor_parts_exist():
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
-def test_torchs_backends_can_be_called_without_dynamo():
-    """What torch's own backends are told of a graph is what Dynamo tells them, and what they make of it can be called.
+def test_steps_are_left_to_python_for_a_block_only():
+    """Within the block, no graph contains Adam's step, also after an inner block; SGD's step is captured.
 
-    Which inputs keep their addresses they know in both ways: parameters and buffers.
+    After the block, both are captured.
+    """
+
+    def graphs_of(kind):
+        graphs = []
+        weight = torch.ones(2, requires_grad=True)
+        weight.grad = torch.ones(2)
+        optimizer = kind([weight])
+        torch.compile(lambda: optimizer.step(), backend=lambda graph, _: graphs.append(graph) or graph.forward)()
+        return len(graphs)
+
+    with internals.dynamo_settings(exact=True, varying=False):
+        with internals.dynamo_settings(exact=True, varying=False):
+            assert graphs_of(torch.optim.Adam) == 0
+        assert graphs_of(torch.optim.Adam) == 0
+        assert graphs_of(torch.optim.SGD) == 1
+    assert graphs_of(torch.optim.Adam) == graphs_of(torch.optim.SGD) == 1
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_torchs_backends_can_be_called_without_dynamo():
+    """Torch's own backends can be called without Dynamo, and receive the data that Dynamo would pass.
+
+    In both cases, the inputs with fixed addresses are the parameters and buffers.
     """
     from torch._inductor.compile_fx import compile_fx
 
@@ -826,17 +863,13 @@ def test_torchs_backends_can_be_called_without_dynamo():
     def inductor(module, inputs):
         return compile_fx(module, inputs, inner_compile=kernels)
 
-    def keep(module, inputs):
-        graphs.append(module)
-        return module.forward
-
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, affine=False))
     static, graphs = [], []
     x = torch.randn(2, 3)
     with pytest.raises(Seen):
         torch.compile(model, backend=inductor)(x)
     torch.compiler.reset()
-    torch.compile(model, backend=keep)(x)
+    torch.compile(model, backend=keeping_graphs(graphs))(x)
     inputs = dict([*model.named_parameters(), *model.named_buffers()])
     placeholders = graphs[0].graph.find_nodes(op="placeholder")
     given = [next((v for n, v in inputs.items() if n.split(".")[1] in node.name), x) for node in placeholders]
@@ -854,7 +887,7 @@ def test_torchs_backends_can_be_called_without_dynamo():
 
 
 def test_ops_that_inductor_decomposes_are_lowered():
-    """While a graph with such an op is compiled there is a lowering for it, and then there is none again."""
+    """During the compilation of a graph with such an op, the op has a lowering. Afterwards it is removed."""
     from torch._inductor.lowering import lowerings
 
     graph = fx.Graph()
@@ -869,7 +902,7 @@ def test_ops_that_inductor_decomposes_are_lowered():
 
 
 def test_databases():
-    """The entries say what they are called, what they support, and give samples."""
+    """The entries of the databases have names and supported dtypes, and give samples."""
     add = next(info for info in internals.op_database() if info.full_name == "add")
     assert torch.float32 in add.supported_dtypes("cpu")
     assert torch.float32 in add.supported_backward_dtypes("cpu")
@@ -891,7 +924,7 @@ def test_databases():
 
 
 def test_samples_do_not_seed():
-    """Random operators of the database draw from the generator as it is, and seed it again after the block."""
+    """Random operators of the database draw from the current generator, and seed it again after the block."""
     info = next(info for info in internals.op_database() if info.full_name == "nn.functional.dropout")
     sample = next(info.sample_inputs("cpu", torch.float32, set_seed=False))
 
@@ -910,7 +943,7 @@ def test_samples_do_not_seed():
 
 
 def test_functionalization_casts():
-    """A result of another dtype that is to take a tensor's place is cast by this op."""
+    """A result of another dtype is cast by the op `CAST` before functionalization replaces a tensor with it."""
     assert internals.CAST(torch.ones(2), dtype=torch.int64).dtype == torch.int64
     assert torch.equal(internals.SOFTMAX(torch.ones(2), 0, False), torch.full((2,), 0.5))
     seen = []
@@ -934,7 +967,7 @@ def test_vectors_flag():
 
 
 def test_contiguous_strides():
-    """Those of a new tensor; a dimension of size zero counts as one."""
+    """The strides are a new tensor's. A dimension of size zero counts as one."""
     assert internals.make_contiguous_strides_for((2, 0, 3)) == (3, 3, 1) == torch.empty(2, 0, 3).stride()
 
 
@@ -965,15 +998,11 @@ def test_checkpoint_settings():
     """Dynamo's op for a checkpoint is given the checkpoint's settings and its function's arguments together."""
     graphs = []
 
-    def keep(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
     def f(x):
         return torch.utils.checkpoint.checkpoint(torch.mul, x, 2, use_reentrant=False)
 
     torch.compiler.reset()
-    torch.compile(f, backend=keep)(torch.ones(2, requires_grad=True))
+    torch.compile(f, backend=keeping_graphs(graphs))(torch.ones(2, requires_grad=True))
     assert internals.CHECKPOINT in [node.target for node in graphs[0].graph.nodes]
     assert internals.checkpoint_settings({"use_reentrant": False, "z": 1}) == {"use_reentrant": False}
 
@@ -982,10 +1011,6 @@ def test_checkpoint_contexts():
     """Dynamo keeps a checkpoint's `context_fn` beside the graph that the checkpoint runs."""
     graphs = []
 
-    def keep(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
     def contexts():
         return contextlib.nullcontext(), contextlib.nullcontext()
 
@@ -993,21 +1018,17 @@ def test_checkpoint_contexts():
         return torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False, context_fn=contexts)
 
     torch.compiler.reset()
-    torch.compile(f, backend=keep)(torch.ones(2, requires_grad=True))
+    torch.compile(f, backend=keeping_graphs(graphs))(torch.ones(2, requires_grad=True))
     bodies = [module for module in graphs[0].children() if isinstance(module, torch.fx.GraphModule)]
     assert [contexts] == [body.meta.get(internals.CHECKPOINT_CONTEXTS) for body in bodies]
 
 
 def test_what_dynamo_puts_for_data():
-    """It gives an alias with a version counter of its own, as ``.data`` does."""
+    """Dynamo's replacement for ``.data`` gives an alias with a separate version counter, as ``.data`` does."""
     graphs = []
 
-    def keep(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
     torch.compiler.reset()
-    torch.compile(lambda x: x.data.add_(1), backend=keep)(torch.ones(2))
+    torch.compile(lambda x: x.data.add_(1), backend=keeping_graphs(graphs))(torch.ones(2))
     assert internals.DATA_OF in [node.target for node in graphs[0].graph.nodes]
     tensor = torch.ones(2)
     assert internals.DATA_OF(tensor).mul_(2).tolist() == tensor.tolist() == [2.0, 2.0]
@@ -1021,7 +1042,7 @@ def test_no_dispatch_modes():
 
 
 def test_call_of_several_views():
-    """Autograd's nodes tell the calls that make several views from others."""
+    """Autograd nodes of calls that make several views are distinguished from others."""
     x = leaf(3, 4)
     several = [views[0].grad_fn for views in (x.split(2, -1), x.unbind(1), x.split([1, 2]))]
     assert all(map(internals.is_call_of_several_views, several))
@@ -1029,7 +1050,7 @@ def test_call_of_several_views():
 
 
 def test_what_dynamo_writes_for_an_assignment_to_data():
-    """Torch 2.15 has an op for it; where there is none, nothing is taken for it."""
+    """Torch 2.15 has an op for an assignment to ``.data``. In other versions, no op is taken for it."""
     op = internals.SETS_DATA
     if op is None:
         assert not hasattr(torch.ops.aten, "shallow_copy_data_")
@@ -1043,12 +1064,8 @@ def test_what_dynamo_puts_for_a_function():
     """Its op says which of the kept values the user's function saved."""
     graphs = []
 
-    def keep(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
     torch.compiler.reset()
-    torch.compile(_Idle.apply, backend=keep)(leaf(3), torch.ones(3))
+    torch.compile(_Idle.apply, backend=keeping_graphs(graphs))(leaf(3), torch.ones(3))
     (node,) = [node for node in graphs[0].graph.nodes if node.target is internals.FUNCTION_APPLY]
     assert node.kwargs["saved_for_backward_idx"] == []
     assert node.kwargs["non_differentiable_idx"] == []
@@ -1071,7 +1088,7 @@ class _Idle(torch.autograd.Function):
 
 
 def test_transforms_are_left_one_by_one():
-    """After an error in the midst of nested transforms those are left that were entered since, and no others."""
+    """After an error in nested transforms, exactly the transforms that were entered since are left."""
     functorch = torch._C._functorch
     outer = internals.TransformState()
     functorch._vmap_increment_nesting(2, "error")

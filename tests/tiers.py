@@ -1,8 +1,9 @@
 """Which tests run when.
 
-``quick``, the default, has what is fast, and of each family of cases a sample; ``full`` has the rest of what CI runs;
-``long`` what is left. A test is in one tier: by ``pytest.mark.tier``, or by its recorded duration and its place in its
-family. ``python -m tests.tiers REPORT.xml …`` records durations from reports that ``pytest --junitxml`` wrote.
+``quick``, the default, has the fast tests and a sample of each family of cases. ``full`` has the other tests of CI, and
+``long`` has the remaining tests. A test is in one tier: by ``pytest.mark.tier``, or by its recorded duration and its
+place in its family. ``python -m tests.tiers REPORT.xml …`` records durations from reports that ``pytest --junitxml``
+wrote.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _SHORTEST = 0.1
 
 
 def choose(items: Sequence[pytest.Item], tier: str) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """Part tests into those of ``tier`` and the others."""
+    """Split tests into the tests of ``tier`` and the others."""
     recorded: dict[str, float] = json.loads(RECORD.read_text())
     families: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:

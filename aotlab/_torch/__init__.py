@@ -1,31 +1,32 @@
-"""The one door to torch's private APIs, a file by topic.
+"""Import torch's private APIs, one file per topic.
 
-Every name that torch does not document comes in here, with a line of why; the rest of aotlab imports it from here.
-``tests/test_torch.py`` asserts that each still exists, and behaves as used, on the installed torch.
+aotlab uses an undocumented name of torch only through this package. Each such name has a line that says why it is
+needed. ``tests/test_torch.py`` asserts that each name exists on the installed torch and behaves as aotlab uses it.
 """
 
 from __future__ import annotations
 
 # fmt: off
 # isort: off
-# Higher-order ops are not OpOverloads; the recorder must tell them apart to refuse them.
+# The numbers of active dispatch modes and of active function modes.
 from torch._C import _len_torch_dispatch_stack as dispatch_mode_count
 from torch._C import _len_torch_function_stack as function_mode_count
-# Kernels that Python implements for fake tensors (batch norm's statistics among them) hang on this dispatcher.
+# The dispatcher that runs Python kernels on fake tensors, for example the statistics of batch norm.
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import TracingContext
-# Fake tensors: shapes without data. The exceptions say which op could not be run on them.
+# Higher-order ops are not OpOverloads, so the recorder needs both types. Fake tensors have metadata and no data. The
+# two exceptions say which op could not run on them.
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode,
 )
-# Sizes, strides and dtype in the form that passes over fx graphs look for in ``meta["tensor_meta"]``.
+# Sizes, strides and dtype, in the form that fx passes read from ``meta["tensor_meta"]``.
 from torch.fx.passes.shape_prop import _extract_tensor_metadata as extract_tensor_metadata
-# Swaps a module's parameters and buffers for the length of a block, ties included.
+# Replaces a module's parameters and buffers for a block. A parameter with several names is replaced under all of them.
 from torch.nn.utils.stateless import _reparametrize_module as reparametrize_module
-# The containers that users have registered; every torch that we support has them under this name only.
+# The registry of user-defined containers. Every supported torch has it under this private name only.
 from torch.utils import _pytree as pytree
-# A mode that sees every op below autograd and functionalization.
+# A mode that sees each op below autograd and functionalization.
 from torch.utils._python_dispatch import TorchDispatchMode
 from aotlab._torch.functional import (
     from_functional, functionalization, has_data_mutation, has_metadata_mutation, is_functional, is_seen_through,
@@ -36,24 +37,27 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily as fake_mode_se
 from aotlab._torch.fake import (
     address_of, call_by_fake_mode, enter_fake, fake_mode, forget_tensors, has_its_memory_to_itself, is_dense, is_fake,
     is_inference, make_contiguous_strides_for, memory_window, new_fake, new_fake_view, only_fake_modes,
-    quiet_fake_tensors, storage_key, suggest_memory_format,
+    quiet_fake_tensors, storage_id, storage_key, suggest_memory_format,
 )
-from aotlab._torch.modules import (
-    MODULE_DICTIONARIES, buffers_held, children_held, global_hooks_held, has_backward_hooks, hooks_held, module_call,
-    parameters_held, parametrization_cache, registered_container, set_module_call,
+from aotlab._torch.module_internals import (
+    MODULE_DICTIONARIES, backward_hooks_held, buffers_held, children_held, global_backward_hooks_held,
+    global_hooks_held, has_backward_hooks, hooks_held, module_call, own_hooks_only, parameters_held,
+    parametrization_cache, registered_container, set_module_call, talks_to_processes,
 )
-from aotlab._torch.graphs import boxed_forward_of, forward_of, graph_module, has_effects, tracing_context, write_at_once
-from aotlab._torch.higher_order import (
+from aotlab._torch.fx_internals import (
+    boxed_forward_of, forward_of, graph_module, has_effects, tracing_context, write_at_once,
+)
+from aotlab._torch.higher_order_ops import (
     COND, FLEX_ATTENTION, FLEX_ATTENTION_BACKWARD, HIGHER_ORDER, LOOP_BACKWARD, MAP, SCAN, WHILE_LOOP, IndexesByTensors,
     ShapeEnv, under_autocast_as_now,
 )  # fmt: skip
-from aotlab._torch.ops import (
+from aotlab._torch.undocumented_ops import (
     APPLY_OF_C, ASSERTIONS, CAST, CASTS_INSIDE, CONJUGATE, DATA_OF, FUNCTION_APPLY, MAKE_TOKEN, ONEDNN_RNN_LAYER,
-    ONE_HOT, PUTS, PUT_BY_KERNEL, SETS_DATA, SINK_TOKENS, SOFTMAX, TORCHS_OWN, UNSAFE_VIEW, VECTORS_FLAG, WITH_EFFECTS,
-    default_generator, eager_kernels, has_composite_kernel_only, no_python_dispatcher, replace_unguarded,
-    unseen_by_dynamo, without_onednn,
+    ONE_HOT, PROFILER_MARKS, PUTS, PUT_BY_KERNEL, SETS_DATA, SINK_TOKENS, SOFTMAX, TORCHS_OWN,
+    UNSAFE_VIEW, VECTORS_FLAG, WITH_EFFECTS, default_generator, eager_kernels, has_composite_kernel_only,
+    no_python_dispatcher, replace_unguarded, unseen_by_dynamo, without_onednn,
 )
-from aotlab._torch.kernels import LAID_OUT, as_in_eager, may_raise, may_raise_late
+from aotlab._torch.kernel_differences import LAID_OUT, as_in_eager, may_raise, may_raise_late
 from aotlab._torch.replaced import replaced
 from aotlab._torch.known_sizes import SymbolicMemo, is_zero, surely_contiguous
 from aotlab._torch.modes import (
@@ -62,16 +66,16 @@ from aotlab._torch.modes import (
     only_default_devices, opens_dual_level, opens_transform, restore_autocast_nesting, set_grad_mode,
     settle_without_gpus, transforms_active, under_transform,
 )
-from aotlab._torch.guards import (
+from aotlab._torch.cpp_guards import (
     Environment, SWITCHES, SWITCH_NAMES, SettingsGuard, autocast_state, global_state, matmul_precision,
     restore_settings, tensor_guards,
 )
-from aotlab._torch.views import (
+from aotlab._torch.version_counters import (
     BASE_GETTER, VERSION_GETTER, base_of, is_call_of_several_views, is_hooked, is_leaf_by_its_base,
     is_one_of_several_views, is_over_another, keeps_through_writes, may_be_written, set_version, share_version,
     version_of, versions_of, was_made_under_no_grad,
 )
-from aotlab._torch.saved import (
+from aotlab._torch.saved_tensors import (
     CHECKPOINT, CHECKPOINT_CONTEXTS, SPENT_CACHE, cache_is_written, caches_kept, checkpoint_settings, hooks_are_foreign,
     is_cached_in, is_checkpointed, keeps_unsaved, kept_by_checkpoint, kept_is_written, outputs_saved_by,
     saved_tensor_hooks, saved_tensor_hooks_disabled, saved_tensor_hooks_hidden, saved_tensors_of, saves_tensors,
@@ -81,13 +85,14 @@ from aotlab._torch.nodes import (
     is_copy_slices, is_custom_function_node, is_to_be_run, keeps_graph, leaf_of, pass_on, run_node, sequence_number,
     sequence_of, turns, with_common_node, with_own_node,
 )
-from aotlab._torch.inductor import (
+from aotlab._torch.inductor_internals import (
     _lowered, inductor_compile, inductor_decompositions, inductor_draws_as_eager, inductor_joint_passes,
     inductor_keeps_draws_in_order, inductor_replace_random, is_inductors_draw,
 )
-from aotlab._torch.dynamo import (
-    as_made_by_dynamo, dynamo_breaks, dynamo_compile_id, dynamo_disable, dynamo_failed_guards, hear_dynamo,
-    leave_frame_to_python, way_of_its_own, let_dynamo_follow_eager,
+from aotlab._torch.dynamo_internals import (
+    EXACT_OPTIMIZERS, as_made_by_dynamo, behind_dynamo, dynamo_breaks, dynamo_compile_id, dynamo_disable,
+    dynamo_failed_guards, hear_dynamo, keep_argument_checks, leave_frame_to_python, let_dynamo_follow_eager,
+    eager_only_behaviour,
 )
 from aotlab._torch.workbench import (
     RESUME_PREFIX, cold_caches, dynamo_cleanups, dynamo_compiles, dynamo_graphs, dynamo_reasons, dynamo_settings,
@@ -95,11 +100,11 @@ from aotlab._torch.workbench import (
 )
 from aotlab._torch.samples import module_database, op_database, samples_do_not_seed
 from aotlab._torch.callers_symbols import ADMITTED, error_for_symbols, guards_of_program, marked, symbols_among
-from aotlab._torch.subclasses import (
+from aotlab._torch.wrapper_subclasses import (
     BACKWARD_OF_BAGS, MAKES_SPARSE, SPARSE, functionalization_again, functionalization_left_out, is_opaque, is_wrapper,
     make_wrapper, padding_of_lookup, parts_of, same_size, view_again,
 )
-from aotlab._torch.symbols import (
+from aotlab._torch.symbolic_sizes import (
     Sizes, expression_of, fixed, is_symbolic, known_of, marked_dims, shown_size, size_text, sizes_function,
     sizes_of_others, symbolic_dims, symbols_as_numbers, traced, write_size,
 )

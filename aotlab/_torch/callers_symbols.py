@@ -1,4 +1,4 @@
-"""Fake tensors whose sizes are symbols of the caller's."""
+"""Calls with fake tensors whose sizes are symbols of the caller's shape environment."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._sympy.printers import PythonPrinter
 
-#: Whether what is compiled takes such tensors.
+#: Whether the current compilation accepts fake tensors with symbolic sizes.
 ADMITTED = ContextVar("admitted", default=False)
-#: What is read where numbers are computed: Python's own `max` would ask which of two symbolic ones is larger.
+#: The namespace in which generated expressions are evaluated. Python's own `max` would compare two symbolic numbers,
+#: which adds a guard; `torch.sym_max` does not.
 OF_SIZES = {
     "math": math, "torch": torch,
     "max": lambda *numbers: reduce(torch.sym_max, numbers), "min": lambda *numbers: reduce(torch.sym_min, numbers),
@@ -24,7 +25,10 @@ OF_SIZES = {
 
 
 def of_hints(tensor: Tensor) -> Tensor:
-    """Return a detached alias; of a fake tensor another one, of the sizes that its symbols stand for in this call."""
+    """Return a detached alias of a real tensor, or, for a fake tensor, a new fake tensor with concrete sizes.
+
+    Each symbolic size, stride or offset is replaced by its value in this call (its hint).
+    """
     if not isinstance(tensor, FakeTensor):
         return tensor.detach()
     numbers: tuple[Any, ...] = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
@@ -38,7 +42,11 @@ def of_hints(tensor: Tensor) -> Tensor:
 
 
 def marked(value: Any) -> Any:
-    """Return a fake tensor of the sizes of this call in place of one with symbols, marked as by ``mark_dynamic``."""
+    """Return a fake tensor with concrete sizes in place of one with symbolic sizes; return other values unchanged.
+
+    The result has the sizes of this call. The dimensions whose sizes were symbols are marked as dynamic, as by
+    ``torch._dynamo.mark_dynamic``.
+    """
     sizes: list[Any] = [*value.shape] if type(value) is FakeTensor else []
     dims = {dim: size.node.hint for dim, size in enumerate(sizes) if isinstance(size, torch.SymInt)}
     if dims and None not in dims.values():
@@ -48,20 +56,27 @@ def marked(value: Any) -> Any:
 
 
 def symbols_among(sizes: Sequence[Any]) -> set[Any]:
-    """Return the symbols that sizes or strides are computed of."""
+    """Return the symbols that occur in the given sizes or strides."""
     return {symbol for n in sizes if isinstance(n, torch.SymInt) for symbol in n.node.expr.free_symbols}
 
 
 @contextmanager
 def noting_guards(env: Any) -> Iterator[None]:
-    """Note what is asked of sizes meanwhile, which is by the traced program itself."""
+    """Store in ``env.asked``, at the end of the block, the guards that the shape environment ``env`` got in the block.
+
+    In this block the user's program is traced. So these guards come from the program's own comparisons of sizes.
+    """
     before = len(env.guards)
     yield
     env.asked = env.guards[before:]
 
 
 def guards_of_program(module: fx.GraphModule) -> Callable[[Sequence[Any]], None]:
-    """Return what asks the sizes of a graph's inputs what the traced program asked, so that guards come of it."""
+    """Return a function that repeats, on the inputs of a graph, the comparisons of sizes that the traced program made.
+
+    The inputs of a call may be fake tensors with symbolic sizes. Then the comparisons add the same guards to the
+    caller's shape environment as the uncompiled program would add.
+    """
     places: dict[str, tuple[int, int]] = {}
     guards: list[Any] = []
     for n, node in enumerate(module.graph.find_nodes(op="placeholder")):
@@ -80,7 +95,10 @@ def guards_of_program(module: fx.GraphModule) -> Callable[[Sequence[Any]], None]
 
 
 def error_for_symbols(module: fx.GraphModule) -> str:
-    """Return the error of a graph when its ops are run on fake tensors: some kernels take no symbols for integers."""
+    """Return the text of the error that a graph raises when its ops run on fake tensors with symbolic sizes.
+
+    The text is empty if no op raises. Some ops accept an integer as a size but no symbol.
+    """
     inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
     mode: Any = next(each.fake_mode for each in inputs if isinstance(each, FakeTensor))
     try:

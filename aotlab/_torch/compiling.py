@@ -1,10 +1,12 @@
-"""One compilation at a time, in whichever thread; and an interrupt in it leaves all settings as they were.
+"""Let one thread compile at a time, and let an interrupt during a compilation leave all settings unchanged.
 
-A trace puts traced tensors in the place of parameters, and fake tensors keep notes in their mode on the running op:
-neither can bear two threads. Nothing is held while a backward or a kernel runs, as autograd's thread may compile.
+A trace replaces the parameters of modules by traced tensors, and a fake mode stores state about the op that runs. Two
+traces in two threads would disturb each other. The lock is not held while a backward or a kernel runs, because
+autograd's thread may need to compile.
 
-Dynamo takes KeyboardInterrupt in a guard for "does not hold", and a context manager that is interrupted while it closes
-does not close. So an interrupt there, in what is ours or torch's, is put off by a moment, as often as it takes.
+Dynamo treats KeyboardInterrupt in a guard as a failed guard, and a context manager that is interrupted while it exits
+does not restore its setting. So an interrupt inside a guard, or while a context manager of aotlab or torch is entered
+or left, is postponed by a moment, as often as necessary.
 """
 
 from __future__ import annotations
@@ -23,22 +25,25 @@ from typing import Any
 import torch
 
 import aotlab
-from aotlab._torch.dynamo import in_guard
+from aotlab._torch.dynamo_internals import in_guard
 
 _lock = threading.RLock()
-#: Seconds until an interrupt is tried again; a check takes some microseconds, the making of guards some milliseconds.
+#: Seconds until a postponed interrupt is tried again. Checking guards takes microseconds, building them milliseconds.
 _MOMENT = 0.002
-#: Whose context managers are to open and close as a whole.
+#: The packages whose context managers must not be interrupted while they are entered or left.
 _PACKAGES = tuple(str(Path(package.__file__ or "").parent) + "/" for package in (aotlab, torch))
 
 
 def compiling() -> contextlib.AbstractContextManager[bool]:
-    """Trace, differentiate or compile inside of this; what another thread made meanwhile is looked up in it."""
+    """Return the lock under which aotlab traces, differentiates and compiles.
+
+    Code that waited for the lock must look up again what another thread compiled in the meantime.
+    """
     return _lock
 
 
 def _forget() -> None:
-    """Begin anew in a forked process, where the thread that was compiling is not there to let go."""
+    """Create a new lock in a forked process, because the thread that held the old lock does not exist there."""
     global _lock
     _lock = threading.RLock()
 
@@ -48,10 +53,11 @@ if hasattr(os, "register_at_fork"):
 
 
 def _opens_or_closes(frame: FrameType | None) -> bool:
-    """Tell whether a frame belongs to the opening or closing of a context manager of ours or torch's."""
+    """Tell whether this frame or one of its callers enters or exits a context manager of aotlab or torch."""
     while frame is not None:
         if frame.f_code.co_name in ("__enter__", "__exit__"):
-            is_generator = frame.f_code.co_filename == contextlib.__file__  # its own frame is the next one
+            # The `__enter__` of a generator-based manager belongs to contextlib. Then the caller's file decides.
+            is_generator = frame.f_code.co_filename == contextlib.__file__
             owner = frame.f_back if is_generator else frame
             if owner is not None and owner.f_code.co_filename.startswith(_PACKAGES):
                 return True
@@ -61,7 +67,10 @@ def _opens_or_closes(frame: FrameType | None) -> bool:
 
 @contextmanager
 def never_lost() -> Iterator[None]:
-    """Let no interrupt get lost or do harm, for the length of a block in the main thread; elsewhere there are none."""
+    """Postpone interrupts (Ctrl-C) that would be lost or do harm, for the length of a block in the main thread.
+
+    Python delivers interrupts to the main thread only, so the block changes nothing in other threads.
+    """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
@@ -81,7 +90,8 @@ def never_lost() -> Iterator[None]:
     try:
         yield
     finally:
-        if (left := signal.signal(signal.SIGINT, before)) is not interrupted:  # the program's own
+        # if the program has installed its own handler in the block, keep that handler
+        if (left := signal.signal(signal.SIGINT, before)) is not interrupted:
             signal.signal(signal.SIGINT, left)
         for timer in waiting:
             if not timer.finished.is_set():
@@ -90,7 +100,10 @@ def never_lost() -> Iterator[None]:
 
 
 def made_once(table: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
-    """Return what a table has at ``key``; where there is nothing, one thread makes it."""
+    """Return ``table[key]``. If the key is missing, call ``make`` for the value, under the lock for compilations.
+
+    If several threads need the missing key at the same time, only one of them makes the value.
+    """
     if key not in table:
         with compiling(), never_lost():
             if key not in table:

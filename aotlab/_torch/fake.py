@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import logging
 import math
 from collections.abc import Iterator, Sequence
@@ -14,20 +16,24 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-# The memory format that kernels give their results for what comes in.
+# `suggest_memory_format` returns the memory format that kernels choose for results if their input is this tensor.
 from torch._prims_common import make_contiguous_strides_for as make_contiguous_strides_for
 from torch._prims_common import suggest_memory_format as suggest_memory_format
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from aotlab._torch.callers_symbols import ADMITTED
 from aotlab._torch.replaced import replaced
-from aotlab._torch.symbols import is_symbolic, traced
+from aotlab._torch.symbolic_sizes import is_symbolic, traced
 
 
 def fake_mode(env: Any = None) -> FakeTensorMode:
-    """Make a fake mode, without an ``env`` for known sizes; it does not take down its caller's stack, as torch does."""
+    """Make a fake mode for the shape environment ``env``, or for fixed sizes if it is None.
+
+    Unlike torch's constructor, this does not record the caller's stack, which takes time.
+    """
     with replaced(fake_tensor, "traceback", SimpleNamespace(extract_stack=StackSummary, format_list=format_list)):
         return FakeTensorMode(static_shapes=True) if env is None else FakeTensorMode(shape_env=env)
 
@@ -41,44 +47,51 @@ def new_fake(
     *,
     dense: bool = False,
 ) -> FakeTensor:
-    """Make a fake tensor with a storage of its own, without asking a kernel; a third of the time of a fake op.
+    """Make a fake tensor with a new storage, without running a fake kernel.
 
-    With symbols it takes half the time if it is known to be ``dense``.
+    This takes a third of the time of a fake op. ``dense`` says that the strides are known to leave no gaps. With
+    symbolic sizes, this halves the time.
     """
     if dense and mode.shape_env is not None:
-        below = torch.empty([math.prod(shape)], dtype=dtype, device="meta").as_strided(shape, stride, 0)
+        meta_tensor = torch.empty([math.prod(shape)], dtype=dtype, device="meta").as_strided(shape, stride, 0)
     else:
-        below = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-    return FakeTensor(mode, below, device)
+        meta_tensor = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+    return FakeTensor(mode, meta_tensor, device)
 
 
 def new_fake_view(
     mode: FakeTensorMode, base: FakeTensor, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, offset: int
 ) -> FakeTensor:
-    """Make a fake tensor on the storage of ``base``; ``offset`` in elements of ``dtype``."""
-    below = torch.empty([0], dtype=dtype, device="meta").set_(base.untyped_storage(), 0, (0,), (1,))
-    return FakeTensor(mode, below.as_strided(shape, stride, offset), base.device)
+    """Make a fake tensor on the storage of ``base``. Its storage offset is ``offset``, in elements of ``dtype``."""
+    meta_tensor = torch.empty([0], dtype=dtype, device="meta").set_(base.untyped_storage(), 0, (0,), (1,))
+    return FakeTensor(mode, meta_tensor.as_strided(shape, stride, offset), base.device)
 
 
 def is_inference(tensor: Tensor) -> bool:
-    """Tell whether a tensor was made in inference mode, without a function mode hearing of it."""
+    """Tell whether a tensor was made in inference mode. Function modes do not see the check."""
     return not torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.ADInplaceOrView)
 
 
 def enter_fake(mode: FakeTensorMode, real: Tensor) -> FakeTensor:
-    """Make the fake of a plain dense input; others go the long way."""
+    """Make the fake tensor of an input with fixed sizes.
+
+    This is fast if the input is dense and fills its storage. Other inputs are converted by ``mode.from_tensor``.
+    """
     shape, stride = real.shape, real.stride()
     elements = real.numel()
-    last = sum([(size - 1) * step for size, step in zip(shape, stride, strict=True)]) + 1
-    whole = real.storage_offset() == 0 and real.untyped_storage().nbytes() == elements * real.element_size()
-    if whole and last == elements and not real.is_conj():
+    span = sum([(size - 1) * step for size, step in zip(shape, stride, strict=True)]) + 1
+    fills_storage = real.storage_offset() == 0 and real.untyped_storage().nbytes() == elements * real.element_size()
+    if fills_storage and span == elements and not real.is_conj():
         return new_fake(mode, shape, stride, real.dtype, real.device)
     return mode.from_tensor(real.detach(), static_shapes=True)
 
 
 @contextlib.contextmanager
 def quiet_fake_tensors() -> Iterator[None]:
-    """Keep fake tensors from logging a traceback for each op that fails; eager tells the user."""
+    """Keep torch from logging a traceback for each op that fails on fake tensors, for the length of a block.
+
+    The log would only disturb: if the op fails in eager, too, the user sees eager's error.
+    """
     logger = logging.getLogger("torch._subclasses.fake_tensor")
 
     def quiet(record: logging.LogRecord) -> bool:
@@ -92,57 +105,81 @@ def quiet_fake_tensors() -> Iterator[None]:
 
 
 def forget_tensors(fake_mode: FakeTensorMode) -> None:
-    """Drop a fake mode's memory of which tensors it made fakes of: the mode itself lives until cycles are collected."""
+    """Make a fake mode forget the real tensors for which it has made fake tensors.
+
+    The mode is part of a reference cycle, so it lives until the garbage collector runs. Its references to the tensors
+    must end earlier.
+    """
     fake_mode.fake_tensor_converter = type(fake_mode.fake_tensor_converter)(copy_data=False)
 
 
+@functools.cache
+def _takes_objects(op: OpOverload) -> bool:
+    """Tell whether an op takes script objects. torch's cache of fake results raises when it compares such objects."""
+    return "__torch__." in str(op._schema)
+
+
 def call_by_fake_mode(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run ``op`` on fake tensors under ``mode``, with ``mode`` itself on the stack as its kernels expect."""
+    """Run ``op`` on fake tensors with ``mode`` active, as the fake kernels expect, and correct three rare cases."""
+    if _takes_objects(op):
+        mode.cache_enabled = False  # not only for this op: Inductor uses the same mode later
     with mode:
         size: Any = args[0].size(*args[1:] or (0,)) if op is torch.ops.aten.unbind.int else 0
-        if is_symbolic(size) and not size.node.expr.is_symbol:  # torch would write each result by a longer expression
-            raise RuntimeError(f"`unbind` makes {size.node.hint} tensors, a number that is computed from sizes")
+        # torch would describe each result of such an `unbind` by a longer expression than the result before it
+        if is_symbolic(size) and not size.node.expr.is_symbol:
+            raise RuntimeError(f"`unbind` makes {size.node.hint} tensors, and this number depends on symbolic sizes")
         upsampling = "upsample" in op._opname and "backward" in op._opname
         if upsampling and any(map(is_symbolic, (*args[1], *args[2]))):
-            return args[0].new_empty(args[2]).contiguous(memory_format=suggest_memory_format(args[0]))  # torch has none
+            # torch has no fake kernel for the backward of upsampling with symbolic sizes
+            return args[0].new_empty(args[2]).contiguous(memory_format=suggest_memory_format(args[0]))
         return op(*args, **kwargs)
 
 
 def has_its_memory_to_itself(tensor: Tensor) -> bool:
-    """Tell whether no view or alias of ``tensor`` is alive, nor kept by an autograd node."""
-    storage = tensor.untyped_storage()  # which counts for one beside the tensor
+    """Tell whether no other tensor shares the storage of ``tensor``, neither a view nor a saved tensor of autograd."""
+    storage = tensor.untyped_storage()  # the count has one use for this object, and one for the tensor
     return int(torch._C._storage_Use_Count(storage._cdata)) <= 2
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Tell whether a tensor fills the memory between its first and its last element."""
-    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-    return tensor.numel() == last
+    """Tell whether the strides leave no gaps: the memory from the first to the last element holds no other values."""
+    span = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    return tensor.numel() == span
 
 
 def only_fake_modes() -> bool:
-    """Tell whether no dispatch mode is on, or a fake mode of the caller's alone."""
+    """Tell whether no dispatch mode is active, or only one fake mode of the caller."""
     return [type(mode) for mode in _get_current_dispatch_mode_stack()] in ([], [FakeTensorMode])
 
 
 def address_of(tensor: Tensor) -> int:
-    """Return where a tensor begins; fake ones have no addresses, so each of their storages is far from all others."""
+    """Return the address of a tensor's first element.
+
+    A fake tensor has no address. The function invents one, so that fake tensors of one storage have the right distance,
+    and fake tensors of different storages are far apart.
+    """
     if isinstance(tensor, FakeTensor):
         return (storage_key(tensor) << 48) + traced([tensor.storage_offset()])[0] * tensor.element_size()
     return tensor.data_ptr()
 
 
 def is_fake(value: object) -> bool:
-    """Tell whether a value is a fake tensor to be traced; raise RuntimeError if torch would end the process at it."""
+    """Tell whether a value is a fake tensor that can be traced: one with concrete sizes, or with admitted symbols.
+
+    Raise RuntimeError if torch would end the process when it computes the tensor's gradient.
+    """
     if not isinstance(value, FakeTensor) or (is_symbolic(value) and not ADMITTED.get()):
         return False
     if value.is_cuda and value.requires_grad and not torch.backends.cuda.is_built():
-        raise RuntimeError("a torch without CUDA ends the process at the gradient of a fake CUDA tensor")
+        raise RuntimeError("a torch without CUDA aborts the process at the gradient of a fake CUDA tensor")
     return True
 
 
 def memory_window(first: Tensor, shift: int, count: int, dtype: torch.dtype) -> Tensor:
-    """Make a 1-d tensor, with a storage of its own, of memory ``shift`` bytes behind ``first``; it keeps none alive."""
+    """Make a 1-d tensor of ``count`` elements on the memory that begins ``shift`` bytes after the start of ``first``.
+
+    The result is a synthetic base. It has a new storage, which does not keep the memory alive.
+    """
     if isinstance(first, FakeTensor):
         offset = (first.storage_offset() * first.element_size() + shift) // dtype.itemsize
         return new_fake_view(first.fake_mode, first, (count,), (1,), dtype, offset)
@@ -152,5 +189,30 @@ def memory_window(first: Tensor, shift: int, count: int, dtype: torch.dtype) -> 
 
 
 def storage_key(tensor: Tensor) -> int:
-    """Return a number that tensors on one storage share, as long as one of them lives."""
+    """Return a number that identifies a tensor's storage as long as the storage is alive."""
     return int(tensor.untyped_storage()._cdata)
+
+
+_storage_ids = itertools.count()
+_known_storages: dict[int, tuple[StorageWeakRef, int]] = {}
+
+
+def storage_id(tensor: Tensor) -> int | None:
+    """Return a number that identifies a tensor's storage for the life of the process, or None if it has no storage.
+
+    A weak reference tells whether the storage is alive, so a new storage at the address of a dead one gets a new
+    number.
+    """
+    try:
+        storage = tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return None
+    key = storage_key(tensor)
+    entry = _known_storages.get(key)
+    if entry is None or entry[0].expired():
+        if len(_known_storages) % 1024 == 1023:
+            for address, (reference, _) in list(_known_storages.items()):
+                if reference.expired():
+                    del _known_storages[address]
+        entry = _known_storages[key] = StorageWeakRef(storage), next(_storage_ids)
+    return entry[1]

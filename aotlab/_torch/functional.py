@@ -1,4 +1,8 @@
-"""Functionalization: wrappers whose mutations become pure ops."""
+"""Functionalization: torch's functional tensors, whose mutations become pure ops.
+
+A functional tensor wraps another tensor, its value. An in-place op gives it a new value. Each name below is a private
+function of torch.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +13,21 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-#: Wraps a tensor so that mutations of the wrapper become functional ops.
+#: Wraps a tensor in a functional tensor.
 to_functional: Callable[[Tensor], Tensor] = torch._to_functional_tensor
-#: Tells whether a tensor is such a wrapper.
+#: Tells whether a tensor is a functional tensor.
 is_functional: Callable[[Tensor], bool] = torch._is_functional_tensor
-#: Applies mutations that were made through other views of the wrapper's storage.
+#: Updates the value of a functional tensor after writes through other views of its storage.
 sync: Callable[[Tensor], None] = torch._sync  # type: ignore[attr-defined]  # not in the stubs
-#: Returns the value that a wrapper holds now; `sync` it first.
+#: Returns the present value of a functional tensor. Call `sync` on the functional tensor first.
 from_functional: Callable[[Tensor], Tensor] = torch._from_functional_tensor
-#: Tells whether a wrapper's values were written (zero-size and self-copy writes count).
+#: Tells whether a functional tensor was written. Writes of no elements, and copies to itself, are writes, too.
 has_data_mutation: Callable[[Tensor], bool] = torch._functionalize_has_data_mutation  # type: ignore[attr-defined]
-#: Tells whether a wrapper's sizes, strides or offset changed in place.
+#: Tells whether a functional tensor's sizes, strides or storage offset were changed in place.
 has_metadata_mutation: Callable[[Tensor], bool] = torch._functionalize_has_metadata_mutation
-#: Tells whether a wrapper was given another storage.
+#: Tells whether a functional tensor was given another storage, for example by ``set_``.
 was_storage_changed: Callable[[Tensor], bool] = torch._functionalize_was_storage_changed
-#: Tells whether all writes happened under ``no_grad`` or ``inference_mode``.
+#: Tells whether all writes of a functional tensor happened under ``no_grad`` or ``inference_mode``.
 mutations_under_no_grad: Callable[[Tensor], bool] = (
     torch._functionalize_are_all_mutations_under_no_grad_or_inference_mode
 )
@@ -31,7 +35,10 @@ mutations_under_no_grad: Callable[[Tensor], bool] = (
 
 @contextlib.contextmanager
 def functionalization() -> Iterator[None]:
-    """Make factory functions return functional wrappers too; views stay views in the graph."""
+    """Switch functionalization on for a block. Factory functions then return functional tensors, too.
+
+    View ops remain view ops in the graph; functionalization does not replace them by copies.
+    """
     torch._enable_functionalization(reapply_views=True)
     try:
         yield
@@ -40,14 +47,15 @@ def functionalization() -> Iterator[None]:
 
 
 def is_seen_through(wrapper: Tensor, operator: str) -> bool:
-    """Tell whether a view op of this name lies on the way from the memory of a wrapper to the wrapper."""
-    # only functionalization knows by which views it will write back, and it names them by their classes
-    ways = torch._C._functionalization.get_view_meta_sequence(wrapper)
-    return any(type(way).__name__ == f"{operator}_ViewMeta" for way in ways)
+    """Tell whether a functional tensor is made from its storage by a chain of view ops that contains this operator."""
+    # Functionalization keeps this chain, to write a new value of the tensor back into the storage. It has one class per
+    # view op.
+    metas = torch._C._functionalization.get_view_meta_sequence(wrapper)
+    return any(type(meta_).__name__ == f"{operator}_ViewMeta" for meta_ in metas)
 
 
 def replace_value(wrapper: Tensor, value: Tensor) -> None:
-    """Let ``wrapper`` hold ``value`` from now on, and its aliases what follows from that."""
+    """Give the functional tensor ``wrapper`` the new ``value``, and update the values of its aliases accordingly."""
     torch._functionalize_replace(wrapper, value)
     torch._functionalize_commit_update(wrapper)
     sync(wrapper)
@@ -55,7 +63,7 @@ def replace_value(wrapper: Tensor, value: Tensor) -> None:
 
 @contextlib.contextmanager
 def outside_of_trace() -> Iterator[None]:
-    """Let ops in the block be ordinary ones again: neither recorded, nor on wrappers."""
+    """Run the ops in the block as ordinary ops: they are neither recorded nor functionalized."""
     functionalize = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
     with (
         _disable_current_modes(),

@@ -1,4 +1,4 @@
-"""What is known of sizes that vary without a question to torch; what ops give on them, from trace to trace."""
+"""Questions about symbolic sizes that add no guard, and a cache of fake results that traces share."""
 
 from __future__ import annotations
 
@@ -6,75 +6,80 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from aotlab._torch.symbols import Sizes, expression_of, is_symbolic, steps_of
+from aotlab._torch.symbolic_sizes import Sizes, expression_of, is_symbolic, steps_of
 
 
 class SymbolicMemo:
-    """What is ``known`` of ops under some settings, for the trace of some ``sizes``.
+    """The cache of fake results of ops with symbolic sizes, for one trace. The recorder looks results up in it.
 
-    Another trace may use what an op gave where torch knew the same of the same symbols, and the op made no guard.
+    ``shared`` is a cache that all traces share. There, sizes are stored as expressions, because a symbolic size belongs
+    to one trace. A trace may use a shared result only if its shape environment knows the same facts about the same
+    symbols as the environment of the trace that stored it, and only if the op added no guard.
     """
 
-    def __init__(self, known: dict[Any, Any], sizes: Sizes) -> None:
-        self._known, self._env = known, sizes.env
-        self._here: dict[Any, Any] = {}
-        self._asked: Any = None
+    def __init__(self, shared: dict[Any, Any], sizes: Sizes) -> None:
+        self._shared, self._env = shared, sizes.env
+        self._of_this_trace: dict[Any, Any] = {}
+        self._last_lookup: Any = None
 
     def get(self, key: Any) -> Any:
-        """Return what is known; None if nothing is."""
-        if key not in self._here:
-            self._asked = (key, self._state())
-            self._here[key] = self._read(self._known.get(self._asked))
-        return self._here[key]
+        """Return the stored value of ``key``, with sizes of this trace, or None if there is no value."""
+        if key not in self._of_this_trace:
+            self._last_lookup = (key, self._state())
+            self._of_this_trace[key] = self._to_sizes(self._shared.get(self._last_lookup))
+        return self._of_this_trace[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Remember what was asked for."""
-        self._here[key] = value
-        if value is not None and self._asked == (key, self._state()):
+        """Store the value of ``key``. Other traces get it only if ``key`` was looked up last and no guard was added."""
+        self._of_this_trace[key] = value
+        if value is not None and self._last_lookup == (key, self._state()):
             with suppress(_Stepwise):
-                self._known[self._asked] = self._written(value)
+                self._shared[self._last_lookup] = self._to_expressions(value)
 
     def _state(self) -> tuple[Any, ...]:
-        """Return all that torch knows of the symbols."""
+        """Return everything that the shape environment knows about the symbols, as a part of a shared key."""
         env = self._env
-        known = (env.backed_var_to_val, env.var_to_range, env.replacements)
-        return (*[tuple(each.items()) for each in known], *env.divisible, *[guard.expr for guard in env.guards])
+        tables = (env.backed_var_to_val, env.var_to_range, env.replacements)
+        return (*[tuple(each.items()) for each in tables], *env.divisible, *[guard.expr for guard in env.guards])
 
-    def _written(self, value: Any) -> Any:
-        """Write nested sizes as expressions, which mean the same to another trace."""
+    def _to_expressions(self, value: Any) -> Any:
+        """Return nested sizes as expressions, which are valid in any trace."""
         if isinstance(value, (list, tuple)):
-            return tuple(map(self._written, value))
+            return tuple(map(self._to_expressions, value))
         if is_symbolic(value) and steps_of(value.node):
             raise _Stepwise
         return expression_of(value)
 
-    def _read(self, written: Any) -> Any:
-        """Make nested sizes of this trace of such expressions."""
-        if isinstance(written, tuple):
-            return tuple(map(self._read, written))
-        if not hasattr(written, "xreplace"):
-            return written
-        if ("made", written) not in self._env.known:
-            hint: Any = int(written.xreplace(self._env.backed_var_to_val))
-            self._env.known["made", written] = self._env.create_symintnode(written, hint=hint)
-        return self._env.known["made", written]
+    def _to_sizes(self, expression: Any) -> Any:
+        """Convert nested expressions into sizes of this trace."""
+        if isinstance(expression, tuple):
+            return tuple(map(self._to_sizes, expression))
+        if not hasattr(expression, "xreplace"):
+            return expression
+        if ("made", expression) not in self._env.known:
+            hint: Any = int(expression.xreplace(self._env.backed_var_to_val))
+            self._env.known["made", expression] = self._env.create_symintnode(expression, hint=hint)
+        return self._env.known["made", expression]
 
 
 class _Stepwise(Exception):  # noqa: N818  # a signal
-    """A number was computed of floats, and an expression does not say in which order."""
+    """Raised for a number that was computed from floats: its expression does not keep the order of the operations."""
 
 
 def surely_contiguous(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
-    """Tell whether strides are written as those of contiguous memory; symbols are not compared."""
-    wanted: Any = 1
+    """Tell whether a tensor of this shape and these strides is contiguous for all values of the symbols in them.
+
+    Only expressions are compared, so no guard is added.
+    """
+    expected: Any = 1
     for size, step in zip(reversed(shape), reversed(stride), strict=True):
-        if expression_of(step) != expression_of(wanted):
+        if expression_of(step) != expression_of(expected):
             return False
-        wanted *= size
+        expected *= size
     return True
 
 
 def is_zero(value: Any) -> bool:
-    """Tell whether a number is 0 whatever its symbols are, without a guard."""
+    """Tell whether a number is 0 for all values of its symbols, without a guard."""
     expression = expression_of(value)
     return bool((expression.expand() if hasattr(expression, "expand") else expression) == 0)

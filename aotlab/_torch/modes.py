@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,44 +13,47 @@ from torch._C import _len_torch_dispatch_stack as dispatch_mode_count
 from torch._C import _len_torch_function_stack as function_mode_count
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes
 
-from aotlab._torch.ops import _functionalizes, _has_kernel
-from aotlab._torch.saved import saved_tensor_hooks_disabled
-from aotlab._torch.subclasses import is_wrapper
+from aotlab._torch.saved_tensors import saved_tensor_hooks_disabled
+from aotlab._torch.undocumented_ops import _functionalizes, _has_kernel
+from aotlab._torch.wrapper_subclasses import is_wrapper
 
-#: Sets grad mode without the 2 µs of a context manager; generated code pairs each call with its undoing.
+#: Sets grad mode. Generated code calls it twice, to set and to restore the mode; a context manager would take 2 µs.
 set_grad_mode: Callable[[bool], None] = torch._C._set_grad_enabled
-#: What Dynamo's graphs set the grad mode with, what they enter other modes with, and what leaves those again.
+#: The function that Dynamo's graphs call to set grad mode.
 SET_GRAD_ENABLED = set_grad_mode
+#: The functions that Dynamo's graphs call to enter inference mode and autocast, each with the function that exits it.
 MODE_EXITS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.autograd.grad_mode._enter_inference_mode: torch.autograd.grad_mode._exit_inference_mode,
     torch.amp.autocast_mode._enter_autocast: torch.amp.autocast_mode._exit_autocast,
 }
 #: Tells whether autocast is on for any device.
 any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
-#: Keeps autocast from casting again what a trace under autocast has cast already.
+#: Keeps autocast from casting a second time: a trace under autocast has recorded the casts already.
 disable_autocast: Callable[[], AbstractContextManager[None]] = torch._C._DisableAutocast
-#: Keeps function modes from seeing what we ourselves call.
+#: Hides the torch calls of aotlab itself from function modes.
 disable_torch_function: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
-#: Lets no mode see what is run: neither a trace a real kernel in its middle, nor the caller's modes a trace.
+#: Switches all dispatch modes off for a block. With it, the recorder does not record ops on real tensors in the block,
+#: and the caller's modes do not see the ops of a trace.
 no_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_modes
 
 
 def autocast_knows(op: Any) -> bool:
-    """Tell whether autocast, as it is on now, casts the arguments of ``op``."""
+    """Tell whether autocast casts the arguments of ``op`` on a device for which it is switched on now."""
     on = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     return isinstance(op, OpOverload) and any(_has_kernel(op, f"Autocast{device.upper()}") for device in on)
 
 
 def autocast_nesting() -> int:
-    """Return how many autocast blocks are open; what they cast of weights is kept until there are none."""
+    """Return how many autocast blocks are open. At the end of the outermost one, autocast clears its cache of casts."""
     torch.autocast_increment_nesting()
     return torch.autocast_decrement_nesting()
 
 
 def restore_autocast_nesting(depth: int) -> None:
-    """Close the autocast blocks that were left open, and let go of what they cast; or open those that were closed."""
+    """Set the number of open autocast blocks to ``depth``. Clear autocast's cache if no block is left open."""
     while autocast_nesting() > depth:
         if torch.autocast_decrement_nesting() == 0:
             torch.clear_autocast_cache()
@@ -58,7 +62,7 @@ def restore_autocast_nesting(depth: int) -> None:
 
 
 class Surroundings:
-    """What this thread has on around a call: to be put back where an interrupt came while a context was entered."""
+    """The modes of this thread before a call, so that they can be restored after an interrupt."""
 
     def __init__(self) -> None:
         self._function_modes = function_mode_count()
@@ -67,7 +71,7 @@ class Surroundings:
         self._grad_mode = torch.is_grad_enabled()
 
     def restore(self) -> None:
-        """Take off what was put on since, innermost first."""
+        """Leave the modes that were entered after this object was made, innermost first, and restore grad mode."""
         while function_mode_count() > self._function_modes:
             torch._C._pop_torch_function_stack()
         while dispatch_mode_count() > self._dispatch_modes:
@@ -78,10 +82,36 @@ class Surroundings:
 
 
 def only_default_devices() -> bool:
-    """Tell whether all function modes that are on do nothing but set a default device."""
-    from torch.utils._device import DeviceContext
-
+    """Tell whether all active function modes only set a default device."""
     return all(isinstance(mode, DeviceContext) for mode in torch.overrides._get_current_function_mode_stack())
+
+
+def under_default_devices_only(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function so that it runs without its caller's function modes, except those that set a default device.
+
+    ``call`` runs a graph of Dynamo, which has traced the effects of the other modes into the graph already.
+    """
+
+    @functools.wraps(call)
+    def run(*args: Any) -> Any:
+        if only_default_devices():
+            return call(*args)
+        modes = torch.overrides._get_current_function_mode_stack()
+        _put_on(mode for mode in modes if isinstance(mode, DeviceContext))
+        try:
+            return call(*args)
+        finally:
+            _put_on(modes)
+
+    return run
+
+
+def _put_on(modes: Iterable[Any]) -> None:
+    """Replace all active function modes by ``modes``; the last one becomes the innermost mode."""
+    while function_mode_count():
+        torch._C._pop_torch_function_stack()
+    for mode in modes:
+        torch._C._push_on_torch_function_stack(mode)
 
 
 def forward_ad_active() -> bool:
@@ -90,11 +120,12 @@ def forward_ad_active() -> bool:
 
 
 def settle_without_gpus() -> None:
-    """Where torch is built for CUDA and finds no GPU, have it take that in before a fake mode says otherwise.
+    """Initialize autograd before the first fake mode, if torch is built for CUDA and the machine has no GPU.
 
-    Entering a fake mode registers eight GPUs for the process; autograd's first backward starts a thread for each, after
-    which no forked child can differentiate: so one small backward comes first. In torch 2.11 what is registered goes
-    with its thread, and the next fake mode reads freed memory: so the thread that imports registers it.
+    Entering a fake mode registers eight pretended GPUs for the process. Autograd's first backward starts a thread for
+    each registered GPU, and after that a forked child cannot differentiate. So this function runs a small backward
+    first. In torch 2.11 the registration becomes invalid when the thread that made it ends, and the next fake mode
+    reads freed memory. So this function also enters a fake mode, in the thread that imports aotlab.
     """
     if not torch.backends.cuda.is_built() or torch.cuda.device_count():
         return
@@ -108,9 +139,9 @@ def settle_without_gpus() -> None:
 # --- transforms -----------------------------------------------------------------------------------------------------
 
 _is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
-#: Tells whether a tensor is the wrapper by which a ``torch.func`` transform follows another tensor.
+#: Tells whether a tensor is the wrapper that a ``torch.func`` transform puts around another tensor.
 is_transformed: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
-#: How what Dynamo's graphs begin a transform of ``torch.func`` with, or forward-mode differentiation, is called.
+#: The names of functions by which Dynamo's graphs begin a ``torch.func`` transform or forward-mode differentiation.
 _OPENING = frozenset(
     {
         "_vmap_increment_nesting", "_grad_increment_nesting", "_jvp_increment_nesting", "_func_increment_nesting",
@@ -132,17 +163,23 @@ def transforms_active() -> bool:
 
 
 def opens_transform(target: Any) -> bool:
-    """Tell whether a function in a graph of Dynamo's changes which transforms are on, until another one is called."""
+    """Tell whether a function that a Dynamo graph calls begins a transform, or changes a setting for transforms.
+
+    A later function in the graph ends the transform. If an op between the two raises, the graph does not call it.
+    """
     return getattr(target, "__name__", None) in _OPENING
 
 
 def opens_dual_level(target: Any) -> bool | None:
-    """Tell whether a function in a graph of Dynamo's opens or closes a level of forward-mode differentiation."""
+    """Tell whether a function in a Dynamo graph opens (True) or closes (False) a level of forward-mode differentiation.
+
+    The result is None for all other functions.
+    """
     return {"_enter_dual_level": True, "_exit_dual_level": False}.get(getattr(target, "__name__", ""))
 
 
 class TransformState:
-    """Which transforms are on now, to be put back after an error: Dynamo's graphs have no ``finally``."""
+    """The active transforms, so that they can be restored after an error: Dynamo's graphs have no ``finally``."""
 
     def __init__(self) -> None:
         functorch = torch._C._functorch
@@ -152,11 +189,15 @@ class TransformState:
         self._hooks_disabled = saved_tensor_hooks_disabled()
 
     def restore(self, dual_levels: Sequence[int] = ()) -> None:
-        """Leave the levels that were opened since; ``dual_levels`` are those of forward-mode differentiation."""
+        """Leave the transforms that were entered after this object was made.
+
+        ``dual_levels`` are the levels of forward-mode differentiation that were opened since and are still open.
+        """
         functorch = torch._C._functorch
         for level in reversed(dual_levels):
             torch._C._exit_dual_level(level=level)
-        while functorch.get_dynamic_layer_stack_depth() > self._depth:  # torch 2.11's own function leaves two at a time
+        # torch has a function for this, but in torch 2.11 it leaves two levels at a time
+        while functorch.get_dynamic_layer_stack_depth() > self._depth:
             _LEAVING[functorch.peek_interpreter_stack().key()]()
         torch._C._set_fwd_grad_enabled(self._forward_grad)
         if functorch.get_inplace_requires_grad_allowed() != self._may_require_grad:
@@ -166,7 +207,11 @@ class TransformState:
 
 
 def is_beyond_kernels(values: Sequence[Tensor | None]) -> bool:
-    """Tell whether a transform runs, or one of some tensors wraps or stands for several, or has a tangent."""
+    """Tell whether compiled kernels cannot take these tensors.
+
+    This is so under a transform of ``torch.func``. It is also so if one of the tensors is a wrapper subclass, a batched
+    tensor of ``torch.autograd.grad(…, is_grads_batched=True)``, or a dual tensor of forward-mode differentiation.
+    """
     for value in values:
         if value is not None and (_is_batched(value) or is_wrapper(value)):
             return True
@@ -178,5 +223,9 @@ def is_beyond_kernels(values: Sequence[Tensor | None]) -> bool:
 def under_transform(
     peek: Callable[[], object] = torch._C._functorch.peek_interpreter_stack, forward_ad: Any = torch.autograd.forward_ad
 ) -> bool:
-    """Tell whether a transform is running or such a level is open: both at once, for what is asked at each call."""
+    """Tell whether a transform is running or a level of forward-mode differentiation is open.
+
+    Functions that Dynamo compiles for aotlab ask this at each call. So both checks are in one function, and the default
+    values of its parameters make the look-ups fast.
+    """
     return peek() is not None or forward_ad._current_level >= 0

@@ -10,21 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotlab._torch.ops import unseen_by_dynamo
+from aotlab._torch.undocumented_ops import unseen_by_dynamo
 
-#: Returns the number that the next autograd node will get.
+#: Returns the sequence number that the next autograd node will get.
 sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
-#: Returns the number of an autograd node: the later it was made, the higher, and the earlier it runs.
+#: Returns the sequence number of an autograd node. A node that was made later has a higher number, and runs earlier in
+#: a backward.
 sequence_of: Callable[[Any], int] = methodcaller("_sequence_nr")
-#: Returns the autograd node that is being run, None outside a backward.
+#: Returns the autograd node that is running, or None outside a backward.
 current_node: Callable[[], Any] = torch._C._current_autograd_node
-#: Returns the number of the backward that is being run.
+#: Returns the number of the backward that is running, or -1.
 current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 #: Tells whether the backward that is running was called with ``retain_graph=True``.
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
-#: Hangs a node behind a tensor, in place.
+#: The op that gives a tensor a new autograd node, in place.
 _lift: Any = torch.ops.aten.lift.default._op
-#: The autograd nodes of an extremum of all elements, which share its gradient out among those that are it.
+#: The autograd nodes of ``max``, ``min`` and ``median`` of all elements. Such a node divides the gradient of the result
+#: among the elements that are equal to the result.
 _EXTREMA = ("MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0")
 
 
@@ -34,20 +36,27 @@ def is_custom_function_node(node: Any) -> bool:
 
 
 def with_own_node(tensor: Tensor) -> Tensor:
-    """Return a new tensor, that nobody else has yet, behind an autograd node of its own."""
+    """Give a tensor an identity node as its new ``grad_fn``, and return the tensor.
+
+    Hooks on the tensor then belong to this node, and not to the node that it shares with other results. The tensor must
+    be new, so that no other code has used its old ``grad_fn``.
+    """
     if tensor.is_complex():  # `lift` has no derivative for complex numbers
         return with_common_node(None, tensor)[0]
-    return _lift(tensor)  # type: ignore[no-any-return]  # this very tensor
+    return _lift(tensor)  # type: ignore[no-any-return]  # `lift` returns this very tensor
 
 
 class _CommonNode(torch.autograd.Function):
-    """Hangs one node behind several tensors; the gradients that do not come are None to it, and to their hooks."""
+    """An identity function of several tensors with one autograd node.
+
+    A missing gradient remains None, and does not become zeros, so that hooks on the tensor do not run for it.
+    """
 
     @staticmethod
     def forward(ctx: Any, note: Callable[[Any], None] | None, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         results = tuple([tensor.detach() for tensor in tensors])
-        if note is not None:  # it keeps them, as the node of an op like ``exp`` keeps what it made
+        if note is not None:  # the node saves its results, as the node of an op like ``exp`` does
             ctx.to_save = results
             note(ctx)
         return results
@@ -59,42 +68,51 @@ class _CommonNode(torch.autograd.Function):
 
 
 def with_common_node(note: Callable[[Any], None] | None, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors behind one autograd node, as behind the results of one function.
+    """Return aliases of the tensors with one common autograd node, as if one function had returned them.
 
-    A ``note`` is given the node, by which `outputs_saved_by` finds them; it may keep but a weak reference to it.
+    If the callback ``note`` is given, the node saves the aliases, and ``note`` is called with the node, so that
+    `outputs_saved_by` can read the aliases later. ``note`` may store only a weak reference to the node.
     """
     return _CommonNode.apply(note, *tensors)  # type: ignore[no-any-return, no-untyped-call]  # untyped in torch
 
 
 class PassOn(torch.autograd.Function):
-    """Hands a gradient on to ``through``."""
+    """The autograd function of `pass_on`: an identity function whose result has the gradient, but not the memory."""
 
     @staticmethod
     def forward(ctx: Any, through: Tensor) -> Tensor:
-        """Return something without memory that has the history of ``through``."""
+        """Return a tensor with the shape of ``through`` and memory for only one element. Its values are not used."""
         ctx.set_materialize_grads(False)
         return through.new_empty(()).expand(through.shape).detach()
 
     @staticmethod
     @unseen_by_dynamo
     def backward(ctx: Any, gradient: Tensor | None) -> Tensor | None:
-        """Hand the gradient on."""
+        """Return the gradient unchanged."""
         return gradient
 
 
 def pass_on(through: Tensor) -> Tensor:
-    """Return a tensor without memory whose gradient goes where that of ``through`` goes now, before a later write."""
+    """Return a tensor whose gradient flows on to ``through``, and whose values do not matter.
+
+    The result refers to the present autograd history of ``through``. So it keeps this history when a later in-place
+    write gives ``through`` a new one. The result has memory for one element only.
+    """
     return PassOn.apply(through)  # type: ignore[no-any-return, no-untyped-call]  # untyped in torch
 
 
 def current_node_sequence() -> int | None:
-    """Return the number of the autograd node that is being run, None outside a backward."""
+    """Return the sequence number of the autograd node that is running, or None outside a backward."""
     node = current_node()
     return None if node is None else sequence_of(node)
 
 
 def fills_by_mask(mask: Tensor) -> bool:
-    """Tell whether ``mask`` times a gradient is what eager's kernels write by that mask; it is so on the CPU."""
+    """Tell whether the running autograd node selects elements of a gradient by ``mask`` and does not multiply by it.
+
+    torch's formula for the backward of an extremum is a product with a mask of the extremal elements. But eager's CPU
+    code assigns the gradient at these elements, so that an infinite gradient does not turn into NaN at the others.
+    """
     if mask.dtype != torch.bool or mask.device.type != "cpu":
         return False
     node = current_node()
@@ -102,25 +120,29 @@ def fills_by_mask(mask: Tensor) -> bool:
 
 
 def is_to_be_run(node: Any) -> bool:
-    """Tell whether the backward that is being run will come to an autograd node, or has."""
+    """Tell whether the backward that is running has run this autograd node, or will run it."""
     try:
         return bool(torch._C._will_engine_execute_node(node))
     except RuntimeError:
-        return True  # a leaf whose gradient is asked for: there torch has no answer
+        return True  # torch raises for the node of a leaf whose gradient was requested; that node will be run
 
 
 def leaf_of(node: Any) -> Tensor | None:
-    """Return the leaf into which an autograd node accumulates; None if it is another node."""
+    """Return the leaf whose gradient an ``AccumulateGrad`` node accumulates, or None for other nodes."""
     return getattr(node, "variable", None)
 
 
 @contextlib.contextmanager
-def arrivals(edges: Sequence[tuple[Any, int]], seen: list[tuple[Any, int]] | None) -> Iterator[None]:
-    """Append those of ``edges`` that end at leaves to ``seen``, as their gradients arrive."""
-    leaves = [] if seen is None else [(edge, getattr(edge[0], "variable", None)) for edge in edges]
+def arrivals(edges: Sequence[tuple[Any, int]], arrived: list[tuple[Any, int]] | None) -> Iterator[None]:
+    """Record the order in which gradients reach leaves during a backward in the block.
+
+    ``edges`` are autograd edges. An edge that ends at a leaf is appended to ``arrived`` when autograd has computed its
+    gradient. Nothing is recorded if ``arrived`` is None.
+    """
+    leaves = [] if arrived is None else [(edge, getattr(edge[0], "variable", None)) for edge in edges]
 
     def listener(edge: tuple[Any, int]) -> Callable[[Tensor], None]:
-        return lambda _: None if seen is None else seen.append(edge)
+        return lambda _: None if arrived is None else arrived.append(edge)
 
     with torch._C.DisableTorchFunction():
         handles = [
@@ -134,7 +156,11 @@ def arrivals(edges: Sequence[tuple[Any, int]], seen: list[tuple[Any, int]] | Non
 
 
 def turns(count: int) -> list[int]:
-    """Return in which order autograd's heap, kept by C++, serves ``count`` leaves whose gradients come at once."""
+    """Return the order in which autograd's engine handles ``count`` leaves that become ready at the same time.
+
+    The leaves have equal priority in the engine's queue, a C++ heap, which does not keep the order of insertion:
+    ``turns(5)`` is ``[0, 2, 4, 1, 3]``.
+    """
     heap, order = list(range(count)), []
     while heap:
         order.append(heap[0])
@@ -150,35 +176,36 @@ def turns(count: int) -> list[int]:
 
 
 def is_copy_slices(node: Any) -> bool:
-    """Tell whether an autograd node is that of a write to a view."""
+    """Tell whether an autograd node is a ``CopySlices`` node, which an in-place write to a view gives its base."""
     return type(node).__name__ == "CopySlices"
 
 
 class _Seen(Exception):  # noqa: N818  # a signal, not an error
-    """Stops autograd behind one node."""
+    """Raised in a hook of `run_node`, to stop autograd after one node."""
 
 
 def run_node(
-    node: Any, given: dict[int, Tensor], wanted: Sequence[tuple[Any, int]], *, create_graph: bool = False
+    node: Any, incoming: dict[int, Tensor], edges: Sequence[tuple[Any, int]], *, create_graph: bool = False
 ) -> tuple[Tensor | None, ...]:
-    """Run one autograd node alone, with autograd's preparations, and return its gradients as it makes them.
+    """Run one autograd node alone, including autograd's preparations, and return the gradients that it computes.
 
-    ``given`` are gradients by the number of the forward output; ``wanted`` are edges behind the node. Autograd has no
-    call for this: asked for the edges alone, it goes on to whatever lies between the node and them.
+    ``incoming`` maps the number of one of the node's forward outputs to the gradient of this output. ``edges`` are
+    autograd edges that the node's gradients reach, directly or through other nodes. Autograd has no call for this:
+    ``torch.autograd.grad`` with these edges would also run all nodes on the way to them. So a hook on the node raises.
     """
-    seen: list[tuple[Tensor | None, ...]] = []
+    results: list[tuple[Tensor | None, ...]] = []
 
     def look(gradients: tuple[Tensor | None, ...], _: Any) -> None:
-        seen.append(gradients)
+        results.append(gradients)
         raise _Seen
 
-    numbers = sorted(given)
+    numbers = sorted(incoming)
     handle = node.register_hook(look)
     try:
         torch.autograd.grad(
             [torch.autograd.graph.GradientEdge(node, number) for number in numbers],
-            [torch.autograd.graph.GradientEdge(*edge) for edge in wanted],
-            [given[number] for number in numbers],
+            [torch.autograd.graph.GradientEdge(*edge) for edge in edges],
+            [incoming[number] for number in numbers],
             retain_graph=True,
             create_graph=create_graph,
             allow_unused=True,
@@ -187,15 +214,15 @@ def run_node(
         pass
     finally:
         handle.remove()
-    return seen[0]
+    return results[0]
 
 
 def edge_metadata(node: Any, number: int) -> tuple[tuple[int, ...], torch.dtype, torch.device]:
-    """Return what the gradient looks like that an autograd node takes for one of its forward outputs."""
+    """Return the shape, dtype and device of the gradient that an autograd node receives for a forward output."""
     described = node._input_metadata[number]
     return tuple(described.shape), described.dtype, described.device
 
 
 def always_raises(node: Any) -> bool:
-    """Tell whether an autograd node is one that stands for an error, as that of an op without a derivative."""
+    """Tell whether an autograd node only raises, as the node of an op without a derivative does."""
     return type(node).__name__ in ("NotImplemented", "DelayedError", "Error")

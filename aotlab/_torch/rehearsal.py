@@ -1,6 +1,7 @@
-"""A GPU that is not there: what Inductor and Triton ask of a card is answered from a table, and undone afterwards.
+"""A simulated GPU, so that Inductor and Triton compile for a GPU on a machine without a GPU.
 
-Not part of the engine: `aotlab.rehearse` alone uses it. Nothing here is done on a machine with a GPU.
+Functions of torch and Triton that query the device are replaced by functions that answer from a table of the GPU's
+properties. This is not part of the engine. Only `aotlab.rehearse` uses it. All changes are undone afterwards.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from aotlab._torch import FakeTensorMode
 from aotlab.errors import UsageError
 
-#: Modules of torch's with functions that remember what a machine has.
+#: The modules of torch whose cached functions remember properties of the machine. Their caches are cleared.
 _REMEMBERING = (
     "torch.utils._triton", "torch._inductor.utils", "torch._inductor.runtime.hints", "torch._inductor.config",
     "torch._inductor.runtime.runtime_utils", "torch._inductor.codegen.triton", "torch._inductor.codegen.common",
@@ -37,10 +38,11 @@ _REMEMBERING = (
 
 
 @contextmanager
-def card_stands_in(properties: Mapping[str, Any], write_kernel: Callable[[str, str], Any]) -> Iterator[None]:
-    """Let Inductor compile for a card of these ``properties``, and `write_kernel` make what it calls of its kernels.
+def card_simulated(properties: Mapping[str, Any], write_kernel: Callable[[str, str], Any]) -> Iterator[None]:
+    """Let Inductor compile for a GPU with these ``properties``, for the length of a block.
 
-    Memory that compiled code asks for on the card is the CPU's.
+    For each Triton kernel, Inductor calls ``write_kernel`` with its name and source. The compiled code then calls the
+    result in place of the kernel. When the compiled code allocates GPU memory, it gets CPU memory.
     """
     from torch._dynamo.device_interface import CudaInterface
     from torch._inductor import async_compile, config, inductor_prims
@@ -50,7 +52,7 @@ def card_stands_in(properties: Mapping[str, Any], write_kernel: Callable[[str, s
     major, minor = properties["major"], properties["minor"]
     card = SimpleNamespace(**properties, type="cuda", index=0, cc=10 * major + minor)
     properties_of, zero = (lambda device=None: card), (lambda *_: 0)
-    asked: list[tuple[Any, str, Any]] = [
+    replacements: list[tuple[Any, str, Any]] = [
         (CudaInterface.Worker, "get_device_properties", staticmethod(properties_of)),
         (CudaInterface.Worker, "current_device", staticmethod(zero)),
         (CudaInterface, "get_device_properties", staticmethod(properties_of)),
@@ -75,17 +77,17 @@ def card_stands_in(properties: Mapping[str, Any], write_kernel: Callable[[str, s
         (torch.cuda, "_DeviceGuard", lambda *_: nullcontext()),
         (torch._C, "_cuda_getCurrentRawStream", zero),
         (torch._C._dynamo.guards, "_empty_strided_cuda", _empty),
-        (torch._C._dynamo.guards, "assert_size_stride", zero),  # some ops of the CPU's give results of other sizes
+        (torch._C._dynamo.guards, "assert_size_stride", zero),  # some CPU ops return other layouts than the GPU's
         (async_compile.AsyncCompile, "triton", lambda _, name, source, *__, **___: write_kernel(name, source)),
         (triton_helpers, "set_driver_to_gpu", lambda: None),
-        (inductor_prims.lookup_seed, "prim_meta_impl", _seed),  # whose own takes an item
-        (FakeTensorMode, "avoid_device_init", True),  # fakes of the card touch none
+        (inductor_prims.lookup_seed, "prim_meta_impl", _seed),  # the original indexes a fake tensor on the GPU
+        (FakeTensorMode, "avoid_device_init", True),  # fake GPU tensors need no device
         (fake_tensor, "init_gpu_context", lambda device: None),
     ]
     settings = {"compile_threads": 1, "force_disable_caches": True, "triton.cudagraphs": False}
     with ExitStack() as stack:
         stack.callback(_forget)
-        for owner, name, answer in asked:
+        for owner, name, answer in replacements:
             stack.enter_context(mock.patch.object(owner, name, answer, create=True))
         stack.enter_context(config.patch(settings))
         stack.enter_context(mock.patch.dict(decomposition_table, _WITHOUT_A_DEVICE))
@@ -95,14 +97,15 @@ def card_stands_in(properties: Mapping[str, Any], write_kernel: Callable[[str, s
         yield
 
 
-#: What fakes are asked of ops whose decomposition negates a mask, for which Python asks which card is current.
+#: A replacement of a decomposition that negates a mask with ``~``, which would query the current device. It is enough
+#: for the shape of the result.
 _WITHOUT_A_DEVICE = {
     torch.ops.aten._unsafe_masked_index_put_accumulate.default: lambda x, *_: torch.ops.aten.empty_like.default(x)
 }
 
 
 class _CopiesTouchNoCard(TorchFunctionMode):
-    """Let fakes of the card be copied into each other by the op: the method asks which card is current."""
+    """Calls the op ``copy_`` in place of the method on fake GPU tensors: the method would query the current device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.copy_ and args[0].device.type == "cuda":
@@ -115,23 +118,29 @@ def _seed(seeds: Tensor, _: int) -> Tensor:
 
 
 def _empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Make memory that a kernel has to fill: what it leaves out is seen in the results."""
-    made = torch.empty_strided(size, stride, dtype=dtype)
-    return made.fill_(float("nan")) if dtype.is_floating_point else made.fill_(1)
+    """Allocate CPU memory in place of GPU memory that a kernel must fill.
+
+    It is filled with NaN (or ones, for integers), so that results show elements that the kernel did not write.
+    """
+    memory = torch.empty_strided(size, stride, dtype=dtype)
+    return memory.fill_(float("nan")) if dtype.is_floating_point else memory.fill_(1)
 
 
 class AnyValues(TorchDispatchMode):
-    """Let ops run on memory that no kernel has filled: where they find no sense in it they give zeros."""
+    """A mode for a run in which the kernels do nothing, so that ops get memory with arbitrary values.
+
+    If an op raises because it cannot use such values, for example as indices, its results are zeros.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
             return func(*args, **(kwargs or {}))
         except (RuntimeError, IndexError):
-            if not func._schema.returns:  # a check
+            if not func._schema.returns:  # the op is a check
                 return None
             with FakeTensorMode() as mode:
-                given = pytree.tree_map_only(Tensor, mode.from_tensor, (args, kwargs or {}))
-                result = func(*given[0], **given[1])
+                fake_arguments = pytree.tree_map_only(Tensor, mode.from_tensor, (args, kwargs or {}))
+                result = func(*fake_arguments[0], **fake_arguments[1])
             return pytree.tree_map_only(Tensor, _zeros_like, result)
 
 
@@ -140,6 +149,7 @@ def _zeros_like(fake: Tensor) -> Tensor:
 
 
 def _forget() -> None:
+    """Clear the caches of torch's functions that remember properties of the machine."""
     for name in _REMEMBERING:
         for value in vars(sys.modules[name]).values() if name in sys.modules else ():
             if type(value).__name__ == "_lru_cache_wrapper":
@@ -148,7 +158,7 @@ def _forget() -> None:
 
 @contextmanager
 def _driver(capability: int) -> Iterator[None]:
-    """Tell Triton which card it compiles for."""
+    """Replace Triton's driver for a block by one that names a GPU of this compute capability (90 for 9.0)."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime.driver import driver
 
@@ -166,15 +176,15 @@ def _driver(capability: int) -> Iterator[None]:
 
 
 def lift_constants(module: fx.GraphModule) -> list[Tensor]:
-    """Turn the tensors that a graph holds into its last inputs, in place; return them."""
+    """Turn the real tensors that are attributes of a graph into its last inputs, in place, and return them."""
     constants: list[Tensor] = []
     for node in module.graph.find_nodes(op="get_attr"):
         value = getattr(module, str(node.target), None)
         if isinstance(value, Tensor):
             with module.graph.inserting_before(next(n for n in module.graph.nodes if n.op != "placeholder")):
-                given = module.graph.placeholder(f"held_{len(constants)}")
-            given.meta = dict(node.meta)
-            node.replace_all_uses_with(given)
+                placeholder = module.graph.placeholder(f"held_{len(constants)}")
+            placeholder.meta = dict(node.meta)
+            node.replace_all_uses_with(placeholder)
             module.graph.erase_node(node)
             constants.append(value)
     module.recompile()
@@ -182,7 +192,7 @@ def lift_constants(module: fx.GraphModule) -> list[Tensor]:
 
 
 def to_card(module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:
-    """Move a graph to the card, in place: what it makes there, and what its values look like."""
+    """Move a graph to the GPU, in place: the device arguments of its ops, and the fake values of its nodes."""
     from torch.fx.node import map_arg
 
     def moved(value: Any) -> Any:
@@ -192,8 +202,8 @@ def to_card(module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:
         if not isinstance(value, Tensor):
             return value
         with fake_mode:
-            made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
-        return made.requires_grad_(value.requires_grad) if value.is_leaf and made.is_floating_point() else made
+            tensor = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
+        return tensor.requires_grad_(value.requires_grad) if value.is_leaf and tensor.is_floating_point() else tensor
 
     for node in module.graph.nodes:
         node.args, node.kwargs = pytree.tree_map(moved, node.args), pytree.tree_map(moved, node.kwargs)
@@ -204,13 +214,18 @@ def to_card(module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:
             with fake_mode:
                 node.meta["val"] = node.target(*args, **kwargs)
         elif node.op == "get_attr":
-            raise UsageError(f"`{node.target}` is not rehearsed: it is a graph inside of the graph, as of torch.cond")
+            raise UsageError(f"`{node.target}` cannot be rehearsed: it is an inner graph, for example of torch.cond")
     module.recompile()
 
 
 @dataclass(slots=True, eq=False)
 class LoadedKernel:
-    """A kernel of Inductor's: Triton's function, the first way to launch it, and what Inductor knows of it."""
+    """A Triton kernel that Inductor wrote, loaded from its source.
+
+    ``function`` is Triton's function, and ``config`` its first launch configuration. ``meta`` is Inductor's metadata
+    for Triton (signature and constants), and ``inductor`` its other metadata. ``folder`` is a temporary folder with the
+    source.
+    """
 
     name: str
     source: str
@@ -220,31 +235,34 @@ class LoadedKernel:
     inductor: Mapping[str, Any]
     folder: tempfile.TemporaryDirectory[str] = field(repr=False)
 
-    def arguments(self, given: Sequence[Any]) -> dict[str, Any]:
-        """Name what a call gives to it."""
+    def arguments(self, values: Sequence[Any]) -> dict[str, Any]:
+        """Return the run-time arguments of a launch by name; ``values`` are the arguments in order."""
         fixed = {*self.config.kwargs, *self.meta["constants"]}
-        return dict(zip([name for name in self.function.arg_names if name not in fixed], given, strict=False))
+        return dict(zip([name for name in self.function.arg_names if name not in fixed], values, strict=False))
 
-    def grid(self, given: Sequence[Any]) -> tuple[int, int, int]:
-        """Say how many programs a call launches."""
+    def grid(self, values: Sequence[Any]) -> tuple[int, int, int]:
+        """Return the grid of a launch with the arguments ``values``: the number of programs per dimension."""
         from torch._inductor.runtime.triton_heuristics import GridExpr
 
         expression = GridExpr.from_meta(dict(self.inductor), self.config)
-        x, y, z = expression.eval_slow({**self.arguments(given), **self._constants()})
+        x, y, z = expression.eval_slow({**self.arguments(values), **self._constants()})
         return int(x), int(y), int(z)
 
     def _constants(self) -> dict[str, Any]:
         return {**self.meta["constants"], **self.config.kwargs}
 
-    def interpret(self, given: Sequence[Any]) -> None:
-        """Run it under Triton's interpreter, in CPU memory."""
+    def interpret(self, values: Sequence[Any]) -> None:
+        """Run the kernel in Triton's interpreter, on CPU memory."""
         from torch._inductor.runtime import triton_helpers
 
         with mock.patch.object(triton_helpers, "libdevice", _LIBRARY):
-            self.function[self.grid(given)](**self.arguments(given), **self._constants())
+            self.function[self.grid(values)](**self.arguments(values), **self._constants())
 
     def compile(self, capability: int) -> tuple[str, bytes, int, int]:
-        """Compile it: PTX, cubin, the shared memory in bytes, and the number of warps."""
+        """Compile the kernel for a compute capability (90 for 9.0).
+
+        Return the PTX, the cubin, the bytes of shared memory, and the number of warps.
+        """
         import triton
         from triton.backends.compiler import GPUTarget
         from triton.compiler import ASTSource
@@ -256,15 +274,18 @@ class LoadedKernel:
         attrs = self.meta["configs"][0]
         source = ASTSource(self.function, signature, constants, attrs)
         options = {"num_warps": self.config.num_warps, "num_stages": self.config.num_stages}
-        made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-        return made.asm["ptx"], made.asm["cubin"], made.metadata.shared, made.metadata.num_warps
+        compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        return compiled.asm["ptx"], compiled.asm["cubin"], compiled.metadata.shared, compiled.metadata.num_warps
 
 
 _NAMES = {"fabs": "abs", "rint": "round", "nearbyint": "round", "isfinited": "isfinite", "finitef": "isfinite"}
 
 
 class _Library:
-    """CUDA's library of functions, which the interpreter does not have, by torch's."""
+    """The functions of CUDA's libdevice, implemented with torch's functions, for Triton's interpreter.
+
+    The interpreter runs kernels on the CPU and has no libdevice.
+    """
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         name = _NAMES.get(name, name)
@@ -272,36 +293,36 @@ class _Library:
         return functools.partial(self._call, function)
 
     @staticmethod
-    def _call(function: Callable[..., Any], *given: Any, **_: Any) -> Any:
+    def _call(function: Callable[..., Any], *operands: Any, **_: Any) -> Any:
         import triton.language as tl
         from triton.runtime.interpreter import TensorHandle
 
-        first = next(each for each in given if isinstance(each, tl.tensor))
-        arrays = [torch.from_numpy(each.handle.data) if isinstance(each, tl.tensor) else each for each in given]
-        made = function(*arrays)
-        scalar = tl.int1 if made.dtype == torch.bool else first.dtype
-        kind = tl.block_type(scalar, [*made.shape]) if first.type.is_block() else scalar
-        return tl.tensor(TensorHandle(made.numpy(), scalar), kind)
+        first = next(each for each in operands if isinstance(each, tl.tensor))
+        arrays = [torch.from_numpy(each.handle.data) if isinstance(each, tl.tensor) else each for each in operands]
+        result = function(*arrays)
+        scalar = tl.int1 if result.dtype == torch.bool else first.dtype
+        kind = tl.block_type(scalar, [*result.shape]) if first.type.is_block() else scalar
+        return tl.tensor(TensorHandle(result.numpy(), scalar), kind)
 
 
 _LIBRARY = _Library()
 
 
 def load_kernel(name: str, source: str) -> LoadedKernel:
-    """Load the source of a kernel, without what would tune and launch it."""
+    """Load a kernel from the source that Inductor wrote, without Inductor's code that would tune and launch it."""
     from torch._inductor.runtime import triton_heuristics
 
-    found: list[tuple[Any, ...]] = []
+    kernels: list[tuple[Any, ...]] = []
 
     def cached_autotune(
         size_hints: Any, configs: Any, triton_meta: Any, heuristic_type: Any, filename: Any = None,
         inductor_meta: Any = None, **_: Any,
     ) -> Callable[[Any], Any]:  # fmt: skip
-        return lambda function: found.append((function, configs[0], triton_meta, inductor_meta))
+        return lambda function: kernels.append((function, configs[0], triton_meta, inductor_meta))
 
     folder = tempfile.TemporaryDirectory(prefix="aotlab_rehearse_")
     path = Path(folder.name, f"{name}.py")
-    path.write_text(source, encoding="utf-8")  # triton reads functions from their file
+    path.write_text(source, encoding="utf-8")  # Triton reads the source of a function from its file
     spec = importlib.util.spec_from_file_location(f"_aotlab_rehearsed_{name}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -310,20 +331,23 @@ def load_kernel(name: str, source: str) -> LoadedKernel:
         spec.loader.exec_module(module)
     if interprets():
         module.libdevice = _LIBRARY  # type: ignore[attr-defined]
-    ((function, config, meta, inductor),) = found
+    ((function, config, meta, inductor),) = kernels
     return LoadedKernel(name, source, function, config, meta, inductor or {}, folder)
 
 
 @functools.cache
 def interprets() -> bool:
-    """Tell whether Triton runs kernels under its interpreter in this process."""
+    """Tell whether Triton interprets kernels in this process (``TRITON_INTERPRET=1``) and does not compile them."""
     from triton import knobs
 
     return bool(knobs.runtime.interpret)
 
 
 def resources(ptx: str) -> tuple[int, int, int]:
-    """Ask NVIDIA's assembler, which comes with Triton, for a kernel's registers, and the bytes that it spills."""
+    """Return the number of registers of a kernel, and the bytes of its spill stores and of its spill loads.
+
+    They are read from the output of NVIDIA's assembler ptxas, which is a part of Triton.
+    """
     from triton.backends.nvidia.compiler import get_ptxas
 
     target = re.search(r"^\.target (sm_(\d+)\w*)", ptx, re.MULTILINE)
@@ -339,8 +363,8 @@ def resources(ptx: str) -> tuple[int, int, int]:
             "-o",
             str(path.with_suffix(".o")),
         ]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     patterns = (r"Used (\d+) registers", r"(\d+) bytes spill stores", r"(\d+) bytes spill loads")
-    found = (re.search(pattern, told) for pattern in patterns)
-    registers, stores, loads = (0 if match is None else int(match[1]) for match in found)
+    matches = (re.search(pattern, output) for pattern in patterns)
+    registers, stores, loads = (0 if match is None else int(match[1]) for match in matches)
     return registers, stores, loads

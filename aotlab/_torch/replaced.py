@@ -1,4 +1,4 @@
-"""Attributes, of torch's mostly, that are others for a while."""
+"""Temporary replacement of attributes, mostly torch's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Let an attribute of ``owner`` be ``value`` for the length of a block."""
+    """Set an attribute of ``owner`` to ``value`` for the length of a block."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:

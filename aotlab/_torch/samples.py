@@ -1,4 +1,4 @@
-"""The databases of samples that ship in torch's own tests."""
+"""The databases of samples that torch includes for its own tests."""
 
 from __future__ import annotations
 
@@ -17,8 +17,13 @@ from aotlab.errors import UsageError
 
 @contextlib.contextmanager
 def _database() -> Iterator[None]:
-    """Load a database in the block, and undo what importing torch's test helpers changes; raises `UsageError`."""
-    flags = torch.backends.disable_global_flags.__globals__  # they call it, which forbids assigning to such flags
+    """Return a context manager for the import of torch's test helpers, which undoes the import's side effects.
+
+    Raise `UsageError` if a package that the helpers need is missing.
+    """
+    # The helpers call `disable_global_flags`, which forbids assignments to flags such as `torch.backends.cudnn.enabled`
+    # in the whole process.
+    flags = torch.backends.disable_global_flags.__globals__
     allowed = flags["__allow_nonbracketed_mutation_flag"]
     cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     random_state = torch.get_rng_state()
@@ -39,7 +44,7 @@ def _database() -> Iterator[None]:
 
 @functools.cache
 def op_database() -> tuple[Any, ...]:
-    """Return torch's OpInfo entries: each an operator with what it supports and samples of its arguments."""
+    """Return the OpInfo entries of torch's tests. Each describes an operator, and makes samples of its arguments."""
     with _database():
         from torch.testing._internal.common_methods_invocations import op_db
 
@@ -48,7 +53,10 @@ def op_database() -> tuple[Any, ...]:
 
 @functools.cache
 def module_database() -> tuple[Any, ...]:
-    """Return torch's ModuleInfo entries: each a module class with samples of how it is made and called."""
+    """Return the ModuleInfo entries of torch's tests.
+
+    Each describes a module class, and makes samples of arguments for its constructor and for its call.
+    """
     with _database():
         from torch.testing._internal.common_modules import module_db
 
@@ -56,7 +64,7 @@ def module_database() -> tuple[Any, ...]:
 
 
 def samples_do_not_seed() -> contextlib.AbstractContextManager[None]:
-    """Let the database's random operators draw from the generator as it is; they would seed it at every call."""
+    """Keep random operators of torch's database from seeding torch's generator before each call, for a block."""
     import torch.testing._internal.common_methods_invocations
 
     entries: Any = torch.testing._internal.common_methods_invocations

@@ -1,25 +1,24 @@
-"""What reports, notebooks, verification and benchmarks need of torch, and the engine does not."""
+"""Functions that reports, notebooks, verification and benchmarks need, and the engine does not."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import logging
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from aotlab._torch.replaced import replaced
+from aotlab._torch.dynamo_internals import inexact_steps_left_to_python
 
-#: How Dynamo names the function that holds the rest of a frame after a graph break.
+#: The prefix of Dynamo's names for functions that run the rest of a frame after a graph break.
 RESUME_PREFIX = "torch_dynamo_resume_in_"
 
 
 def recurrent_layers_captured() -> contextlib.AbstractContextManager[Any]:
-    """Let Dynamo capture LSTM, GRU and RNN, which it leaves to eager by itself."""
+    """Let Dynamo capture LSTM, GRU and RNN for a block. By default it leaves them to eager."""
     from torch._dynamo import config
 
     return config.patch(allow_rnn=True)  # type: ignore[no-any-return]  # untyped in torch
@@ -27,7 +26,11 @@ def recurrent_layers_captured() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def dynamo_settings(*, exact: bool, varying: bool) -> Iterator[None]:
-    """Let Dynamo capture what it computes as eager does; ``exact``: less of optimizers, ``varying``: for all sizes."""
+    """Set options of Dynamo for a block, so that it captures only code whose captured form gives eager's results.
+
+    ``exact`` leaves the steps of most optimizers to Python, because they would round differently. ``varying`` lets a
+    size become dynamic if it differs at a later call.
+    """
     from torch._dynamo import config
 
     changes = {
@@ -36,25 +39,21 @@ def dynamo_settings(*, exact: bool, varying: bool) -> Iterator[None]:
         "rewrite_assert_with_torch_assert": False,
         "automatic_dynamic_shapes": varying,
     }
-    with config.patch(changes), _eager_optimizers() if exact else contextlib.nullcontext():
-        yield
-
-
-@contextlib.contextmanager
-def _eager_optimizers() -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for module, replacement in _optimizer_modules():
-            stack.enter_context(replaced(module, "_get_value", replacement))
+    with config.patch(changes), inexact_steps_left_to_python() if exact else contextlib.nullcontext():
         yield
 
 
 def unmark_static(tensor: Tensor) -> None:
-    """Take away the mark that Dynamo leaves on parameters, buffers and what optimizers keep."""
+    """Remove the attribute by which Dynamo marks parameters, buffers and optimizer states as static inputs."""
     tensor.__dict__.pop("_dynamo_static_input_type", None)
 
 
 def stock_compiled(module: fx.GraphModule, inputs: Sequence[Any], backend: str) -> Callable[..., Any]:
-    """Compile a graph like Dynamo's by a backend of torch's, which changes it and is told what keeps its address."""
+    """Compile a graph of Dynamo with the stock backend named ``backend``, and return the callable.
+
+    ``inputs`` are inputs for the graph's placeholders. The graph gets the metadata by which Dynamo tells its backends
+    that parameters keep their addresses. The backend may change the graph.
+    """
     from torch._dynamo import lookup_backend
 
     module.meta["dynamo_compile_id"] = None
@@ -62,7 +61,8 @@ def stock_compiled(module: fx.GraphModule, inputs: Sequence[Any], backend: str) 
         node._dynamo_source = None
         if isinstance(value, torch.nn.Parameter):
             node.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
-    if not [*module.parameters(), *module.buffers()]:  # else those are taken to keep their addresses, without marks
+    # If the graph has parameters as attributes, the backend knows without this metadata that their addresses stay.
+    if not [*module.parameters(), *module.buffers()]:
         module._param_name_to_source = {}  # type: ignore[assignment]
     return lookup_backend(backend)(module, list(inputs))
 
@@ -82,14 +82,18 @@ def dynamo_compiles(start: Callable[[Any], None], end: Callable[[Any], None]) ->
 
 
 def dynamo_cleanups(scope: dict[str, Any]) -> list[Any]:
-    """Return the hooks that will take away what Dynamo put into ``scope``; each has a ``scope`` and a ``name``."""
+    """Return Dynamo's clean-up hooks for the namespace ``scope``.
+
+    Dynamo stores objects in this namespace, such as compiled code. Each hook removes the entry ``hook.name`` from
+    ``hook.scope`` when it is no longer needed.
+    """
     from torch._dynamo.utils import CleanupManager
 
     return [hook for hooks in list(CleanupManager.instance.values.values()) for hook in hooks if hook.scope is scope]
 
 
 def dynamo_reasons() -> dict[str, int]:
-    """Return what Dynamo has counted so far of the reasons for which it did not go on capturing."""
+    """Return Dynamo's counts of graph breaks and unsupported features so far, by reason."""
     from torch._dynamo.utils import counters
 
     kinds = ("graph_break", "unimplemented")
@@ -97,7 +101,7 @@ def dynamo_reasons() -> dict[str, int]:
 
 
 def dynamo_graphs() -> int:
-    """Return how many graphs Dynamo has handed to backends so far."""
+    """Return how many graphs Dynamo has passed to backends so far."""
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
@@ -105,32 +109,25 @@ def dynamo_graphs() -> int:
 
 @functools.cache
 def log_handlers() -> tuple[logging.Handler, ...]:
-    """Return the handlers that print what torch logs; torch sets them up when Dynamo is imported."""
+    """Return the handlers that print torch's log. torch sets them up when Dynamo is imported."""
     loggers = [logging.getLogger(name) for name in list(logging.root.manager.loggerDict) if name.startswith("torch")]
     return tuple(dict.fromkeys(handler for logger in loggers for handler in logger.handlers))
 
 
 def eager_draws_by_inductor() -> contextlib.AbstractContextManager[Any]:
-    """Let Inductor draw random numbers as eager does, for the length of a block."""
+    """Make Inductor's kernels draw the same random numbers as eager's, for the length of a block."""
     from torch._inductor import config
 
     return config.patch(fallback_random=True)  # type: ignore[no-any-return]  # untyped in torch
 
 
 def cold_caches() -> contextlib.AbstractContextManager[None]:
-    """Let Inductor find nothing that it compiled before, in memory or on disk, and keep nothing of what it compiles."""
+    """Give Inductor empty caches for a block, in memory and on disk, so that it compiles everything. Drop them then."""
     from torch._inductor.utils import fresh_cache
 
     return fresh_cache()
 
 
-@functools.cache
-def _optimizer_modules() -> tuple[tuple[Any, Any], ...]:
-    """Return the modules whose optimizers ask a step counter for its number, each with a form that Dynamo leaves."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("torch.optim.")]
-    return tuple((m, torch.compiler.disable(m._get_value)) for m in modules if hasattr(m, "_get_value"))
-
-
 def wrapper_like(kind: type[Tensor], like: Tensor) -> Any:
-    """Make the outside of a subclass that wraps tensors: the shape, strides and dtype of one, and no memory."""
+    """Make the outer tensor of a wrapper subclass, with the shape, strides and dtype of ``like`` and no memory."""
     return Tensor._make_wrapper_subclass(kind, like.shape, dtype=like.dtype, strides=like.stride())

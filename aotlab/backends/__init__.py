@@ -1,11 +1,11 @@
-"""What turns graphs into callables: `eager` runs the fx graph, `inductor` compiles it, any function pair will do."""
+"""Backends turn graphs into callables: `eager` runs the fx graph, `inductor` compiles it, or pass any function."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from aotlab.backends.base import Backend, CallableBackend, EagerBackend, GraphKind, KernelSource, boxed
-from aotlab.backends.inductor import InductorBackend
+from aotlab.backends.inductor_backend import InductorBackend
 from aotlab.errors import UsageError
 
 __all__ = [
@@ -14,7 +14,11 @@ __all__ = [
 
 
 def resolve(backend: object, *, draws: Literal["torch", "eager"] = "torch") -> Backend:
-    """Turn what is passed as ``backend`` into one, with ``draws`` as in `InductorBackend`; raises `UsageError`."""
+    """Return the `Backend` for a name, a compiler function or a backend.
+
+    ``draws`` selects the random numbers of Inductor, as in `InductorBackend`. Raises `UsageError` if ``backend`` is
+    something else.
+    """
     if backend == "eager":
         return EagerBackend()
     if backend == "inductor":

@@ -1,4 +1,4 @@
-"""What a backend is: something that turns one graph into one callable."""
+"""The interface of backends: a backend turns one graph into one callable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from aotlab import _torch as internals
 from aotlab._torch import FakeTensorMode
 from aotlab.errors import UsageError
-from aotlab.ir.graphs import output_args
+from aotlab.ir.fx_graphs import output_args
 
 GraphKind = Literal["forward", "backward", "inference"]
 Compiler = Callable[[fx.GraphModule, Sequence[Tensor]], Callable[..., Any]]
@@ -20,9 +20,11 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSource:
-    """A kernel that a compiler wrote, or calls (``extern``), for ``nodes`` of ``graph``; its text or the call.
+    """A kernel that a compiler generated, or the call of a library kernel (then ``language`` is ``extern``).
 
-    ``measures`` are numbers of what became of it, by the names that they have in a report.
+    ``source`` is the text of the kernel or of the call. ``graph`` is the name of the compiled graph, and ``nodes`` are
+    the names of its nodes that the kernel computes. ``measures`` are numbers about the compiled kernel (its registers,
+    for example), each with the name that a report shows.
     """
 
     name: str
@@ -37,8 +39,9 @@ class KernelSource:
 class CompileRequest:
     """One graph to compile.
 
-    ``static_inputs`` are the inputs whose addresses will not change; of the first ``visible_outputs`` outputs the
-    strides must be kept; the graphs of one entry share ``graph_id`` and ``shared``, for the backend's own use.
+    ``static_inputs`` are the positions of inputs whose addresses do not change between calls. The caller can see the
+    first ``visible_outputs`` outputs, so they must have the strides that were traced. All graphs of one compiled entry
+    have the same ``graph_id`` and the same dict ``shared``, in which the backend may store data.
     """
 
     module: fx.GraphModule
@@ -52,48 +55,56 @@ class CompileRequest:
 
 
 class Backend:
-    """Base of all backends; on its own it is abstract."""
+    """Abstract base class of all backends."""
 
     name = "backend"
-    #: Whether a compiled graph that writes inputs does so behind everything in it that may raise.
+    #: Whether a compiled graph that writes inputs does so after all of its operations that may raise.
     writes_last = False
-    #: Whether compiled graphs compute bit for bit what eager does, so that the order of sums matters.
+    #: Whether results of compiled graphs equal eager's bit for bit. Then autograd must sum gradients in eager's order.
     exact = False
-    #: Whether a backward is compiled when it is first run, where nobody watches: it takes no time to speak of.
+    #: Whether to compile a backward only when it runs for the first time. This is for backends that compile fast. If
+    #: somebody listens to the events of `aotlab.observe`, the backward is compiled together with the forward.
     lazy_backward = False
-    #: Whether compiled graphs can be run on fake tensors.
+    #: Whether compiled graphs accept fake tensors as inputs.
     takes_fakes = True
 
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
-        """Return the ops that the trace shall replace, with their replacements."""
+        """Return a table that maps ops to their decompositions, which the trace records in place of the ops."""
         return {}
 
     def needs_states(self, module: fx.GraphModule | None) -> bool:
-        """Tell whether random ops have to take states of generators: in any case, or in a graph that was traced."""
+        """Tell whether the random ops of a graph must take the states of generators as inputs.
+
+        ``module`` is a traced graph. If it is None, tell whether all graphs of this backend need it.
+        """
         return False
 
     def takes(self, module: fx.GraphModule) -> bool:
-        """Tell whether it can compile a graph for all values of the numbers in it."""
+        """Tell whether the backend can compile a graph for all values of the symbolic sizes and floats in it."""
         return True
 
     def prepare(self, module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:
         """Rewrite the joint graph of a training call in place, before it is partitioned."""
 
     def compile(self, request: CompileRequest) -> Callable[..., Any]:
-        """Compile one graph: the result takes its inputs one by one or, if ``_boxed_call``, in a list to empty."""
+        """Compile one graph.
+
+        The result takes the inputs of the graph one by one. If it has the attribute ``_boxed_call = True``, it takes
+        one list of them and may empty it.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no compile()")
 
     def kernels(self, compiled: Any) -> tuple[KernelSource, ...]:
-        """Return the kernels of something that `compile` returned."""
+        """Return the kernels of a callable that `compile` returned."""
         return ()
 
     def source(self, compiled: Any) -> str | None:
-        """Return the code that the compiler wrote around the kernels."""
+        """Return the code that the compiler generated around the kernels, or None."""
         return None
 
 
 class EagerBackend(Backend):
-    """Run the fx graph op by op: slow and exact; semantics are tested on it."""
+    """Runs the fx graph op by op. It is slow and exact; tests of semantics use it."""
 
     name = "eager"
     writes_last = True
@@ -101,12 +112,15 @@ class EagerBackend(Backend):
     lazy_backward = True
 
     def compile(self, request: CompileRequest) -> Callable[..., Any]:
-        """Return the graph's own Python, boxed: each input dies when it was used last."""
+        """Return the graph's generated Python code as a boxed callable, which frees each input after its last use."""
         return internals.boxed_forward_of(request.module)
 
 
 class CallableBackend(Backend):
-    """A backend from up to three compilers of upstream's form ``(graph_module, example_inputs) -> callable``."""
+    """A backend of one to three compiler functions with upstream's signature.
+
+    The signature is ``(graph_module, example_inputs) -> callable``.
+    """
 
     def __init__(
         self,
@@ -115,7 +129,7 @@ class CallableBackend(Backend):
         inference: Compiler | None = None,
         decompositions: dict[Any, Callable[..., Any]] | None = None,
     ) -> None:
-        for compiler in (forward, *(given for given in (backward, inference) if given is not None)):
+        for compiler in (forward, *(function for function in (backward, inference) if function is not None)):
             if not callable(compiler):
                 raise UsageError(f"a compiler has to be a function (graph_module, example_inputs), not {compiler!r}")
         self._compilers: dict[GraphKind, Compiler] = {
@@ -127,14 +141,15 @@ class CallableBackend(Backend):
         self.name = str(getattr(forward, "__name__", type(forward).__name__))
 
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
-        """Return the decompositions it was made with."""
+        """Return the decompositions that were passed to the constructor."""
         return self._decompositions
 
     def compile(self, request: CompileRequest) -> Callable[..., Any]:
         """Call the compiler for this kind of graph."""
         module, compiler = request.module, self._compilers[request.kind]
         internals.write_at_once(module)
-        expected = tuple(isinstance(node, fx.Node) for node in output_args(module.graph))  # the others are None
+        # whether each output is a tensor; a gradient that does not exist is None
+        expected = tuple(isinstance(node, fx.Node) for node in output_args(module.graph))
         compiled = compiler(module, list(request.example_inputs))
         name = str(getattr(compiler, "__name__", type(compiler).__name__))
         if not callable(compiled):
@@ -143,7 +158,7 @@ class CallableBackend(Backend):
                 "a function of the graph's inputs, or of one list of them that is marked with `_boxed_call = True`"
             )
         if compiled is module:
-            return compiled  # nothing can be wrong with it
+            return compiled  # the graph itself needs no check
         return _checked(boxed(compiled), expected, f"the {request.kind} that the compiler `{name}` returned")
 
 
@@ -151,21 +166,26 @@ def _described(value: object) -> str:
     return "None" if value is None else f"a `{type(value).__qualname__}`"
 
 
-def _checked(compiled: Boxed, expected: tuple[bool, ...], what: str) -> Boxed:
-    """Let a compiled graph return what it is to return, or say what it returned."""
+def _checked(compiled: Boxed, expected: tuple[bool, ...], graph_name: str) -> Boxed:
+    """Wrap a compiled graph so that it raises `UsageError` if its outputs do not match the outputs of the fx graph.
+
+    ``expected`` says for each output whether it is a tensor. ``graph_name`` is the name of the graph in messages.
+    """
     count = len(expected)
-    looked = False
+    types_checked = False
 
     def call(inputs: list[Any]) -> Sequence[Any]:
-        nonlocal looked
+        nonlocal types_checked
         outputs = compiled(inputs)
         if type(outputs) not in (tuple, list) or len(outputs) != count:
-            seen = f"{len(outputs)} outputs" if isinstance(outputs, (tuple, list)) else _described(outputs)
-            raise UsageError(f"{what} returned {seen}; the graph has {count} outputs, in a tuple or list")
-        for i, output in enumerate(() if looked else outputs):
+            returned = f"{len(outputs)} outputs" if isinstance(outputs, (tuple, list)) else _described(outputs)
+            raise UsageError(f"{graph_name} returned {returned}; the graph has {count} outputs, in a tuple or list")
+        for i, output in enumerate(() if types_checked else outputs):
             if expected[i] and not isinstance(output, Tensor):
-                raise UsageError(f"{what} returned {_described(output)} as output {i}, where the graph has a tensor")
-        looked = True
+                raise UsageError(
+                    f"{graph_name} returned {_described(output)} as output {i}, where the graph has a tensor"
+                )
+        types_checked = True
         return outputs
 
     call._boxed_call = True  # type: ignore[attr-defined]  # the mark that upstream's users look for
@@ -173,7 +193,7 @@ def _checked(compiled: Boxed, expected: tuple[bool, ...], what: str) -> Boxed:
 
 
 def boxed(compiled: Callable[..., Any]) -> Boxed:
-    """Give ``compiled`` the boxed calling convention: one list of inputs, which it may empty."""
+    """Return ``compiled`` with the boxed calling convention: it takes one list of inputs, which it may empty."""
     if getattr(compiled, "_boxed_call", False):
         return compiled
     if isinstance(compiled, fx.GraphModule):

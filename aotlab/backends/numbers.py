@@ -1,4 +1,4 @@
-"""Numbers that vary, for compilers that take no float as an input: tensors without dimensions stand for them."""
+"""Replace symbolic floats in a graph by zero-dim tensors, because Inductor does not accept floats as inputs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import torch
 from torch import Tensor, fx
 
 from aotlab._torch import FakeTensorMode
-from aotlab.ir.graphs import drop_unused, placeholders
+from aotlab.ir.fx_graphs import drop_unused, placeholders
 
 _ATEN = torch.ops.aten
-#: Arithmetic of numbers, and its counterpart for tensors.
+#: Arithmetic on Python numbers → the corresponding op on tensors (None if the tensor is the result unchanged).
 _STEPS: dict[Any, Any] = {
     operator.add: _ATEN.add.Tensor, operator.sub: _ATEN.sub.Tensor, operator.mul: _ATEN.mul.Tensor,
     operator.truediv: _ATEN.div.Tensor, operator.neg: _ATEN.neg.default, operator.abs: _ATEN.abs.default,
     abs: _ATEN.abs.default, torch.sym_float: None,
 }  # fmt: skip
-#: Ops that take a number, and those that take a tensor in its place.
+#: Ops that accept a number or a tensor as second argument.
 _SAME = ("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "div.Tensor_mode")
+#: Ops with a ``Scalar`` overload for a number and a ``Tensor`` overload for a tensor.
 _BY_SCALAR = ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "remainder", "fmod", "masked_fill")
 _OPS: dict[Any, Any] = {
     **{op: op for op in (operator.attrgetter(name)(_ATEN) for name in _SAME)},
@@ -37,7 +38,10 @@ def _is_float(value: Any) -> bool:
 
 
 def takes_numbers(module: fx.GraphModule) -> bool:
-    """Tell whether tensors can stand for all floats that vary in a graph."""
+    """Tell whether zero-dim tensors can replace all symbolic floats in a graph.
+
+    They cannot if an op that takes a float has no counterpart for tensors here, or computes an integer from it.
+    """
     if not any(map(_is_float, placeholders(module.graph))):
         return True
     for node in module.graph.nodes:
@@ -45,14 +49,14 @@ def takes_numbers(module: fx.GraphModule) -> bool:
             continue
         if isinstance(node.meta.get("val"), torch.SymInt):
             return False
-        known = node.target in _STEPS or node.target in _FILLS or node.target in _OPS
-        if not known or any(_is_float(each) for name, each in node.kwargs.items() if name != "alpha"):
+        is_supported = node.target in _STEPS or node.target in _FILLS or node.target in _OPS
+        if not is_supported or any(_is_float(each) for name, each in node.kwargs.items() if name != "alpha"):
             return False
     return True
 
 
 def numbers_as_tensors(module: fx.GraphModule, mode: FakeTensorMode) -> list[int]:
-    """Put tensors in the place of floats that vary; return which inputs are such a tensor now."""
+    """Replace symbolic floats by zero-dim tensors; return the positions of the inputs that were floats."""
     floats = [n for n, node in enumerate(placeholders(module.graph)) if _is_float(node)]
     if not floats:
         return []
@@ -70,15 +74,18 @@ def numbers_as_tensors(module: fx.GraphModule, mode: FakeTensorMode) -> list[int
 
 
 class _Writer:
-    """Writes ops on tensors in the place of those on numbers."""
+    """Replaces the ops of a graph on symbolic floats by ops on zero-dim tensors, for `numbers_as_tensors`.
+
+    ``mode`` is the fake tensor mode of the graph, in which the values of the new nodes are computed.
+    """
 
     def __init__(self, graph: fx.Graph, mode: FakeTensorMode) -> None:
         self._graph = graph
         self._mode = mode
-        self.numbers: set[fx.Node] = set()  # the tensors that stand for one
+        self.numbers: set[fx.Node] = set()  # nodes of tensors that replace numbers
 
     def visit(self, node: fx.Node) -> None:
-        """Write anew what a node computes, if it takes or gives a number."""
+        """Replace a node that takes or returns a number by ops on tensors."""
         if not _is_float(node) and not any(map(self._is_number, node.all_input_nodes)):
             return
         with self._graph.inserting_before(node):
@@ -111,7 +118,7 @@ class _Writer:
         return self._call(_OPS[node.target], *args, **kwargs)
 
     def _tensor(self, value: Any) -> Any:
-        """Return a number as a tensor of the precision of Python's floats."""
+        """Return a number as a zero-dim tensor of dtype float64, which has the precision of Python's floats."""
         if not isinstance(value, fx.Node) or value in self.numbers:
             return value
         return self._call(_ATEN.scalar_tensor.default, value, dtype=torch.float64)
@@ -121,7 +128,7 @@ class _Writer:
 
     def _call(self, op: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         node = self._graph.call_function(op, args, kwargs)
-        given: Any = fx.map_arg((args, kwargs), lambda each: each.meta["val"])
+        example_values: Any = fx.map_arg((args, kwargs), lambda each: each.meta["val"])
         with self._mode:
-            node.meta["val"] = op(*given[0], **given[1])
+            node.meta["val"] = op(*example_values[0], **example_values[1])
         return node

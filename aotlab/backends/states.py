@@ -1,4 +1,4 @@
-"""Graphs that read and set the states of generators, made functions as a whole: states come in, and go out."""
+"""Make graphs that read and set the states of random generators functional: states become inputs and outputs."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ import torch
 from torch import fx
 
 from aotlab import _torch as internals
-from aotlab.ir.graphs import output_args, return_from
-from aotlab.trace.random_state import SET_STATE, STATE_OF
+from aotlab.ir.fx_graphs import output_args, return_from
+from aotlab.trace.random_state import READ_STATE, SET_STATE
 
 
 def with_states(module: fx.GraphModule) -> tuple[torch.device, ...]:
-    """Make inputs of generators' states that a graph reads, outputs of those it sets; return the latter's devices."""
+    """Turn the generator states that a graph reads into its last inputs, and those that it sets into its last outputs.
+
+    Returns the devices whose generators the graph sets, in the order of these outputs.
+    """
     graph = module.graph
     sets = {node.args[1]: node for node in graph.nodes if node.target is SET_STATE}
     if not sets:
         return ()
     first = next(node for node in graph.nodes if node.op != "placeholder")
     for device in sets:
-        for node in [n for n in graph.nodes if n.target is STATE_OF and n.args[0] == device]:
+        for node in [n for n in graph.nodes if n.target is READ_STATE and n.args[0] == device]:
             with graph.inserting_before(first):
                 state = graph.placeholder(f"rng_state_{device.type}")
             state.meta.update(node.meta)
@@ -39,7 +42,11 @@ def with_states(module: fx.GraphModule) -> tuple[torch.device, ...]:
 def keeping_states(
     compiled: Callable[[list[Any]], Sequence[Any]], devices: Sequence[torch.device], results: int
 ) -> Callable[[list[Any]], Sequence[Any]]:
-    """Give a graph of `with_states` its generators' states, and set them to what it returns behind its results."""
+    """Wrap a compiled graph that `with_states` changed: pass the states of the generators, and set the new states.
+
+    ``devices`` is the result of `with_states`. ``results`` is the number of the graph's own outputs; the new states
+    follow them.
+    """
     generators = [internals.default_generator(device) for device in devices]
 
     def call(inputs: list[Any]) -> Sequence[Any]:

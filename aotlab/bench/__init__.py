@@ -1,4 +1,4 @@
-"""Eager, aotlab and upstream measured side by side: time, memory, and the figures of ``aotlab bench``."""
+"""Measure the time and the memory of functions side by side."""
 
 from __future__ import annotations
 

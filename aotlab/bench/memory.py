@@ -1,11 +1,11 @@
-"""Measure how much memory a call needs at its peak, beyond what was in use before it.
+"""Measure the peak memory of a call, beyond the memory that was in use before it.
 
-On cuda the caching allocator itself keeps the high-water mark. On CPU torch's allocator keeps none, but the
-profiler notes every allocation and release with its size; their running sum is the memory in use and its
-maximum the peak, exact and the same from run to run. A release counts there only if the call itself took that
-memory: of other memory the profiler knows no size, or the size of what lay at that address when an earlier
-profile ended. Memory that does not come from torch's CPU allocator is not seen: scratch space of oneDNN and MKL,
-stack buffers of Inductor's kernels, numpy's arrays.
+On cuda, the caching allocator records the peak. On CPU, torch's allocator does not, but the profiler records every
+allocation and release with its size. Their running sum is the memory in use, and its maximum is the peak. The result
+is exact and the same in every run. A release counts only if the call itself allocated that memory. For memory that was
+allocated before, the profiler reports no size, or the size of an older allocation at the same address. Memory
+that does not come from torch's CPU allocator is not counted: scratch space of oneDNN and MKL, stack buffers of
+Inductor's kernels, numpy's arrays.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from aotlab.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """The memory of one call in bytes: ``peak_bytes`` beyond what was in use, ``kept_bytes`` held by its result.
+    """The memory of one call in bytes.
 
-    ``method`` says how it was measured.
+    ``peak_bytes`` is the largest amount of memory in use during the call, minus the memory in use before.
+    ``kept_bytes`` is the memory that is still in use after the call, while its result is alive, minus the memory in use
+    before. ``method`` names the method of measurement.
     """
 
     device: str
@@ -42,8 +44,9 @@ class MemoryUse:
 def measure_memory(call: Callable[[], object], *, device: str | torch.device = "cpu", warmup: int = 1) -> MemoryUse:
     """Measure the peak memory of ``call()``.
 
-    ``warmup`` calls come first, so that compilation and first-use buffers stay out. The result of the measured
-    call is alive when ``kept_bytes`` is read: a forward that saves values for its backward keeps them.
+    ``warmup`` calls run first, so that compilation, and buffers that only the first call allocates, are not measured.
+    The result of the measured call is alive when ``kept_bytes`` is read. So ``kept_bytes`` includes the values that a
+    forward saves for its backward.
 
     Raises
     ------
@@ -68,10 +71,10 @@ def measure_memory(call: Callable[[], object], *, device: str | torch.device = "
 
 
 def kept_by_eager(function: Callable[..., object], *args: object) -> int:
-    """Count what eager keeps for the backward of a call, in bytes.
+    """Return the number of bytes that eager keeps for the backward of a call.
 
-    Memory that several of the saved tensors share counts once; that of the arguments, of the results and, if
-    ``function`` is a module, of its parameters and buffers not at all.
+    Memory that several saved tensors share counts once. The memory of the arguments, of the results and, if
+    ``function`` is a module, of its parameters and buffers does not count.
 
     Examples
     --------
@@ -86,8 +89,8 @@ def kept_by_eager(function: Callable[..., object], *args: object) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed):
         result = function(*args)
-    own = [*function.parameters(), *function.buffers()] if isinstance(function, torch.nn.Module) else []
-    free = {storage_key(tensor) for tensor in (*own, *_strided((args, result)))}
+    parameters = [*function.parameters(), *function.buffers()] if isinstance(function, torch.nn.Module) else []
+    free = {storage_key(tensor) for tensor in (*parameters, *_strided((args, result)))}
     held = {storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in _strided(saved)}
     return sum(nbytes for key, nbytes in held.items() if key not in free)
 
@@ -105,10 +108,10 @@ def _on_cuda(call: Callable[[], object], device: torch.device) -> MemoryUse:
     result = call()
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before
-    kept = torch.cuda.memory_allocated(device) - before
+    held = torch.cuda.memory_allocated(device) - before
     del result
     return MemoryUse(
-        device=str(device), peak_bytes=peak, kept_bytes=kept, method="high-water mark of torch's cuda allocator"
+        device=str(device), peak_bytes=peak, kept_bytes=held, method="high-water mark of torch's cuda allocator"
     )
 
 
@@ -132,6 +135,7 @@ def _on_cpu(call: Callable[[], object]) -> MemoryUse:
 
 
 def _of_this_call(changes: list[dict[str, Any]]) -> Iterator[int]:
+    """Yield the sizes of allocations, and the negative sizes of the releases of memory that the call allocated."""
     taken: set[int] = set()
     for change in changes:
         address, nbytes = change["args"]["Addr"], change["args"]["Bytes"]

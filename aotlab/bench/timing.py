@@ -1,18 +1,18 @@
 """Time several callables against each other in one run.
 
-Two timings made one after the other differ by whatever the machine did in between. Here every case is timed
-once per round, and the order turns round from round to round (A B C, then C B A), so that a drift of the
-machine falls on all of them alike. What is compared is compared within a round: `Comparison.ratio` is the
-median of the rounds' ratios, not the ratio of two medians. One case may be timed a second time under another
-name (``again``); that ratio, which ought to be 1, says how far the others can be trusted.
+Two timings made one after the other differ by whatever the machine did in between. Here every case is timed once per
+round, and the order alternates between rounds (A B C, then C B A), so that a drift of the machine affects all cases
+equally. Cases are compared within a round: `Comparison.ratio` is the median of the rounds' ratios, not the ratio of
+two medians. One case may be timed a second time under another name (``again``). The ratio of the two timings should be
+1, and shows how far the other ratios can be trusted.
 
     cases = [Case(name="eager", call=lambda: f(x)), Case(name="aotlab", call=lambda: g(x))]
     compare(cases, again="eager").ratio("aotlab", "eager").median
 
-A case that needs something fresh for every call gives ``prepare`` in place of ``call``: what it does is not timed,
-what it returns is. One that consists of several parts, as a training step does of forward and backward, gives
-``parts``: the parts are timed one after another within the same calls, and the whole is their sum, so that they add
-up. All times are in nanoseconds per call.
+A case that needs new arguments for every call has ``prepare`` instead of ``call``. ``prepare`` is not timed; the
+callable that it returns is timed. A case that consists of several parts, for example the forward and the backward of a
+training step, has ``parts``. In each call, the parts are timed one after another, and the time of the call is the sum
+of their times. All times are in nanoseconds per call.
 """
 
 from __future__ import annotations
@@ -31,14 +31,19 @@ import torch
 
 from aotlab.errors import UsageError
 from aotlab.report.model import QUIET, Ratio, TimingRow
+from aotlab.report.text import amount
 
 Call = Callable[[], object]
 Parts = Iterator[tuple[str, Call]]
 
-#: A ratio says something where it differs from 1 so many times as much as the same code, timed twice, from itself.
+#: A ratio is significant if it differs from 1 by this many times the difference between two timings of the same code.
 CLEAR = 2.0
 
-#: Prepared calls are kept alive until their sample is over; more than this many at a time would measure memory.
+#: A report shows a ratio only after this many rounds. The median and the range of fewer rounds depend on chance.
+FEWEST_ROUNDS = 5
+
+#: The largest number of prepared calls in a sample. They stay alive until its end, and a sample with more of them would
+#: measure the allocation of memory.
 _MOST_PREPARED = 1000
 
 _AGAIN = " (again)"
@@ -46,10 +51,12 @@ _AGAIN = " (again)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One thing to time: a ``call`` that can be repeated, ``prepare``, which returns a fresh one untimed, or ``parts``.
+    """One thing to time. It has exactly one of ``call``, ``prepare`` and ``parts``.
 
-    The latter yields the parts of a call, each by name, in order; what it does between them is not timed. The samples
-    of a part bear the name of the case, a space, and its own; those of the case are the sums.
+    ``call`` is called repeatedly. ``prepare`` returns a new callable for each call, and only that callable is timed.
+    ``parts`` yields the parts of a call in order, each with its name, for example ``"forward"``. The time between the
+    parts is not measured. The samples of a part are named after the case and the part, separated by a space. The
+    samples of the case are the sums over its parts.
 
     Raises
     ------
@@ -64,10 +71,10 @@ class Case:
 
     def __post_init__(self) -> None:
         if (self.call, self.prepare, self.parts).count(None) != 2:
-            raise UsageError(f"case {self.name!r} needs either call or prepare or parts, and no two of them")
+            raise UsageError(f"case {self.name!r} needs exactly one of call, prepare and parts")
 
     def calls(self, count: int) -> Iterable[Call]:
-        """Make ``count`` calls ready to be timed."""
+        """Return ``count`` calls that are ready to be timed."""
         if self.call is not None:
             return itertools.repeat(self.call, count)
         assert self.prepare is not None
@@ -76,9 +83,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """The times of one case or part: ``ns`` per call, one sample per round in order.
+    """The times of one case or part. ``ns`` has one sample per round, in order: the time of a call in ns.
 
-    Each is the mean of ``inner`` calls, or their median where the calls were timed one by one, in parts.
+    Each sample is the mean of ``inner`` calls. If the case has parts, its calls are timed one by one, and the sample
+    is the median of their times.
     """
 
     name: str
@@ -87,7 +95,7 @@ class Samples:
 
     @property
     def n(self) -> int:
-        """How many samples there are."""
+        """The number of samples."""
         return len(self.ns)
 
     @property
@@ -102,18 +110,21 @@ class Samples:
 
     @property
     def p10_ns(self) -> float:
-        """The time per call that a tenth of the samples stay under."""
+        """The tenth percentile of the time per call."""
         return float(np.percentile(self.ns, 10))
 
     @property
     def p90_ns(self) -> float:
-        """The time per call that nine tenths of the samples stay under."""
+        """The ninetieth percentile of the time per call."""
         return float(np.percentile(self.ns, 90))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paired:
-    """A quantity computed round by round: its ``median``, tenth and ninetieth percentile over ``n`` rounds."""
+    """A quantity that is computed within each round, for example a ratio of two times.
+
+    It has the ``median`` and the tenth and ninetieth percentiles over ``n`` rounds.
+    """
 
     median: float
     p10: float
@@ -129,7 +140,10 @@ class Paired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What `compare` measured: ``samples`` per case, on which ``device``, and which case ran twice (``again``)."""
+    """The result of `compare`: the ``samples`` of each case, and the ``device``.
+
+    ``again`` is the name of the case that was timed twice; None if there was no such case.
+    """
 
     samples: tuple[Samples, ...]
     device: str
@@ -142,18 +156,18 @@ class Comparison:
         raise KeyError(f"no case {name!r} was timed, only {', '.join(s.name for s in self.samples)}")
 
     def ratio(self, name: str, baseline: str) -> Paired:
-        """Divide ``name``'s time by ``baseline``'s, round by round."""
+        """Divide the time of the case ``name`` by the time of the case ``baseline``, round by round."""
         return Paired.of([a / b for a, b in zip(self[name].ns, self[baseline].ns, strict=True)])
 
     def difference(self, name: str, baseline: str) -> Paired:
-        """Subtract ``baseline``'s time from ``name``'s, round by round, in ns."""
+        """Subtract the time of the case ``baseline`` from the time of the case ``name``, round by round, in ns."""
         return Paired.of([a - b for a, b in zip(self[name].ns, self[baseline].ns, strict=True)])
 
     def overhead_ratio(self, name: str, other: str, baseline: str) -> Paired:
-        """Divide what ``name`` takes more than ``baseline`` by what ``other`` takes more, round by round.
+        """Divide the overhead of the case ``name`` by the overhead of the case ``other``, round by round.
 
-        The result is NaN where ``other`` is not slower than the baseline in most rounds: there is nothing to
-        divide by then.
+        The overhead of a case is its time minus the time of the case ``baseline``. The result is NaN if ``other`` is
+        not slower than the baseline in most rounds, because the divisor is then not positive.
         """
         above = [other_ns - base_ns for other_ns, base_ns in zip(self[other].ns, self[baseline].ns, strict=True)]
         if float(np.median(above)) <= 0:
@@ -163,16 +177,20 @@ class Comparison:
 
     @property
     def noise(self) -> Paired | None:
-        """The A/A ratio: the second timing of the case ``again`` over its first; None if no case ran twice."""
+        """The A/A ratio: the second timing of the case ``again`` divided by its first. None if no case ran twice."""
         return self._noise_of("")
 
     def _noise_of(self, part: str) -> Paired | None:
         return None if self.again is None else self.ratio(self.again + _AGAIN + part, self.again + part)
 
     def rows(self, *, frame: str | None = None, graph: int | None = None) -> list[TimingRow]:
-        """Make a report's rows of cases that are engines, with the parts ``forward`` and, in training, ``backward``.
+        """Return the rows of a report's table ``timings``, one per engine and phase.
 
-        Each row but eager's has its ratio to eager's time and that of stock ``torch.compile``, where they were timed.
+        Cases with other names than ``eager``, ``upstream`` and ``aotlab`` are ignored. The phases are the part
+        ``forward`` and, if the cases have a part ``backward``, also ``backward`` and ``total``. Each row except eager's
+        contains the ratios to the times of eager and of stock ``torch.compile``, if these were timed. After fewer than
+        `FEWEST_ROUNDS` rounds, the rows say so instead of showing ratios. ``frame`` and ``graph`` tell which graph was
+        timed.
         """
         names = [samples.name for samples in self.samples]
         engines = [name for name in ("eager", "upstream", "aotlab") if name in names]
@@ -182,13 +200,15 @@ class Comparison:
 
     def _row(self, engine: str, phase: str, part: str, frame: str | None, graph: int | None) -> TimingRow:
         names = [samples.name for samples in self.samples]
-        samples, again = self[engine + part], self._noise_of(part)
+        samples = self[engine + part]
+        others = [each for each in ("eager", "upstream") if each in names and engine not in ("eager", each)]
+        enough = samples.n >= FEWEST_ROUNDS
+        again = self._noise_of(part) if enough else None
         ratios = []
-        for other in ("eager", "upstream"):
-            if other in names and engine not in ("eager", other):
-                ratio = self.ratio(engine + part, other + part)
-                low, middle, high = (round(each, 4) for each in (ratio.p10, ratio.median, ratio.p90))
-                ratios.append(Ratio(over=other, median=middle, p10=low, p90=high, noise=doubt(ratio, again)))
+        for other in others if enough else ():
+            ratio = self.ratio(engine + part, other + part)
+            low, middle, high = (round(each, 4) for each in (ratio.p10, ratio.median, ratio.p90))
+            ratios.append(Ratio(over=other, median=middle, p10=low, p90=high, noise=doubt(ratio, again)))
         return TimingRow(
             engine=engine,
             phase=phase,
@@ -202,11 +222,12 @@ class Comparison:
             graph=graph,
             ratios=tuple(ratios),
             again=0.0 if again is None else round(again.median, 4),
+            incomparable=f"not comparable: {amount(samples.n, 'round')}" if others and not enough else "",
         )
 
     @property
     def again_name(self) -> str | None:
-        """The name under which the case ``again`` was timed a second time."""
+        """The name of the second timing of the case ``again``."""
         return None if self.again is None else self.again + _AGAIN
 
 
@@ -218,34 +239,38 @@ def compare(
     sample_ns: int = 5_000_000,
     inner: int | None = None,
     limit_ns: int | None = None,
+    fewest: int = 1,
     device: str | torch.device = "cpu",
     again: str | None = None,
 ) -> Comparison:
-    """Time ``cases`` in turns.
+    """Time ``cases`` against each other: each case once per round, in alternating order.
 
     Parameters
     ----------
     cases
-        What to time, with different names.
+        The cases to time. Their names must differ.
     rounds
-        How many samples each case gets.
+        The number of samples per case.
     warmup
-        How often each case is called before anything is measured.
+        How often each case is called before the measurement.
     sample_ns
-        How long a sample should last at least; a case that is faster is called several times per sample.
+        The minimal duration of a sample, in ns. A faster case is called several times per sample.
     inner
-        How many calls make a sample, in place of the number that ``sample_ns`` asks for and trial calls find.
+        The number of calls per sample. If None, trial calls choose it so that a sample lasts ``sample_ns``.
     limit_ns
-        After this long no further pair of rounds (there and back) begins, however many are left.
+        After this time in ns, no further pair of rounds begins.
+    fewest
+        The number of rounds that run even if they take longer than ``limit_ns``.
     device
-        Where the work is done. On cuda the clock is read only when the device has finished, before and after a sample.
+        The device that does the work. On cuda the clock is read before and after each sample, once the device has
+        finished.
     again
-        The name of a case to be timed twice, for an A/A ratio.
+        The name of a case to time twice, for an A/A ratio.
 
     Raises
     ------
     UsageError
-        No cases, fewer than one round, two cases of one name, or ``again`` is no case.
+        There are no cases, fewer than one round, or two cases with one name, or ``again`` is not a case.
 
     Examples
     --------
@@ -257,9 +282,9 @@ def compare(
     if not cases or rounds < 1:
         raise UsageError(f"there is nothing to time: {len(cases)} cases, {rounds} rounds")
     if len(set(names)) < len(names):
-        raise UsageError(f"two cases bear one name: {', '.join(names)}")
+        raise UsageError(f"two cases have the same name: {', '.join(names)}")
     if again is not None and again not in names:
-        raise UsageError(f"again={again!r} is none of the cases {', '.join(names)}")
+        raise UsageError(f"again={again!r} is not one of the cases {', '.join(names)}")
     line_up = list(cases)
     if again is not None:
         twice = cases[names.index(again)]
@@ -272,12 +297,14 @@ def compare(
                 _sample(case, warmup, wait)
         lengths = [inner if inner is not None else _inner_calls(case, sample_ns, wait) for case in cases]
         if again is not None:
-            # The same case measured the same way, or the A/A ratio would show the lengths of the loops.
+            # Both timings of the case must use equally many calls per sample. Otherwise the A/A ratio would show the
+            # effect of the number of calls.
             lengths.append(lengths[names.index(again)])
         with _what_exists_frozen():
             begin = time.perf_counter_ns()
             for turn in range(rounds):
-                if limit_ns is not None and turn and turn % 2 == 0 and time.perf_counter_ns() - begin > limit_ns:
+                late = limit_ns is not None and time.perf_counter_ns() - begin > limit_ns
+                if late and turn >= fewest and turn % 2 == 0:
                     break
                 order = range(len(line_up)) if turn % 2 == 0 else reversed(range(len(line_up)))
                 for index in order:
@@ -289,35 +316,37 @@ def compare(
 
 
 def doubt(ratio: Paired, again: Paired | None) -> str:
-    """Say why a ratio may be noise, by the A/A ratio ``again`` and its own spread; an empty text if neither says so."""
-    if ratio.n < 2:
-        return "it was timed only once"
+    """Return the reason why a ratio may be noise, as text, or an empty string if there is no reason.
+
+    A ratio may be noise if its percentiles are on both sides of 1. It may also be noise if the A/A ratio ``again`` is
+    not close to 1, and the ratio differs from 1 less than `CLEAR` times as much.
+    """
     if ratio.p10 <= 1 <= ratio.p90:
-        return "the faster one changed from round to round"
+        return "sometimes one was faster, sometimes the other"
     if again is not None and abs(again.median - 1) > QUIET:
-        # As factors: twice as fast is as far from 1 as twice as slow.
-        ours, own = (abs(math.log(each.median)) if each.median > 0 else math.inf for each in (ratio, again))
-        if ours < CLEAR * own:
+        # Compare logarithms, so that half the time differs from 1 as much as twice the time.
+        ours, noise = (abs(math.log(each.median)) if each.median > 0 else math.inf for each in (ratio, again))
+        if ours < CLEAR * noise:
             return f"the same code, timed twice, differed by {abs(again.median - 1):.0%}"
     return ""
 
 
 def training_case(name: str, forward: Call, leaves: Sequence[torch.Tensor]) -> Case:
-    """Make the case of a training step, with its parts ``"forward"`` and ``"backward"``; see `training_parts`.
+    """Return the case of a training step, with the parts ``"forward"`` and ``"backward"``; see `training_parts`.
 
     The backward starts from every output that requires grad.
 
     Raises
     ------
     UsageError
-        When the backward is prepared: no output requires grad.
+        Raised when the backward is prepared: no output requires grad.
     """
 
     def roots(result: object) -> list[torch.Tensor]:
-        found = [tensor for tensor in tensors_in(result) if tensor.requires_grad]
-        if not found:
+        outputs = [tensor for tensor in tensors_in(result) if tensor.requires_grad]
+        if not outputs:
             raise UsageError(f"{name}: no output requires grad, so there is no backward to time")
-        return found
+        return outputs
 
     return Case(name=name, parts=lambda: training_parts(forward, roots, leaves))
 
@@ -325,10 +354,12 @@ def training_case(name: str, forward: Call, leaves: Sequence[torch.Tensor]) -> C
 def training_parts(
     forward: Call, roots_of: Callable[[object], Sequence[torch.Tensor]], leaves: Sequence[torch.Tensor]
 ) -> Parts:
-    """Yield a forward and the backward from ``roots_of`` its result, by tangents of ones, which are not timed.
+    """Yield the parts of a training step for `Case`: ``"forward"`` and ``"backward"``.
 
-    Gradients are taken with respect to ``leaves`` and dropped, so that no call adds to what an earlier one left in
-    ``.grad``. What the forward has kept is let go of within the backward, as in a training step.
+    ``roots_of`` takes the result of the forward and returns the tensors from which the backward starts. Their tangents
+    are ones, which are made before the backward is timed. Gradients are taken with respect to ``leaves`` and dropped,
+    so that no call adds to ``.grad``. The values that the forward saved are freed during the backward, as in a training
+    step.
     """
     results: list[object] = []
     yield "forward", lambda: results.append(forward())
@@ -343,7 +374,7 @@ def training_parts(
 
 
 def tensors_in(value: object) -> tuple[torch.Tensor, ...]:
-    """Collect the tensors in nested tuples, lists and dicts, in order."""
+    """Return the tensors in nested tuples, lists and dicts, in order."""
     if isinstance(value, torch.Tensor):
         return (value,)
     if isinstance(value, dict):
@@ -354,7 +385,10 @@ def tensors_in(value: object) -> tuple[torch.Tensor, ...]:
 
 
 def _sample(case: Case, inner: int, wait: Callable[[], None]) -> dict[str, float]:
-    """Return how long one of ``inner`` calls takes, and each of its parts, by name."""
+    """Run ``inner`` calls of a case and return the time of one call, by the name of the case.
+
+    If the case has parts, return the time of each part too. ``wait`` waits until the device has finished.
+    """
     if case.parts is not None:
         laps = [_laps(case.parts(), wait) for _ in range(inner)]
         of_parts = {f"{case.name} {part}": float(np.median([lap[part] for lap in laps])) for part in laps[0]}
@@ -380,17 +414,17 @@ def _laps(parts: Parts, wait: Callable[[], None]) -> dict[str, int]:
 
 
 def _inner_calls(case: Case, sample_ns: int, wait: Callable[[], None]) -> int:
-    """Choose how many calls make a sample of at least ``sample_ns``, from growing trials."""
+    """Return the number of calls that together take at least ``sample_ns``, found by trials with ever more calls."""
     most = 10_000_000 if case.call is not None else _MOST_PREPARED
     count = 1
     while True:
         took = max(count * _sample(case, count, wait)[case.name], 1)
         if took >= sample_ns:
-            # Once more: a hiccup of the machine would leave a fast case with samples of one call.
+            # Try again. If another process delayed the first trial of a fast case, its samples would be too short.
             took = max(min(took, count * _sample(case, count, wait)[case.name]), 1)
         if took >= sample_ns or count >= most:
             return count
-        # Up to ten times more at a step: the first trial of a fast call is mostly the clock.
+        # Increase the count at most tenfold per step, because the first trial of a fast call mostly measures the clock.
         count = min(most, max(count + 1, min(10 * count, int(1.2 * count * sample_ns / took))))
 
 
@@ -402,7 +436,7 @@ def _waiter(device: torch.device) -> Callable[[], None]:
 
 @contextmanager
 def _collector_off() -> Iterator[None]:
-    """Keep the garbage collector from starting by itself, which it would do within samples."""
+    """Disable automatic garbage collection, so that it does not run within samples."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -414,10 +448,10 @@ def _collector_off() -> Iterator[None]:
 
 @contextmanager
 def _what_exists_frozen() -> Iterator[None]:
-    """Let collections look only at objects made from now on.
+    """Make collections examine only objects that are created from now on.
 
-    One that looks at everything that torch has loaded and compiled takes longer than most samples. If the caller has
-    frozen objects of his own nothing is done, because unfreezing knows no difference.
+    A collection that examines everything that torch has loaded and compiled takes longer than most samples. If the
+    caller has frozen objects already, this does nothing, because unfreezing would unfreeze them too.
     """
     if gc.get_freeze_count():
         yield

@@ -1,1 +1,1 @@
-"""From a call to its flat tensors: flatten, lift, dedupe, find inputs that share memory."""
+"""From a call to its flat tensors: flatten, lift, deduplicate, and find inputs that share memory."""

@@ -1,11 +1,12 @@
-"""Stage 1, capture: what was called, with which tensors.
+"""Stage 1, capture: record the called function and its arguments as flat values.
 
-The later stages want a flat list of tensors, also of what is nested, and of what a module reads from itself::
+The later stages need a flat list of tensors. It includes tensors in containers, and the parameters and buffers that a
+module reads from itself::
 
     def f(x, opts): return x * opts["scale"] @ opts["w"]
     f(x, {"scale": 2.0, "w": w})
 
-becomes the flat inputs ``x`` and ``opts['w']``, and ``opts['scale']`` a Python value that the entry guards.
+This call has the flat inputs ``x`` and ``opts['w']``, and the Python value ``opts['scale']``, which the entry guards.
 """
 
 from __future__ import annotations
@@ -14,97 +15,110 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from aotlab._torch import storage_id
 from aotlab.capture import nesting
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import UserLine
 from aotlab.guards.call_state import CallState, call_state
+from aotlab.guards.guarded_values import NOTHING_MENTIONED, Mentioned
 from aotlab.guards.reached import Reached
-from aotlab.guards.values import NOTHING_MENTIONED, Mentioned
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
-
-if TYPE_CHECKING:
-    from aotlab.runtime.draft import Draft
 
 ArgumentKind = Literal["parameter", "buffer", "input", "python"]
 
 
 class Target:
-    """What a frontend asks to be compiled; by default it has no parameters to lift and no Python state to guard."""
+    """The function that a frontend asks to compile. By default it lifts no parameters and guards no Python state."""
 
     name: str
     line: UserLine | None
     frontend: str
 
     def lifted(self) -> Sequence[Tensor]:
-        """Return the parameters and buffers of this moment, which become the first flat inputs."""
+        """Return the current parameters and buffers, which become the first flat inputs."""
         return ()
 
     def lifter(self) -> Callable[[], Sequence[Tensor]]:
-        """Return a function that reads what `lifted` reads now, also when the target changes its shape later."""
+        """Return a function that reads the lifted tensors again from the places where they are stored now.
+
+        A place is, for example, a key of a module's ``_parameters``. The function reads these places even if the
+        structure of the target changes later.
+        """
         return self.lifted
 
     def holder(self, lifted: Sequence[Tensor]) -> Callable[[], AbstractContextManager[None]]:
-        """Return what puts ``lifted`` in their place again, for a function that the backward runs once more."""
+        """Return a function that makes a context manager, in which the tensors ``lifted`` replace the lifted inputs.
+
+        A checkpoint needs it: its backward runs the user's function again, and must use the traced tensors.
+        """
         return nullcontext
 
     def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
-        """Name them, in the same order."""
+        """Return the name and kind of each lifted tensor, in the same order."""
         return ()
 
     def reached(self) -> tuple[Reached, ...]:
-        """Return what the function reads besides its arguments."""
+        """Return the values that the function reads besides its arguments."""
         return ()
 
     def mentioned(self) -> Mentioned:
-        """Return which attributes of its arguments the function may read; asked after `reached`."""
+        """Return the attributes of its arguments that the function may read. Call `reached` first."""
         return NOTHING_MENTIONED
 
     def objects(self) -> list[Any]:
-        """Return the objects that the function reaches; asked after `run`."""
+        """Return the Python objects that the function can reach through closures, globals and attributes.
+
+        Call `run` first, because the run records them.
+        """
         return []
 
     def still_same(self) -> Callable[[], bool] | None:
-        """Return a fast check of `reached` and of where what is lifted hangs, None if there is nothing to check."""
+        """Return a fast check that the values that `reached` returned are unchanged, or None if there are no values."""
         return None
 
     def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the function with ``lifted`` in place of its own parameters and buffers."""
+        """Run the function, in a trace, with the tensors ``lifted`` in place of its parameters and buffers."""
         raise NotImplementedError
 
-    def between(self, draft: Draft, positions: Sequence[int]) -> None:
-        """Write what comes behind the autograd node that makes the forward outputs at ``positions``."""
+    def end_trace(self) -> None:
+        """Raise `RetraceNeeded` if the trace found a fact that the next trace of the same call must know."""
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the original function."""
         raise NotImplementedError
 
     def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-        """Name the flat arguments, in their order."""
+        """Return the names of the flat arguments, in order."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentRecord:
-    """One flat argument: ``spec`` describes a tensor, ``value`` is the text of a Python value."""
+    """One flat argument.
+
+    For a tensor, ``spec`` describes it, and ``storage_id`` identifies its storage within this process. For a Python
+    value, ``value`` is its text.
+    """
 
     name: str
     kind: ArgumentKind
     spec: TensorSpec | None
     value: str | None = None
+    storage_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureRecord:
-    """What was called.
+    """The called function and its arguments.
 
-    ``arguments`` has the lifted parameters and buffers first, then the flat arguments; equal storage numbers of their
-    specs show shared memory. ``training``: grad mode was on, and an argument requires grad; whether
-    anything can be differentiated is found by the trace.
+    ``arguments`` has the lifted parameters and buffers first, then the flat arguments. If two specs have the same
+    storage number, the tensors share memory. ``training`` is true if grad mode was on and an argument requires grad;
+    only the trace finds whether an output can be differentiated.
     """
 
     function: str
@@ -117,14 +131,17 @@ class CaptureRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A captured call: flat ``values``, lifted ones first, and ``spec``, the tree of (args, kwargs). Never kept."""
+    """A captured call. ``values`` is flat, with lifted tensors first; ``spec`` is the tree of (args, kwargs).
+
+    No object keeps a `Call` after compilation, because it holds the caller's tensors.
+    """
 
     target: Target
     values: tuple[Any, ...]
     lifted_count: int
     spec: nesting.Node
     state: CallState
-    #: The state outside of the inference mode that the function enters itself, if it does.
+    #: The state of the call before the function entered inference mode, or None if the function does not enter it.
     outside: CallState | None = None
 
     @property
@@ -133,40 +150,37 @@ class Call:
         return tuple(i for i, value in enumerate(self.values) if isinstance(value, Tensor))
 
     def rebuild(self, values: Sequence[Any]) -> tuple[list[Tensor], tuple[Any, ...], dict[str, Any]]:
-        """Nest flat values as the caller did; return (lifted, args, kwargs)."""
+        """Return (lifted, args, kwargs) for other flat values, which are nested as the caller's arguments are."""
         args, kwargs = nesting.unflatten(values[self.lifted_count :], self.spec)
         return list(values[: self.lifted_count]), tuple(args), dict(kwargs)
 
 
 def names_of_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """Name each flat argument by the parameter that takes it: ``x``, ``opts['w']``, ``args[0]``."""
+    """Name each flat argument after the parameter that takes it: ``x``, ``opts['w']``, ``args[0]``."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         parameters = []
-    plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
-    heads = [plain[i] if i < len(plain) else f"{rest}[{i - len(plain)}]" for i in range(len(args))]
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    varargs = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+    heads = [positional[i] if i < len(positional) else f"{varargs}[{i - len(positional)}]" for i in range(len(args))]
     return nesting.paths([*zip(heads, args, strict=True), *kwargs.items()])
 
 
 def check_modes(values: Sequence[Any]) -> None:
-    """Have a call run eagerly in anomaly mode, or of tensors of inference mode of which eager keeps no history."""
+    """Raise `RunEagerly` in anomaly mode, or if an inference tensor requires grad while grad mode is on."""
     tensors = [value for value in values if isinstance(value, Tensor) and value.requires_grad]
     if torch.is_grad_enabled() and any(tensor.is_inference() for tensor in tensors):
-        raise RunEagerly(
-            "an argument or a parameter that requires grad was made in inference mode",
-            suggestion="make it outside of inference mode, or call it under no_grad(), to have it compiled",
-        )
+        raise RunEagerly("inference-tensor-requires-grad")
     if torch.is_anomaly_enabled():
-        raise RunEagerly(
-            "it is called in anomaly mode, which looks at what each autograd node of eager's returns",
-            suggestion="call it outside of torch.autograd.detect_anomaly() to have it compiled",
-        )
+        raise RunEagerly("anomaly-mode")
 
 
 def run(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CaptureRecord, Call]:
-    """Capture one call of ``target``; raises `RefusedError` at an argument or a mode that a graph could not respect."""
+    """Capture one call of ``target``.
+
+    Raise `RefusedError` if an argument cannot be guarded, or if a graph could not take part in an active mode.
+    """
     reached = target.reached()
     lifted = list(target.lifted())
     names = [name for name, _ in target.lifted_names()] + target.argument_names(args, kwargs)
@@ -189,7 +203,8 @@ def run(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     for i, (name, value) in enumerate(zip(names, values, strict=True)):
         if isinstance(value, Tensor):
             kind: ArgumentKind = kinds[i] if i < len(kinds) else "input"
-            arguments.append(ArgumentRecord(name=name, kind=kind, spec=spec_of(value, storages)))
+            tensor_spec = spec_of(value, storages)
+            arguments.append(ArgumentRecord(name=name, kind=kind, spec=tensor_spec, storage_id=storage_id(value)))
         else:
             arguments.append(ArgumentRecord(name=name, kind="python", spec=None, value=repr(value)))
     grad_mode = torch.is_grad_enabled()

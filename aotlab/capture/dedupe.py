@@ -1,13 +1,14 @@
-"""Stage 2, dedupe: an argument that is passed twice becomes one input.
+"""Stage 2, deduplication: an argument that is passed twice becomes one input.
 
     def f(a, b):
         a.add_(1)
         return a * b
     f(x, x)
 
-With two inputs the graph would not know that the write to ``a`` is one to ``b``, and ``a is b`` would be False. So the
-function runs with one traced tensor in both places, and the entry guards which arguments were the same object. The
-strategy ``"keep"`` gives a duplicate an unused placeholder, for callers who rely on one for each flat argument.
+With two inputs, the graph would not know that a write to ``a`` is also a write to ``b``, and ``a is b`` would be False.
+So the trace runs the function with one traced tensor for both parameters, and the entry guards which arguments are the
+same object. The strategy ``"keep"`` gives a duplicate an unused placeholder, for callers who need one placeholder per
+flat argument.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ Strategy = Literal["drop", "keep"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DedupeRecord:
-    """Which tensor arguments remain.
+    """The result of deduplication: the distinct tensor arguments.
 
-    ``kept`` and ``names`` are the positions among the flat arguments and the names of those; ``positions`` the
-    positions of all tensor arguments, and ``source`` says for each which place in ``kept`` serves it.
+    ``kept`` has their positions among the flat arguments, and ``names`` their names. ``positions`` has the positions of
+    all tensor arguments; for each of these, ``source`` has the index in ``kept`` of the tensor that replaces it.
     """
 
     strategy: Strategy
@@ -36,7 +37,7 @@ class DedupeRecord:
 
     @property
     def placeholders(self) -> tuple[int, ...]:
-        """Positions among the flat arguments that the graph has placeholders for."""
+        """The positions of the flat arguments that have a placeholder in the graph."""
         return self.kept if self.strategy == "drop" else self.positions
 
 

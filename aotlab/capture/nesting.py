@@ -1,11 +1,12 @@
-"""Nested containers taken apart and put together again: what goes into a function, and what comes out of it.
+"""Flatten nested containers into leaves and a tree, and build them again: for arguments and for results.
 
     {"a": [x, y], "opts": Options(scale=2.0, w=w)}
 
-has the leaves ``x``, ``y``, ``2.0`` and ``w``; the rest is a tree of `Node`, which is compared, named (``['a'][0]``,
-``['opts'].w``), and filled with other leaves. Containers are tuples, lists, dictionaries, dataclass instances, and what
-is registered with `torch.utils._pytree`; in results also instances of plain classes, made anew without ``__init__``. A
-list, a dictionary or an object that stands in two places, or in itself, is refused.
+This value has the leaves ``x``, ``y``, ``2.0`` and ``w``. The rest is a tree of `Node`. Trees can be compared, their
+leaves have paths (``['a'][0]``, ``['opts'].w``), and a tree can be filled with other leaves. Containers are tuples,
+lists, dictionaries, dataclass instances, and types that are registered with `torch.utils._pytree`. In results,
+instances of plain classes are containers, too; they are built again without a call of ``__init__``. A list, dictionary
+or object that occurs twice, or contains itself, is refused.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ import torch
 from torch import Tensor, nn
 
 from aotlab import _torch as internals
-from aotlab.errors import OutputError, PythonValueError, RefusedError
-from aotlab.guards.values import PLAIN, is_plain
+from aotlab.errors import BY_DYNAMO, OutputError, PythonValueError, RefusedError
+from aotlab.guards.guarded_values import PLAIN, is_plain
 
-#: How a container is taken apart: its items by position or key, its attributes, or what is registered for its type.
+#: How to reach the items of a container: by position, key or attribute, or by the functions registered for its type.
 How = Literal["items", "keys", "attributes", "registered"]
-#: A step from a container to what it holds: an attribute's name, or a position or key.
+#: A step from a container to one of its items: the name of an attribute, or a position or key.
 Step = tuple[Literal["attribute", "item"], Any]
 
 _MAPPINGS: tuple[type, ...] = (dict, collections.OrderedDict, collections.defaultdict)
 _LEAVES = (Tensor, nn.Module, type, torch.Size, torch.SymInt, torch.SymFloat, *PLAIN)
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: types without it are written in C
-#: The deepest nesting that is walked.
+#: The maximum depth of nesting.
 DEEPEST = 200
 
 
 class Leaf:
-    """Stands in a tree for what is no container."""
+    """Marks, in a tree, the position of a value that is not a container. All leaves are the same object, `LEAF`."""
 
     def __repr__(self) -> str:
         return "*"
@@ -47,18 +48,23 @@ LEAF = Leaf()
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """Stands in a result for an object that the caller passed: where it hangs in ``(args, kwargs)``."""
+class CallerObject:
+    """Marks, in the tree of a result, the position of an object that the caller passed as an argument or within one.
+
+    ``steps`` is the path of the object in ``(args, kwargs)``. A compiled call returns the object that it finds there.
+    """
 
     steps: tuple[Step, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One container: its type, how its items are held, and its children.
+    """A container in a tree. Two containers have equal nodes if they differ only in their leaves.
 
-    ``keys`` are the keys of a mapping or the names of attributes; ``typed_keys`` are what is compared, so that 1 is not
-    True. ``extra`` is a default factory, or what a registered type keeps besides its items.
+    ``kind`` is the type of the container. ``how`` says how its items are reached, and ``children`` are their trees.
+    ``keys`` are the keys of a mapping or the names of attributes. Comparisons use ``typed_keys`` instead, so that the
+    keys 1 and True differ. ``extra`` is the factory of a `collections.defaultdict`, or the context that the flattening
+    function of a registered type returned.
     """
 
     kind: type
@@ -69,7 +75,10 @@ class Node:
     children: tuple[Any, ...] = ()
 
     def steps(self, count: int) -> Sequence[Step | None]:
-        """Return how to get at each of ``count`` children; None where only a registered function can."""
+        """Return the step from the container to each of its ``count`` children.
+
+        The steps are None if only the flattening function of a registered type can reach the children.
+        """
         if self.how == "registered":
             return [None] * count
         if self.how == "attributes":
@@ -86,11 +95,11 @@ class Node:
         return f"{{{inner}}}" if self.kind is dict else f"{name}({inner})"
 
 
-Tree = Node | Given | Leaf
+Tree = Node | CallerObject | Leaf
 
 
 def typed_key(key: Any) -> Any:
-    """Return a form of a dictionary's key by which 1, 1.0 and True differ."""
+    """Return a form of a dictionary's key in which 1, 1.0 and True differ."""
     if type(key) is str:
         return key
     if isinstance(key, tuple):
@@ -99,7 +108,11 @@ def typed_key(key: Any) -> Any:
 
 
 def _is_plain_key(key: Any) -> bool:
-    """Tell whether a dictionary's key is all that there is to it, so that equal ones are as good as the same."""
+    """Tell whether a guard may compare a dictionary's key with ``==``.
+
+    This holds for plain values, classes and functions, and for tuples, frozensets and dataclass instances that consist
+    of them. Another key may be an object whose state can change. An equal key of a later call may then differ from it.
+    """
     if isinstance(key, (*PLAIN, type, types.FunctionType, types.BuiltinFunctionType)):
         return True
     if dataclasses.is_dataclass(key):
@@ -111,14 +124,20 @@ def _is_plain_key(key: Any) -> bool:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Return what an object holds by name; of a dataclass with slots, the fields that are set."""
-    held = getattr(value, "__dict__", {})
+    """Return the attributes of an object by name. They include the fields that a dataclass stores in slots."""
+    attributes = getattr(value, "__dict__", {})
     names = [each.name for each in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
-    return {name: getattr(value, name) for name in names if name not in held and hasattr(value, name)} | held
+    return {
+        name: getattr(value, name) for name in names if name not in attributes and hasattr(value, name)
+    } | attributes
 
 
 def _is_made_of_attributes(kind: Any, objects: bool) -> bool:
-    """Tell whether instances of a dataclass, or of any class, are nothing but their attributes."""
+    """Tell whether an instance of a type can be built again from its attributes alone.
+
+    This holds for dataclasses and, with ``objects``, for plain classes, unless they have a ``__del__`` or a base class
+    that is written in C.
+    """
     if not all(each is object or each.__flags__ & _HEAP_TYPE for each in kind.__mro__) or hasattr(kind, "__del__"):
         return False
     if dataclasses.is_dataclass(kind) or not objects or kind is object:
@@ -127,11 +146,14 @@ def _is_made_of_attributes(kind: Any, objects: bool) -> bool:
     return usual and not any(vars(each).get("__slots__") for each in kind.__mro__)
 
 
-def _take_apart(value: Any, objects: bool = False) -> tuple[Node, list[Any]] | None:
-    """Return a node without children, and these; None for a leaf. With ``objects`` plain classes are no leaves."""
+def _open_container(value: Any, objects: bool = False) -> tuple[Node, list[Any]] | None:
+    """Return a node without children, and the children. The result is None if ``value`` is a leaf.
+
+    With ``objects``, instances of plain classes are containers, too.
+    """
     kind: type = type(value)
-    named = issubclass(kind, tuple) and hasattr(kind, "_fields") and not getattr(value, "__dict__", None)
-    if kind is tuple or kind is list or named:
+    is_named_tuple = issubclass(kind, tuple) and hasattr(kind, "_fields") and not getattr(value, "__dict__", None)
+    if kind is tuple or kind is list or is_named_tuple:
         return Node(kind=kind, how="items"), list(tuple.__iter__(value) if kind is not list else value)
     if kind in _MAPPINGS:
         keys = tuple(value)
@@ -153,8 +175,8 @@ def _take_apart(value: Any, objects: bool = False) -> tuple[Node, list[Any]] | N
     return Node(kind=kind, how="attributes", keys=names, typed_keys=names), list(attributes.values())
 
 
-def _put_together(node: Node, children: list[Any]) -> Any:
-    """Make a container of a node's kind, without asking the code of its class."""
+def _build_container(node: Node, children: list[Any]) -> Any:
+    """Make a container of the node's type without running code of its class."""
     kind: Any = node.kind
     if kind is list:
         return children
@@ -167,13 +189,13 @@ def _put_together(node: Node, children: list[Any]) -> Any:
         return tuple.__new__(kind, children)
     if kind is slice:
         return slice(*children)
-    made = object.__new__(kind)
+    instance = object.__new__(kind)
     for name, value in zip(node.keys, children, strict=True):
-        object.__setattr__(made, name, value)
-    return made
+        object.__setattr__(instance, name, value)
+    return instance
 
 
-# --- trees of them -----------------------------------------------------------------------------------------------
+# --- trees ---------------------------------------------------------------------------------------------------------
 
 
 def _step_text(step: Step | None, position: int) -> str:
@@ -182,114 +204,132 @@ def _step_text(step: Step | None, position: int) -> str:
     return f".{step[1]}" if step[0] == "attribute" else f"[{step[1]!r}]"
 
 
-class _Walk:
-    """Takes one value apart; `None` among ``given`` stands for what can not be found again."""
+class _Flattener:
+    """Flattens one value, or several, into ``leaves`` and their ``paths``.
 
-    def __init__(self, name: str, error: type[RefusedError], given: Mapping[int, Given | None] | None = None) -> None:
+    ``name`` is the name of the value in messages, and ``error`` the exception for values that cannot be flattened. If
+    ``caller_objects`` is given, the value is the result of a function. Then `visit` replaces objects whose ids are in
+    this mapping by their `CallerObject`. If the mapping has None for an object, no argument contains it, and it cannot
+    be returned.
+    """
+
+    def __init__(
+        self, name: str, error: type[RefusedError], caller_objects: Mapping[int, CallerObject | None] | None = None
+    ) -> None:
         self._error = error
-        self.given = given
+        self.caller_objects = caller_objects
         self.leaves: list[Any] = []
         self.paths: list[str] = []
-        self._seen: set[int] = set()
-        self._alive: list[Any] = []  # what registered functions return may live no longer than this walk
+        self._visited: set[int] = set()
+        self._alive: list[Any] = []  # keeps the children from registered functions alive, so that ids stay unique
         self._name = name
 
     def visit(self, value: Any, path: str = "", depth: int = 0) -> Tree:
-        if self.given is not None and id(value) in self.given:
-            given = self.given[id(value)]
-            if given is None:
+        if self.caller_objects is not None and id(value) in self.caller_objects:
+            caller_object = self.caller_objects[id(value)]
+            if caller_object is None:
                 raise self._error(
-                    f"`{self._name}{path}` is not made by the function, which only knows it",
+                    f"`{self._name}{path}` existed before the call; the function only returns it",
                     why="a compiled call might return another object",
-                    suggestion="return what it holds, in a new container",
+                    suggestion="return its contents in a new container",
                 )
-            return given
-        parts = _take_apart(value, objects=self.given is not None)
+            return caller_object
+        parts = _open_container(value, objects=self.caller_objects is not None)
         if parts is None:
             self.leaves.append(value)
             self.paths.append(path)
             return LEAF
         node, children = parts
         self._check(value, node, path, depth)
-        self._seen.add(id(value))
+        self._visited.add(id(value))
         self._alive += (value, children)
         texts = [_step_text(step, i) for i, step in enumerate(node.steps(len(children)))]
         trees = [self.visit(child, path + text, depth + 1) for child, text in zip(children, texts, strict=True)]
         return dataclasses.replace(node, children=tuple(trees))
 
     def _check(self, value: Any, node: Node, path: str, depth: int) -> None:
-        """Refuse a container that stands in two places, is nested too deeply, or has keys that are objects."""
-        # equal tuples may be one object or two: Python keeps constants as it likes
-        loose = isinstance(value, tuple) and (self.given is None or all(map(is_plain, value)))
-        if depth > DEEPEST or (id(value) in self._seen and not loose):
-            what = "stands in two places, or in itself" if depth <= DEEPEST else f"is nested more than {DEEPEST} deep"
+        """Refuse a container that occurs twice, is nested too deeply, or has objects as keys."""
+        # A tuple may occur twice: whether equal constant tuples are one object depends on Python's compiler.
+        may_repeat = isinstance(value, tuple) and (self.caller_objects is None or all(map(is_plain, value)))
+        if depth > DEEPEST or (id(value) in self._visited and not may_repeat):
+            defect = "occurs twice, or contains itself" if depth <= DEEPEST else f"is nested more than {DEEPEST} deep"
             raise self._error(
-                f"`{self._name}{path}` {what}",
+                f"`{self._name}{path}` {defect}",
                 why="its tensors cannot be listed",
                 suggestion="pass and return the tensors in a flat container",
             )
-        strange = [type(key) for key in node.keys if not _is_plain_key(key)]
-        if strange:
+        unusual = [type(key) for key in node.keys if not _is_plain_key(key)]
+        if unusual:
             raise self._error(
-                f"`{self._name}{path}` has a key that is a `{strange[0].__module__}.{strange[0].__qualname__}`",
-                why="a compiled entry could not tell that key from another",
-                suggestion="use strings, numbers or tuples of them as keys",
+                f"`{self._name}{path}` has a key that is a `{unusual[0].__module__}.{unusual[0].__qualname__}`",
+                why="no guard can compare such keys",
+                suggestion=f"use strings, numbers or tuples of them as keys, or {BY_DYNAMO}",
             )
 
 
 def flatten(value: Any) -> tuple[list[Any], Node]:
-    """Take arguments, ``(args, kwargs)``, apart: return the leaves and the tree; raises `PythonValueError`."""
-    walk = _Walk("(args, kwargs)", PythonValueError)
+    """Flatten arguments, ``(args, kwargs)``; return leaves and tree. Raises `PythonValueError`."""
+    walk = _Flattener("(args, kwargs)", PythonValueError)
     tree = walk.visit(value)
     assert isinstance(tree, Node)
     return walk.leaves, tree
 
 
 def paths(parts: Sequence[tuple[str, Any]]) -> list[str]:
-    """Return the path of each leaf of some named arguments, in the order of `flatten`: ``x[0]['w']``."""
-    walk = _Walk("", PythonValueError)
+    """Return the path of each leaf of some arguments, for example ``x[0]['w']``, in the order of `flatten`.
+
+    ``parts`` are pairs of an argument's name and its value.
+    """
+    walk = _Flattener("", PythonValueError)
     for name, value in parts:
         walk.visit(value, name)
     return walk.paths
 
 
-def flatten_result(result: Any, given: Mapping[int, Given | None]) -> tuple[list[Any], list[str], Tree]:
-    """Take a result apart, but for what is ``given``, by ``id``: leaves, their names (``out[0]``), tree."""
-    walk = _Walk("out", OutputError, given)
+def flatten_result(result: Any, caller_objects: Mapping[int, CallerObject | None]) -> tuple[list[Any], list[str], Tree]:
+    """Flatten a result; return its leaves, their names (``out[0]``) and its tree.
+
+    ``caller_objects`` maps the ``id`` of an object that existed before the call to its path in the arguments (see
+    `aotlab.capture.caller_objects`). Such objects are not flattened.
+    """
+    walk = _Flattener("out", OutputError, caller_objects)
     tree = walk.visit(result)
     return walk.leaves, ["out" + path for path in walk.paths], tree
 
 
-def unflatten(leaves: Sequence[Any], tree: Tree, given: Mapping[Given, Any] | None = None) -> Any:
-    """Fill a tree with leaves, and with the objects that are ``given``."""
-    return _fill(iter(leaves), tree, given or {})
+def unflatten(leaves: Sequence[Any], tree: Tree, caller_objects: Mapping[CallerObject, Any] | None = None) -> Any:
+    """Build the nested value from its leaves and its tree; ``caller_objects`` has the objects for the tree's paths."""
+    return _fill(iter(leaves), tree, caller_objects or {})
 
 
-def _fill(following: Iterator[Any], tree: Tree, given: Mapping[Given, Any]) -> Any:
-    # no closure: one that calls itself would keep the leaves until the garbage collector comes
+def _fill(leaves: Iterator[Any], tree: Tree, caller_objects: Mapping[CallerObject, Any]) -> Any:
+    # not a closure: a recursive closure is a reference cycle, which keeps the leaves until the garbage collector runs
     if isinstance(tree, Leaf):
-        return next(following)
-    if isinstance(tree, Given):
-        return given[tree]
-    return _put_together(tree, [_fill(following, child, given) for child in tree.children])
+        return next(leaves)
+    if isinstance(tree, CallerObject):
+        return caller_objects[tree]
+    return _build_container(tree, [_fill(leaves, child, caller_objects) for child in tree.children])
 
 
 def is_container(value: Any) -> bool:
-    """Tell whether ``value`` is taken apart."""
-    return _take_apart(value) is not None
+    """Tell whether ``value`` is a container."""
+    return _open_container(value) is not None
 
 
 def parts_of(value: Any, steps: tuple[Step, ...] | None = ()) -> Iterator[tuple[Any, tuple[Step, ...] | None]]:
-    """Go through a value and all that is in it, each with its place; None where no step leads to it."""
+    """Yield a value and everything inside it, each with the steps that lead to it.
+
+    The steps are None for parts that only the flattening function of a registered type can reach.
+    """
     yield value, steps
-    apart = _take_apart(value)
-    if apart is not None:
-        for child, step in zip(apart[1], apart[0].steps(len(apart[1])), strict=True):
+    opened = _open_container(value)
+    if opened is not None:
+        for child, step in zip(opened[1], opened[0].steps(len(opened[1])), strict=True):
             yield from parts_of(child, None if steps is None or step is None else (*steps, step))
 
 
-def givens(tree: Tree) -> list[Given]:
-    """List the caller's objects in a tree."""
-    if isinstance(tree, Given):
+def caller_objects_in(tree: Tree) -> list[CallerObject]:
+    """List the caller's objects in the tree of a result."""
+    if isinstance(tree, CallerObject):
         return [tree]
-    return [given for child in tree.children for given in givens(child)] if isinstance(tree, Node) else []
+    return [item for child in tree.children for item in caller_objects_in(child)] if isinstance(tree, Node) else []

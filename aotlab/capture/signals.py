@@ -1,22 +1,48 @@
-"""What a trace raises when it stops without being wrong."""
+"""The signals by which a trace ends without an error in the user's program."""
 
 from __future__ import annotations
 
-#: What nearly all of them have in common: something is changed in place by rules that only eager knows.
-_ELSEWHERE = "return a new tensor, or change a clone, to have it compiled"
+from typing import Any
+
+from aotlab import fallbacks
+from aotlab.errors import UserLine
 
 
-class RunEagerly(Exception):  # noqa: N818  # a signal, not an error: the caller gets eager's result
-    """Raised in a trace when eager itself has to have its say, perhaps by raising its own error.
+class TraceEnds(Exception):  # noqa: N818  # a signal, not an error
+    """Base class of the signals. `aotlab.pipeline` and `aotlab.subclasses` catch them."""
 
-    ``passing``: the next call that looks the same need not be like it; ``suggestion``: what would let it be compiled.
+
+class RunEagerly(TraceEnds):
+    """The call must run eagerly, for the reason of one row of `aotlab.fallbacks`.
+
+    Parameters
+    ----------
+    case
+        The id of the row.
+    at
+        The user's line, or None if it is not known.
+    transient
+        Whether the next call that looks the same may be compiled.
+    facts
+        The values for the fields of the row's sentence and suggestion.
     """
 
-    def __init__(self, reason: str, *, passing: bool = False, suggestion: str = _ELSEWHERE) -> None:
-        super().__init__(reason)
-        self.passing = passing
-        self.suggestion = suggestion
+    def __init__(self, case: str, *, at: UserLine | str | None = None, transient: bool = False, **facts: Any) -> None:
+        row = fallbacks.ROWS[case]
+        self.sentence = row.sentence.format(**facts)
+        super().__init__(self.sentence if at is None else f"{self.sentence}, at {at}")
+        self.case = case
+        self.at = at
+        self.transient = transient
+        self.suggestion = row.suggestion.format(**facts)
 
 
-class EntersInferenceMode(RunEagerly):
-    """Raised where a function enters inference mode before it computes anything; it is traced in that mode."""
+class RetraceNeeded(TraceEnds):
+    """The trace found a fact that it should have known from the beginning. The target stores it for the next trace.
+
+    Example: a wrapper subclass has a gradient with other parts than the subclass itself.
+    """
+
+
+class EntersInferenceMode(TraceEnds):
+    """The function enters inference mode before it computes anything; it is traced in that mode."""

@@ -1,17 +1,18 @@
-"""Stage 3, synthetic bases: inputs that share memory, of which one is mutated.
+"""Stage 3, synthetic bases: inputs that share memory, if one of them is mutated.
 
     buffer = torch.zeros(4)
     f(buffer[:3], buffer[1:])        # and f writes to its first argument
 
-The graph must see the write through the second argument too. So the memory that both share is passed as one input, a
-*synthetic base*, and both arguments are windows of it inside the graph::
+The graph must see the write through the second argument too. So the graph takes the shared memory as one input, a
+*synthetic base*, and makes both arguments as windows of it::
 
     forward(base):                   # four floats
         a = base[0:3]; b = base[1:4]
 
-This stage finds the groups, by byte intervals; and views of one tensor that requires grad, to which a write gives a new
-history. The windows are made in the trace (`aotlab.trace.entering`); if none is written, or where no base can be made,
-they are inputs of their own. A base is made at each call, and the epilogue writes the new values into the windows.
+This stage groups inputs whose byte intervals overlap. It also groups views of one tensor that requires grad, because a
+write gives all of them a new history. The trace makes the windows (`aotlab.trace.entering`). If no member of a group is
+written, or if no base can be made, the members stay separate inputs. Each call makes its base, and the epilogue writes
+the new values into the windows.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ from aotlab.ir.metadata import InputAliasInfo
 
 @dataclass(kw_only=True, eq=False)
 class Base:
-    """The memory that inputs share, the ``members`` being its windows; ``fake`` and ``wrapper`` are its traced form.
+    """The memory that several inputs share, as a 1-d tensor of ``dtype``.
 
-    It begins at the first member's address plus ``shift`` (zero or negative), and has ``nbytes``, seen as ``dtype``.
+    ``members`` are the kept inputs that become windows of the base. The memory starts at the first member's address
+    plus ``shift`` (bytes, zero or negative), and has ``nbytes`` bytes. The trace sets ``fake`` and ``wrapper``: the
+    fake tensor of the base, and the traced tensor around it.
     """
 
     members: tuple[int, ...]
@@ -45,12 +48,12 @@ class Base:
 
     @property
     def count(self) -> int:
-        """How many elements it has."""
+        """The number of elements of the base."""
         return self.nbytes // self.dtype.itemsize
 
 
 def plan(members: Sequence[int], tensors: Sequence[Tensor]) -> Base:
-    """Decide what memory a base for ``tensors`` covers."""
+    """Return the base that covers the memory of all ``tensors``, which are the kept inputs ``members``."""
     spans = [byte_interval(t) for t in tensors]
     start, stop = min(begin for begin, _ in spans), max(end for _, end in spans)
     dtype = tensors[0].dtype
@@ -69,14 +72,14 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticBasesRecord:
-    """The overlaps among the inputs, and the groups (again of kept inputs) that become one base if one is written."""
+    """The overlaps among the inputs, and the groups of kept inputs that become one base if a member is written."""
 
     overlaps: tuple[Overlap, ...]
     bases: tuple[tuple[int, ...], ...] = ()
 
 
 def run(call: Call, dedupe: DedupeRecord) -> tuple[SyntheticBasesRecord, list[Base]]:
-    """Find the inputs that share memory or a history."""
+    """Find the groups of inputs that share memory or a history."""
     index = {position: k for k, position in enumerate(dedupe.kept)}
     overlaps, links = [], []
     for a, b, _ in call.state.overlapping:
@@ -91,6 +94,7 @@ def run(call: Call, dedupe: DedupeRecord) -> tuple[SyntheticBasesRecord, list[Ba
 
 
 def _groups(links: list[tuple[int, int]]) -> list[list[int]]:
+    """Merge linked pairs into groups: the pairs (0, 1), (1, 4) and (2, 3) give [0, 1, 4] and [2, 3]."""
     group: dict[int, set[int]] = {}
     for a, b in links:
         merged = group.get(a, {a}) | group.get(b, {b})
@@ -100,6 +104,6 @@ def _groups(links: list[tuple[int, int]]) -> list[list[int]]:
 
 
 def are_unchanged(groups: Sequence[Base], infos: Sequence[InputAliasInfo]) -> bool:
-    """Tell whether the function left the members of all groups as they were, so that it is nothing that they share."""
+    """Tell whether the function changed no member of any group, so that the groups need no base."""
     members = [infos[k] for base in groups for k in base.members]
     return not any(i.moves_version or i.mutates_data or i.mutates_metadata for i in members)

@@ -2,8 +2,8 @@
 
 ``python -m aotlab`` is the same.
 
-Here arguments become calls and results exit statuses; the work is done elsewhere and imported by the
-command that needs it, so that ``aotlab --help`` answers at once.
+This module turns arguments into calls, and results into exit statuses. Each command imports the modules that do its
+work when it runs, so that ``aotlab --help`` answers immediately.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TypeAlias
 
 from aotlab import __version__, config
 from aotlab.errors import AotlabError, UsageError
 
-#: Exit statuses: everything right; something failed or did not verify; the command line was wrong; ctrl-C.
+#: Exit statuses: success; something failed or did not verify; the command line was wrong; ctrl-C.
 OK, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
 _Command = Callable[[argparse.Namespace, Sequence[str]], int]
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,12 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     argv
-        The arguments after the program's name; ``sys.argv[1:]`` if not given.
+        The arguments after the program's name. If None, ``sys.argv[1:]`` is used.
 
     Returns
     -------
     int
-        0 if all went well, 1 if something failed or did not verify, 2 for a wrong command line, 130 after ctrl-C.
+        0 on success, 1 if something failed or did not verify, 2 for a wrong command line, 130 after ctrl-C.
 
     Raises
     ------
@@ -45,14 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     words = list(sys.argv[1:] if argv is None else argv)
-    # What stands behind `aotlab lab … --` is JupyterLab's; argparse would take it for a folder's name.
+    # The arguments after `aotlab lab … --` belong to JupyterLab. argparse would take the first one for the folder DIR.
     end = words.index("--") if words[:1] == ["lab"] and "--" in words else len(words)
-    options, rest = parser.parse_known_args(words[:end])
+    options, other_arguments = parser.parse_known_args(words[:end])
     command: _Command = options.command
-    if rest and not options.takes_more:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if other_arguments and not options.takes_more:
+        parser.error(f"unrecognized arguments: {' '.join(other_arguments)}")
     try:
-        return command(options, [*rest, *words[end + 1 :]])
+        return command(options, [*other_arguments, *words[end + 1 :]])
     except UsageError as error:
         print(f"aotlab: {error}", file=sys.stderr)
         return WRONG_USAGE
@@ -67,53 +69,67 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="aotlab",
-        description="Ahead-of-time autograd for PyTorch that can be read, run and looked at.",
+        description="An independent AOTAutograd for PyTorch, and a JupyterLab workbench that shows what it does.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"aotlab {__version__}")
     parser.set_defaults(takes_more=False)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for add in (_add_demo, _add_lab, _add_verify, _add_fuzz, _add_bench, _add_acceptance, _add_doctor):
+        add(commands)
+    return parser
 
+
+def _add_demo(commands: _Commands) -> None:
     demo = commands.add_parser(
         "demo",
         allow_abbrev=False,
-        help="compile a transformer's training step and a function full of mutation; show what happened",
-        description="Compile a training step of a small transformer encoder and a function full of mutation and "
-        "aliasing, verify both against eager, time them beside eager and stock torch.compile, print the tables and "
-        "write the report. The exit status is 1 if anything failed to verify.",
+        help="compile a transformer's training step and a function that mutates and aliases; show the results",
+        description="Compile a training step of a small transformer encoder, and a function that mutates and aliases "
+        "its arguments. Compare both with eager, time them against eager and stock torch.compile, print the tables and "
+        "write the report. The exit status is 1 if a result differs from eager.",
     )
     demo.add_argument("--device", type=_device, default="auto", help="auto (default), cpu, cuda or cuda:N")
     demo.add_argument(
-        "--backend", choices=["inductor", "eager"], default="inductor", help="what runs the graphs (default: inductor)"
+        "--backend",
+        choices=["inductor", "eager"],
+        default="inductor",
+        help="the compiler of the graphs (default: inductor)",
     )
-    demo.add_argument("--json", type=Path, metavar="PATH", help="write the report's JSON here, too")
+    demo.add_argument("--json", type=Path, metavar="PATH", help="also write the report as JSON to this file")
     demo.add_argument(
         "--html",
         type=Path,
         metavar="PATH",
         default=Path("aotlab-report.html"),
-        help="where to write the HTML report (default: ./aotlab-report.html)",
+        help="the file for the HTML report (default: ./aotlab-report.html)",
     )
     demo.add_argument(
-        "--rehearse", metavar="CARD", help="compile for a GPU that is not here (h100, …) instead, and show its kernels"
+        "--rehearse",
+        metavar="CARD",
+        help="show the kernels for a GPU that this machine does not have (h100, …)",
     )
     demo.set_defaults(command=_demo)
 
+
+def _add_lab(commands: _Commands) -> None:
     lab = commands.add_parser(
         "lab",
         allow_abbrev=False,
         usage="aotlab lab [DIR] [--port PORT] [--no-browser] [-- ...]",
         help="open JupyterLab on the course",
-        description="Open JupyterLab on the course. In a checkout that is the folder notebooks/ itself; an installed "
-        "aotlab copies its notebooks to ./aotlab-notebooks, where files that you changed stay as they are. JupyterLab "
-        "listens on this machine only. Ctrl-C ends it.",
-        epilog="What stands behind -- goes to JupyterLab.",
+        description="Open JupyterLab on the course. In a checkout, it opens the folder notebooks/. An installed aotlab "
+        "copies its notebooks to ./aotlab-notebooks first, and keeps the files that you changed. JupyterLab listens on "
+        "this machine only. Ctrl-C ends it.",
+        epilog="JupyterLab gets the arguments after --.",
     )
     lab.add_argument("directory", type=Path, metavar="DIR", nargs="?", help="copy the notebooks to this folder")
     lab.add_argument("--port", type=_port, help="the port to listen on (default: the first free one from 8888)")
     lab.add_argument("--no-browser", action="store_true", help="open no browser; the address is printed")
     lab.set_defaults(command=_lab)
 
+
+def _add_verify(commands: _Commands) -> None:
     verify = commands.add_parser(
         "verify", allow_abbrev=False, help="compare with eager", description="Compare with eager."
     )
@@ -121,142 +137,168 @@ def _parser() -> argparse.ArgumentParser:
     ops = subjects.add_parser(
         "ops",
         allow_abbrev=False,
-        help="every operator and module of which torch ships samples",
-        description="Run every operator and module of which torch ships samples, forward and backward, through aotlab "
-        "and through eager, and compare everything observable. The table counts the outcomes and names each variant "
-        "that is not equal, with its reason. The exit status is 1 if a value is wrong or a process crashed. Needs the "
-        "extra `ops`.",
+        help="all operators and modules for which torch has samples",
+        description="Run all operators and modules for which torch has samples, forward and backward, with aotlab and "
+        "eagerly, and compare everything observable. The table counts the outcomes and names each variant that is not "
+        "equal, with the reason. The exit status is 1 if a value is wrong or a process crashed. Needs the extra `ops`.",
     )
-    ops.add_argument("--sample", action="store_true", help="only the 300 variants that the test-suite runs")
+    ops.add_argument("--sample", action="store_true", help="run only the 300 variants of the test suite")
     ops.add_argument(
-        "--only", nargs="+", default=[], metavar="NAME", help="only these: add, nn.Linear, 'add out int64'"
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="run only these, for example: add, nn.Linear, 'add out int64'",
     )
-    ops.add_argument("--thorough", action="store_true", help="all samples instead of a few of each kind; takes hours")
-    ops.add_argument("--dynamo", action="store_true", help="behind torch.compile; what Dynamo alone does counts apart")
-    ops.add_argument("--sizes", action="store_true", help="each compiled for all sizes of its arguments at once")
+    ops.add_argument(
+        "--thorough", action="store_true", help="run all samples, not only a few of each kind; takes hours"
+    )
+    ops.add_argument(
+        "--dynamo",
+        action="store_true",
+        help="capture with torch.compile; differences made by Dynamo are counted separately",
+    )
+    ops.add_argument("--sizes", action="store_true", help="compile each for all sizes of its arguments at once")
     ops.add_argument(
         "--errors",
         action="store_true",
-        help="in place of values, the errors: each operator called as eager refuses it, with the result unused",
+        help="compare errors, not values: call each operator with arguments that eager rejects; its result is unused",
     )
-    ops.add_argument("--jobs", type=_jobs, default=1, help="how many processes (default: 1)")
-    ops.add_argument("--json", type=Path, metavar="PATH", help="write the results here, too")
+    ops.add_argument("--jobs", type=_jobs, default=1, help="number of processes (default: 1)")
+    ops.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
     ops.set_defaults(command=_verify_ops)
 
-    _add_fuzz(commands)
+
+def _add_bench(commands: _Commands) -> None:
     bench = commands.add_parser("bench", allow_abbrev=False, help="measure", description="Measure.")
     suites = bench.add_subparsers(title="suites", metavar="SUITE", required=True)
     engine = suites.add_parser(
-        "engine", add_help=False, help="trace time and call overhead of aotlab and upstream, alternating in one run"
+        "engine", add_help=False, help="trace time and call overhead of aotlab and upstream, measured in turns"
     )
     engine.set_defaults(command=_bench_engine, takes_more=True)
     models = suites.add_parser(
-        "models", add_help=False, help="real models trained for ten steps by aotlab, eager and stock torch.compile"
+        "models", add_help=False, help="ten training steps of real models with aotlab, eager and stock torch.compile"
     )
     models.set_defaults(command=_bench_models, takes_more=True)
     symbolic = suites.add_parser(
-        "symbolic", add_help=False, help="what sizes that vary cost over static ones: trace time and calls"
+        "symbolic", add_help=False, help="trace time and call time with dynamic sizes, compared with static sizes"
     )
     symbolic.set_defaults(command=_bench_symbolic, takes_more=True)
     partitioners = suites.add_parser(
-        "partitioners", add_help=False, help="aotlab's partitioners and upstream's: their time, and what they keep"
+        "partitioners", add_help=False, help="time and saved memory of aotlab's and upstream's partitioners"
     )
     partitioners.set_defaults(command=_bench_partitioners, takes_more=True)
 
+
+def _add_acceptance(commands: _Commands) -> None:
     acceptance = commands.add_parser(
         "acceptance",
         allow_abbrev=False,
-        help="everything that a device itself can show, in a few minutes",
-        description="Run aotlab on a device: the demo, random numbers, mutation and aliases, models beside eager and "
-        "torch.compile, memory, times, streams, and whether a compiled call ever waits for the device. Writes "
-        "acceptance.json and a page, acceptance.html. The exit status is 1 if a check failed. Needs no Jupyter.",
+        help="run the checks that need a device; takes a few minutes",
+        description="Run aotlab on a device and check the demo, random numbers, mutation and aliases, models (compared "
+        "with eager and torch.compile), memory, times, streams, and that no compiled call waits for the device. Writes "
+        "acceptance.json and the page acceptance.html. The exit status is 1 if a check failed. Needs no Jupyter.",
     )
     acceptance.add_argument("--device", default="cuda", help="cuda (default), cuda:1, … or cpu")
     acceptance.add_argument(
-        "--to", type=Path, default=Path("acceptance"), metavar="FOLDER", help="where to write (default: acceptance)"
+        "--to",
+        type=Path,
+        default=Path("acceptance"),
+        metavar="FOLDER",
+        help="the folder for the results (default: acceptance)",
     )
-    acceptance.add_argument("--only", nargs="+", default=[], metavar="CHECK", help="only these: demo, 'random numbers'")
+    acceptance.add_argument(
+        "--only", nargs="+", default=[], metavar="CHECK", help="run only these, for example: demo, 'random numbers'"
+    )
     acceptance.set_defaults(command=_acceptance)
 
+
+def _add_doctor(commands: _Commands) -> None:
     doctor = commands.add_parser(
         "doctor",
         allow_abbrev=False,
         help="check this machine and installation",
-        description="Check what aotlab needs on this machine and say what to do about what is missing. The exit "
-        "status is 1 if there is a problem.",
+        description="Check the requirements of aotlab on this machine, and give a remedy for each missing one. The "
+        "exit status is 1 if there is a problem.",
     )
     doctor.add_argument("--quick", action="store_true", help="do not try Inductor, which can take a minute")
     doctor.set_defaults(command=_doctor)
-    return parser
 
 
-def _add_fuzz(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_fuzz(commands: _Commands) -> None:
     fuzz = commands.add_parser(
         "fuzz",
         allow_abbrev=False,
         help="run random programs on an engine and compare with eager",
-        description="Draw small programs of views, in-place ops, aliases and grad modes, run them eagerly and on an "
-        "engine, and compare all that is observable. Failures are shrunk and saved as notebook cells. A run that was "
-        "stopped goes on where it was. The exit status is 1 if anything failed. Needs Hypothesis: "
+        description="Draw small programs of views, in-place ops, aliases and grad modes, run them eagerly and with an "
+        "engine, and compare everything observable. Failures are shrunk and saved as notebook cells. A stopped run "
+        "continues where it stopped. The exit status is 1 if a program failed. Needs Hypothesis: "
         "pip install 'aotlab[fuzz]'.",
     )
     fuzz.add_argument("--engine", choices=["aotlab", "upstream"], default="aotlab", help="default: aotlab")
-    fuzz.add_argument("--programs", type=_count, default=1000, metavar="N", help="how many (default: 1000)")
-    fuzz.add_argument("--seed", type=int, default=0, help="which ones (default: 0)")
-    fuzz.add_argument("--minutes", type=float, metavar="M", help="stop after so many")
-    fuzz.add_argument("--grad", action="store_true", help="only programs with something to differentiate")
-    fuzz.add_argument("--dynamo", action="store_true", help="behind torch.compile")
-    fuzz.add_argument("--min-cut", action="store_true", help="with the partitioner that computes again (aotlab only)")
-    fuzz.add_argument("--related", action="store_true", help="short programs about two inputs that share something")
-    fuzz.add_argument("--subclasses", action="store_true", help="arguments are tensor subclasses (torch's TwoTensor)")
-    fuzz.add_argument("--sizes", action="store_true", help="called with several sizes, compiled once for all of them")
+    fuzz.add_argument("--programs", type=_count, default=1000, metavar="N", help="number of programs (default: 1000)")
+    fuzz.add_argument("--seed", type=int, default=0, help="the seed of the programs (default: 0)")
+    fuzz.add_argument("--minutes", type=float, metavar="M", help="stop after this many minutes")
+    fuzz.add_argument("--grad", action="store_true", help="only programs that can be differentiated")
+    fuzz.add_argument("--dynamo", action="store_true", help="capture with torch.compile")
+    fuzz.add_argument("--min-cut", action="store_true", help="use the partitioner that recomputes values (aotlab only)")
+    fuzz.add_argument("--related", action="store_true", help="draw short programs about two related inputs")
+    fuzz.add_argument("--subclasses", action="store_true", help="pass tensor subclasses (torch's TwoTensor)")
     fuzz.add_argument(
-        "--without", nargs="+", default=[], metavar="QUIRK", help="with these quirks switched off, or all"
+        "--sizes", action="store_true", help="call each program with several sizes, compiled once for all"
     )
-    fuzz.add_argument("--jobs", type=_count, default=1, help="processes (default: 1)")
+    fuzz.add_argument(
+        "--without", nargs="+", default=[], metavar="QUIRK", help="switch these quirks off, or `all` of them"
+    )
+    fuzz.add_argument("--jobs", type=_count, default=1, help="number of processes (default: 1)")
     fuzz.add_argument(
         "--save",
         type=Path,
         metavar="DIR",
         default=Path("aotlab-fuzz"),
-        help="for failures and for the state by which a run goes on (default: ./aotlab-fuzz)",
+        help="the folder for failures and for the state of a stopped run (default: ./aotlab-fuzz)",
     )
-    fuzz.add_argument("--shrink", type=float, default=20.0, metavar="S", help="seconds for one failure (default: 20)")
-    fuzz.add_argument("--json", type=Path, metavar="PATH", help="write the table as JSON here; - for stdout instead")
-    fuzz.add_argument("--corpus", type=Path, metavar="FILE", help="add finished blocks to the counts in this file")
-    fuzz.add_argument("--carried", action="store_true", help="run nothing; print the total of --corpus")
     fuzz.add_argument(
-        "--progress", action=argparse.BooleanOptionalAction, default=None, help="default: on a terminal only"
+        "--shrink", type=float, default=20.0, metavar="S", help="seconds to shrink one failure (default: 20)"
+    )
+    fuzz.add_argument("--json", type=Path, metavar="PATH", help="write the table as JSON to this file; - means stdout")
+    fuzz.add_argument("--corpus", type=Path, metavar="FILE", help="add finished blocks to the counts in this file")
+    fuzz.add_argument("--carried", action="store_true", help="run nothing; only print the total of --corpus")
+    fuzz.add_argument(
+        "--progress",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="show the progress (default: on a terminal only)",
     )
     fuzz.set_defaults(command=_fuzz)
 
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is no count: a whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count: pass a whole number from 1")
     return int(text)
 
 
 def _device(text: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is none of auto, cpu, cuda, cuda:N")
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of auto, cpu, cuda, cuda:N")
     return text
 
 
 def _port(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
-        raise argparse.ArgumentTypeError(f"{text!r} is no port: a number from 1 to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: pass a number from 1 to 65535")
     return int(text)
 
 
 def _jobs(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes")
     return int(text)
 
 
-def _demo(options: argparse.Namespace, _rest: Sequence[str]) -> int:
-    # What can be told from the command line alone is told before torch and the demo are loaded, which takes a while.
+def _demo(options: argparse.Namespace, _arguments: Sequence[str]) -> int:
+    # Check the command line first: loading torch and the demo takes a while.
     for path in (options.json, options.html):
         _check_writable(path)
     if options.device.startswith("cuda"):
@@ -275,7 +317,7 @@ def _demo(options: argparse.Namespace, _rest: Sequence[str]) -> int:
 
 
 def _check_writable(path: Path | None) -> None:
-    """Raise an error if a file could not be written at ``path``."""
+    """Raise an error if no file can be written at ``path``."""
     if path is None:
         return
     folder = path.absolute().parent
@@ -288,7 +330,7 @@ def _check_writable(path: Path | None) -> None:
 
 
 def _check_cuda(device: str) -> None:
-    """Raise an error if the installed torch has no CUDA, or the machine no such device."""
+    """Raise an error if the installed torch has no CUDA, or if the machine does not have this device."""
     try:
         installed = version("torch")
     except PackageNotFoundError:
@@ -306,35 +348,39 @@ def _check_cuda(device: str) -> None:
         raise UsageError(f"--device {device}: there is no such device; the last one here is cuda:{count - 1}")
 
 
-def _lab(options: argparse.Namespace, rest: Sequence[str]) -> int:
+def _lab(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     from aotlab.cli import lab
 
     return lab.run(
-        directory=options.directory, port=options.port, browser=not options.no_browser, more=rest, out=sys.stdout
+        directory=options.directory,
+        port=options.port,
+        browser=not options.no_browser,
+        server_arguments=arguments,
+        out=sys.stdout,
     )
 
 
-def _fuzz(options: argparse.Namespace, _rest: Sequence[str]) -> int:
+def _fuzz(options: argparse.Namespace, _arguments: Sequence[str]) -> int:
     if options.carried and options.corpus is None:
         raise UsageError("--carried prints the total of a file of counts; name it with --corpus")
     if options.related and options.grad:
         raise UsageError("--related programs nearly all have something to differentiate; leave out --grad")
     if options.sizes and (options.related or options.engine != "aotlab"):
-        raise UsageError("--sizes draws programs of its own for aotlab; leave out --related and --engine")
+        raise UsageError("--sizes draws its own programs for aotlab; leave out --related and --engine")
     if options.subclasses and options.related:
-        raise UsageError("--related draws programs of its own; leave it out, or --subclasses")
+        raise UsageError("--related draws its own programs; leave out --related or --subclasses")
     if options.min_cut and options.engine != "aotlab":
         raise UsageError("--min-cut chooses aotlab's partitioner; leave out --engine")
     unknown = sorted({*options.without} - {*config.quirks, "all"})
     if unknown:
         raise UsageError(f"there is no quirk {unknown[0]!r}; there are {', '.join(config.quirks)}")
     try:
-        import hypothesis  # noqa: F401  # only whether it is there
+        import hypothesis  # noqa: F401  # only to check that it is installed
     except ImportError as error:
         raise UsageError("fuzz needs Hypothesis: pip install 'aotlab[fuzz]'") from error
-    from aotlab.verification.fuzz import corpus
-    from aotlab.verification.fuzz.plan import Plan
-    from aotlab.verification.fuzz.run import carried_text, run
+    from aotlab.maintenance.fuzz import corpus
+    from aotlab.maintenance.fuzz.plan import Plan
+    from aotlab.maintenance.fuzz.run import carried_text, run
 
     if options.carried:
         print(carried_text(options.engine, *corpus.carried(corpus.load(options.corpus), options.engine)))
@@ -365,8 +411,8 @@ def _fuzz(options: argparse.Namespace, _rest: Sequence[str]) -> int:
     )
 
 
-def _verify_ops(options: argparse.Namespace, _rest: Sequence[str]) -> int:
-    from aotlab.verification import op_database
+def _verify_ops(options: argparse.Namespace, _arguments: Sequence[str]) -> int:
+    from aotlab.maintenance import op_database
 
     return op_database.run(
         sample=options.sample,
@@ -381,39 +427,39 @@ def _verify_ops(options: argparse.Namespace, _rest: Sequence[str]) -> int:
     )
 
 
-def _bench_engine(_options: argparse.Namespace, rest: Sequence[str]) -> int:
-    from aotlab.bench import suite
+def _bench_engine(_options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    from aotlab.maintenance.bench import suite
 
-    return suite.main(["engine", *rest])
-
-
-def _bench_models(_options: argparse.Namespace, rest: Sequence[str]) -> int:
-    from aotlab.bench import training
-
-    return training.main(rest)
+    return suite.main(["engine", *arguments])
 
 
-def _bench_symbolic(_options: argparse.Namespace, rest: Sequence[str]) -> int:
-    from aotlab.bench import symbolic
+def _bench_models(_options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    from aotlab.maintenance.bench import training
 
-    return symbolic.main(rest)
-
-
-def _bench_partitioners(_options: argparse.Namespace, rest: Sequence[str]) -> int:
-    from aotlab.bench import partitioners
-
-    return partitioners.main(rest)
+    return training.main(arguments)
 
 
-def _acceptance(options: argparse.Namespace, _rest: Sequence[str]) -> int:
+def _bench_symbolic(_options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    from aotlab.maintenance.bench import symbolic
+
+    return symbolic.main(arguments)
+
+
+def _bench_partitioners(_options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    from aotlab.maintenance.bench import partitioners
+
+    return partitioners.main(arguments)
+
+
+def _acceptance(options: argparse.Namespace, _arguments: Sequence[str]) -> int:
     if options.device.partition(":")[0] == "cuda":
         _check_cuda(options.device)
-    from aotlab.cli import acceptance
+    from aotlab.maintenance import acceptance
 
     return acceptance.run(options.device, options.to, options.only, sys.stdout)
 
 
-def _doctor(options: argparse.Namespace, _rest: Sequence[str]) -> int:
+def _doctor(options: argparse.Namespace, _arguments: Sequence[str]) -> int:
     from aotlab.cli import doctor
 
     return doctor.run(quick=options.quick, out=sys.stdout)

@@ -1,10 +1,10 @@
-"""``aotlab demo``: two real programs through the whole pipeline, and what the report says of them.
+"""The command ``aotlab demo``: run two real programs through the whole pipeline and print the report.
 
-The first is what most people train: a small transformer encoder, here one that fills in masked bytes of a text, with
-loss, backward and optimizer. The second is what makes AOTAutograd difficult: a function that gets one tensor twice,
-writes to it through a view under ``no_grad``, and returns an input, a view of an input and two views of one
-intermediate. Both are traced and compiled by our own engine, verified against eager in everything that a caller can
-observe, and timed beside eager and stock ``torch.compile``, all in this run.
+The first program is a typical training job: a small transformer encoder that fills in masked bytes of a text, with
+loss, backward and optimizer. The second program shows the difficult cases for AOTAutograd. It is a function that
+receives one tensor twice, writes to it through a view under ``no_grad``, and returns an input, a view of an input and
+two views of one intermediate. Our own engine traces and compiles both programs. Everything that a caller can observe
+is verified against eager, and the times are measured beside eager and stock ``torch.compile`` in the same run.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from aotlab.bench.programs import transformer_encoder
-from aotlab.bench.timing import Comparison, compare, tensors_in, training_case
+from aotlab.bench.timing import FEWEST_ROUNDS, Comparison, compare, tensors_in, training_case
 from aotlab.errors import UsageError
 from aotlab.frontends import api
 from aotlab.rehearse import RehearsalBackend
@@ -37,7 +36,7 @@ Tensors = tuple[torch.Tensor, ...]
 Function = Callable[..., object]
 Results = dict[str, torch.Tensor]
 
-#: What the transformer learns to complete: 8 lines of 32 bytes.
+#: The text that the transformer learns to complete: 8 lines of 32 bytes.
 TEXT = (
     "A tensor is a window onto bytes, and two windows may look onto the same bytes; whoever writes "
     "through one of them changes what the other shows. A compiler that wants to move work around "
@@ -45,23 +44,25 @@ TEXT = (
 )
 _BATCH, _LENGTH, _WIDTH = 8, 32, 64
 
-#: How many training steps the transformer makes.
+#: The number of training steps of the transformer.
 STEPS = 3
 
 _ROUNDS, _SAMPLE_NS = 20, 10_000_000
 
-#: A machine with other work to do can be a hundred times slower; each of the four comparisons then stops after this.
+#: The time limit, in ns, for timing one program with all engines. A busy machine can be a hundred times slower; the
+#: timing then stops after this time, or after `FEWEST_ROUNDS` rounds if these take longer.
 _LIMIT_NS = 6_000_000_000
 
 
 class ByteModel(nn.Module):
-    """A transformer encoder over bytes; called with bytes and targets it returns the loss."""
+    """A transformer encoder over bytes. Called with bytes and targets, it returns the loss."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(256, _WIDTH)
         self.position = nn.Parameter(torch.randn(_LENGTH, _WIDTH) * 0.02)
-        self.encoder = transformer_encoder(2, _WIDTH)
+        layer = nn.TransformerEncoderLayer(_WIDTH, 4, 2 * _WIDTH, dropout=0.0, activation="gelu", batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.head = nn.Linear(_WIDTH, 256)
 
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -71,7 +72,7 @@ class ByteModel(nn.Module):
 
 
 def mutate_and_alias(state: torch.Tensor, same_state: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> Tensors:
-    """Mutate ``state`` through a view, and return an input, a view of one, and two views of an intermediate."""
+    """Mutate ``state`` through a view; return an input, a view of an input, and two views of an intermediate."""
     hidden = torch.tanh(x @ weight)
     with torch.no_grad():
         state[0].mul_(0.9).add_(hidden.mean(0), alpha=0.1)
@@ -80,7 +81,7 @@ def mutate_and_alias(state: torch.Tensor, same_state: torch.Tensor, x: torch.Ten
 
 
 def masked_bytes(device: torch.device) -> Tensors:
-    """Make the transformer's batch from `TEXT`: bytes of which every fifth is masked by 0, and all of them."""
+    """Return the transformer's batch from `TEXT`: inputs with every fifth byte masked by 0, and targets."""
     targets = torch.tensor(list(TEXT.encode()[: _BATCH * _LENGTH]), device=device).reshape(_BATCH, _LENGTH)
     inputs = targets.clone()
     inputs[:, ::5] = 0
@@ -88,9 +89,10 @@ def masked_bytes(device: torch.device) -> Tensors:
 
 
 def train(loss_of: Function, model: nn.Module, batch: Tensors) -> Results:
-    """Run `STEPS` training steps of ``model``; return their losses and the parameters that they lead to."""
-    # SGD, whose steps are proportional to the gradients. Adam's are not: it would blow up the rounding of gradients
-    # that are zero but for rounding (those of the attention's key bias), and nothing could be compared.
+    """Run `STEPS` training steps of ``model``; return the losses and the final parameters."""
+    # SGD's steps are proportional to the gradients. Adam's are not: it would amplify the rounding errors of gradients
+    # that are zero except for rounding (such as the gradients of the attention's key bias), and the results could not
+    # be compared.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     results: Results = {}
     for step in range(STEPS):
@@ -106,7 +108,7 @@ def train(loss_of: Function, model: nn.Module, batch: Tensors) -> Results:
 
 
 def call_and_backward(function: Function, arguments: Tensors, names: Sequence[str]) -> Results:
-    """Call ``function`` once, differentiate what can be, and return what became of the named arguments."""
+    """Call ``function`` once, differentiate its outputs, and return the final values and gradients of the arguments."""
     outputs = tensors_in(function(*arguments))
     torch.autograd.backward([output.sum() for output in outputs if output.requires_grad])
     results: Results = {}
@@ -124,15 +126,16 @@ class Program:
     Attributes
     ----------
     title
-        A line for the tables.
+        The program's title in the tables.
     function
         The function or module that is compiled.
     arguments
-        What it is called with.
+        The arguments of the call.
     leaves
-        The tensors with respect to which it is differentiated.
+        The tensors for which gradients are computed.
     job
-        The program as a user runs it, given the function or a compiled form of it; returns what to compare.
+        Runs the program as a user would: called with ``function`` or a compiled form of it, it returns the results to
+        compare, by name.
     """
 
     title: str
@@ -143,7 +146,7 @@ class Program:
 
 
 def programs(device: torch.device) -> tuple[Program, ...]:
-    """Make the programs, the same at every call."""
+    """Return the two programs. Each call makes the same programs."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = ByteModel().to(device)
@@ -171,7 +174,11 @@ def programs(device: torch.device) -> tuple[Program, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome:
-    """What became of one program: its ``frame`` in the report, its ``timings``, and what went wrong as sentences."""
+    """The result of one program.
+
+    ``frame`` is the name of its frame in the report. It is None if the report has no frame for it. ``timings`` are its
+    rows for the table of timings. ``failures`` are sentences about everything that failed or differed from eager.
+    """
 
     program: Program
     frame: str | None
@@ -185,23 +192,23 @@ def run(device: str, backend: str, json_path: Path | None, html_path: Path | Non
     Parameters
     ----------
     device
-        ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or ``"auto"`` for cuda if there is one and cpu if not.
+        ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or ``"auto"``, which is cuda if available and otherwise cpu.
     backend
         ``"inductor"`` or ``"eager"``.
     json_path, html_path
-        Where to write the report; not written where None.
+        The paths for the report. If None, it is not written.
     out
-        Where the tables are printed. Progress goes to stderr.
+        The stream on which the tables are printed. Progress goes to stderr.
 
     Returns
     -------
     int
-        0 if both programs were compiled and equal to eager, 1 if not, 130 after an interrupt.
+        0 if both programs were compiled and are equal to eager, 1 if not, 130 after an interrupt.
 
     Raises
     ------
     UsageError
-        There is no such device, or a path is in no existing folder.
+        The device does not exist, or the folder of a path does not exist.
     """
     where = _device(device)
     for path in (json_path, html_path):
@@ -222,15 +229,16 @@ def run(device: str, backend: str, json_path: Path | None, html_path: Path | Non
 
 
 def rehearse(card: str, *, json_path: Path | None, html_path: Path | None, out: TextIO) -> int:
-    """Compile both programs for a card that is not here, run them on the CPU, and print the card's kernels.
+    """Compile both programs for a GPU that this machine does not have, and print the kernels.
 
-    Returns 1 if what they computed is not eager's. Raises `UsageError` without Triton, and for an unknown card.
+    The programs run on the CPU. Returns 1 if their results differ from eager's. Raises `UsageError` if Triton is
+    missing or the card is unknown.
     """
     cpu, wrong = torch.device("cpu"), []
     with Report.record(f"aotlab demo, rehearsed for {card}") as recording:
         for ours, theirs in zip(programs(cpu), programs(cpu), strict=True):
-            found = ours.job(api.compile(ours.function, backend=RehearsalBackend(card, draws="eager")))
-            rows = _job_rows(found, theirs.job(theirs.function), "inductor")
+            results = ours.job(api.compile(ours.function, backend=RehearsalBackend(card, draws="eager")))
+            rows = _job_rows(results, theirs.job(theirs.function), "inductor")
             wrong += [f"{_name(ours)}: {row['sentence']}" for row in rows if not row["equal"]]
     report = recording.report()
     kernels = report.kernels[report.kernels["language"] == "triton"]
@@ -266,7 +274,7 @@ def _collect(device: torch.device, backend: str) -> tuple[Report, list[Outcome]]
         frame = next((frame.name for frame in report.frames if name in frame.function.split(".")), None)
         timings: tuple[TimingRow, ...] = ()
         if not failed:
-            # Eager is equal to eager: what was not compiled would verify.
+            # A program that was not compiled would be equal to eager without any test of the engine.
             failed += _not_compiled(report, frame, name, backend)
             say(f"verifying {name} against eager")
             with _noted(failed, f"{name} could not be verified"):
@@ -283,7 +291,7 @@ def _collect(device: torch.device, backend: str) -> tuple[Report, list[Outcome]]
 
 
 def _not_compiled(report: Report, frame: str | None, name: str, backend: str) -> list[str]:
-    """Say what did not go through the engine although nothing was raised."""
+    """Return a sentence if the program was not compiled, or only partly, although nothing was raised."""
     rows = [row for row in report.frames if row.name == frame]
     if not rows or not rows[0].calls.compiled or rows[0].calls.eager:
         eager = rows[0].calls.eager if rows else 0
@@ -308,7 +316,7 @@ def _device(text: str) -> torch.device:
 
 
 def _progress(steps: int) -> Callable[[str], None]:
-    """Make a function that prints a line on stderr: how far the demo is, after how long, and what comes."""
+    """Return a function that prints a progress line on stderr: the step number, the elapsed time, and the next step."""
     begin = time.monotonic()
     counter = itertools.count(1)
 
@@ -320,20 +328,26 @@ def _progress(steps: int) -> Callable[[str], None]:
 
 @contextmanager
 def _noted(failures: list[str], what: str) -> Iterator[None]:
-    """Add an error to ``failures``, with its traceback on stderr, in place of ending the demo."""
+    """If a block raises an error, add it to ``failures`` and print its traceback on stderr, but do not end the demo.
+
+    ``what`` is the beginning of the sentence in ``failures``.
+    """
     try:
         yield
-    except Exception as error:  # noqa: BLE001  # the demo shows what became of the other program as well
+    except Exception as error:  # noqa: BLE001  # the demo also shows the other program
         traceback.print_exc()
         failures.append(f"{what}: {type(error).__name__}: {error}")
 
 
-def _job_rows(found: Results, expected: Results, backend: str) -> Iterator[dict[str, object]]:
-    """Compare what the job left behind with what it leaves in eager, by the tolerance rule of the backend."""
-    tolerance = 0.0 if backend == "eager" else None  # None: assert_close's defaults
+def _job_rows(results: Results, expected: Results, backend: str) -> Iterator[dict[str, object]]:
+    """Compare the ``results`` of a program's job with the results ``expected``, which come from eager.
+
+    With the eager backend, they must be equal. Otherwise they may differ by `assert_close`'s default tolerances.
+    """
+    tolerance = 0.0 if backend == "eager" else None  # for None, assert_close uses its default tolerances
     for name, value in expected.items():
         try:
-            torch.testing.assert_close(found[name], value, rtol=tolerance, atol=tolerance, equal_nan=True)
+            torch.testing.assert_close(results[name], value, rtol=tolerance, atol=tolerance, equal_nan=True)
             sentence = ""
         except AssertionError as error:
             sentence = f"{name} differs from eager: {' '.join(str(error).split())}"
@@ -342,7 +356,7 @@ def _job_rows(found: Results, expected: Results, backend: str) -> Iterator[dict[
             "subject": name,
             "equal": not sentence,
             "expected": _summary(value),
-            "actual": _summary(found[name]),
+            "actual": _summary(results[name]),
             "sentence": sentence,
         }
 
@@ -354,8 +368,8 @@ def _summary(tensor: torch.Tensor) -> str:
 
 
 def _verify_rows(program: Program, backend: str) -> Iterator[dict[str, object]]:
-    found = verify(program.function, *program.arguments, backend=backend)
-    for row in found.comparisons:
+    verification = verify(program.function, *program.arguments, backend=backend)
+    for row in verification.comparisons:
         yield {
             "kind": row.kind,
             "subject": row.subject,
@@ -368,13 +382,21 @@ def _verify_rows(program: Program, backend: str) -> Iterator[dict[str, object]]:
 
 
 def _timings(program: Program, compiled: Function, backend: str, device: torch.device) -> Comparison:
-    """Time forward, backward and both together under all three engines, in turns."""
+    """Time forward, backward and both together with all three engines, in turns."""
     stock = torch.compile(program.function, backend="aot_eager" if backend == "eager" else backend)
     engines: dict[str, Function] = {"eager": program.function, "upstream": stock, "aotlab": compiled}
     cases = [
         training_case(name, partial(function, *program.arguments), program.leaves) for name, function in engines.items()
     ]
-    return compare(cases, rounds=_ROUNDS, sample_ns=_SAMPLE_NS, limit_ns=_LIMIT_NS, device=device, again="aotlab")
+    return compare(
+        cases,
+        rounds=_ROUNDS,
+        sample_ns=_SAMPLE_NS,
+        limit_ns=_LIMIT_NS,
+        fewest=FEWEST_ROUNDS,
+        device=device,
+        again="aotlab",
+    )
 
 
 # --- what is printed ---------------------------------------------------------------------------------------------
@@ -387,7 +409,7 @@ def _print(report: Report, outcomes: Sequence[Outcome], out: TextIO) -> None:
     for number, outcome in enumerate(outcomes, start=1):
         print(f"\n{'=' * 100}\n{number}. {outcome.program.title}\n{'=' * 100}", file=out)
         for title, table in _tables(report, outcome):
-            # As objects: pandas' own types for missing values print "<NA>", whatever they are told.
+            # Without `astype`, pandas would print missing values of its nullable dtypes as "<NA>".
             text = table.astype(object).where(table.notna(), "").to_string(index=False) if len(table) else "(none)"
             print(f"\n{title}\n\n{text}", file=out)
     print(f"\n{'=' * 100}\n\n{report.verdict}", file=out)
@@ -397,7 +419,7 @@ def _print(report: Report, outcomes: Sequence[Outcome], out: TextIO) -> None:
 
 
 def _tables(report: Report, outcome: Outcome) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Choose the columns of the report's tables that say most, for one program."""
+    """Yield the report's tables for one program, with their most important columns."""
 
     def of(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
         return table.loc[table["frame"] == outcome.frame, list(columns)]
@@ -414,7 +436,7 @@ def _tables(report: Report, outcome: Outcome) -> Iterator[tuple[str, pd.DataFram
         stages.assign(duration_ns=stages["duration_ns"].map(duration)).rename(columns={"duration_ns": "time"}),
     )
     kernels = of(report.kernels, "graph_name", "kind", "language", "name")
-    # A library function is called many times, a kernel of Inductor's own stands there once.
+    # A library function appears once per call, a kernel of Inductor only once.
     counted = kernels.groupby(list(kernels.columns), sort=False).size().reset_index(name="count")
     yield f"Kernels ({len(kernels)})", counted
     yield (
@@ -427,11 +449,11 @@ def _tables(report: Report, outcome: Outcome) -> Iterator[tuple[str, pd.DataFram
 def _timing_table(timings: Sequence[TimingRow]) -> pd.DataFrame:
     rows = []
     for phase, group in itertools.groupby(timings, key=lambda row: row.phase):
-        found = {row.engine: row for row in group}
-        ratios = {ratio.over: str(ratio) for ratio in found["aotlab"].ratios}
-        medians = {name: duration(row.median_ns) for name, row in found.items()}
-        beside = {f"aotlab / {other}": ratio for other, ratio in ratios.items()}
-        rows.append({"phase": phase, **medians, **beside, "A/A": f"{found['aotlab'].again:.2f}"})
+        by_engine = {row.engine: row for row in group}
+        ours = by_engine["aotlab"]
+        medians = {name: duration(row.median_ns) for name, row in by_engine.items()}
+        ratios = {f"aotlab / {ratio.over}": str(ratio) for ratio in ours.ratios} | {"A/A": f"{ours.again:.2f}"}
+        rows.append({"phase": phase, **medians, **({"ratios": ours.incomparable} if ours.incomparable else ratios)})
     return pd.DataFrame(rows)
 
 

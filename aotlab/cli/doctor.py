@@ -1,6 +1,6 @@
-"""``aotlab doctor``: what aotlab needs, whether it is here, and what to do if it is not.
+"""The command ``aotlab doctor``: check the requirements of aotlab, and say how to install the missing ones.
 
-Each check looks at one thing and never raises: a check that fails is itself a finding.
+Each check tests one requirement. `examine` turns an exception of a check into a finding.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from typing import Literal, TextIO
 
 from aotlab import __version__
 
-#: The torch versions that aotlab is tested on: from the first, up to but without the second.
+#: The torch versions that aotlab is tested with: the first bound is included, the second is not.
 SUPPORTED_TORCH = ((2, 11), (2, 16))
 SUPPORTED_PYTHON = (3, 11)
-#: The first JupyterLab that our extension works in.
+#: The oldest JupyterLab version that our extension supports.
 SUPPORTED_JUPYTERLAB = (4, 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one check found.
+    """The result of one check.
 
-    ``status`` is ``"ok"``, ``"problem"`` or ``"note"`` (worth knowing, nothing is broken), ``advice`` what to
-    do about it.
+    ``subject`` names the checked requirement. ``status`` is ``"ok"``, ``"problem"`` or ``"note"`` (useful to know, but
+    nothing is broken). ``seen`` is the observation, and ``advice`` is a remedy.
     """
 
     subject: str
@@ -51,19 +51,19 @@ class Finding:
 
 
 def run(*, quick: bool, out: TextIO) -> int:
-    """Print the findings one by one and return the exit status.
+    """Run the checks, print each finding, and return the exit status.
 
     Parameters
     ----------
     quick
-        Leave out the checks that compile.
+        Whether to leave out the checks that compile.
     out
-        Where to print.
+        The stream on which to print.
 
     Returns
     -------
     int
-        0, or 1 if one of the findings is a problem.
+        0, or 1 if a finding is a problem.
     """
     problems = 0
     for subject, check in QUICK_CHECKS if quick else (*QUICK_CHECKS, *COMPILING_CHECKS):
@@ -77,10 +77,10 @@ def run(*, quick: bool, out: TextIO) -> int:
 
 
 def examine(subject: str, check: Callable[[], Finding]) -> Finding:
-    """Run one check; an exception out of it becomes a problem of that subject."""
+    """Run one check. If it raises an exception, return a finding with the status ``"problem"``."""
     try:
         return check()
-    except Exception as error:  # noqa: BLE001 - whatever is broken here is what the user wants to hear of
+    except Exception as error:  # noqa: BLE001 - the exception is the finding
         said = str(error).strip().splitlines() or ["(no message)"]
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         return Finding(
@@ -92,7 +92,7 @@ def examine(subject: str, check: Callable[[], Finding]) -> Finding:
 
 
 def check_python() -> Finding:
-    """Look at the interpreter's version."""
+    """Check the version of Python."""
     seen = f"{platform.python_version()} on {platform.system()} {platform.machine()} ({sys.executable})"
     if sys.version_info < SUPPORTED_PYTHON:
         return Finding(subject="python", status="problem", seen=seen, advice="use Python 3.11 or later")
@@ -100,7 +100,7 @@ def check_python() -> Finding:
 
 
 def check_aotlab() -> Finding:
-    """Say which aotlab this is, and whether ``torch.compile(backend="aotlab")`` would find it."""
+    """Report the version of aotlab, and whether ``torch.compile(backend="aotlab")`` can find it."""
     seen = f"{__version__} ({Path(__file__).parents[1]})"
     registered = {entry.name for entry in importlib.metadata.entry_points(group="torch_dynamo_backends")}
     if "aotlab" not in registered:
@@ -114,7 +114,7 @@ def check_aotlab() -> Finding:
 
 
 def check_torch() -> Finding:
-    """Look at torch's version."""
+    """Check the version of torch."""
     import torch
 
     (first_major, first_minor), (major, minor) = SUPPORTED_TORCH
@@ -132,21 +132,21 @@ def check_torch() -> Finding:
 
 
 def check_numpy() -> Finding:
-    """Import numpy."""
+    """Check that numpy can be imported."""
     import numpy
 
     return Finding(subject="numpy", status="ok", seen=numpy.__version__)
 
 
 def check_pandas() -> Finding:
-    """Import pandas, which the report's tables need."""
+    """Check that pandas can be imported. The report's tables need it."""
     import pandas
 
     return Finding(subject="pandas", status="ok", seen=pandas.__version__)
 
 
 def check_notebook() -> Finding:
-    """Look for the packages that only the notebook needs."""
+    """Check the packages that only the notebook needs."""
     names = ("jupyterlab", "ipywidgets", "anywidget", "matplotlib")
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
@@ -170,15 +170,15 @@ def check_notebook() -> Finding:
 
 
 def check_extension() -> Finding:
-    """Look for the JupyterLab extension, which draws the reports in a notebook."""
-    # A checkout that nobody installed has none, and works without.
+    """Check the JupyterLab extension, which draws the reports in a notebook."""
+    # A checkout that is not installed has no extension, and works without it.
     missing: Literal["problem", "note"] = "problem" if _installed() else "note"
     if importlib.util.find_spec("jupyter_core") is None:
         return Finding(subject="extension", status="note", seen="not looked for, since JupyterLab is not installed")
     from jupyter_core.paths import jupyter_path
 
-    found = [Path(folder) / "aotlab" / "package.json" for folder in jupyter_path("labextensions")]
-    present = [path for path in found if path.is_file()]
+    candidates = [Path(folder) / "aotlab" / "package.json" for folder in jupyter_path("labextensions")]
+    present = [path for path in candidates if path.is_file()]
     if not present:
         return Finding(
             subject="extension",
@@ -198,7 +198,7 @@ def check_extension() -> Finding:
 
 
 def check_dashboard() -> Finding:
-    """Look for the dashboard's JavaScript, which the package carries once it is built."""
+    """Check that the package contains the dashboard's JavaScript, which the build of ``extension/`` writes."""
     bundle = Path(__file__).parents[1] / "report" / "static" / "dashboard.js"
     if bundle.is_file():
         return Finding(subject="dashboard", status="ok", seen=str(bundle))
@@ -211,7 +211,7 @@ def check_dashboard() -> Finding:
 
 
 def _installed() -> bool:
-    """Tell whether aotlab was installed, in whatever way, or is run from a checkout's folder."""
+    """Return True if aotlab is installed in any way, and False if it only runs from the folder of a checkout."""
     try:
         importlib.metadata.distribution("aotlab")
     except importlib.metadata.PackageNotFoundError:
@@ -220,7 +220,7 @@ def _installed() -> bool:
 
 
 def _install_again() -> str:
-    """Say how to get what an installation of aotlab brings for the notebook."""
+    """Return advice on how to install aotlab's files for the notebook."""
     root = Path(__file__).parents[2]
     if (root / "pyproject.toml").is_file():
         return f"{sys.executable} -m pip install -e {root}"
@@ -228,7 +228,7 @@ def _install_again() -> str:
 
 
 def check_device() -> Finding:
-    """Say what ``--device auto`` means here."""
+    """Report the device that ``--device auto`` selects."""
     import torch
 
     if not torch.cuda.is_available():
@@ -240,7 +240,7 @@ def check_device() -> Finding:
 
 
 def check_compiler() -> Finding:
-    """Look for the C++ compiler that Inductor builds CPU kernels with: ``$CXX``, or else the platform's own."""
+    """Check the C++ compiler for Inductor's CPU kernels: ``$CXX``, or the platform's default compiler."""
     default = "clang++" if sys.platform == "darwin" else "g++"
     compiler = os.environ.get("CXX", default)
     if shutil.which(compiler):
@@ -262,7 +262,7 @@ def check_compiler() -> Finding:
 
 
 def check_headers() -> Finding:
-    """Look for Python's C headers, which every kernel of Inductor's includes."""
+    """Check Python's C headers, which every Inductor kernel includes."""
     folder = Path(sysconfig.get_paths()["include"])
     if (folder / "Python.h").is_file():
         return Finding(subject="Python headers", status="ok", seen=str(folder))
@@ -275,7 +275,7 @@ def check_headers() -> Finding:
 
 
 def check_triton() -> Finding:
-    """Look for Triton, which Inductor needs on a GPU and nowhere else."""
+    """Check Triton, which Inductor only needs on a GPU."""
     import torch
 
     there = importlib.util.find_spec("triton") is not None
@@ -292,7 +292,7 @@ def check_triton() -> Finding:
 
 
 def check_caches() -> Finding:
-    """Try to write where Inductor keeps compiled kernels."""
+    """Check that Inductor's cache folder for compiled kernels is writable."""
     folder = inductor_cache()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -317,7 +317,7 @@ def check_caches() -> Finding:
 
 
 def check_assertions() -> Finding:
-    """Say whether compiled outputs are checked at each call."""
+    """Report whether compiled outputs are checked at each call."""
     from aotlab import config
 
     if config.debug_assert:
@@ -331,7 +331,7 @@ def check_assertions() -> Finding:
 
 
 def inductor_cache() -> Path:
-    """Name the folder in which Inductor keeps what it compiled (torch has no public function that says so)."""
+    """Return the folder in which Inductor caches compiled code. Torch has no public function for this."""
     chosen = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if chosen:
         return Path(chosen)
@@ -385,7 +385,7 @@ def _compiles(subject: str, compiler: Callable[[Callable[..., object]], Callable
     )
 
 
-#: What `run` checks: the subject, and the check.
+#: The checks that `run` makes, by subject. `COMPILING_CHECKS` are left out with ``quick``.
 QUICK_CHECKS: tuple[tuple[str, Callable[[], Finding]], ...] = (
     ("python", check_python),
     ("aotlab", check_aotlab),

@@ -1,11 +1,11 @@
-"""``aotlab lab``: JupyterLab, opened on the course.
+"""The command ``aotlab lab``: open JupyterLab on the course.
 
-In a checkout the course is the folder ``notebooks/`` itself. An installed aotlab carries the notebooks inside of the
-package, where nobody should edit them: they are copied to a folder of the user's. A file that is there already and
-differs stays as it is, since it may hold the user's work.
+In a checkout the course is the folder ``notebooks/`` itself. An installed aotlab has the notebooks inside the package,
+where nobody should edit them, so they are copied to a folder of the user. If a file in that folder exists and differs,
+it is not overwritten, because it may contain the user's work.
 
-JupyterLab runs as a process of its own, so that nothing of Jupyter is imported here, and in a session of its own, so
-that ctrl-C in the terminal reaches only this program, which then ends JupyterLab without a question.
+JupyterLab runs in a separate process, so that this program does not import Jupyter. The process has its own session,
+so that ctrl-C in the terminal only reaches this program, which then ends JupyterLab without asking for confirmation.
 """
 
 from __future__ import annotations
@@ -28,68 +28,69 @@ from typing import TextIO
 from aotlab.cli import doctor
 from aotlab.errors import AotlabError, UsageError
 
-#: The page that opens first.
+#: The notebook that opens first.
 FIRST_PAGE = "00_start.ipynb"
-#: Where the notebooks are copied to if no folder is named.
+#: The default folder for the copies of the notebooks.
 FOLDER = Path("aotlab-notebooks")
 
 _PACKAGE = Path(__file__).parents[1]
-#: How long JupyterLab may take to end its kernels before it is killed, in seconds.
+#: The time, in seconds, that JupyterLab has to end its kernels before it is killed.
 _PATIENCE = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """Where the notebooks are.
+    """The location of the notebooks.
 
     Attributes
     ----------
     folder
-        The folder that holds them.
+        The folder that contains the notebooks.
     checkout
-        The checkout that the folder belongs to; None if the notebooks came with an installed aotlab.
+        The checkout that contains the folder, or None if the notebooks are part of an installed aotlab.
     """
 
     folder: Path
     checkout: Path | None = None
 
 
-def run(directory: Path | None, port: int | None, browser: bool, more: Sequence[str], out: TextIO) -> int:
-    """Open JupyterLab on the course and stay until it ends.
+def run(directory: Path | None, port: int | None, browser: bool, server_arguments: Sequence[str], out: TextIO) -> int:
+    """Open JupyterLab on the course and wait until it ends.
 
     Parameters
     ----------
     directory
-        Where to copy the notebooks. Without it a checkout's own are opened, and an installed aotlab's are copied to
-        `FOLDER`.
+        The folder to copy the notebooks to. If None, a checkout's notebooks are opened in place, and an installed
+        aotlab's notebooks are copied to `FOLDER`.
     port
-        The port to listen on. Without it, JupyterLab takes 8888 or the next one that is free.
+        The port to listen on. If None, JupyterLab uses 8888 or the next free port.
     browser
-        Open a browser.
-    more
-        Further arguments for JupyterLab.
+        Whether to open a browser.
+    server_arguments
+        Additional arguments for JupyterLab.
     out
-        Where to say what is opened, and what was copied.
+        The stream for messages about the opened and copied files.
 
     Returns
     -------
     int
-        0 if JupyterLab was shut down, 1 if it is missing or failed.
+        0 if JupyterLab was shut down, 1 if it is not installed or failed.
 
     Raises
     ------
     UsageError
-        The port is taken, the folder is a file or cannot be written to, or root may not run JupyterLab.
+        The port is not available, the folder is a file or not writable, or root may not run JupyterLab.
     KeyboardInterrupt
-        After ctrl-C, when JupyterLab has ended.
+        After ctrl-C, once JupyterLab has ended.
     """
     if importlib.util.find_spec("jupyterlab") is None:
         packages = "jupyterlab ipywidgets anywidget matplotlib"
         print(f"aotlab: JupyterLab is not installed here: {sys.executable} -m pip install {packages}", file=sys.stderr)
         return 1
-    if hasattr(os, "geteuid") and os.geteuid() == 0 and "--allow-root" not in more:
+    if hasattr(os, "geteuid") and os.geteuid() == 0 and "--allow-root" not in server_arguments:
         raise UsageError(
-            "JupyterLab does not run as root unless it is told to: aotlab lab -- " + " ".join(["--allow-root", *more])
+            "JupyterLab does not run as root without an option that allows it: aotlab lab -- "
+            + " ".join(["--allow-root", *server_arguments])
         )
     if port is not None:
         _check_port(port)
@@ -104,31 +105,31 @@ def run(directory: Path | None, port: int | None, browser: bool, more: Sequence[
     print(f"Opening {folder.resolve() / FIRST_PAGE} in JupyterLab; ctrl-C here ends it.", file=out, flush=True)
     environment = dict(os.environ)
     if course.checkout is not None:
-        # The kernel's folder is the notebooks', from which a checkout that nobody installed could not be imported.
+        # The kernel runs in the notebooks' folder. From there, it could not import a checkout that is not installed.
         paths = [str(course.checkout), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    return 1 if _stay(arguments(folder, port, browser, more), environment) else 0
+    return 1 if _stay(arguments(folder, port, browser, server_arguments), environment) else 0
 
 
-def arguments(folder: Path, port: int | None, browser: bool, more: Sequence[str]) -> list[str]:
-    """Make the command that starts JupyterLab on ``folder``."""
-    made = [sys.executable, "-m", "jupyterlab"]
-    made += [f"--ServerApp.root_dir={folder.resolve()}", f"--LabApp.default_url=/lab/tree/{FIRST_PAGE}"]
+def arguments(folder: Path, port: int | None, browser: bool, server_arguments: Sequence[str]) -> list[str]:
+    """Return the command that starts JupyterLab on ``folder``."""
+    command = [sys.executable, "-m", "jupyterlab"]
+    command += [f"--ServerApp.root_dir={folder.resolve()}", f"--LabApp.default_url=/lab/tree/{FIRST_PAGE}"]
     if port is not None:
-        # A port that was asked for is that port or an error, not the next free one.
-        made += [f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
+        # If the requested port is not free, fail; do not use the next free port.
+        command += [f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
     if not browser:
-        made.append("--no-browser")
-    return [*made, *more]
+        command.append("--no-browser")
+    return [*command, *server_arguments]
 
 
 def find_course() -> Course:
-    """Find the notebooks: the checkout's, or those that the package carries.
+    """Return the location of the notebooks: the checkout's, or the package's copies.
 
     Raises
     ------
     AotlabError
-        This aotlab has no notebooks.
+        This installation has no notebooks.
     """
     root = _PACKAGE.parent
     if (root / "pyproject.toml").is_file() and (root / "notebooks" / FIRST_PAGE).is_file():
@@ -139,57 +140,60 @@ def find_course() -> Course:
 
 
 def copy(course: Path, folder: Path) -> list[str]:
-    """Copy the notebooks of ``course`` to ``folder`` and say in sentences what was done.
+    """Copy the notebooks of ``course`` to ``folder`` and return messages about the copied and kept files.
 
-    A file that is there and differs is kept.
+    A file that exists and differs is not overwritten.
 
     Raises
     ------
     UsageError
-        ``folder`` cannot be made or written to.
+        ``folder`` cannot be created or written to.
     """
-    added, kept = [], []
+    added, changed = [], []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for source in sorted(course.glob("*.ipynb")):
             target = folder / source.name
             if not target.exists():
-                # By way of a second file, so that a copy that was cut short is never taken for the user's work.
+                # Write to a temporary file first, so that an interrupted copy is never mistaken for the user's work.
                 half = target.with_name(f".{target.name}.part")
                 shutil.copyfile(source, half)
                 half.rename(target)
                 added.append(source.name)
             elif target.read_bytes() != source.read_bytes():
-                kept.append(source.name)
+                changed.append(source.name)
     except OSError as error:
         raise UsageError(f"the notebooks cannot be copied to {folder}: {error.strerror or error}") from None
     said = [f"Copied {', '.join(added)} to {folder.resolve()}."] if added else []
-    if kept:
+    if changed:
         said.append(
-            f"Kept {', '.join(kept)} in {folder.resolve()}: changed by you, or from another version of aotlab. "
+            f"Kept {', '.join(changed)} in {folder.resolve()}: changed by you, or from another version of aotlab. "
             "Rename or delete a file to get the course's."
         )
     return said
 
 
 def _check_port(port: int) -> None:
-    """Raise if JupyterLab, which listens on every address that localhost has, could not listen on ``port``."""
+    """Raise an error if JupyterLab, which listens on every address of localhost, could not listen on ``port``."""
     for family, kind, protocol, _, address in socket.getaddrinfo("localhost", port, type=socket.SOCK_STREAM):
         with suppress(OSError), socket.socket(family, kind, protocol) as listener:
-            # As servers do: an old connection that lingers does not make a port taken.
+            # Servers do this too: an old connection in the TIME_WAIT state does not block the port.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 listener.bind(address)
             except OSError as error:
                 if error.errno in {errno.EADDRINUSE, errno.EACCES}:
-                    why = "taken" if error.errno == errno.EADDRINUSE else "not yours to listen on"
+                    why = "taken" if error.errno == errno.EADDRINUSE else "not permitted"
                     raise UsageError(
-                        f"port {port} is {why}: name another one, or leave --port out to get one that is free"
+                        f"port {port} is {why}: use another port, or leave out --port to get a free one"
                     ) from None
 
 
 def _stay(command: Sequence[str], environment: dict[str, str]) -> int:
-    """Run JupyterLab until it ends, or end it when this process is told to end; return its exit status."""
+    """Run JupyterLab until it ends, and return its exit status.
+
+    If this process receives a signal to end, it ends JupyterLab.
+    """
     with _signals_as_exits():
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
@@ -199,7 +203,7 @@ def _stay(command: Sequence[str], environment: dict[str, str]) -> int:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a process to end if it has not, and kill it if it takes long or the user is impatient."""
+    """Terminate a process that still runs; kill it if that takes too long or the user presses ctrl-C again."""
     if process.poll() is not None:
         return
     print("aotlab: ending JupyterLab and its kernels", file=sys.stderr)
@@ -213,14 +217,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def _signals_as_exits() -> Iterator[None]:
-    """Turn the signals that a closed terminal or a service manager sends into exits, which run ``finally``."""
+    """Convert the signals of a closed terminal or a service manager to `SystemExit`, so that ``finally`` blocks run."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    # What is ignored (by nohup, say) stays ignored.
-    heeded = [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
+    signals = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    # A signal that is ignored (for example, under nohup) stays ignored.
+    heeded = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, leave) for number in heeded}
     try:
         yield

@@ -1,1 +1,1 @@
-"""Derivatives of derivatives: graphs made when a backward is itself differentiated."""
+"""Backward graphs, and the graphs that differentiate a backward again (higher-order derivatives)."""

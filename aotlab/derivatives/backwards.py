@@ -1,4 +1,4 @@
-"""The backward of each segment, compiled for each pattern of tangents that is met, and differentiated in its turn."""
+"""The compiled backwards of a segment: one for each pattern of defined tangents, plus higher derivatives."""
 
 from __future__ import annotations
 
@@ -13,29 +13,32 @@ from torch import Tensor, fx
 from aotlab import _torch as internals
 from aotlab import config, observe
 from aotlab._torch.compiling import compiling, made_once, never_lost
-from aotlab.backends import stage as compile
+from aotlab.backends import compile_stage as compile
 from aotlab.backends.base import Backend, Boxed
 from aotlab.capture.signals import RunEagerly
-from aotlab.derivatives.graphs import BY_GRAPH, casting_of, derive_backward
-from aotlab.derivatives.higher import MOST_LAYOUTS, Higher
+from aotlab.derivatives.backward_graphs import BY_GRAPH, casting_of, derive_backward
+from aotlab.derivatives.create_graph import MOST_LAYOUTS, LevelBackwards
 from aotlab.derivatives.levels import first_level
 from aotlab.errors import PartialBackwardError, RefusedError
-from aotlab.ir.graphs import is_size, placeholders
-from aotlab.partition import stage as partition
-from aotlab.runtime.saved import SavedValues, restride
-from aotlab.trace import stage as trace
-from aotlab.trace.history import LASTING, kept_entries, nodes_before
+from aotlab.ir.fx_graphs import is_size, placeholders
+from aotlab.partition import partition_stage as partition
+from aotlab.runtime.saved_values import SavedValues, restride
+from aotlab.trace import trace_stage as trace
+from aotlab.trace.history import LASTING, kept_entries, nodes_to_exits
 
-#: A backward, and which of the saved values it takes.
+#: A compiled backward, and the positions of the saved values that it takes.
 _CompiledBackward = tuple[Boxed, tuple[int, ...]]
-#: What says which tangents are defined, and with which strides if not the usual.
+#: One item per tangent: whether it is defined, or its strides if they differ from the strides in the trace.
 _Pattern = tuple[bool | tuple[int, ...], ...]
-#: A result of so many bytes, as a loss, may be kept only for what hangs on it.
+#: Results of at most this many bytes (a scalar loss, for example) may be kept alive as anchors; see `_anchors`.
 _SMALL = 64
 
 
 class Backward:
-    """The compiled backwards of one segment, one for each pattern of defined tangents that was asked for."""
+    """The compiled backwards of one segment: one for each pattern of defined tangents with which autograd called it.
+
+    ``full`` is the backward for all tangents, if it was compiled together with the forward.
+    """
 
     def __init__(
         self,
@@ -60,15 +63,17 @@ class Backward:
         strides = [tuple(live.tangents.fakes[n].stride()) for n in live.tangents.of_entries[segment]]
         self._strides_of = internals.sizes_function(strides, live.size_names)
         self.strides = self._strides_of(*[symbol.node.hint for _, symbol in live.symbols])
-        self.wanted = live.through(segment)
+        self.gradient_slots = live.gradient_slots(segment)
         self.kept_entries = kept_entries(live.segments[segment], live.saving.bits)
         self.anchors = self.kept_entries or _anchors(live, segment)
         self._labels = live.gradient_labels(segment)
-        self._higher: Higher | None = None
-        self._masks_of_asked: dict[frozenset[int], int] = {}
-        #: A backward for each pattern, and the autocast it was made for.
+        self._higher: LevelBackwards | None = None
+        self._masks_of_requested: dict[frozenset[int], int] = {}
+        #: The compiled backwards. A key has the requested slots (only if there are live inputs and autograd does not
+        #: request all slots), the items of the pattern, and the items of the result of `casting_of`.
         self._compiled: dict[tuple[Any, ...], _CompiledBackward] = {}
-        #: The pattern to look up, by strides that were met before; None where tangents are copied.
+        #: For strides of tangents that were seen before: the pattern with which to look up a backward in `_compiled`.
+        #: None means that the tangents are copied into the traced strides.
         self._of_strides: dict[tuple[Any, ...], _Pattern | None] = {}
         usual = (True,) * len(self.masks)
         if full is not None and live.is_whole:
@@ -80,28 +85,36 @@ class Backward:
     # --- compiling
 
     def sized(self, values: Sequence[Any], saved: SavedValues) -> list[Any]:
-        """Compute symbolic numbers for a call."""
+        """Replace symbolic sizes in ``values`` by the sizes of the current call."""
         if not saved.sizes:
             return list(values)
         return list(internals.sizes_function(list(values), self.trace.size_names)(*saved.sizes))
 
     def _compile(self, pattern: trace.Pattern, key: tuple[Any, ...] = ()) -> _CompiledBackward:
-        """Compile the backward for a pattern, or run its graph as it is; ``key`` says for what besides."""
+        """Compile the backward for a pattern of defined tangents.
+
+        ``key`` is the key in `_compiled`. It may start with the requested slots. It ends with `BY_GRAPH` if the graph
+        must run as Python code, without the compiler.
+        """
         started = time.perf_counter_ns()
-        by_graph, asked = key[-1:] == BY_GRAPH, key[0] if key and isinstance(key[0], frozenset) else None
+        by_graph, requested = key[-1:] == BY_GRAPH, key[0] if key and isinstance(key[0], frozenset) else None
         live, record = self.trace, self._record
-        usual = trace.is_full(pattern) and live.is_whole and not by_graph and asked is None
+        usual = trace.is_full(pattern) and live.is_whole and not by_graph and requested is None
         if usual and record.backward is not None and not internals.any_autocast_enabled():
             module, needs = record.backward, tuple(range(len(self._split.saved_names)))
         else:
-            with internals.no_dispatch_modes():  # the caller's are not asked about fake tensors
-                module, needs = derive_backward(live, self._split, self._segment, pattern, asked)
+            with internals.no_dispatch_modes():  # the caller's modes must not see fake tensors
+                module, needs = derive_backward(live, self._split, self._segment, pattern, requested)
         return self.compile_module(module, pattern, started, by_graph=by_graph), needs
 
     def compile_module(
         self, module: fx.GraphModule, pattern: trace.Pattern, started: int | None = None, *, by_graph: bool = False
     ) -> Boxed:
-        """Compile a graph that was written, and announce it."""
+        """Compile a backward graph and emit the event `BackwardCompiled`.
+
+        ``started`` is the time at which the work on this backward started. With ``by_graph``, the graph is not
+        compiled but runs as Python code.
+        """
         if by_graph:
             return internals.boxed_forward_of(module)
         started = time.perf_counter_ns() if started is None else started
@@ -125,7 +138,10 @@ class Backward:
         return compiled
 
     def _for_its_sizes(self, compiled: Boxed, first: int) -> Boxed:
-        """Have a backward, whose sizes begin at its input ``first``, refuse those for which it was not derived."""
+        """Wrap a backward so that it raises if the call's sizes break an assumption made while it was derived.
+
+        The sizes are inputs of the backward; ``first`` is the position of the first one.
+        """
         names, sizes = self.trace.size_names, self.trace.recorder.sizes
         holds = None if sizes is None else sizes.assumed_since(names)
         if holds is None:
@@ -134,8 +150,8 @@ class Backward:
         def call(inputs: list[Any]) -> Any:
             if not holds(*inputs[first : first + len(names)]):
                 raise PartialBackwardError(
-                    f"a backward of compiled `{self.name}` was derived for other sizes",
-                    why="it assumes something of the sizes that its forward does not",
+                    f"the backward of compiled `{self.name}` was derived for other sizes",
+                    why="it makes assumptions about the sizes that its forward does not make",
                     suggestion="compile with dynamic=False",
                 )
             return compiled(inputs)
@@ -145,109 +161,136 @@ class Backward:
     def _with_strides(
         self, pattern: _Pattern, tangents: list[Any], casting: tuple[Any, ...], expected: Sequence[tuple[int, ...]]
     ) -> _Pattern:
-        """Return the pattern that says which strides the defined tangents have, if a backward for these does otherwise.
+        """Return the pattern with which to look up a backward for the strides of the given tangents.
 
-        Where none can be had, they are copied, in the list, into the strides that the backward was traced with: equal
-        values, but what is summed in another order may be rounded otherwise.
+        ``tangents`` are the defined tangents of ``pattern``, and ``expected`` are the traced strides of all tangents.
+        ``casting`` is the result of `casting_of`. The returned pattern contains strides only if a backward compiled for
+        the traced strides would give another result. If no backward can be compiled for these strides, the tangents in
+        the list are replaced by copies with the traced strides. The values are equal, but a reduction may sum them in
+        another order and so round differently.
         """
         strides = tuple(t.stride() if t.layout is torch.strided else None for t in tangents)
         key = (pattern, casting, strides)
         follows = (self.exact or casting[-1:] == BY_GRAPH) and None not in strides and not self.trace.symbols
         if follows and len(self._of_strides) < MOST_LAYOUTS:
             made_once(self._of_strides, key, lambda: self._try_strides(pattern, strides, casting))
-        found = self._of_strides.get(key)
-        if found is None:
+        served_pattern = self._of_strides.get(key)
+        if served_pattern is None:
             usual = [stride for stride, defined in zip(expected, pattern, strict=True) if defined]
-            given = zip(tangents, strides, usual, strict=True)
-            tangents[:] = [t if own == stride else restride(t, stride) for t, own, stride in given]
-        return pattern if found is None else found
+            layouts = zip(tangents, strides, usual, strict=True)
+            tangents[:] = [t if actual == stride else restride(t, stride) for t, actual, stride in layouts]
+        return pattern if served_pattern is None else served_pattern
 
     def _try_strides(self, pattern: _Pattern, strides: Sequence[Any], casting: tuple[Any, ...]) -> _Pattern | None:
-        """Return the usual pattern if its backward does for these strides, else that of one that is compiled for them.
+        """Return ``pattern`` if its backward also serves the strides of these tangents; else compile another backward.
 
-        None if that cannot be: what it needs may not have been saved for the usual strides.
+        Returns None if no backward can be compiled for these strides. For example, it may need a value that the forward
+        did not save, because the backward for the traced strides does not need it.
         """
-        left = iter(strides)
-        own = [next(left) if defined else usual for defined, usual in zip(pattern, self.strides, strict=True)]
-        ways = zip(pattern, own, self.strides, strict=True)
-        found = tuple([stride if stride != usual else defined for defined, stride, usual in ways])
-        with suppress(RefusedError, RunEagerly, RuntimeError):  # other errors come again for the usual ones
+        defined_strides = iter(strides)
+        all_strides = [
+            next(defined_strides) if defined else usual for defined, usual in zip(pattern, self.strides, strict=True)
+        ]
+        layouts = zip(pattern, all_strides, self.strides, strict=True)
+        strided_pattern = tuple([stride if stride != usual else defined for defined, stride, usual in layouts])
+        # If one of these errors has another cause than the strides, compiling for the traced strides raises it again.
+        with suppress(RefusedError, RunEagerly, RuntimeError):
             with internals.no_dispatch_modes():
-                if not casting and trace.does_the_same(self.trace.deriver, self._segment, found):
+                if not casting and trace.is_right_for_layouts(self.trace.deriver, self._segment, strided_pattern):
                     return pattern
-            self._compiled[*found, *casting] = self._compile(found)
-            return found
+            self._compiled[*strided_pattern, *casting] = self._compile(strided_pattern)
+            return strided_pattern
         return None
 
-    def _of_higher_order(self) -> Higher:
-        """Return the backwards under ``create_graph``, and those in which gradients of gradients come in."""
+    def _create_graph_backwards(self) -> LevelBackwards:
+        """Return the backwards of this segment for ``create_graph``, which also use the pending gradients.
+
+        They are made at the first call.
+        """
         if self._higher is None:
             with compiling(), never_lost():
                 if self._higher is None:
                     level = first_level(self.trace, self._segment)
-                    self._higher = Higher(
-                        self, level, self._split, wanted=self.wanted, all_masks=self.all_masks, is_first=True
+                    self._higher = LevelBackwards(
+                        self,
+                        level,
+                        self._split,
+                        gradient_slots=self.gradient_slots,
+                        all_masks=self.all_masks,
+                        is_first=True,
                     )
         return self._higher
 
     def __call__(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Return the gradients of what went through ``apply``, in their order; raise what differentiating raises."""
+        """Return the gradients of the inputs of the segment's autograd node (`Compiled.apply`), in order.
+
+        An error that an autograd node of the function raises in eager is raised here, too.
+        """
         if saved.pending is not None or torch.is_grad_enabled():
-            higher = self._of_higher_order()
+            higher = self._create_graph_backwards()
             if saved.live:
-                raise higher.nowhere("a checkpoint in it writes an input, as a batch norm does its statistics")
-            # or where something came into the midst, in the backward that is being run
+                raise higher.no_derivative("a checkpoint in it writes an input, as a batch norm does its statistics")
+            # Also without grad mode, if this backward pass has stored a pending gradient for this segment; see
+            # `aotlab.derivatives.create_graph`.
             if torch.is_grad_enabled() or (id(higher), internals.current_graph_task()) in (saved.pending or ()):
                 return higher(saved, tangents)
         return self._of_first_order(saved, tangents)
 
-    def _asked(self) -> frozenset[int] | None:
-        """Return the slots whose gradients are asked for, to which alone autograd runs nodes; None for all."""
-        own = internals.current_node()
-        edges = () if own is None else own.next_functions
+    def _requested_slots(self) -> frozenset[int] | None:
+        """Return the slots whose gradients autograd requests; None means all slots.
+
+        With ``inputs=…``, autograd runs only the nodes that lead to these inputs. A slot is requested if autograd runs
+        the node to which its gradient flows.
+        """
+        running_node = internals.current_node()
+        edges = () if running_node is None else running_node.next_functions
         runs = [node is None or internals.is_to_be_run(node) for node, _ in edges]
         if all(runs) or not any(runs):
             return None
-        return frozenset(slot for slot, is_run in zip(self.wanted, runs, strict=False) if is_run)
+        return frozenset(slot for slot, is_run in zip(self.gradient_slots, runs, strict=False) if is_run)
 
-    def _mask_of(self, asked: frozenset[int] | None) -> int:
-        """Return the bits of the nodes on the way to gradients, which alone let go of what they keep."""
-        if asked is None:
+    def _mask_of(self, requested: frozenset[int] | None) -> int:
+        """Return the bit mask of the traced autograd nodes that lead to the gradients of the ``requested`` slots.
+
+        Eager runs only these nodes, and only they free their saved values.
+        """
+        if requested is None:
             return -1
-        if asked not in self._masks_of_asked:
-            part, ways = self.trace.segments[self._segment], self.trace.slots[self._segment]
-            nodes = nodes_before(part, [way for i in asked if (way := ways[i]) is not None])
+        if requested not in self._masks_of_requested:
+            segment, slots = self.trace.segments[self._segment], self.trace.slots[self._segment]
+            nodes = nodes_to_exits(segment, [exit_ for i in requested if (exit_ := slots[i]) is not None])
             bits = self.trace.saving.bits
-            self._masks_of_asked[asked] = sum({1 << bits[node] for node in nodes if node in bits}, LASTING)
-        return self._masks_of_asked[asked]
+            self._masks_of_requested[requested] = sum({1 << bits[node] for node in nodes if node in bits}, LASTING)
+        return self._masks_of_requested[requested]
 
     def _of_first_order(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Return the gradients where nobody differentiates them."""
+        """Return the gradients, without support for differentiating them again."""
         pattern: _Pattern = tuple([t is not None for t in tangents])
         if True not in pattern:
-            return [None] * len(self.wanted)
+            return [None] * len(self.gradient_slots)
         casting = casting_of(tangents, exact=self.exact)
         mask = 0
         inputs: list[Any] = []
-        others = False
+        unusual_strides = False
         strides = self._strides_of(*saved.sizes) if saved.sizes else self.strides
-        for tangent, own, stride in zip(tangents, self.masks, strides, strict=True):
+        for tangent, entry_mask, stride in zip(tangents, self.masks, strides, strict=True):
             if tangent is not None:
-                mask |= own
-                others = others or tangent.stride() != stride
+                mask |= entry_mask
+                unusual_strides = unusual_strides or tangent.stride() != stride
                 inputs.append(tangent)
-        if others:
+        if unusual_strides:
             pattern = self._with_strides(pattern, inputs, casting, strides)
-        asked = None
-        # with one entry all nodes go together, and one gradient is asked for; else this takes time for each edge
-        several = len(self.all_masks) > 1 and len(self.wanted) > 1
+        requested = None
+        # `_requested_slots` takes time for each edge. It is called only if autograd may run a part of the nodes: not if
+        # a single gradient enters or leaves.
+        several = len(self.all_masks) > 1 and len(self.gradient_slots) > 1
         if saved.live or (several and (saved.released or saved.once or not internals.keeps_graph())):
-            asked = self._asked()
-            mask &= self._mask_of(asked)
-        # what is written hangs on which nodes are run
-        key = (asked, *pattern, *casting) if saved.live and asked else (*pattern, *casting)
+            requested = self._requested_slots()
+            mask &= self._mask_of(requested)
+        # which nodes run decides which live inputs are written, so each set of requested slots has its own backward
+        key = (requested, *pattern, *casting) if saved.live and requested else (*pattern, *casting)
         compiled, needs = self._compiled.get(key) or made_once(self._compiled, key, lambda: self._compile(pattern, key))
-        # from here on the list is the only owner of what this backward uses up, so that it is freed on the way
+        # From here on, only the list `arguments` refers to the values. So the backward can free each after its use.
         arguments = [*saved.use(mask, needs), *saved.sizes]
         saved.release(mask, self.all_masks)
         arguments += [*inputs, *saved.live]
@@ -262,18 +305,20 @@ class Backward:
             for tensor, value, (_, counts) in zip(saved.live, values, self.trace.deriver.live.values(), strict=False):
                 if value is not None:
                     (tensor if counts else tensor.data).copy_(value)
-        return [gradients[i] for i in self.wanted]
+        return [gradients[i] for i in self.gradient_slots]
 
 
-def _anchors(live: trace.Trace, segment: int) -> tuple[int, ...]:
-    """Choose the results of a segment's node on which those of derivatives of derivatives hang.
+def _anchors(live: trace.Trace, number: int) -> tuple[int, ...]:
+    """Choose the result that a segment's autograd node saves, so that higher derivatives can get an edge to this node.
 
-    Eager keeps none of them: so the smallest. None if that may take memory; then an empty result is added.
+    Returns a tuple with the position of this result. Eager saves no result of this segment. So only a tensor without
+    memory (of a cut edge) or a small result is chosen. If no result is small, the tuple is empty, and `Compiled` adds
+    an empty tensor as a further result.
     """
-    part = live.segments[segment]
-    cut_edges = range(len(part.roots), len(part.entries))  # without memory
+    segment = live.segments[number]
+    cut_edges = range(len(segment.roots), len(segment.entries))  # tensors without memory
     if cut_edges:
         return (cut_edges[0],)
-    fakes = enumerate(live.tangents.fakes[n] for n in part.roots)
+    fakes = enumerate(live.tangents.fakes[n] for n in segment.roots)
     sizes = [(value.numel() * value.itemsize, n) for n, value in fakes if not internals.is_symbolic(value)]
     return tuple([n for size, n in sorted(sizes)[:1] if size <= _SMALL])

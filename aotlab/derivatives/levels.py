@@ -1,17 +1,18 @@
-"""Derivatives of derivatives: the same trace, differentiated once more by autograd itself.
+"""Higher-order derivatives: autograd differentiates the autograd graph of the same trace again.
 
     (g,) = torch.autograd.grad(f(x), x, t, create_graph=True)
     g.sum().backward()
 
-Under ``create_graph`` autograd runs the nodes of ``f`` in grad mode: they compute ``g`` by ops that have nodes of their
-own, of the next *level*. These keep what the nodes of ``f`` kept, with its history, so a gradient that comes in at
-``g`` goes on to three kinds of places: to ``t``; to inputs of ``f``; and into the midst of ``f``, to nodes of the level
-below, where it is added to what else arrives.
+Under ``create_graph`` autograd runs the nodes of ``f`` in grad mode. They compute ``g`` with ops, and these ops have
+autograd nodes, which form the next *level*. The new nodes save the values that the nodes of ``f`` saved, with the
+``grad_fn`` of these values. So a gradient that arrives at ``g`` flows to three kinds of destinations: ``t``, the inputs
+of ``f``, and inner edges of ``f``. An inner edge leads to a node of the level below. There the gradient is added to the
+other gradients that arrive.
 
-The trace keeps the autograd graph of its wrappers. So its nodes are run in grad mode under the recorder, which is what
-eager does: ``no_grad`` regions, checkpoints, ``once_differentiable`` and custom Functions have made of the graph what
-they make of it in eager. The joint graph, in which their traces are lost, is never differentiated. Random numbers are
-values of the forward, as for any backward. A level is differentiated like the one below it, to any order.
+The trace keeps the autograd graph of its traced tensors, and the recorder runs these nodes in grad mode, as eager does.
+``no_grad`` regions, checkpoints, ``once_differentiable`` and custom Functions have shaped that graph as in eager. The
+joint graph no longer shows them, so it is never differentiated. Random values are values of the forward, as for any
+backward. Each level is differentiated like the level below it, so any order is possible.
 """
 
 from __future__ import annotations
@@ -26,93 +27,107 @@ import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
-from aotlab.trace.deriver import differentiate, stand_in, tangent_like
-from aotlab.trace.edges import Edge, edge_of, edges_behind, next_edges
-from aotlab.trace.history import kept_entries, node_bits, reachable, state_masks
+from aotlab.trace.autograd_edges import Edge, edge_of, edges_behind, next_edges
+from aotlab.trace.deriver import differentiate, fake_gradient, tangent_like
+from aotlab.trace.history import kept_entries, node_bits, reachable_stops, state_masks
 from aotlab.trace.inputs import value_of
-from aotlab.trace.live import Trace
+from aotlab.trace.live_trace import Trace
 from aotlab.trace.segments import Exit, Segment
 from aotlab.trace.tape import tensors_in
 
 
 @dataclass(kw_only=True, eq=False)
 class Level:
-    """The autograd nodes of one order of derivatives, of one segment of a trace: ``part``.
+    """The autograd nodes of one order of derivatives, for one segment of a trace.
 
-    Its gradients are listed in the order of ``slots``. ``tangents`` stand for what comes in, one for each entry.
-    ``bits`` number the nodes that hold tensors, ``masks`` say for each entry which of these it reaches.
+    ``segment`` is the graph of these nodes. ``slots`` are the exits of the segment, in the order in which its gradients
+    are returned. ``tangents`` are the fake incoming gradients, one for each entry. ``bits`` gives each node that saves
+    tensors the number of its bit. For each entry, ``masks`` has the bit mask of the nodes that gradients reach from it.
     """
 
     trace: Trace
-    part: Segment
+    segment: Segment
     slots: Sequence[Exit | None]
     tangents: Sequence[Tensor]
     bits: Mapping[Any, int]
     masks: Sequence[int]
-    #: All nodes of this level and those below, with what comes in from below and the inputs' leaves.
-    known: set[Any]
-    #: What nodes of this level keep, unless it is the first: the first keeps what the partitioner chose.
+    #: The nodes at which the next level ends: all nodes of this level and of lower levels, the nodes of the incoming
+    #: gradients of lower levels, and the leaves of the function's inputs.
+    boundary_nodes: set[Any]
+    #: The values that nodes of this level save. Empty for the first level, whose saved values the partitioner chooses.
     saved: Sequence[Tensor]
-    #: The entries at which gradients from the level above come in, too: nodes keep what they made.
-    own: tuple[int, ...]
-    #: What is differentiated: in torch 2.11 a custom function's node lives no longer than what it made.
+    #: The positions of the entries whose tensors are saved by a node, with their autograd history. Such an entry also
+    #: receives gradients from the next level.
+    self_saved_entries: tuple[int, ...]
+    #: The differentiated tensors. They keep nodes alive: in torch 2.11 a custom function's node dies with its outputs.
     wrappers: Sequence[Tensor] = ()
 
     def mask(self, pattern: Sequence[bool], extras: Sequence[Edge]) -> int:
-        """Return the bits of the nodes that are reached from the defined entries and from the midst."""
-        own = [mask for mask, is_defined in zip(self.masks, pattern, strict=True) if is_defined]
-        return reduce(or_, [*own, *state_masks([replace(self.part, entries=tuple(extras))], self.bits)[0]], 0)
+        """Return the bits of the nodes reached from the defined entries and from the inner edges ``extras``."""
+        entry_masks = [mask for mask, is_defined in zip(self.masks, pattern, strict=True) if is_defined]
+        return reduce(
+            or_, [*entry_masks, *state_masks([replace(self.segment, entries=tuple(extras))], self.bits)[0]], 0
+        )
 
-    def derive(self, kind: Kind) -> Derived:
-        """Run the nodes for what comes in; what they raise is raised."""
+    def derive(self, kind: IncomingGradients) -> DifferentiatedLevel:
+        """Run the nodes under the recorder, for one kind of incoming gradients. Errors of the nodes are not caught."""
         trace, create_graph = self.trace, kind.requires is not None
-        own = [tangent for tangent, defined in zip(self.tangents, kind.pattern, strict=True) if defined]
-        likes = [(tuple(t.shape), t.dtype, t.device) for t in own]
+        defined_tangents = [tangent for tangent, defined in zip(self.tangents, kind.pattern, strict=True) if defined]
+        likes = [(tuple(t.shape), t.dtype, t.device) for t in defined_tangents]
         likes += [internals.edge_metadata(*edge) for edge in kind.extras]
-        # under sizes that vary, all have the usual strides
-        usual = [t.stride() for t in own] + [internals.make_contiguous_strides_for(s) for s, _, _ in likes[len(own) :]]
-        given = [
-            stand_in(trace.recorder, shape, strides, dtype, device)
+        # if sizes are symbolic, all incoming gradients have the usual strides
+        usual = [t.stride() for t in defined_tangents] + [
+            internals.make_contiguous_strides_for(s) for s, _, _ in likes[len(defined_tangents) :]
+        ]
+        incoming = [
+            fake_gradient(trace.recorder, shape, strides, dtype, device)
             for (shape, dtype, device), strides in zip(likes, kind.strides or usual, strict=True)
         ]
-        wrappers = [internals.to_functional(fake) for fake in given]
-        for wrapper, does in zip(wrappers, kind.requires or [False] * len(given), strict=True):
+        wrappers = [internals.to_functional(fake) for fake in incoming]
+        for wrapper, does in zip(wrappers, kind.requires or [False] * len(incoming), strict=True):
             wrapper.requires_grad_(does)
-        left = iter(wrappers)
-        tangents = [next(left) if is_defined else None for is_defined in [*kind.pattern, *(True for _ in kind.extras)]]
-        part = replace(self.part, entries=(*self.part.entries, *kind.extras))
+        unused_wrappers = iter(wrappers)
+        tangents = [
+            next(unused_wrappers) if is_defined else None
+            for is_defined in [*kind.pattern, *(True for _ in kind.extras)]
+        ]
+        segment = replace(self.segment, entries=(*self.segment.entries, *kind.extras))
         numbers = {id(wrapper): n for n, wrapper in enumerate(wrappers)}
         comes_from = {edge_of(wrapper): n for n, wrapper in enumerate(wrappers) if wrapper.requires_grad}
-        above = None
+        next_level = None
         same_as: dict[int, int] = {}
         roots: tuple[int, ...] = ()
         ends: tuple[int | Edge, ...] = ()
         first = len(trace.tape.operations)
         with trace.deriver.recording(autocast=bool(kind.casting)), torch.set_grad_enabled(create_graph):
-            found = differentiate(part, tangents, create_graph=create_graph)
-            gradients = [None if way is None else found.get(way) for way in self.slots]
+            exit_gradients = differentiate(segment, tangents, create_graph=create_graph)
+            gradients = [None if exit_ is None else exit_gradients.get(exit_) for exit_ in self.slots]
             for slot, gradient in enumerate(gradients if create_graph else ()):
                 if gradient is not None and id(gradient) in numbers:
                     same_as[slot] = numbers[id(gradient)]
                 elif gradient is not None and gradient.requires_grad:
                     roots += (slot,)
             if roots:
-                made = [gradient for i in roots if (gradient := gradients[i]) is not None]
-                above, ends = _level_above(self, made, comes_from, first)
-                above.wrappers = [*made, *wrappers]
+                results = [gradient for i in roots if (gradient := gradients[i]) is not None]
+                next_level, ends = _next_level(self, results, comes_from, first)
+                next_level.wrappers = [*results, *wrappers]
             values = [None if gradient is None else value_of(gradient, "a gradient") for gradient in gradients]
-        if above is not None:  # not above, where what is made is a wrapper
-            above.tangents = [tangent_like(trace.recorder, value) for i in roots if (value := values[i]) is not None]
-        return Derived(gradients=values, given=given, same_as=same_as, roots=roots, ends=ends, above=above)
+        if next_level is not None:  # after the `with` block, because inside it new tensors would be traced tensors
+            next_level.tangents = [
+                tangent_like(trace.recorder, value) for i in roots if (value := values[i]) is not None
+            ]
+        return DifferentiatedLevel(
+            gradients=values, incoming=incoming, same_as=same_as, roots=roots, ends=ends, next_level=next_level
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """What comes into a level: what a plan for its gradients is compiled for.
+class IncomingGradients:
+    """The kind of gradients that arrive at a level; each kind has its own compiled plan.
 
-    ``pattern`` says which tangents are defined, ``extras`` are the edges at which more comes into the midst;
-    ``strides`` are those of all of these. Under ``create_graph``, ``requires`` says which of them require grad; else it
-    is None. ``casting`` is the autocast that is on.
+    ``pattern`` says which tangents are defined. ``extras`` are the inner edges that receive gradients. ``strides`` are
+    the strides of the defined tangents and of the gradients at ``extras``. Under ``create_graph``, ``requires`` says
+    which of these require grad; otherwise it is None. ``casting`` is the active autocast state.
     """
 
     pattern: tuple[bool, ...]
@@ -123,88 +138,100 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Derived:
-    """What came of differentiating a level.
+class DifferentiatedLevel:
+    """The result of differentiating a level.
 
-    ``gradients`` has one or None for each slot; ``same_as`` says of those that are what came in which of ``given`` they
-    are, and ``roots`` which can be differentiated, in the order of the entries of the level ``above``. Where the
-    gradients of that go is in ``ends``: a number in ``given``, or an edge.
+    ``incoming`` are the fake incoming gradients. ``gradients`` has one gradient or None for each slot. ``same_as`` maps
+    a slot to an index in ``incoming`` if the slot's gradient is that incoming gradient. ``roots`` are the slots whose
+    gradients can be differentiated again, in the order of the entries of ``next_level``. ``ends`` are the destinations
+    of the gradients of the next level: an index in ``incoming``, or an edge.
     """
 
     gradients: Sequence[Tensor | None]
-    given: Sequence[Tensor]
+    incoming: Sequence[Tensor]
     same_as: dict[int, int]
     roots: tuple[int, ...]
     ends: tuple[int | Edge, ...]
-    above: Level | None
+    next_level: Level | None
 
 
-def first_level(trace: Trace, segment: int) -> Level:
-    """Return the level of the function's own autograd nodes, of one segment."""
-    part = trace.segments[segment]
+def first_level(trace: Trace, number: int) -> Level:
+    """Return the level of the function's own autograd nodes, for the segment ``number``."""
+    segment = trace.segments[number]
     entries = [edge for each in trace.segments for edge in each.entries]
     stops = [edge for each in trace.segments for edge in each.stops]
-    # in torch 2.11 the node of an input that nothing leads to is gone, and must not be asked what is behind it
-    behind = edges_behind([*entries, *(edge for each in trace.segments for edge in reachable(each))])
-    ends = [*stops, *(behind if trace.recorder.above is None else ())]
-    # those that the function made, which nobody else can see
+    # In torch 2.11, the autograd node of an input is already freed if no other node has an edge to it. Its next edges
+    # must not be read then.
+    behind = edges_behind([*entries, *(edge for each in trace.segments for edge in reachable_stops(each))])
+    ends = [*stops, *(behind if trace.recorder.subclass_mode is None else ())]
+    # leaves that the function itself made, and that the caller cannot see
     unseen = (e for e in ends if (source := trace.sources.get(e)) is None or source.kind == "cut")
     own_leaves = {node for node, _ in unseen if internals.leaf_of(node) is not None}
     return Level(
         trace=trace,
-        part=part,
-        slots=trace.slots[segment],
-        tangents=[trace.tangents.fakes[n] for n in trace.tangents.of_entries[segment]],
+        segment=segment,
+        slots=trace.slots[number],
+        tangents=[trace.tangents.fakes[n] for n in trace.tangents.of_entries[number]],
         bits=trace.saving.bits,
-        masks=trace.saving.masks[segment],
-        known={node for node, _ in ends} - own_leaves,
+        masks=trace.saving.masks[number],
+        boundary_nodes={node for node, _ in ends} - own_leaves,
         saved=(),
-        own=kept_entries(part, trace.saving.bits),
+        self_saved_entries=kept_entries(segment, trace.saving.bits),
     )
 
 
-def _level_above(
-    level: Level, wrappers: Sequence[Tensor], given: dict[Edge, int], first: int
+def _next_level(
+    level: Level, wrappers: Sequence[Tensor], incoming_edges: dict[Edge, int], first: int
 ) -> tuple[Level, tuple[int | Edge, ...]]:
-    """Make the level of the nodes that computed gradients from what was ``given``; also say where its gradients go.
+    """Make the next level: the level of the autograd nodes that computed the gradients ``wrappers`` of ``level``.
 
-    ``first`` is the first operation by which they were computed. What the node of a write to a view keeps cannot be
-    seen. Where there is one, all that was computed with counts as kept.
+    The second result has the destination of each gradient of the new level (see `DifferentiatedLevel.ends`).
+    ``incoming_edges`` maps the edges of the incoming gradients to their positions. ``first`` is the index, on the tape,
+    of the first operation that computed the gradients. The autograd node of a write to a view saves tensors that Python
+    cannot see. If there is such a node, all operands of the operations since ``first`` count as saved.
     """
     trace = level.trace
     entries = [edge_of(wrapper) for wrapper in wrappers]
-    nodes, stops = _new_nodes(entries, level, {*given, *trace.written_views})
-    part = Segment(tuple(range(len(entries))), tuple(entries), tuple(stops), frozenset(), frozenset(nodes))
-    bits = node_bits([part])
-    kept = {id(value): value for value in trace.kept_by(nodes)}
+    nodes, stops = _new_nodes(entries, level, {*incoming_edges, *trace.written_views})
+    segment = Segment(tuple(range(len(entries))), tuple(entries), tuple(stops), frozenset(), frozenset(nodes))
+    bits = node_bits([segment])
+    saved = {id(value): value for value in trace.values_kept_by(nodes)}
     if any(map(internals.is_copy_slices, nodes)):
         tape = trace.tape
         used = tensors_in([(operation.args, operation.kwargs) for operation in tape.operations[first:]])
-        kept.update((id(value), value) for value in used if tape.knows(value) and tape.constant(value) is None)
-    made = Level(
+        saved.update((id(value), value) for value in used if tape.knows(value) and tape.constant(value) is None)
+    next_level = Level(
         trace=trace,
-        part=part,
-        slots=part.exits,
+        segment=segment,
+        slots=segment.exits,
         tangents=(),
         bits=bits,
-        masks=state_masks([part], bits)[0],
-        known={*level.known, *(nodes if trace.recorder.above is None else ()), *(node for node, _ in given)},
-        saved=list(kept.values()),
-        own=kept_entries(part, nodes),
+        masks=state_masks([segment], bits)[0],
+        boundary_nodes={
+            *level.boundary_nodes,
+            *(nodes if trace.recorder.subclass_mode is None else ()),
+            *(node for node, _ in incoming_edges),
+        },
+        saved=list(saved.values()),
+        self_saved_entries=kept_entries(segment, nodes),
     )
-    return made, tuple(given.get(way[0], way[0]) for way in part.exits)
+    return next_level, tuple(incoming_edges.get(exit_[0], exit_[0]) for exit_ in segment.exits)
 
 
 def _new_nodes(starts: Sequence[Edge], level: Level, ends: Collection[Edge]) -> tuple[list[Any], list[Edge]]:
-    """Return the new nodes behind ``starts``, up to some ``ends``, and the edges at which they are left."""
+    """Return the autograd nodes of the next level, and the edges along which gradients leave these nodes.
+
+    The nodes are those that gradients reach from ``starts``, before they reach an edge in ``ends`` or a node of
+    ``level`` or of a lower level.
+    """
     nodes: dict[Any, None] = {}
     stops: dict[Edge, None] = {}
     todo = list(starts)
     while todo:
         edge = todo.pop()
-        if edge in ends or edge in level.part.stops or edge[0] in level.known:
+        if edge in ends or edge in level.segment.stops or edge[0] in level.boundary_nodes:
             stops[edge] = None
-        elif edge[0] not in nodes and internals.leaf_of(edge[0]) is None:  # a leaf of the function's own: out of sight
+        elif edge[0] not in nodes and internals.leaf_of(edge[0]) is None:  # skip leaves that the function itself made
             nodes[edge[0]] = None
             todo += next_edges(edge[0])
     return list(nodes), list(stops)

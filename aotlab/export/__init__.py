@@ -1,11 +1,12 @@
-"""Export: a module as one flat graph without side effects, and what its inputs and outputs are.
+"""Export a module as one flat graph without side effects, with a signature that describes its inputs and outputs.
 
     graph, signature = aotlab.aot_export_module(model, (x,), trace_joint=True, output_loss_index=0)
-    graph(*parameters, *buffers, x)      # → (*new values of what is mutated, *outputs, *gradients)
+    graph(*parameters, *buffers, x)      # → (*new values of mutated inputs, *outputs, *gradients)
     aotlab.export.save("model.json", graph, signature)
 
-The stages are those of `aotlab.pipeline`, up to the trace. There is no run-time function to restore what a graph cannot
-do (writes, aliases, histories): so the writes are returned as values, and what else there is to restore is refused.
+Export runs the stages of `aotlab.pipeline` up to the trace. An exported graph has no run-time function, which could
+write inputs, regenerate aliases or build autograd history. So the graph returns the new values of mutated inputs, and
+export refuses all other effects that a run-time function would have to restore.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from torch import fx, nn
 from aotlab._torch import pytree
 from aotlab.capture import nesting
 from aotlab.errors import MetadataMutationError, OutputError, UsageError
-from aotlab.export.made import Decompositions, ExportedFunction, ExportedModule, refuse, traced
-from aotlab.export.saved import load, save
+from aotlab.export.export_trace import Decompositions, ExportedFunction, ExportedModule, refuse, trace_for_export
+from aotlab.export.graph_files import load, save
 from aotlab.export.signature import BackwardSignature, GraphSignature, signature_of
-from aotlab.ir.graphs import output_args, placeholders
+from aotlab.ir.fx_graphs import output_args, placeholders
 from aotlab.ir.metadata import InputAliasInfo, OutputType
 
 __all__ = ["BackwardSignature", "GraphSignature", "aot_export_joint_simple", "aot_export_module", "load", "save"]
@@ -38,32 +39,37 @@ def aot_export_module(
     dynamic_shapes: bool | None = None,
     decompositions: Decompositions | None = None,
 ) -> tuple[fx.GraphModule, GraphSignature]:
-    """Make of a module one flat graph, with its gradients or without, and a description of what goes in and out.
+    """Export a module as one flat graph, with or without gradients, and describe its inputs and outputs.
 
     Parameters
     ----------
     mod
-        The module; it may write its buffers and arguments, and without ``trace_joint`` its parameters.
+        The module. It may write its buffers and arguments and, without ``trace_joint``, its parameters.
     args
-        Example arguments, pytrees of tensors and plain values, which are taken as constant. They are not written.
+        Example arguments: pytrees of tensors and plain values. The plain values become constants. The export does not
+        write the arguments.
     trace_joint
-        The graph computes gradients, too; else the module is traced under ``no_grad``, or with ``pre_dispatch`` as is.
+        If true, the graph also computes gradients. Otherwise the module is traced under ``no_grad``, or in the present
+        grad mode with ``pre_dispatch``.
     output_loss_index
-        Which of the flat outputs is the scalar loss, the only one that may require grad.
+        The position of the scalar loss among the flat outputs. No other output may require grad.
     pre_dispatch
-        Ops that torch computes by others, such as ``linear``, stand in the graph as they are called, unless they write
-        or return their arguments or autocast is on. So do changes of grad mode: run it in the mode of the export. What
-        is written under ``no_grad`` is a value there, without a history.
+        Keep composite ops, which torch computes by other ops (for example ``linear``), as they were called. They are
+        not kept if they write or return their arguments, or if autocast is on. Also keep changes of grad mode: the
+        graph must run in the grad mode of the export. A value that was written under ``no_grad`` has no autograd
+        history in the graph.
     dynamic_shapes
-        True: the sizes of the arguments may vary; None: those marked by ``torch._dynamo.mark_dynamic``, and the symbols
-        of fake tensors; False: none. What the graph assumes of them is in its ``meta["assumes"]``.
+        True makes the sizes of all arguments dynamic. None makes a size dynamic only if ``torch._dynamo.mark_dynamic``
+        marked it, or if it is a symbolic size of a fake tensor. False makes no size dynamic. ``meta["assumes"]`` of the
+        graph has the conditions on the sizes under which the graph is correct.
     decompositions
-        Ops to be replaced while tracing, as a backend may need it.
+        A table that maps ops to functions that the trace records in their place.
 
     Returns the graph, from ``(*parameters, *buffers, *user inputs)`` to ``(*new values, *user outputs, *gradients)``,
-    and its `GraphSignature`. A parameter with several names has an input for each; the graph uses the first, which gets
-    the gradient. Raises `RefusedError` for what such a graph cannot express; nothing was changed then. After
-    ``torch._functorch.aot_autograd.aot_export_module`` of torch 2.13.
+    and its `GraphSignature`. A parameter with several names has one input per name; the graph uses the first of these
+    inputs, and this one gets the gradient. Raises `RefusedError` if such a graph cannot express the program; then
+    nothing was changed.
+    Source: ``torch._functorch.aot_autograd.aot_export_module`` of torch 2.13.
 
     Examples
     --------
@@ -81,43 +87,56 @@ def aot_export_module(
     if pre_dispatch and trace_joint:
         raise UsageError("pre_dispatch=True keeps ops that have no derivative in a graph: pass trace_joint=False")
     if trace_joint and output_loss_index is None:
-        raise UsageError("trace_joint=True needs a loss to differentiate: pass its number, output_loss_index")
+        raise UsageError("trace_joint=True needs a loss to differentiate: pass its index as output_loss_index")
     parameters = dict(mod.named_parameters(remove_duplicate=False))
     buffers = dict(mod.named_buffers(remove_duplicate=False))
-    own, loss = {**parameters, **buffers}, output_loss_index if trace_joint else None
-    ways: dict[str, Any] = {"dynamic": dynamic_shapes, "loss": loss, "decompositions": decompositions}
-    made = traced(ExportedModule(mod), args, own, joint=trace_joint, pre_dispatch=pre_dispatch, **ways)
-    _check_inputs(made.infos, trace_joint)
-    writes = [n for n, info in made.places if info.mutates_data]
-    wanted = [n for n, info in made.places if trace_joint and info.requires_grad]
+    module_tensors, loss = {**parameters, **buffers}, output_loss_index if trace_joint else None
+    settings: dict[str, Any] = {"dynamic": dynamic_shapes, "loss": loss, "decompositions": decompositions}
+    exported = trace_for_export(
+        ExportedModule(mod), args, module_tensors, joint=trace_joint, pre_dispatch=pre_dispatch, **settings
+    )
+    _check_inputs(exported.infos, trace_joint)
+    writes = [n for n, info in exported.places if info.mutates_data]
+    with_gradient = [n for n, info in exported.places if trace_joint and info.requires_grad]
     if trace_joint:
-        made.check_gradients()
-    graph = made.graph("arg{}_1", 0, [*map(made.new_value, writes), *made.outputs, *map(made.gradient, wanted)])
+        exported.check_gradients()
+    graph = exported.graph(
+        "arg{}_1", 0, [*map(exported.new_value, writes), *exported.outputs, *map(exported.gradient, with_gradient)]
+    )
     if loss is not None:
         _differentiate_loss(graph, len(writes) + loss)
-    in_spec, out_spec = map(pytree.tree_structure, (((*own.values(), *made.args), {}), made.result))
-    kinds: dict[str, Any] = {"output_count": len(made.outputs), "writes": writes, "gradients": wanted, "loss": loss}
-    return graph, signature_of(graph, [*parameters], [*buffers], in_spec=in_spec, out_spec=out_spec, **kinds)
+    in_spec, out_spec = map(pytree.tree_structure, (((*module_tensors.values(), *exported.args), {}), exported.result))
+    positions: dict[str, Any] = {"writes": writes, "gradients": with_gradient, "loss": loss}
+    return graph, signature_of(
+        graph,
+        [*parameters],
+        [*buffers],
+        output_count=len(exported.outputs),
+        in_spec=in_spec,
+        out_spec=out_spec,
+        **positions,
+    )
 
 
 def aot_export_joint_simple(
     fn: Callable[..., Any], args: Iterable[Any], *, trace_joint: bool, decompositions: Decompositions | None = None
 ) -> fx.GraphModule:
-    """Make of a function one graph with the function's own calling convention, with its gradients or without.
+    """Export a function as one graph with the function's own calling convention, with or without gradients.
 
     Parameters
     ----------
     fn
-        Takes tensors and plain values, and returns a tuple or list of them. It may write none of its arguments, and
-        return neither these nor views, nor use other tensors.
+        A function of tensors and plain values that returns a flat tuple or list of them. It must not write its
+        arguments, return an argument or a view of one, or use tensors that are not arguments.
     args, decompositions
-        Example arguments, and ops to be replaced while tracing.
+        Example arguments, and a table that maps ops to functions that the trace records in their place.
     trace_joint
-        With gradients: the graph then goes from ``(*args, *tangents)`` to ``(*outputs, *gradients)``, with a tangent
-        for each output that requires grad and a gradient, or None, for each argument; `aotlab.default_partition`
-        splits it. Else, or if nothing requires grad, it goes from ``args`` to the outputs.
+        If true, the graph also computes gradients. It takes ``(*args, *tangents)`` and returns ``(*outputs,
+        *gradients)``, with one tangent per output that requires grad, and one gradient or None per argument.
+        `aotlab.default_partition` can split it. If false, or if nothing requires grad, the graph takes ``args`` and
+        returns the outputs.
 
-    Raises `RefusedError` for what such a graph cannot express. After
+    Raises `RefusedError` if such a graph cannot express the function. Source:
     ``torch._functorch.aot_autograd.aot_export_joint_simple`` of torch 2.13, whose joint graph takes two lists.
 
     Examples
@@ -130,40 +149,44 @@ def aot_export_joint_simple(
     """
     if not callable(fn):
         raise UsageError(f"aot_export_joint_simple takes a function, not {fn!r:.80}")
-    made = traced(ExportedFunction(fn), args, {}, joint=trace_joint, dynamic=None, decompositions=decompositions)
-    if any(map(nesting.is_container, made.args)):
-        refuse("an argument is a container", "pass what it holds as arguments of their own")
-    if type(made.result) not in (tuple, list) or any(map(nesting.is_container, made.result)):
-        refuse(f"the function returns a `{type(made.result).__qualname__}` or nests its outputs", "return a flat tuple")
-    _check_inputs(made.infos, joint=True)
-    written = next((info for info in made.infos if info.mutates_data), None)
-    if written is not None:
-        refuse(f"the function writes its argument `{written.name}`", "return the new value")
-    for info in made.live.metadata.output_info:
+    exported = trace_for_export(
+        ExportedFunction(fn), args, {}, joint=trace_joint, dynamic=None, decompositions=decompositions
+    )
+    if any(map(nesting.is_container, exported.args)):
+        refuse("an argument is a container", "pass its contents as separate arguments")
+    if type(exported.result) not in (tuple, list) or any(map(nesting.is_container, exported.result)):
+        refuse(
+            f"the function returns a `{type(exported.result).__qualname__}` or nests its outputs", "return a flat tuple"
+        )
+    _check_inputs(exported.infos, joint=True)
+    mutated = next((info for info in exported.infos if info.mutates_data), None)
+    if mutated is not None:
+        refuse(f"the function writes its argument `{mutated.name}`", "return the new value")
+    for info in exported.live.metadata.output_info:
         if info.output_type not in (OutputType.NON_ALIAS, OutputType.UNSAFE_VIEW_ALIAS):
             raise OutputError(f"`{info.name}` shares memory with an argument or output", suggestion="return a clone")
-    if not made.gradients:
-        return made.graph("arg{}_1", 0, made.outputs)
-    return made.graph("primals_{}", 1, [*made.outputs, *map(made.gradient, range(len(made.values)))])
+    if not exported.gradients:
+        return exported.graph("arg{}_1", 0, exported.outputs)
+    return exported.graph("primals_{}", 1, [*exported.outputs, *map(exported.gradient, range(len(exported.values)))])
 
 
 def _check_inputs(infos: Sequence[InputAliasInfo], joint: bool) -> None:
-    """Refuse what the function may do to its inputs in a compiled call only."""
+    """Raise if the function mutates an input in a way that a graph cannot express, but a run-time function can."""
     for info in infos:
         if info.mutates_metadata:
             raise MetadataMutationError(
-                f"`{info.name}` changes its sizes or strides in place",
+                f"the function changes the sizes or strides of `{info.name}` in place",
                 argument=info.name,
-                why="an exported graph cannot do that to its inputs",
-                suggestion="use the out-of-place form, as t() for t_()",
+                why="an exported graph cannot change the sizes or strides of its inputs",
+                suggestion="use the form that returns a new tensor, for example t() instead of t_()",
             )
         if joint and info.mutates_data and (info.requires_grad or info.requires_grad_after):
-            how = "requires grad" if info.requires_grad else "gets an autograd history"
-            refuse(f"`{info.name}` is written and {how}", "write detached values, or return the new value")
+            reason = "requires grad" if info.requires_grad else "gets an autograd history"
+            refuse(f"`{info.name}` is written and {reason}", "write detached values, or return the new value")
 
 
 def _differentiate_loss(module: fx.GraphModule, position: int) -> None:
-    """Let the backward in a graph begin with one, the gradient of the loss, in the place of a tangent."""
+    """Replace the tangent of the loss by a tensor of ones, so that the backward needs no tangent as input."""
     graph = module.graph
     loss, tangent = output_args(graph)[position], placeholders(graph)[-1]
     assert loss is not None

@@ -1,4 +1,4 @@
-"""What the inputs and outputs of an exported graph are; the names are those of upstream's records, the code is ours."""
+"""The signature of an exported graph. Classes and fields have the same names as in upstream."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from torch import fx
 
 from aotlab._torch import pytree
 from aotlab.errors import UsageError
-from aotlab.ir.graphs import output_args, placeholders
+from aotlab.ir.fx_graphs import output_args, placeholders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackwardSignature:
-    """Of a joint graph: which output is the gradient of which parameter or input, and which one is the loss."""
+    """The backward part of a joint graph's signature.
+
+    ``gradients_to_parameters`` and ``gradients_to_user_inputs`` map the names of outputs that are gradients to the
+    parameters and inputs that they belong to. ``loss_output`` is the name of the output that is the loss.
+    """
 
     gradients_to_parameters: dict[str, str]
     gradients_to_user_inputs: dict[str, str]
@@ -25,12 +29,14 @@ class BackwardSignature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSignature:
-    """What goes into an exported graph, ``(*parameters, *buffers, *user inputs)``, and what comes out.
+    """The inputs and outputs of an exported graph.
 
-    It returns ``(*new values of what is mutated, *user outputs, *gradients)``. Inputs and outputs go by the names of
-    their nodes, parameters and buffers by those in the module; an output that is no tensor has none. ``in_spec`` and
-    ``out_spec`` are the nesting, as `torch.utils._pytree` has it, of ``((*parameters, *buffers, *args), {})`` and of
-    the result.
+    The graph takes ``(*parameters, *buffers, *user inputs)`` and returns ``(*new values of mutated inputs, *user
+    outputs, *gradients)``. Inputs and outputs are identified by the names of their nodes, parameters and buffers by
+    their names in the module. An output that is not a tensor has no name (None). The fields ``…_to_mutate`` map the
+    names of new values to the buffers, parameters and inputs that they belong to. ``in_spec`` and ``out_spec`` are the
+    pytree structures (`torch.utils._pytree`) of ``((*parameters, *buffers, *args), {})`` and of the result.
+    ``input_tokens`` and ``output_tokens`` are always empty.
     """
 
     parameters: list[str]
@@ -49,19 +55,22 @@ class GraphSignature:
     output_tokens: list[str] = field(default_factory=list)
 
     def to_json(self) -> str:
-        """Write it down; raises `UsageError` if the nesting has other containers than tuples, lists and dicts."""
+        """Return the signature as JSON.
+
+        Raises `UsageError` if a pytree has containers other than tuples, lists and dicts.
+        """
         fields = {name: getattr(self, name) for name in self.__slots__}
         for name in ("in_spec", "out_spec"):
-            fields[name] = _written(pytree.tree_unflatten([_LEAF] * fields[name].num_leaves, fields[name]))
+            fields[name] = _to_json_form(pytree.tree_unflatten([_LEAF] * fields[name].num_leaves, fields[name]))
         backward = self.backward_signature
         return json.dumps({**fields, "backward_signature": None if backward is None else asdict(backward)})
 
     @classmethod
     def from_json(cls, text: str) -> GraphSignature:
-        """Read what `to_json` wrote; no code is run by it."""
+        """Return the signature from a text that `to_json` wrote. This runs no code from the text."""
         fields = json.loads(text)
         for name in ("in_spec", "out_spec"):
-            fields[name] = pytree.tree_structure(_read(fields[name]))
+            fields[name] = pytree.tree_structure(_from_json_form(fields[name]))
         backward = fields.pop("backward_signature")
         return cls(**fields, backward_signature=None if backward is None else BackwardSignature(**backward))
 
@@ -69,59 +78,64 @@ class GraphSignature:
 _LEAF = object()
 
 
-def _written(value: Any) -> Any:
-    """Write a nest as lists: the name of the container and what is in it, null for a leaf."""
+def _to_json_form(value: Any) -> Any:
+    """Return the JSON form of a pytree: for a container, a list of its type's name and its items; for a leaf, null."""
     if value is _LEAF:
         return None
     if type(value) in (tuple, list):
-        return [type(value).__name__, *map(_written, value)]
+        return [type(value).__name__, *map(_to_json_form, value)]
     if type(value) is not dict or not all(type(key) in (str, int, float, bool, type(None)) for key in value):
         raise UsageError(f"a `{type(value).__qualname__}` cannot be written as JSON; nest tuples, lists and dicts")
-    return ["dict", *([key, _written(child)] for key, child in value.items())]
+    return ["dict", *([key, _to_json_form(child)] for key, child in value.items())]
 
 
-def _read(form: Any) -> Any:
+def _from_json_form(form: Any) -> Any:
     if form is None:
         return _LEAF
     kind, *children = form
     if kind == "dict":
-        return {key: _read(child) for key, child in children}
-    made: Iterator[Any] = map(_read, children)
-    return {"tuple": tuple, "list": list}[kind](made)
+        return {key: _from_json_form(child) for key, child in children}
+    children_read: Iterator[Any] = map(_from_json_form, children)
+    return {"tuple": tuple, "list": list}[kind](children_read)
 
 
 def signature_of(
     module: fx.GraphModule, parameters: list[str], buffers: list[str], *, output_count: int, writes: Sequence[int],
     gradients: Sequence[int], loss: int | None, in_spec: Any, out_spec: Any,
 ) -> GraphSignature:  # fmt: skip
-    """Name what goes into a graph and comes out; ``writes`` and ``gradients`` are the inputs with such outputs."""
+    """Return the signature of an exported graph.
+
+    ``parameters`` and ``buffers`` are their names in the module. ``writes`` are the positions of the inputs whose new
+    values the graph returns. ``gradients`` are the positions of the inputs whose gradients it returns. ``output_count``
+    is the number of user outputs, and ``loss`` the position of the loss among them (None without gradients).
+    """
     inputs = [node.name for node in placeholders(module.graph)]
     outputs = [getattr(node, "name", None) for node in output_args(module.graph)]
-    first, last = len(parameters), len(parameters) + len(buffers)
-    names = [*parameters, *buffers, *inputs[last:]]
+    buffer_start, input_start = len(parameters), len(parameters) + len(buffers)
+    names = [*parameters, *buffers, *inputs[input_start:]]
     user_outputs = outputs[len(writes) : len(writes) + output_count]
 
-    def named(some: Sequence[str | None], of: Sequence[int], start: int, stop: int) -> dict[str, str]:
-        return {str(out): names[n] for out, n in zip(some, of, strict=True) if start <= n < stop}
+    def named(output_names: Sequence[str | None], positions: Sequence[int], start: int, stop: int) -> dict[str, str]:
+        return {str(output): names[n] for output, n in zip(output_names, positions, strict=True) if start <= n < stop}
 
-    new, backward = outputs[: len(writes)], None
+    new_values, backward = outputs[: len(writes)], None
     if loss is not None:
-        found = outputs[len(writes) + output_count :]
+        gradient_names = outputs[len(writes) + output_count :]
         backward = BackwardSignature(
-            gradients_to_parameters=named(found, gradients, 0, last),
-            gradients_to_user_inputs=named(found, gradients, last, len(names)),
+            gradients_to_parameters=named(gradient_names, gradients, 0, input_start),
+            gradients_to_user_inputs=named(gradient_names, gradients, input_start, len(names)),
             loss_output=str(user_outputs[loss]),
         )
     return GraphSignature(
         parameters=parameters,
         buffers=buffers,
-        user_inputs=inputs[last:],
+        user_inputs=inputs[input_start:],
         user_outputs=user_outputs,
-        inputs_to_parameters=dict(zip(inputs[:first], parameters, strict=True)),
-        inputs_to_buffers=dict(zip(inputs[first:last], buffers, strict=True)),
-        buffers_to_mutate=named(new, writes, first, last),
-        parameters_to_mutate=named(new, writes, 0, first),
-        user_inputs_to_mutate=named(new, writes, last, len(names)),
+        inputs_to_parameters=dict(zip(inputs[:buffer_start], parameters, strict=True)),
+        inputs_to_buffers=dict(zip(inputs[buffer_start:input_start], buffers, strict=True)),
+        buffers_to_mutate=named(new_values, writes, buffer_start, input_start),
+        parameters_to_mutate=named(new_values, writes, 0, buffer_start),
+        user_inputs_to_mutate=named(new_values, writes, input_start, len(names)),
         in_spec=in_spec,
         out_spec=out_spec,
         backward_signature=backward,

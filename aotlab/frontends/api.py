@@ -1,7 +1,7 @@
 """The public functions of the engine.
 
-`compile` is what most people call. The others have the names and calling conventions of upstream's functions, so that
-code written for those runs on these after changing the import.
+Most users call `compile`. The other functions have the names and signatures of upstream's functions, so that code that
+was written for upstream runs after the import is changed.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import fx, nn
 from aotlab._torch import OpOverload
 from aotlab.backends import CallableBackend, InductorBackend, boxed, resolve
 from aotlab.backends.base import Backend, Compiler
-from aotlab.backends.stage import get_aot_compilation_context
+from aotlab.backends.compile_stage import get_aot_compilation_context
 from aotlab.cache import CompiledFunction
 from aotlab.capture.nesting import is_container
 from aotlab.errors import UsageError
+from aotlab.frontends.compiled_module import AotModule
 from aotlab.frontends.direct import FunctionTarget, ModuleTarget
-from aotlab.frontends.dynamo import compile_by_dynamo
-from aotlab.frontends.modules import AotModule
+from aotlab.frontends.dynamo_frontend import compile_by_dynamo
 from aotlab.partition.default import default_partition
-from aotlab.partition.stage import Partitioner
+from aotlab.partition.partition_stage import Partitioner
 from aotlab.subclasses import Options, function_for
 
 __all__ = [
@@ -42,7 +42,7 @@ def nop(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> fx.GraphModule:
 
 
 def make_boxed_func(f: Function) -> Function:
-    """Give a function that takes its inputs one by one the boxed convention: one list, which it may empty.
+    """Return a function with the boxed calling convention: it takes one list of inputs, and may empty it.
 
     Examples
     --------
@@ -56,25 +56,25 @@ def make_boxed_func(f: Function) -> Function:
 
 
 def make_boxed_compiler(compiler: Compiler) -> Compiler:
-    """Make a compiler return boxed callables, whatever it returned before.
+    """Wrap a compiler so that it returns boxed callables.
 
     Source: ``torch._functorch.aot_autograd.make_boxed_compiler``.
     """
 
     def compile_boxed(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Function:
         compiled: Any = compiler(gm, example_inputs)
-        return boxed(compiled) if callable(compiled) else compiled  # what is wrong with it is said where it is used
+        return boxed(compiled) if callable(compiled) else compiled  # the backend raises if it is not callable
 
     compile_boxed.__name__ = str(getattr(compiler, "__name__", "compile_boxed"))
     return compile_boxed
 
 
-#: Further parameters of upstream's functions, torch 2.11 to 2.15, that change nothing here ...
+#: Parameters of upstream's functions, in torch 2.11 to 2.15, that our functions accept and ignore.
 _WITHOUT_EFFECT = frozenset((
     "enable_log", "_disable_torch_fn_metadata_mode", "cudagraphs", "boxed_forward_device_index", "ignore_shape_env",
     "compiler_config_extra", "compile_region_name",
 ))  # fmt: skip
-#: ... and those of which only the default can be had, with the reason.
+#: Parameters of upstream's functions for which our functions accept only the default value, each with the reason.
 _DEFAULT_ONLY = {
     "disable_functionalization": "aotlab's graphs are always functional",
     "pre_grad_passes": "rewrite the module before you pass it",
@@ -82,7 +82,7 @@ _DEFAULT_ONLY = {
 
 
 def _check_upstream(name: str, options: Mapping[str, Any]) -> None:
-    """Check what a function was given of upstream's further parameters."""
+    """Check the keyword arguments that only upstream's functions have; ``name`` is the name of the called function."""
     for key, value in options.items():
         if key in _DEFAULT_ONLY:
             if value:
@@ -106,32 +106,33 @@ def aot_function(
 ) -> CompiledFunction:
     """Trace ``fn`` and its gradient ahead of time and compile both.
 
-    The signature is that of ``torch._functorch.aot_autograd.aot_function`` of torch 2.13.
+    The signature equals the one of ``torch._functorch.aot_autograd.aot_function`` in torch 2.13.
 
     Parameters
     ----------
     fn
-        Takes and returns any pytrees of tensors and plain values; may mutate and alias its arguments.
+        A function of any pytrees of tensors and plain values. It may mutate its arguments and return aliases of them.
     fw_compiler, bw_compiler, inference_compiler
-        Take ``(graph_module, example_inputs)``, the latter fake, and return a callable: for the forward, the backward
-        and calls without anything to differentiate. The last two are the first by default.
+        Compilers for the forward, for the backward, and for calls without differentiation. They take ``(graph_module,
+        example_inputs)``, where the example inputs are fake tensors, and return a callable. ``fw_compiler`` is the
+        default for the other two.
     partition_fn
-        Splits the joint graph.
+        The partitioner, which splits the joint graph.
     decompositions
-        Ops to be replaced while tracing.
+        A table of ops to replace while tracing.
     num_params_buffers
-        How many of the first flat arguments are parameters and buffers, whose addresses do not change.
+        The number of parameters and buffers. They are the first flat arguments, and their addresses do not change.
     keep_inference_input_mutations
         Let inference graphs write mutated inputs themselves.
     dynamic
-        Compile for all sizes of the arguments at once, where that can be; False: for those of each call.
+        True compiles for all sizes of the arguments at once, if possible. False compiles for the sizes of each call.
     static_argnums
         Not supported.
     **upstream
-        Upstream's other parameters, of any supported torch, as far as they make no difference here.
+        Other parameters of upstream's function, of any supported version of torch. They have no effect here.
 
-    Returns a `CompiledFunction`, which compiles at its first call and, other than upstream's, whenever its guards fail.
-    What cannot be compiled faithfully is left to Dynamo, or runs eagerly, with one warning; see `config.fallback`.
+    Returns a `CompiledFunction`. It compiles at its first call and, unlike upstream's, whenever its guards fail. A call
+    that cannot be compiled faithfully is captured by Dynamo or runs eagerly, with one warning; see `config.fallback`.
 
     Examples
     --------
@@ -146,8 +147,8 @@ def aot_function(
         raise UsageError(f"aot_function takes a function, not {fn!r:.80}")
     if static_argnums is not None:
         raise UsageError(
-            "static_argnums is not supported: pass Python values as arguments, each new value is guarded and compiled "
-            "for, or bind them with functools.partial"
+            "static_argnums is not supported: pass Python values as ordinary arguments (each new value is compiled "
+            "and guarded), or bind them with functools.partial"
         )
     _check_upstream("aot_function", upstream)
     return _compiled(
@@ -163,11 +164,11 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> AotModule:
     Parameters
     ----------
     mod
-        The module; its parameters and buffers become inputs of the graphs, read anew at each call.
+        The module. Its parameters and buffers become inputs of the graphs, and are read again at each call.
     *args, **kwargs
         As for `aot_function`.
 
-    Returns an `AotModule` with the same parameters and buffers; raises `UsageError` if one of these is a fake tensor.
+    Returns an `AotModule` with the same parameters and buffers. Raises `UsageError` if ``mod`` is not a module.
 
     Examples
     --------
@@ -183,15 +184,20 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> AotModule:
     return AotModule(mod, aot_function(mod, *args, **kwargs))
 
 
-def _compiled(fn: Function | nn.Module, compiler: Backend, partitioner: Partitioner, **ways: Any) -> CompiledFunction:
-    """Compile a call as the options in ``ways`` say; Dynamo captures what cannot be traced."""
-    options = Options(backend=compiler, partitioner=partitioner, **ways)
+def _compiled(
+    fn: Function | nn.Module, compiler: Backend, partitioner: Partitioner, **settings: Any
+) -> CompiledFunction:
+    """Return the compiled function of ``fn``; ``settings`` are fields of `aotlab.subclasses.Options`.
+
+    If a call cannot be traced directly, Dynamo captures it.
+    """
+    options = Options(backend=compiler, partitioner=partitioner, **settings)
     by_dynamo = partial(compile_by_dynamo, compiler=compiler, partitioner=partitioner, dynamic=options.dynamic)
     return function_for(_target(fn), options, by_dynamo=by_dynamo)
 
 
-def _target(called: Function | nn.Module) -> FunctionTarget | ModuleTarget:
-    return ModuleTarget(called) if isinstance(called, nn.Module) else FunctionTarget(called)
+def _target(fn: Function | nn.Module) -> FunctionTarget | ModuleTarget:
+    return ModuleTarget(fn) if isinstance(fn, nn.Module) else FunctionTarget(fn)
 
 
 def aot_module_simplified(
@@ -205,40 +211,40 @@ def aot_module_simplified(
     inference_compiler: Compiler | None = None,
     **upstream: Any,
 ) -> Function:
-    """Compile a module with a flat calling convention, for callers that flatten for themselves.
+    """Compile a module that takes and returns flat values, for callers that flatten arguments and results themselves.
 
     Parameters
     ----------
     mod
-        Takes flat arguments (tensors and plain values, no containers) and returns a tuple of the same.
+        A module that takes flat arguments (tensors and plain values, no containers) and returns a flat tuple.
     args
-        Example arguments; nothing is run on them before the first call, but their flatness is checked.
+        Example arguments. It is checked that they are flat; the module does not run on them.
     fw_compiler, bw_compiler, partition_fn, decompositions, keep_inference_input_mutations, inference_compiler
         As for `aot_function`.
     **upstream
-        As for `aot_function`; what only Dynamo and Inductor pass (``cudagraphs``, ``compiler_config_extra``, …) has no
-        effect here, and ``pre_grad_passes`` is not supported.
+        As for `aot_function`. Parameters that only Dynamo and Inductor pass (``cudagraphs``, ``compiler_config_extra``,
+        …) have no effect here, and ``pre_grad_passes`` is not supported.
 
-    Returns a function that takes the flat arguments and returns a tuple, with the module's ``zero_grad``,
+    Returns a function that takes the flat arguments and returns a tuple. It has the module's ``zero_grad``,
     ``named_parameters`` and ``named_buffers``. The graphs have one placeholder per parameter, buffer and tensor
-    argument, also where two are the same tensor. Raises `UsageError` for nested arguments, or (at a call) if the module
-    does not return a tuple. After ``torch._functorch.aot_autograd.aot_module_simplified`` of torch 2.13.
+    argument, even if two of these are the same tensor. Raises `UsageError` for nested arguments, and, at a call, if the
+    module does not return a tuple. Source: ``torch._functorch.aot_autograd.aot_module_simplified`` of torch 2.13.
     """
     _check_upstream("aot_module_simplified", upstream)
     nested = [type(a).__qualname__ for a in args if is_container(a)]
     if nested:
-        raise UsageError(f"aot_module_simplified takes flat arguments; there is a {nested[0]}: use aot_module")
+        raise UsageError(f"aot_module_simplified takes flat arguments, not a {nested[0]}: use aot_module")
     compiler = CallableBackend(fw_compiler, bw_compiler, inference_compiler, dict(decompositions or {}))
-    ways: dict[str, Any] = {"keep_inference_input_mutations": keep_inference_input_mutations, "duplicates": "keep"}
-    compiled = _compiled(mod, compiler, partition_fn, **ways)
+    settings: dict[str, Any] = {"keep_inference_input_mutations": keep_inference_input_mutations, "duplicates": "keep"}
+    compiled = _compiled(mod, compiler, partition_fn, **settings)
 
     def forward(*runtime_args: Any) -> tuple[Any, ...]:
-        out = compiled(*runtime_args)
-        if not isinstance(out, tuple):
-            raise UsageError(f"the module returned a {type(out).__qualname__}; aot_module_simplified needs a tuple")
-        return out
+        result = compiled(*runtime_args)
+        if not isinstance(result, tuple):
+            raise UsageError(f"the module returned a {type(result).__qualname__}; aot_module_simplified needs a tuple")
+        return result
 
-    forward.compiled = compiled  # type: ignore[attr-defined]  # for those who look behind it
+    forward.compiled = compiled  # type: ignore[attr-defined]  # for inspection
     forward.zero_grad = mod.zero_grad  # type: ignore[attr-defined]  # upstream's callers rely on these three
     forward.named_parameters = mod.named_parameters  # type: ignore[attr-defined]
     forward.named_buffers = mod.named_buffers  # type: ignore[attr-defined]
@@ -250,12 +256,12 @@ compiled_module = aot_module
 
 Engine = Literal["aotlab", "upstream", "eager"]
 
-#: The modes of `torch.compile`, and why some are refused.
+#: The modes of `torch.compile`, each with the reason why aotlab does not support it, or an empty text.
 _MODES = {
     "default": "",
     "max-autotune-no-cudagraphs": "",
-    "reduce-overhead": "it replays CUDA graphs, which aotlab has not been tried with",
-    "max-autotune": "it replays CUDA graphs, which aotlab has not been tried with; take 'max-autotune-no-cudagraphs'",
+    "reduce-overhead": "it replays CUDA graphs, which aotlab does not use",
+    "max-autotune": "it replays CUDA graphs, which aotlab does not use; use 'max-autotune-no-cudagraphs'",
 }
 
 
@@ -266,16 +272,16 @@ def _check_choices(
         raise UsageError(f"compile takes a function or a module, not {fn_or_module!r:.80}")
     if isinstance(fn_or_module, type) and issubclass(fn_or_module, nn.Module):
         name = fn_or_module.__qualname__
-        raise UsageError(f"`{name}` is a class of modules: compile a module, as in aotlab.compile({name}(…))")
+        raise UsageError(f"`{name}` is a module class: compile an instance, for example aotlab.compile({name}(…))")
     if partitioner is not None and not callable(partitioner):
-        raise UsageError(f"partitioner {partitioner!r:.80}: pass a function, as aotlab.default_partition is one")
+        raise UsageError(f"partitioner {partitioner!r:.80}: pass a function, for example aotlab.default_partition")
     if frontend not in ("direct", "dynamo"):
-        raise UsageError(f"frontend {frontend!r}: there are 'direct' and 'dynamo'")
+        raise UsageError(f"frontend {frontend!r}: use 'direct' or 'dynamo'")
     if engine not in ("aotlab", "upstream", "eager"):
-        raise UsageError(f"engine {engine!r}: there are 'aotlab', 'upstream' and 'eager'")
-    why = _MODES.get(mode or "default", f"there are {', '.join(map(repr, _MODES))}")
-    if engine == "aotlab" and (why or (backend != "inductor" and mode not in (None, "default"))):
-        raise UsageError(f"mode {mode!r}: {why or 'it is a mode of the backend inductor'}")
+        raise UsageError(f"engine {engine!r}: use 'aotlab', 'upstream' or 'eager'")
+    refusal = _MODES.get(mode or "default", f"use one of {', '.join(map(repr, _MODES))}")
+    if engine == "aotlab" and (refusal or (backend != "inductor" and mode not in (None, "default"))):
+        raise UsageError(f"mode {mode!r}: {refusal or 'only the backend inductor has this mode'}")
 
 
 def compile(
@@ -289,32 +295,33 @@ def compile(
     partitioner: Partitioner | None = None,
     engine: Engine = "aotlab",
 ) -> Any:
-    """Compile a function or module; without one, return a decorator.
+    """Compile a function or module. Without one, return a decorator.
 
     Parameters
     ----------
     backend
         ``"inductor"``, ``"eager"`` (run the graphs op by op), or a compiler ``(graph_module, example_inputs)``.
-        Random numbers are eager's but with Inductor, where they are those of `torch.compile` (eager's, if
-        ``torch._inductor.config.fallback_random`` is set when the function is compiled).
+        Random numbers equal eager's, except with Inductor. There they equal `torch.compile`'s, or eager's if
+        ``torch._inductor.config.fallback_random`` is set when the function is compiled.
     frontend
-        ``"direct"`` traces the call itself, and has Dynamo capture what it cannot, unless `config.fallback` forbids it;
-        ``"dynamo"`` lets `torch.compile` capture, graph breaks included.
+        ``"direct"`` traces the Python function itself. If that fails, Dynamo captures the call, unless
+        `config.fallback` forbids it. ``"dynamo"`` lets `torch.compile` capture every call, with graph breaks.
     dynamic
-        None compiles the first call for its own sizes and numbers, and once for all values of a size or a number that
-        is another one at a later call; True compiles for all sizes at once; False for those of each call. Sizes of 0
-        and 1, and those of parameters and buffers, stay as they are. The marks of ``torch._dynamo.mark_dynamic``,
-        ``maybe_mark_dynamic`` and ``mark_static`` count. With Dynamo it is `torch.compile`'s.
+        None compiles the first call for its own sizes and numbers. If a size or number differs at a later call, the
+        function is compiled again for all values of it. True compiles for all sizes at once; False compiles for the
+        sizes of each call. Sizes of 0 and 1, and sizes of parameters and buffers, are never dynamic. The marks of
+        ``torch._dynamo.mark_dynamic``, ``maybe_mark_dynamic`` and ``mark_static`` are respected. With the Dynamo
+        frontend, this is the parameter of `torch.compile`.
     fullgraph
-        Raise `RefusedError` where a call would not be compiled as a whole, whatever `config.fallback` is.
+        Raise `RefusedError` if a call cannot be compiled as a whole, whatever `config.fallback` is.
     mode
-        ``"default"`` or ``"max-autotune-no-cudagraphs"``, `torch.compile`'s; aotlab does not use CUDA graphs.
+        `torch.compile`'s mode ``"default"`` or ``"max-autotune-no-cudagraphs"``. aotlab does not use CUDA graphs.
     partitioner
-        Splits the joint graph; `default_partition` if not given.
+        Splits the joint graph. The default is `default_partition`.
     engine
-        ``"aotlab"``; ``"upstream"`` is stock `torch.compile`, ``"eager"`` the function itself, for comparisons.
+        ``"aotlab"``. For comparisons: ``"upstream"`` is stock `torch.compile`, ``"eager"`` is the function itself.
 
-    Returns a `CompiledFunction`; of a module an `AotModule`; with Dynamo a function, as `torch.compile` does.
+    Returns a `CompiledFunction`, an `AotModule` for a module, or with Dynamo a function, as `torch.compile` does.
 
     Examples
     --------
@@ -341,9 +348,11 @@ def compile(
     compiler = InductorBackend(max_autotune=True) if mode not in (None, "default") else resolve(backend)
     by_dynamo: Function = partial(compile_by_dynamo, compiler=compiler, partitioner=chosen, **settings)
     if frontend == "dynamo":
-        made = by_dynamo(fn_or_module)
-        return AotModule(fn_or_module, made) if isinstance(fn_or_module, nn.Module) else made
-    ways: dict[str, Any] = {"dynamic": dynamic, "by_dynamo": not fullgraph}
-    options = Options(backend=compiler, partitioner=chosen, keep_inference_input_mutations=True, **ways)
+        function_by_dynamo = by_dynamo(fn_or_module)
+        return (
+            AotModule(fn_or_module, function_by_dynamo) if isinstance(fn_or_module, nn.Module) else function_by_dynamo
+        )
+    settings_of_options: dict[str, Any] = {"dynamic": dynamic, "by_dynamo": not fullgraph}
+    options = Options(backend=compiler, partitioner=chosen, keep_inference_input_mutations=True, **settings_of_options)
     function = function_for(_target(fn_or_module), options, by_dynamo=by_dynamo, whole=fullgraph)
     return AotModule(fn_or_module, function) if isinstance(fn_or_module, nn.Module) else function

@@ -1,7 +1,8 @@
-"""The direct frontend: trace the call itself.
+"""The direct frontend: trace the Python function itself.
 
-It sees what the call does, not what Python does around it. What else the function can read is guarded, as found by
-`aotlab.guards.reach`; if the function changes any of that it is refused, and the change taken back.
+A trace sees the ops of a call, but not the Python code around them. So the values that the function can read besides
+its arguments are guarded; `aotlab.guards.reach` finds them. If the function changes one of them, the call is refused
+and the change is undone.
 """
 
 from __future__ import annotations
@@ -19,26 +20,30 @@ from torch import Tensor, nn
 from aotlab import _torch as internals
 from aotlab.capture.call import ArgumentKind, Target, names_of_arguments
 from aotlab.capture.signals import RunEagerly
-from aotlab.errors import BY_DYNAMO, TAKE_DYNAMO, HooksError, LeakedTensorError, UsageError, UserLine
-from aotlab.frontends.module_names import modules_named
-from aotlab.guards.code import line_that_changes
+from aotlab.errors import BY_DYNAMO, HooksError, LeakedTensorError, UsageError, UserLine
+from aotlab.frontends.module_stack import modules_named
+from aotlab.guards.code_names import line_that_changes
+from aotlab.guards.guarded_values import Mentioned
 from aotlab.guards.leaks import Watch
 from aotlab.guards.reach import Reach, reach
 from aotlab.guards.reached import Reached, Slot, codes_in, fast_check, reader
-from aotlab.guards.values import Mentioned
 from aotlab.trace.tape import Untraceable
 
 
 class _DirectTarget(Target):
-    """A function or a module; what it reaches is looked up once for each compilation, by `reached`, asked first."""
+    """A function or module that the direct frontend compiles.
+
+    Each compilation first calls `reached`, which searches for the values that the function can reach and stores the
+    result. The other methods use this result.
+    """
 
     frontend = "direct"
-    _found: Reach | None = None
+    _reach: Reach | None = None
     _watch: Watch | None = None
     _slots: tuple[Slot, ...] = ()
 
-    def __init__(self, called: Callable[..., Any], function: Callable[..., Any], name: str) -> None:
-        self._called = called
+    def __init__(self, target: Callable[..., Any], function: Callable[..., Any], name: str) -> None:
+        self._callable = target
         self.function = function
         self.name = name
         code = getattr(getattr(function, "__func__", function), "__code__", None)
@@ -47,106 +52,116 @@ class _DirectTarget(Target):
             self.line = UserLine(file=code.co_filename, line=code.co_firstlineno, function=code.co_qualname)
 
     def reached(self) -> tuple[Reached, ...]:
-        """Return closures, defaults, globals, and the modules with their flags, that the function may read."""
-        self._found, self._watch = reach(self._called), None
-        self._slots = self._found.slots
-        return self._found.state
+        """Return the closures, defaults, globals and states of modules that the function may read."""
+        self._reach, self._watch = reach(self._callable), None
+        self._slots = self._reach.slots
+        return self._reach.state
 
     def lifted(self) -> Sequence[Tensor]:
-        """Read the parameters, buffers and other tensors that it reaches."""
+        """Return the lifted inputs: the parameters, buffers and other tensors that the function reaches."""
         return self.lifter()() if self._slots else []
 
     def lifter(self) -> Callable[[], Sequence[Tensor]]:
-        """Return a function that reads them from where they are kept now."""
+        """Return a function that reads the lifted inputs again from their places."""
         return reader(self._slots)
 
     def holder(self, lifted: Sequence[Tensor]) -> Callable[[], AbstractContextManager[None]]:
-        """Return what puts ``lifted`` once more where those tensors are now."""
-        return partial(_held, self._modules(), self._slots, lifted)
+        """Return a function that makes a context manager, in which the tensors ``lifted`` replace the lifted inputs."""
+        return partial(tensors_replaced, self._modules(), self._slots, lifted)
 
     def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
-        """Name them by their places."""
+        """Return the name and kind of each lifted input."""
         return [(slot.name, slot.kind) for slot in self._slots]
 
-    def _known(self) -> Reach:
-        self._found = reach(self._called) if self._found is None else self._found
-        return self._found
+    def _reach_once(self) -> Reach:
+        self._reach = reach(self._callable) if self._reach is None else self._reach
+        return self._reach
 
     def mentioned(self) -> Mentioned:
-        return self._known().mentioned
+        return self._reach_once().mentioned
 
     def objects(self) -> list[Any]:
         return [] if self._watch is None else list(self._watch.objects.values())
 
     def still_same(self) -> Callable[[], bool] | None:
-        """Write the check of what was found, for the entry; raise if the backward, run for the trace, changed it."""
-        found, watch = self._known(), self._watch
-        self._found = self._watch = None
-        if (changed := _changed(found.state)) is None:
-            return fast_check(found.state)
+        """Return a check, for the entry, that all reached values are unchanged, or None without such values.
+
+        Raises `LeakedTensorError` if the backward of a custom function changed one of the values while it was traced.
+        """
+        reach, watch = self._reach_once(), self._watch
+        self._reach = self._watch = None
+        if (changed := _name_of_changed(reach.state)) is None:
+            return fast_check(reach.state)
         if watch is not None:
-            _undo(found.state, watch)
-        text, why = "the backward of a function changes `{}`", "a compiled backward would not"
-        raise _leak(text, changed, found.state, "return the new value from the forward", why)
+            _undo(reach.state, watch)
+        text, reason = "the backward of a function changes `{}`", "a compiled backward would not repeat the change"
+        raise _leak(text, changed, reach.state, "return the new value from the forward", reason)
 
     def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call it with ``lifted`` in their places; refuse it if it changes what others can see."""
-        found = self._known()
-        own = self._traceable_modules()
-        if found.unseen is not None:
-            raise RunEagerly(found.unseen, suggestion=f"pass the value as an argument, or {TAKE_DYNAMO}")
-        self._watch = watch = Watch([*own, *found.objects])
+        """Call the function with the traced tensors ``lifted`` in place of its parameters, buffers and other tensors.
+
+        Raise `LeakedTensorError`, and undo the changes, if the function changes an object that exists after the call.
+        """
+        reach = self._reach_once()
+        modules = self._traceable_modules()
+        if reach.unseen is not None:
+            raise RunEagerly("no-guard-for-what-it-reads", what=reach.unseen)
+        if reach.by_identity is not None:
+            raise RunEagerly("finds-tensor-by-identity", what=reach.by_identity)
+        self._watch = watch = Watch([*modules, *reach.objects])
         try:
             result = self._run(lifted, args, kwargs)
             if (leak := watch.leaked()) is not None:
-                why = f"{_WHY}, and the one there belongs to the trace"
-                text = "the function leaves a tensor behind in `{}`"
-                raise _leak(text, leak, found.state, f"return it, or {BY_DYNAMO}", why)
-            if (changed := _changed(found.state)) is not None:
-                raise _leak("the function changes `{}`", changed, found.state, f"return the new value, or {BY_DYNAMO}")
+                reason = f"{_WHY}, and the stored tensor belongs to the trace"
+                text = "the function stores a tensor in `{}`"
+                raise _leak(text, leak, reach.state, f"return it, or {BY_DYNAMO}", reason)
+            if (changed := _name_of_changed(reach.state)) is not None:
+                raise _leak("the function changes `{}`", changed, reach.state, f"return the new value, or {BY_DYNAMO}")
         except BaseException:
-            _undo(found.state, watch)
+            _undo(reach.state, watch)
             raise
         return result
 
     def _modules(self) -> list[tuple[str, nn.Module]]:
-        """Return the modules that it reaches, each once, named; its own come first, by their path."""
+        """Return the modules that the function reaches, each once, with a name. The target's own modules come first."""
         named: dict[int, tuple[str, nn.Module]] = {}
-        for name, top in [("self", self._called), *self._known().objects]:
+        for name, top in [("self", self._callable), *self._reach_once().objects]:
             for path, module in top.named_modules() if isinstance(top, nn.Module) else ():
                 named.setdefault(id(module), (f"{name}.{path}" if path else name, module))
         return list(named.values())
 
     def _traceable_modules(self) -> list[tuple[str, nn.Module]]:
-        """Refuse modules that cannot be traced; return those that are the target's own, named."""
+        """Return the modules that the function reaches, with names; raise if one of them cannot be traced."""
         modules = self._modules()
         refuse_backward_hooks(modules)
         for path, module in modules:
             if isinstance(module, torch.jit.ScriptModule):
-                raise Untraceable(f"`{path}` is a ScriptModule, whose code and parameters are not Python's")
+                raise Untraceable(f"`{path}` is a ScriptModule, which has no Python code to trace")
+            if internals.talks_to_processes(module):
+                raise RunEagerly("module-talks-to-processes", name=path, kind=type(module).__name__)
         return modules
 
     def _run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the function while ``lifted`` are in their places; refuse it if they did not stay there."""
+        """Call the function with ``lifted`` in the slots. Raise if it assigns another tensor to one of the slots."""
         modules = self._modules()
-        with _held(modules, self._slots, lifted):
+        with tensors_replaced(modules, self._slots, lifted):
             with modules_named(modules):
-                result = self._called(*args, **kwargs)
+                result = self._callable(*args, **kwargs)
             for slot, tensor in zip(self._slots, lifted, strict=True):
                 if slot.place.read() is not tensor:
                     instead = f"write it in place (`copy_`), return the value, or {BY_DYNAMO}"
-                    raise _leak("the function assigns to `{}`", slot.name, self._known().state, instead)
+                    raise _leak("the function assigns to `{}`", slot.name, self._reach_once().state, instead)
         return result
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self._called(*args, **kwargs)
+        return self._callable(*args, **kwargs)
 
     def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         return names_of_arguments(self.function, args, kwargs)
 
 
 class FunctionTarget(_DirectTarget):
-    """A plain function; its first ``num_params_buffers`` flat arguments may be parameters and buffers."""
+    """A function to compile."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         qualified = str(getattr(function, "__qualname__", type(function).__qualname__))
@@ -157,46 +172,56 @@ class FunctionTarget(_DirectTarget):
         return type(self), (self.function,)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FunctionTarget:
-        """Copy what the function is a method of, if it is one; a function is its own copy."""
+        """Return itself for a plain function. For a method, copy its object and return a target for the copy."""
         function = copy.deepcopy(self.function, memo)
         return self if function is self.function else type(self)(function)
 
 
 def refuse_backward_hooks(modules: Iterable[tuple[str, nn.Module]]) -> None:
-    """Refuse modules whose backward hooks would run at trace time and never again."""
+    """Raise `HooksError` if a module has backward hooks, which would run at trace time only."""
     for name, module in modules:
         if internals.has_backward_hooks(module):
             raise HooksError(
-                f"module `{name or type(module).__qualname__}` has hooks on its backward",
-                why="they would run at trace time only",
+                f"module `{name or type(module).__qualname__}` has backward hooks",
+                why="they would run only while the module is traced",
                 suggestion="register hooks on parameters instead",
             )
 
 
-_WHY = "a compiled call would not"
+_WHY = "a compiled call would not repeat the change"
 
 
-def _changed(reached: Sequence[Reached]) -> str | None:
-    """Return the name of the first thing that is not what it was, None if all is."""
-    return next((item.present_name() for item in reached if not item.holds()), None)
+def _name_of_changed(reached: Sequence[Reached]) -> str | None:
+    """Return the name of the first reached value that has changed, or None.
+
+    Attributes of library modules are not compared, because a trace itself replaces some functions of libraries.
+    """
+    comparable = (item for item in reached if item.place.kind != "attributes")
+    return next((item.present_name() for item in comparable if not item.holds()), None)
 
 
 def _leak(text: str, name: str, reached: Sequence[Reached], suggestion: str, why: str = _WHY) -> LeakedTensorError:
-    """Make the error that says in which line ``name`` was changed; ``reached`` has the code, the function's first."""
+    """Return the error that the function changes the object called ``name``, with the line that probably changes it.
+
+    This line is searched in the code objects among the values ``reached``.
+    """
     line = line_that_changes(codes_in(reached), name)
     return LeakedTensorError(text.format(name), why=why, suggestion=suggestion, line=line)
 
 
 def _undo(reached: Sequence[Reached], watch: Watch) -> None:
-    """Take back what a run that will not be compiled did to Python objects: eager is going to do it, or nobody is."""
+    """Undo the changes that a refused trace made to Python objects. If the call then runs eagerly, it repeats them."""
     for item in reached:
-        if not item.holds():
+        if item.place.kind != "attributes" and not item.holds():
             item.put_back()
     watch.restore()
 
 
 def _forget_caches(attributes: Sequence[tuple[nn.Module, dict[str, Any]]]) -> None:
-    """Take back what torch's own modules keep of their tensors, as an LSTM its list of weights."""
+    """Restore private attributes in which torch's own modules cache their tensors, as an LSTM caches its weights.
+
+    ``attributes`` are pairs of a module and a copy of its ``__dict__`` from before the trace.
+    """
     for module, was in attributes:
         if type(module).__module__.startswith("torch."):
             changed = [k for k, v in module.__dict__.items() if k.startswith("_") and v is not was.get(k)]
@@ -204,30 +229,35 @@ def _forget_caches(attributes: Sequence[tuple[nn.Module, dict[str, Any]]]) -> No
 
 
 @contextmanager
-def _held(modules: Sequence[tuple[str, nn.Module]], slots: Sequence[Slot], lifted: Sequence[Tensor]) -> Iterator[None]:
-    """Let slots hold other tensors than their own."""
-    own = [slot.place.read() for slot in slots]
+def tensors_replaced(
+    modules: Sequence[tuple[str, nn.Module]], slots: Sequence[Slot], lifted: Sequence[Tensor]
+) -> Iterator[None]:
+    """Store the tensors ``lifted`` in the slots while the context is open, and then the original tensors again.
+
+    Attributes in which torch's modules cache their tensors are restored, too.
+    """
+    tensors_before = [slot.place.read() for slot in slots]
     attributes = [(module, dict(module.__dict__)) for _, module in modules]
     try:
         for slot, tensor in zip(slots, lifted, strict=True):
             slot.place.write(tensor)
         yield
     finally:
-        for slot, before in zip(slots, own, strict=True):
+        for slot, before in zip(slots, tensors_before, strict=True):
             slot.place.write(before)
         _forget_caches(attributes)
 
 
 class ModuleTarget(_DirectTarget):
-    """A module; its parameters and buffers become inputs, read anew at each call."""
+    """A module to compile. Its parameters and buffers become graph inputs, and are read again at each call."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module, module.forward, type(module).__qualname__)
         self.module = module
         if isinstance(module, torch.jit.ScriptModule):
             raise UsageError(
-                f"`{self.name}` is a ScriptModule, whose code and parameters are not Python's; compile the module that "
-                "it was made from"
+                f"`{self.name}` is a ScriptModule, which has no Python code to trace; compile the module from which it "
+                "was made"
             )
 
     def __reduce__(self) -> tuple[Any, ...]:

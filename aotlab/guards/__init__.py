@@ -1,1 +1,4 @@
-"""What must hold for an entry to serve a call: its tensors, its Python state and what the function reaches."""
+"""Guards: the conditions under which an entry serves a call.
+
+They concern the arguments, torch's settings, and the *reached* values: all other values that the function may read.
+"""

@@ -1,11 +1,11 @@
-"""What a compiled entry assumes of a call, as facts.
+"""The facts about a call that a compiled entry depends on.
 
     f(x, 2)         x: float32[3], strides (1,), a leaf that requires grad; 2: an int; grad mode on; …
 
-A `CallState` is everything about a call that a trace may have baked in; an entry keeps that of the traced call.
-`aotlab.runtime.prologue` turns it into straight-line checks, with torch's C++ guards for tensors and global state. When
-they fail, the state of the new call is taken too, and `aotlab.guards.explain` says what changed. Both read the same
-facts, so that a check without a sentence would show as a recompile without a reason.
+A `CallState` holds every fact that a trace may depend on. An entry keeps the state of the traced call.
+`aotlab.runtime.prologue` turns this state into straight-line checks, with torch's C++ guards for tensors and global
+settings. If a check fails, the state of the new call is recorded too, and `aotlab.guards.explain` describes the
+difference of the two states. So each check needs a fact here: otherwise a recompile would have no reason.
 """
 
 from __future__ import annotations
@@ -20,10 +20,17 @@ from torch import Tensor, nn
 
 from aotlab import _torch as internals
 from aotlab.errors import BY_DYNAMO, PythonValueError, SubclassError, TransformError, UnsupportedTensorError
+from aotlab.guards.guarded_values import (
+    NOTHING_MENTIONED,
+    Attributes,
+    Mentioned,
+    is_plain,
+    mentioned_attributes,
+    same_value,
+)
 from aotlab.guards.objects import is_library, is_library_module
 from aotlab.guards.reach import reach
 from aotlab.guards.reached import Reached
-from aotlab.guards.values import NOTHING_MENTIONED, Attributes, Mentioned, attributes_that_count, is_plain, same_value
 from aotlab.ir.extents import counted_together, overlapping_pairs
 from aotlab.ir.size_rules import Rules
 
@@ -32,7 +39,12 @@ from aotlab.ir.size_rules import Rules
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """What a trace may assume of a tensor argument; the order is the order in which differences are told."""
+    """The facts about a tensor argument that a trace may depend on, in the order in which differences are reported.
+
+    Not every entry guards all of them. ``offset`` is the storage offset. ``may_be_written`` says whether autograd
+    allows an in-place write. ``attributes`` are the attributes that the code may read. ``is_view`` says whether the
+    tensor is a differentiable view.
+    """
 
     type: type
     dtype: torch.dtype
@@ -46,12 +58,17 @@ class TensorFacts:
     offset: int
     may_be_written: bool
     attributes: Attributes = ()
-    is_view: bool = field(default=False, compare=False)  # counts only where a write would change the history of both
+    # guarded only if the function writes the tensor or makes views of it: a write changes the history of the base, too
+    is_view: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ValueFacts:
-    """A Python argument: compared by type and value, or by identity (and ``code``) where ``by_identity``."""
+    """The facts about an argument that is not a tensor.
+
+    The arguments of two calls are compared by type and value. With ``by_identity``, they are compared by identity, and
+    functions also by their ``code``.
+    """
 
     type: type
     value: Any
@@ -59,21 +76,25 @@ class ValueFacts:
     code: types.CodeType | None = None
 
     def matches(self, other: ValueFacts) -> bool:
-        """Compare as the compiled check does."""
+        """Tell whether the argument of another call passes the guard. The generated check compares in the same way."""
         if self.by_identity or other.by_identity:
             return self.value is other.value and self.code is other.code
         return self.type is other.type and bool(same_value(self.value, other.value))
 
 
 def tensor_facts(tensor: Tensor, mentioned: Mentioned = NOTHING_MENTIONED, name: str = "") -> TensorFacts:
-    """Take the facts of one tensor; raises `PythonValueError` if an attribute that counts may change unseen."""
-    attributes = tuple(attributes_that_count(tensor, mentioned).items()) if mentioned else ()
+    """Record the facts about the tensor argument ``name``.
+
+    ``mentioned`` has the attribute names that the user's code mentions. Raise `PythonValueError` if the tensor has such
+    an attribute and its value is not plain, because its contents could change without notice.
+    """
+    attributes = tuple(mentioned_attributes(tensor, mentioned).items()) if mentioned else ()
     for key, value in attributes:
         if not is_plain(value):
             raise PythonValueError(
                 f"`{name}.{key}`, which the function may read, is a `{type(value).__qualname__}`",
-                why="a compiled entry could not tell when its contents change",
-                suggestion="pass it as an argument of its own",
+                why="no guard can tell when its contents change",
+                suggestion="pass it as a separate argument",
                 argument=name,
             )
     strided = tensor.layout == torch.strided
@@ -95,19 +116,19 @@ def tensor_facts(tensor: Tensor, mentioned: Mentioned = NOTHING_MENTIONED, name:
 
 
 def check_tensor(tensor: Tensor, name: str) -> None:
-    """Refuse tensors that the engine cannot represent."""
+    """Raise `SubclassError` or `UnsupportedTensorError` if a trace cannot represent a tensor, such as a sparse one."""
     if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer) and not internals.is_fake(tensor):
         raise SubclassError(
             f"`{name}` is a `{type(tensor).__qualname__}`",
-            why="without `__tensor_flatten__` nobody knows what it consists of",
-            suggestion="pass the plain tensors that it consists of",
+            why="aotlab can unwrap only subclasses that have `__tensor_flatten__`",
+            suggestion="pass the plain tensors, or define `__tensor_flatten__` and `__tensor_unflatten__`",
             argument=name,
         )
     for kind, is_so, suggestion in (
-        ("a sparse tensor or of another layout than strided", tensor.layout != torch.strided, "pass to_dense() of it"),
-        ("quantized", tensor.is_quantized, "pass dequantize() of it"),
+        ("sparse, or has another layout than strided", tensor.layout != torch.strided, "convert it with to_dense()"),
+        ("quantized", tensor.is_quantized, "convert it with dequantize()"),
         ("nested", tensor.is_nested, "pass its parts, as unbind() gives them, or a padded tensor"),
-        ("a lazy negative", tensor.is_neg(), "call resolve_neg() on it"),
+        ("a view with the negative bit", tensor.is_neg(), "call resolve_neg() on it"),
         ("on the meta device", tensor.is_meta, "pass a tensor with memory"),
     ):
         if is_so:
@@ -116,18 +137,21 @@ def check_tensor(tensor: Tensor, name: str) -> None:
 
 
 def value_facts(value: Any, name: str) -> ValueFacts:
-    """Take those of an argument that is no tensor; raises `PythonValueError` if it may change unseen."""
+    """Record the facts about an argument that is not a tensor.
+
+    Raise `PythonValueError` if no guard could notice a change of the argument's contents.
+    """
     if is_plain(value):
         return ValueFacts(type(value), value, by_identity=False)
     if isinstance(value, types.FunctionType):
-        found = reach(value)
-        outside = next((item.name for item in found.state if item.is_outside(value)), None)
-        if outside is not None or found.unseen is not None:
-            what = "no guard can watch" if outside is None else f"reads `{outside}` from outside"
+        reached = reach(value)
+        outside = next((item.name for item in reached.state if item.is_outside(value)), None)
+        if outside is not None or reached.unseen is not None:
+            defect = "no guard can check" if outside is None else f"reads `{outside}`, which is not its argument"
             raise PythonValueError(
-                f"`{name}` is a function that {what}",
-                why=found.unseen or "a compiled entry could not tell when that changes",
-                suggestion="call it by name inside the function, where what it reads is looked at",
+                f"`{name}` is a function that {defect}",
+                why=reached.unseen or "no guard can tell when this value changes",
+                suggestion="call it by its name in the compiled function, so that guards check the values it reads",
                 argument=name,
             )
         return ValueFacts(type(value), value, by_identity=True, code=value.__code__)
@@ -139,7 +163,7 @@ def value_facts(value: Any, name: str) -> ValueFacts:
         return ValueFacts(type(value), value, by_identity=True)
     raise PythonValueError(
         f"`{name}` is a `{type(value).__module__}.{type(value).__qualname__}`",
-        why="a compiled entry could not tell when its contents change",
+        why="no guard can tell when its contents change",
         suggestion=f"pass the tensors and plain values in it, register it with torch.utils._pytree, or {BY_DYNAMO}",
         argument=name,
     )
@@ -150,13 +174,19 @@ def value_facts(value: Any, name: str) -> ValueFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallState:
-    """All that a trace may have baked in of one call.
+    """The facts about one call that a trace may depend on.
 
-    ``structure`` and ``nesting`` are the nesting of the arguments, as text and as what is compared; ``same_as`` has for
-    each flat argument the position of the first one that is the same tensor. ``reached`` is what the function reads
-    besides, ``mentioned`` names the attributes of tensors that it may read; ``function_modes`` counts default devices,
-    ``dispatch_modes`` fake modes. An entry that writes an input ``watches_overlap``: which inputs share memory, and
-    how. ``offsets`` are the positions of tensors whose offset was read; ``rules`` say which sizes may be others.
+    ``structure`` and ``nesting`` describe how the arguments are nested, as text and as a comparable object. ``names``
+    and ``leaves`` are the names of the flat arguments and the facts about them. ``same_as`` holds, for each flat
+    argument, the position of the first argument that is the same tensor. ``settings`` are torch's global settings.
+    ``overlapping`` holds the pairs of arguments that share memory, with their distance in bytes, and ``counters`` the
+    pairs that share a version counter. ``reached`` are the other values that the function may read. ``mentioned`` holds
+    the attribute names in its code, which it may read from tensors. ``function_modes`` and ``dispatch_modes`` are the
+    numbers of active modes; only default devices and fake modes are allowed.
+
+    The last three fields are set after the trace. ``watches_overlap`` is true for an entry that writes an input: it
+    checks which inputs share memory, and how. ``offsets`` are the positions of tensors whose storage offset the
+    function read. ``rules`` say which sizes may differ between calls; without rules, none may.
     """
 
     structure: str
@@ -177,22 +207,25 @@ class CallState:
 
 
 def transform_around() -> str | None:
-    """Say which transform, which is to see each op of the function, a call stands under; None if there is none."""
+    """Name the transform that the call runs under, or return None. A transform must see each op of the function."""
     if internals.transforms_active():
         return "a torch.func transform"
     return "forward-mode differentiation" if internals.forward_ad_active() else None
 
 
 def check_surroundings() -> int:
-    """Refuse calls under transforms and modes that a compiled function has no part in; count the default devices."""
-    what = transform_around() or (None if internals.only_fake_modes() else "a torch dispatch mode")
+    """Raise `TransformError` for a call under a transform or mode that must see each op of the function.
+
+    Return the number of active function modes, which then all set a default device.
+    """
+    surrounding = transform_around() or (None if internals.only_fake_modes() else "a torch dispatch mode")
     count = internals.function_mode_count()
-    if what is None and count and not internals.only_default_devices():
-        what = "a torch function mode"
-    if what is not None:
+    if surrounding is None and count and not internals.only_default_devices():
+        surrounding = "a torch function mode"
+    if surrounding is not None:
         raise TransformError(
-            f"a compiled function was called under {what}",
-            why="its graph would not take part in it",
+            f"a compiled function was called under {surrounding}",
+            why="its graph cannot take part in it",
             suggestion="call the original function there",
         )
     return count
@@ -207,16 +240,16 @@ def call_state(
     reached: tuple[Reached, ...],
     mentioned: Mentioned = NOTHING_MENTIONED,
 ) -> CallState:
-    """Take the state of a call, whose flat arguments are ``values``; raises `RefusedError` if it cannot be guarded."""
+    """Record the state of a call with the flat arguments ``values``. Raise `RefusedError` if it cannot be guarded."""
     function_modes = check_surroundings()
     leaves: list[TensorFacts | ValueFacts] = []
-    first: dict[int, int] = {}
+    first_positions: dict[int, int] = {}
     same_as, tensors = [], []
     for i, (name, value) in enumerate(zip(names, values, strict=True)):
         if isinstance(value, Tensor):
             check_tensor(value, name)
             leaves.append(tensor_facts(value, mentioned, name))
-            same_as.append(first.setdefault(id(value), i))
+            same_as.append(first_positions.setdefault(id(value), i))
             if same_as[i] == i:
                 tensors.append((i, value))
         else:

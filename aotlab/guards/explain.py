@@ -1,4 +1,4 @@
-"""In what a call differs from what a compiled entry assumes, as sentences; and what that is, for the report."""
+"""Sentences for the report: about the guards of an entry, and about the guards that fail for a call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from aotlab import _torch as internals
 from aotlab.guards.call_state import CallState, TensorFacts, ValueFacts
-from aotlab.guards.values import MISSING, same_value, shown
+from aotlab.guards.guarded_values import MISSING, same_value, shown
 
 _FIELD_WORDS = {
     "dtype": "has dtype {}", "device": "is on {}", "shape": "has shape {}", "stride": "has strides {}",
@@ -23,88 +23,109 @@ def _show(value: Any) -> str:
 
 
 def _unchecked(state: CallState) -> set[str]:
-    """Return the names of the settings that an entry does not look at."""
+    """Return the names of torch's settings that the entry with this state does not check (see `Switch.counts`)."""
     return {switch.name for switch in internals.SWITCHES if not switch.counts(state.mentioned.names)}
 
 
-def differences(then: CallState, now: CallState) -> Iterator[str]:
-    """Say in a sentence each in what the call ``now`` differs from the traced call ``then``."""
-    then = _with_sizes_of(then, now)
-    unchecked = _unchecked(then)
-    for (name, before), (_, after) in zip(then.settings, now.settings, strict=True):
+def differences(traced: CallState, current: CallState) -> Iterator[str]:
+    """Yield one sentence for each guard of an entry that fails for a call.
+
+    ``traced`` is the state that the entry guards, and ``current`` the state of the call.
+    """
+    traced = _with_sizes_of(traced, current)
+    unchecked = _unchecked(traced)
+    for (name, before), (_, after) in zip(traced.settings, current.settings, strict=True):
         if before != after and name not in unchecked:
             yield f"{name} is {_show(after)} where the compiled entry expects {_show(before)}"
-    if then.function_modes != now.function_modes:
+    if traced.function_modes != current.function_modes:
         yield "a default device was set or unset by torch.set_default_device or a `with torch.device(…)` block"
-    if then.dispatch_modes != now.dispatch_modes:
-        yield "a fake mode is on, or is not, where the compiled entry expects otherwise"
-    yield from (item.change() for item in then.reached if not item.holds())
-    if then.nesting != now.nesting:
-        yield from _of_nesting(then, now)
-    elif then.names != now.names:
-        gone = sorted(set(then.names).difference(now.names))
-        yield from (f"`{name}`, which the function reads, is no tensor any more" for name in gone)
-    if then.nesting != now.nesting or len(then.leaves) != len(now.leaves):
+    if traced.dispatch_modes != current.dispatch_modes:
+        yield "a fake mode is on where the compiled entry expects none, or the other way round"
+    yield from (item.change() for item in traced.reached if not item.holds())
+    if traced.nesting != current.nesting:
+        yield from _of_nesting(traced, current)
+    elif traced.names != current.names:
+        missing = sorted(set(traced.names).difference(current.names))
+        yield from (f"`{name}`, which the function reads, is not a tensor any more" for name in missing)
+    if traced.nesting != current.nesting or len(traced.leaves) != len(current.leaves):
         return
-    for name, before, after in zip(now.names, then.leaves, now.leaves, strict=True):
+    for name, before, after in zip(current.names, traced.leaves, current.leaves, strict=True):
         yield from _of_argument(name, before, after)
-    yield from _of_tensors_together(then, now)
+    yield from _of_tensors_together(traced, current)
 
 
-def distance(then: CallState, now: CallState) -> tuple[int, int, int]:
-    """Say how far two calls are apart: in facts; if in as many, in what containers hold, then in tensors."""
-    before, after = (dict(zip(state.names, state.leaves, strict=True)) for state in (then, now))
+def distance(traced: CallState, current: CallState) -> tuple[int, int, int]:
+    """Return how different a call is from the traced call of an entry, as a tuple of numbers that can be compared.
+
+    The report names first the reason of the entry with the smallest distance. The first number counts the facts that
+    differ. The second counts the names inside containers that only one of the calls has, and the third the arguments
+    that differ and were tensors.
+    """
+    before, after = (dict(zip(state.names, state.leaves, strict=True)) for state in (traced, current))
     changed = [name for name in before.keys() & after.keys() for _ in _of_argument(name, before[name], after[name])]
-    nested = (then.nesting, then.names) != (now.nesting, now.names)  # where `differences` ends
-    facts = sum(1 for _ in differences(then, now)) + len(changed) * nested
-    held = sum(not name.isidentifier() for name in before.keys() ^ after.keys())
-    return facts, held, sum(isinstance(before[name], TensorFacts) for name in changed)
+    # If the nesting differs, `differences` yields nothing about single arguments.
+    differs_in_nesting = (traced.nesting, traced.names) != (current.nesting, current.names)
+    facts = sum(1 for _ in differences(traced, current)) + len(changed) * differs_in_nesting
+    nested_names = sum(not name.isidentifier() for name in before.keys() ^ after.keys())
+    return facts, nested_names, sum(isinstance(before[name], TensorFacts) for name in changed)
 
 
-def _of_nesting(then: CallState, now: CallState) -> Iterator[str]:
-    """Name the arguments that only one of two calls has, or else how each has its arguments in containers."""
-    before, after = (dict(zip(state.names, state.leaves, strict=True)) for state in (then, now))
+def _of_nesting(traced: CallState, current: CallState) -> Iterator[str]:
+    """Yield sentences about two calls whose arguments are nested differently.
+
+    If only one of the calls passes some arguments, the sentences name these. Otherwise one sentence describes both
+    nestings.
+    """
+    before, after = (dict(zip(state.names, state.leaves, strict=True)) for state in (traced, current))
     changed = [name for name in {**before, **after} if (name in before) != (name in after)]
     if changed and all(name.isidentifier() for name in changed):
         for name in changed:
             facts = {**before, **after}[name]
-            given = shown(facts.value) if isinstance(facts, ValueFacts) else f"a {_show(facts.type)}"
-            left = _default(now, name, given)
-            had, expected = (given, left or "it to be left out") if name in after else (left or "left out", given)
-            yield f"`{name}` is {had} where the compiled entry expects {expected}"
+            argument = shown(facts.value) if isinstance(facts, ValueFacts) else f"a {_show(facts.type)}"
+            default = _default(current, name, argument)
+            actual, expected = (
+                (argument, default or "it to be left out") if name in after else (default or "left out", argument)
+            )
+            yield f"`{name}` is {actual} where the compiled entry expects {expected}"
         return
-    same = then.structure == now.structure  # two classes of one name, or keys that look the same
+    same = traced.structure == current.structure  # the texts may be equal: two classes may have the same name
     of_another_type = "in containers or by keys of another type than expected"
-    expected = of_another_type if same else f"where the compiled entry expects {then.structure}"
-    yield f"the arguments are nested as {now.structure} {expected}"
+    expected = of_another_type if same else f"where the compiled entry expects {traced.structure}"
+    yield f"the arguments are nested as {current.structure} {expected}"
 
 
-def _default(state: CallState, name: str, given: str) -> str:
-    """Write what a parameter is that is left out; nothing if that is not known, or is what the other call gives."""
+def _default(state: CallState, name: str, argument: str) -> str:
+    """Return, as text, the default value of the parameter ``name``, which one of two calls left out.
+
+    ``argument`` is the argument of the other call. The result is empty if the default is unknown or equal to it.
+    """
     roots = (item.place.owner for item in state.reached if item.inline and item.place.key == "__code__")
-    found = next((inspect.signature(root).parameters.get(name) for root in roots), None)
-    text = given if found is None or found.default is found.empty else shown(found.default)
-    return "" if text == given else text
+    parameter = next((inspect.signature(root).parameters.get(name) for root in roots), None)
+    text = argument if parameter is None or parameter.default is parameter.empty else shown(parameter.default)
+    return "" if text == argument else text
 
 
-def _with_sizes_of(then: CallState, now: CallState) -> CallState:
-    """Give a state the sizes and strides of a call's arguments, where it admits them."""
-    if then.rules is None or len(then.leaves) != len(now.leaves):
-        return then
-    leaves = list(then.leaves)
-    for i, (before, after) in enumerate(zip(then.leaves, now.leaves, strict=True)):
-        if before.type is not after.type or not then.rules.admits(i, after):
+def _with_sizes_of(traced: CallState, current: CallState) -> CallState:
+    """Replace the dynamic sizes in an entry's state by the sizes of a call, so that they are no differences.
+
+    Only sizes, strides and numbers that the entry's rules admit are replaced.
+    """
+    if traced.rules is None or len(traced.leaves) != len(current.leaves):
+        return traced
+    leaves = list(traced.leaves)
+    for i, (before, after) in enumerate(zip(traced.leaves, current.leaves, strict=True)):
+        if before.type is not after.type or not traced.rules.admits(i, after):
             continue
         if isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
             leaves[i] = replace(before, shape=after.shape, stride=after.stride)
         else:
             leaves[i] = after
-    return replace(then, leaves=tuple(leaves))
+    return replace(traced, leaves=tuple(leaves))
 
 
-def difference(then: CallState, now: CallState) -> str | None:
-    """Return the first of the `differences`, None if there is none."""
-    return next(differences(then, now), None)
+def difference(traced: CallState, current: CallState) -> str | None:
+    """Return the first of the `differences`, or None."""
+    return next(differences(traced, current), None)
 
 
 def _of_argument(name: str, before: TensorFacts | ValueFacts, after: TensorFacts | ValueFacts) -> Iterator[str]:
@@ -116,9 +137,9 @@ def _of_argument(name: str, before: TensorFacts | ValueFacts, after: TensorFacts
             was, is_now = getattr(before, attribute), getattr(after, attribute)
             if was != is_now:
                 yield f"`{name}` {words.format(_show(is_now))} where the compiled entry expects {_show(was)}"
-        held, holds = dict(before.attributes), dict(after.attributes)
-        for key in {**held, **holds}:
-            was, is_now = held.get(key, MISSING), holds.get(key, MISSING)
+        attributes_before, attributes_after = dict(before.attributes), dict(after.attributes)
+        for key in {**attributes_before, **attributes_after}:
+            was, is_now = attributes_before.get(key, MISSING), attributes_after.get(key, MISSING)
             if not same_value(was, is_now):
                 yield f"`{name}.{key}` is {shown(is_now)} where the compiled entry expects {shown(was)}"
     elif isinstance(before, ValueFacts) and isinstance(after, ValueFacts):
@@ -130,53 +151,57 @@ def _of_argument(name: str, before: TensorFacts | ValueFacts, after: TensorFacts
         yield types
 
 
-def _of_tensors_together(then: CallState, now: CallState) -> Iterator[str]:
-    """Compare what counts of some tensors only, and what tensors have in common."""
-    for name, before, after in zip(now.names, then.leaves, now.leaves, strict=True):
-        if then.watches_overlap and isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
+def _of_tensors_together(traced: CallState, current: CallState) -> Iterator[str]:
+    """Yield sentences about guards that concern several tensors, or that only some entries have.
+
+    They concern shared memory, shared version counters, views, storage offsets, and rules about sizes.
+    """
+    for name, before, after in zip(current.names, traced.leaves, current.leaves, strict=True):
+        if traced.watches_overlap and isinstance(before, TensorFacts) and isinstance(after, TensorFacts):
             if before.may_be_written and not after.may_be_written:
-                yield f"`{name}` is a view with hooks, or that autograd does not let be written; an input is written"
+                yield f"`{name}` is a view with hooks, or one that must not be written, and an input is written"
             elif before.may_be_written != after.may_be_written:
-                yield f"`{name}` may be written by autograd's rules where the compiled entry expects that it may not"
+                yield f"`{name}` may be written, but autograd forbade that when the entry was compiled"
             if before.is_view != after.is_view and before.requires_grad:
                 kind, expected = ("a view", "none") if after.is_view else ("no view", "one")
                 doing = "views it" if before.is_leaf else "writes to it"
                 yield f"`{name}` is {kind} where the compiled entry expects {expected}, and the function {doing}"
-    shapes = ([(leaf.type, getattr(leaf, "shape", None)) for leaf in state.leaves] for state in (then, now))
-    fitting = then.rules is not None and next(shapes) == next(shapes)  # the rules read the sizes that there were
-    broken = then.rules.broken(now.leaves) if then.rules is not None and fitting else None
+    shapes = ([(leaf.type, getattr(leaf, "shape", None)) for leaf in state.leaves] for state in (traced, current))
+    # the rules read sizes and strides by position, so both calls need the same numbers of dimensions
+    fitting = traced.rules is not None and next(shapes) == next(shapes)
+    broken = traced.rules.broken(current.leaves) if traced.rules is not None and fitting else None
     if broken is not None:
         yield f"the compiled entry expects `{broken}`, which does not hold for this call"
-    for i in then.offsets:
-        before, after = then.leaves[i], now.leaves[i]
+    for i in traced.offsets:
+        before, after = traced.leaves[i], current.leaves[i]
         if isinstance(before, TensorFacts) and isinstance(after, TensorFacts) and before.offset != after.offset:
-            begins = f"`{now.names[i]}` begins at element {after.offset} of its storage"
+            begins = f"`{current.names[i]}` begins at element {after.offset} of its storage"
             yield f"{begins} where the compiled entry expects {before.offset}"
-    for i, (was_same, is_same) in enumerate(zip(then.same_as, now.same_as, strict=True)):
-        if was_same != is_same and is_same != i:
-            yield f"`{now.names[i]}` is the same tensor as `{now.names[is_same]}`; the compiled entry expects two"
-        elif was_same != is_same:
-            yield f"`{now.names[i]}` and `{now.names[was_same]}` are two tensors; the compiled entry expects one"
-    if then.watches_overlap and then.overlapping != now.overlapping:
-        began = [pair for pair in now.overlapping if pair not in then.overlapping]
-        a, b, _ = (began or [pair for pair in then.overlapping if pair not in now.overlapping])[0]
-        again = any(pair[:2] == (a, b) for pair in then.overlapping)
-        verb = "no longer share" if not began else "share another part of their" if again else "share"
-        yield f"`{now.names[a]}` and `{now.names[b]}` {verb} memory, and the function writes to an input"
-    if then.counters != now.counters:  # of an entry that takes no notice, nobody asks for a reason any more
-        joined = sorted(set(now.counters) - set(then.counters))
-        first, second = (joined or sorted(set(then.counters) - set(now.counters)))[0]
-        verb = "count" if joined else "no longer count"
-        yield f"`{now.names[first]}` and `{now.names[second]}` {verb} their writes together"
+    for i, (was_same, is_same) in enumerate(zip(traced.same_as, current.same_as, strict=True)):
+        if was_same != is_same:
+            name, other = current.names[i], current.names[was_same if is_same == i else is_same]
+            is_one = f"`{name}` is the same tensor as `{other}`; the compiled entry expects two"
+            yield f"`{name}` and `{other}` are two tensors; the compiled entry expects one" if is_same == i else is_one
+    if traced.watches_overlap and traced.overlapping != current.overlapping:
+        began = [pair for pair in current.overlapping if pair not in traced.overlapping]
+        a, b, _ = (began or [pair for pair in traced.overlapping if pair not in current.overlapping])[0]
+        shared_before = any(pair[:2] == (a, b) for pair in traced.overlapping)
+        verb = "no longer share" if not began else "share another part of their" if shared_before else "share"
+        yield f"`{current.names[a]}` and `{current.names[b]}` {verb} memory, and the function writes to an input"
+    if traced.counters != current.counters:  # if the entry ignored counters, it would have served the call
+        joined = sorted(set(current.counters) - set(traced.counters))
+        first, second = (joined or sorted(set(traced.counters) - set(current.counters)))[0]
+        verb = "share" if joined else "no longer share"
+        yield f"`{current.names[first]}` and `{current.names[second]}` {verb} a version counter"
 
 
 def _any_or(numbers: tuple[int | None, ...]) -> str:
-    """Write sizes or strides, of which some may be any."""
+    """Return sizes or strides as text, with "any" in place of None, which means that any value is allowed."""
     return f"({', '.join('any' if n is None else str(n) for n in numbers)}{',' * (len(numbers) == 1)})"
 
 
 def sentences(state: CallState) -> tuple[tuple[str, str, str], ...]:
-    """List what an entry assumes as (kind, subject, sentence), for the report."""
+    """List the guards of an entry as (kind, subject, sentence), for the report."""
     rows: list[tuple[str, str, str]] = [("structure", "arguments", f"the arguments are nested as {state.structure}")]
     for i, (name, facts) in enumerate(zip(state.names, state.leaves, strict=True)):
         if isinstance(facts, TensorFacts):

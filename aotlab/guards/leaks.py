@@ -5,7 +5,8 @@
         cache["y"] = x * 2          # at a compiled call, this line does not run
         return x + 1
 
-A `Watch` remembers what the objects within reach held, finds traced tensors there, and puts them back as they were.
+A `Watch` records the contents of the objects that the function can reach. After the run of the function, it finds
+traced tensors in these objects, and restores the contents if the call is refused.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from aotlab._torch import is_functional
-from aotlab.guards.objects import entries_of, slots_of
-from aotlab.guards.values import CONTAINERS, is_of_its_own_kind, items_in, keys_in, kind_of
+from aotlab.guards.guarded_values import CONTAINERS, has_users_class, items_in, keys_in, kind_of
+from aotlab.guards.objects import labelled_items, slots_of
 
-#: So many items are looked at; a watch is no walk through a data set.
+#: The largest number of items that a `Watch` records. It must not walk through a data set.
 _LIMIT = 20_000
 _OPAQUE = (
     Tensor, types.BuiltinFunctionType, types.MethodType, types.ModuleType, types.CodeType,
@@ -31,7 +32,7 @@ _OPAQUE = (
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Return what an object holds by name, in its dictionary or in slots."""
+    """Return the attributes of an object, from its dictionary and its slots."""
     slots = {name: getattr(value, name) for name in slots_of(type(value)) if hasattr(value, name)}
     return slots | (getattr(value, "__dict__", None) or {})
 
@@ -40,31 +41,39 @@ def _is_container(value: Any) -> bool:
     if isinstance(value, _OPAQUE):
         return False
     if str(type(value).__module__).startswith("aotlab.") and not isinstance(value, nn.Module):
-        return False  # a compiled function, which changes by being called; what it was made from is a root, too
+        # a compiled function of aotlab changes at each call; the original function is visited separately
+        return False
     if isinstance(value, (type, types.FunctionType)):
         return not str(value.__module__).startswith(("torch", "builtins", "aotlab"))
     return isinstance(value, CONTAINERS) or hasattr(value, "__dict__") or hasattr(type(value), "__slots__")
 
 
 def items_of(container: Any) -> Iterator[tuple[str, Any]]:
-    """Go through what an object holds, by index and by name; no code of its class is run for its indices."""
+    """Yield the items and the attributes of an object, each with its label (``[0]`` or ``.name``).
+
+    Reading the items of a container runs no code of a user's class.
+    """
     if isinstance(container, CONTAINERS):
-        yield from ((f"[{text}]", value) for text, value in entries_of(container))
-        if not is_of_its_own_kind(container):
+        yield from ((f"[{text}]", value) for text, value in labelled_items(container))
+        if not has_users_class(container):
             return
     yield from ((f".{key}", value) for key, value in _attributes(container).items())
 
 
-def _held(container: Any) -> list[Any]:
-    """Return what a container holds, keys and all, in its order."""
+def _contents(container: Any) -> list[Any]:
+    """Return the contents of a container in order: for a dictionary the keys, then the values."""
     return [*keys_in(container), *items_in(container)] if isinstance(container, dict) else items_in(container)
 
 
 class Watch:
-    """Remembers what objects hold; ``roots`` are (name, object), ``objects`` all that they lead to, by id."""
+    """A record of the contents of the objects that a function can reach, taken before it is traced.
+
+    ``roots`` are pairs of a name and an object. ``objects`` maps the ids of the roots, and of all objects inside of
+    them, to the objects.
+    """
 
     def __init__(self, roots: Sequence[tuple[str, Any]]) -> None:
-        # by index, and by name; each None where an object has none
+        # per object: its name, the object, its items, and its attributes; None if it has no items or no attributes
         self._before: list[tuple[str, Any, list[Any] | None, dict[str, Any] | None]] = []
         self._caches: list[tuple[str, Any]] = []
         self.objects: dict[int, Any] = {}
@@ -81,29 +90,29 @@ class Watch:
             items = list(items_of(container))
             budget -= len(items) + 1
             by_index = isinstance(container, CONTAINERS)
-            by_name = not by_index or is_of_its_own_kind(container)
+            by_name = not by_index or has_users_class(container)
             if by_name or not isinstance(container, (tuple, frozenset)):
-                before = _held(container) if by_index else None
+                before = _contents(container) if by_index else None
                 self._before.append((name, container, before, _attributes(container) if by_name else None))
             todo += [(name + label, value) for label, value in items if _is_container(value)]
 
     def leaked(self) -> str | None:
-        """Return the name of a place where a traced tensor lies now, None if there is none."""
+        """Return the name of an item or attribute that holds a traced tensor now and did not before, or None."""
         for name, container, before, attributes in self._before:
-            known = {id(value) for value in (*(before or ()), *(attributes or {}).values())}
+            ids_before = {id(value) for value in (*(before or ()), *(attributes or {}).values())}
             for label, value in items_of(container):
-                if id(value) not in known and _holds_traced(value, 4):
+                if id(value) not in ids_before and _holds_traced(value, 4):
                     return name + label
         return next((f"the cache of {name}" for name, cache in self._caches if _caches_traced(cache)), None)
 
     def restore(self) -> None:
-        """Let every object hold again what it held before; a cache cannot forget one thing alone, and forgets all."""
+        """Restore the contents of each object. A cache cannot drop a single item, so it is cleared."""
         for _, cache in self._caches:
             if _caches_traced(cache):
                 cache.cache_clear()
         for _, container, before, attributes in self._before:
-            # keys that are tensors cannot be compared by their values
-            if before is not None and list(map(id, _held(container))) != list(map(id, before)):
+            # compare ids, because the contents may be tensors, whose `==` returns a tensor
+            if before is not None and list(map(id, _contents(container))) != list(map(id, before)):
                 _refill(container, before)
             if attributes is None:
                 continue
@@ -114,21 +123,22 @@ class Watch:
                     setattr(container, key, attributes[key])
 
 
-def _refill(container: Any, held: list[Any]) -> None:
-    """Let a container hold what `_held` returned, by the methods of Python's own kinds alone."""
+def _refill(container: Any, contents: list[Any]) -> None:
+    """Give a container the contents that `_contents` returned, without running code of a user's class."""
     kind = kind_of(container)
     if kind in (tuple, frozenset):
         return
     kind.clear(container)
     if isinstance(container, dict):
-        half = len(held) // 2
-        for key, value in zip(held[:half], held[half:], strict=True):
+        half = len(contents) // 2
+        for key, value in zip(contents[:half], contents[half:], strict=True):
             kind.__setitem__(container, key, value)
     else:
-        (kind.update if kind is set else kind.extend)(container, held)
+        (kind.update if kind is set else kind.extend)(container, contents)
 
 
 def _holds_traced(value: Any, depth: int) -> bool:
+    """Tell whether a value is a traced tensor, or contains one at most ``depth`` levels deep."""
     if isinstance(value, Tensor):
         return is_functional(value)
     if depth == 0 or not _is_container(value):
@@ -137,5 +147,8 @@ def _holds_traced(value: Any, depth: int) -> bool:
 
 
 def _caches_traced(cache: functools._lru_cache_wrapper[Any]) -> bool:
-    """Tell whether ``functools.lru_cache`` keeps a traced tensor: only the garbage collector is told what is in it."""
-    return any(_holds_traced(held, 4) for held in gc.get_referents(cache))
+    """Tell whether the cache of a `functools.lru_cache` function contains a traced tensor.
+
+    Python has no other access to the contents of this cache than ``gc.get_referents``.
+    """
+    return any(_holds_traced(referent, 4) for referent in gc.get_referents(cache))

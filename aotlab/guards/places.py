@@ -1,4 +1,7 @@
-"""Where in the user's program an op comes from, and what a tensor is called there."""
+"""Find the place in the user's program that called an op, and the user's name for a tensor.
+
+A `Place` here is an instruction of running code. (In `aotlab.guards.reached`, a place is where a value is stored.)
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
@@ -15,37 +18,44 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aotlab.errors import UserLine
-from aotlab.guards.code import ByCode, line_of
+from aotlab.errors import CELL_FILE, UserLine
+from aotlab.guards.code_names import ByCode, line_of
 from aotlab.guards.leaks import items_of
 
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = Path(__file__).parents[1]
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
-#: Everything but the programs that aotlab brings with it: models of benchmarks, the demo, verification.
+#: The modules of aotlab whose frames are not the user's. Models for benchmarks and the demo, for example, count as the
+#: user's code.
 _ENGINE = (
     "_torch", "backends", "cache.py", "capture", "derivatives", "export", "frontends", "guards", "notebook",
     "partition", "pipeline.py", "quirks", "subclasses", "runtime", "trace",
 )  # fmt: skip
 _NOT_THE_USERS = (_TORCH, *(str(_HERE / name) for name in _ENGINE), "<frozen", "<aotlab", "<eval_with_key>")
-#: The files that call what is traced: the frames around them are the compiled call's.
-_CALLERS = tuple(str(_HERE / name) for name in ("trace/function.py", "trace/deriver.py", "derivatives", "runtime"))
+#: The files whose functions call the user's function in a trace. Frames further out belong to the caller.
+_CALLERS = tuple(str(_HERE / name) for name in ("trace/function_run.py", "trace/deriver.py", "derivatives", "runtime"))
 
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """A place in running code, kept as code object and instruction, symbolised only when asked for."""
+    """A place in running code: a code object and the offset of an instruction in it.
+
+    The line is looked up only when it is needed, by calling the place. ``callers`` are the places in notebook cells
+    that called the code, innermost first.
+    """
 
     code: CodeType
     instruction: int
+    callers: tuple[Place, ...] = ()
 
     def __call__(self) -> UserLine:
-        """Look the line up."""
+        """Return the line of this place."""
         lines = (line for start, end, line in self.code.co_lines() if start <= self.instruction < end)
-        return line_of(self.code, next(lines, None) or self.code.co_firstlineno)
+        line = line_of(self.code, next(lines, None) or self.code.co_firstlineno)
+        return replace(line, callers=tuple([each() for each in self.callers])) if self.callers else line
 
 
-#: Looks the line of a place up.
+#: A function that returns the line of a place, for example a `Place`. It returns None if the line is unknown.
 Locator = Callable[[], UserLine | None]
 
 
@@ -58,43 +68,69 @@ _traces: ByCode[dict[int, str]] = ByCode()
 
 
 def stack_trace(place: Place) -> str:
-    """Write a place as one frame of a traceback, as fx graphs carry it; each place is looked up once."""
-    known = _traces.get(place.code)
-    if known is None:
-        known = _traces.put(place.code, {})
-    if place.instruction not in known:
+    """Return a place as one frame of a traceback, in the form that fx graphs store.
+
+    The text of each place is cached.
+    """
+    texts = _traces.get(place.code)
+    if texts is None:
+        texts = _traces.put(place.code, {})
+    if place.instruction not in texts:
         line = place()
-        known[place.instruction] = f'  File "{line.file}", line {line.line}, in {line.function}\n    {line.code}'
-    return known[place.instruction]
+        texts[place.instruction] = f'  File "{line.file}", line {line.line}, in {line.function}\n    {line.code}'
+    return texts[place.instruction]
 
 
 _is_user_code: ByCode[bool] = ByCode()
 
 
 def user_place() -> Locator | None:
-    """Find the innermost running frame that belongs to neither torch, the engine nor the standard library."""
+    """Return the innermost running place that belongs to neither torch, the engine nor the standard library."""
     if _located.place is not None:
         return _located.place
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if is_users(frame.f_code):
-            return Place(frame.f_code, frame.f_lasti)
+            return Place(frame.f_code, frame.f_lasti, running_cells(frame.f_back))
         frame = frame.f_back
     return None
 
 
+_is_cell: ByCode[bool] = ByCode()
+
+
+def running_cells(frame: FrameType | None) -> tuple[Place, ...]:
+    """Return the places in notebook cells that are running in ``frame`` and its callers, innermost first.
+
+    The search ends at a cell's top-level code (``<module>``). Frames further out belong to IPython, or to another cell
+    whose magic runs this cell.
+    """
+    places: list[Place] = []
+    if "IPython" not in sys.modules:
+        return ()
+    while frame is not None and not (places and places[-1].code.co_name == "<module>"):
+        code = frame.f_code
+        is_cell = _is_cell.get(code)
+        if is_cell is None:
+            is_cell = _is_cell.put(code, CELL_FILE.search(code.co_filename) is not None)
+        if is_cell:
+            places.append(Place(code, frame.f_lasti))
+        frame = frame.f_back
+    return tuple(places)
+
+
 def is_users(code: CodeType) -> bool:
     """Tell whether code belongs to neither torch, the engine nor the standard library."""
-    known = _is_user_code.get(code)
-    if known is not None:
-        return known
+    is_user_code = _is_user_code.get(code)
+    if is_user_code is not None:
+        return is_user_code
     file = code.co_filename
     in_library = file.startswith(_STANDARD_LIBRARY) and "-packages" not in file
     return _is_user_code.put(code, not (in_library or file.startswith(_NOT_THE_USERS)))
 
 
 def line_of_error(error: BaseException) -> UserLine | None:
-    """Return the innermost line of the user's that an error came through."""
+    """Return the user's innermost line in the traceback of an error."""
     place, trace = _located.place, error.__traceback__
     if place is not None:
         return place()
@@ -112,38 +148,45 @@ def user_line() -> UserLine | None:
 
 
 def located(place: Locator | None) -> None:
-    """Say where the running op comes from, for frontends that know better than the stack; None: ask the stack."""
+    """Set the place of the running op. With None, the place is searched on the stack again.
+
+    The Dynamo frontend uses it: it runs a graph node by node, and the graph has the user's lines.
+    """
     _located.place = place
 
 
 def name_of(tensor: Tensor) -> str | None:
-    """Return by which name the innermost traced function of the user's knows ``tensor``, if any, for errors."""
-    # the caller is not asked: up to Python 3.12 a frame that is asked for its variables keeps their values
+    """Return the name of ``tensor`` in the user's innermost traced function, or None. Error messages use it."""
+    # The search does not enter the caller's frames: up to Python 3.12, reading a frame's variables keeps their values
+    # alive.
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not frame.f_code.co_filename.startswith(_CALLERS):
         if is_users(frame.f_code):
             names = {name: frame.f_globals[name] for name in frame.f_code.co_names if name in frame.f_globals}
-            own = {name: value for name, value in frame.f_locals.items() if name.isidentifier()}
-            for name, value in (*own.items(), *names.items()):
-                found = next((path for path, each in _tensors(value) if each is tensor), None)
-                if found is not None:
-                    return f"{name}{found}"
+            local_names = {name: value for name, value in frame.f_locals.items() if name.isidentifier()}
+            for name, value in (*local_names.items(), *names.items()):
+                path = next((path for path, each in _tensors(value) if each is tensor), None)
+                if path is not None:
+                    return f"{name}{path}"
         frame = frame.f_back
     return None
 
 
 def called(tensor: Tensor, otherwise: str = "a tensor") -> str:
-    """Name a tensor for a message."""
+    """Return the user's name of a tensor in backquotes, for a message, or ``otherwise`` if it has no name."""
     name = name_of(tensor)
     return otherwise if name is None else f"`{name}`"
 
 
 def _tensors(value: Any) -> Iterator[tuple[str, Any]]:
-    """List a value, if it is a tensor, or the tensors that it holds, with what stands behind its name."""
+    """Yield the tensors in a value, each with its path in the value, such as ``.weight`` or ``[0]``.
+
+    If the value is a tensor, its path is empty.
+    """
     if isinstance(value, Tensor):
         yield "", value
     elif isinstance(value, nn.Module):
-        for each in (value.named_parameters, value.named_buffers):
-            yield from ((f".{path}", tensor) for path, tensor in each())
+        for named_tensors in (value.named_parameters, value.named_buffers):
+            yield from ((f".{path}", tensor) for path, tensor in named_tensors())
     else:
         yield from islice(items_of(value), 100)

@@ -1,14 +1,16 @@
-"""What a function can read besides its arguments, found by looking at its code and at what that mentions.
+"""Find the values that a function can read besides its arguments, from its code and the objects that the code mentions.
 
-From the function itself the walk goes to its closure, defaults and globals, to the functions and classes of the user's
-that those lead to, and to modules, with their flags, hooks and submodules. On plain objects it looks at the attributes
-whose names the code mentions:
+The walk starts at the function. It visits its closure, defaults and globals, the user's functions and classes that
+these lead to, and modules, with their flags, hooks and submodules. Of plain objects it visits the attributes whose
+names the code mentions:
 
     cfg = SimpleNamespace(scale=2.0, step=0)
     def f(x): return x * cfg.scale         # `cfg.scale` is guarded, `cfg.step` is not
 
-Nothing of the user's is run for that; libraries are not looked at. Where `getattr` and its like are mentioned, all
-attributes count. What no guard watches runs eagerly (`aotlab.guards.objects`), unless only a package reads it.
+The walk runs no code of the user. It treats installed packages like the user's modules. Of torch, numpy and Python's
+own libraries it guards the attributes that the code mentions (`aotlab.guards.libraries`). If the code mentions
+`getattr` or a similar function, all attributes of plain objects are visited. A function runs eagerly if it reads a
+value whose changes no guard can notice (`aotlab.guards.objects`), unless only a package's code reads the value.
 """
 
 from __future__ import annotations
@@ -20,135 +22,144 @@ import gc
 import sys
 import threading
 import types
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, fx, nn
 
 from aotlab import _torch as internals
-from aotlab.guards import objects, values
-from aotlab.guards.code import line_like, names_in
+from aotlab.guards import guarded_values, objects
+from aotlab.guards.code_names import line_like, names_in
+from aotlab.guards.libraries import Libraries, names_forward_mentions
+from aotlab.guards.places import is_users
 from aotlab.guards.reached import Place, Reached, Slot, SlotKind
 
-#: Methods that Python calls by itself, but not while a trace runs the function, or only to show an object.
-_NOT_CALLED = frozenset(
-    ("__init__", "__new__", "__del__", "__repr__", "__str__", "__format__", "__init_subclass__", "__set_name__",
-     "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__class_getitem__", "__sizeof__", "__dir__")
-)  # fmt: skip
-#: Private attributes of torch's objects that are no caches but state: what a scheduler's `get_last_lr` returns.
+#: Private attributes of torch's objects that are guarded, because they are state and not caches. `get_last_lr` of a
+#: learning-rate scheduler returns ``_last_lr``.
 _PRIVATE_STATE = frozenset(("_last_lr",))
-#: In which order slots of what kind are passed on.
+#: The kinds of slots in the order in which they become inputs.
 _ORDER = get_args(SlotKind)
-#: What a module keeps about its tensors and hooks; the parts of it that count are looked at by themselves.
+#: The attributes that every `nn.Module` has, for its tensors, submodules and hooks. `_Walk._module` visits these.
 _MODULE_OWN = frozenset(vars(nn.Module())) | {"forward"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """What a function may read besides its arguments, and the objects in which it could leave something behind.
+    """The values that a function may read besides its arguments: the result of `reach`.
 
-    ``slots`` are the places of tensors, which become inputs: parameters first, then buffers, then others.
-    ``mentioned`` are the names of attributes in its code, by which it may read what hangs on its arguments;
-    ``unseen`` says what it may read that no guard can watch.
+    ``state`` has these values, except the tensors that become inputs; an entry guards them. ``slots`` are the places
+    where those tensors are stored: parameters first, then buffers, then other tensors. ``objects`` are the objects that
+    the function can reach, each with its name; the function could leave a traced tensor in them. ``mentioned`` has the
+    attribute names in the function's code, which it may read from its arguments.
+
+    ``unseen`` describes a value that the function may read and whose changes no guard can notice, or is None.
+    ``by_identity`` says how the function may look for a tensor by identity, or is None. That cannot be traced, because
+    a traced tensor is another object than the tensor that it replaces.
     """
 
     state: tuple[Reached, ...]
     slots: tuple[Slot, ...]
     objects: tuple[tuple[str, Any], ...]
-    mentioned: values.Mentioned
+    mentioned: guarded_values.Mentioned
     unseen: str | None = None
+    by_identity: str | None = None
 
 
 def reach(function: Any) -> Reach:
-    """Collect what ``function`` can reach."""
+    """Search the values that ``function`` may read and the objects that it can reach, and return them."""
     walk = _Walk(function)
-    once: dict[Hashable, Slot] = {}
+    slots_by_place: dict[Hashable, Slot] = {}
     for slot in walk.slots:
-        once.setdefault(slot.place.identity(), slot)
+        slots_by_place.setdefault(slot.place.identity(), slot)
     return Reach(
         state=walk.result(),
-        slots=tuple(sorted(once.values(), key=lambda slot: _ORDER.index(slot.kind))),
+        slots=tuple(sorted(slots_by_place.values(), key=lambda slot: _ORDER.index(slot.kind))),
         objects=tuple(walk.objects),
         mentioned=walk.mentioned,
         unseen=walk.unseen(),
+        by_identity=walk.by_identity,
     )
 
 
-@functools.cache
-def _own_names(kind: Hashable) -> frozenset[str]:
-    """Return the attributes that ``forward`` of a module class of torch's mentions, directly or by other methods."""
-    assert isinstance(kind, type)
-    methods: dict[str, list[types.CodeType]] = {}
-    for each in kind.__mro__[: kind.__mro__.index(nn.Module)]:
-        for name, member in vars(each).items():
-            if isinstance(member, types.FunctionType):
-                methods.setdefault(name, []).append(member.__code__)
-    names, todo = {"forward"}, ["forward"]
-    while todo:
-        for code in methods.get(todo.pop(), ()):
-            fresh = names_in(code).attributes - names
-            names |= fresh
-            todo += fresh
-    return frozenset(names)
+def _content_of(cell: types.CellType) -> Any:
+    return Place("attribute", cell, "cell_contents").read()
 
 
 def _is_simple(value: Any) -> bool:
+    """Tell whether a value is plain, or a list, tuple or dictionary of plain values."""
     if isinstance(value, dict):
-        return all(map(values.is_plain, value.values()))
-    return values.is_plain(value) or (type(value) in (list, tuple) and all(map(values.is_plain, value)))
+        return all(map(guarded_values.is_plain, value.values()))
+    return guarded_values.is_plain(value) or (type(value) in (list, tuple) and all(map(guarded_values.is_plain, value)))
 
 
 class _Walk:
-    """Goes from a function to all that it may read; *by chance* means: by a library's code or a computed name alone."""
+    """Walks from a function to all values that it may read; `reach` makes a `Reach` of the result.
+
+    A value is *incidental* if only a package's code, or a computed attribute name, leads to it. If no guard can notice
+    the changes of an incidental value, the function is compiled all the same.
+    """
 
     def __init__(self, function: Any) -> None:
-        self.found: list[Reached] = []
+        self.reached: list[Reached] = []
         self.slots: list[Slot] = []
         self.objects: list[tuple[str, Any]] = []
         self._root_code = getattr(function, "__code__", None) if isinstance(function, types.FunctionType) else None
-        self._seen: dict[Hashable, bool] = {}  # by id, or by id and name: whether it was found by chance alone
+        # whether an object is incidental so far, by its id, or by the id of its owner and a name
+        self._visited: dict[Hashable, bool] = {}
         self._todo: list[tuple[str, Any, bool]] = [("", function, False)]
-        self.mentioned = values.Mentioned()
+        self.mentioned = guarded_values.Mentioned()
         self._names = self.mentioned.names
-        self._users: set[str] = set()  # the names that no package's code alone mentions
-        self._things: dict[int, tuple[str, Any, bool]] = {}  # objects, classes, modules whose attributes count, by id
-        self._tensors: list[tuple[str, Tensor]] = []  # those with attributes
+        self._users: set[str] = set()  # the names that the user's own code mentions
+        # objects, classes and modules whose attributes are visited, by id
+        self._owners: dict[int, tuple[str, Any, bool]] = {}
+        self._libraries = Libraries()
+        # library modules that are stored in attributes and containers, by id
+        self._held_libraries: dict[int, tuple[str, types.ModuleType]] = {}
+        self._tensors: list[tuple[str, Tensor]] = []  # tensors in whose `__dict__` somebody has stored attributes
         self._unseen: str | None = None
-        self._alive: list[Any] = []  # ids above belong to these
+        self.by_identity: str | None = None
+        self._alive: list[Any] = []  # keeps objects alive, so that the ids above stay valid
         self._follow()
 
     def result(self) -> tuple[Reached, ...]:
-        """Return what was found, each place once, and what the namespaces do not have."""
-        count = len(self.found)
-        for label, thing, _ in self._things.values():
-            if missing := self._missing(thing):
-                self._guard(f"{label or 'self'}.…", Place("unheld", thing, missing), values.MISSING)
-        found = {item.place.identity(): item for item in reversed(self.found[:count])}
-        return (*reversed(found.values()), *self.found[count:])
+        """Return the values that were found, each only once, and the names whose absence is guarded."""
+        count = len(self.reached)
+        for label, owner, _ in self._owners.values():
+            if missing := self._missing(owner):
+                self._guard(f"{label or 'self'}.…", Place("unheld", owner, missing), guarded_values.MISSING)
+        for label, module in self._held_libraries.values():
+            self._libraries.add(label, module, self._names)
+        # `inline`: the generated function itself checks the methods of `torch.Tensor`, beside torch's settings
+        self.reached += [replace(each, inline=each.place.owner is Tensor) for each in self._libraries.guards()]
+        reached_by_place = {item.place.identity(): item for item in reversed(self.reached[:count])}
+        return (*reversed(reached_by_place.values()), *self.reached[count:])
 
     def unseen(self) -> str | None:
-        """Say what the function may read that no guard watches; None if there is nothing."""
+        """Name a value that the function may read and that no guard watches, or return None."""
         for label, tensor in self._tensors:
-            for name in values.attributes_that_count(tensor, self.mentioned):
+            for name in guarded_values.mentioned_attributes(tensor, self.mentioned):
                 self._cannot_watch(f"`{label}.{name}`, an attribute of a tensor")
         return self._unseen
 
-    def _cannot_watch(self, what: str) -> None:
-        self._unseen = self._unseen or f"it reads {what}, which no guard watches"
+    def _cannot_watch(self, description: str) -> None:
+        self._unseen = self._unseen or f"it reads {description}"
 
-    def _missing(self, thing: Any) -> frozenset[str]:
-        if isinstance(thing, types.ModuleType):
-            return frozenset()  # a module whose names come later would have raised
-        if not hasattr(thing, "__dict__") or (isinstance(thing, nn.Module) and objects.is_library(type(thing))):
-            return frozenset()  # of torch's modules, what is there counts
-        names = self._names - vars(thing).keys()
-        if not isinstance(thing, type):
-            # what such a property has computed once, an object holds
-            members = (member for each in type(thing).__mro__ for member in vars(each).items())
-            names -= {name for name, member in members if isinstance(member, functools.cached_property)}
-        if isinstance(thing, nn.Module):
+    def _missing(self, owner: Any) -> frozenset[str]:
+        """Return the names that the code mentions and that ``owner`` does not have, so that a guard checks this."""
+        if isinstance(owner, types.ModuleType):
+            return frozenset()  # if the code read a missing name of a Python module, the trace would raise
+        if not hasattr(owner, "__dict__") or (isinstance(owner, nn.Module) and objects.is_library(type(owner))):
+            return frozenset()  # for torch's modules, only existing attributes are guarded
+        names = self._names - vars(owner).keys()
+        if isinstance(owner, type):
+            names = {name for name in names if not name.startswith("__")}
+            return frozenset(names | objects.undefined_special_methods(owner))
+        # leave out cached properties: the object gets an attribute when such a property is first read
+        members = (member for each in type(owner).__mro__ for member in vars(each).items())
+        names -= {name for name, member in members if isinstance(member, functools.cached_property)}
+        if isinstance(owner, nn.Module):
             names -= _MODULE_OWN
         return frozenset(name for name in names if not name.startswith("__"))
 
@@ -157,223 +168,286 @@ class _Walk:
     def _follow(self) -> None:
         while True:
             while self._todo:
-                label, value, chance = self._todo.pop()
-                if self._is_new(id(value), chance):
+                label, value, incidental = self._todo.pop()
+                if self._is_new(id(value), incidental):
                     self._alive.append(value)
-                    self._enter(label, value, chance)
-            count = len(self._seen)
-            for label, thing, chance in list(self._things.values()):
-                self._look_at(label, thing, chance)
-            if not self._todo and count == len(self._seen):
+                    self._enter(label, value, incidental)
+            count = len(self._visited)
+            for label, owner, incidental in list(self._owners.values()):
+                self._visit_attributes(label, owner, incidental)
+            if not self._todo and count == len(self._visited):
                 return
 
-    def _is_new(self, key: Hashable, chance: bool = False) -> bool:
-        """Note something as seen; tell whether it had not been, or by chance alone."""
-        before = self._seen.get(key)
-        if is_new := before is None or (before and not chance):
-            self._seen[key] = chance
+    def _is_new(self, key: Hashable, incidental: bool = False) -> bool:
+        """Mark an object as visited. Tell whether it must be visited: it is new, or was only incidental so far."""
+        before = self._visited.get(key)
+        if is_new := before is None or (before and not incidental):
+            self._visited[key] = incidental
         return is_new
 
-    def _guard(self, name: str, place: Place, value: Any, **more: Any) -> None:
-        """Have a plain value compared by value, and anything else as an object."""
-        self.found.append(Reached(name=name, place=place, expected=values.Value(value, values.is_plain(value)), **more))
+    def _guard(self, name: str, place: Place, value: Any, **options: Any) -> None:
+        """Add the guard that ``place`` contains ``value``: a plain value is compared by value, others by identity.
 
-    def _visit(self, label: str, value: Any, place: Place, *, chance: bool = False) -> None:
-        """Guard one value, and go on to what it leads to."""
+        ``name`` is the name of the value in sentences.
+        """
+        self.reached.append(
+            Reached(
+                name=name, place=place, expected=guarded_values.Value(value, guarded_values.is_plain(value)), **options
+            )
+        )
+
+    def _visit(self, label: str, value: Any, place: Place, *, incidental: bool = False) -> None:
+        """Guard the value that is stored in ``place``, and queue it so that the walk continues from it.
+
+        ``label`` is the name of the value in sentences. An ordinary tensor becomes an input.
+        """
         if isinstance(value, types.ModuleType):
-            if not objects.is_library_module(value):
-                self._todo.append((label, value, chance))
-            return  # modules are not rebound
+            # `Libraries` handles other library modules
+            if place.kind == "held" or not objects.is_library_module(value):
+                self._todo.append((label, value, incidental))
+            return  # that the name still refers to the same module is not guarded
         if not isinstance(value, Tensor):
             self.objects.append((label, value))
-        is_slot = isinstance(value, Tensor) and values.is_ordinary(value) and place.is_writable()
+        is_slot = isinstance(value, Tensor) and guarded_values.is_ordinary(value) and place.is_writable()
         if is_slot:
             self.slots.append(Slot(label, "input", place))
         try:
-            known = values.snapshot(value, label, self.mentioned, is_slot=is_slot)
-        except values.CannotBeWatched as what:
-            self._cannot_watch(str(what))
+            expected = guarded_values.snapshot(value, label, self.mentioned, is_slot=is_slot)
+        except guarded_values.CannotBeWatched as error:
+            if not incidental:
+                self._cannot_watch(str(error))
             return
-        kept = None if isinstance(value, Tensor) else value
-        self.found.append(Reached(name=label, place=place, expected=known, value=kept))
-        if not (isinstance(known, values.Value) and known.is_plain):
-            self._todo.append((label, value, chance))
+        alive = None if isinstance(value, Tensor) else value
+        self.reached.append(Reached(name=label, place=place, expected=expected, value=alive))
+        if not (isinstance(expected, guarded_values.Value) and expected.is_plain):
+            self._todo.append((label, value, incidental))
 
-    def _visit_held(self, label: str, place: Place, *, chance: bool = False) -> None:
-        """Visit what is in a place; if nothing is, guard that."""
+    def _visit_held(self, label: str, place: Place, *, incidental: bool = False) -> None:
+        """Visit the value that is stored in a place. If the place is empty, guard that it stays empty."""
         value = place.read()
-        if value is values.MISSING:
-            self._guard(label, place, values.MISSING)
+        if value is guarded_values.MISSING:
+            self._guard(label, place, guarded_values.MISSING)
         else:
-            self._visit(label, value, place, chance=chance)
+            self._visit(label, value, place, incidental=incidental)
 
-    def _enter(self, label: str, value: Any, chance: bool) -> None:
-        if not chance and (objects.is_holding(value) or objects.is_changing(value)):
+    def _enter(self, label: str, value: Any, incidental: bool) -> None:
+        if not incidental and (objects.has_unguarded_contents(value) or objects.changes_when_used(value)):
             self._cannot_watch(f"`{label or 'self'}`, a `{type(value).__qualname__}`")
         elif isinstance(value, Tensor):
             if vars(value) and not internals.is_wrapper(value):
                 self._tensors.append((label, value))
-        elif isinstance(value, values.CONTAINERS):
-            for key, _ in values.slots_in(value):
+        elif isinstance(value, guarded_values.CONTAINERS):
+            if not incidental and guarded_values.has_tensors_for_keys(value):
+                self.by_identity = self.by_identity or f"`{label}` has tensors for keys"
+            for key, _ in guarded_values.slots_in(value):
                 self.slots.append(Slot(f"{label}[{key!r}]", "input", Place("item", value, key)))
-            items = (each for each in objects.entries_of(value) if not values.is_plain(each[1]))
-            self._todo += [
-                (f"{label}[{k}]", item, chance) for k, item in items if not isinstance(item, types.ModuleType)
-            ]
-            if values.is_of_its_own_kind(value):
-                self._object(label, value, chance)
+            items = (each for each in objects.labelled_items(value) if not guarded_values.is_plain(each[1]))
+            self._todo += [(f"{label}[{k}]", item, incidental) for k, item in items]
+            if guarded_values.has_users_class(value):
+                self._object(label, value, incidental)
         elif isinstance(value, types.MethodType):
             self.objects.append((label or "self", value.__self__))
-            self._todo += [(label or "self", value.__self__, chance), (label, value.__func__, chance)]
+            self._todo += [(label or "self", value.__self__, incidental), (label, value.__func__, incidental)]
         elif isinstance(value, (property, staticmethod, classmethod, functools.cached_property)):
-            held = [getattr(value, name, None) for name in ("fget", "fset", "__func__", "func")]
-            self._todo += [(label, code, chance) for code in held if code is not None]
+            functions = [getattr(value, name, None) for name in ("fget", "fset", "__func__", "func")]
+            self._todo += [(label, code, incidental) for code in functions if code is not None]
         elif isinstance(value, nn.Module):
             for path, module in value.named_modules():
-                self._module(".".join(part for part in (label, path) if part), module, chance)
+                self._module(".".join(part for part in (label, path) if part), module, incidental)
         elif isinstance(value, type):
-            self._class(value)
+            self._class(value, incidental)
         elif isinstance(value, (functools.partial, functools.partialmethod)):
-            self._todo.append((label, value.func, False))
+            self._todo.append((label, value.func, incidental))
             for name in ("args", "keywords"):
-                self._visit(f"{label or 'partial'}.{name}", getattr(value, name), Place("attribute", value, name))
+                place = Place("attribute", value, name)
+                self._visit(f"{label or 'partial'}.{name}", getattr(value, name), place, incidental=incidental)
         elif isinstance(value, types.FunctionType) and not objects.is_library(value):
             self._function(value)
         elif isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodWrapperType)):
             if value.__name__ in internals.SWITCH_NAMES:
                 self._names.add(value.__name__)
+            if isinstance(value, types.FunctionType):
+                self._libraries.follow(value)
             owner = getattr(value, "__self__", None)
             if not (owner is None or isinstance(owner, (type, types.ModuleType)) or objects.is_random(owner)):
-                self._visit(f"{label}.__self__", owner, Place("attribute", value, "__self__"), chance=chance)
+                self._visit(f"{label}.__self__", owner, Place("attribute", value, "__self__"), incidental=incidental)
         elif isinstance(value, functools._lru_cache_wrapper):
             self.objects.append((label, value))
-            self._todo.append((label, value.__wrapped__, chance))
+            self._todo.append((label, value.__wrapped__, incidental))
         elif isinstance(value, contextvars.ContextVar):
             self._visit_held(f"{label}.get()", Place("variable", value))
         elif isinstance(value, types.MappingProxyType):
-            (behind,) = gc.get_referents(value)
-            self._visit(label, behind, Place("item", {0: behind}, 0), chance=chance)
+            (dictionary,) = gc.get_referents(value)
+            self._visit(label, dictionary, Place("item", {0: dictionary}, 0), incidental=incidental)
         elif isinstance(value, types.ModuleType):
-            self._things.setdefault(id(value), (label, value, False))
+            if objects.is_library_module(value):
+                self._held_libraries[id(value)] = label, value
+            else:
+                self._owners.setdefault(id(value), (label, value, False))
         elif isinstance(value, threading.Thread) and objects.is_library_module(sys.modules[type(value).__module__]):
-            return  # what it holds is its own, and changes by itself: tqdm has such a thread for its bars
-        elif not values.is_plain(value):
+            return  # a library's thread, such as tqdm's: its attributes are private and change at any time
+        elif not guarded_values.is_plain(value):
             original = objects.compiled_from(value)
             if original is None:
-                self._object(label, value, chance)
+                self._object(label, value, incidental)
             else:
-                self._todo.append((label, original, chance))
+                self._todo.append((label, original, incidental))
 
     def _function(self, function: types.FunctionType) -> None:
         code, name = function.__code__, function.__name__
         names = names_in(code)
         self._names |= names.attributes
+        self._libraries.add_code(code, function.__globals__, function.__closure__ or ())
         self.mentioned.by_string = self.mentioned.by_string or names.by_string
         file = function.__globals__.get("__file__") if code.co_filename == "<string>" else code.co_filename
-        installed = objects.is_installed(str(file))  # a package, which has its counters and registers for itself
+        installed = objects.is_installed(str(file))  # if a package's code reads counters or registries, ignore them
         if not installed:
             self._users |= names.attributes
             for reader in objects.READERS_OF_NAMES.intersection(names.globals) - function.__globals__.keys():
-                where = line_like([code], rf"\b{reader}\b") or f"`{name}`"
-                self._unseen = f"it calls `{reader}`, which may read what no guard watches, in {where}"
+                line = line_like([code], rf"\b{reader}\b") or f"`{name}`"
+                self._unseen = f"it calls `{reader}`, which may read anything, in {line}"
+            if "id" in names.globals and "id" not in function.__globals__ and is_users(code):
+                self.by_identity = self.by_identity or "it calls `id`"
         place = Place("attribute", function, "__code__")
         self._guard(f"the code of {name}", place, code, inline=code is self._root_code)
         for label, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            self._visit_held(label, Place("attribute", cell, "cell_contents"), chance=installed)
+            self._visit_held(label, Place("attribute", cell, "cell_contents"), incidental=installed)
         for attribute, word in (("__defaults__", "defaults"), ("__kwdefaults__", "keyword defaults")):
             if defaults := getattr(function, attribute):
                 place = Place("attribute", function, attribute)
-                self._visit(f"the {word} of {name}", defaults, place, chance=installed)
-        missing, nowhere = [], []
+                self._visit(f"the {word} of {name}", defaults, place, incidental=installed)
+        missing, undefined = [], []
         for label in names.globals:
             if label in function.__globals__:
-                found = Place("item", function.__globals__, label)
-                self._visit(label, function.__globals__[label], found, chance=installed)
+                place_of_global = Place("item", function.__globals__, label)
+                self._visit(label, function.__globals__[label], place_of_global, incidental=installed)
                 continue
             missing.append(label)
             if hasattr(builtins, label):
                 self._guard(label, Place("item", vars(builtins), label), getattr(builtins, label))
             else:
-                nowhere.append(label)
-        for namespace, absent in ((function.__globals__, missing), (vars(builtins), nowhere)):
+                undefined.append(label)
+        for namespace, absent in ((function.__globals__, missing), (vars(builtins), undefined)):
             if absent:
-                self._guard("…", Place("absent", namespace, frozenset(absent)), values.MISSING)
+                self._guard("…", Place("absent", namespace, frozenset(absent)), guarded_values.MISSING)
         for label in names.imports:
-            module = sys.modules.get(label)
-            if module is not None and not objects.is_library_module(module):
-                self._todo.append((label, module, installed))
+            imported = sys.modules.get(label) or sys.modules.get(f"{function.__globals__.get('__package__')}.{label}")
+            if objects.is_package(imported):
+                self._package(label, imported, names.attributes)
+            elif imported is not None and not objects.is_library_module(imported):
+                self._todo.append((label, imported, installed))
+        self._chains(function, names.chains)
         if function.__dict__:
-            self._things.setdefault(id(function), (name, function, installed))
+            self._owners.setdefault(id(function), (name, function, installed))
 
-    def _class(self, kind: type) -> None:
-        """Go through the methods of a class that the code could call, or make an object of."""
-        self._classes_of(type(kind))
-        self._classes_of(kind)
-        for each in kind.__mro__:
-            made = [vars(each).get(name) for name in ("__init__", "__new__", "__post_init__")]
-            if not objects.is_library(each):
-                self._todo += [(each.__name__, member, False) for member in made if member is not None]
+    def _chains(self, function: types.FunctionType, chains: Iterable[tuple[str, ...]]) -> None:
+        """Visit the attributes of installed packages that a function reads in the form ``package.module.name``."""
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        for first, *attributes in chains:
+            if first.startswith("@"):  # pytest uses such names in the code that it generates for each ``assert``
+                continue
+            cell = cells.get(first)
+            value = function.__globals__.get(first) if cell is None else _content_of(cell)
+            label = first
+            for name in attributes:
+                if objects.is_package(value):
+                    self._package(label, value, (name,))
+                value = vars(value).get(name) if issubclass(type(value), types.ModuleType) else None
+                label = f"{label}.{name}"
+
+    def _package(self, label: str, module: types.ModuleType, names: Iterable[str]) -> None:
+        """Visit the attributes ``names`` of a Python module of an installed package, which the user's code reads."""
+        for name in names:
+            if name in vars(module) and self._is_new((id(module), name), True):
+                place = Place("item", vars(module), name)
+                self._visit(f"{label}.{name}", vars(module)[name], place, incidental=True)
+
+    def _class(self, kind: type, incidental: bool) -> None:
+        """Visit the methods of a class that the code may call, and the methods that construct an instance of it."""
+        self._classes_of(type(kind), incidental)
+        self._classes_of(kind, incidental)
+        for class_ in kind.__mro__:
+            for name in ("__init__", "__new__", "__post_init__"):
+                if name in vars(class_) and not objects.is_library(class_):
+                    self._visit(
+                        f"{class_.__name__}.{name}",
+                        vars(class_)[name],
+                        Place("held", class_, name),
+                        incidental=incidental,
+                    )
         if issubclass(kind, nn.Module):
             self._names.add("forward")
         elif issubclass(kind, torch.autograd.Function):
             self._names |= {"forward", "setup_context", "backward", "vjp", "jvp"}
 
-    def _classes_of(self, kind: type) -> None:
-        """Have the attributes of a class looked at; methods that Python calls without their names in code count all."""
-        for each in type.mro(kind):
-            if objects.is_library(each):
-                continue
-            self._things.setdefault(id(each), (each.__name__, each, False))
-            for name, member in list(vars(each).items()):
-                if not (name.startswith("__") and name.endswith("__")) or name in _NOT_CALLED:
-                    continue
-                # `dataclasses` write some, too
-                written = isinstance(member, types.FunctionType) and member.__code__.co_filename != "<string>"
-                if written or isinstance(member, (staticmethod, classmethod)):
-                    self._visit(f"{each.__name__}.{name}", member, Place("held", each, name))
+    def _classes_of(self, kind: type, incidental: bool) -> None:
+        """Note a class and its bases, whose attributes are visited if the code mentions their names.
 
-    def _object(self, label: str, value: Any, chance: bool) -> None:
+        Special methods are visited in any case, because Python calls them although no code mentions their names.
+        """
+        if not objects.is_of_library_or_package(kind) and self._is_new((id(kind), "its bases")):
+            self._guard(f"the bases of {kind.__name__}", Place("attribute", kind, "__mro__"), kind.__mro__)
+        for class_ in type.mro(kind):
+            if objects.is_library(class_):
+                continue
+            if id(class_) not in self._owners or not incidental:
+                self._owners[id(class_)] = (class_.__name__, class_, incidental)
+            for name in (
+                objects.DISPLAY_METHODS & vars(class_).keys() if not objects.is_of_library_or_package(class_) else ()
+            ):
+                self._guard(f"{class_.__name__}.{name}", Place("held", class_, name), vars(class_)[name])
+            for name, member in objects.special_methods(class_):
+                self._visit(f"{class_.__name__}.{name}", member, Place("held", class_, name), incidental=incidental)
+
+    def _object(self, label: str, value: Any, incidental: bool) -> None:
         kind = type(value)
         if objects.root_of(kind.__module__) in ("aotlab", "numpy", "builtins"):
             return
         self.objects.append((label or "self", value))
         if not objects.is_library(kind):
             self._guard(f"the class of {label or 'self'}", Place("attribute", value, "__class__"), kind)
-        self._thing(label or "self", value, chance)
+        self._add_owner(label or "self", value, incidental)
 
-    def _module(self, label: str, module: nn.Module, chance: bool) -> None:
-        """Guard what a module is made of: flags, submodules, hooks, its own ``forward``, plain attributes."""
-        if not self._is_new((id(module), "a module"), chance):
+    def _module(self, label: str, module: nn.Module, incidental: bool) -> None:
+        """Guard the state of one `nn.Module`, and make its parameters and buffers inputs.
+
+        The state consists of its class, flags, submodules, hooks, plain attributes, and a ``forward`` that was assigned
+        to the instance.
+        """
+        if not self._is_new((id(module), "a module"), incidental):
             return
         self._alive.append(module)
-        dot, own = f"{label}." if label else "", label or "self"
+        dot, name_or_self = f"{label}." if label else "", label or "self"
         attributes = vars(module)
+        self._guard(f"the class of {name_or_self}", Place("attribute", module, "__class__"), type(module))
+        self._libraries.add_module_class(type(module))
         flag = objects.static_member(type(module), "training")
-        if not hasattr(type(flag), "__set__"):  # else the flag of one that it holds
+        if not hasattr(type(flag), "__set__"):  # otherwise the class has a property, which reads another object's flag
             self._guard(f"{dot}training", Place("item", attributes, "training"), module.training)
         self._visit_held(f"{dot}forward", Place("item", attributes, "forward"))
         for name in internals.MODULE_DICTIONARIES:
-            if attributes.get(name):  # else nothing is read from it
+            if attributes.get(name):  # a module reads nothing from an empty dictionary
                 self._guard(f"{dot}{name}", Place("item", attributes, name), attributes[name])
         children = internals.children_held(module)
-        self._guard(f"the number of submodules of {own}", Place("size", children), len(children))
+        self._guard(f"the number of submodules of {name_or_self}", Place("size", children), len(children))
         for key, child in children.items():
             self._guard(f"{dot}{key}", Place("item", children, key), child)
-        for whose, both in ((own, internals.hooks_held(module)), ("all modules", internals.global_hooks_held())):
-            for kind, held in zip(("forward hooks", "forward pre-hooks"), both, strict=True):
-                self._guard(f"the number of {kind} of {whose}", Place("size", held), len(held))
-                for number, hook in held.items():
-                    self._visit(f"one of the {kind} of {whose}", hook, Place("item", held, number))
+        self._hooks(name_or_self, internals.hooks_held(module), internals.backward_hooks_held(module))
+        if self._is_new("the hooks of all modules"):
+            self._hooks("all modules", internals.global_hooks_held(), internals.global_backward_hooks_held())
+        for name, value in attributes.items():
+            if isinstance(value, torch.ScriptObject):  # the packed weights of a quantized layer
+                self._guard(f"{dot}{name}", Place("item", attributes, name), value)
         cache = internals.parametrization_cache(module)
         if cache is not None:
             self._guard("torch.nn.utils.parametrize.cached()", Place("item", *cache), cache[0][cache[1]])
             if cache[0][cache[1]]:
-                self._unseen = "it is called under `torch.nn.utils.parametrize.cached()`, which keeps its tensors"
-        holding: tuple[tuple[SlotKind, Any], ...]
-        holding = ("parameter", internals.parameters_held), ("buffer", internals.buffers_held)
-        for kind, of in holding:
-            tensors = of(module)
-            self._guard(f"the number of {kind}s of {own}", Place("size", tensors), len(tensors))
+                self._unseen = "it is called under `torch.nn.utils.parametrize.cached()`"
+        dictionaries: tuple[tuple[SlotKind, Any], ...]
+        dictionaries = ("parameter", internals.parameters_held), ("buffer", internals.buffers_held)
+        for kind, tensors_of in dictionaries:
+            tensors = tensors_of(module)
+            self._guard(f"the number of {kind}s of {name_or_self}", Place("size", tensors), len(tensors))
             for key, tensor in tensors.items():
                 place = Place("item", tensors, key)
                 if tensor is None:
@@ -382,62 +456,88 @@ class _Walk:
                     self.slots.append(Slot(f"{dot}{key}", kind, place))
         if not objects.is_library(type(module)):
             self._names.add("forward")
-            self._thing(own, module, chance)
+            self._add_owner(name_or_self, module, incidental)
             return
+        if not isinstance(module, fx.GraphModule):  # a graph module may get further attributes at its first call
+            # A new attribute could hide a parameter, a buffer or a submodule.
+            self._guard(f"the number of attributes of {name_or_self}", Place("size", attributes), len(attributes))
         original = objects.compiled_from(module)
         if original is not None:
-            self._todo.append((label, original, chance))
+            self._todo.append((label, original, incidental))
             return
         graph = type(module)
-        if isinstance(module, fx.GraphModule) and graph.forward.__name__ == "forward":  # else made later
+        # unless the `forward` of a graph module is only generated at its first call
+        if isinstance(module, fx.GraphModule) and graph.forward.__name__ == "forward":
             self._names |= names_in(graph.forward.__code__).attributes
             self._guard(f"{dot}forward", Place("held", graph, "forward"), graph.forward)
-        for name in sorted((_own_names(cast(Hashable, type(module))) & attributes.keys()) - _MODULE_OWN):
+        for name in sorted((names_forward_mentions(cast(Hashable, type(module))) & attributes.keys()) - _MODULE_OWN):
             value = attributes[name]
-            if values.is_plain(value) or (type(value) is tuple and all(map(values.is_plain, value))):
+            if guarded_values.is_plain(value) or (type(value) is tuple and all(map(guarded_values.is_plain, value))):
                 self._is_new((id(module), name))
                 self._visit(f"{dot}{name}", value, Place("item", attributes, name))
-        self._things.setdefault(id(module), (own, module, False))
+        self._owners.setdefault(id(module), (name_or_self, module, False))
 
-    def _thing(self, label: str, value: Any, chance: bool) -> None:
-        if id(value) not in self._things or not chance:
-            self._things[id(value)] = (label, value, chance)
-        self._classes_of(type(value))
+    def _hooks(
+        self, owner_name: str, forward: tuple[dict[int, Any], ...], backward: tuple[dict[int, Any], ...]
+    ) -> None:
+        """Guard hooks of modules; ``forward`` and ``backward`` are dictionaries of hooks.
 
-    def _look_at(self, label: str, thing: Any, chance: bool) -> None:
-        """Visit the attributes of an object, a class or a module that the code so far mentions."""
-        if hasattr(thing, "__dict__"):
-            for name in sorted(map(str, self._wanted(label, thing))):
-                if isinstance(thing, nn.Module) and name in _MODULE_OWN:
+        A module with backward hooks is refused, so only the number of backward hooks is guarded.
+        """
+        for kind, hooks in zip(("forward hooks", "forward pre-hooks"), forward, strict=True):
+            self._guard(f"the number of {kind} of {owner_name}", Place("size", hooks), len(hooks))
+            for number, hook in hooks.items():
+                self._visit(f"one of the {kind} of {owner_name}", hook, Place("item", hooks, number))
+        for hooks in backward:
+            self._guard(f"the number of backward hooks of {owner_name}", Place("size", hooks), len(hooks))
+
+    def _add_owner(self, label: str, owner: Any, incidental: bool) -> None:
+        """Note an object whose attributes are visited if the code mentions their names, and visit its classes."""
+        if id(owner) not in self._owners or not incidental:
+            self._owners[id(owner)] = (label, owner, incidental)
+        self._classes_of(type(owner), incidental)
+
+    def _visit_attributes(self, label: str, owner: Any, incidental: bool) -> None:
+        """Visit those attributes of an object, a class or a module that the code visited so far mentions."""
+        if hasattr(owner, "__dict__"):
+            for name in sorted(map(str, self._names_to_visit(label, owner))):
+                if isinstance(owner, nn.Module) and name in _MODULE_OWN:
                     continue
-                kind = thing if isinstance(thing, type) else type(thing)
-                by_chance = chance or (name not in self._users and objects.is_of_others(kind))
-                if not self._is_new((id(thing), name), by_chance):
+                kind = owner if isinstance(owner, type) else type(owner)
+                is_incidental = incidental or (name not in self._users and objects.is_of_library_or_package(kind))
+                if not self._is_new((id(owner), name), is_incidental):
                     continue
-                held = vars(thing)
-                place = Place("item", held, name) if isinstance(thing, types.ModuleType) else Place("held", thing, name)
-                self._visit(f"{label}.{name}", held[name], place, chance=by_chance)
-        if isinstance(thing, type):
+                attributes = vars(owner)
+                place = (
+                    Place("item", attributes, name)
+                    if isinstance(owner, types.ModuleType)
+                    else Place("held", owner, name)
+                )
+                self._visit(f"{label}.{name}", attributes[name], place, incidental=is_incidental)
+        if isinstance(owner, type):
             return
-        for name in sorted(objects.slots_of(type(thing)) & self._names):
-            if self._is_new((id(thing), name), chance):
-                self._visit_held(f"{label}.{name}", Place("attribute", thing, name), chance=chance)
+        for name in sorted(objects.slots_of(type(owner)) & self._names):
+            if self._is_new((id(owner), name), incidental):
+                self._visit_held(f"{label}.{name}", Place("attribute", owner, name), incidental=incidental)
 
-    def _wanted(self, label: str, thing: Any) -> set[str]:
-        """Return the names in the dictionary of an object, a class or a module that count."""
-        held = vars(thing)
-        wanted: set[str] = held.keys() & self._names
-        is_object = not isinstance(thing, (type, types.ModuleType))
-        if objects.root_of(type(thing).__module__) == "torch" and is_object:
-            if isinstance(thing, nn.Module):
-                return wanted
-            public = (name for name in held if not name.startswith("_") or name in _PRIVATE_STATE)
-            return wanted | {name for name in public if _is_simple(held[name])}
-        if self.mentioned.by_string and not isinstance(thing, types.FunctionType):
-            if is_object and self._is_new((id(thing), "")):
-                self._guard(f"the number of attributes of {label}", Place("size", held), len(held))
-            own = (name for name in held if not name.startswith("__"))
-            wanted |= {name for name in own if is_object or values.is_plain(held[name])}
-        if objects.root_of(type(thing).__module__) == "logging":
-            wanted = {name for name in wanted if values.is_plain(held[name])}
-        return wanted
+    def _names_to_visit(self, label: str, owner: Any) -> set[str]:
+        """Return the names in the ``__dict__`` of an object, a class or a module whose values must be visited.
+
+        These are the names that the code mentions and, if the code computes names, others.
+        """
+        attributes = vars(owner)
+        names: set[str] = attributes.keys() & self._names
+        is_object = not isinstance(owner, (type, types.ModuleType))
+        if objects.root_of(type(owner).__module__) == "torch" and is_object:
+            if isinstance(owner, nn.Module):
+                return names
+            public_names = (name for name in attributes if not name.startswith("_") or name in _PRIVATE_STATE)
+            return names | {name for name in public_names if _is_simple(attributes[name])}
+        if self.mentioned.by_string and not isinstance(owner, types.FunctionType):
+            if is_object and self._is_new((id(owner), "")):
+                self._guard(f"the number of attributes of {label}", Place("size", attributes), len(attributes))
+            public_names = (name for name in attributes if not name.startswith("__"))
+            names |= {name for name in public_names if is_object or guarded_values.is_plain(attributes[name])}
+        if objects.root_of(type(owner).__module__) == "logging":
+            names = {name for name in names if guarded_values.is_plain(attributes[name])}
+        return names

@@ -1,4 +1,7 @@
-"""What a traced function read besides its arguments: one record per place that `aotlab.guards.reach` finds."""
+"""Records of the values that a traced function may read besides its arguments, and the check that they are unchanged.
+
+`aotlab.guards.reach` finds these *reached* values: closures, globals, attributes and so on.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,33 @@ import contextlib
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from operator import contains, getitem, is_
+from operator import attrgetter, contains, getitem, is_
 from types import CellType, CodeType
 from typing import Any, Literal, NamedTuple
 
-from aotlab.guards.values import MISSING, WITH_SLOTS, Array, Value, same_value, shown
+from aotlab.guards.guarded_values import MISSING, WITH_SLOTS, Array, Names, Value, same_value, shown
 
 SlotKind = Literal["parameter", "buffer", "input"]
-#: Gives a value a name in generated source.
+#: A function that takes a value and returns the name by which generated code refers to this value.
 Constant = Callable[[Any], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value hangs: how to read it, to assign it, and to write the reading as an expression.
+    """Where a reached value is stored. A place knows how to read the value, to assign it, and to generate code for it.
 
-    An *item* of a dictionary or a list; what an object or a class *held* in its ``__dict__``; an *attribute* that C
-    code provides; the *size* of a dictionary; the value of a context *variable*. Or nothing: ``key`` are names that the
-    code mentions, and that are *absent* from a dictionary or *unheld* by an object or a class.
+    ``owner`` is the object that stores the value, and ``key`` says where in the owner. The kinds are an *item* of a
+    dictionary or a list; an entry *held* in the ``__dict__`` of an object or a class; an *attribute* that C code
+    provides, such as a function's ``__code__`` or a slot; the *size* of a dictionary; the value of a context
+    *variable*; and several *attributes* of a library's module or class, for which ``key`` is a tuple of at least two
+    names.
+
+    The last two kinds store no value. Their ``key`` is a set of names that the code mentions and that do not exist. The
+    names are *absent* from a dictionary, such as a function's globals, or *unheld* by the ``__dict__`` of an object or
+    a class.
     """
 
-    kind: Literal["item", "held", "attribute", "size", "variable", "absent", "unheld"]
+    kind: Literal["item", "held", "attribute", "attributes", "size", "variable", "absent", "unheld"]
     owner: Any
     key: Any = None
 
@@ -35,30 +44,35 @@ class Place:
         return self.owner if self.kind in ("item", "absent") else self.owner.__dict__
 
     def read(self) -> Any:
-        """Return what is there, of absent names the first that is, or `MISSING`; runs no code of the user's."""
+        """Return the value, or `MISSING`, without running code of the user.
+
+        For a place of kind ``absent`` or ``unheld``, return the first of its names that exists now, or `MISSING`.
+        """
         if self.kind == "size":
             return len(self.owner)
         if self.kind == "variable":
             return self.owner.get(MISSING)
+        if self.kind == "attributes":
+            return tuple(getattr(self.owner, name, MISSING) for name in self.key)
         if self.kind == "attribute":
             try:
                 return getattr(self.owner, self.key)
             except (AttributeError, ValueError):  # an empty slot, an empty cell
                 return MISSING
-        held = self._dictionary()
-        if type(held) is list:
-            return held[self.key] if self.key < len(held) else MISSING
+        container = self._dictionary()
+        if type(container) is list:
+            return container[self.key] if self.key < len(container) else MISSING
         if self.kind in ("item", "held"):
-            return held.get(self.key, MISSING)
-        return next((name for name in sorted(self.key) if name in held), MISSING)
+            return container.get(self.key, MISSING)
+        return next((name for name in sorted(self.key) if name in container), MISSING)
 
     def write(self, value: Any) -> None:
-        """Put a value back, where that can be done; delete what is to be `MISSING`."""
+        """Assign a value to this place, if possible. If the value is `MISSING`, delete the entry."""
         names = self.key if self.kind in ("absent", "unheld") else (self.key,)
-        # a trace runs in a context of its own, so that variables stay as they are
+        # A trace runs in its own context, so context variables need no restoring.
         for name in () if self.kind in ("size", "variable") else names:
             if self.kind == "attribute" or isinstance(self.owner, type):
-                with contextlib.suppress(AttributeError):  # what a function of C belongs to never changes
+                with contextlib.suppress(AttributeError):  # some C attributes cannot be assigned, and never change
                     delattr(self.owner, name) if value is MISSING else setattr(self.owner, name, value)
             elif value is MISSING:
                 self._dictionary().pop(name, None)
@@ -66,11 +80,14 @@ class Place:
                 self._dictionary()[name] = value
 
     def is_writable(self) -> bool:
-        """Tell whether a tensor that is here can be replaced by another without running code of the user's."""
+        """Tell whether a tensor in this place can be replaced without running code of the user."""
         return self.kind == "held" or type(self.owner) in ((CellType,) if self.kind == "attribute" else WITH_SLOTS)
 
     def text(self, constant: Constant) -> str:
-        """Write an expression that reads; it may raise where nothing is."""
+        """Return a Python expression that reads this place, for generated code. It may raise if the place is empty.
+
+        ``constant`` returns a name for the owner or the key.
+        """
         owner = constant(self.owner)
         if self.kind == "attribute":
             return f"{owner}.{self.key}"
@@ -78,19 +95,21 @@ class Place:
             return f"len({owner})"
         if self.kind == "variable":
             return f"{owner}.get(MISSING)"
-        held = owner if self.kind in ("item", "absent") else f"{owner}.__dict__"
+        if self.kind == "attributes":
+            return f"{constant(attrgetter(*self.key))}({owner})"
+        container = owner if self.kind in ("item", "absent") else f"{owner}.__dict__"
         if self.kind in ("absent", "unheld"):
-            return f"{held}.keys()"
+            return f"{container}.keys()"
         key = repr(self.key) if type(self.key) is str else constant(self.key)
-        return f"{held}.get({key}, MISSING)" if self.read() is MISSING else f"{held}[{key}]"
+        return f"{container}.get({key}, MISSING)" if self.read() is MISSING else f"{container}[{key}]"
 
     def identity(self) -> tuple[Any, ...]:
-        """Return what tells this place from others, as long as its owner lives."""
+        """Return a key that identifies this place as long as its owner is alive."""
         return self.kind, id(self.owner), self.key
 
 
 class Slot(NamedTuple):
-    """A place that holds a tensor, which each call reads anew, and what it is called."""
+    """A place that stores a lifted input, with the tensor's name and kind. Each call reads the tensor again."""
 
     name: str
     kind: SlotKind
@@ -98,8 +117,11 @@ class Slot(NamedTuple):
 
 
 def reader(slots: Sequence[Slot]) -> Callable[[], list[Any]]:
-    """Write the function that reads slots; where one is not there any more, it returns None for each."""
-    namespace: dict[str, Any] = {"MISSING": None, "GONE": _GONE, "nothing": [None] * len(slots)}
+    """Make a function that returns the tensors in the slots.
+
+    If one of the slots does not exist any more, the function returns None for each slot.
+    """
+    namespace: dict[str, Any] = {"MISSING": None, "GONE": _READ_ERRORS, "nothing": [None] * len(slots)}
     constant = _constants(namespace)
     texts = ", ".join(slot.place.text(constant) for slot in slots)
     exec(f"def read():\n try:\n  return [{texts}]\n except GONE:\n  return nothing", namespace)
@@ -109,10 +131,12 @@ def reader(slots: Sequence[Slot]) -> Callable[[], list[Any]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """One value outside the arguments that the traced code may read, where it hangs, and how a sentence calls it.
+    """A value that the traced function may read and that is no argument.
 
-    ``expected`` is a snapshot of it; ``value`` is the object, kept alive for its identity (tensors are not).
-    ``inline``: the generated function checks it itself.
+    ``name`` is the name of the value in sentences, and ``place`` says where it is stored. ``expected`` is the snapshot
+    with which each call compares it. ``value`` is the object itself, kept alive because it is compared by identity; it
+    is None for a tensor. With ``inline``, the generated run-time function has a line that compares the value, and
+    `fast_check` leaves it out.
     """
 
     name: str
@@ -123,11 +147,11 @@ class Reached:
 
     @property
     def is_absence(self) -> bool:
-        """Whether names are to be missing."""
+        """Whether this is no value: the entry expects that some names do not exist."""
         return self.place.kind in ("absent", "unheld")
 
     def put_back(self) -> None:
-        """Undo an assignment that a trace made, where that is possible."""
+        """Assign the expected value to its place again, where that is possible, after a traced function changed it."""
         if isinstance(self.expected, Value):
             self.place.write(self.expected.value)
         elif self.value is not None:
@@ -136,31 +160,40 @@ class Reached:
                 self.expected.restore()
 
     def holds(self) -> bool:
-        """Tell whether the value is still what the trace saw."""
+        """Tell whether the value is unchanged since the trace."""
         return bool(self.expected.holds(self.place.read()))
 
     def is_outside(self, function: Any) -> bool:
-        """Tell whether this is anything else than the function's own code, or a builtin."""
+        """Tell whether the value comes from outside of ``function``, for example from its globals or its closure.
+
+        The function's own code, builtins and attributes of libraries do not.
+        """
         of_builtins = self.place.kind == "item" and self.place.owner is vars(builtins)
-        own = self.place.identity() == Place("attribute", function, "__code__").identity()
-        return not (self.is_absence or of_builtins or own)
+        is_own_code = self.place.identity() == Place("attribute", function, "__code__").identity()
+        return not (self.is_absence or of_builtins or is_own_code or self.place.kind == "attributes")
 
     def present_name(self) -> str:
-        """Return the name; of what was absent, the name of what is there now."""
+        """Return the name of the value, for a sentence about its change.
+
+        If the entry expects that some names do not exist (`is_absence`), return the first of them that exists now.
+        """
         return self.name.replace("…", str(self.place.read())) if self.is_absence else self.name
 
     def change(self) -> str:
-        """Say what is otherwise now: a clause about what the function reads."""
+        """Return a sentence that says how the present value differs from the expected one."""
         if self.is_absence:
             name = self.present_name()
             return f"`{name}`, which the function mentions, is there; the compiled entry expects it to be missing"
-        where, text = self.expected.difference(self.place.read(), self.name)
-        return f"{_quoted(where)}, which the function reads, {text}"
+        path, text = self.expected.difference(self.place.read(), self.name)
+        return f"{_quoted(path)}, which the function reads, {text}"
 
     def sentence(self) -> str:
-        """Say what the entry assumes."""
+        """Return a sentence that states the expected value, for the table of guards."""
         if self.is_absence:
             return f"`{self.name.replace('…', ', '.join(sorted(self.place.key)))}` is missing"
+        if isinstance(self.expected, Names):
+            names = [f"`{self.name}.{name}`" for name in dict.fromkeys(self.place.key)]
+            return f"{', '.join(names)} {'are the same objects' if len(names) > 1 else 'is the same object'}"
         if isinstance(self.expected, Value) and self.expected.is_plain:
             return f"{_quoted(self.name)} is {shown(self.expected.value)}"
         contents = "" if isinstance(self.expected, Value) else " with the same contents"
@@ -168,17 +201,21 @@ class Reached:
 
 
 def codes_in(reached: Sequence[Reached]) -> list[CodeType]:
-    """Return the code that was found, the function's own first."""
+    """Return the code objects among the reached values. The code of the traced function comes first."""
     values = [item.expected.value for item in reached if isinstance(item.expected, Value)]
     return [value for value in values if isinstance(value, CodeType)]
 
 
 def _quoted(name: str) -> str:
+    """Return a name for a sentence: in backquotes if it is code, or unchanged if it is a description."""
     return name if name.startswith(("the ", "one of ", "an item ")) else f"`{name}`"
 
 
 def _constants(namespace: dict[str, Any]) -> Constant:
-    """Return what gives values names in ``namespace``, which keeps them alive, so that their ids stay their own."""
+    """Return a function that stores a value in ``namespace`` and returns its name there.
+
+    ``namespace`` holds the globals of generated code. It keeps the values alive, so that their ids stay valid.
+    """
     names: dict[int, str] = {}
 
     def constant(value: Any) -> str:
@@ -189,18 +226,22 @@ def _constants(namespace: dict[str, Any]) -> Constant:
     return constant
 
 
-# --- one check of all of them ---------------------------------------------------------------------------------------
-# The many places of one form, as the sizes of all dictionaries of modules, are read by a few loops in C, twice as fast
-# as by the straight-line function that is written for the others. A model of 400 modules has 3,800 places.
+# --- one check for all places ---------------------------------------------------------------------------------------
+# A model of 400 modules has 3,800 places. Places of the same form, for example the sizes of all dictionaries of
+# modules, are read by a loop in C (`map` and `all`), which is twice as fast as generated lines. Generated lines check
+# the rest.
 
-#: What the quick readings raise where something is gone; the careful ones then decide.
-_GONE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-#: From so many places of one form on they are read by a loop.
+#: The errors that generated code raises if a value no longer exists. A slower check, which never raises, then decides.
+_READ_ERRORS = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+#: If at least so many places have the same form, a loop in C reads them.
 _MANY = 8
 
 
 def fast_check(reached: Sequence[Reached]) -> Callable[[], bool] | None:
-    """Make one function of many small checks; None if there are none."""
+    """Make one function that checks that all these values are unchanged, except those with ``inline``.
+
+    Return None if no value is left.
+    """
     items = [item for item in reached if not item.inline]
     if not items:
         return None
@@ -209,13 +250,15 @@ def fast_check(reached: Sequence[Reached]) -> Callable[[], bool] | None:
         forms.setdefault(_form(item), []).append(item)
     loops = [_loop(form, group) for form, group in forms.items() if form and len(group) >= _MANY]
     alone = [item for form, group in forms.items() if not form or len(group) < _MANY for item in group]
-    return _written(alone, loops, lambda: all(item.holds() for item in items))
+    return _generated_check(alone, loops, lambda: all(item.holds() for item in items))
 
 
 def _form(item: Reached) -> str:
-    """Say by which loop a place can be read; empty if by none."""
+    """Return the form of a place: the key in `_LOOPS` of the loop that can check it, or an empty string."""
     if item.place.kind == "size":
         return "size"
+    if item.place.kind == "attribute" and item.place.key == "__class__":
+        return "class"
     if item.place.kind != "item":
         return ""
     if isinstance(item.expected, Value) and item.expected.value is MISSING:
@@ -224,14 +267,15 @@ def _form(item: Reached) -> str:
 
 
 def _is_one_of_a_kind(expected: Any) -> bool:
-    """Tell whether only one object will do."""
+    """Tell whether a value can be compared by identity alone: an object that is not plain, None, a bool or an enum."""
     if not isinstance(expected, Value):
         return False
     return not expected.is_plain or expected.value is None or isinstance(expected.value, (bool, enum.Enum))
 
 
-#: By form, what makes a loop of the dictionaries, the keys and the expected values.
+#: For each form, a function that makes the loop from the owners, keys and expected values of several places.
 _LOOPS: dict[str, Callable[[list[Any], list[Any], list[Any]], Callable[[], bool]]] = {
+    "class": lambda owners, _, kinds: lambda: all(map(is_, map(type, owners), kinds)),
     "size": lambda owners, _, sizes: lambda: list(map(len, owners)) == sizes,
     "same": lambda owners, keys, values: lambda: all(map(is_, map(getitem, owners, keys), values)),
     "absent": lambda owners, keys, _: lambda: not any(map(contains, owners, keys)),
@@ -244,26 +288,37 @@ def _loop(form: str, group: Sequence[Reached]) -> Callable[[], bool]:
     return _LOOPS[form](owners, keys, [item.expected.value for item in group])
 
 
-def _written(
+def _generated_check(
     items: Sequence[Reached], loops: Sequence[Callable[[], bool]], carefully: Callable[[], bool]
 ) -> Callable[[], bool]:
-    """Write the function that runs ``loops`` and checks each of ``items`` by a line."""
-    namespace: dict[str, Any] = {"MISSING": MISSING, "same_value": same_value, "GONE": _GONE, "carefully": carefully}
+    """Generate a function that calls ``loops`` and has lines that check ``items``.
+
+    If a line raises because a value no longer exists, the function returns the result of ``carefully``.
+    """
+    namespace: dict[str, Any] = {
+        "MISSING": MISSING,
+        "same_value": same_value,
+        "GONE": _READ_ERRORS,
+        "carefully": carefully,
+    }
     constant = _constants(namespace)
     lines = [f"if not {constant(loop)}(): return False" for loop in loops]
     for item in items:
-        text, known = item.place.text(constant), item.expected
+        text, expected = item.place.text(constant), item.expected
         if item.is_absence:
             lines.append(f"if not {text}.isdisjoint({constant(item.place.key)}): return False")
-        elif not isinstance(known, Value):
-            lines.append(f"if not {constant(known)}.holds({text}): return False")
-        elif _is_one_of_a_kind(known):
-            lines.append(f"if {text} is not {constant(known.value)}: return False")
+        elif isinstance(expected, Names):
+            lines.append(f"if {text} != {constant(expected.value)}: return False")
+        elif not isinstance(expected, Value):
+            lines.append(f"if not {constant(expected)}.holds({text}): return False")
+        elif _is_one_of_a_kind(expected):
+            lines.append(f"if {text} is not {constant(expected.value)}: return False")
         else:
-            different = "now is not {0} and not same_value(now, {0})".format(constant(known.value))
+            different = "now is not {0} and not same_value(now, {0})".format(constant(expected.value))
             lines += [f"now = {text}", f"if {different}: return False"]
     body = ["    try:", *("        " + line for line in lines), "        return True"]
     source = "\n".join(["def check():", *body, "    except GONE:", "        return carefully()"])
     exec(compile(source, "<aotlab reached>", "exec"), namespace)
-    check: Callable[[], bool] = namespace.pop("check")  # else a cycle would hold it, and all that it asks
+    # `pop`, because a function in its own globals is a reference cycle, which would keep all its values alive
+    check: Callable[[], bool] = namespace.pop("check")
     return check

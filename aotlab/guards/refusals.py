@@ -1,4 +1,7 @@
-"""Kinds of calls that were refused, so that the like run as those did without another look."""
+"""Remember which kinds of calls were refused, so that similar calls run at once by Dynamo or eagerly.
+
+To *examine* a call means to record its state and to try to compile it.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-#: So many refused kinds of calls are remembered by each function.
+#: The most kinds of refused calls that each function remembers.
 MOST_REFUSALS = 64
-#: So many calls at most go without a look.
+#: The largest number of calls in a row that run without an examination.
 _LONGEST = 4096
 
 
 @dataclass(slots=True)
 class _Kind:
-    """``looks`` were taken at calls of a kind, ``left`` of them are served without one, by Dynamo or by eager."""
+    """The record of one kind of calls that were refused.
+
+    ``looks`` is the number of calls that were examined and refused. The next ``left`` calls are not examined; they run
+    by Dynamo if ``by_dynamo`` is true, and otherwise eagerly.
+    """
 
     looks: int = 0
     left: int = 0
@@ -25,41 +32,43 @@ class _Kind:
 
 
 class Refusals:
-    """Kinds of calls that were refused, so that the like need not be looked at as a whole again.
+    """The kinds of calls that were refused, so that similar calls are not examined again each time.
 
-    A look may take many times as long as the call itself, and eager is always right, as is what Dynamo captures. So
-    when calls that look alike at a glance were refused twice, the next 4 of them are without a look, after another look
-    the next 8, and so on.
+    Examining a call may take many times as long as the call itself. Without an examination, a call may always run
+    eagerly or by Dynamo. So if two similar calls were refused, the next 4 are not examined, after another refusal the
+    next 8, and so on. Calls are similar if `glance` gives the same kind for them.
     """
 
     def __init__(self) -> None:
         self._kinds: dict[Hashable, _Kind] = {}
 
     def known(self, kind: Hashable) -> _Kind | None:
-        """Return what is known of a call that runs without another look."""
-        found = self._kinds.get(kind)
-        if found is None or not found.left:
+        """Return the record of a kind of calls, or None if the next call of this kind must be examined."""
+        record = self._kinds.get(kind)
+        if record is None or not record.left:
             return None
-        found.left -= 1
-        return found
+        record.left -= 1
+        return record
 
     def refused(self, kind: Hashable, *, by_dynamo: bool) -> None:
-        """Remember that a call was looked at and refused, and who ran it."""
+        """Record that a call was examined and refused, and whether Dynamo or eager ran it."""
         if len(self._kinds) >= MOST_REFUSALS:
             self._kinds.clear()
-        found = self._kinds.setdefault(kind, _Kind())
-        found.by_dynamo = by_dynamo
-        found.looks += 1
-        found.left = min(2**found.looks, _LONGEST) if found.looks > 1 else 0
+        record = self._kinds.setdefault(kind, _Kind())
+        record.by_dynamo = by_dynamo
+        record.looks += 1
+        record.left = min(2**record.looks, _LONGEST) if record.looks > 1 else 0
 
     def compiled(self, kind: Hashable) -> None:
-        """Forget what is known of calls like one that was compiled."""
+        """Forget the refusals of a kind, because a call of this kind was compiled."""
         self._kinds.pop(kind, None)
 
 
 def glance(module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-    """Describe a call by its modes, and by the types and shapes of its arguments."""
+    """Return the kind of a call: its modes, and the types and shapes of its arguments, as a key for `Refusals`."""
     values = (*args, *kwargs.values())
-    seen = [(type(each), each.shape if type(each) is Tensor and not each.is_nested else None) for each in values]
+    types_and_shapes = [
+        (type(value), value.shape if type(value) is Tensor and not value.is_nested else None) for value in values
+    ]
     modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()
-    return module is not None and module.training, modes, tuple(kwargs), tuple(seen)
+    return module is not None and module.training, modes, tuple(kwargs), tuple(types_and_shapes)

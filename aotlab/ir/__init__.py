@@ -1,1 +1,1 @@
-"""The records that flow between the stages: specs, metadata, signatures, graphs, and their checks."""
+"""The records that stages pass to each other: specs, metadata, signatures and graphs, with their checks."""

@@ -1,4 +1,4 @@
-"""Which bytes of memory tensors occupy, and which tensors share some, or count their writes together."""
+"""Find the bytes of memory that tensors occupy, and the pairs of tensors that share memory or a version counter."""
 
 from __future__ import annotations
 
@@ -10,25 +10,32 @@ from aotlab import _torch as internals
 
 
 def byte_interval(tensor: Tensor) -> tuple[int, int]:
-    """Return the first byte that ``tensor`` may touch and the one after the last; both 0 for an empty tensor."""
+    """Return the address of the first byte of ``tensor`` and the address after its last byte.
+
+    The interval contains the gaps between elements too. It is (0, 0) for an empty tensor.
+    """
     shape, stride = internals.traced(tensor.shape), internals.traced(tensor.stride())
     start = 0 if 0 in shape else internals.address_of(tensor)
     return (start, start + extent_bytes(shape, stride, tensor.element_size()))
 
 
 def extent_bytes(shape: Sequence[int], stride: Sequence[int], itemsize: int) -> int:
-    """Return how many bytes lie between a strided tensor's first byte and the one after its last."""
+    """Return the number of bytes from the first to the last byte of a strided tensor, including both."""
     if 0 in shape:
         return 0
     return (sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) + 1) * itemsize
 
 
 def overlapping_pairs(tensors: Sequence[tuple[int, Tensor]]) -> tuple[tuple[int, int, int], ...]:
-    """Return the pairs of positions that share memory or a differentiable base, and the bytes from one to the other."""
+    """Return the pairs of tensors whose byte intervals overlap, or that require grad and have the same base.
+
+    ``tensors`` are pairs of a position and a tensor. Each result is (position, position, number of bytes from the start
+    of the first tensor to the start of the second).
+    """
     spans = [(tensor.device.type, *byte_interval(tensor), i) for i, tensor in tensors]
     starts = {i: start for _, start, _, i in spans}
     pairs: set[tuple[int, int]] = set()
-    reaching: list[tuple[str, int, int, int]] = []  # earlier ones that end after the beginning of this one
+    reaching: list[tuple[str, int, int, int]] = []  # the spans before `span` that end after its start
     for span in sorted(span for span in spans if span[1] != span[2]):
         device, start, _, i = span
         reaching = [each for each in reaching if each[0] == device and each[2] > start]
@@ -45,7 +52,11 @@ def overlapping_pairs(tensors: Sequence[tuple[int, Tensor]]) -> tuple[tuple[int,
 
 
 def counted_together(tensors: Sequence[tuple[int, Tensor]]) -> tuple[tuple[int, int], ...]:
-    """Return the pairs of numbers of tensors that share a version counter; of several, each with the first of them."""
+    """Return the pairs of tensors that share a version counter.
+
+    ``tensors`` are pairs of a number and a tensor, and each result is a pair of such numbers. If several tensors share
+    a counter, each later tensor is paired with the first: (0, 3), (0, 5).
+    """
     families: dict[int, list[tuple[int, Tensor]]] = {}
     for n, tensor in tensors:
         families.setdefault(internals.storage_key(tensor), []).append((n, tensor))

@@ -1,6 +1,6 @@
-"""What a traced function does to its inputs and how its outputs relate to them.
+"""Records of the mutations of a traced function's inputs, and of the aliases among its outputs.
 
-The names are those of upstream's ``torch._functorch._aot_autograd.schemas``; the records are our own, frozen.
+The names come from upstream's ``torch._functorch._aot_autograd.schemas``. The records are our own, and frozen.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from aotlab.ir.specs import TensorSpec
 
 
 class MutationType(Enum):
-    """Where a mutated input gets its new value."""
+    """Where a mutated input gets its new value: in the compiled graph, or after the graph, in the epilogue."""
 
     NOT_MUTATED = "not mutated"
     MUTATED_IN_GRAPH = "mutated in graph"
@@ -21,12 +21,14 @@ class MutationType(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputAliasInfo:
-    """What the function did to one tensor input, the ``index``-th when duplicates were dropped.
+    """The mutations of one tensor input, which is number ``index`` after deduplication.
 
-    ``spec``, ``is_leaf`` and ``requires_grad`` are as at the call; ``metadata_steps`` the calls that changed its sizes
-    or strides, as the epilogue repeats them. ``mutations_hidden_from_autograd``: every write went through ``detach()``
-    or the like. ``keep_input_mutations``: the compiled graph itself writes. ``moves_version``: its version counter
-    moved, as it does not for ``.data`` and kernels such as batch norm's.
+    ``spec``, ``is_leaf`` and ``requires_grad`` describe the input at the start of the call. ``mutates_data`` is true if
+    the function changed its values, ``mutates_metadata`` if it changed its sizes or strides. ``metadata_steps`` are the
+    calls that changed its sizes or strides; the epilogue repeats them. ``mutations_hidden_from_autograd`` is true if
+    each write went through ``detach()`` or ``.data``, so that autograd did not see it. If ``keep_input_mutations`` is
+    true, the compiled graph itself writes the input. ``moves_version`` is true if the function changed the input's
+    version counter. Writes through ``.data`` do not change it, nor do kernels like the one of batch norm.
     """
 
     index: int
@@ -45,12 +47,18 @@ class InputAliasInfo:
 
     @property
     def is_written_non_leaf(self) -> bool:
-        """Whether a non-leaf was written: if it is a view, autograd regenerates its `grad_fn` from its base."""
+        """Whether the input is a non-leaf that requires grad and was written.
+
+        If such an input is a view, autograd regenerates its `grad_fn` from the `grad_fn` of its base.
+        """
         return self.requires_grad and not self.is_leaf and self.moves_version
 
     @property
     def mutation_type(self) -> MutationType:
-        """Decide where the new value is written: the one rule."""
+        """Where the new value is written.
+
+        ``keep_input_mutations`` alone does not decide this, because the graph cannot change an input's metadata.
+        """
         if not (self.mutates_data or self.mutates_metadata):
             return MutationType.NOT_MUTATED
         in_graph = self.keep_input_mutations and not self.mutates_metadata
@@ -58,7 +66,7 @@ class InputAliasInfo:
 
 
 class OutputType(Enum):
-    """How an output relates to inputs and intermediates."""
+    """Whether an output is an alias of an input or of an intermediate. The names are upstream's."""
 
     NON_ALIAS = "non-alias"
     ALIAS_OF_INPUT = "alias of input"
@@ -71,10 +79,11 @@ class OutputType(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewStep:
-    """One view op on the way from a base to an output: ``target`` applied to the tensor before and ``args``.
+    """One view op of the chain of view ops that makes an output from its base.
 
-    ``target`` is the op's full name (``"aten.transpose.int"``); ``args`` are its arguments after the tensor,
-    ``kwargs`` its keywords as pairs; ``item`` picks one result of a multi-output view.
+    The first op is called with the base, and each further op with the result of the previous one. ``target`` is the
+    op's full name (``"aten.transpose.int"``). ``args`` are its arguments after the tensor, and ``kwargs`` its keyword
+    arguments as pairs. If the op returns several views, ``item`` is the index of the one that is used.
     """
 
     target: str
@@ -85,13 +94,15 @@ class ViewStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputAliasInfo:
-    """How one flat output is given back.
+    """How the run-time function returns one flat output.
 
-    ``spec`` is the output as eager would return it, None if it is no tensor; ``base_idx`` the input, intermediate base
-    or user output that it aliases, as ``output_type`` says; ``views`` lead there; ``same_as`` is the index of an
-    earlier output that is the same object. ``made_under_no_grad``: a view that autograd does not connect to its base.
-    ``precedes_write``: a view of an input that was written later: the epilogue makes it before its writes.
-    ``made_together`` is a number shared by views by one call, as of ``unbind``, which is one autograd node.
+    ``spec`` describes the output as eager returns it; it is None if the output is not a tensor. ``raw_type`` is the
+    name of the output's type. ``base_idx`` is the number of the input, intermediate base or user output of which the
+    output is an alias; ``output_type`` says which of the three. ``views`` are the view ops that make the output from
+    this base. ``same_as`` is the index of an earlier output that is the same object. ``made_under_no_grad`` marks a
+    view that autograd does not connect to its base. ``precedes_write`` marks a view of an input that was written later:
+    the epilogue makes this view before its writes. ``made_together`` is a number that views share if one call made
+    them, for example ``unbind``, whose views share one autograd node.
     """
 
     index: int
@@ -109,12 +120,15 @@ class OutputAliasInfo:
 
     @property
     def aliases_intermediate(self) -> bool:
-        """Whether the epilogue makes this output from an intermediate that the graph returns."""
+        """Whether the epilogue makes this output as a view of an intermediate that the graph returns."""
         return self.output_type.name.startswith("ALIAS_OF_INTERMEDIATE")
 
 
 class TangentSource(Enum):
-    """What a tangent is the gradient of; a cut edge's is of a value between two segments of the backward."""
+    """The kind of value whose gradient a tangent is.
+
+    A `CUT` tangent flows along a cut edge. It is the gradient of a value that one segment computes and another uses.
+    """
 
     MUTATED_INPUT = "mutated input"
     OUTPUT = "output"
@@ -124,7 +138,10 @@ class TangentSource(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TangentInfo:
-    """One tangent: what it is the gradient of (``source``, with its ``index`` there), and what it looks like."""
+    """One tangent: the gradient of value number ``index`` among the values of the kind ``source``.
+
+    ``spec`` describes the tangent itself.
+    """
 
     source: TangentSource
     index: int
@@ -133,12 +150,14 @@ class TangentInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewAndMutationMeta:
-    """Everything that the run-time function must know of a traced function.
+    """The facts about a traced function from which the run-time function is generated.
 
-    The forward graph returns ``intermediate_bases`` for outputs; ``tangents`` are in the joint graph's order;
-    ``grad_enabled_mutation`` is the grad mode left behind, None if left alone; ``static_input_indices`` keep addresses.
-    ``keep_input_mutations``: the graph was to write inputs itself. ``tokens`` and ``backward_tokens`` are the ops with
-    ordered effects: each may take the last one's token.
+    The forward graph returns ``intermediate_bases`` because outputs are views of them. ``tangents`` are in the order of
+    the joint graph. ``grad_enabled_mutation`` is the grad mode that the function leaves behind, or None if it does not
+    change the mode. ``static_input_indices`` are the inputs that keep their addresses between calls (parameters and
+    buffers). ``keep_input_mutations`` says whether the graph may write inputs itself. ``tokens`` and
+    ``backward_tokens`` are the names of the ops with side effects, in the order of their calls. In a graph, each of
+    these ops may take a token that the previous one returns, so that the order stays (see `aotlab.trace.effects`).
     """
 
     input_info: tuple[InputAliasInfo, ...]

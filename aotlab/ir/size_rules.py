@@ -1,4 +1,4 @@
-"""What a trace assumed of the sizes that vary, as sentences, and which of it does not hold for a call."""
+"""The assumptions of a trace about dynamic sizes, as texts for the user, and the check of a call against them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab.errors import UserLine
 
-#: Sizes and strides, None for those that may be any.
+#: The sizes and the strides of a tensor. A size or stride that may have any value is None.
 _Layout = tuple[tuple[int | None, ...], tuple[int | None, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What each argument with sizes that vary may look like; and what else was assumed of them.
+    """The sizes that arguments may have, and the other assumptions about sizes. `CallState.rules` holds them.
 
-    Of the latter, ``texts`` are as the user would write it, ``expressions`` read the facts of the arguments, and
-    ``lines`` are those of the program that did so. Of the arguments in ``numbers``, only the type counts else.
+    ``layouts`` maps the position of a tensor argument with dynamic sizes to its sizes and strides. ``numbers`` are the
+    positions of the arguments that are dynamic numbers; only their type is checked. Each other assumption is stored
+    twice: in ``texts`` as the user would write it (``x.size(0) > 4``), and in ``expressions`` as Python code that reads
+    the facts about the arguments (``leaves[0].shape[0] > 4``). ``lines`` maps a text to the user line that caused it.
     """
 
     layouts: Mapping[int, _Layout]
@@ -32,36 +34,43 @@ class Rules:
     lines: Mapping[str, UserLine]
 
     def admits(self, position: int, facts: Any) -> bool:
-        """Tell whether an argument may vary, and is such as it may be."""
+        """Tell whether the argument at ``position`` is dynamic and may have the sizes and strides in ``facts``."""
         layout = self.layouts.get(position)
         if layout is None:
             return position in self.numbers
         return all(
-            len(wanted) == len(given) and all(n is None or n == m for n, m in zip(wanted, given, strict=True))
-            for wanted, given in zip(layout, (facts.shape, facts.stride), strict=True)
+            len(allowed) == len(actual) and all(n is None or n == m for n, m in zip(allowed, actual, strict=True))
+            for allowed, actual in zip(layout, (facts.shape, facts.stride), strict=True)
         )
 
     def broken(self, leaves: Sequence[Any]) -> str | None:
-        """Return the first that does not hold for the arguments of which ``leaves`` are the facts."""
+        """Return the text of the first assumption that fails, or None if all hold.
+
+        ``leaves`` has the facts (shape, stride, offset or value) about each flat argument of a call.
+        """
         scope = {"leaves": leaves, "math": math, "torch": torch}
         rules = zip(self.texts, self.expressions, strict=True)
         return next((text for text, expression in rules if not eval(expression, scope)), None)
 
 
 def rules_of(sizes: internals.Sizes | None, names: Sequence[str], fakes: Mapping[int, Tensor]) -> Rules | None:
-    """Take them from a trace, of whose flat arguments ``fakes`` are the tensors."""
+    """Return the rules of a trace, or None if no size is dynamic.
+
+    ``names`` are the names of the flat arguments. ``fakes`` maps the positions of the tensors among them to fake
+    tensors.
+    """
     if sizes is None:
         return None
     fields = {"size": "shape", "stride": "stride", "storage_offset": "offset", "value": "value"}
 
-    def shown(position: int, what: str, dim: int | None) -> str:
-        return names[position] if what == "value" else f"{names[position]}.{what}({'' if dim is None else dim})"
+    def shown(position: int, fact: str, dim: int | None) -> str:
+        return names[position] if fact == "value" else f"{names[position]}.{fact}({'' if dim is None else dim})"
 
-    def read(position: int, what: str, dim: int | None) -> str:
-        return f"leaves[{position}].{fields[what]}{'' if dim is None else f'[{dim}]'}"
+    def read_expression(position: int, fact: str, dim: int | None) -> str:
+        return f"leaves[{position}].{fields[fact]}{'' if dim is None else f'[{dim}]'}"
 
     layouts = {n: (internals.fixed(fake.shape), internals.fixed(fake.stride())) for n, fake in fakes.items()}
     layouts = {n: layout for n, layout in layouts.items() if None in layout[0]}
-    told, expressions = sizes.guards(shown), tuple(text for text, _ in sizes.guards(read))
-    lines = {text: place() for text, place in told if place is not None}
-    return Rules(layouts, frozenset(sizes.numbers), tuple(text for text, _ in told), expressions, lines)
+    shown_guards, expressions = sizes.guards(shown), tuple(text for text, _ in sizes.guards(read_expression))
+    lines = {text: place() for text, place in shown_guards if place is not None}
+    return Rules(layouts, frozenset(sizes.numbers), tuple(text for text, _ in shown_guards), expressions, lines)

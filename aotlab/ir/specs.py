@@ -1,6 +1,6 @@
-"""What is known of a tensor without the tensor: the specs that records are made of.
+"""Specs: descriptions of tensors that hold no tensor, so that records can store them.
 
-Sizes, strides and offsets are in elements, ``int`` or `SymExpr`; names that say ``bytes`` are in bytes.
+Sizes, strides and offsets are in elements, as ``int`` or `SymExpr`. Names that contain ``bytes`` are in bytes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ Size = int | SymExpr
 class TensorSpec:
     """The description of one tensor.
 
-    ``offset`` and ``byte_offset`` say where it begins in its storage. Tensors of one record with the same number
-    ``storage`` share memory. ``nbytes`` are what its elements take, however they overlap.
+    ``offset`` and ``byte_offset`` are the position of the tensor's first element in its storage. Tensors of one record
+    share a storage if they have the same number ``storage``. ``storage_bytes`` is the size of that storage. ``nbytes``
+    is the number of elements times the size of an element, even if elements overlap.
     """
 
     shape: tuple[Size, ...]
@@ -54,22 +55,25 @@ class TensorSpec:
 
 
 class StorageNumbers:
-    """Numbers storages in order of first appearance, and keeps them alive, so that no address is given to two."""
+    """Numbers storages in the order of their first appearance, so that specs can say which tensors share a storage.
+
+    It keeps the storages alive. Otherwise a new storage could get the address, and so the number, of a freed one.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[int, torch.UntypedStorage]] = {}
+        self._numbers: dict[int, tuple[int, torch.UntypedStorage]] = {}
 
     def number(self, tensor: torch.Tensor) -> int | None:
-        """Return the number of ``tensor``'s storage; None for a tensor without one."""
+        """Return the number of ``tensor``'s storage, or None if it has no storage."""
         try:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):
             return None
-        return self._known.setdefault(storage_key(tensor), (len(self._known), storage))[0]
+        return self._numbers.setdefault(storage_key(tensor), (len(self._numbers), storage))[0]
 
 
 def size_of(value: int | torch.SymInt) -> Size:
-    """Turn a size as torch gives it into the form that records keep."""
+    """Convert a size to an int, or to a `SymExpr` if it is symbolic."""
     if isinstance(value, int):
         return value
     text = shown_size(value)
@@ -77,12 +81,15 @@ def size_of(value: int | torch.SymInt) -> Size:
 
 
 def sizes_of(values: Sequence[int | torch.SymInt]) -> tuple[Size, ...]:
-    """Turn sizes or strides into the form that records keep."""
+    """Convert sizes or strides to ints, or to `SymExpr` where they are symbolic."""
     return tuple([size_of(value) for value in values])
 
 
 def spec_of(tensor: torch.Tensor, storages: StorageNumbers | None = None) -> TensorSpec:
-    """Describe ``tensor``; ``storages`` numbers its storage where the record compares several tensors."""
+    """Describe ``tensor``.
+
+    If a record must say which of its tensors share memory, all its specs are made with the same ``storages``.
+    """
     strided = tensor.layout == torch.strided
     itemsize = tensor.element_size()
     number = storages.number(tensor) if storages is not None and strided else None

@@ -1,4 +1,4 @@
-"""The notebook: ``%%aotcompile``, the dashboard, and what they stand on."""
+"""The notebook workbench: ``%%aotcompile``, the dashboard, and the modules that implement them."""
 
 from __future__ import annotations
 

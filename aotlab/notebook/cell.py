@@ -1,4 +1,4 @@
-"""A cell taken apart: what Python runs, and the stretches between that are handed to Dynamo.
+"""Split a cell into the statements that Python runs and the regions between them that go to Dynamo.
 
     x = torch.rand(3)          ⎫
     y = model(x).sum()         ⎬ region 1
@@ -9,9 +9,10 @@
         loss.backward()            Python
         opt.step()                 region 3
 
-What Python runs is the cell's own code at module level, statement by statement, with calls in place of the regions. A
-region is a function without arguments whose globals are the notebook's and which declares every name that it binds
-``global``: cut anywhere, the statements mean the same. Lines are counted as the user sees them, the magic's included.
+Python runs the cell's own code at module level, statement by statement, with calls in place of the regions. A region
+is a function without arguments. Its globals are the notebook's variables, and it declares every name that it binds
+``global``, so the statements mean the same wherever the cell is cut. Line numbers count as the user sees them,
+including the magic's line.
 """
 
 from __future__ import annotations
@@ -35,12 +36,14 @@ from aotlab.notebook.classify import (
 )
 from aotlab.notebook.playground import TORCH
 
-#: How IPython says which expressions of a cell are displayed (``InteractiveShell.ast_node_interactivity``).
+#: How IPython chooses the expressions of a cell that it displays (``InteractiveShell.ast_node_interactivity``).
 Interactivity = Literal["all", "last", "last_expr", "none", "last_expr_or_assign"]
 
 #: Compiles a tree as the shell would: ``(tree, file name, mode) -> code``.
 Compile = Callable[[Any, str, str], types.CodeType]
 
+#: `take_apart` puts these texts into the trees in place of functions, as in ``"aotlab region 0"()``. `linked` replaces
+#: them by callables: a region, a function that displays a value, and a function that keeps the cell's result.
 _REGION = "aotlab region {}"
 _SHOW = "aotlab shows"
 _RESULT = "aotlab result"
@@ -49,20 +52,21 @@ _SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionCode:
-    """A stretch of a cell that is handed to Dynamo.
+    """A region: consecutive statements of a cell that go to Dynamo together.
 
     Attributes
     ----------
     number
-        Its number in the cell.
+        The number of the region in the cell.
     code
-        A function's code without arguments; it returns the value of its last expression if that is displayed.
+        The code of a function without arguments. If the last expression is displayed, the function returns its value.
     pieces
-        The same statement by statement, where there are several: to run one after the other if the whole is refused.
+        One region for each statement, if the region has several statements. If aotlab refuses the graph of the whole
+        region, the pieces run one after the other, so that it refuses as few statements as possible.
     bound
-        The names that it binds, in the order of the text.
+        The names that the region binds, in the order of the text.
     first_line, last_line
-        Where it stands in the cell.
+        The lines of the region in the cell.
     """
 
     number: int
@@ -75,33 +79,39 @@ class RegionCode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonLines:
-    """Lines that Python runs, and why they are not handed to Dynamo."""
+    """Lines that Python runs, and the reason why they do not go to Dynamo.
+
+    If the lines compute with tensors, ``advice`` says how they could be compiled.
+    """
 
     first_line: int
     last_line: int
     reason: str
+    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellCode:
-    """A cell, ready to run.
+    """A cell that was split and is ready to run.
 
     Attributes
     ----------
     statements
-        What Python runs, one tree per statement, with calls of constants in place of the regions; see `linked`.
+        The statements that Python runs, one tree per statement. In place of a region they have the call of a string
+        constant, ``"aotlab region 0"()``. `linked` replaces the constant by the callable that runs the region.
     regions
-        The stretches that are handed to Dynamo.
+        The regions, which go to Dynamo.
     python
-        The lines that are not.
+        The lines that do not go to Dynamo.
     defines_only
-        Whether it only imports things and defines functions.
+        Whether the cell only imports things and defines functions.
     functions
-        The names of the functions that it defines at its outermost level.
+        The names of the functions that the cell defines at its outermost level.
     called
-        Those of them that lines left to Python call, to be compiled by themselves, with their first and last lines.
+        The functions that are compiled separately, by name, with their first and last lines. They are called by lines
+        that Python runs because these lines depend on a number that changes in each round of a loop.
     bound
-        The names that it binds.
+        The names that the cell binds.
     """
 
     statements: tuple[ast.stmt, ...]
@@ -122,28 +132,30 @@ def take_apart(
     interactivity: Interactivity = "last_expr",
     exact: bool = False,
 ) -> CellCode:
-    """Split a cell.
+    """Split a cell into statements for Python and regions for Dynamo.
 
     Parameters
     ----------
     tree
-        The cell, with lines counted as the user sees them.
+        The tree of the cell, with line numbers as the user sees them.
     namespace
-        The notebook's variables, which tell what the cell's names mean. They are only looked at.
+        The notebook's variables. The cell's names refer to them. They are only read.
     file
         The file name of the cell's code.
     compile_tree
         Compiles a region's tree.
     interactivity
-        Which expressions are displayed.
+        Which expressions are displayed; see `Interactivity`.
     exact
-        Whether results have to be eager's bit for bit, so that what Dynamo rounds otherwise is left to Python.
+        Whether results must be bitwise equal to eager's. If so, Python runs the optimizer steps whose captured form
+        rounds differently.
     """
     body = list(tree.body)
     if interactivity == "last_expr_or_assign" and body:
         body += _named_again(body[-1])
     shown = _shown(body, interactivity)
     definitions = [each for each in body if isinstance(each, ast.FunctionDef)]
+    functions = tuple([each.name for each in definitions])
     defines_only = bool(definitions) and all(_defines(each) for each in body)
     if defines_only:
         python = tuple([_lines(each, "defines") for each in body])
@@ -152,7 +164,7 @@ def take_apart(
             regions=(),
             python=python,
             defines_only=True,
-            functions=tuple(each.name for each in definitions),
+            functions=functions,
         )
     splitter = _Splitter(
         Scope(namespace, exact=exact, batched=batches_derivatives(tree)), file, looks_at_tracebacks(tree), compile_tree
@@ -164,7 +176,7 @@ def take_apart(
         regions=tuple(splitter.regions),
         python=tuple(splitter.python),
         defines_only=False,
-        functions=(),
+        functions=functions,
         called=splitter.called,
         bound=tuple(names),
     )
@@ -173,9 +185,18 @@ def take_apart(
 def linked(
     code: types.CodeType, regions: Mapping[int | str, Callable[..., Any]], show: Any, result: Any
 ) -> types.CodeType:
-    """Put callables in the place of the constants that `take_apart` left in the code of a statement.
+    """Replace the constants that `take_apart` left in the code of a statement by callables.
 
-    Regions go by their numbers, functions that are compiled by themselves by their names.
+    Parameters
+    ----------
+    code
+        The compiled statement.
+    regions
+        The callables of the regions, by number, and of the functions that are compiled separately, by name.
+    show
+        Called with the value of each displayed expression except the last one.
+    result
+        Called with the value of the cell's last expression.
     """
     callables = {_REGION.format(number): region for number, region in regions.items()}
     callables |= {_SHOW: show, _RESULT: result}
@@ -185,6 +206,13 @@ def linked(
 
 @dataclass(slots=True)
 class _Splitter:
+    """Splits the statements of one cell for `take_apart`.
+
+    ``scope`` knows the meaning of the cell's names. ``tracebacks`` tells whether the cell's text uses tracebacks.
+    ``regions`` and ``python`` grow while the statements are split. ``defined`` has the functions that the statements so
+    far define, with their first and last lines, and ``called`` has those that are compiled separately.
+    """
+
     scope: Scope
     file: str
     tracebacks: bool
@@ -202,14 +230,18 @@ class _Splitter:
         last: ast.stmt | None = None,
         in_loop: bool = False,
     ) -> list[ast.stmt]:
-        """Replace what is worth compiling by calls of regions."""
+        """Replace the statements that can be compiled by calls of regions.
+
+        ``shown`` are the statements whose values are displayed. ``last`` is the cell's last statement, whose value is
+        the cell's result. ``in_loop`` tells whether the statements are in the body of a loop that Python runs.
+        """
         out: list[ast.stmt] = []
         pending: list[ast.stmt] = []
 
         def flush() -> None:
-            rest: list[ast.stmt] = []
+            trailing: list[ast.stmt] = []
             while pending and not self.scope.tensorish(pending[-1]):
-                rest.insert(0, pending.pop())
+                trailing.insert(0, pending.pop())
             if pending:
                 call = self._region(pending)
                 if call is None:
@@ -217,8 +249,8 @@ class _Splitter:
                     self.python += [_lines(each, "cannot be cut out") for each in pending]
                 else:
                     out.append(ast.copy_location(ast.Expr(call), pending[0]))
-            out.extend(rest)
-            self.python += [_lines(each, "no computation with tensors") for each in rest]
+            out.extend(trailing)
+            self.python += [_lines(each, "no computation with tensors") for each in trailing]
             pending.clear()
 
         for statement in body:
@@ -226,13 +258,16 @@ class _Splitter:
             if any(statement is each for each in shown):
                 assert isinstance(statement, ast.Expr)
                 value = statement.value
+                call = None
                 if reason is None and self.scope.tensorish(statement):
                     returned = ast.copy_location(ast.Return(value), statement)
                     call = self._region([*pending, returned])
-                    if call is not None:
-                        pending.clear()
-                        value = call
+                    reason = "cannot be cut out"
+                if call is not None:
+                    pending.clear()
+                    value = call
                 else:
+                    # The statements before it must run first, whether or not they can become a region.
                     flush()
                     lifted = self._lifted(statement, in_loop=in_loop)
                     if lifted is None:
@@ -257,7 +292,7 @@ class _Splitter:
         return out
 
     def _left(self, statement: ast.stmt, reason: str, *, in_loop: bool) -> ast.stmt:
-        """Leave a statement to Python, but take regions out of the statements that it holds."""
+        """Leave a statement to Python for ``reason``, but make regions of the statements in its body."""
         if isinstance(statement, ast.Try | ast.TryStar) and self.tracebacks:
             self.python.append(_lines(statement, "looks at tracebacks"))
             return statement
@@ -265,11 +300,13 @@ class _Splitter:
             lifted = self._lifted(statement, in_loop=in_loop)
             if lifted is not None:
                 return lifted
-            self.python.append(_lines(statement, reason))
+            advice = self.scope.advice(statement, reason, in_loop=in_loop)
             if reason.endswith(VARIES):
                 calls = _OwnCalls(self.defined, self.scope)
                 statement = calls.visit(copy.deepcopy(statement))
-                self.called |= {name: self.defined[name] for name in calls.found}
+                self.called |= {name: self.defined[name] for name in calls.replaced}
+                advice = "" if calls.replaced else advice
+            self.python.append(replace(_lines(statement, reason), advice=advice))
             return statement
         statement = copy.copy(statement)
         looping = isinstance(statement, ast.For | ast.AsyncFor | ast.While)
@@ -292,7 +329,11 @@ class _Splitter:
         return statement
 
     def _lifted(self, statement: ast.stmt, *, in_loop: bool) -> ast.stmt | None:
-        """Take out of a statement what it computes before it calls a method that is left to Python."""
+        """Make a region of the expression that a statement computes before it calls a method that Python has to run.
+
+        For ``y = (x + 1).sum().item()`` the region computes ``(x + 1).sum()``. The result is the statement that calls
+        the region, or None if the statement contains no such expression.
+        """
         receiver = self.scope.receiver(statement, in_loop=in_loop)
         if receiver is None:
             return None
@@ -300,7 +341,10 @@ class _Splitter:
         return None if call is None else _Replaced(receiver, call).visit(copy.deepcopy(statement))
 
     def _note_rounds(self, statement: ast.stmt) -> None:
-        """Note the names that are plain numbers, another in each round of a loop."""
+        """Record the names that are plain Python values and change in each round of a loop.
+
+        A graph would contain such a value as a constant, so each round would need its own graph.
+        """
         varying: set[str] = set()
         if isinstance(statement, ast.For):
             call = statement.iter
@@ -319,7 +363,10 @@ class _Splitter:
         self.scope.kinds.update(dict.fromkeys(varying, "varying"))
 
     def _region(self, statements: Sequence[ast.stmt]) -> ast.expr | None:
-        """Make a region of ``statements``; return its call."""
+        """Make a region of ``statements``, and return the expression that calls it.
+
+        Return None if the statements are a syntax error in a function.
+        """
         try:
             whole = self._region_code(statements)
             pieces = tuple([self._region_code([each]) for each in statements]) if len(statements) > 1 else ()
@@ -337,7 +384,8 @@ class _Splitter:
             body=[*body, *statements],
             decorator_list=[],
         )
-        # At the cell's first line, as a module's code is: IPython counts the lines that it shows from there.
+        # IPython's tracebacks count the source lines from the first line of the code object. Code of a module starts
+        # at line 1, so the function does too.
         function.lineno, function.col_offset = 1, 0
         function.end_lineno, function.end_col_offset = statements[-1].end_lineno, statements[-1].end_col_offset
         if hasattr(function, "type_params"):
@@ -356,36 +404,39 @@ class _Splitter:
 
 
 class _OwnCalls(ast.NodeTransformer):
-    """Lets a statement call the compiled forms of functions that the cell defines, but for other numbers each time."""
+    """Makes a statement that Python runs call the compiled forms of the cell's functions.
+
+    Calls whose arguments change in each round of a loop stay as they are, because each round would compile again.
+    """
 
     def __init__(self, defined: Mapping[str, object], scope: Scope) -> None:
         self._defined = defined
         self._scope = scope
-        self.found: dict[str, None] = {}
+        self.replaced: dict[str, None] = {}
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
-        """Replace the function, if it is one of them."""
+        """Replace the called function if the cell defines it."""
         self.generic_visit(node)
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name in self._defined and not any(map(self._scope.varies, (*node.args, *node.keywords))):
-            self.found[name] = None
+            self.replaced[name] = None
             node.func = ast.copy_location(ast.Constant(_REGION.format(name)), node.func)
         return node
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
-        """Look into what is not a scope of its own."""
+        """Visit the children of a node unless it opens a scope (a lambda or a comprehension)."""
         return node if isinstance(node, _SCOPES) else super().generic_visit(node)
 
 
 class _Replaced(ast.NodeTransformer):
-    """Puts one expression in the place of another, which is known by where it stands."""
+    """Replaces one expression, which is identified by its position in the text, by another."""
 
     def __init__(self, old: ast.expr, new: ast.expr) -> None:
         self._place = _place(old)
         self._new = new
 
     def visit(self, node: ast.AST) -> Any:
-        """Replace the expression, or look into what is not it."""
+        """Return the new expression in place of the old one; visit the children of all other nodes."""
         if isinstance(node, ast.expr) and _place(node) == self._place:
             return self._new
         return self.generic_visit(node)
@@ -396,20 +447,24 @@ def _place(node: ast.expr) -> tuple[object, ...]:
 
 
 def _called(constant: str, where: ast.AST, *arguments: ast.expr) -> ast.expr:
-    """Write the call of a constant, which `linked` replaces by something that can be called."""
+    """Return the call of a constant, which `linked` later replaces by a callable."""
     function = ast.copy_location(ast.Constant(constant), where)
     return ast.fix_missing_locations(ast.copy_location(ast.Call(function, list(arguments), []), where))
 
 
 def _at_module_level(code: types.CodeType) -> types.CodeType:
-    """Name a function's code, and what is nested in it, as if it stood at module level."""
+    """Return a region's code with the names that it would have at module level.
+
+    The region itself is called ``<module>``. A function that it defines loses the prefix ``region.<locals>.`` of its
+    qualified name. So tracebacks and ``__qualname__`` are as in eager.
+    """
     prefix = f"{code.co_name}.<locals>."
 
     def renamed(inner: types.CodeType) -> types.CodeType:
         constants = tuple(renamed(each) if isinstance(each, types.CodeType) else each for each in inner.co_consts)
         return inner.replace(co_consts=constants, co_qualname=inner.co_qualname.removeprefix(prefix))
 
-    # The last name is read by nobody; it tells Dynamo that the code has to do with torch.
+    # Dynamo only captures code in whose `co_names` a name refers to torch. No instruction reads this last name.
     return renamed(code).replace(co_name="<module>", co_qualname="<module>", co_names=(*code.co_names, TORCH))
 
 

@@ -1,8 +1,9 @@
-"""Which statements of a cell are worth handing to Dynamo, told from their text and from what their names mean.
+"""Decide which statements of a cell go to Dynamo, from their text and from the objects that their names refer to.
 
-Nothing here decides what a cell does: a statement that is handed over for nothing runs as plain Python, and one that
-is held back does too. What it decides is how large the graphs are. Dynamo ends a graph at a ``print``, and does not
-capture a loop in which a graph ends; told apart beforehand, the statements around them are whole graphs.
+These decisions never change the results of a cell. A statement that Python runs, and a statement that goes to Dynamo
+although it computes nothing with tensors, give the same results as in eager. The decisions change the size of the
+graphs: Dynamo ends a graph at a ``print``, and does not capture a loop that contains a graph break. If such statements
+are separated beforehand, the statements around them become whole graphs.
 """
 
 from __future__ import annotations
@@ -16,35 +17,44 @@ from typing import Any, Literal
 
 import torch
 
-#: What is known of a name that the cell has bound: a plain Python value, one that changes from round to round of a
-#: loop, or anything.
-Kind = Literal["python", "varying", "unknown"]
+from aotlab._torch import EXACT_OPTIMIZERS
+from aotlab.report.text import DATA_LIBRARIES
+from aotlab.report.verdict import ROUNDS
+
+#: The kind of value that a name of the cell is bound to: a plain Python value, a plain value that changes from round
+#: to round of a loop, an object of a library that does not use tensors, a class, or anything.
+Kind = Literal["python", "varying", "foreign", "class", "unknown"]
 
 _UNKNOWN = object()
 
-#: Loops of more rounds are not unrolled into one graph.
+#: A loop with more rounds is not unrolled into one graph.
 LONGEST_UNROLLED = 16
 
+#: Packages whose functions and objects Python uses. No statement that uses them goes to Dynamo.
 _FOREIGN = frozenset((
     "IPython", "PIL", "aotlab", "collections", "copy", "csv", "dataclasses", "enum", "datetime", "io", "ipywidgets",
     "json", "logging", "matplotlib", "numpy", "os", "pandas", "pathlib", "pickle", "plotly", "random",
     "requests", "scipy", "seaborn", "shutil", "sklearn", "subprocess", "sys", "threading", "time", "tqdm",
     "typing", "warnings",
 ))  # fmt: skip
+#: Builtin functions that Python calls.
 _PLAIN_BUILTINS = frozenset((
     "__import__", "breakpoint", "compile", "delattr", "dir", "display", "eval", "exec", "exit", "get_ipython",
     "globals", "hash", "help", "id", "input", "iter", "locals", "next", "open", "print", "quit", "repr",
     "setattr", "vars",
 ))  # fmt: skip
+#: Builtin functions that only compute a value from their arguments.
 PURE_BUILTINS = frozenset((
     "abs", "bool", "dict", "enumerate", "float", "frozenset", "int", "len", "list", "max", "min", "range",
     "reversed", "round", "set", "slice", "sorted", "str", "sum", "tuple", "zip",
 ))  # fmt: skip
+#: Methods that Python calls, for example because they return a Python value or change state that no graph contains.
 PLAIN_METHODS = frozenset((
     "__setattr__", "apply_", "backward", "cuda", "data_ptr", "eval", "item", "load_state_dict", "manual_seed",
     "map_", "numpy", "requires_grad", "requires_grad_", "retain_grad", "seed", "share_memory_", "state_dict",
     "storage", "tolist", "train", "untyped_storage", "zero_grad",
 ))  # fmt: skip
+#: Functions of torch that Python calls.
 PLAIN_TORCH = frozenset((
     "compile", "from_numpy", "grad", "load", "save", "seed",
 ))  # fmt: skip
@@ -58,23 +68,21 @@ _GRAD_MODES = (
 )
 _CONTAINERS = (list, dict, tuple, set, frozenset, int, float, str, bool, range, zip, enumerate, slice, torch.Size)
 
-#: The optimizers whose step is the same arithmetic when Dynamo captures it. The others compute their corrections in
-#: Python's doubles in eager, and in tensors when captured.
-_CAPTURED_EXACTLY = (torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Rprop)
-#: How the reason ends for lines that are not compiled, since they would be in each round anew.
-VARIES = "which is another number in each round"
-#: How reasons end for which computations with tensors are left out: these lines count as run eagerly.
-LEFT_OUT = ("which compiled graphs do not have yet", "whose captured form rounds otherwise than eager")
+#: The end of the reason for lines that are not compiled because each round of the loop would need a new compilation.
+VARIES = "which has another value in each round"
+#: The end of the reason for tensor computations that are not supported. The report counts these lines as run eagerly.
+LEFT_OUT = "which compiled graphs do not support yet"
 
 _DERIVATIVES = frozenset({"hessian", "hvp", "jvp", "vhp"})
 _BATCHED = frozenset({"is_grads_batched", "vectorize"})
 _TRACEBACKS = frozenset({"__traceback__", "exc_info", "format_exc", "print_exc", "traceback"})
 
-#: Statements that hold others, which can be run by Python while what they hold is compiled.
+#: Compound statements. Python can run them while the statements in their bodies are compiled.
 COMPOUND = (
     ast.For, ast.AsyncFor, ast.While, ast.If, ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.Match,
 )  # fmt: skip
 
+#: Kinds of syntax that Python runs, with the reason. A statement that contains one of them does not go to Dynamo.
 _NEVER: dict[type[ast.AST], str] = {
     ast.Import: "imports",
     ast.ImportFrom: "imports",
@@ -100,21 +108,21 @@ _NEVER: dict[type[ast.AST], str] = {
     ast.Return: "returns",
     ast.While: "loops until something changes",
     ast.Break: "leaves a loop",
-    ast.Continue: "goes on in a loop",
+    ast.Continue: "continues a loop",
 }
 
 
 class Scope:
-    """What the names of a cell mean, as far as it is known before the cell runs.
+    """The meaning of the names of a cell, as far as it is known before the cell runs.
 
     Parameters
     ----------
     namespace
         The notebook's variables.
     exact
-        Whether results have to be eager's bit for bit.
+        Whether results must be bitwise equal to eager's.
     batched
-        Whether the cell takes several derivatives of derivatives at once.
+        Whether the cell computes derivatives of derivatives in batches (``is_grads_batched``, ``vectorize``).
     """
 
     def __init__(self, namespace: Mapping[str, Any], *, exact: bool = False, batched: bool = False) -> None:
@@ -125,7 +133,7 @@ class Scope:
         self._imported: dict[str, object] = {}
 
     def value(self, node: ast.AST) -> object:
-        """Return what a name, or a chain of attributes of modules and classes, means before the cell runs."""
+        """Return the object that a name or a dotted chain of attributes refers to before the cell runs."""
         if isinstance(node, ast.Name):
             if node.id in self._imported:
                 return self._imported[node.id]
@@ -141,12 +149,16 @@ class Scope:
         return _UNKNOWN
 
     def learn(self, statement: ast.stmt) -> None:
-        """Note what a statement binds."""
+        """Record the names that a statement binds, and the kind of their values."""
         kind: Kind = "unknown"
-        # Another name for a tensor is no computation, but computations with it are.
+        # `y = x` computes nothing, but `y` may then be a tensor. So this tests the value, not the assignment.
         value = statement.value if isinstance(statement, ast.Assign) else statement
         if isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign) and not self.tensorish(value):
             kind = "python"
+        elif isinstance(statement, ast.Assign) and self._foreign(statement.value):
+            kind = "foreign"
+        elif isinstance(statement, ast.ClassDef):
+            kind = "class"
         for name in bound_names([statement]):
             self._imported.pop(name, None)
             if not (self.kinds.get(name) == "varying" and kind == "python"):
@@ -154,6 +166,19 @@ class Scope:
 
         if isinstance(statement, ast.Import | ast.ImportFrom):
             self._imported.update(_imports(statement))
+
+    def _foreign(self, node: ast.expr) -> bool:
+        """Tell whether an expression seems to be an object of a library that does not use tensors."""
+        if isinstance(node, ast.Name) and self.kinds.get(node.id) == "foreign":
+            return True
+        value = self.value(node)
+        if isinstance(value, types.ModuleType):
+            return _package_of(value.__name__) in DATA_LIBRARIES
+        if value is not _UNKNOWN:
+            return _package_of(getattr(value, "__module__", None) or type(value).__module__) in DATA_LIBRARIES
+        inner = node.func if isinstance(node, ast.Call) else None
+        inner = node.value if isinstance(node, ast.Attribute | ast.Subscript) else inner
+        return inner is not None and self._foreign(inner)
 
     def tensorish(self, node: ast.AST) -> bool:
         """Tell whether evaluating ``node`` may compute with tensors."""
@@ -175,38 +200,38 @@ class Scope:
             target = ast.Name(node.target.id, ast.Load())
             return self.tensorish(target) or self.tensorish(node.value)
         if isinstance(node, ast.Assign) and all(isinstance(target, ast.Name) for target in node.targets):
-            # Another name for a thing, or a look at a gradient, is no computation.
+            # Binding a name to an existing object, or to a gradient, is not a computation.
             value = node.value
             if isinstance(value, ast.Name) or (isinstance(value, ast.Attribute) and value.attr == "grad"):
                 return False
         return any(self.tensorish(each) for each in ast.iter_child_nodes(node) if not isinstance(each, _MARKS))
 
     def varies(self, node: ast.AST) -> bool:
-        """Tell whether ``node`` is no tensor, and another thing in each round of a loop."""
+        """Tell whether ``node`` does not compute with tensors, and has a different value in each round of a loop."""
         names = [each.id for each in ast.walk(node) if isinstance(each, ast.Name)]
         return not self.tensorish(node) and any(self.kinds.get(name) == "varying" for name in names)
 
     def refusal(self, statement: ast.stmt, *, in_loop: bool) -> str | None:
-        """Say why a statement is left to Python; None if it is worth handing over whole.
+        """Return the reason why Python runs a statement, or None if the whole statement can go to Dynamo.
 
         Parameters
         ----------
         in_loop
-            Whether Python runs it round by round of a loop.
+            Whether the statement is in the body of a loop that Python runs.
         """
         if self._batched:
-            return f"is part of a cell that takes several derivatives of derivatives at once, {LEFT_OUT[0]}"
+            return f"is part of a cell that takes several derivatives of derivatives at once, {LEFT_OUT}"
         value = statement.value if isinstance(statement, ast.Assign) else None
         if isinstance(value, ast.Attribute) and value.attr == "grad":
-            return "looks at a gradient"
+            return "reads a gradient"
         return next(self._objections(statement, in_loop=in_loop, depth=0), None)
 
     def receiver(self, statement: ast.stmt, *, in_loop: bool) -> ast.expr | None:
-        """Return what a statement computes before it calls a method that is left to Python.
+        """Return the expression that a statement computes before it calls a method that Python has to run.
 
-        In ``y = (x + 1).sum().item()`` that is ``(x + 1).sum()``: it is what is evaluated first.
+        For ``y = (x + 1).sum().item()`` this is ``(x + 1).sum()``, which Python evaluates first.
         """
-        value = statement.value if isinstance(statement, ast.Assign | ast.Expr) else None
+        value = statement.value if isinstance(statement, ast.Assign | ast.AugAssign | ast.Expr) else None
         while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and not self._batched:
             value = value.func.value
             if isinstance(value, ast.Name | ast.Attribute):
@@ -215,13 +240,60 @@ class Scope:
                 return value if self.tensorish(value) else None
         return None
 
+    def advice(self, statement: ast.stmt, reason: str, *, in_loop: bool) -> str:
+        """Return advice on how to compile a statement that Python runs, or "" if it does not compute with tensors."""
+        if not in_loop or not self._computes(statement):
+            return ""
+        if not reason.endswith(VARIES):
+            return "compute the tensors on a line of their own"
+        items = (each for each in ast.walk(statement) if isinstance(each, ast.Subscript))
+        for item in items:
+            if isinstance(item.ctx, ast.Load) and self.varies(item.slice):
+                return f"loop over the items of `{ast.unparse(item.value)}` instead of their numbers"
+        name = reason.split("`")[1]
+        return f"make `{name}` a tensor by `torch.tensor({name})`"
+
+    def _computes(self, node: ast.AST) -> bool:
+        """Tell whether a statement calls a module or a function with tensors, or does arithmetic with tensors."""
+        if isinstance(node, ast.BinOp) and any(map(self._holds_tensor, (node.left, node.right))):
+            return True
+        if isinstance(node, ast.Call):
+            function = self.value(node.func)
+            computes = isinstance(function, torch.nn.Module | types.FunctionType | types.BuiltinFunctionType)
+            computes = computes and _package_of(getattr(function, "__module__", None)) not in (*_FOREIGN, "builtins")
+            computes = computes or (isinstance(node.func, ast.Name) and self.kinds.get(node.func.id) == "unknown")
+            if computes and any(map(self._holds_tensor, (*node.args, *node.keywords))):
+                return True
+            method = node.func if isinstance(node.func, ast.Attribute) else None
+            if method and method.attr not in PLAIN_METHODS and isinstance(self.value(method.value), torch.Tensor):
+                return True
+        return not isinstance(node, _SCOPES) and any(map(self._computes, ast.iter_child_nodes(node)))
+
+    def _holds_tensor(self, node: ast.AST) -> bool:
+        """Tell whether an expression contains a name that is or may be a tensor."""
+        if isinstance(node, ast.Name):
+            value = self.value(node)
+            if node.id in self.kinds:
+                return self.kinds[node.id] == "unknown"
+            return isinstance(value, torch.Tensor | list | tuple | dict) and not _is_plain(value)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in PLAIN_METHODS:
+            return False
+        return any(map(self._holds_tensor, ast.iter_child_nodes(node)))
+
     def _objections(self, node: ast.AST, *, in_loop: bool, depth: int) -> Iterator[str]:
+        """Yield the reasons why Python has to run the statement that contains ``node``.
+
+        ``depth`` is the number of loops around the node inside of this statement. A ``break`` in one of them is no
+        reason, because it does not leave the statement.
+        """
         if isinstance(node, ast.Break | ast.Continue) and depth:
             return
         if isinstance(node, ast.GeneratorExp):
             yield _NEVER[ast.GeneratorExp]
         elif type(node) in _NEVER or type(node).__name__ == "TypeAlias":
             yield _NEVER.get(type(node), "names a type")
+        elif isinstance(node, ast.comprehension) and node.is_async:
+            yield _NEVER[ast.AsyncFor]
         elif isinstance(node, ast.For):
             yield from self._loop(node)
             depth += 1
@@ -232,7 +304,7 @@ class Scope:
                     yield "enters a context"
         elif isinstance(node, ast.Compare):
             if any(isinstance(each, ast.In | ast.NotIn) for each in node.ops) and self.tensorish(node):
-                yield "looks for a thing in others"
+                yield "searches a container"
         elif isinstance(node, ast.Call):
             yield from self._call(node)
             if len(node.args) == 1 and isinstance(node.args[0], ast.GeneratorExp) and self._consumes(node.func):
@@ -240,7 +312,8 @@ class Scope:
                     yield from self._objections(part, in_loop=in_loop, depth=depth)
                 return
             if _package_of(getattr(self.value(node.func), "__module__", None)) == "torch":
-                # A function that only torch gets, as `torch.cond` and `torch.vmap` do, is not kept.
+                # A function that is passed to a torch function only, such as `torch.cond` or `torch.vmap`, does not
+                # outlive the call.
                 parts = [each.body if isinstance(each, ast.Lambda) else each for each in node.args]
                 for part in (node.func, *parts, *node.keywords):
                     yield from self._objections(part, in_loop=in_loop, depth=depth)
@@ -249,6 +322,8 @@ class Scope:
             if isinstance(node.ctx, ast.Load):
                 if in_loop and self.kinds.get(node.id) == "varying":
                     yield f"depends on `{node.id}`, {VARIES}"
+                if self.kinds.get(node.id) == "foreign":
+                    yield f"works on `{node.id}`, an object of another library"
                 value = self.value(node)
                 if not isinstance(value, types.ModuleType | type) and _package(type(value)) in _FOREIGN:
                     yield f"works on a {type(value).__name__}"
@@ -268,7 +343,7 @@ class Scope:
             yield "may be left early"
         count = self._rounds(node.iter)
         if count is None:
-            yield "loops over something whose length shows when it runs"
+            yield "loops a number of times that is known only when it runs"
         elif count > LONGEST_UNROLLED:
             yield f"loops {count} times"
 
@@ -278,12 +353,12 @@ class Scope:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
             if node.func.id == "range":
                 numbers = [self._number(each) for each in node.args]
-                known = [each for each in numbers if each is not None]
-                return len(range(*known)) if 0 < len(known) == len(numbers) <= 3 and 0 not in known[2:] else None
+                bounds = [each for each in numbers if each is not None]
+                return len(range(*bounds)) if 0 < len(bounds) == len(numbers) <= 3 and 0 not in bounds[2:] else None
             if node.func.id in ("zip", "enumerate", "reversed") and node.args:
                 counts = [self._rounds(each) for each in node.args]
-                known = [each for each in counts if each is not None]
-                return min(known) if len(known) == len(counts) else None
+                lengths = [each for each in counts if each is not None]
+                return min(lengths) if len(lengths) == len(counts) else None
             return None
         value = self.value(node)
         return (
@@ -306,10 +381,13 @@ class Scope:
             yield f"calls {function.id}"
         if isinstance(value, type) and not issubclass(value, (*_CONTAINERS, *_GRAD_MODES)):
             yield f"makes a {value.__name__}"
+        if isinstance(function, ast.Name) and self.kinds.get(function.id) == "class":
+            yield f"makes a {function.id}"
         package = _package_of(getattr(value, "__module__", None))
         if package in _FOREIGN:
             yield f"calls {package}"
-        # Of tensors Dynamo takes the larger elements, and compares elements, where Python takes and compares objects.
+        # For tensors, Dynamo computes an elementwise maximum or minimum; Python compares the objects and returns one
+        # of them.
         if isinstance(function, ast.Name) and function.id in ("max", "min") and any(map(self.tensorish, node.args)):
             yield f"calls {function.id}"
         if isinstance(function, ast.Attribute) and function.attr in ("count", "index", "remove"):
@@ -326,43 +404,48 @@ class Scope:
         elif name == "step" and isinstance(owner, torch.optim.lr_scheduler.LRScheduler):
             yield "steps a scheduler"
         elif name == "step" and isinstance(owner, torch.optim.Optimizer) and self._exact:
-            if type(owner) not in _CAPTURED_EXACTLY:
-                yield f"steps {type(owner).__name__}, {LEFT_OUT[1]}"
+            if type(owner) not in EXACT_OPTIMIZERS:
+                yield f"steps {type(owner).__name__}, {ROUNDS}"
         elif name in ("to", "cpu") and isinstance(owner, torch.nn.Module):
             yield "moves a module"
 
 
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _MARKS = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
 
 
 def bound_names(statements: Sequence[ast.AST]) -> dict[str, None]:
-    """Return the names that ``statements`` bind in the scope in which they stand, in the order of the text."""
-    found: dict[str, None] = {}
+    """Return the names that ``statements`` bind in their own scope, in the order of the text."""
+    names: dict[str, None] = {}
     for node in own_nodes(statements):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
-            found[node.id] = None
+            names[node.id] = None
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found[node.name] = None
+            names[node.name] = None
         elif isinstance(node, ast.alias):
-            found[(node.asname or node.name).partition(".")[0]] = None
+            names[(node.asname or node.name).partition(".")[0]] = None
         elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
-            found[node.name] = None
+            names[node.name] = None
         elif isinstance(node, ast.MatchMapping) and node.rest:
-            found[node.rest] = None
-    return found
+            names[node.rest] = None
+    return names
 
 
 def batches_derivatives(tree: ast.Module) -> bool:
-    """Tell whether the text of a cell asks for several derivatives of derivatives at once.
+    """Tell whether the text of a cell computes derivatives of derivatives in batches.
 
-    Or rather for derivatives that can be differentiated again, and, somewhere, for several at once.
+    The test is coarse: the text must request derivatives that can be differentiated again (``create_graph``) and,
+    anywhere, several derivatives at once (``vectorize``).
     """
     named = {name for node in ast.walk(tree) for name in _asked(node)}
     return bool(named & _BATCHED) and bool(named & {"create_graph", *_DERIVATIVES})
 
 
 def _asked(node: ast.AST) -> Iterator[str]:
-    """Name what a part of a text asks for: the keywords that are not False, and the attributes."""
+    """Yield the names of options and functions that a syntax node uses.
+
+    They are keywords with a value other than False, attributes, and imported names.
+    """
     if isinstance(node, ast.keyword) and node.arg is not None:
         if not (isinstance(node.value, ast.Constant) and node.value.value is False):
             yield node.arg
@@ -373,7 +456,7 @@ def _asked(node: ast.AST) -> Iterator[str]:
 
 
 def own_nodes(statements: Sequence[ast.AST]) -> Iterator[ast.AST]:
-    """Walk ``statements`` without entering scopes of their own: functions, classes, the targets of comprehensions."""
+    """Walk ``statements`` without entering other scopes (functions, classes, the targets of comprehensions)."""
     pending = list(reversed(statements))
     while pending:
         node = pending.pop()
@@ -384,7 +467,10 @@ def own_nodes(statements: Sequence[ast.AST]) -> Iterator[ast.AST]:
 
 
 def _imports(statement: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, object]]:
-    """Yield what an import will bind, as far as it is known before it runs; of other modules the name is known."""
+    """Yield the names that an import will bind, with their objects.
+
+    If a module is not imported yet, a stand-in module with its name is yielded.
+    """
     for each in statement.names:
         if isinstance(statement, ast.Import):
             module = each.name if each.asname else each.name.partition(".")[0]
@@ -396,7 +482,7 @@ def _imports(statement: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, obje
 
 
 def _evaluated(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the parts of a node in the order of their evaluation, without the targets of comprehensions."""
+    """Yield the children of a node in the order of evaluation, without the targets of comprehensions."""
     match node:
         case ast.comprehension():
             yield from (node.iter, *node.ifs)
@@ -415,7 +501,10 @@ def _evaluated(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def looks_at_tracebacks(tree: ast.Module) -> bool:
-    """Tell whether the text of a cell has to do with tracebacks, in which compiled code would be seen."""
+    """Tell whether the text of a cell uses tracebacks.
+
+    A traceback would show compiled code, so Python runs the ``try`` statements of such a cell with their bodies.
+    """
     for node in ast.walk(tree):
         name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
         if name in _TRACEBACKS:

@@ -1,13 +1,13 @@
-"""The dashboard as a widget: one report, drawn by the same code that our JupyterLab extension draws with.
+"""The dashboard as a widget. It draws one report with the same code as our JupyterLab extension.
 
-Which of two things is shown depends on where. *In JupyterLab and Notebook* a displayed dashboard is the report's own
-MIME bundle, as if the report itself had been displayed: our extension draws it from the JSON and asks the kernel for
-the live form, and where the extension is missing the static HTML stands there. The bundle holds no reference to a
-widget, since JupyterLab prefers that to everything else in a bundle, and shows "model not found" in place of the HTML
-when the notebook is opened again without its kernel. *In VS Code and Colab*, which cannot have the extension, the
-bundle refers to the widget as well. ``widget_view`` says so or otherwise for front ends that we do not recognize.
+The displayed form depends on the application that shows the notebook. *In JupyterLab and Notebook*, a displayed
+dashboard is the report's own MIME bundle, as if the report itself were displayed. Our extension draws it from the JSON
+and asks the kernel for the live form; without the extension, the static HTML is shown. The bundle does not refer to a
+widget, because JupyterLab prefers a widget to everything else in a bundle, and shows "model not found" instead of the
+HTML if the notebook is opened again without its kernel. *In VS Code and Colab*, which cannot use the extension, the
+bundle also refers to the widget. For other applications, ``widget_view`` decides.
 
-Within other widgets (``ipywidgets.HBox([dashboard(a), dashboard(b)])``) a dashboard is the widget everywhere.
+Inside other widgets (``ipywidgets.HBox([dashboard(a), dashboard(b)])``) a dashboard is always the widget.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ import traitlets
 from aotlab.errors import UsageError
 from aotlab.notebook.live import PARTS, LiveReport, Message, find, report_message, request_measurement, send_part, watch
 from aotlab.report.mime import bundle
-from aotlab.report.views import Views
+from aotlab.report.model import Report, Views
 
-#: Where the build of ``extension/`` puts the widget's code and style.
+#: The directory to which the build of ``extension/`` writes the widget's code and style.
 STATIC = Path(__file__).parents[1] / "report" / "static"
 
 _WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 class Dashboard(anywidget.AnyWidget):
-    """One report as a widget, which follows it while it changes.
+    """A widget that shows one report and follows it while it changes.
 
     Parameters
     ----------
     report
-        A `Report`, a recording, or a live report. A plain report of a cell whose live form the kernel still has is
-        shown live.
+        A `Report`, a recording, or a live report (a report that can still change, see `aotlab.notebook.live`). If the
+        kernel still has the live form of a plain `Report`, the live form is shown.
     widget_view
-        Whether displaying it refers to the widget, or else to the report alone; None: the former in VS Code and Colab.
+        Whether the displayed bundle refers to the widget. If None, it does so in VS Code and Colab only.
 
     Attributes
     ----------
     report
-        The report as JSON has it, cut to what a notebook's output may hold.
+        The report as JSON, cut to the size limit of a notebook's output.
     progress
-        What a running measurement is at; empty if none is. Why one failed comes as a message, ``{"kind": "error",
-        "message": "…"}``, which every view of the widget hears once.
+        The progress of a running measurement; empty if none is running. If a measurement fails, every view of the
+        widget receives one message with the reason, ``{"kind": "error", "message": "…"}``.
     live
-        Whether the kernel still has the live form, so that it can be measured.
+        Whether the kernel still has the live form of the report, so that its graphs can be measured.
 
     Raises
     ------
     UsageError
-        The widget's code has not been built, or ``report`` is no report.
+        The widget's code has not been built, or ``report`` is not a report.
     """
 
     report = traitlets.Dict().tag(sync=True)
@@ -68,38 +68,38 @@ class Dashboard(anywidget.AnyWidget):
     _esm = traitlets.Unicode().tag(sync=True)
     _css = traitlets.Unicode().tag(sync=True)
 
-    #: Ends the following; on the class, since a widget that could not be made is closed too.
+    #: Stops following the report. Defined on the class because a widget whose construction failed is closed too.
     _stop: Callable[[], None] | None = None
 
-    def __init__(self, report: Views | LiveReport, *, widget_view: bool | None = None) -> None:
+    def __init__(self, report: Views[Report] | LiveReport, *, widget_view: bool | None = None) -> None:
         if isinstance(report, type) or not callable(getattr(report, "report", None)):
-            raise UsageError(f"a dashboard shows a report, and this is a {type(report).__qualname__}: {report!r:.80}")
+            raise UsageError(f"a dashboard shows a report, not a {type(report).__qualname__}: {report!r:.80}")
         first = report.report()
-        known = find(first.identifier) if first.identifier else None
-        self._source: Views | LiveReport = known if known is not None else report
+        live_report = find(first.identifier) if first.identifier else None
+        self._source: Views[Report] | LiveReport = live_report if live_report is not None else report
         self._identifier = first.identifier
         self._widget_view = _only_widgets() if widget_view is None else widget_view
         self._lock = threading.RLock()
         message = report_message(self._source.report())
         super().__init__(
             report=message["report"],
-            live=known is not None,
+            live=live_report is not None,
             _esm=_built("dashboard.js"),
             _css=_built("dashboard.css"),
         )
-        if known is not None:
+        if live_report is not None:
             self._stop = watch(self._identifier, self._receive)
         self.on_msg(self._answer)
 
     def close(self) -> None:
-        """Close the widget; it follows the report no longer."""
+        """Close the widget and stop following the report."""
         if self._stop is not None:
             self._stop()
         super().close()
 
     def _receive(self, message: Message) -> None:
-        """Show what a message about the report says; from any thread."""
-        with self._lock, contextlib.suppress(Exception):  # a front end may be gone, and a widget closed
+        """Update the widget from a message about the report. Can be called from any thread."""
+        with self._lock, contextlib.suppress(Exception):  # the page or the widget may be closed
             kind = message["kind"]
             if kind == "report":
                 with self.hold_sync():
@@ -117,7 +117,10 @@ class Dashboard(anywidget.AnyWidget):
                 self.set_trait("progress", "")
 
     def _answer(self, widget: object, content: object, buffers: object) -> None:
-        """Do what the front end asks for; nothing is raised, whatever it sends."""
+        """Answer a request from the page: for a measurement, or for an uncut part of the report.
+
+        Invalid requests are ignored.
+        """
         kind = content.get("kind") if isinstance(content, dict) else None
         if kind == "measure":
             request_measurement(self._identifier, self._receive)
@@ -130,15 +133,15 @@ class Dashboard(anywidget.AnyWidget):
         data = bundle(self._source.report(), live=self.live)
         if self._widget_view:
             data[_WIDGET_VIEW] = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
-        kept = {
+        selected = {
             kind: each
             for kind, each in data.items()
             if (include is None or kind in include) and (exclude is None or kind not in exclude)
         }
-        return kept, {}
+        return selected, {}
 
 
-def dashboard(report: Views | LiveReport, *, widget_view: bool | None = None) -> Dashboard:
+def dashboard(report: Views[Report] | LiveReport, *, widget_view: bool | None = None) -> Dashboard:
     """Show a report as a dashboard: tables, storage map, code of each stage, timings, verification.
 
     Parameters
@@ -146,18 +149,18 @@ def dashboard(report: Views | LiveReport, *, widget_view: bool | None = None) ->
     report
         A `Report` (from ``%%aotcompile -o``, `Report.record` or `Report.load`) or a recording.
     widget_view
-        See `Dashboard`; needed only in front ends that take widgets and no JupyterLab extensions, VS Code and Colab
-        excepted, which are recognized.
+        See `Dashboard`. Only needed in applications that support widgets but not JupyterLab extensions. VS Code and
+        Colab are recognized.
 
     Returns
     -------
     Dashboard
-        Show it as a cell's last expression, by ``display``, or within other widgets.
+        The widget. Show it as a cell's last expression, with ``display``, or inside other widgets.
 
     Raises
     ------
     UsageError
-        The widget's code has not been built, or ``report`` is no report.
+        The widget's code has not been built, or ``report`` is not a report.
     """
     return Dashboard(report, widget_view=widget_view)
 
@@ -174,7 +177,8 @@ def _built(name: str) -> str:
 
 
 def _only_widgets() -> bool:
-    """Tell whether the front end shows widgets and is known to take no extensions of JupyterLab's."""
-    # Jupyter's server may have been started from a terminal in VS Code; it names the notebook to its kernels.
+    """Tell whether VS Code or Colab shows the notebook. They show widgets, but support no JupyterLab extensions."""
+    # A Jupyter server that was started from a terminal in VS Code has `VSCODE_PID`, too. Its kernels also have
+    # `JPY_SESSION_NAME`, the notebook's name; kernels that VS Code starts do not have it.
     in_vscode = "VSCODE_PID" in os.environ and "JPY_SESSION_NAME" not in os.environ
     return in_vscode or "google.colab" in sys.modules

@@ -1,4 +1,4 @@
-"""``%load_ext aotlab``: what is put into an IPython shell, and taken out of it again."""
+"""The extension ``%load_ext aotlab``: register the magic in an IPython shell, and remove it again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _loaded: weakref.WeakKeyDictionary[Any, tuple[Session, Callable[[list[str]], lis
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Add ``%%aotcompile`` to a shell; a second time does nothing."""
+    """Add ``%%aotcompile`` to a shell. A second call does nothing."""
     if shell in _loaded:
         return
     session = Session(shell)
@@ -40,7 +40,10 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def _showing(session: Session, show: Callable[..., None]) -> Callable[..., None]:
-    """Show errors that came out of a cell as eager would: without the frames between IPython and the cell's code."""
+    """Wrap ``showtraceback`` so that errors of a cell look as in eager.
+
+    The frames between IPython and the cell's code are not shown.
+    """
 
     def showtraceback(exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         failed, session.failed = session.failed, None
@@ -49,17 +52,17 @@ def _showing(session: Session, show: Callable[..., None]) -> Callable[..., None]
             error.__traceback__ = failed[1]
             exc_tuple = (type(error), error, failed[1])
             kwargs["tb_offset"] = 0
-            if failed[1] is None:  # an error in the syntax: none of the cell has run
+            if failed[1] is None:  # a syntax error: nothing of the cell has run
                 kwargs["running_compiled_code"] = False
         elif error is not None:
-            cleaned(error)  # what went through a compiled function or its backward later on
+            cleaned(error)  # another cell may have called a compiled function, or its backward
         show(exc_tuple, *args, **kwargs)
 
     return showtraceback
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """Take away what `load_ipython_extension` added. Functions that were compiled stay so."""
+    """Remove everything that `load_ipython_extension` added. Functions that were compiled stay compiled."""
     if shell not in _loaded:
         return
     session, transform = _loaded.pop(shell)

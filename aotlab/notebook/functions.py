@@ -1,67 +1,72 @@
-"""Functions that a cell defines, compiled for the calls to come."""
+"""Compile the functions that a cell defines, for their calls in later cells."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import types
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from aotlab import _torch as internals
 from aotlab import config
+from aotlab.notebook.cell_compiler import CellCompiler
+from aotlab.notebook.cell_state import Trial
 from aotlab.notebook.graphs import RunInstead
 from aotlab.notebook.names import watch_arguments
 from aotlab.notebook.tracebacks import cleaned
-from aotlab.trace.running import is_tracing
+from aotlab.trace.running_recorder import is_tracing
 
-if TYPE_CHECKING:
-    from aotlab.notebook.compiled_cell import CompiledCell
-
-#: How often a function is handed to Dynamo anew of which no call has been captured yet.
+#: How often a function is passed to Dynamo again if none of its calls has been captured yet.
 MOST_TRIES = 8
 
 
-def compiled_function(cell: CompiledCell, name: str, function: object, lines: tuple[int, int]) -> object:
-    """Return ``function`` so that its calls compile, and appear in the report of ``cell``.
+def compiled_function(compiler: CellCompiler, name: str, function: object, lines: tuple[int, int]) -> object:
+    """Return a wrapper of ``function`` whose calls are compiled and appear in the report of the compiler's cell.
 
-    What is no plain function (a generator, a coroutine function, what a decorator made of it) is returned as it is.
+    Anything that is not a plain function is returned unchanged: a generator, a coroutine function, the object that a
+    decorator returned.
     """
     if not isinstance(function, types.FunctionType):
         return function
     kind = inspect.unwrap(function)
     if inspect.isgeneratorfunction(kind) or inspect.iscoroutinefunction(kind) or inspect.isasyncgenfunction(kind):
         return function
-    call = cell.compile_function(function, name, lines)
-    part = cell.part_of(name)
+    call = compiler.compile_function(function, name, lines)
+    part = compiler.state.parts[name]
 
     tries = 0
 
-    @internals.dynamo_disable  # code that Dynamo has captured in part comes here as well
+    @internals.dynamo_disable  # code that Dynamo captured only in part may call this
     def run(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         nonlocal call, tries
         if part.calls and not part.graphs and tries < MOST_TRIES:
-            # Dynamo does not look again at code of which it captured nothing, though another call may compute.
+            # Dynamo captures code only once. If it captured nothing then, a later call may still compute with tensors.
             tries += 1
-            call = cell.compile_again(_copied(function), part)
+            call = compiler.compile(_copied(function), part)
         part.calls += 1
         part.off = not config.enabled
         if part.off or part.differs:
             part.in_eager = True
             return function(*args, **kwargs)
-        watched = [] if is_tracing() else watch_arguments(args, kwargs)  # called by a function that is traced
+        # If the function that calls this one is being traced, its trace records the writes.
+        watched = [] if is_tracing() else watch_arguments(args, kwargs)
         try:
-            with cell.compiling(part), cell.trial(part, function, args, kwargs) as trial:
-                result = call(*args, **kwargs)
-            return function(*args, **kwargs) if cell.differs(part, trial, result) else result
+            with compiler.compiling(part):
+                trial = Trial(function=function, args=args, kwargs=kwargs, served=part.served())
+                with compiler.trying(part, trial):
+                    result = call(*args, **kwargs)
+            return function(*args, **kwargs) if compiler.differs(part, trial, result) else result
         except RunInstead:
             return function(*args, **kwargs)
         except BaseException as error:
-            cleaned(error, cell.file)
+            cleaned(error, compiler.state.file)
             raise
         finally:
-            cell.settle(part)
-            cell.note_outside(part, function, watched)
+            part.settle()
+            compiler.note_outside(part, function, watched)
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -71,13 +76,38 @@ def compiled_function(cell: CompiledCell, name: str, function: object, lines: tu
     signature: Any = wrapper
     internals.leave_frame_to_python(signature.__code__)
     signature.__defaults__, signature.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-    # Code that Dynamo captures and that calls this function gets the function, not what surrounds it here.
+    # If code that Dynamo captures calls this wrapper, Dynamo inlines the user's function without the wrapper.
     wrapper._torchdynamo_inline = function  # type: ignore[attr-defined]  # Dynamo's convention
     return wrapper
 
 
+def separately_compiled(compiler: CellCompiler, name: str, lines: tuple[int, int]) -> Callable[..., Any]:
+    """Return a callable that compiles and calls the cell's function ``name``.
+
+    Python runs some lines that call a function of the cell, because the lines depend on a number that changes in each
+    round of a loop. These lines call this callable, so that the function is compiled although no region contains the
+    call. If the variable ``name`` does not hold the cell's own function, its value is called uncompiled.
+    """
+    compiled_parts: list[object] = []
+    compiled: Any = None
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal compiled_parts, compiled
+        function = compiler.namespace[name]
+        if not isinstance(function, types.FunctionType) or function.__code__.co_filename != compiler.state.file:
+            return function(*args, **kwargs)
+        # Each run of the cell creates a new function object. If its code, defaults and closure are the same objects as
+        # before, the compiled form is used again.
+        parts = [function.__code__, *(function.__defaults__ or ()), function.__kwdefaults__, function.__closure__]
+        if len(parts) != len(compiled_parts) or not all(map(operator.is_, parts, compiled_parts)):
+            compiled_parts, compiled = parts, compiled_function(compiler, name, function, lines)
+        return compiled(*args, **kwargs)
+
+    return call
+
+
 def _copied(function: types.FunctionType) -> types.FunctionType:
-    """Return the same function with code of its own."""
+    """Return a copy of the function with its own code object, which Dynamo takes for code that it has not seen yet."""
     code = function.__code__.replace()
     copied = types.FunctionType(
         code, function.__globals__, function.__name__, function.__defaults__, function.__closure__

@@ -1,4 +1,4 @@
-"""The graphs that Dynamo captures from a notebook, each with its compiled form, its checks and its names."""
+"""The graphs that Dynamo captures from a notebook, each with its compiled form, its verification and its names."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import operator
 import re
 import sys
 import time
+import traceback
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,23 +21,25 @@ from aotlab import observe
 from aotlab.backends import Backend
 from aotlab.cache import Entry
 from aotlab.errors import RefusedError
-from aotlab.frontends.dynamo import GraphTarget, compile_graph, frames_of_stack
+from aotlab.frontends.dynamo_frontend import GraphTarget, compile_graph, frames_of_stack
+from aotlab.frontends.tensor_names import Named, names_on_stack
 from aotlab.partition.default import default_partition
-from aotlab.report.collect import function_of
+from aotlab.report.dynamo_breaks import function_of
 from aotlab.runtime.draft import MISS
 from aotlab.runtime.forward_call import ForwardFailed
 from aotlab.verification import Comparison, compare
 
 
 class RunInstead(BaseException):
-    """A compiled graph failed before anything had happened: the code that it stands for has to run otherwise.
+    """Raised if a graph was refused or its compiled form failed, before it had any effect.
 
-    Not an `Exception`: it crosses code of the user's, which must not catch it.
+    The region or function that contains the graph catches this, and runs its Python code instead, eagerly or as smaller
+    graphs. This is not an `Exception`, because it passes through the user's code, which must not catch it.
 
     Parameters
     ----------
     refused
-        Whether the graph was refused, so that smaller ones may do, rather than failed.
+        Whether the graph was refused. Smaller graphs may then succeed. If False, the compiled form raised an error.
     """
 
     def __init__(self, *, refused: bool) -> None:
@@ -45,51 +48,67 @@ class RunInstead(BaseException):
 
 
 class NotebookTarget(GraphTarget):
-    """A graph from Dynamo whose inputs have the names that the notebook's user knows.
+    """A graph from Dynamo whose inputs are named after the notebook's variables.
 
     Parameters
     ----------
     graph
-        What Dynamo captured.
+        The graph that Dynamo captured.
     name
-        What reports call it.
+        The graph's name in reports.
     names
-        Returns the present names of tensors, by `id`.
+        Returns the current names of the notebook's tensors, by `id`, given the tensors that it should look for.
     """
 
-    def __init__(self, graph: fx.GraphModule, name: str, names: Callable[[], Mapping[int, tuple[str, Tensor]]]) -> None:
+    def __init__(self, graph: fx.GraphModule, name: str, names: Callable[[Sequence[Any]], Named]) -> None:
         super().__init__(graph)
         self.name = name
         self._present = names
 
     def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-        """Name arguments by the notebook's variables, others as Dynamo does."""
-        known = self._present()
+        """Name arguments after the notebook's variables, else after local variables on the stack, else like Dynamo."""
+        present = self._present(args)
+        if any(isinstance(each, Tensor) and id(each) not in present for each in args):
+            present = {**names_on_stack(), **present}
         names = super().argument_names(args, kwargs)
-        return [known[id(each)][0] if id(each) in known else name for each, name in zip(args, names, strict=True)]
+        return [present[id(each)][0] if id(each) in present else name for each, name in zip(args, names, strict=True)]
 
 
 class CapturedGraph:
-    """One graph that Dynamo captured, and everything that serves it; Dynamo's code calls it.
+    """One graph that Dynamo captured, with its compiled entries and their verification. Dynamo's code calls it.
 
     Parameters
     ----------
     graph, name
-        What Dynamo captured, and what reports call it.
+        The graph that Dynamo captured, and its name in reports.
     names
-        Returns the present names of tensors.
+        Returns the current names of the notebook's tensors, given the tensors that it should look for.
     backend
-        What compiles it.
+        The backend that compiles it.
     number
-        The number under which events tell of the code that it was captured from.
+        The number, in events, of the code from which the graph was captured.
     device
-        Where its inputs have to be, None if anywhere.
+        The device on which its inputs must be; None if any device is allowed.
     verify
-        Whether an entry is compared with eager before it is used.
+        Whether each entry is compared with eager before it is used.
     cell_file
         The file name of the cell's code.
+    progress
+        Called with progress messages.
     before
-        Hears the number of an entry that is about to be compared.
+        Called with the number of an entry before the entry is compared with eager.
+
+    Attributes
+    ----------
+    verified, unverified
+        The comparison of each entry with eager, and the reason why an entry could not be compared, by the number of the
+        entry.
+    served
+        The number of calls that the compiled entries have served.
+    failure, surprising
+        The error that the compiled form raised, if any, and whether eager did not raise it.
+    refused
+        The message of the refusal, if the graph was refused.
     """
 
     def __init__(
@@ -97,7 +116,7 @@ class CapturedGraph:
         graph: fx.GraphModule,
         *,
         name: str,
-        names: Callable[[], Mapping[int, tuple[str, Tensor]]],
+        names: Callable[[Sequence[Any]], Named],
         backend: Backend,
         number: int,
         device: torch.device | None,
@@ -124,25 +143,30 @@ class CapturedGraph:
         self._progress = progress
         self._before = before
         self._written: dict[int, list[tuple[str, weakref.ref[Tensor]]]] = {}
-        self.moved: set[str] = set()  # the names of inputs whose metadata its entries change
+        self.moved: set[str] = set()  # the names of inputs whose metadata the entries change
         self._results: dict[int, list[weakref.ref[Tensor] | None]] = {}
         self._target = NotebookTarget(graph, name, names)
+        stacks = [frames_of_stack(node.meta.get("stack_trace")) for node in graph.graph.nodes]
+        #: The cell's lines whose ops are in the graph, and the lines that Python ran to call the captured code.
+        self.lines = {each.line for stack in stacks for each in stack if each.file == cell_file}
+        self.calling_lines = {each.line for each in self._target.callers if each.file == cell_file}
         self.compiled = compile_graph(
             self._target,
             backend,
             default_partition,
             number=number,
-            tells=True,
+            raises_refusals=True,
             warn=False,
             accept=self._accept if verify or device is not None else None,
         )
         self._verify = verify
         self._newest: int | None = None
 
-    def __call__(self, *given: Any) -> Any:
+    def __call__(self, *inputs: Any) -> Any:
         """Serve a call from Dynamo's code."""
-        args = tuple(self._target.handed_on((*self._held, *given)))
-        # The first call tells whether the code around the graph raises: then what the graph wrote is taken back.
+        args = tuple(self._target.arguments_of_compiled((*self._held, *inputs)))
+        # After the first call, the code around the graph may raise. Then the writes of the graph are undone from these
+        # copies.
         values = {i: t.detach().clone() for i, t in enumerate(args) if _is_plain(t)} if not self.served else {}
         before = len(self.compiled.entries)
         versions = _versions(args)
@@ -154,11 +178,11 @@ class CapturedGraph:
             if self._at_the_beginning():
                 raise RunInstead(refused=True) from error
             return self._target.eager(args, {})
-        except Exception as error:  # whatever it is, eager tells what it would have been
+        except Exception as error:  # run eagerly instead: eager gives the right error
             if versions != _versions(args):
-                raise  # something was written: what follows cannot be taken back
+                raise  # something was written, and that cannot be undone
             self.failure = f"{type(error).__name__}: {error}"
-            # The graph is functional: what failed in it has changed nothing.
+            # The graph is functional, so a failure inside it has changed nothing.
             if random is not None:
                 torch.set_rng_state(random)
             if self._at_the_beginning():
@@ -175,16 +199,22 @@ class CapturedGraph:
 
     @property
     def whole(self) -> Callable[[Sequence[Any]], Sequence[Any]] | None:
-        """What puts the sizes that Dynamo's graph takes among the inputs again, if it takes any."""
+        """A function that adds sizes to the inputs of a call; None if Dynamo's graph takes no sizes.
+
+        Dynamo's graph takes dynamic sizes as inputs. The compiled form reads them from its tensors.
+        """
         return self._target.with_sizes if self._target.sizes else None
 
     def inputs(self) -> tuple[Any, ...] | None:
-        """Return the inputs of the latest compilation, None in the place of one that is gone; None before any."""
-        found = [each() if isinstance(each, weakref.ref) else each for each in self._inputs]
-        return tuple(found) if found else None
+        """Return the inputs of the latest compilation, with None for each that no longer exists.
+
+        Return None if nothing was compiled yet.
+        """
+        inputs = [each() if isinstance(each, weakref.ref) else each for each in self._inputs]
+        return tuple(inputs) if inputs else None
 
     def take_back(self) -> bool:
-        """Give the inputs back the values that they had before the first call; False if that cannot be done."""
+        """Restore the values that the inputs had before the first call; return False if that is impossible."""
         if self._undo is None:
             return False
         with torch.no_grad():
@@ -194,45 +224,45 @@ class CapturedGraph:
         return True
 
     def settle(self) -> None:
-        """Forget the values that inputs had before: the code around the graph has run."""
+        """Drop the saved values of the inputs, because the code around the graph has finished."""
         self._undo = None
 
     def _overwritten(self, args: Sequence[Any], values: Mapping[int, Tensor]) -> list[tuple[Tensor, Tensor]] | None:
         if not self.compiled.entries:
             return None
         entry = self.compiled.entries[0]
-        kept = entry.records["dedupe"].kept
-        found: list[tuple[Tensor, Tensor]] = []
-        for info in entry.records["trace"].metadata.input_info:
+        positions = entry.records.dedupe.kept
+        overwritten: list[tuple[Tensor, Tensor]] = []
+        for info in entry.records.trace.metadata.input_info:
             if info.metadata_steps:
                 return None
             if info.mutates_data:
-                if kept[info.index] not in values:
+                if positions[info.index] not in values:
                     return None
-                found.append((args[kept[info.index]], values[kept[info.index]]))
-        return found
+                overwritten.append((args[positions[info.index]], values[positions[info.index]]))
+        return overwritten
 
     def written(self) -> dict[str, Tensor | None]:
-        """Return the inputs that its entries write, by name; None for one that is gone."""
+        """Return the inputs that the entries write, by name. The value is None for an input that no longer exists."""
         return {name: tensor() for each in self._written.values() for name, tensor in each}
 
-    def result_names(self, known: Mapping[int, tuple[str, Tensor]]) -> dict[int, dict[str, str]]:
-        """Return, by entry, what the notebook calls the results that reports call ``out[0]`` and so on."""
+    def result_names(self, present: Mapping[int, tuple[str, Tensor]]) -> dict[int, dict[str, str]]:
+        """Return, for each entry, the notebook's names for the results that reports call ``out[0]`` and so on."""
         named: dict[int, dict[str, str]] = {}
         for number, results in self._results.items():
-            found: dict[str, str] = {}
+            names: dict[str, str] = {}
             for index, each in enumerate(results):
                 tensor = each() if each is not None else None
-                if tensor is not None and id(tensor) in known:
-                    found[f"out[{index}]"] = known[id(tensor)][0]
-            named[number] = found
+                if tensor is not None and id(tensor) in present:
+                    names[f"out[{index}]"] = present[id(tensor)][0]
+            named[number] = names
         return named
 
     def _random(self) -> bool:
-        return any(entry.records["trace"].random_ops for entry in self.compiled.entries)
+        return any(entry.records.trace.random_ops for entry in self.compiled.entries)
 
     def _remember(self, args: Sequence[Any], result: Any) -> None:
-        """Keep what the report needs of a call that an entry served for the first time, without keeping it alive."""
+        """Record the facts that the report needs about an entry's first call, without keeping its tensors alive."""
         for each in args:
             if isinstance(each, Tensor):
                 internals.unmark_static(each)
@@ -242,17 +272,17 @@ class CapturedGraph:
                 continue
             values = result if isinstance(result, tuple | list) else (result,)
             self._results[entry.number] = [weakref.ref(v) if isinstance(v, Tensor) else None for v in values]
-            infos = entry.records["trace"].metadata.input_info
-            kept = entry.records["dedupe"].kept
+            infos = entry.records.trace.metadata.input_info
+            positions = entry.records.dedupe.kept
             self._written[entry.number] = [
-                (info.name, weakref.ref(args[kept[info.index]]))
+                (info.name, weakref.ref(args[positions[info.index]]))
                 for info in infos
                 if info.mutates_data or info.mutates_metadata
             ]
             self.moved |= {info.name for info in infos if info.mutates_metadata}
 
     def _accept(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """Compare a new entry with eager on copies of the inputs; say what speaks against it."""
+        """Compare a new entry with eager on copies of the inputs; return a reason to reject the entry, or None."""
         elsewhere = self._elsewhere(args)
         if elsewhere is not None:
             return elsewhere
@@ -269,7 +299,7 @@ class CapturedGraph:
 
         def by_entry(_function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*inputs: Any) -> Any:
-                with suppress(ForwardFailed):  # then eager serves such calls
+                with suppress(ForwardFailed):  # a real call would then run eagerly, too
                     result = entry.run(inputs, {})
                     if result is not MISS:
                         return result
@@ -280,7 +310,7 @@ class CapturedGraph:
 
         began = time.perf_counter_ns()
         try:
-            found = compare(
+            verification = compare(
                 eagerly,
                 args,
                 candidate=by_entry,
@@ -296,10 +326,10 @@ class CapturedGraph:
         if missed:
             self.unverified[entry.number] = "copies of its inputs do not meet its guards"
             return None
-        self.verified[entry.number] = found.comparisons
-        if found.ok:
+        self.verified[entry.number] = verification.comparisons
+        if verification.ok:
             return None
-        return f"its compiled form differs from eager: {found.first}"
+        return f"its compiled form differs from eager: {verification.first}"
 
     def _elsewhere(self, args: Sequence[Any]) -> str | None:
         if self._device is None:
@@ -311,13 +341,19 @@ class CapturedGraph:
         return None
 
     def _at_the_beginning(self) -> bool:
-        """Tell whether Dynamo's code for a whole region is calling, in which nothing has happened before its graph."""
+        """Tell whether the caller is Dynamo's code for a whole region.
+
+        This code has had no effect when it calls its graph. So the region can still run in another way.
+        """
         code = calling_code(self._cell_file)
         return code is not None and code.co_name == "<module>"
 
 
 def calling_code(cell_file: str) -> types.CodeType | None:
-    """Return the code of a cell that called what is running, if nothing but torch and this package is in between."""
+    """Return the cell's code object that called the current frame with only torch and aotlab frames in between.
+
+    Return None if other code is in between, or if the cell did not call the current frame.
+    """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != cell_file and _is_machinery(frame):
         frame = frame.f_back
@@ -325,10 +361,10 @@ def calling_code(cell_file: str) -> types.CodeType | None:
 
 
 def lift(graph: fx.GraphModule) -> tuple[fx.GraphModule, tuple[Tensor, ...]]:
-    """Turn the tensors that a graph holds itself into its first inputs; return the new graph, and these inputs.
+    """Turn the tensors that are attributes of a graph into its first inputs; return the new graph and these tensors.
 
-    Dynamo leaves an optimizer's parameters in the graph. As inputs they are named, guarded, copied and compared like
-    all others. Dynamo goes on to use its own graph, which stays as it is.
+    Dynamo leaves an optimizer's parameters in the graph as attributes. As inputs, they are named, guarded, copied and
+    compared like all other inputs. Dynamo continues to use its own graph, which is not changed.
     """
     held: dict[str, Tensor] = {}
     inputs: dict[str, fx.Node] = {}
@@ -354,21 +390,39 @@ def lift(graph: fx.GraphModule) -> tuple[fx.GraphModule, tuple[Tensor, ...]]:
 
 
 def wrong_device(name: str, tensor: Tensor, device: torch.device) -> str:
-    """Say that a tensor is not where it was asked to be, and how to bring it there."""
+    """Return a sentence that says that a tensor is on another device than requested, and how to move it."""
     return f"`{name}` is on {tensor.device}, not on {device}; move it: `{name} = {name}.to({str(device)!r})`"
 
 
-def title_of(graph: fx.GraphModule, cell_file: str, first: int, last: int, function: str | None) -> str:
-    """Name a graph by the lines of the cell that it comes from, or by the function whose code it is."""
+def title_of(
+    graph: fx.GraphModule, cell_file: str, first: int, last: int, function: str | None, functions: Collection[str]
+) -> str:
+    """Name a graph after the function that it comes from, or after its lines in the cell.
+
+    ``functions`` are the functions that the cell defines. The name is that of the outermost one that contains all ops
+    of the graph. If there is none and the graph contains no ops of the cell's lines, it is the outermost running one.
+    """
     if function is not None:
         return function
     stacks = [frames_of_stack(node.meta.get("stack_trace")) for node in graph.graph.nodes]
+    names = {_first_of(functions, ((f.file, f.function) for f in stack), cell_file) for stack in stacks if stack}
+    if len(names) == 1 and (name := names.pop()):
+        return name
     lines = {each.line for stack in stacks for each in stack if each.file == cell_file and first <= each.line <= last}
     called = next((function_of(stack[0].function) for stack in stacks if stack), "")
     if not lines and first < last and called.isidentifier():
-        return called  # one of the lines calls it; it is captured by itself where Dynamo broke them off
+        return called  # one of the lines calls it; Dynamo captured it separately after a graph break
+    running = [(frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in traceback.walk_stack(None)]
+    if not lines and (name := _first_of(functions, reversed(running), cell_file)):
+        return name
     start, stop = (min(lines), max(lines)) if lines else (first, last)
     return f"line {start}" if start == stop else f"lines {start}–{stop}"
+
+
+def _first_of(functions: Collection[str], frames: Iterable[tuple[str, str]], cell_file: str) -> str:
+    """Return the first name in ``frames`` (file, function) that is one of the cell's functions, or ""."""
+    names = (function_of(name) for file, name in frames if file == cell_file)
+    return next((name for name in names if name in functions), "")
 
 
 def _is_machinery(frame: types.FrameType) -> bool:
@@ -389,5 +443,5 @@ def _is_plain(value: object) -> bool:
 
 
 def dynamo_callable(graph: CapturedGraph) -> Callable[..., Any]:
-    """Return what Dynamo's code is to call; Dynamo does not look into it."""
+    """Return the callable that Dynamo's code calls. Dynamo does not trace into it."""
     return internals.dynamo_disable(graph.__call__)

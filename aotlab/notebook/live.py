@@ -1,38 +1,41 @@
-"""Reports that still change, and who looks at them.
+"""Keep live reports (reports that can still change), and send the changes to the pages that show them.
 
-A saved report is drawn from its JSON alone. While the kernel that made it lives, a front end may ask for more: the
-report as it stands now, and a measurement of forward and backward beside eager. It opens a comm for that (the target is
-`TARGET`), with ``{"identifier": "…"}``; widgets are told through `watch`.
+A *page* is our JavaScript that draws a report in the browser: the JupyterLab extension, or the widget. It draws a saved
+report from the report's JSON alone. While the kernel that made the report is alive, the page can request more: the
+current report, and a measurement of forward and backward beside eager. For this, the extension opens a comm to the
+target `TARGET`, with ``{"identifier": "…"}``. Widgets receive the same messages through `watch`.
 
-    kernel → front end   {"kind": "report", "report": {…}}                              at once, and after each change
-                         {"kind": "progress", "text": "…"}                              while measuring
-                         {"kind": "error", "message": "…"}                              a measurement failed; it is over
-                         {"kind": "unknown"}                                            no such report; the comm closes
-                         {"kind": "graph", "frame": "…", "graph": {…}}                  one graph as a whole
-                         {"kind": "nodes", "frame": "…", "index": 0, "nodes": […]}      the nodes of one graph
-                         {"kind": "verification", "rows": […]}                          all rows
-                         {"kind": "outside", "rows": […]}                               all that changed outside
-    front end → kernel   {"kind": "measure"}
-                         {"kind": "graph", "frame": "…", "index": 0}
-                         {"kind": "nodes", "frame": "…", "index": 0}
-                         {"kind": "verification"}, {"kind": "outside"}
-                         {"kind": "leave"}                                              nobody looks; the comm closes
+    kernel → page   {"kind": "report", "report": {…}}                              at once, and after each change
+                    {"kind": "progress", "text": "…"}                              while measuring
+                    {"kind": "error", "message": "…"}                              a measurement failed; it is over
+                    {"kind": "unknown"}                                            no such report; the comm closes
+                    {"kind": "graph", "frame": "…", "graph": {…}}                  one graph as a whole
+                    {"kind": "nodes", "frame": "…", "index": 0, "nodes": […]}      the nodes of one graph
+                    {"kind": "verification", "rows": […]}                          all rows of the verification
+                    {"kind": "outside", "rows": […]}                               all tensors written outside of graphs
+    page → kernel   {"kind": "measure"}
+                    {"kind": "graph", "frame": "…", "index": 0}
+                    {"kind": "nodes", "frame": "…", "index": 0}
+                    {"kind": "verification"}, {"kind": "outside"}
+                    {"kind": "leave"}                                              the report is no longer shown; the
+                                                                                   comm closes
 
-It is the kernel that closes a comm: JupyterLab ends the comm's thread in the kernel as soon as it has sent a close of
-its own, and what the thread has not read by then is a traceback in the notebook.
+Only the kernel closes a comm. If JupyterLab sent a close, it would also end the comm's thread in the kernel, and
+messages that the thread had not read yet would appear as a traceback in the notebook.
 
-A report or an error ends what ``progress`` said. A report message is never larger than what a
-cell's output may embed; what was cut from it the front end asks for when it is looked at.
+A report or an error ends the progress display. A report message is never larger than the limit for a cell's output. If
+parts were cut from it, the page requests them when the user opens them.
 
-*Threads.* ipykernel 7 answers a comm of the front end's on a thread of its own, at once, while a cell runs. There
-happens only what any thread may do: look up, count, send a report (`LiveReport.report` must bear that). What runs user
-code, that is measuring, is handed to the thread that runs the cells, and waits there until no cell is running: a
-measurement *waits* for the running cell, and a cell that is sent meanwhile waits for the measurement. That way neither
-sees the other's grad mode, random state or half-made tensors, and the times are not of two programs at once. The
-kernel's interrupt ends a measurement. While one waits or runs, another is refused.
+*Threads.* ipykernel 7 answers a page's comm on a separate thread, immediately, even while a cell runs. That
+thread only does things that are safe on any thread: look up, count, send a report (`LiveReport.report` must be
+thread-safe). Measuring runs user code, so it is passed to the thread that runs the cells, and waits there until no
+cell is running. A measurement waits for the running cell, and a cell that the user submits meanwhile waits for the
+measurement. In this way neither sees the other's grad mode, random state or half-made tensors, and two programs are
+never timed at once. The kernel's interrupt ends a measurement. While one measurement waits or runs, another is
+refused.
 
-*Pushes.* `changed` marks a report and is cheap. What is marked is sent when the cell ends, or after a quarter of a
-second from a thread of its own, if a cell is long; the more a report takes to write, the rarer that is.
+*Pushes.* `changed` marks a report and is cheap. Marked reports are sent when the cell ends. During a long cell, a
+timer thread sends them after a quarter of a second, and less often if it takes long to write the report.
 """
 
 from __future__ import annotations
@@ -50,45 +53,48 @@ from typing import Any, Protocol
 
 from aotlab.errors import UsageError
 from aotlab.report.codec import encode
+from aotlab.report.counts import counted
 from aotlab.report.cut import cleaned, fitting
 from aotlab.report.mime import CAP
 from aotlab.report.model import Report
 
-#: The name under which front ends open their comms.
+#: The comm target that pages connect to.
 TARGET = "aotlab.report"
 
-#: The parts of a report that a front end may ask for.
+#: The kinds of requests for a part of a report that was cut from the report message.
 PARTS = ("graph", "nodes", "outside", "verification")
 
-#: How many live reports are kept; the oldest goes first, and is then as dead as those of other kernels.
+#: How many live reports are kept. The oldest one is dropped first. Pages then show its last state, and cannot measure
+#: it.
 MOST_REPORTS = 64
 
-#: How many comms may look at one report; a page that was reloaded leaves its comms behind without a word.
+#: How many viewers can follow one report. A page that was reloaded abandons its comms without closing them.
 _MOST_VIEWERS = 16
 
-#: A report that keeps changing is sent at most so often, in seconds.
+#: The shortest time, in seconds, between two pushes (sent reports) while a report keeps changing.
 _INTERVAL = 0.25
 
-#: A push may take this share of the time: one that takes 100 ms is followed by 900 ms without.
+#: The share of the time that pushes may take: after a push of 100 ms, none follows for 900 ms.
 _SHARE = 0.1
 
 Message = dict[str, object]
+#: A function that sends one message to one page.
 Viewer = Callable[[Message], None]
 
 
 class LiveReport(Protocol):
-    """What makes a report that can still change.
+    """A source of reports that can still change.
 
-    `report` may be called by any thread at any time. `measure` is called on the thread that runs the cells, while none
-    runs; what it has measured belongs to `report` from then on. ``identifier`` is that of its reports.
+    Any thread may call `report` at any time. `measure` is called on the thread that runs the cells, while no cell
+    runs; later reports contain its timings. ``identifier`` is the identifier of its reports.
     """
 
     @property
     def identifier(self) -> str:
-        """What front ends ask for it by."""
+        """The identifier by which pages request it."""
 
     def report(self) -> Report:
-        """Return the report as it stands now."""
+        """Return the current report."""
 
     def measure(self, progress: Callable[[str], None]) -> Report:
         """Time forward and backward beside eager now, and return the report with these timings."""
@@ -98,7 +104,7 @@ class LiveReport(Protocol):
 
 
 class _Registry:
-    """The live reports of the process, and who looks at which; every method may be called by any thread."""
+    """The live reports of the process and their viewers. All methods are thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -139,7 +145,7 @@ class _Registry:
             return tuple(self._viewers.get(identifier, ()))
 
     def is_news(self, report: Report, identifier: str) -> bool:
-        """Tell whether ``report`` is not the one that was sent last, and take it for sent."""
+        """Tell whether ``report`` differs from the last report that was sent, and record it as sent."""
         with self._lock:
             before = self._sent.get(identifier)
             self._sent[identifier] = report
@@ -150,23 +156,26 @@ _registry = _Registry()
 
 
 def register(report: LiveReport) -> None:
-    """Let front ends ask for ``report``; of more than `MOST_REPORTS` the oldest is forgotten."""
+    """Make ``report`` available to pages. If there are more than `MOST_REPORTS`, the oldest one is dropped."""
     _registry.add(report)
 
 
 def find(identifier: str) -> LiveReport | None:
-    """Return the live report of this identifier, None if there is none (any more)."""
+    """Return the live report with this identifier, or None if it does not exist or was dropped."""
     return _registry.find(identifier)
 
 
 def watch(identifier: str, viewer: Viewer) -> Callable[[], None]:
-    """Call ``viewer`` with every message about a report, from any thread, until the returned function is called."""
+    """Call ``viewer`` with every message about a report, from any thread.
+
+    The returned function ends this.
+    """
     _registry.look(identifier, viewer)
     return lambda: _registry.look_away(identifier, viewer)
 
 
 def changed(identifier: str) -> None:
-    """Note that a report has changed: whoever looks at it will be sent the new one, soon. Cheap, from any thread."""
+    """Record that a report has changed, so that its viewers receive the new one soon. Cheap and thread-safe."""
     if _registry.viewers(identifier):
         _pushes.mark(identifier)
 
@@ -175,54 +184,61 @@ def changed(identifier: str) -> None:
 
 
 def report_message(report: Report) -> Message:
-    """Write the message that shows ``report``, cut to what fits."""
+    """Return the message that shows ``report``, cut to the size limit."""
     small = fitting(report, lambda candidate: len(json.dumps(candidate.to_dict(sparse=True))) <= CAP, CAP)
     return {"kind": "report", "report": small.to_dict(sparse=True)}
 
 
 def part_message(report: Report, asked: object) -> Message | None:
-    """Write the message with the part of ``report`` that a front end asked for; None if there is no such part."""
+    """Return the message with the part of ``report`` that ``asked`` requests, or None if there is no such part."""
     fields = asked if isinstance(asked, dict) else {}
     if fields.get("kind") == "verification":
         return {"kind": "verification", "rows": [encode(cleaned(row)) for row in report.verification_rows]}
     if fields.get("kind") == "outside":
-        outside = () if report.cell is None else report.cell.mutated_outside
+        outside = report.cell.mutated_outside if report.cell is not None else ()
         return {"kind": "outside", "rows": [encode(cleaned(row)) for row in outside]}
-    for frame in report.frames:
+    for frame in counted(report).frames:
         for graph in frame.graphs:
             if (frame.name, graph.index) == (fields.get("frame"), fields.get("index")):
                 if fields.get("kind") == "nodes":
-                    nodes = [encode(cleaned(node), sparse=True) for node in graph.nodes]
-                    return {"kind": "nodes", "frame": frame.name, "index": graph.index, "nodes": nodes}
+                    return {
+                        "kind": "nodes",
+                        "frame": frame.name,
+                        "index": graph.index,
+                        "nodes": [encode(cleaned(node), sparse=True) for node in graph.nodes],
+                    }
                 return {"kind": "graph", "frame": frame.name, "graph": encode(cleaned(graph))}
     return None
 
 
 def send_part(identifier: str, asked: object, viewer: Viewer) -> None:
-    """Send one viewer a part of the report as a whole, if there is such a part."""
+    """Send one viewer the part of the report that ``asked`` requests, if there is such a part."""
     live = find(identifier)
     try:
         message = None if live is None else part_message(live.report(), asked)
-    except Exception as error:  # noqa: BLE001  # as for whole reports
+    except Exception as error:  # noqa: BLE001  # the same reason as in `send_report`
         message = _error("that part of the report cannot be made", error)
     if message is not None:
         viewer(message)
 
 
 def send_report(identifier: str, viewer: Viewer) -> None:
-    """Send one viewer the report as it stands."""
+    """Send one viewer the current report."""
     live = find(identifier)
     if live is None:
         viewer({"kind": "unknown"})
         return
     try:
         viewer(report_message(live.report()))
-    except Exception as error:  # noqa: BLE001  # a report that cannot be made must not end the kernel's thread
+    except Exception as error:  # noqa: BLE001  # a failed report must not end the kernel's thread
         viewer(_error("the report cannot be made", error))
 
 
 def request_measurement(identifier: str, viewer: Viewer) -> None:
-    """Measure as soon as no cell runs. Everybody who looks is sent what comes of it, ``viewer`` why nothing will."""
+    """Measure the graphs of a report as soon as no cell runs.
+
+    All viewers of the report receive the result. If there will be no measurement, only ``viewer`` receives the reason.
+    """
     if find(identifier) is None:
         viewer({"kind": "unknown"})
     elif not _measuring.acquire(blocking=False):
@@ -241,7 +257,7 @@ _measuring = threading.Lock()
 
 
 def _measure(identifier: str) -> None:
-    """Measure, on the thread that runs the cells."""
+    """Measure now. Must be called on the thread that runs the cells."""
     try:
         live = find(identifier)
         if live is None:
@@ -264,7 +280,7 @@ def _measure(identifier: str) -> None:
 
 
 def _push(identifier: str) -> None:
-    """Send everybody the report, if there is news in it."""
+    """Send the report to all viewers, unless it is equal to the last report that was sent."""
     live = find(identifier)
     if live is None or not _registry.viewers(identifier):
         return
@@ -273,7 +289,7 @@ def _push(identifier: str) -> None:
         if not _registry.is_news(report, identifier):
             return
         message = report_message(report)
-    except Exception as error:  # noqa: BLE001  # as above: this may be a thread of ours, or a hook of IPython's
+    except Exception as error:  # noqa: BLE001  # this may run on our timer thread or in an IPython hook
         _tell(identifier, _error("the report cannot be made", error))
         return
     _tell(identifier, message)
@@ -293,7 +309,7 @@ def _error(what: str, error: BaseException) -> Message:
 
 
 class _Pushes:
-    """The reports that have changed since they were sent; `flush` sends them, at the end of a cell or from a timer."""
+    """The reports that have changed since they were sent. `flush` sends them at the end of a cell or from a timer."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -303,7 +319,7 @@ class _Pushes:
         self._not_before = 0.0
 
     def mark(self, identifier: str) -> None:
-        """Have a report sent before long."""
+        """Schedule a report to be sent soon."""
         with self._lock:
             self._marked[identifier] = None
             if self._timer is None:
@@ -313,8 +329,8 @@ class _Pushes:
                 self._timer.start()
 
     def flush(self) -> None:
-        """Send what is marked, now."""
-        # One at a time, so that an older form of a report does not overtake a newer one.
+        """Send the marked reports now."""
+        # Only one thread sends at a time, so that an older report does not replace a newer one.
         with self._sending:
             with self._lock:
                 marked, self._marked = self._marked, {}
@@ -336,9 +352,9 @@ _pushes = _Pushes()
 
 
 class _Idle:
-    """Jobs for the thread that runs the cells, done one by one while no cell runs.
+    """Jobs for the thread that runs the cells. They run one by one while no cell runs.
 
-    Without a kernel there is no such thread, and a job is done at once by whoever brings it.
+    Without a kernel there is no such thread. A job then runs at once on the calling thread.
     """
 
     def __init__(self) -> None:
@@ -353,7 +369,7 @@ class _Idle:
         return bool(self._cells)
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Do ``job`` as soon as no cell runs; from any thread."""
+        """Run ``job`` as soon as no cell runs. Can be called from any thread."""
         schedule = self.schedule
         if schedule is None:
             job()
@@ -363,9 +379,10 @@ class _Idle:
         schedule(self.work)
 
     def work(self) -> None:
-        """Do the jobs that are there; called by the kernel's loop, which calls nothing while a cell computes.
+        """Run the waiting jobs. The kernel's event loop calls this; it calls nothing while a cell computes.
 
-        It does while a cell awaits something. Then the jobs stay, and the end of the cell schedules them again.
+        While a cell awaits something, the loop does call this. The jobs then stay in the queue, and the end of the
+        cell schedules them again.
         """
         while not self.busy:
             with self._lock:
@@ -374,24 +391,27 @@ class _Idle:
                 job = self._jobs.popleft()
             try:
                 job()
-            except (Exception, KeyboardInterrupt):  # noqa: BLE001  # it would end the kernel's loop, and the kernel with it
-                # Jobs tell the viewers themselves.
+            except (Exception, KeyboardInterrupt):  # noqa: BLE001  # it would end the kernel's event loop
+                # A job reports its own errors to the viewers.
                 continue
 
     def forget_cells(self) -> None:
-        """Take it that no cell runs."""
+        """Assume that no cell runs."""
         self._cells = []
         if self.schedule is not None:
             self.schedule(self.work)
 
     def began(self, info: object) -> None:
-        """Note that a cell runs; IPython's ``pre_run_cell``."""
+        """Record that a cell has started. This is IPython's ``pre_run_cell`` hook."""
         self._cells.append(info)
 
     def ended(self, result: object) -> None:
-        """Note that it has ended; IPython's ``post_run_cell``. Not every end has a beginning that we heard."""
+        """Record that a cell has ended. This is IPython's ``post_run_cell`` hook.
+
+        A cell may end without a recorded start.
+        """
         info = getattr(result, "info", None)
-        # A cancelled cell has no result, and no other cell can be running around it.
+        # A cancelled cell has no result, and cannot be nested in another running cell.
         self._cells = [] if result is None else [each for each in self._cells if each is not info]
         with self._lock:
             left = bool(self._jobs)
@@ -408,9 +428,9 @@ def _when_idle(job: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let the kernel's interrupt raise KeyboardInterrupt here; between cells, ipykernel ignores it."""
+    """Let the kernel's interrupt raise KeyboardInterrupt here. Between cells, ipykernel ignores the interrupt."""
     before = signal.getsignal(signal.SIGINT)
-    # Signals are the main thread's, and a handler that was set outside of Python cannot be put back.
+    # Only the main thread can set signal handlers, and a handler that was set outside of Python cannot be restored.
     if before is None or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -425,7 +445,7 @@ def _interruptible() -> Iterator[None]:
 
 
 class _Connection:
-    """What one shell was given: a comm target, and hooks."""
+    """The comm target and the hooks that were registered for one shell."""
 
     def __init__(self, shell: Any, kernel: Any) -> None:
         self._shell = weakref.ref(shell)
@@ -444,12 +464,12 @@ class _Connection:
         self._kernel.comm_manager.unregister_target(TARGET, _opened)
         shell = self._shell()
         if shell is not None:
-            # Somebody may have taken our hooks away together with all others.
+            # Other code may have removed our hooks together with all others.
             with contextlib.suppress(ValueError):
                 shell.events.unregister("pre_run_cell", _idle.began)
             with contextlib.suppress(ValueError):
                 shell.events.unregister("post_run_cell", _cell_ended)
-        # Jobs that wait are done all the same; nobody tells any more when a cell has ended.
+        # Waiting jobs still run, but after this no hook reports the end of a cell.
         _idle.forget_cells()
 
 
@@ -457,9 +477,9 @@ _connections: dict[int, _Connection] = {}
 
 
 def connect(shell: Any) -> None:
-    """Answer front ends through the kernel of an IPython shell; once, however often it is called.
+    """Answer pages through the kernel of an IPython shell. A second call does nothing.
 
-    A shell without a kernel, as in a terminal, has no front ends that could ask: nothing happens then.
+    A shell without a kernel, such as IPython in a terminal, has no pages. Then this does nothing.
     """
     kernel = getattr(shell, "kernel", None)
     if getattr(kernel, "comm_manager", None) is None or id(shell) in _connections:
@@ -469,7 +489,7 @@ def connect(shell: Any) -> None:
 
 
 def disconnect(shell: Any) -> None:
-    """Take back what `connect` did, if it did anything. Comms that are open are sent nothing more."""
+    """Undo `connect`. Open comms receive no more messages."""
     connection = _connections.pop(id(shell), None)
     if connection is not None:
         connection.disconnect()
@@ -481,17 +501,18 @@ def _cell_ended(result: object = None) -> None:
 
 
 def _opened(comm: Any, message: Any) -> None:
-    """Answer a front end that has opened a comm. Whatever it sends, nothing is raised."""
+    """Answer a page that has opened a comm. Invalid messages raise nothing."""
     content = message.get("content") if isinstance(message, dict) else None
     data = content.get("data") if isinstance(content, dict) else None
     identifier = data.get("identifier") if isinstance(data, dict) else None
-    # ipykernel has the front end answer to the thread that a message seems to come from: always to this one.
+    # ipykernel marks each message as a reply to the request that it finds in the current context. Later messages come
+    # from other threads, so they are sent in a copy of the context in which the comm was opened.
     context = contextvars.copy_context()
 
     def viewer(sent: Message) -> None:
-        # A kernel that is about to end cannot send; there is nobody to tell.
+        # A kernel that is shutting down cannot send, and nobody would receive the message.
         with contextlib.suppress(Exception):
-            here = context.copy()  # two threads cannot be in one context at a time
+            here = context.copy()  # two threads cannot enter one context at a time
             here.run(comm.send, sent)
             if sent.get("kind") == "unknown":
                 here.run(comm.close)
@@ -514,8 +535,8 @@ def _opened(comm: Any, message: Any) -> None:
             with contextlib.suppress(Exception):
                 context.copy().run(comm.close)
         else:
-            known = "'measure', 'graph', 'nodes', 'verification' and 'leave'"
-            viewer({"kind": "error", "message": f"the kernel knows no request {kind!r:.80}; it knows {known}"})
+            kinds = ", ".join(map(repr, ("measure", *PARTS, "leave")))
+            viewer({"kind": "error", "message": f"the kernel knows no request {kind!r:.80}; it knows {kinds}"})
 
     comm.on_msg(received)
     comm.on_close(lambda _: stop())

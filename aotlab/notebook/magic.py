@@ -1,4 +1,4 @@
-"""``%%aotcompile``: a cell through the whole pipeline, with the results that it has without.
+"""The cell magic ``%%aotcompile``: run a cell through the whole pipeline, with the same results as without it.
 
     %load_ext aotlab
 
@@ -7,8 +7,9 @@
     loss.backward()
     optimizer.step()
 
-What the cell does is what eager does: what it binds, mutates, prints, raises and displays. What can be captured is
-compiled and checked against eager before it is used; the report above the cell's own output says what that was.
+The cell does the same as in eager: it binds, mutates, prints, raises and displays the same things. The parts that can
+be captured are compiled, and compared with eager before they are used. The report above the cell's own output lists
+these parts.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from IPython.core import magic_arguments
 from IPython.core.error import UsageError as ShellUsageError
 
@@ -31,7 +33,8 @@ from aotlab import config
 from aotlab._torch.compiling import never_lost
 from aotlab.errors import DeviceError
 from aotlab.notebook import live
-from aotlab.notebook.cell import CellCode, linked, take_apart
+from aotlab.notebook.cell import linked, take_apart
+from aotlab.notebook.cell_state import RunState
 from aotlab.notebook.compiled_cell import CompiledCell
 from aotlab.notebook.functions import compiled_function
 from aotlab.notebook.moving import move, used
@@ -47,33 +50,33 @@ NAME = "aotcompile"
 def _parser() -> Any:
     parser: Any = magic_arguments.MagicArgumentParser(  # type: ignore[no-untyped-call]  # IPython's, not annotated
         NAME,
-        description="Compile a cell with aotlab. What it does stays what eager does; a report says what happened. "
+        description="Compile a cell with aotlab. Results stay as in eager, and a report shows what happened. "
         "A cell of statements is captured by Dynamo where it computes with tensors, compiled, compared with eager, and "
         "run. A cell that only imports things and defines functions compiles each of them for its later calls; its "
         "report grows with them.",
         formatter_class=argparse.HelpFormatter,
     )
     add = parser.add_argument
-    add("-o", "--output", metavar="NAME", help="the variable that is to hold the report")
+    add("-o", "--output", metavar="NAME", help="the variable that gets the report")
     add("--name", metavar="TEXT", help="the report's title")
     add(
         "--frontend",
         choices=["dynamo", "direct"],
         default="dynamo",
-        help="what captures: Dynamo (default), or a trace of the call itself, for cells that define functions "
-        "(what they print, they print while they are traced)",
+        help="the code that captures: Dynamo (default), or a trace of the call itself, for cells that define functions "
+        "(they print only while they are traced)",
     )
     add(
         "--backend",
         choices=["inductor", "eager"],
         default="inductor",
-        help="what runs the graphs: Inductor (default; Triton on a GPU, C++ on the CPU), or torch's own kernels",
+        help="the compiler of the graphs: Inductor (default; Triton on a GPU, C++ on the CPU), or torch's own kernels",
     )
     add(
         "--device",
         default="auto",
         help="where the graphs run: auto (default: where the tensors are), cpu, cuda, cuda:N; the tensors, modules "
-        "and optimizers that the cell names are moved there, and whatever shares memory with them",
+        "and optimizers that the cell names are moved there, with all tensors that share memory with them",
     )
     add(
         "--dynamic",
@@ -91,7 +94,7 @@ def _parser() -> Any:
     add("--no-verify", action="store_true", help="do not compare each graph with eager before it is used")
     add("--time", action="store_true", help="time the graphs beside eager when the cell has run")
     add("--quiet", action="store_true", help="do not display the report")
-    add("-h", "--help", action="store_true", help="show this, and run nothing")
+    add("-h", "--help", action="store_true", help="show this help, and run nothing")
     return parser
 
 
@@ -120,48 +123,48 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 
 
 def help_text() -> str:
-    """Return the options, explained."""
+    """Return the help text of the options."""
     text = str(_PARSER.format_help())
     return f"usage: %%{text[text.index(NAME) :]}"
 
 
 def parse(line: str) -> Options | None:
-    """Read the options; None if help was asked for, and given.
+    """Parse the options. If help was requested, print it and return None.
 
     Raises
     ------
     UsageError
-        IPython's, for options that cannot be understood.
+        IPython's `UsageError`, if an option is invalid.
     """
-    found = _PARSER.parse_argstring(line)
-    if found.help:
+    arguments = _PARSER.parse_argstring(line)
+    if arguments.help:
         print(help_text())
         return None
-    if found.output is not None and (not found.output.isidentifier() or keyword.iskeyword(found.output)):
-        raise ShellUsageError(f"-o {found.output}: that is no name of a variable")
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", found.device):
-        raise ShellUsageError(f"--device {found.device}: it is none of auto, cpu, cuda, cuda:N")
+    if arguments.output is not None and (not arguments.output.isidentifier() or keyword.iskeyword(arguments.output)):
+        raise ShellUsageError(f"-o {arguments.output}: this is not a variable name")
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", arguments.device):
+        raise ShellUsageError(f"--device {arguments.device}: use auto, cpu, cuda or cuda:N")
     return Options(
-        output=found.output,
-        name=None if found.name is None else found.name.strip("'\""),
-        frontend=found.frontend,
-        backend=found.backend,
-        device=found.device,
-        dynamic=found.dynamic,
-        rehearse=found.rehearse,
-        verify=not found.no_verify,
-        time=found.time,
-        quiet=found.quiet,
+        output=arguments.output,
+        name=None if arguments.name is None else arguments.name.strip("'\""),
+        frontend=arguments.frontend,
+        backend=arguments.backend,
+        device=arguments.device,
+        dynamic=arguments.dynamic,
+        rehearse=arguments.rehearse,
+        verify=not arguments.no_verify,
+        time=arguments.time,
+        quiet=arguments.quiet,
     )
 
 
 class Magic:
-    """The magic of one shell.
+    """The magic of one IPython shell.
 
     Parameters
     ----------
     session
-        What is kept for the shell.
+        The state that is kept for the shell.
     """
 
     def __init__(self, session: Session) -> None:
@@ -169,14 +172,17 @@ class Magic:
         self._shell = session.shell
 
     def line(self, line: str) -> None:
-        """``%aotcompile --help``: the options."""
+        """Print the options, for ``%aotcompile --help``. Any other use of the line magic is an error."""
         if parse(line) is not None:
             raise ShellUsageError(
                 "%%aotcompile is a cell magic: write it with two percent signs, above the cell's code"
             )
 
     def cell(self, line: str, body: str) -> Any:
-        """Run a cell; its help, which ``%%aotcompile?`` shows, is the parser's."""
+        """Run a cell.
+
+        ``%%aotcompile?`` shows the parser's help instead of this docstring.
+        """
         __tracebackhide__ = "__ipython_bottom__"
         options = parse(line)
         if options is None or not body.strip():
@@ -207,35 +213,22 @@ class Magic:
             raise
         moved = self._move(tree, options)
 
-        key = (line, raw, shell.ast_node_interactivity, _cell_id(shell) or "")
+        # The optimizers' classes affect how a cell is split. If one of them changes, the cell counts as a different
+        # one.
+        key = (line, raw, shell.ast_node_interactivity, _cell_id(shell) or "", *_optimizers(tree, shell.user_ns))
         shown = Shown(shell, quiet=options.quiet)
         cell = self._session.find(key)
         again = cell is not None
         if cell is None:
-            code = take_apart(
-                tree,
-                namespace=shell.user_ns,
-                file=file,
-                compile_tree=shell.compile,
-                interactivity=shell.ast_node_interactivity,
-                exact=options.backend == "eager",
-            )
-            self._check_frontend(code, options)
-            cell = CompiledCell(
-                source=raw,
-                code=code,
-                file=file,
-                options=options,
-                options_text=line.strip(),
-                playground=self._session.playground,
-            )
-            if not code.defines_only:
+            cell = self._new_cell(tree, raw, file, line, options)
+            if not cell.code.defines_only:
                 self._session.keep(key, cell)
             self._session.hear_of(cell)
             live.register(cell)
         cell.say = shown.progress
         shown.progress("running")
-        # Errors of a repeated cell show the lines as they stand in the file that its code was compiled for.
+        # A repeated cell runs the code objects of its first run. Tracebacks look up the source lines, and the number of
+        # the cell, under the file name in these code objects.
         shell.compile.cache(source, number, raw_code=raw)
         try:
             with (
@@ -262,7 +255,31 @@ class Magic:
             live.changed(cell.identifier)
         return None if _ends_with_semicolon(shell, body) else result
 
-    async def _execute(self, cell: CompiledCell, run: Any, file: str) -> Any:
+    def _new_cell(self, tree: ast.Module, raw: str, file: str, line: str, options: Options) -> CompiledCell:
+        shell = self._shell
+        code = take_apart(
+            tree,
+            namespace=shell.user_ns,
+            file=file,
+            compile_tree=shell.compile,
+            interactivity=shell.ast_node_interactivity,
+            exact=options.backend == "eager",
+        )
+        if options.frontend == "direct" and not code.defines_only:
+            raise ShellUsageError(
+                "--frontend direct traces calls of functions, and this cell has other statements: "
+                "define a function in a separate cell, or leave the option out"
+            )
+        return CompiledCell(
+            source=raw,
+            code=code,
+            file=file,
+            options=options,
+            options_text=line.strip(),
+            playground=self._session.playground,
+        )
+
+    async def _execute(self, cell: CompiledCell, run: RunState, file: str) -> Any:
         __tracebackhide__ = "__ipython_bottom__"
         shell = self._shell
         result: list[Any] = []
@@ -276,7 +293,11 @@ class Magic:
         return result[-1] if result else None
 
     def _compiled(self, cell: CompiledCell, number: int) -> types.CodeType:
-        """Compile a statement as IPython would, once: Dynamo knows functions again by their code."""
+        """Compile a statement as IPython would, once per cell.
+
+        If the cell runs again, the same code object runs. Dynamo recognizes functions that the statement defines by
+        their code objects.
+        """
         if number not in cell.python_code:
             compiler = self._shell.compile
             flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if self._shell.autoawait else 0
@@ -292,28 +313,25 @@ class Magic:
                 first = min([statement.lineno, *(each.lineno for each in statement.decorator_list)])
                 lines = (first, statement.end_lineno or statement.lineno)
                 name = statement.name
-                namespace[name] = compiled_function(cell, name, namespace[name], lines)
+                namespace[name] = compiled_function(cell.compiler, name, namespace[name], lines)
 
     def _move(self, tree: ast.Module, options: Options) -> str:
-        """Move what the cell uses to the device that was asked for, before anything has run; say what was moved."""
+        """Move the values that the cell uses to the requested device before anything runs.
+
+        Return a sentence about the move for the report, or "" if nothing was moved.
+        """
         try:
             device = options.wanted_device()
-            names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-            read, bound = ({node.id for node in names if isinstance(node.ctx, kind)} for kind in (ast.Load, ast.Store))
+            read, bound = _names(tree)
             namespace = used(read, self._shell.user_ns)
-            for name in bound & namespace.keys():  # the loss of an earlier run
+            # A tensor with a `grad_fn` cannot be moved. If the cell binds its name again (as for the loss of an earlier
+            # run), the old value is not needed.
+            for name in bound & namespace.keys():
                 if getattr(namespace[name], "grad_fn", None) is not None:
                     del namespace[name]
             return "" if device is None else move(namespace, device)
         except DeviceError as error:
             raise ShellUsageError(str(error)) from None
-
-    def _check_frontend(self, code: CellCode, options: Options) -> None:
-        if options.frontend == "direct" and not code.defines_only:
-            raise ShellUsageError(
-                "--frontend direct traces calls of functions, and this cell holds other statements: "
-                "define a function in a cell of its own, or leave the option out"
-            )
 
     def _time(self, cell: CompiledCell, shown: Shown) -> None:
         try:
@@ -323,7 +341,7 @@ class Magic:
 
 
 def top_level_await(shell: Any, body: str) -> bool:
-    """Tell whether the code of a cell waits for something at its outermost level."""
+    """Tell whether the code of a cell uses ``await`` at its outermost level."""
     if "await" not in body and "async" not in body:
         return False
     try:
@@ -334,7 +352,11 @@ def top_level_await(shell: Any, body: str) -> bool:
 
 
 def awaiting(shell: Any) -> Callable[[list[str]], list[str]]:
-    """Return the input transformer that lets cells with ``await`` wait, and cells without a body show help."""
+    """Return an input transformer for cells of this magic.
+
+    It awaits cells that contain ``await`` at the top level. To a cell without a body it adds an empty line, because
+    IPython raises an error for an empty body, and ``%%aotcompile --help`` needs no body.
+    """
 
     def transform(lines: list[str]) -> list[str]:
         text = "".join(lines)
@@ -354,10 +376,33 @@ def awaiting(shell: Any) -> Callable[[list[str]], list[str]]:
 
 
 def complete(_shell: Any, event: Any) -> list[str]:
-    """Complete the options, and what they choose from."""
+    """Return the completions of an option of the magic, or of the value of an option: IPython's completion hook."""
     words = event.text_until_cursor.split()
     previous = words[-1] if event.text_until_cursor.endswith(" ") else words[-2] if len(words) > 1 else ""
     return list(CHOICES.get(previous, FLAGS))
+
+
+def _names(tree: ast.Module) -> tuple[set[str], set[str]]:
+    """Return the names that a cell reads and the names that it binds."""
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    read, bound = ({node.id for node in names if isinstance(node.ctx, kind)} for kind in (ast.Load, ast.Store))
+    return read, bound
+
+
+def _optimizers(tree: ast.Module, namespace: Mapping[str, Any]) -> list[str]:
+    """Return the classes of the optimizers that a cell reads from variables, or from attributes of variables.
+
+    Each is a text, such as ``"trainer.opt: torch.optim.sgd.SGD"``.
+    """
+    read, bound = _names(tree)
+    optimizers = []
+    for name, value in used(read - bound, namespace).items():
+        plain = isinstance(value, type | types.ModuleType | types.FunctionType)
+        held = {} if plain else getattr(value, "__dict__", {})
+        for path, each in ((name, value), *((f"{name}.{attribute}", each) for attribute, each in held.items())):
+            if issubclass(type(each), torch.optim.Optimizer):
+                optimizers.append(f"{path}: {type(each).__module__}.{type(each).__qualname__}")
+    return optimizers
 
 
 def _nobody(_text: str) -> None:
@@ -371,7 +416,7 @@ def _show(value: Any) -> None:
 
 
 def _whole_cell(shell: Any, line: str, body: str) -> str:
-    """Return the cell as the user sees it, the magic's line and what is above it included."""
+    """Return the cell as the user sees it, including the magic's line and the lines above it."""
     written = None
     if hasattr(shell, "get_parent"):
         parent = shell.get_parent()
@@ -392,9 +437,9 @@ def _prompt_number(shell: Any) -> int:
     while frame is not None:
         if frame.f_globals is shell.user_global_ns:
             named = shell.compile.format_code_name(frame.f_code.co_filename)
-            found = re.search(r"\[(\d+)\]", named[1]) if named else None
-            if found:
-                return int(found[1])
+            match = re.search(r"\[(\d+)\]", named[1]) if named else None
+            if match:
+                return int(match[1])
         frame = frame.f_back
     return max(1, int(shell.execution_count) - 1)
 
@@ -409,5 +454,5 @@ def _cell_id(shell: Any) -> str | None:
 def _ends_with_semicolon(shell: Any, body: str) -> bool:
     try:
         return bool(shell.displayhook.semicolon_at_end_of_expression(body))
-    except Exception:  # noqa: BLE001  # what cannot be taken apart into tokens ends with no semicolon
+    except Exception:  # noqa: BLE001  # text that cannot be tokenized has no final semicolon
         return False

@@ -1,19 +1,22 @@
-"""Time captured graphs beside eager: what the button in the dashboard's timing tab does.
+"""Time captured graphs beside eager. The button in the dashboard's timing tab runs this.
 
-What Dynamo captured can be run twice: as the graph of torch ops that it is, and as the compiled form of that graph.
-Both are timed in turns (`aotlab.bench.timing`), with what stock ``torch.compile`` makes of the graph where that is
-asked for, on copies of the inputs that alias each other as the inputs do, under the grad mode, inference mode and
-autocast of the capture. The user's tensors, gradients, random state, call counters and compiled entries stay as they
-are: an entry is called through a function made for that, so that neither the counters nor a recording see it, and
-nothing but stock's form is compiled anew. Where an input is gone, or looks no longer as it did (a tensor that the graph
-itself has given a history, say), a tensor of the same kind takes its place, and a sentence says so.
+A graph that Dynamo captured can run in two forms: as the graph of torch ops itself, and as its compiled form. Both are
+timed in turns (`aotlab.bench.timing`), together with the form that stock ``torch.compile`` makes of the graph, if that
+is requested. The inputs are copies that alias each other as the original inputs do. They run under the grad mode,
+inference mode and autocast settings of the capture.
 
-An input that the graph writes is copied afresh for every call, untimed, so that each call sees the same values. A
-training graph is timed by whole steps, with the clock read between the forward and the backward, so that these add up
-to the step. Each form is called as Dynamo's code would call it: eager's is the graph's Python, ours and stock's are
-what the backend returns to Dynamo, with what it checks and counts at each call. What is not in the times: Dynamo's own
-part of a call, its guards among it, and the Python between graphs. The main thread must not be running anything else
-meanwhile; `aotlab.notebook.live` sees to that. An interrupt ends a measurement and leaves nothing behind.
+The measurement does not change the user's tensors, gradients, random state, call counters and compiled entries. An
+entry is called through a separate function, so neither the counters nor a recording see the call. Only stock's form is
+compiled for the measurement. If an input no longer exists, or its metadata has changed (for example, because the graph
+itself gave the tensor a history), a tensor of the same kind replaces it, and a sentence in the report says so.
+
+An input that the graph writes is copied again for every call, untimed, so that each call sees the same values. A
+training graph is timed in whole steps. The clock is read between the forward and the backward, so the two times add up
+to the step. Each form is called as Dynamo's code would call it. Eager's form is the graph's Python. Ours and stock's
+are the callables that the backend returns to Dynamo, including their checks and counters for each call. The times do
+not include Dynamo's own part of a call, such as its guards, nor the Python between graphs. The main thread must not
+run anything else meanwhile; `aotlab.notebook.live` ensures this. An interrupt ends a measurement and leaves no
+changes.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from torch import Tensor, fx, nn
 
 from aotlab import _torch as internals
 from aotlab._torch.compiling import compiling, never_lost
-from aotlab.bench.timing import Case, Comparison, Parts, compare, tensors_in, training_parts
+from aotlab.bench.timing import FEWEST_ROUNDS, Case, Comparison, Parts, compare, tensors_in, training_parts
 from aotlab.cache import CompiledFunction, Entry
 from aotlab.errors import UsageError
 from aotlab.guards.call_state import CallState, TensorFacts, tensor_facts
@@ -41,13 +44,13 @@ from aotlab.runtime.draft import MISS
 from aotlab.verification import Cloner
 from aotlab.verification.clones import attach, captured_tensors, random_state_restored, restored
 
-#: How long all graphs of one click may take together, in seconds, where no single call is that slow.
+#: The time limit, in seconds, for all graphs of one click together. It may be exceeded if a single call is slower.
 SECONDS = 5.0
 
-#: A sample is made of so many calls that the fastest engine fills this time.
+#: The duration of a sample: it contains as many calls as the fastest engine makes in this time.
 _SAMPLE_NS = 1_000_000
 
-#: How many rounds are wanted; the limit of time usually comes first.
+#: The wanted number of rounds. Usually the time limit ends the measurement earlier.
 _ROUNDS = 30
 
 Inputs = tuple[Any, ...]
@@ -56,26 +59,28 @@ Run = Callable[[Inputs], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Captured:
-    """A graph that Dynamo captured, its compiled form, and a way to inputs for both.
+    """A graph that Dynamo captured, its compiled form, and a function that returns inputs for both.
 
     Attributes
     ----------
     frame
-        The report's name for the frame that holds the graph.
+        The name of the frame that contains the graph, as in the report.
     graph
-        What Dynamo captured; calling it runs it eagerly.
+        The graph that Dynamo captured. Calling it runs it eagerly.
     compiled
-        The `aotlab.cache.CompiledFunction` of the same graph, or what our Dynamo backend wrapped around it. Any other
-        callable that takes the same arguments will do; it is called as it is then.
+        The `aotlab.cache.CompiledFunction` of the same graph, or the object that our Dynamo backend wrapped around it.
+        Any other callable with the same arguments works too; it is then called directly.
     inputs
-        Returns the example inputs as they are now, with None in the place of tensors that are gone; None if all are.
+        Returns the current example inputs, with None for each tensor that no longer exists. Returns None if there are
+        no inputs to return.
     whole
-        Puts among inputs what only the graph takes: sizes of others. None if there is nothing.
+        Adds to the inputs of ``compiled`` the sizes that only ``graph`` takes as inputs. None if it takes no sizes.
     graphs
-        The index in the report of each compiled entry, by the entry's number; entries that are not in it are counted
-        in the order in which they were compiled.
+        The index in the report of each compiled entry, by the entry's number. Entries that it does not contain are
+        counted in the order of their compilation.
     stock
-        The backend by which stock ``torch.compile`` compiles the graph to be timed beside; None: it is not.
+        The name of the ``torch.compile`` backend with which stock ``torch.compile`` compiles the graph for comparison.
+        If None, stock ``torch.compile`` is not timed.
     """
 
     frame: str
@@ -88,7 +93,7 @@ class Captured:
 
 
 class _Skipped(Exception):  # noqa: N818  # a signal within this module; its text is for the user
-    """A graph cannot be timed."""
+    """The graph cannot be timed."""
 
 
 def measure(
@@ -97,32 +102,33 @@ def measure(
     seconds: float = SECONDS,
     note: Callable[[str], None] | None = None,
 ) -> tuple[TimingRow, ...]:
-    """Time each graph's forward, backward and both together, beside eager and, if asked for, stock ``torch.compile``.
+    """Time each graph's forward, backward and their sum, beside eager and, if requested, stock ``torch.compile``.
 
     Must be called on the thread that runs the user's code, while nothing else runs there.
 
     Parameters
     ----------
     captured
-        The graphs. Of several compiled entries of one, that is timed which the inputs are for.
+        The graphs. If a graph has several compiled entries, the one that serves the inputs is timed.
     progress
         Called with a short text before each graph.
     seconds
-        How long all graphs may take together. A graph whose calls are slower than that is still timed, once.
+        The time limit for all graphs together. A graph whose calls are slower is still timed, once.
     note
-        Called with a sentence for what is missing or not as it seems: a graph that runs eagerly, a backward that eager
-        cannot do either, inputs that were replaced. None: the sentences are dropped.
+        Called with a sentence for each result that is missing or unusual: a graph that runs eagerly, a backward that
+        fails in eager too, inputs that were replaced. None: the sentences are dropped.
 
     Returns
     -------
     tuple[TimingRow, ...]
-        For each graph the phase ``"forward"`` under the engines ``"eager"``, ``"upstream"`` (stock ``torch.compile``)
-        and ``"aotlab"``; where something requires grad, ``"backward"`` and ``"total"`` (their sum) as well.
+        For each graph, rows for the phase ``"forward"`` with the engines ``"eager"``, ``"upstream"`` (stock
+        ``torch.compile``) and ``"aotlab"``. If something requires grad, also ``"backward"`` and ``"total"`` (their
+        sum).
 
     Raises
     ------
     UsageError
-        Nothing could be timed; the message holds the sentences.
+        Nothing could be timed. The message contains the sentences.
 
     Examples
     --------
@@ -146,7 +152,7 @@ def measure(
             rows += _measure_one(each, seconds / len(captured), skip)
         except _Skipped as reason:
             skip(f"{each.frame} was not timed: {reason}")
-        except Exception as error:  # noqa: BLE001  # user's code fails in any way; the other graphs can be timed
+        except Exception as error:  # noqa: BLE001  # the user's code may fail; other graphs can be timed
             skip(f"{each.frame} was not timed: {_line(error)}")
     if not rows:
         raise UsageError(" ".join(skipped) if skipped else "nothing was compiled, so there is nothing to time")
@@ -181,12 +187,15 @@ def _measure_one(captured: Captured, seconds: float, skip: Callable[[str], None]
         if alone is not None and alone.calls.eager:
             raise _Skipped("it ran eagerly when it was called again")
     if replaced:
-        skip(f"{captured.frame} was timed with other values for {listed(replaced)}, gone or changed since it ran")
+        skip(f"{captured.frame} was timed with new values for {listed(replaced)}, gone or changed since it ran")
     return timed.rows(frame=captured.frame, graph=_index(captured, entry))
 
 
 def _alone(compiled: Any, entry: Entry) -> CompiledFunction:
-    """Make a function that does at each call what the compiled one does, with one entry, and counts for itself."""
+    """Return a compiled function that contains only ``entry``, and counts its own calls.
+
+    The measured calls then do not appear in the counters of ``compiled``, and no other entry serves them.
+    """
     function = getattr(compiled, "compiled", compiled)
     alone = CompiledFunction(function._target, _not_anew, backend_name="", warn=False)
     vars(alone).update(_entries=(replace(entry, calls=0),), _announce=_tell_nobody)
@@ -194,30 +203,31 @@ def _alone(compiled: Any, entry: Entry) -> CompiledFunction:
 
 
 def _not_anew(*_: Any) -> NoReturn:
+    """Refuse to compile a new entry during a measurement."""
     raise _Skipped("its guards do not hold for a copy of its inputs")
 
 
 def _tell_nobody(*_: Any, **__: Any) -> None:
-    """Announce no call."""
+    """Emit no event about a measured call."""
 
 
 def _given_sizes(run: Callable[..., Any], captured: Captured) -> Callable[..., Any]:
-    """Let what takes the inputs of Dynamo's graph be called without the sizes among them."""
+    """Wrap ``run``, which takes all inputs of Dynamo's graph, so that it does not take the sizes among them."""
     whole = captured.whole
     return run if whole is None else lambda *inputs: run(*whole(inputs))
 
 
 def _stock(captured: Captured, inputs: Inputs) -> Callable[..., Any]:
-    """Let a backend of stock ``torch.compile`` compile a graph, and return what it would hand to Dynamo."""
-    # A trace of a graph that changes the grad mode may leave it changed.
+    """Compile a graph with stock ``torch.compile``'s backend; return the callable that it would return to Dynamo."""
+    # A trace of a graph that changes grad mode may leave grad mode changed.
     with compiling(), never_lost(), torch.set_grad_enabled(torch.is_grad_enabled()):
-        given = tuple(inputs if captured.whole is None else captured.whole(inputs))
-        compiled = internals.stock_compiled(_copied(captured.graph), given, str(captured.stock))
+        arguments = tuple(inputs if captured.whole is None else captured.whole(inputs))
+        compiled = internals.stock_compiled(_copied(captured.graph), arguments, str(captured.stock))
         return _given_sizes(compiled, captured)
 
 
 def _copied(graph: fx.GraphModule) -> fx.GraphModule:
-    """Copy a graph and those within it, with the same tensors."""
+    """Copy a graph and the graphs inside it. The copies share the tensors."""
     copied = fx.GraphModule(graph, deepcopy(graph.graph))
     for name, inner in list(copied.named_children()):
         if isinstance(inner, fx.GraphModule):
@@ -227,10 +237,10 @@ def _copied(graph: fx.GraphModule) -> fx.GraphModule:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Copy:
-    """Copied inputs of one call.
+    """The copied inputs of one call.
 
-    ``tensors`` are all that go in, ``differentiable`` those of them that require grad, and ``leaves`` the leaves behind
-    these, which stay what they are when an input is written.
+    ``tensors`` are all input tensors, and ``differentiable`` are those that require grad. ``leaves`` are the leaves of
+    their autograd graphs. They remain leaves when an input is written.
     """
 
     inputs: Inputs
@@ -240,14 +250,14 @@ class _Copy:
 
 
 def _copy(cloner: Cloner, inputs: Inputs) -> _Copy:
-    # Whatever mode the graph runs in: what is made in inference mode is an inference tensor, and else it is none.
+    # Tensors that are created in inference mode are inference tensors. The copies must not depend on the current mode.
     with torch.inference_mode(False), torch.set_grad_enabled(True):
         call = cloner.call(inputs, {})
-    # What was passed twice is one object in the copy as well.
+    # A tensor that was passed twice must also be one object in the copy.
     other = {
         id(copy): _inference_tensor_over(copy)
-        for given, copy in zip(inputs, call.args, strict=True)
-        if isinstance(given, Tensor) and given.is_inference()
+        for original, copy in zip(inputs, call.args, strict=True)
+        if isinstance(original, Tensor) and original.is_inference()
     }
     args = tuple([other.get(id(copy), copy) for copy in call.args])
     tensors = _distinct(tensor for tensor in tensors_in(args))
@@ -261,7 +271,7 @@ def _copy(cloner: Cloner, inputs: Inputs) -> _Copy:
 
 
 def _inference_tensor_over(tensor: Tensor) -> Tensor:
-    """Return an inference tensor in the place of ``tensor``, over the same memory."""
+    """Return an inference tensor over the same memory as ``tensor``."""
     with torch.inference_mode():
         empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         return empty.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -269,11 +279,12 @@ def _inference_tensor_over(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Behaviour:
-    """What one trial call shows of a graph.
+    """The behaviour of a graph in one trial call.
 
-    ``mutates``: it writes an input. ``outputs``: which of its output tensors can be differentiated. ``written``: which
-    inputs, by position among the copy's tensors, it turns into something that can be. ``grad_mode``: what to put back
-    after each call, None if it leaves grad mode alone.
+    ``mutates`` tells whether it writes an input. ``outputs`` are the indices of the output tensors that require grad.
+    ``written`` are the indices in ``_Copy.tensors`` of the inputs that the graph writes and that are then non-leaves
+    that require grad. A backward starts from both. ``grad_mode`` is the mode to restore after each call, or None if the
+    graph does not change grad mode.
     """
 
     mutates: bool
@@ -282,13 +293,13 @@ class _Behaviour:
     grad_mode: bool | None
 
     def wrap(self, run: Run) -> Run:
-        """Let ``run`` leave grad mode as it was."""
+        """Make ``run`` restore grad mode if the graph changes it."""
         if self.grad_mode is None:
             return run
         return partial(_with_grad_mode, run, self.grad_mode)
 
     def roots(self, copy: _Copy, result: Any) -> list[Tensor]:
-        """Choose what a backward starts from."""
+        """Return the tensors from which the backward of a call starts."""
         tensors = tensors_in(result)
         return [*[tensors[i] for i in self.outputs], *[copy.tensors[i] for i in self.written]]
 
@@ -303,16 +314,16 @@ def _behaviour(eager: Run, fresh: Callable[[], _Copy], entry: Entry | None) -> _
     finally:
         torch.set_grad_enabled(grad_mode)
     moved = [internals.version_of(t) != version for t, version in zip(copy.tensors, before, strict=True)]
-    known = {id(tensor): index for index, tensor in reversed(list(enumerate(outputs)))}
+    positions = {id(tensor): index for index, tensor in reversed(list(enumerate(outputs)))}
     return _Behaviour(
-        # Inference tensors count no versions; the entry knows without.
+        # Inference tensors have no version counter. An entry watches for overlaps if it writes an input.
         mutates=any(moved) or (entry is not None and entry.state.watches_overlap),
-        outputs=tuple(sorted(index for index in known.values() if outputs[index].requires_grad)),
+        outputs=tuple(sorted(index for index in positions.values() if outputs[index].requires_grad)),
         written=tuple(
             [
                 index
                 for index, tensor in enumerate(copy.tensors)
-                if moved[index] and tensor.requires_grad and not tensor.is_leaf and id(tensor) not in known
+                if moved[index] and tensor.requires_grad and not tensor.is_leaf and id(tensor) not in positions
             ]
         ),
         grad_mode=grad_mode if changed else None,
@@ -321,9 +332,12 @@ def _behaviour(eager: Run, fresh: Callable[[], _Copy], entry: Entry | None) -> _
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Timer:
-    """The forms of one graph by engine, and what timing them takes; ``stock`` makes one more, of inputs.
+    """Times the forms of one graph.
 
-    ``ready`` gives each call its inputs: fresh ones if calls change them, else the same for all, as they may be large.
+    ``runs`` has the forms by engine. ``stock`` compiles the form of stock ``torch.compile`` for given inputs; None if
+    it is not timed. ``ready`` returns the inputs of one call. If calls change their inputs, each call gets new copies.
+    Otherwise all calls share one copy, because the inputs may be large. ``held`` are the tensors that require grad and
+    that are attributes of the graph.
     """
 
     runs: dict[str, Run]
@@ -334,14 +348,18 @@ class _Timer:
     device: torch.device
 
     def timed(self, seconds: float, skip: Callable[[str], None]) -> Comparison:
-        """Time all engines in turns, each by whole calls of which the phases are parts, and one of them twice."""
+        """Time all engines in turns. Each sample is a whole call, split into phases.
+
+        aotlab is timed twice, if there is time, to show the noise. ``skip`` is called with a sentence for each result
+        that is missing.
+        """
         trains = bool(self.behaviour.outputs or self.behaviour.written)
         if self.stock is not None:
             try:
                 compiled = self.stock(self.ready().inputs)
                 self.runs["upstream"] = self.behaviour.wrap(partial(_spread, compiled))
                 self._once(self._case("upstream", trains))
-            except Exception as error:  # noqa: BLE001  # what stock torch.compile cannot do is no reason not to time ours
+            except Exception as error:  # noqa: BLE001  # stock may fail
                 skip(f"stock torch.compile was not timed: it raises {_line(error)}")
                 self.runs.pop("upstream", None)
         end_ns = time.perf_counter_ns() + round(seconds * 1e9)
@@ -349,25 +367,30 @@ class _Timer:
         if trains:
             try:
                 cases, costs = self._tried(True, seconds)
-            except Exception as error:  # noqa: BLE001  # what the user's backward raises, eager's would too
+            except Exception as error:  # noqa: BLE001  # the user's backward fails in eager too
                 skip(f"only the forward was timed: the backward raises {_line(error)}")
         left_ns = max(end_ns - time.perf_counter_ns(), 0)
         round_ns = sum(costs) + costs[-1]
-        # Rather more rounds than longer samples: a median of two says little.
+        # More rounds are better than longer samples: a median of two says little.
         inner = max(1, min(_SAMPLE_NS // min(costs), left_ns // (10 * round_ns)))
-        fits = 2 * inner * round_ns <= max(2 * left_ns, 10**9)
+        # Rounds come in pairs, in both orders of the engines.
+        fits = (FEWEST_ROUNDS + 1) * inner * round_ns <= max(2 * left_ns, 10**9)
         return compare(
             cases,
             rounds=_ROUNDS if fits else 1,
             warmup=0,
             inner=inner,
             limit_ns=left_ns,
+            fewest=FEWEST_ROUNDS,
             device=self.device,
             again="aotlab" if fits else None,
         )
 
     def _tried(self, backward: bool, seconds: float) -> tuple[list[Case], list[int]]:
-        """Make a case for each engine, ours last, and call each; also return what that costs, in ns."""
+        """Make a case for each engine, aotlab's last, and try each one.
+
+        Return the cases, and the cost of a call of each, in ns. ``backward`` tells whether the calls have a backward.
+        """
         cases = [self._case(engine, backward) for engine in ("eager", "upstream", "aotlab") if engine in self.runs]
         return cases, [self._try(case, seconds) for case in cases]
 
@@ -382,12 +405,15 @@ class _Timer:
         return Case(name=engine, parts=parts)
 
     def _leaves(self, copy: _Copy) -> list[Tensor]:
-        # Up to the inputs and no further, so that what stands behind a copied non-leaf is not timed. That an input
-        # which gets written is not: by then it is an output.
+        # The backward stops at the inputs, so that nodes behind a copied non-leaf are not timed. An input that is
+        # written is different: after the write it is an output, so the backward runs to its leaves.
         return [*(copy.leaves if self.behaviour.mutates else copy.differentiable), *self.held]
 
     def _try(self, case: Case, seconds: float) -> int:
-        """Return what preparing and making one call cost, in ns: the least of some calls, or of one if that is slow."""
+        """Return the cost, in ns, of preparing and making one call.
+
+        It is the minimum of up to four calls, or the cost of a single call if that is slow.
+        """
         tries = [self._once(case)]
         while len(tries) < 4 and sum(tries) < seconds * 1e9 / 40:
             tries.append(self._once(case))
@@ -410,10 +436,10 @@ class _Timer:
 
 
 def _entry_for(captured: Captured) -> tuple[Entry | None, Inputs, tuple[str, ...]]:
-    """Find the compiled entry that serves the inputs, the inputs, and the names of those that had to be replaced.
+    """Return the compiled entry that serves the inputs, the inputs, and the names of replaced inputs.
 
-    If no entry serves the inputs as they are now, or they are gone, it is the newest, with stand-ins for those which do
-    not look as they did. The entry is None if ``captured.compiled`` is no compiled function of ours.
+    If the inputs no longer exist, or no entry serves them now, this is the newest entry, and stand-ins replace the
+    inputs whose metadata has changed. The entry is None if ``captured.compiled`` is not one of our compiled functions.
     """
     inputs = captured.inputs()
     function = getattr(captured.compiled, "compiled", captured.compiled)
@@ -437,37 +463,41 @@ def _entry_for(captured: Captured) -> tuple[Entry | None, Inputs, tuple[str, ...
 def _serves(entry: Entry, inputs: Inputs) -> bool:
     tensors = [isinstance(each, Tensor) for each in inputs]
     if tensors != [isinstance(facts, TensorFacts) for facts in entry.state.leaves]:
-        return False  # some are gone, or they are for another entry
-    # An entry whose guards do not hold says so before it does anything.
+        return False  # some tensors no longer exist, or these are the inputs of another entry
+    # If an entry's guards do not hold, it returns MISS before it has any effect.
     with _settings(entry):
         return entry.run(_copy(Cloner(_anything), inputs).inputs, {}) is not MISS
 
 
 def _stand_ins(state: CallState, inputs: Inputs | None) -> tuple[Inputs, tuple[str, ...]]:
-    """Make inputs as those of the capture were, from those that still look so and others of the same kind."""
-    made: list[Any] = []
+    """Return inputs with the metadata that an entry was compiled for, and the names of the replaced inputs.
+
+    ``state`` has the facts about the inputs for which the entry was compiled. An input whose metadata has changed, or
+    that no longer exists, is replaced by a stand-in: a new tensor of the same kind.
+    """
+    values: list[Any] = []
     replaced: list[str] = []
     for position, facts in enumerate(state.leaves):
         now = inputs[position] if inputs is not None and len(inputs) == len(state.leaves) else None
         if not isinstance(facts, TensorFacts):
-            made.append(facts.value)
+            values.append(facts.value)
         elif state.same_as[position] != position:
-            made.append(made[state.same_as[position]])
+            values.append(values[state.same_as[position]])
         elif isinstance(now, Tensor) and tensor_facts(now) == facts:
-            made.append(now)
+            values.append(now)
         else:
-            made.append(_stand_in(facts))
+            values.append(_stand_in(facts))
             replaced.append(state.names[position])
-    return tuple(made), tuple(replaced)
+    return tuple(values), tuple(replaced)
 
 
 def _stand_in(facts: TensorFacts) -> Tensor:
-    """Make a tensor of the same kind, with random numbers in it, or zeros where they may be indices."""
+    """Return a new tensor with these facts. It has random numbers, or zeros if its values may be indices."""
     extent = 1 + sum((size - 1) * step for size, step in zip(facts.shape, facts.stride, strict=True))
     count = facts.offset + (extent if 0 not in facts.shape else 0)
     with torch.inference_mode(facts.is_inference), torch.set_grad_enabled(True):
         if facts.dtype.is_floating_point or facts.dtype.is_complex:
-            # Not every type has random numbers of its own.
+            # Not every dtype can be filled with random numbers directly.
             memory = torch.rand(count, device=facts.device).to(facts.dtype)
         else:
             memory = torch.zeros(count, dtype=facts.dtype, device=facts.device)
@@ -481,18 +511,18 @@ def _stand_in(facts: TensorFacts) -> Tensor:
 
 @contextmanager
 def _settings(entry: Entry | None) -> Iterator[None]:
-    """Put the modes of the capture in place, and those of now back; only the modes which context managers set."""
+    """Run a block under the modes of the capture that context managers can set; restore the current modes after it."""
     with ExitStack() as stack:
-        stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))  # a graph may leave it changed
+        stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))  # a graph may change grad mode
         if entry is not None:
-            known = dict(entry.state.settings)
-            stack.enter_context(torch.inference_mode(known["inference mode"]))
-            stack.enter_context(torch.set_grad_enabled(known["grad mode"]))
-            for name, enabled in known.items():
+            settings = dict(entry.state.settings)
+            stack.enter_context(torch.inference_mode(settings["inference mode"]))
+            stack.enter_context(torch.set_grad_enabled(settings["grad mode"]))
+            for name, enabled in settings.items():
                 device = name.removeprefix("autocast on ")
                 if device != name and enabled != torch.is_autocast_enabled(device):
-                    dtype = known[f"autocast dtype on {device}"]
-                    stack.enter_context(torch.autocast(device, dtype, enabled, known["autocast cache"]))
+                    dtype = settings[f"autocast dtype on {device}"]
+                    stack.enter_context(torch.autocast(device, dtype, enabled, settings["autocast cache"]))
         yield
 
 
@@ -520,7 +550,7 @@ def _always(copy: _Copy) -> Callable[[], _Copy]:
 
 
 def _anything(*inputs: Any) -> None:
-    """Take any arguments; its signature names them."""
+    """Accept any arguments. A `Cloner` needs a function for the names of the inputs that it copies."""
 
 
 def _distinct(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:

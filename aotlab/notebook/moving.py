@@ -1,11 +1,11 @@
-"""``--device``: what a cell uses is moved there, storage by storage.
+"""The option ``--device``: move the values that a cell uses to a device, storage by storage.
 
     %%aotcompile --device cuda
     loss = model(x).sum()      # `model` and `x` are on the CPU: moved, before anything runs
 
-Each tensor stays the object that it is, so that optimizers, containers and other variables keep what they hold. All
-tensors over a storage move together, also those that the cell does not name: what shared memory shares it afterwards.
-Gradients move with their tensors, and so does what optimizers keep for them.
+Each tensor stays the same object, so optimizers, containers and other variables keep their references. All tensors
+that share a storage move together, also those that the cell does not name, so they still share memory afterwards. The
+gradients of the tensors move with them, and so does the optimizer state for them.
 """
 
 from __future__ import annotations
@@ -23,34 +23,38 @@ from torch import Tensor, nn
 
 from aotlab._torch import pytree, storage_key
 from aotlab.errors import DeviceError
-from aotlab.notebook.names import named_tensors
+from aotlab.frontends.tensor_names import named_tensors
 from aotlab.report.text import data_size
 
 #: Copies a storage to a device.
 Copy = Callable[[torch.UntypedStorage, torch.device], torch.UntypedStorage]
-#: What optimizers keep on the CPU for kernels that do not read it on the device.
+#: The key of the step counters in an optimizer's state. They stay on the CPU, unless the optimizer is ``capturable`` or
+#: ``fused``: other optimizers' kernels do not read them.
 _COUNTER = "step"
 
 
 def used(names: Iterable[str], namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables that code with these names uses, also in functions of the notebook that it names."""
-    found: set[str] = set()
+    """Return the variables that a cell uses, directly or through functions of the notebook.
+
+    ``names`` are the names that the cell reads. ``namespace`` has the notebook's variables.
+    """
+    used_names: set[str] = set()
     todo = list(names)
     while todo:
         name = todo.pop()
-        if name not in found and name in namespace:
-            found.add(name)
+        if name not in used_names and name in namespace:
+            used_names.add(name)
             function = inspect.unwrap(namespace[name]) if callable(namespace[name]) else None
             if isinstance(function, FunctionType) and function.__globals__ is namespace:
                 codes = [function.__code__]
                 for code in codes:
                     todo += (each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
                     codes += (constant for constant in code.co_consts if isinstance(constant, CodeType))
-    return {name: value for name, value in namespace.items() if name in found}
+    return {name: value for name, value in namespace.items() if name in used_names}
 
 
 def move(namespace: Mapping[str, Any], device: torch.device) -> str:
-    """Move what some variables hold to a device; return what was moved as a sentence, empty if nothing was.
+    """Move the tensors of some variables to a device; return a sentence about the move, or "" if nothing was moved.
 
     Parameters
     ----------
@@ -60,12 +64,12 @@ def move(namespace: Mapping[str, Any], device: torch.device) -> str:
     Raises
     ------
     DeviceError
-        A tensor cannot be moved as it is; nothing was.
+        A tensor cannot be moved. In this case no tensor was moved.
     """
     tensors, optimizers = _alive()
     counters: set[int] = set()
     beside: dict[int, list[Tensor]] = {}
-    for parameter, is_counter, value in (each for optimizer in optimizers for each in _kept(optimizer)):
+    for parameter, is_counter, value in (each for optimizer in optimizers for each in _state_tensors(optimizer)):
         counters |= {id(value)} if is_counter else set()
         beside.setdefault(id(parameter), []).extend([] if is_counter else [value])
     named = [
@@ -87,19 +91,19 @@ def move(namespace: Mapping[str, Any], device: torch.device) -> str:
 
 
 def move_storages(tensors: Iterable[Tensor], device: torch.device, copy: Copy) -> int:
-    """Put copies of their storages under some tensors; return the bytes. All are moved, or none if it is interrupted.
+    """Move tensors to copies of their storages and return the copied bytes. If interrupted, nothing is moved.
 
-    ``copy`` makes each; tensors over the same storage get the same one, with the offsets and strides that they had.
+    ``copy`` copies one storage. Tensors that shared a storage share the copy, with the same offsets and strides.
     """
-    made: dict[int, torch.UntypedStorage] = {}
+    copies: dict[int, torch.UntypedStorage] = {}
     before: list[tuple[Tensor, Tensor]] = []
     with torch.no_grad():
         pairs = []
         for tensor in {id(each): each for each in tensors}.values():
             key = storage_key(tensor)
-            if key not in made:
-                made[key] = copy(tensor.untyped_storage(), device)
-            pairs.append((tensor, _over(made[key], tensor)))
+            if key not in copies:
+                copies[key] = copy(tensor.untyped_storage(), device)
+            pairs.append((tensor, _over(copies[key], tensor)))
         try:
             for tensor, moved in pairs:
                 before.append((tensor, tensor.data))
@@ -108,13 +112,13 @@ def move_storages(tensors: Iterable[Tensor], device: torch.device, copy: Copy) -
             for tensor, data in before:
                 tensor.data = data
             raise
-    return sum(storage.nbytes() for storage in made.values())
+    return sum(storage.nbytes() for storage in copies.values())
 
 
 def _over(storage: torch.UntypedStorage, tensor: Tensor) -> Tensor:
-    made = torch.empty(0, dtype=tensor.dtype, device=storage.device)
-    made.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
-    return made.conj() if tensor.is_conj() else made
+    result = torch.empty(0, dtype=tensor.dtype, device=storage.device)
+    result.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+    return result.conj() if tensor.is_conj() else result
 
 
 def _copied(storage: torch.UntypedStorage, device: torch.device) -> torch.UntypedStorage:
@@ -122,14 +126,14 @@ def _copied(storage: torch.UntypedStorage, device: torch.device) -> torch.Untype
 
 
 def _alive() -> tuple[list[Tensor], list[torch.optim.Optimizer]]:
-    """Return the tensors and optimizers that Python knows of."""
+    """Return all live tensors and optimizers that the garbage collector tracks."""
     objects = gc.get_objects()
     tensors = [each for each in objects if issubclass(type(each), Tensor)]
     return tensors, [each for each in objects if issubclass(type(each), torch.optim.Optimizer)]
 
 
-def _kept(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, bool, Tensor]]:
-    """Yield what an optimizer keeps: for which parameter, whether it is a counter that stays on the CPU, the tensor."""
+def _state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, bool, Tensor]]:
+    """Yield for each state tensor: its parameter, whether it is a counter that stays on the CPU, and the tensor."""
     for group in optimizer.param_groups:
         stays = not (group.get("capturable") or group.get("fused"))
         for parameter in group["params"]:
@@ -153,16 +157,16 @@ def _storage(tensor: Tensor, name: str) -> int:
 
 
 def _check(tensor: Tensor, name: str) -> None:
-    """Refuse what cannot be moved as it is."""
+    """Raise DeviceError if a tensor cannot be moved."""
     if tensor.is_meta:
         _refuse(name, "on the meta device, without data")
     if type(tensor) not in (Tensor, nn.Parameter):
         _refuse(name, f"a `{type(tensor).__name__}`")
     if tensor.grad_fn is not None:
-        _refuse(name, f"computed on {tensor.device}, with a history there")
+        _refuse(name, f"computed on {tensor.device}, with an autograd history there")
     if tensor.is_inference() or tensor.is_neg():
-        _refuse(name, "made in inference mode" if tensor.is_inference() else "a negated view")
+        _refuse(name, "made in inference mode" if tensor.is_inference() else "a view with the negative bit")
 
 
 def _refuse(name: str, what: str) -> NoReturn:
-    raise DeviceError(f"`{name}` cannot be moved as it is: {what}", suggestion=f"make `{name}` anew on the device")
+    raise DeviceError(f"`{name}` cannot be moved as it is: {what}", suggestion=f"create `{name}` on the device")

@@ -1,4 +1,4 @@
-"""The tensors that a notebook holds, by the names under which its user knows them, and which of them were written."""
+"""Find the tensors of a notebook that were written, and the user's names for them."""
 
 from __future__ import annotations
 
@@ -8,84 +8,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from aotlab import _torch as internals
+from aotlab.frontends.tensor_names import named_tensors
 from aotlab.ir.specs import StorageNumbers, spec_of
-from aotlab.report.assemble import tensor_info
 from aotlab.report.model import Input
+from aotlab.report.rows import tensor_info
 
-_IPYTHON = frozenset({"In", "Out", "exit", "quit", "get_ipython"})
-_LONGEST = 200
-_DEEPEST = 3
-
-#: Bytes of values that are kept to see writes that no version counter counts.
+#: How many bytes of values are kept, to detect writes that no version counter records.
 _MOST_KEPT = 32 * 2**20
-
-
-def named_tensors(namespace: Mapping[str, Any], longest: int | None = _LONGEST) -> dict[int, tuple[str, Tensor]]:
-    """Return the tensors that can be reached from variables, by `id`, each with its first name.
-
-    Variables hold tensors directly, in lists, tuples and dicts, in modules, in optimizers, and as attributes of objects
-    whose class was defined in the notebook. A tensor's gradient is ``name.grad``; what an optimizer keeps for a
-    parameter is ``opt.state[name]['key']``. Of a list or dict, ``longest`` items are looked at, or all.
-    """
-    found: dict[int, tuple[str, Tensor]] = {}
-    variables = [(name, value) for name, value in list(namespace.items()) if _public(name)]
-    for name, value in variables:
-        for path, tensor in _reached(name, value, longest, 0):
-            found.setdefault(id(tensor), (path, tensor))
-    for path, tensor in list(found.values()):
-        try:
-            gradient = tensor.grad if tensor.is_leaf else None
-        except RuntimeError:  # a view that became invalid when its base was written
-            continue
-        if gradient is not None:
-            found.setdefault(id(gradient), (f"{path}.grad", gradient))
-    for name, value in variables:
-        if isinstance(value, torch.optim.Optimizer):
-            for path, tensor in _optimizer_state(name, value, found):
-                found.setdefault(id(tensor), (path, tensor))
-    return found
-
-
-def _public(name: str) -> bool:
-    return not name.startswith("_") and name not in _IPYTHON
-
-
-def _reached(path: str, value: Any, longest: int | None, depth: int) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield path, value
-    elif isinstance(value, nn.Module):
-        for name, tensor in (*value.named_parameters(), *value.named_buffers()):
-            yield f"{path}.{name}", tensor
-    elif depth < _DEEPEST:
-        if type(value) in (list, tuple):
-            for index, item in enumerate(value[:longest]):
-                yield from _reached(f"{path}[{index}]", item, longest, depth + 1)
-        elif type(value) is dict:
-            for key, item in list(value.items())[:longest]:
-                yield from _reached(f"{path}[{key!r}]", item, longest, depth + 1)
-        elif type(value).__module__ == "__main__" and hasattr(value, "__dict__"):
-            for name, item in list(vars(value).items())[:longest]:
-                yield from _reached(f"{path}.{name}", item, longest, depth + 1)
-
-
-def _optimizer_state(
-    path: str, optimizer: torch.optim.Optimizer, known: Mapping[int, tuple[str, Tensor]]
-) -> Iterator[tuple[str, Tensor]]:
-    position = 0
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            name = known[id(parameter)][0] if id(parameter) in known else str(position)
-            for key, value in optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor):
-                    yield f"{path}.state[{name}][{key!r}]", value
-            position += 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Watched:
+    """A tensor of the notebook, as it was when a `Watch` began.
+
+    ``bits`` is a copy of its bytes, if the tensor is small enough. ``storage`` is the key of its storage.
+    """
+
     name: str
     tensor: weakref.ref[Tensor]
     version: int
@@ -94,7 +35,7 @@ class _Watched:
     storage: int | None
 
     def written(self) -> Tensor | None:
-        """Return the tensor if it was written since, by its counter, by its bits, or by the memory that it has."""
+        """Return the tensor if its version counter, its bytes or its storage are different now; None otherwise."""
         tensor = self.tensor()
         if tensor is None or tensor.is_inference():
             return None
@@ -104,13 +45,13 @@ class _Watched:
         return tensor if bits is not None and self.bits is not None and not torch.equal(bits, self.bits) else None
 
     def replaced(self, tensor: Tensor) -> bool:
-        """Tell whether the tensor was given other memory."""
+        """Tell whether the tensor now has another storage."""
         return _storage(tensor) != self.storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedArgument:
-    """A tensor in the arguments of a call, as it was before."""
+    """A tensor argument of a call, as it was before the call. ``position`` is its index or its keyword."""
 
     position: int | str
     tensor: Tensor
@@ -118,7 +59,10 @@ class WatchedArgument:
     layout: tuple[object, ...]
 
     def written(self) -> Input | None:
-        """Say what the call did to it, by its version counter and its layout; None if nothing, and without its name."""
+        """Describe how the call changed the tensor, from its version counter and layout.
+
+        Return None if the call changed nothing. The row's name is left empty, for the caller to fill in.
+        """
         layout = _layout(self.tensor)
         if internals.version_of(self.tensor) == self.version and layout == self.layout:
             return None
@@ -133,11 +77,11 @@ class WatchedArgument:
 
 
 def watch_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[WatchedArgument]:
-    """Note the tensors that a function is called with, to tell afterwards which of them were written."""
-    given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    """Record the tensor arguments of a call, to find out afterwards which of them were written."""
+    arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     return [
         WatchedArgument(position=key, tensor=value, version=internals.version_of(value), layout=_layout(value))
-        for key, value in given
+        for key, value in arguments
         if isinstance(value, Tensor) and not value.is_inference()
     ]
 
@@ -153,11 +97,12 @@ def _layout(tensor: Tensor) -> tuple[object, ...]:
 
 
 class Watch:
-    """Tells which tensors of a notebook were written between its making and `written`.
+    """Finds the tensors of a notebook that were written between the creation of this object and the call of `written`.
 
-    Eager's own version counters tell it, so that writes are seen wherever they happen: in compiled graphs, in Python,
-    in autograd. Some writes are not counted (``.data``, the statistics of batch norm): the bits of the smaller tensors
-    are kept and compared. Tensors made under inference mode have no counter and are not watched.
+    It compares autograd's version counters, so it sees writes by compiled graphs, by Python and by autograd. Some
+    writes do not increase the counter (``.data``, the statistics of batch norm). For these, the bytes of the smaller
+    tensors are kept and compared. Tensors that were created in inference mode have no version counter and are not
+    watched.
 
     Parameters
     ----------
@@ -166,36 +111,36 @@ class Watch:
     """
 
     def __init__(self, namespace: Mapping[str, Any]) -> None:
-        found = [(name, tensor) for name, tensor in named_tensors(namespace).values() if not tensor.is_inference()]
+        tensors = [(name, tensor) for name, tensor in named_tensors(namespace).values() if not tensor.is_inference()]
         left = _MOST_KEPT
-        kept: dict[int, Tensor | None] = {}
-        for _name, tensor in sorted(found, key=lambda each: each[1].numel()):
+        bits: dict[int, Tensor | None] = {}
+        for _name, tensor in sorted(tensors, key=lambda each: each[1].numel()):
             size = tensor.numel() * tensor.element_size() if tensor.layout == torch.strided else left + 1
             if size <= left:
                 left -= size
-                kept[id(tensor)] = _bits(tensor)
+                bits[id(tensor)] = _bits(tensor)
         self._watched = [
             _Watched(
                 name=name,
                 tensor=weakref.ref(tensor),
                 version=internals.version_of(tensor),
-                bits=kept.get(id(tensor)),
+                bits=bits.get(id(tensor)),
                 layout=_layout(tensor),
                 storage=_storage(tensor),
             )
-            for name, tensor in found
+            for name, tensor in tensors
         ]
 
     def written(self, in_graphs: Mapping[str, Tensor | None], moved: Collection[str] = ()) -> tuple[Input, ...]:
-        """Return what was written since, but for what is in ``in_graphs``.
+        """Return the tensors that were written, except the tensors whose writes the graphs already report.
 
         Parameters
         ----------
         in_graphs
             The tensors that compiled graphs wrote, by name. A tensor that shares bytes with one of them was written
-            through it, and says so; one that only shares its storage was not.
+            through it, and its row says so. A tensor that shares only the storage with one of them is left out.
         moved
-            The names of those whose sizes, strides or offset they changed.
+            The names of the tensors in ``in_graphs`` whose sizes, strides or offset the graphs changed.
         """
         rows: list[Input] = []
         storages = StorageNumbers()
@@ -204,11 +149,11 @@ class Watch:
             if tensor is None:
                 continue
             replaced, layout = each.replaced(tensor), _layout(tensor) != each.layout
-            own = in_graphs.get(each.name) is tensor  # then the graphs tell of its values
-            if own and not (replaced or (layout and each.name not in moved)):
+            in_graph = in_graphs.get(each.name) is tensor  # then the graphs report its values
+            if in_graph and not (replaced or (layout and each.name not in moved)):
                 continue
             through, elsewhere = [], False
-            for name, other in () if own else in_graphs.items():
+            for name, other in () if in_graph else in_graphs.items():
                 if other is not None and _same_storage(tensor, other):
                     if _bytes_meet(tensor, other):
                         through.append(name)
@@ -223,8 +168,8 @@ class Watch:
                     kind="alias" if through else "outside",
                     tensor=tensor_info(info),
                     overlaps=tuple(through),
-                    # Where sizes, strides or the memory changed, nobody knows which values to compare.
-                    mutates_data=None if layout or replaced or own else True,
+                    # If the sizes, the strides or the storage changed, it is not known which values to compare.
+                    mutates_data=None if layout or replaced or in_graph else True,
                     mutates_metadata=layout,
                     mutates_storage=replaced,
                     requires_grad_after=tensor.requires_grad,
@@ -233,7 +178,7 @@ class Watch:
         return (*rows, *self._gradients(storages))
 
     def _gradients(self, storages: StorageNumbers) -> Iterator[Input]:
-        """Describe the gradients that are new."""
+        """Describe the gradients (``w.grad``) that did not exist when this object was created."""
         tensors = [(each.name, tensor) for each in self._watched if (tensor := each.tensor()) is not None]
         old = {id(tensor) for _, tensor in tensors}
         for name, tensor in tensors:
@@ -244,7 +189,7 @@ class Watch:
 
 
 def _bits(tensor: Tensor) -> Tensor | None:
-    """Copy a tensor's elements as bytes, None if they cannot be had so."""
+    """Return a copy of a tensor's elements as bytes, or None if the tensor cannot be read as bytes."""
     if isinstance(tensor, internals.FakeTensor):
         return None
     with torch.no_grad():

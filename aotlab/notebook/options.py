@@ -1,4 +1,4 @@
-"""What stands behind ``%%aotcompile``."""
+"""The options of ``%%aotcompile``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Options:
     Attributes
     ----------
     output
-        The variable that is to hold the report.
+        The variable that receives the report.
     name
         The report's title.
     frontend
@@ -26,16 +26,18 @@ class Options:
     device
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
     dynamic
-        Whether sizes and numbers vary from the first graph on. If not, a function of the cell is compiled once more
-        for one that changes, for all of its values; other lines are compiled for each value.
+        Whether sizes and numbers are dynamic from the first graph on. If not, a function of the cell is compiled a
+        second time when one of them changes, and then accepts all of its values. Other lines are compiled for each
+        value.
     rehearse
-        The card that is not here for which Inductor and Triton compile; the cell runs on the CPU.
+        The name of a GPU that this machine does not have. Inductor and Triton compile for it; the cell runs on the
+        CPU.
     verify
         Whether each graph is compared with eager before it is used.
     time
-        Whether the graphs are timed beside eager when the cell has run.
+        Whether the graphs are timed beside eager after the cell has run.
     quiet
-        Whether the report is not displayed.
+        Whether to hide the report.
     """
 
     output: str | None = None
@@ -50,25 +52,25 @@ class Options:
     quiet: bool = False
 
     def wanted_device(self) -> torch.device | None:
-        """Return the device on which graphs must run, None if any will do.
+        """Return the device on which graphs must run, or None if any device is allowed.
 
         Raises
         ------
         DeviceError
-            It is not there.
+            The machine has no such device.
         """
-        if self.device == "auto" or self.rehearse is not None:  # what is rehearsed stays on the CPU
+        if self.device == "auto" or self.rehearse is not None:  # a rehearsed cell runs on the CPU
             return None
         device = torch.device(self.device)
         if device.type == "cuda":
             if not torch.cuda.is_available():
                 raise DeviceError(
                     f"--device {self.device}: this machine has no CUDA device that torch can use",
-                    suggestion="leave the option out, or take --device cpu",
+                    suggestion="leave the option out, or use --device cpu",
                 )
             count = torch.cuda.device_count()
             index = device.index if ":" in self.device else torch.cuda.current_device()
             if index >= count:
-                raise DeviceError(f"--device {self.device}: there are {count} CUDA devices, counted from 0")
+                raise DeviceError(f"--device {self.device}: there are {count} CUDA devices, and the first is cuda:0")
             return torch.device("cuda", index)
         return device

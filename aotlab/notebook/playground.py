@@ -1,9 +1,9 @@
-"""What Dynamo leaves in a namespace, kept out of the user's sight.
+"""Keep the names that Dynamo adds to a namespace out of the user's sight.
 
-Dynamo stores the functions that it makes, and aliases of what its guards look at, as globals of the code that it
-compiled; in a notebook these are the user's variables. And it cannot read a global that did not exist when the code
-began, although the code itself has just bound it. A `Playground` arranges both: Dynamo's names are there while
-compiled code runs and gone afterwards; names that are about to be bound are there while Dynamo traces, and only then.
+Dynamo stores the functions that it makes, and aliases of the objects that its guards read, as globals of the compiled
+code. In a notebook these globals are the user's variables. Also, Dynamo cannot read a global that did not exist when
+the code began, even if the code itself has just bound it. A `Playground` solves both problems. Dynamo's names are
+present only while compiled code runs. Names that are about to be bound are present only while Dynamo traces.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ import torch
 
 from aotlab import _torch as internals
 
-#: Dynamo looks only into code that names torch: regions name it so, whatever the user calls it.
+#: Dynamo only captures code that names torch. Regions use this name, whatever the user's name for torch is.
 TORCH = "__aotlab_torch"
 
 
 class _NotBoundYet:
-    """Stands for a variable while Dynamo traces the code that will bind it.
+    """A placeholder for a variable while Dynamo traces the code that will bind it.
 
-    Code that reads it first is an error in eager. Dynamo asks everything for its class before it does anything with
-    it, cannot go on, and leaves the code to Python, which says so in its own words.
+    If the code reads the variable before it binds it, eager raises a `NameError`. Dynamo reads the class of every
+    object before it uses the object. For this object, that raises an error. So Dynamo leaves the code to Python, which
+    raises eager's error.
     """
 
     __slots__ = ()
@@ -37,7 +38,7 @@ class _NotBoundYet:
 
 
 class Playground:
-    """One namespace, and what Dynamo keeps in it.
+    """A namespace in which Dynamo's names exist only while compiled code runs.
 
     Parameters
     ----------
@@ -47,12 +48,12 @@ class Playground:
     Attributes
     ----------
     compiling
-        Whether Dynamo is compiling at this moment.
+        Whether Dynamo is compiling now.
     """
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self.namespace = namespace
-        self._kept: dict[str, Any] = {}
+        self._dynamo_names: dict[str, Any] = {}
         self._depth = 0
         self._owner: int | None = None
         self._bound: Collection[str] = ()
@@ -63,7 +64,10 @@ class Playground:
 
     @contextmanager
     def opened(self, bound: Collection[str] = ()) -> Iterator[None]:
-        """Put Dynamo's names in place for the length of a block whose compiled code binds the names ``bound``."""
+        """Add Dynamo's names to the namespace during a block.
+
+        ``bound`` are the variables that the compiled code in the block binds.
+        """
         if self._depth:  # compiled code that calls compiled code
             outer, self._bound = self._bound, bound
             self._depth += 1
@@ -73,7 +77,7 @@ class Playground:
                 self._depth -= 1
                 self._bound = outer
             return
-        self.namespace.update(self._kept)
+        self.namespace.update(self._dynamo_names)
         self.namespace[TORCH] = torch
         self._depth, self._owner, self._bound = 1, threading.get_ident(), bound
         try:
@@ -97,16 +101,17 @@ class Playground:
         for name in self._lent:
             self.namespace.pop(name, None)
         for name in self.namespace.keys() - self._before:
-            self._kept[name] = self.namespace[name]
+            self._dynamo_names[name] = self.namespace[name]
         self._lent, self._compiled, self.compiling = [], True, False
 
     def _close(self) -> None:
-        for name in (*self._kept, TORCH):
+        for name in (*self._dynamo_names, TORCH):
             self.namespace.pop(name, None)
         if self._compiled:
-            # When the compiled code goes, Dynamo takes its names away: from here, where they are.
+            # When compiled code is freed, hooks of Dynamo remove its names from the namespace. The names are now in
+            # `_dynamo_names`, so the hooks must remove them from there.
             for hook in internals.dynamo_cleanups(self.namespace):
-                self._kept.setdefault(hook.name, None)
-                hook.scope = self._kept
+                self._dynamo_names.setdefault(hook.name, None)
+                hook.scope = self._dynamo_names
                 self.namespace.pop(hook.name, None)
             self._compiled = False

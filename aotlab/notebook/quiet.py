@@ -1,4 +1,4 @@
-"""What Dynamo would print into a cell while it gives up on a piece of code goes into the report instead."""
+"""Put the messages that Dynamo would print into a cell, when it cannot capture code, into the report instead."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 
 from aotlab import _torch as internals
 
-#: Warnings from files with these parts are the compilers', not the user's.
+#: Warnings from files whose path contains one of these belong to the compilers, not to the user.
 _MACHINERY = (
     *(f"/torch/{name}/" for name in ("_dynamo", "_functorch", "_inductor", "fx")),
     str(Path(__file__).resolve().parents[1]),
 )
 
 
-#: How Dynamo tells what an op raised when it was run on fake tensors.
+#: Matches Dynamo's message about an error that an op raised on fake tensors.
 _RAISED = re.compile(r"Explanation: .*\bgot (\w+)\((['\"])(.*?)\2\)")
-#: How it tells that it compiles a function no more.
+#: Matches Dynamo's message that it no longer compiles a function, because a recompile limit was reached.
 _LIMIT = re.compile(r"hit config\.(\w*recompile_limit) \((\d+)\)(?:\s+function: '(.+?)')?")
 
 
@@ -33,7 +33,7 @@ class _Collect(logging.Filter):
         self._limited = limited
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Keep the gist of a warning, and let it go no further."""
+        """Record the main line of a warning, and drop the warning."""
         if record.levelno < logging.WARNING or record.levelno > logging.ERROR:
             return True
         text = record.getMessage()
@@ -50,16 +50,19 @@ class _Collect(logging.Filter):
 def quiet_dynamo(
     reasons: dict[str, None], compiling: Callable[[], bool], limited: Callable[[str, str, int], None]
 ) -> Iterator[None]:
-    """Collect what Dynamo logs and warns of for the length of a block; with ``TORCH_LOGS`` set all is printed.
+    """Collect Dynamo's log messages and warnings during a block. If ``TORCH_LOGS`` is set, everything is printed.
 
     Parameters
     ----------
     reasons
-        Gets what the log says of the code at hand.
+        A dict whose keys are sentences, in order. It receives the reasons in the log why Dynamo did not capture the
+        code that runs in the block.
     compiling
-        Tells whether Dynamo is compiling at this moment: whatever is warned of then, eager does not warn of, or will.
+        Tells whether Dynamo is compiling now. Warnings during a compilation are dropped: eager does not give them, or
+        will give them itself.
     limited
-        Hears of a function that Dynamo compiles no more: its name, that of the limit, and the limit.
+        Called if Dynamo stops compiling a function because of a recompile limit: with the name of the function, and the
+        name and the value of the limit.
     """
     if os.environ.get("TORCH_LOGS"):
         yield
@@ -68,13 +71,13 @@ def quiet_dynamo(
     handlers = internals.log_handlers()
     shown: Any = warnings.showwarning
 
-    def show(message: Any, category: Any, filename: str, *rest: Any, **named: Any) -> None:
+    def show(message: Any, category: Any, filename: str, *arguments: Any, **named: Any) -> None:
         if not compiling() and not any(part in filename for part in _MACHINERY):
-            shown(message, category, filename, *rest, **named)
+            shown(message, category, filename, *arguments, **named)
 
     for handler in handlers:
         handler.addFilter(collect)
-    # Not `warnings.catch_warnings`: it would make Python forget which warnings it has shown.
+    # `warnings.catch_warnings` would make Python forget which warnings it has shown already.
     warnings.showwarning = show
     try:
         yield
@@ -86,12 +89,12 @@ def quiet_dynamo(
 
 
 def _gist(text: str) -> str:
-    """Return the line of a log message that names the error, empty if it only repeats what counters tell."""
+    """Return the line of a log message that names the error; "" if the message only repeats Dynamo's counters."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return ""
     raised = _RAISED.search(text)
-    if raised is not None:  # Dynamo says that an op raised; what a user can use is what the op said
+    if raised is not None:  # the op's own message helps more than Dynamo's
         return f"{raised[1]}: {raised[3]}"
     named = [line for line in lines if line.startswith(("torch._dynamo.exc.", "RuntimeError", "NotImplementedError"))]
     said = named[-1].removeprefix("torch._dynamo.exc.") if named else ""

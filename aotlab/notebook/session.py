@@ -1,4 +1,4 @@
-"""What aotlab keeps for one IPython shell: the compiled cells, and Dynamo's names in the shell's namespace."""
+"""The state that aotlab keeps for one IPython shell: the compiled cells, and Dynamo's names in the namespace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aotlab.notebook.compiled_cell import CompiledCell
 from aotlab.notebook.playground import Playground
 from aotlab.report import text
 
-#: How many cells are kept compiled for the case that they run again unchanged.
+#: How many cells stay compiled in case they run again unchanged.
 MOST_CELLS = 64
 
 
@@ -29,13 +29,13 @@ class Session:
     Attributes
     ----------
     failed
-        The error that ended a cell, with the traceback that eager would show; until it has been shown.
+        The error that ended a cell, and the traceback that eager would show. It is cleared when the error is shown.
     """
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
         self.playground = Playground(shell.user_ns)
-        self._kept: OrderedDict[tuple[str, ...], CompiledCell] = OrderedDict()
+        self._cells: OrderedDict[tuple[str, ...], CompiledCell] = OrderedDict()
         self._all: weakref.WeakSet[CompiledCell] = weakref.WeakSet()
         self.failed: tuple[BaseException, types.TracebackType | None] | None = None
         self._listening = ExitStack()
@@ -44,36 +44,42 @@ class Session:
         self._listening.callback(text.cell_numbers.remove, self._number_of)
 
     def close(self) -> None:
-        """Forget everything; functions that were compiled go on working, unrecorded."""
+        """Drop all compiled cells and stop listening to the engine's events.
+
+        Functions that were compiled keep working, but their calls are not recorded.
+        """
         self._listening.close()
-        self._kept.clear()
+        self._cells.clear()
 
     def _number_of(self, file: str) -> int | None:
-        """Return the number of the cell whose code has this file, as IPython words it for tracebacks."""
+        """Return the execution number of the cell whose code has this file name, or None.
+
+        IPython's name for the cell contains the number, as in ``Cell In[3]``.
+        """
         named = self.shell.compile.format_code_name(file)
-        found = re.search(r"\[(\d+)\]", named[1]) if named else None
-        return int(found[1]) if found else None
+        match = re.search(r"\[(\d+)\]", named[1]) if named else None
+        return int(match[1]) if match else None
 
     def find(self, key: tuple[str, ...]) -> CompiledCell | None:
         """Return the cell that was compiled for ``key``, if it is still kept."""
-        if key in self._kept:
-            self._kept.move_to_end(key)
-        return self._kept.get(key)
+        if key in self._cells:
+            self._cells.move_to_end(key)
+        return self._cells.get(key)
 
     def keep(self, key: tuple[str, ...], cell: CompiledCell) -> None:
-        """Keep a cell for the next time that it runs unchanged."""
-        self._kept[key] = cell
-        while len(self._kept) > MOST_CELLS:
-            self._kept.popitem(last=False)
+        """Keep a cell, in case it runs again unchanged."""
+        self._cells[key] = cell
+        while len(self._cells) > MOST_CELLS:
+            self._cells.popitem(last=False)
 
     def show_changes(self, *_event: object) -> None:
-        """Bring the outputs of cells up to date whose functions were called by another cell."""
+        """Update the outputs of cells whose functions were called by another cell."""
         for cell in list(self._all):
             if cell.code.defines_only:
                 cell.show()
 
     def hear_of(self, cell: CompiledCell) -> None:
-        """Tell ``cell`` what the engine does, as long as somebody holds it."""
+        """Send the engine's events to ``cell`` as long as the cell is referenced."""
         self._all.add(cell)
 
     def _hear(self, event: observe.Event) -> None:

@@ -1,4 +1,4 @@
-"""The report in a cell's output: progress while the cell runs, and the report in its place afterwards."""
+"""Show the report in a cell's output: progress while the cell runs, then the report in the same place."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from aotlab.report.mime import bundle
 
 
 class Shown:
-    """One display of a cell's report.
+    """The display of one cell's report.
 
-    In a notebook it opens with the cell, says what is being compiled, and is replaced by the report. Where a display
-    cannot be replaced (a terminal, ``%%capture``) only the report is shown.
+    In a notebook the display appears when the cell starts, shows progress, and is then replaced by the report. If a
+    display cannot be replaced (in a terminal, or under ``%%capture``), only the report is shown.
 
     Parameters
     ----------
     shell
         The IPython shell.
     quiet
-        Whether nothing is shown at all.
+        Whether to show nothing.
     """
 
     def __init__(self, shell: Any, *, quiet: bool) -> None:
@@ -33,7 +33,7 @@ class Shown:
         self._reported = False
 
     def progress(self, text: str) -> None:
-        """Say what is being done."""
+        """Show a progress message."""
         if not self._replaceable or text == self._last:
             return
         self._last = text
@@ -41,7 +41,10 @@ class Shown:
         self._publish({"text/plain": line, "text/html": f"<i>{html.escape(line)}</i>"})
 
     def report(self, report: Report) -> None:
-        """Show the report in the place of what was said, or of an earlier one; once only where that cannot be."""
+        """Replace the progress message or an earlier report by this one.
+
+        If displays cannot be replaced, only the first report is shown.
+        """
         if not self.quiet and (self._replaceable or not self._reported):
             self._reported = True
             self._publish(bundle(report, live=True))

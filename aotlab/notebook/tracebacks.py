@@ -1,4 +1,4 @@
-"""Tracebacks as eager would have them: the user's frames, without those of the compilers between them."""
+"""Make tracebacks look as in eager: remove the compilers' frames from between the user's frames."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _COMPILERS = (*_MACHINERY, str(Path(_TORCH) / "_inductor"))
 
 
 def cleaned(error: BaseException, cell_file: str | None = None) -> None:
-    """Take the compilers' frames out of the tracebacks of ``error`` and of what led to it.
+    """Remove the compilers' frames from the tracebacks of ``error`` and of its causes and contexts.
 
-    An interrupt that met the compilers, or what they compiled, is shown as one line.
+    An interrupt during compilation, or in compiled code, is shown as one line.
 
     Parameters
     ----------
     error
-        What came out of a cell.
+        The exception that a cell raised.
     cell_file
-        The file name of the cell's code; frames before its first one are left out. None: no frame before the
-        compilers' is.
+        The file name of the cell's code. Frames above the first frame of this file are removed. If it is None, only the
+        compilers' frames are removed.
     """
     if isinstance(error, KeyboardInterrupt) and _in_machinery(error):
         line = line_in(error, cell_file)
@@ -55,9 +55,9 @@ def cleaned(error: BaseException, cell_file: str | None = None) -> None:
 
 
 def _in_machinery(error: BaseException) -> bool:
-    """Tell whether the innermost of the user's frames has called a compiler, or compiled code."""
+    """Tell whether a compiler or compiled code was called below the innermost of the user's frames."""
     files = [each.tb_frame.f_code.co_filename for each in walk(error.__traceback__)]
-    while files and files[-1] in (_HANDLER, signal.__file__):  # what the interrupt itself called
+    while files and files[-1] in (_HANDLER, signal.__file__):  # frames of the interrupt's handler
         files.pop()
     users = [not file.startswith((*_INSTALLED, _OURS, "<frozen", "<aotlab", "<eval_with_key>")) for file in files]
     after = files[len(users) - users[::-1].index(True) :] if any(users) else []
@@ -65,14 +65,14 @@ def _in_machinery(error: BaseException) -> bool:
 
 
 def line_in(error: BaseException, cell_file: str | None) -> int | None:
-    """Return the line of a cell, or of a part that was cut out of it, that an error came through."""
+    """Return the line of a cell that an error passed through, or None if it passed through no line of the cell."""
     frames = [(each.tb_frame.f_code, each.tb_lineno) for each in walk(error.__traceback__)]
     lines = [line for code, line in frames if code.co_filename == cell_file and code.co_name == "<module>"]
-    return max(lines, default=None)  # a part that has not begun stands at the first line
+    return max(lines, default=None)  # the frame of a region that has not begun has the first line
 
 
 def walk(traceback: types.TracebackType | None) -> Iterator[types.TracebackType]:
-    """Go through a traceback, outermost frame first."""
+    """Yield the entries of a traceback, outermost frame first."""
     while traceback is not None:
         yield traceback
         traceback = traceback.tb_next
@@ -81,28 +81,30 @@ def walk(traceback: types.TracebackType | None) -> Iterator[types.TracebackType]
 def _frames(traceback: types.TracebackType | None, cell_file: str | None) -> list[types.TracebackType]:
     every = list(walk(traceback))
     first = next((i for i, each in enumerate(every) if each.tb_frame.f_code.co_filename == cell_file), 0)
-    kept: list[types.TracebackType] = []
+    entries: list[types.TracebackType] = []
     in_backward = False
     for each in every[first:]:
         code = each.tb_frame.f_code
         if in_backward and code.co_filename.startswith((_TORCH, _OURS, "<aotlab")):
             continue
-        if code.co_filename.startswith((_OURS, "<aotlab")) and kept and _is(kept[-1], "autograd/function.py"):
-            # Our backward, called by autograd's engine: in eager the engine's own call is the last frame.
-            del kept[-1]
+        if code.co_filename.startswith((_OURS, "<aotlab")) and entries and _is(entries[-1], "autograd/function.py"):
+            # These frames are our backward, which autograd's engine calls. In eager, the call of the engine is the last
+            # frame of the traceback, so they are removed.
+            del entries[-1]
             in_backward = True
             continue
         if code.co_filename.startswith((*_MACHINERY, "<aotlab")) or code.co_filename.startswith("<eval_with_key>"):
             continue
-        above = kept[-1].tb_frame.f_code if kept else None
+        above = entries[-1].tb_frame.f_code if entries else None
         if code.co_name.startswith(RESUME_PREFIX) and above is not None and above.co_filename == code.co_filename:
-            # the second half of a frame: the line at which it was cut is no call of the user's
-            kept[-1] = each
+            # This frame resumes the user's function after a graph break. In eager there is one frame for the function,
+            # with the line of this frame.
+            entries[-1] = each
         elif above is not None and above.co_filename == code.co_filename == cell_file and _is_part(above, code):
-            kept[-1] = each
+            entries[-1] = each
         else:
-            kept.append(each)
-    return kept
+            entries.append(each)
+    return entries
 
 
 def _is(traceback: types.TracebackType, name: str) -> bool:
@@ -110,7 +112,7 @@ def _is(traceback: types.TracebackType, name: str) -> bool:
 
 
 def _is_part(outer: types.CodeType, inner: types.CodeType) -> bool:
-    """Tell whether the cell's code calls a part of itself, which was taken out of it to be compiled."""
+    """Tell whether ``outer`` is the code of a cell and ``inner`` a region of it. In eager, they are one frame."""
     return outer.co_name == inner.co_name == "<module>"
 
 

@@ -1,4 +1,4 @@
-"""Functions of a cell that are captured by a trace of their calls (``--frontend direct``), each with its checks."""
+"""Functions of a cell that are captured by tracing their calls (``--frontend direct``), with their verification."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from aotlab.partition.default import default_partition
 from aotlab.runtime.draft import MISS
 from aotlab.runtime.forward_call import ForwardFailed
 from aotlab.subclasses import compile_call as compile_apart
-from aotlab.trace.running import is_tracing
+from aotlab.trace.running_recorder import is_tracing
 from aotlab.verification import Comparison, compare
 
 
 class _Comparing(threading.local):
-    """Whether this thread compares a function with eager: functions that it calls run eagerly then."""
+    """Whether this thread is comparing a function with eager. Functions that it calls then run eagerly."""
 
     on = False
 
@@ -37,7 +37,10 @@ _comparing = _Comparing()
 
 
 class _NotebookFunction(FunctionTarget):
-    """A function of a cell; it notes when its calls run eagerly, whose errors are the user's."""
+    """A function of a cell, for the direct frontend. ``here.eager`` is set if a call on this thread runs eagerly.
+
+    An error of a call that ran eagerly is the user's error, and not an error of the compiled form.
+    """
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         super().__init__(function)
@@ -45,32 +48,32 @@ class _NotebookFunction(FunctionTarget):
         self.here = threading.local()
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the function."""
+        """Run the function eagerly."""
         self.here.eager = True
         return super().eager(args, kwargs)
 
 
 class TracedFunction:
-    """One function that a cell defines, compiled by the direct frontend; reports treat it as they do a captured graph.
+    """A function of the cell, compiled by the direct frontend. Reports treat it like a captured graph.
 
     Parameters
     ----------
     function, name
-        The function, and what reports call it.
+        The function, and its name in reports.
     backend
-        What compiles it.
+        The backend that compiles it.
     number
-        The number under which events tell of it.
+        The function's number in events.
     device
-        Where its inputs have to be, None if anywhere.
+        The device on which its inputs must be; None if any device is allowed.
     dynamic
-        Whether sizes and numbers vary at once; None: those that change.
+        Whether sizes and numbers are dynamic from the first call on. If None, those that change become dynamic.
     verify
-        Whether an entry is compared with eager before it is used.
+        Whether each entry is compared with eager before it is used.
     progress
-        Hears what is being done.
+        Called with a progress message.
     refused
-        Hears why a call is not compiled.
+        Called with the reason if a call is refused and runs eagerly.
     """
 
     def __init__(
@@ -103,11 +106,11 @@ class TracedFunction:
             backend=backend, partitioner=default_partition, keep_inference_input_mutations=True, dynamic=dynamic
         )
 
-        def compile_call(*given: Any) -> Entry:
+        def compile_call(*arguments: Any) -> Entry:
             try:
-                return compile_apart(options, *given)
+                return compile_apart(options, *arguments)
             except Declined as declined:
-                refused(str(declined.refusal))  # before anything is traced there is no event of the function
+                refused(str(declined.refusal))  # if the call is refused before a trace, no event reports it
                 raise
 
         self.compiled = CompiledFunction(
@@ -120,9 +123,9 @@ class TracedFunction:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Serve a call of the user's."""
+        """Serve one call from the user's code."""
         if is_tracing() or _comparing.on:
-            return self.function(*args, **kwargs)  # is part of what calls it
+            return self.function(*args, **kwargs)  # the trace or the comparison of its caller includes this call
         here = self._target.here
         here.eager = False
         random = torch.get_rng_state()
@@ -131,7 +134,7 @@ class TracedFunction:
         except Exception as error:
             if here.eager:
                 raise
-            # What failed in a compiled form has changed nothing yet: eager tells what it would have been.
+            # A compiled form that fails has changed nothing yet. Run eagerly: eager gives the right result or error.
             failure = f"{type(error).__name__}: {error}"
         else:
             self.served += not here.eager
@@ -142,18 +145,18 @@ class TracedFunction:
         return result
 
     def written(self) -> dict[str, Tensor | None]:
-        """Return nothing: what calls write is not what the cell that defines the function writes."""
+        """Return no names: writes by calls are not writes by the cell that defines the function."""
         return {}
 
     def settle(self) -> None:
-        """Do nothing: no values of inputs are kept."""
+        """Do nothing: no input values are kept."""
 
-    def result_names(self, known: Mapping[int, tuple[str, Tensor]]) -> dict[int, dict[str, str]]:
-        """Return nothing: the results are the callers'."""
+    def result_names(self, present: Mapping[int, tuple[str, Tensor]]) -> dict[int, dict[str, str]]:
+        """Return no names: the results belong to the callers."""
         return {}
 
     def _accept(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """Compare a new entry with the function on copies of the arguments; say what speaks against it."""
+        """Compare a new entry with the function on copies of the arguments; return a reason to reject it, or None."""
         elsewhere = self._elsewhere(args, kwargs)
         if elsewhere is not None or not self._verify:
             return elsewhere
@@ -163,7 +166,7 @@ class TracedFunction:
 
         def by_entry(function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*inputs: Any, **named: Any) -> Any:
-                with contextlib.suppress(ForwardFailed):  # then eager serves such calls
+                with contextlib.suppress(ForwardFailed):  # a real call would then run eagerly, too
                     result = entry.run(inputs, named)
                     if result is not MISS:
                         return result
@@ -175,9 +178,9 @@ class TracedFunction:
         _comparing.on = True
         began = time.perf_counter_ns()
         try:
-            # What the function prints was printed by the trace already.
+            # The trace has already printed the function's output.
             with contextlib.redirect_stdout(io.StringIO()):
-                found = compare(
+                verification = compare(
                     self.function,
                     args,
                     kwargs,
@@ -195,8 +198,8 @@ class TracedFunction:
         if missed:
             self.unverified[entry.number] = "copies of its arguments do not meet its guards"
             return None
-        self.verified[entry.number] = found.comparisons
-        return None if found.ok else f"its compiled form differs from eager: {found.first}"
+        self.verified[entry.number] = verification.comparisons
+        return None if verification.ok else f"its compiled form differs from eager: {verification.first}"
 
     def _elsewhere(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         if self._device is None:

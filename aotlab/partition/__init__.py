@@ -1,1 +1,1 @@
-"""How the joint graph is split into a forward and a backward."""
+"""Stage 5: split the joint graph into a forward and a backward."""

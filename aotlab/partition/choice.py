@@ -1,14 +1,17 @@
-"""Which values to keep: the cheapest choice, at a price on kept bytes, is a minimum cut.
+"""Choose the values to save for the backward: the cheapest choice, at a price per saved byte, is a minimum cut.
 
-Each value that the backward might use becomes an edge between "computed again" and "there in the backward"::
+Each value that the backward might use becomes two nodes of a network. The edge ``recompute`` leads to the first node,
+the edge ``save`` from the first to the second::
 
-    forward ──again──▶ value ──keep──▶ value' ──∞──▶ each value that can be computed from it ─ ─ ▶ backward
+    forward ──recompute──▶ value ──save──▶ value' ──∞──▶ each value that can be computed from it ─ ─ ▶ backward
 
-Cutting ``keep`` means to keep the value; cutting ``again``, to compute it again from inputs that are there too; that is
-infinite for an op that must not run twice.
+To cut ``save`` means to save the value. To cut ``recompute`` means to compute the value again in the backward, from
+inputs that exist there too. The capacity of an edge is the cost of this. The capacity of ``recompute`` is infinite for
+an op that must not run twice.
 
-Over all prices the choices lie on a convex curve, and a limit in bytes is met by walking along it. Of values that cost
-the same those made early go first: else all layers of a model would go at one price.
+With a higher price per byte, the cheapest choice saves fewer bytes and takes more time. The choices for all prices form
+a convex curve. To find a choice below a limit in bytes, `Chooser` walks along this curve. If several values cost the
+same, the choice drops early ones first; otherwise a model with equal layers would drop all of them at the same price.
 """
 
 from __future__ import annotations
@@ -18,99 +21,111 @@ from typing import NamedTuple
 
 from torch import fx
 
-from aotlab.partition.joint import Joint
+from aotlab.partition.joint_analysis import JointAnalysis
 
 
 class Choice(NamedTuple):
-    """What is kept, in the graph's order.
+    """One choice of the values to save.
 
-    ``weight``: its bytes and, in the lower digits, a tie-break; ``time``: the traffic for all values.
+    ``saved`` are these values, in the graph's order. ``weight`` is the sum of their sizes in bytes, times
+    `Chooser.unit`, plus a small number for each value. These small numbers break ties: they are larger for values that
+    come earlier in the graph. ``time`` is the memory traffic, in bytes, that it takes to save these values and to
+    compute the others again.
     """
 
-    kept: tuple[fx.Node, ...]
+    saved: tuple[fx.Node, ...]
     weight: int
     time: int
 
 
 class Chooser:
-    """Finds choices for one joint graph."""
+    """Finds the cheapest choices of saved values for one joint graph, with the network that the module describes."""
 
-    def __init__(self, joint: Joint) -> None:
+    def __init__(self, joint: JointAnalysis) -> None:
         self.costs = costs = joint.costs
         count = len(costs)
-        #: One byte, as a weight.
+        #: The weight of one saved byte. It is larger than the sum of all numbers that break ties (see `Choice`).
         self.unit = count * (count + 1) // 2 + 1
         self.weights = {
             node: cost.nbytes and cost.nbytes * self.unit + count - i for i, (node, cost) in enumerate(costs.items())
         }
         self._network = network = Network()
         positions = {node: (network.node(), network.node()) for node in costs}
-        for before, after in positions.values():  # these edges come first: their capacities are costs
-            network.edge(network.source, before)
-            network.edge(before, after)
-        for node, (before, after) in positions.items():
+        # The edges whose capacities are costs come first, two for each value: `_solve` lists their capacities.
+        for value_in, value_out in positions.values():
+            network.edge(network.source, value_in)
+            network.edge(value_in, value_out)
+        for node, (value_in, value_out) in positions.items():
             for each in joint.inputs[node]:
-                network.edge(positions[each][1], before)
+                network.edge(positions[each][1], value_in)
             if node in joint.needed:
-                network.edge(after, network.sink)
+                network.edge(value_out, network.sink)
 
     def fastest(self) -> Choice:
         """Return the choice that costs the least time."""
         return self._solve(1, 0)
 
-    def within(self, limit: int, above: Choice) -> Choice:
-        """Find the cheapest choice of at most ``limit`` bytes, or else the smallest; ``above`` is the fastest."""
-        return self._walk(limit, above, self._least())
+    def within(self, limit: int, larger: Choice) -> Choice:
+        """Return the fastest choice of at most ``limit`` bytes.
 
-    def lowered(self, budget: float, above: Choice) -> Choice:
-        """Find the cheapest choice that takes a part of the bytes of ``above``: ``budget`` from the least to all."""
-        below = self._least()
-        least, most = (sum(self.costs[node].nbytes for node in each.kept) for each in (below, above))
-        return self._walk(least + int((most - least) * budget), above, below)
+        If every choice has more bytes, return the choice with the fewest. ``larger`` is the result of `fastest`, where
+        the search starts.
+        """
+        return self._walk(limit, larger, self._least())
+
+    def lowered(self, budget: float, larger: Choice) -> Choice:
+        """Return the fastest choice within a memory budget.
+
+        ``budget`` is a fraction: 0 allows the bytes of the choice with the fewest bytes, 1 allows the bytes of
+        ``larger``, a choice that was found before.
+        """
+        smaller = self._least()
+        least, most = (sum(self.costs[node].nbytes for node in each.saved) for each in (smaller, larger))
+        return self._walk(least + int((most - least) * budget), larger, smaller)
 
     def _least(self) -> Choice:
-        # at this price a byte costs more than all the time that there is
-        return self._solve(1, 1 + sum((cost.keep or 0) + (cost.again or 0) for cost in self.costs.values()))
+        # at this price for memory, one saved byte costs more than the time to save and compute all values
+        return self._solve(1, 1 + sum((cost.save or 0) + (cost.recompute or 0) for cost in self.costs.values()))
 
-    def _walk(self, limit: int, above: Choice, below: Choice) -> Choice:
-        if below.weight // self.unit >= limit:
-            return below
-        while above.weight // self.unit > limit:
-            bytes_saved, price = above.weight - below.weight, below.time - above.time
+    def _walk(self, limit: int, larger: Choice, smaller: Choice) -> Choice:
+        if smaller.weight // self.unit >= limit:
+            return smaller
+        while larger.weight // self.unit > limit:
+            bytes_saved, price = larger.weight - smaller.weight, smaller.time - larger.time
             between = self._solve(bytes_saved, price)
-            worth = [each.time * bytes_saved + each.weight * price for each in (above, between)]
-            if worth[1] >= worth[0]:  # no corner lies between them
-                return below
+            worth = [each.time * bytes_saved + each.weight * price for each in (larger, between)]
+            if worth[1] >= worth[0]:  # the curve has no corner between the two choices
+                return smaller
             if between.weight // self.unit <= limit:
-                below = between
+                smaller = between
             else:
-                above = between
-        return above
+                larger = between
+        return larger
 
     def _solve(self, time: int, price: int) -> Choice:
-        """Choose by ``time`` per byte of traffic and ``price`` per weight."""
+        """Return the cheapest choice if a byte of traffic costs ``time`` and a unit of `Choice.weight` ``price``."""
         capacities: list[int | None] = []
         weights = self.weights
         for node, cost in self.costs.items():
-            keep = None if cost.keep is None else time * cost.keep + price * weights[node]
-            capacities += (None if cost.again is None else time * cost.again, keep)
+            save = None if cost.save is None else time * cost.save + price * weights[node]
+            capacities += (None if cost.recompute is None else time * cost.recompute, save)
         infinite = 1 + sum(capacity for capacity in capacities if capacity is not None)
         capacities += [None] * (self._network.edges - len(capacities))
         late = self._network.late_cut([infinite if capacity is None else capacity for capacity in capacities])
-        kept = []
-        spent = weight = 0
+        saved = []
+        traffic = weight = 0
         for i, (node, cost) in enumerate(self.costs.items()):
             if late[2 + 2 * i]:
-                spent += cost.again or 0
+                traffic += cost.recompute or 0
             elif late[3 + 2 * i]:
-                kept.append(node)
-                spent += cost.keep or 0
+                saved.append(node)
+                traffic += cost.save or 0
                 weight += weights[node]
-        return Choice(kept=tuple(kept), weight=weight, time=spent)
+        return Choice(saved=tuple(saved), weight=weight, time=traffic)
 
 
 class Network:
-    """A directed network, whose minimum cuts are found by Dinic's algorithm (Y. Dinitz, 1970).
+    """A directed network that finds minimum cuts by Dinic's algorithm (Y. Dinitz, 1970).
 
     Nodes and edges are numbers. Capacities are integers of any size. (networkx takes six times as long at 2,000 nodes.)
     """
@@ -119,22 +134,22 @@ class Network:
     sink = 1
 
     def __init__(self) -> None:
-        self._edges: list[list[int]] = [[], []]  # of each node, the numbers of its half edges, those back included
-        self._to: list[int] = []  # of half edges: 2 * n is the edge n, 2 * n + 1 the way back
-        self._left: list[int] = []  # the capacity that is left
+        self._edges: list[list[int]] = [[], []]  # per node, the numbers of its half edges in both directions
+        self._to: list[int] = []  # the end of each half edge; 2 * n is edge n, 2 * n + 1 its reverse
+        self._residual: list[int] = []  # the residual capacity of each half edge
 
     def node(self) -> int:
-        """Add a node."""
+        """Add a node and return its number."""
         self._edges.append([])
         return len(self._edges) - 1
 
     @property
     def edges(self) -> int:
-        """How many edges there are."""
+        """The number of edges."""
         return len(self._to) // 2
 
     def edge(self, start: int, end: int) -> int:
-        """Add an edge."""
+        """Add an edge and return its number."""
         number = len(self._to)
         self._edges[start].append(number)
         self._edges[end].append(number + 1)
@@ -143,8 +158,8 @@ class Network:
 
     def late_cut(self, capacities: Sequence[int]) -> list[bool]:
         """Find the minimum cut nearest to the sink; return for each node whether it is on the sink's side."""
-        left = self._left = [0] * len(self._to)
-        left[::2] = capacities
+        residual = self._residual = [0] * len(self._to)
+        residual[::2] = capacities
         while (levels := self._levels())[self.sink] >= 0:
             self._augment(levels)
         edges, to = self._edges, self._to
@@ -154,14 +169,14 @@ class Network:
         while todo:
             for edge in edges[todo.pop()]:
                 node = to[edge]
-                if left[edge ^ 1] and not reaching[node]:
+                if residual[edge ^ 1] and not reaching[node]:
                     reaching[node] = True
                     todo.append(node)
         return reaching
 
     def _levels(self) -> list[int]:
-        """Return the nodes' distances to the source, up to the sink's; -1 where nothing can flow or beyond that."""
-        edges, to, left, sink = self._edges, self._to, self._left, self.sink
+        """Return each node's distance from the source; -1 if it cannot be reached, or is farther than the sink."""
+        edges, to, residual, sink = self._edges, self._to, self._residual, self.sink
         levels = [-1] * len(edges)
         levels[self.source] = level = 0
         todo = [self.source]
@@ -170,32 +185,32 @@ class Network:
             following = []
             for node in todo:
                 for edge in edges[node]:
-                    if left[edge] and levels[to[edge]] < 0:
+                    if residual[edge] and levels[to[edge]] < 0:
                         levels[to[edge]] = level
                         following.append(to[edge])
             todo = following
         return levels
 
     def _augment(self, levels: list[int]) -> None:
-        """Let flow what can along paths on which the level rises by one at each step."""
-        edges, to, left, sink = self._edges, self._to, self._left, self.sink
+        """Add a blocking flow along the paths on which the level rises by one at each step."""
+        edges, to, residual, sink = self._edges, self._to, self._residual, self.sink
         following = [0] * len(edges)
         path: list[int] = []
         node = self.source
         while True:
             if node == sink:
-                flow = min(left[edge] for edge in path)
+                flow = min(residual[edge] for edge in path)
                 for edge in path:
-                    left[edge] -= flow
-                    left[edge ^ 1] += flow
-                first = next(i for i, edge in enumerate(path) if not left[edge])
+                    residual[edge] -= flow
+                    residual[edge ^ 1] += flow
+                first = next(i for i, edge in enumerate(path) if not residual[edge])
                 node = to[path[first] ^ 1]
                 del path[first:]
                 continue
-            deeper, ways = levels[node] + 1, edges[node]
-            for n in range(following[node], len(ways)):
-                edge = ways[n]
-                if levels[to[edge]] == deeper and left[edge]:
+            deeper, half_edges = levels[node] + 1, edges[node]
+            for n in range(following[node], len(half_edges)):
+                edge = half_edges[n]
+                if levels[to[edge]] == deeper and residual[edge]:
                     following[node] = n
                     path.append(edge)
                     node = to[edge]
@@ -203,6 +218,6 @@ class Network:
             else:
                 if not path:
                     return
-                following[node] = len(ways)
+                following[node] = len(half_edges)
                 node = to[path.pop() ^ 1]
                 following[node] += 1

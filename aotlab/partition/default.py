@@ -1,4 +1,4 @@
-"""The default partitioner: the forward computes what it must, and saves what the backward uses of it."""
+"""The default partitioner: the forward saves all values that the backward uses, and nothing is computed again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from aotlab._torch import graph_module
-from aotlab.ir.graphs import must_stay, output_args, phase_of, placeholders
+from aotlab.ir.fx_graphs import must_stay, output_args, phase_of, placeholders
 
 
 def is_tangent(node: fx.Node) -> bool:
@@ -18,7 +18,7 @@ def is_tangent(node: fx.Node) -> bool:
 
 
 def primals_and_tangents(graph: fx.Graph) -> tuple[list[fx.Node], list[fx.Node]]:
-    """Tell the placeholders of a joint graph apart."""
+    """Return the primals and the tangents of a joint graph: its two kinds of placeholders."""
     inputs = placeholders(graph)
     return [node for node in inputs if not is_tangent(node)], [node for node in inputs if is_tangent(node)]
 
@@ -28,23 +28,32 @@ def ancestors(
     stop: Collection[fx.Node] = frozenset(),
     inputs: Mapping[fx.Node, Sequence[fx.Node]] | None = None,
 ) -> set[fx.Node]:
-    """Return nodes and what they are computed from, by ``inputs`` or the graph, but for ``stop`` and what is behind."""
-    found: set[fx.Node] = set()
+    """Return ``nodes`` and all nodes that they are computed from.
+
+    The search does not enter the nodes in ``stop``, and they are not in the result. ``inputs`` maps each node to its
+    inputs; without it, the search uses the inputs that the graph gives.
+    """
+    reached: set[fx.Node] = set()
     todo = [node for node in nodes if isinstance(node, fx.Node)]
     while todo:
         node = todo.pop()
-        if node not in found and node not in stop:
-            found.add(node)
+        if node not in reached and node not in stop:
+            reached.add(node)
             todo += node.all_input_nodes if inputs is None else inputs[node]
-    return found
+    return reached
 
 
 def forward_nodes(graph: fx.Graph, outputs: Sequence[fx.Node | None]) -> set[fx.Node]:
-    """Return the forward's nodes: primals, what ``outputs`` and staying ops need, and items of these."""
+    """Return the nodes of the forward of a joint graph that returns ``outputs``.
+
+    These are the primals and all nodes that are needed to compute ``outputs``. Ops that must run although nobody uses
+    their results (for example assertions) also belong to the forward, with the nodes that they need. So do the
+    `getitem` nodes that read the results of these ops.
+    """
     calls = [node for node in graph.nodes if node.op == "call_function"]
     staying = [node for node in calls if node.meta.get("phase", "forward") == "forward" and must_stay(node)]
-    found = ancestors([*primals_and_tangents(graph)[0], *outputs, *staying])
-    return found | {node for node in calls if node.target is operator.getitem and node.args[0] in found}
+    nodes = ancestors([*primals_and_tangents(graph)[0], *outputs, *staying])
+    return nodes | {node for node in calls if node.target is operator.getitem and node.args[0] in nodes}
 
 
 def default_partition(
@@ -57,11 +66,13 @@ def default_partition(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint graph without recomputing anything.
 
-    It is called as ``torch._functorch.partitioners.default_partition`` of torch 2.13; what is static decides nothing.
+    The signature equals the one of ``torch._functorch.partitioners.default_partition`` in torch 2.13. The arguments
+    about static inputs have no effect.
 
-    The joint graph takes primals, then tangents (whose names contain ``tangents``); it returns ``num_fwd_outputs``
-    outputs of the forward, then one gradient or None per primal. Of the two graphs that are returned, the forward takes
-    the primals and returns its outputs and the saved values; the backward takes the latter and the tangents.
+    The joint graph takes primals, then tangents (whose names contain ``tangents``). It returns ``num_fwd_outputs``
+    outputs of the forward, then one gradient or None per primal. Two graphs are returned. The forward takes the primals
+    and returns its outputs and the saved values. The backward takes the saved values and the tangents, and returns the
+    gradients.
 
     Examples
     --------
@@ -84,12 +95,12 @@ def default_partition(
     forward = extract(joint_module, primals, early, (*outputs[:num_fwd_outputs], *saved), "Forward")
     for node in output_args(forward.graph)[num_fwd_outputs:]:
         assert node is not None
-        node.meta["kept_because"] = "this partitioner computes nothing again"
+        node.meta["kept_because"] = "this partitioner recomputes nothing"
     return forward, extract(joint_module, [*saved, *tangents], late, outputs[num_fwd_outputs:], "Backward")
 
 
 def default_parts(graph: fx.Graph, num_fwd_outputs: int) -> tuple[set[fx.Node], set[fx.Node], list[fx.Node]]:
-    """Return the nodes of the halves of a joint graph, and what the default partitioner saves, in the graph's order."""
+    """Return the nodes of the forward, the nodes of the backward, and the nodes that the default partitioner saves."""
     outputs = output_args(graph)
     gradients = set(outputs[num_fwd_outputs:])
     forward = forward_nodes(graph, outputs[:num_fwd_outputs])
@@ -100,21 +111,25 @@ def default_parts(graph: fx.Graph, num_fwd_outputs: int) -> tuple[set[fx.Node], 
 
 
 def _used_late(graph: fx.Graph, backward: set[fx.Node], gradients: set[fx.Node | None]) -> list[fx.Node]:
-    """Return what the forward computed for the backward alone, whose inputs the caller may have written by then."""
-    reached: dict[fx.Node, tuple[bool, bool]] = {}  # whether primals reach a node, and whether tangents do
-    found = []
+    """Return the nodes that the traced forward ran, and whose results only the backward uses.
+
+    ``backward`` are the nodes that the gradients depend on, without the forward's nodes. The forward graph must compute
+    the returned nodes, because the caller may write their inputs before the backward runs.
+    """
+    depends_on: dict[fx.Node, tuple[bool, bool]] = {}  # whether a node depends on primals, and on tangents
+    used_late = []
     for node in graph.nodes:
-        ways = [reached[each] for each in node.all_input_nodes]
+        dependencies = [depends_on[each] for each in node.all_input_nodes]
         is_input = node.op == "placeholder"
-        by_primal = any(p for p, _ in ways) or (is_input and not is_tangent(node))
-        by_tangent = any(t for _, t in ways) or (is_input and is_tangent(node))
-        reached[node] = by_primal, by_tangent
+        by_primal = any(p for p, _ in dependencies) or (is_input and not is_tangent(node))
+        by_tangent = any(t for _, t in dependencies) or (is_input and is_tangent(node))
+        depends_on[node] = by_primal, by_tangent
         early = node.meta.get("phase") == "forward" and node.op == "call_function"
         if early and by_primal and not by_tangent and node in backward:
             users = (user for user in node.users if user in backward and phase_of(user) == "backward")
             if node in gradients or any(users):
-                found.append(node)
-    return found
+                used_late.append(node)
+    return used_late
 
 
 def extract(
@@ -126,9 +141,10 @@ def extract(
     *,
     same: Mapping[fx.Node, fx.Node] | None = None,
 ) -> fx.GraphModule:
-    """Copy a part of a joint graph into a graph of its own, whose placeholders stand for ``inputs``.
+    """Copy a part of a joint graph into a new graph, with one placeholder for each node in ``inputs``.
 
-    ``body`` are its other nodes in order; those in ``same`` are replaced. Of ``outputs``, None and plain values stay.
+    ``body`` are the other nodes of the new graph, in order. ``same`` maps nodes to equal nodes that replace them. The
+    new graph returns ``outputs``; None and plain values among them are returned unchanged.
     """
     graph = fx.Graph()
     same = same or {}

@@ -1,15 +1,17 @@
-"""The rematerializing partitioner: what the backward can cheaply compute again is not kept.
+"""The rematerializing partitioner: values that the backward can cheaply compute again are not saved.
 
-Each value that the backward needs of the forward can be *kept* or *computed again* from values kept further up. Both
-cost something (`aotlab.partition.costs`), and the cheapest choice for all is a minimum cut (`aotlab.partition.choice`).
+Each value that the backward needs from the forward can be *kept* (saved) or *computed again* from values that were
+computed earlier and are kept. Both have a cost (`aotlab.partition.costs`). The cheapest choice for all values together
+is a minimum cut (`aotlab.partition.choice`).
 
-What the caller can reach may be written by then in ways that nobody notices. Where the backward proper uses it, eager
-keeps it too, and it costs nothing; to compute something again from it takes a copy (`aotlab.partition.joint`).
+The caller may write tensors that it can reach before the backward runs, and some writes go unnoticed. If the backward
+uses such a tensor directly, eager saves it too, and saving it costs nothing. To compute another value again from it, a
+copy is needed (`aotlab.partition.joint_analysis`).
 
-A *memory budget* is a limit on kept bytes, met by a price on them; 1 asks for what is fastest, 0 for the least.
+A *memory budget* limits the saved bytes. 1 selects the fastest choice, 0 the choice with the least memory.
 
-Never is more kept than by the default partitioner: where the fastest choice would, a price is found at which it does
-not, or the default partitioner's choice is taken.
+This partitioner never saves more bytes than the default partitioner. If the fastest choice would, a slower choice
+within that limit is used, or the default partitioner's choice.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from aotlab.errors import UsageError
 from aotlab.partition.choice import Choice, Chooser
 from aotlab.partition.costs import ONCE, is_cheap
 from aotlab.partition.default import default_partition, default_parts
-from aotlab.partition.joint import Joint, copied, held_bytes, within_reach
+from aotlab.partition.joint_analysis import JointAnalysis, caller_reachable, held_bytes, with_copies
 
 
 def min_cut_rematerialization_partition(
@@ -35,24 +37,28 @@ def min_cut_rematerialization_partition(
     static_lifetime_input_indices: Sequence[int] | None = None,
     memory_budget: float = 1.0,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Split a joint graph so that keeping values for the backward and computing them again cost least together.
+    """Split a joint graph so that saving values for the backward and computing them again cost least together.
 
-    It is called as ``torch._functorch.partitioners.min_cut_rematerialization_partition`` of torch 2.13, with budgets.
+    The signature equals the one of ``torch._functorch.partitioners.min_cut_rematerialization_partition`` in torch 2.13,
+    with the additional parameter ``memory_budget``.
 
     Parameters
     ----------
     joint_module, _joint_inputs, num_fwd_outputs
-        As for `default_partition`. ``compiler`` changes nothing.
+        The joint graph, its example inputs, and the number of forward outputs, as for `default_partition`. The argument
+        ``compiler`` has no effect.
     static_lifetime_input_indices
-        The primals that live longer than the call (parameters, buffers): to keep them costs nothing.
+        The positions of primals that live longer than the call (parameters, buffers). Saving them costs nothing.
     memory_budget
-        Of the memory between the least that can be kept (0) and what is kept when time alone counts (1), the part
-        that may be used. Below 1, values are computed again from inputs and outputs themselves, as a checkpoint does:
-        if one was written by then, the backward raises; uncounted writes, as to ``x.data``, show. At 1, and in
-        upstream's graphs, which do not say which inputs the call overwrites, it takes copies of them.
+        A number from 0 to 1. 0 allows only the least possible memory; 1 allows the memory of the fastest choice; a
+        number between them allows that fraction of the difference. Below 1, values are computed again from inputs and
+        outputs themselves, as in a checkpoint. If such a tensor was written before the backward, the backward raises.
+        After a write that does not move the version counter (to ``x.data``), the backward uses the new values. At 1,
+        values are computed again from copies of these tensors. If upstream traced the joint graph, copies are used at
+        every budget, because such a graph does not say which inputs the call overwrites.
 
-    Returns a forward and a backward as `default_partition` does; ``meta["kept_because"]`` of what is saved says why it
-    is kept. Raises `UsageError` if the budget is not between 0 and 1.
+    Returns a forward and a backward, as `default_partition` does. ``meta["kept_because"]`` of each saved node says why
+    it is saved. Raises `UsageError` if the budget is not between 0 and 1.
 
     Examples
     --------
@@ -60,7 +66,7 @@ def min_cut_rematerialization_partition(
     >>> def saved(partition):
     ...     f = aotlab.compile(lambda x: (x + 1).cos().exp().sin(), backend="eager", partitioner=partition)
     ...     _ = f(torch.ones(2, requires_grad=True))
-    ...     return [value.name for value in f.entries[0].records["partition"].saved]
+    ...     return [value.name for value in f.entries[0].records.partition.saved]
     >>> saved(aotlab.default_partition), saved(aotlab.min_cut_rematerialization_partition)
     (['add', 'exp'], ['add'])
     """
@@ -68,11 +74,11 @@ def min_cut_rematerialization_partition(
         raise UsageError(f"memory_budget is a number from 0 (least memory) to 1 (least time), not {memory_budget}")
     graph = joint_module.graph
     most = held_bytes(default_parts(graph, num_fwd_outputs)[2], graph, num_fwd_outputs)
-    reachable = within_reach(graph, num_fwd_outputs)
-    # a graph of upstream's does not say which inputs the call overwrites, as batch norm does its statistics
+    reachable = caller_reachable(graph, num_fwd_outputs)
+    # a joint graph that upstream traced does not say which inputs the call overwrites (the statistics of a batch norm)
     unsure = not any("phase" in node.meta for node in graph.nodes)
-    with copied(reachable, lambda node: is_cheap(node) and (unsure or memory_budget == 1)):
-        joint = Joint(graph, num_fwd_outputs, static_lifetime_input_indices or (), reachable)
+    with with_copies(reachable, lambda node: is_cheap(node) and (unsure or memory_budget == 1)):
+        joint = JointAnalysis(graph, num_fwd_outputs, static_lifetime_input_indices or (), reachable)
         chooser = Chooser(joint)
         choice = chooser.fastest()
         if _held(joint, choice) > most:
@@ -80,54 +86,57 @@ def min_cut_rematerialization_partition(
         if memory_budget < 1:
             choice = chooser.lowered(memory_budget, choice)
         if _held(joint, choice) <= most:
-            kept = frozenset(choice.kept)
-            return joint.split(joint_module, choice.kept, {node: _reason(node, kept, joint) for node in kept})
+            saved = frozenset(choice.saved)
+            return joint.split(joint_module, choice.saved, {node: _reason(node, saved, joint) for node in saved})
     return default_partition(joint_module, _joint_inputs, num_fwd_outputs=num_fwd_outputs)
 
 
-def _held(joint: Joint, choice: Choice) -> int:
-    return held_bytes(choice.kept, joint.graph, len(joint.outputs))
+def _held(joint: JointAnalysis, choice: Choice) -> int:
+    return held_bytes(choice.saved, joint.graph, len(joint.outputs))
 
 
-def _reason(node: fx.Node, kept: Set[fx.Node], joint: Joint) -> str:
-    """Say why a value is kept and not computed again: the ban, or the edge that the cut goes through."""
+def _reason(node: fx.Node, saved: Set[fx.Node], joint: JointAnalysis) -> str:
+    """Return, as text for the report, why a value is saved and not computed again.
+
+    Either the value must not be computed again, or saving it costs less. Then the text has both costs.
+    """
     cost = joint.costs[node]
-    if cost.again is None:
+    if cost.recompute is None:
         return cost.ban
-    needs: dict[fx.Node, None] = {}  # what is not kept, and would have to be there as well
-    todo = [each for each in joint.inputs[node] if each not in kept]
+    needs: dict[fx.Node, None] = {}  # values that are not saved, and would be needed to compute it again
+    todo = [each for each in joint.inputs[node] if each not in saved]
     while todo:
         each = todo.pop()
         if each not in needs:
             needs[each] = None
-            if joint.costs[each].again is not None:
-                todo += [one for one in joint.inputs[each] if one not in kept]
+            if joint.costs[each].recompute is not None:
+                todo += [input_ for input_ in joint.inputs[each] if input_ not in saved]
     costs = {each: joint.costs[each] for each in needs}
-    to_keep = [each for each in needs if costs[each].again is None]
-    banned = next((each for each in to_keep if costs[each].kind == ONCE), None)
+    to_save = [each for each in needs if costs[each].recompute is None]
+    banned = next((each for each in to_save if costs[each].kind == ONCE), None)
     if banned is not None:
         ban = costs[banned].ban
-        return f"to compute it again, as {cost.kind}, takes `{banned.name}`, which is not kept either: {ban}"
-    more = _listed([each for each in needs if costs[each].again is not None], "computed again")
-    more += _listed(to_keep, "kept for it")
-    keep = cost.keep or 0
-    again = cost.again + sum(c.again if c.again is not None else c.keep or 0 for c in costs.values())
-    moves = f"to keep it moves {in_bytes(keep)}, to compute it again, as {cost.kind}, {in_bytes(again)}"
-    if again >= keep:
-        return moves + more
-    held = sum(costs[each].nbytes for each in to_keep)
+        return f"computing it again, as {cost.kind}, needs `{banned.name}`, which is not saved either: {ban}"
+    details = _listed([each for each in needs if costs[each].recompute is not None], "computed again")
+    details += _listed(to_save, "saved for it")
+    save = cost.save or 0
+    recompute = cost.recompute + sum(c.recompute if c.recompute is not None else c.save or 0 for c in costs.values())
+    moves = f"saving it moves {in_bytes(save)}, computing it again, as {cost.kind}, {in_bytes(recompute)}"
+    if recompute >= save:
+        return moves + details
+    held = sum(costs[each].nbytes for each in to_save)
     if held >= cost.nbytes:
-        return f"{moves}{more}; but that would hold {in_bytes(held)}, and this {in_bytes(cost.nbytes)}"
-    return f"{moves}{more}; but what is kept elsewhere was settled before"
+        return f"{moves}{details}; but that would hold {in_bytes(held)}, and saving it {in_bytes(cost.nbytes)}"
+    return f"{moves}{details}; but the other saved values were chosen before"
 
 
-def _listed(nodes: Sequence[fx.Node], what: str) -> str:
+def _listed(nodes: Sequence[fx.Node], role: str) -> str:
     names = " and ".join(f"`{node.name}`" for node in nodes[:3])
-    return f", with {names}{' and others' if len(nodes) > 3 else ''} {what}" if nodes else ""
+    return f", with {names}{' and others' if len(nodes) > 3 else ''} {role}" if nodes else ""
 
 
 def in_bytes(count: float) -> str:
-    """Write a number of bytes, as ``3 MiB``."""
+    """Format a number of bytes, for example as ``3 MiB``."""
     for unit in ("bytes", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"

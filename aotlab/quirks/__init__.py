@@ -1,30 +1,32 @@
-"""The quirks: corners that are compiled by one file each; without them, they run eagerly.
+"""The quirks: each rare case is compiled by one file. If a quirk is switched off, its case runs eagerly.
 
-The core does not import this room. A new quirk is a file here, its class in `ALL`, its name in `aotlab.config.quirks`,
-and a row in `aotlab.trace.boundary.CLAIMABLE` for those who switch it off.
+The core does not import this package. A new quirk is a file here, with its class in `ALL`, its name in
+`aotlab.config.quirks`, and a row in `aotlab.trace.boundary.CLAIMABLE` for users who switch it off.
 """
 
 from __future__ import annotations
 
 from aotlab import config
-from aotlab.quirks.draws import Draws
 from aotlab.quirks.gradients import Gradients
 from aotlab.quirks.higher_order import HigherOrder
 from aotlab.quirks.hooks import Hooks
 from aotlab.quirks.kernels import Kernels
 from aotlab.quirks.lstm import Lstm
-from aotlab.quirks.moves import Moves
-from aotlab.quirks.warned import Warnings
-from aotlab.quirks.windows import Windows
+from aotlab.quirks.metadata_changes import MetadataChanges
+from aotlab.quirks.random_order import RandomOrder
+from aotlab.quirks.repeated_warnings import RepeatedWarnings
+from aotlab.quirks.storage_offsets import StorageOffsets
 from aotlab.trace.quirk import Quirk
 
-ALL: tuple[type[Quirk], ...] = (Hooks, Moves, Windows, Gradients, Warnings, Draws, Lstm, Kernels, HigherOrder)
+ALL: tuple[type[Quirk], ...] = (
+    Hooks, MetadataChanges, StorageOffsets, Gradients, RepeatedWarnings, RandomOrder, Lstm, Kernels, HigherOrder,
+)  # fmt: skip
 
 
 def chosen() -> list[Quirk]:
-    """Make the quirks of `aotlab.config.quirks` for one trace; raise ValueError at a name that no quirk has."""
-    known = {quirk.name: quirk for quirk in ALL}
+    """Make the quirks of `aotlab.config.quirks` for one trace; raise ValueError if a name is unknown."""
+    quirks = {quirk.name: quirk for quirk in ALL}
     for name in config.quirks:
-        if name not in known:
-            raise ValueError(f"aotlab.config.quirks names no quirk {name!r}; there are {', '.join(known)}")
-    return [quirk() for name, quirk in known.items() if name in config.quirks]
+        if name not in quirks:
+            raise ValueError(f"aotlab.config.quirks names no quirk {name!r}; there are {', '.join(quirks)}")
+    return [quirk() for name, quirk in quirks.items() if name in config.quirks]

@@ -1,6 +1,7 @@
-"""``torch.autograd.grad`` inside of the function: what it computes is traced like anything else.
+"""``torch.autograd.grad`` inside the function: the trace records its computation like any other.
 
-Hooks that it would pass, and views of others among the inputs, which the trace has not, run eagerly.
+A call runs eagerly if the gradient may pass a hook, because hooks are registered only at run time. It also runs eagerly
+if an input is a view of another input, because the trace does not know that relation.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
 from aotlab.guards.places import user_line
 from aotlab.runtime.draft import Draft
-from aotlab.trace.escapes import EscapeGuard
-from aotlab.trace.function import Findings
-from aotlab.trace.quirk import Handler, Point, Quirk
+from aotlab.runtime.emitting_quirk import EmittingQuirk, Point
+from aotlab.trace.escapes import EscapeGuard, Handler
+from aotlab.trace.findings import Findings
 
 
-class Gradients(Quirk):
-    """Lets the function take gradients, where no hook is on the way."""
+class Gradients(EmittingQuirk):
+    """Runs `torch.autograd.grad` in the trace, so that its ops are recorded; refuses it if the gradient passes a hook.
+
+    An entry with such a call guards that the inputs have no hooks and are not views of each other.
+    """
 
     name = "gradients"
 
@@ -33,20 +37,19 @@ class Gradients(Quirk):
 
     def _grad(self, guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._used = True
-        if guard.hooks:  # which are registered when the compiled function runs
-            raise RunEagerly(f"`torch.autograd.grad` is called where there may be hooks, at {user_line()}")
+        if guard.hooks:  # the trace only notes hooks, so the gradient that it computes would not pass them
+            raise RunEagerly("grad-inside", what="hooks are registered before it", at=user_line())
         return guard.run(func, args, kwargs)
 
     def check(self, findings: Findings) -> None:
         if not self._used:
             return
         if not are_alone(*(item.real for item in findings.inputs if item.real.requires_grad)):
-            raise RunEagerly(
-                "gradients are taken inside, and an argument has hooks, or is a view of another or a no_grad view",
-                passing=True,
-            )
+            what = "an argument has hooks, or is a view of another argument or a view that was made under no_grad"
+            raise RunEagerly("grad-inside", what=what, transient=True)
         if findings.call.state.counters and any(info.moves_version for info in findings.infos):
-            raise RunEagerly("gradients are taken inside, and inputs that count writes together are written")
+            what = "the function writes an argument that shares a version counter with another one"
+            raise RunEagerly("grad-inside", what=what)
 
     def emit(self, draft: Draft, at: Point) -> None:
         wanted = [draft.kept(info.index) for info in draft.meta.input_info if info.requires_grad]
@@ -55,7 +58,11 @@ class Gradients(Quirk):
 
 
 def are_alone(*tensors: Tensor) -> bool:
-    """Tell whether no tensor has hooks or is a view of another, and none is a leaf since it is a view under no_grad."""
+    """Tell whether gradients of these tensors pass no hook and no relation that the trace does not know.
+
+    That is true if none of them has hooks, none is a view of another one, and none is a leaf that is a view made under
+    ``no_grad``.
+    """
     bases = [internals.base_of(tensor) for tensor in tensors]
     related = any(base is tensor for base in bases for tensor in tensors if base is not None)
     return not related and not any(internals.is_hooked(t) or internals.is_leaf_by_its_base(t) for t in tensors)

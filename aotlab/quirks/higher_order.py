@@ -1,10 +1,10 @@
-"""Higher-order ops, such as ``torch.cond``: ops that take functions, which stand in a graph as graphs of their own.
+"""Higher-order ops, such as ``torch.cond``: ops that take functions. A graph stores each function as a subgraph.
 
     true_graph_0 = self.true_graph_0; false_graph_0 = self.false_graph_0
     cond = torch.ops.higher_order.cond(gt, true_graph_0, false_graph_0, (x, w))
 
-Each function is traced on tensors like those that the op gives it. The derivative of such an op is one again, of
-functions that compute theirs.
+Each function is traced on fake tensors like those that the op passes to it. The derivative of a higher-order op is
+again a higher-order op; its functions compute the derivatives of the original functions.
 """
 
 from __future__ import annotations
@@ -20,26 +20,25 @@ from torch.overrides import TorchFunctionMode
 
 from aotlab import _torch as internals
 from aotlab._torch import has_effects, pytree
-from aotlab._torch.higher_order import parts
+from aotlab._torch.higher_order_ops import parts
 from aotlab._torch.replaced import replaced
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import DoubleBackwardError
 from aotlab.guards.places import user_line
-from aotlab.ir.graphs import acts
+from aotlab.ir.fx_graphs import may_have_effects
+from aotlab.trace.escapes import Handler
 from aotlab.trace.inputs import value_of
-from aotlab.trace.quirk import Handler, Quirk
-from aotlab.trace.recorder import Recorder
-from aotlab.trace.running import here
+from aotlab.trace.quirk import Quirk
+from aotlab.trace.recorder import Recorder, running
 from aotlab.trace.tape import Tape
 
 _Function = Callable[..., Any]
-#: What a function is called in its graph, the function, and what its op calls it with.
+#: The name of a function in the graph, the function, and the arguments with which the op calls it.
 _Call = tuple[str, _Function, Sequence[Any]]
-_ALIKE = "let them have the same shape, strides and dtype, to have it compiled"
 
 
 class HigherOrder(Quirk):
-    """Records ops that take functions."""
+    """Records higher-order ops (see the module)."""
 
     name = "hops"
 
@@ -48,48 +47,58 @@ class HigherOrder(Quirk):
 
 
 class _Nested(TorchFunctionMode):
-    """Record the higher-order ops in a function that one takes."""
+    """Records the higher-order ops that are called inside a function of another higher-order op."""
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in _RULES:
             return _RULES[func].call(*args, **(kwargs or {}))
-        with internals.disable_torch_function():  # of the guard around the trace
+        with internals.disable_torch_function():  # skips the `EscapeGuard` around the trace
             return func(*args, **(kwargs or {}))
 
 
 class _Rule:
-    """How one op calls its functions, and what its derivative is."""
+    """The rules for one higher-order op ``op``: how it calls its functions, and how it is differentiated."""
 
     op: Any
-    #: Whether it copies what they return, which then may be what they were given.
+    #: Whether the op copies the results of its functions. Then a function may return one of its arguments, because the
+    #: result of the op does not share memory with that argument.
     copies = False
-    #: Whether it computes with what they return, which then may be that, too.
+    #: Whether the op does not return the results of its functions, but only computes with them. Then, too, a function
+    #: may return one of its arguments.
     computes = False
-    #: How many of its results its backward takes.
+    #: The backward of the op takes this many of its results, from the first.
     needs = 0
-    #: The mode under which it calls them.
+    #: The mode under which the op calls its functions.
     mode: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def calls(self, *args: Any) -> list[_Call]:
-        """Return the functions among the arguments, with what the op calls them with."""
+        """Return the functions among the arguments, each with the arguments with which the op calls it."""
         raise NotImplementedError
 
     def fake(self, graphs: Sequence[fx.GraphModule], *args: Any) -> Any:
-        """Compute the op on fake tensors."""
+        """Compute the result of the op on fake tensors."""
         return self.op(*args)
 
     def keeping(self, *args: Any) -> tuple[tuple[Any, ...], int]:
-        """Return arguments of a call that also returns, at the end, what the backward needs; and how much that is."""
+        """Return other arguments for the op, with which it also returns the values that its backward needs.
+
+        These values are the last results; the second item is their number. For example, `scan` is called with a step
+        function that also returns the carried values before the step.
+        """
         return args, 0
 
-    def backward(self, wanted: Any, args: Any, kept: Sequence[Tensor], by: Sequence[Tensor]) -> Sequence[Any]:
-        """Return the gradients of the ``wanted`` arguments, ``by`` those of the results that are floats."""
-        raise DoubleBackwardError(f"`{self.op}` is differentiated", line=user_line(), suggestion="let eager run it")
+    def backward(self, wanted: Any, args: Any, saved: Sequence[Tensor], tangents: Sequence[Tensor]) -> Sequence[Any]:
+        """Return the gradients of the tensors in ``args`` that are marked in ``wanted``, in order.
+
+        ``wanted`` is nested like ``args``, with a bool for each leaf. ``saved`` are the first ``needs`` results of the
+        op, then the results that `keeping` adds. ``tangents`` are the gradients of the floating-point results.
+        """
+        raise DoubleBackwardError(f"`{self.op}` is differentiated", line=user_line(), suggestion="call it in eager")
 
     def call(self, *args: Any) -> Any:
-        """Call the op in a trace."""
+        """Handle a call of the op in a trace."""
         leaves, spec = pytree.tree_flatten(args)
         if torch.is_grad_enabled() and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
             _, count = self.keeping(*args)
@@ -98,8 +107,8 @@ class _Rule:
         return self.record(*args)
 
     def record(self, *args: Any) -> Any:
-        """Record the op with the graphs of its functions."""
-        recorder = here.active[-1]
+        """Record the op, with the graphs of its functions."""
+        recorder = running.recorders[-1]
         args = pytree.tree_map_only(Tensor, lambda each: value_of(each, f"an argument of `{self.op}`"), args)
         with internals.outside_of_trace():
             calls = self.calls(*args)
@@ -107,28 +116,39 @@ class _Rule:
         of = {id(function): graph for (_, function, _), graph in zip(calls, graphs, strict=True)}
         args = pytree.tree_map(lambda leaf: of.get(id(leaf), leaf), args)
         mode = recorder.fake_mode
-        own = replaced(mode, "allow_non_fake_inputs", True)  # constants of the graphs
-        env = replaced(mode, "shape_env", mode.shape_env or internals.ShapeEnv())  # which those in graphs ask for
-        with internals.disable_torch_function(), internals.outside_of_trace(), torch.no_grad(), mode, own, env:
+        constants = replaced(mode, "allow_non_fake_inputs", True)  # the graphs may contain real tensors as constants
+        # higher-order ops inside the graphs need a shape environment
+        shape_env = replaced(mode, "shape_env", mode.shape_env or internals.ShapeEnv())
+        with (
+            internals.disable_torch_function(),
+            internals.outside_of_trace(),
+            torch.no_grad(),
+            mode,
+            constants,
+            shape_env,
+        ):
             results = self.fake(graphs, *args)
         recorder.append(self.op, args, {}, results)
         return pytree.tree_map_only(Tensor, internals.to_functional, results)
 
 
 class _Differentiable(torch.autograd.Function):
-    """A call of an op of which a backward may be wanted; what it keeps is returned, too, so that it has a history."""
+    """The autograd function that records a call of a higher-order op whose arguments require grad.
+
+    Its outputs include the values that the backward needs. So these values have a ``grad_fn`` for higher derivatives.
+    """
 
     @staticmethod
     def forward(ctx: Any, rule: _Rule, spec: Any, *leaves: Any) -> Any:
         args, count = rule.keeping(*pytree.tree_unflatten(leaves, spec))
         results = tuple(rule.record(*args))
-        ctx.rule, ctx.spec, ctx.own = rule, spec, len(results) - count
+        ctx.rule, ctx.spec, ctx.result_count = rule, spec, len(results) - count
         ctx.zeros = [partial(torch.zeros, each.shape, dtype=each.dtype, device=each.device) for each in results]
         casting = internals.under_autocast_as_now
         others = {n: leaf for n, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)}
         ctx.others = {n: casting(leaf) if callable(leaf) else leaf for n, leaf in others.items()}
         tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor))
-        ctx.save_for_backward(*tensors, *results[: rule.needs], *results[ctx.own :])
+        ctx.save_for_backward(*tensors, *results[: rule.needs], *results[ctx.result_count :])
         ctx.floats = _floats(results)
         ctx.mark_non_differentiable(*(each for n, each in enumerate(results) if n not in ctx.floats))
         ctx.set_materialize_grads(False)
@@ -139,38 +159,43 @@ class _Differentiable(torch.autograd.Function):
         saved, needed = iter(ctx.saved_tensors), ctx.needs_input_grad[2:]
         leaves = [ctx.others[n] if n in ctx.others else next(saved) for n in range(len(needed))]
         args, wanted = pytree.tree_unflatten(leaves, ctx.spec), pytree.tree_unflatten(needed, ctx.spec)
-        last = ctx.own
-        if any(each is not None for each in gradients[last:]):  # in a derivative of this derivative
+        last = ctx.result_count
+        # In a higher derivative, the results that `keeping` added may have gradients, too.
+        if any(each is not None for each in gradients[last:]):
             last, (args, _) = len(gradients), ctx.rule.keeping(*args)
-        by = [ctx.zeros[n]() if gradients[n] is None else gradients[n] for n in ctx.floats if n < last]
-        found = iter(ctx.rule.backward(wanted, args, tuple(saved), by))
-        return None, None, *(next(found) if needs else None for needs in needed)
+        tangents = [ctx.zeros[n]() if gradients[n] is None else gradients[n] for n in ctx.floats if n < last]
+        leaf_gradients = iter(ctx.rule.backward(wanted, args, tuple(saved), tangents))
+        return None, None, *(next(leaf_gradients) if needs else None for needs in needed)
 
 
 def _joint(function: _Function, count: int, wanted: Sequence[int]) -> _Function:
-    """Make what is given ``count`` arguments and gradients of the results, and returns those of the ``wanted``."""
+    """Make the function that computes the gradients of ``function``.
 
-    def joint(*given: Any) -> list[Tensor]:
-        inputs = list(given[:count])
-        again = any(isinstance(each, Tensor) and each.requires_grad for each in given)
+    It takes the ``count`` arguments of ``function`` and the gradients of the results. It returns the gradients of the
+    arguments at the positions ``wanted``.
+    """
+
+    def joint(*args: Any) -> list[Tensor]:
+        inputs = list(args[:count])
+        create_graph = any(isinstance(each, Tensor) and each.requires_grad for each in args)
         for n in wanted:
             inputs[n] = inputs[n] if inputs[n].requires_grad else inputs[n].detach().requires_grad_()
         with torch.enable_grad():
-            found = _several(function(*inputs))
-            results = [found[n] for n in _floats(found)]
-        pairs = [(each, by) for each, by in zip(results, given[count:], strict=True) if each.requires_grad]
-        asked = [inputs[n] for n in wanted]
-        found = [None] * len(asked)
-        if pairs and asked:
-            outputs, by = zip(*pairs, strict=True)
-            found = torch.autograd.grad(outputs, asked, by, allow_unused=True, create_graph=again)
-        made: list[Tensor] = []
-        known = {internals.storage_key(each) for each in given if isinstance(each, Tensor)}
-        for each, gradient in zip(asked, found, strict=True):
-            own = torch.zeros_like(each) if gradient is None else gradient
-            made.append(own.clone() if internals.storage_key(own) in known else own)
-            known.add(internals.storage_key(own))
-        return made
+            results = _several(function(*inputs))
+            floats = [results[n] for n in _floats(results)]
+        pairs = [(each, tangent) for each, tangent in zip(floats, args[count:], strict=True) if each.requires_grad]
+        targets = [inputs[n] for n in wanted]
+        gradients: Sequence[Any] = [None] * len(targets)
+        if pairs and targets:
+            outputs, tangents = zip(*pairs, strict=True)
+            gradients = torch.autograd.grad(outputs, targets, tangents, allow_unused=True, create_graph=create_graph)
+        distinct: list[Tensor] = []  # an op's functions may not return an argument, or one tensor twice
+        storages = {internals.storage_key(each) for each in args if isinstance(each, Tensor)}
+        for each, gradient in zip(targets, gradients, strict=True):
+            value = torch.zeros_like(each) if gradient is None else gradient
+            distinct.append(value.clone() if internals.storage_key(value) in storages else value)
+            storages.add(internals.storage_key(value))
+        return distinct
 
     return joint
 
@@ -179,15 +204,19 @@ def _several(results: Any) -> Sequence[Any]:
     return [results] if isinstance(results, Tensor) else results
 
 
-def _traced(recorder: Recorder, rule: _Rule, name: str, function: _Function, given: Sequence[Any]) -> fx.GraphModule:
-    """Trace a function on tensors like those of ``given``."""
+def _traced(recorder: Recorder, rule: _Rule, name: str, function: _Function, args: Sequence[Any]) -> fx.GraphModule:
+    """Trace one function of a higher-order op on fake tensors like ``args``; return its graph.
+
+    ``name`` is the name of the function in the graph of the op. The call runs eagerly if the function does something
+    that the op does not support, for example a write to its argument.
+    """
 
     def like(each: Tensor) -> Tensor:
         return internals.new_fake(recorder.fake_mode, each.shape, each.stride(), each.dtype, each.device)
 
     tape, outer = Tape(), recorder.tape
     with internals.outside_of_trace():
-        fakes = [tape.enter(like(each)) if isinstance(each, Tensor) else each for each in given]
+        fakes = [tape.enter(like(each)) if isinstance(each, Tensor) else each for each in args]
     wrappers = [internals.to_functional(each) if isinstance(each, Tensor) else each for each in fakes]
     recorder.tape = tape
     try:
@@ -201,17 +230,21 @@ def _traced(recorder: Recorder, rule: _Rule, name: str, function: _Function, giv
     used, _ = tape.needed([each for each in values if each is not None], {id(each) for each in fakes})
     what, instead = "", ""
     if any(isinstance(each, Tensor) and internals.has_data_mutation(each) for each in wrappers):
-        what, instead = "writes what it is given", "return the new value"
+        what, instead = "writes its argument", "return the new value"
     elif not rule.computes and len(set(storages)) < len(storages):
-        what, instead = "returns what it is given, or the same twice", "return a clone"
-    elif not (recorder.draws_in_choices and rule.op is internals.COND) and any(o.is_random for o in tape.operations):
-        what, instead = "draws random numbers", "pass them as an operand"
-    elif any(acts(each.target) and (each.index not in used or has_effects(each.target)) for each in tape.operations):
-        what, instead = "calls an op with effects", "call it outside"  # backends may run it twice, or not at all
+        what, instead = "returns its argument, or one tensor twice", "return a clone"
+    elif not (recorder.branches_may_draw and rule.op is internals.COND) and any(o.is_random for o in tape.operations):
+        what, instead = "draws random numbers", "draw them outside, and pass them as an operand"
+    elif any(
+        may_have_effects(each.target) and (each.index not in used or has_effects(each.target))
+        for each in tape.operations
+    ):
+        what, instead = (
+            "calls an op with side effects",
+            "call that op outside of the function",
+        )  # backends may run it twice, or not at all
     if what:
-        raise RunEagerly(
-            f"a function in `{rule.op}` {what}, at {user_line()}", suggestion=f"{instead}, to have it compiled"
-        )
+        raise RunEagerly("function-unfit-for-op", op=rule.op, what=what, instead=instead, at=user_line())
     inputs = [(f"arg{n}_1", each) for n, each in enumerate(fakes)]
     graph = tape.graph(f"{name}_graph", inputs, values, keep_impure=recorder.phase)
     output = graph.graph.output_node()
@@ -233,46 +266,55 @@ class _Cond(_Rule):
         result, other = (graph(*args[3]) for graph in graphs)
         if _kinds(result) != _kinds(other):
             raise RunEagerly(
-                f"the functions of `cond` return tensors of different kinds, at {user_line()}", suggestion=_ALIKE
+                "results-of-functions-differ", op=self.op, what="the results of its two functions", at=user_line()
             )
         return result
 
-    def backward(self, wanted: Any, args: Any, kept: Sequence[Tensor], by: Sequence[Tensor]) -> Sequence[Any]:
+    def backward(self, wanted: Any, args: Any, saved: Sequence[Tensor], tangents: Sequence[Tensor]) -> Sequence[Any]:
         predicate, true, false, operands = args
         which = _which(wanted[3])
         joints = [_joint(each, len(operands), which) for each in (true, false)]
-        found: Sequence[Any] = self.call(predicate, *joints, (*operands, *by))
-        return found
+        gradients: Sequence[Any] = self.call(predicate, *joints, (*operands, *tangents))
+        return gradients
 
 
 class _Map(_Rule):
-    """``map_impl(body, stacked, further)``, which gives the body an item of each of ``stacked``."""
+    """``map_impl(body, stacked, further)``.
+
+    It calls ``body`` once for each index of the first dimension, with this item of each tensor in ``stacked``, and with
+    the values ``further``, which are the same in each call.
+    """
 
     op = internals.MAP
     copies = True
 
     def call(self, *args: Any, mutated_arg_indices: str = "") -> Any:
-        """Call it; which arguments the body writes, torch 2.15 says, is seen when it is traced."""
+        """Handle a call; ignore ``mutated_arg_indices`` (torch 2.15), because the trace finds writes."""
         return super().call(*args)
 
     def calls(self, body: _Function, stacked: Sequence[Tensor], further: Sequence[Any]) -> list[_Call]:
         return [("body", body, (*(each[0] for each in stacked), *further))]
 
-    def backward(self, wanted: Any, args: Any, kept: Sequence[Tensor], by: Sequence[Tensor]) -> Sequence[Any]:
+    def backward(self, wanted: Any, args: Any, saved: Sequence[Tensor], tangents: Sequence[Tensor]) -> Sequence[Any]:
         body, stacked, further = args
         which = _which((*wanted[1], *wanted[2]))
         joint = _joint(body, len(stacked) + len(further), which)
 
-        def body_back(*given: Any) -> Any:
-            items, by_results, others = parts(given, len(stacked), len(by), len(further))
+        def body_back(*inputs: Any) -> Any:
+            items, by_results, others = parts(inputs, len(stacked), len(tangents), len(further))
             return joint(*items, *others, *by_results)
 
-        found = self.call(body_back, (*stacked, *by), further)
-        return [each if n < len(stacked) else each.sum(0) for n, each in zip(which, found, strict=True)]
+        gradients = self.call(body_back, (*stacked, *tangents), further)
+        return [each if n < len(stacked) else each.sum(0) for n, each in zip(which, gradients, strict=True)]
 
 
 class _Scan(_Rule):
-    """``scan(step, carried, stacked, further)``; a step returns what is carried on, and what is to be stacked."""
+    """``scan(step, carried, stacked, further)``.
+
+    It calls ``step`` once for each index of the first dimension. A step takes the carried values, this item of each
+    tensor in ``stacked``, and the values ``further``, which are the same in each step. It returns the new carried
+    values, then outputs; ``scan`` stacks the outputs of all steps.
+    """
 
     op = internals.SCAN
     copies = True
@@ -281,90 +323,105 @@ class _Scan(_Rule):
         return [("step", step, (*carried, *(each[0] for each in stacked), *further))]
 
     def keeping(self, step: _Function, carried: Any, stacked: Any, further: Any) -> tuple[tuple[Any, ...], int]:
-        def keeps(*given: Any) -> Any:
-            return (*step(*given), *given[: len(carried)])
+        def keeps(*inputs: Any) -> Any:
+            return (*step(*inputs), *inputs[: len(carried)])
 
         return (keeps, carried, stacked, further), len(carried)
 
-    def backward(self, wanted: Any, args: Any, kept: Sequence[Tensor], by: Sequence[Tensor]) -> Sequence[Any]:
+    def backward(self, wanted: Any, args: Any, saved: Sequence[Tensor], tangents: Sequence[Tensor]) -> Sequence[Any]:
         step, carried, stacked, further = args
         count = len(carried)
         floats = _floats(carried)
         of_stacked, of_further = _which(wanted[2]), _which(wanted[3])
         which = [*floats, *(count + n for n in of_stacked), *(count + len(stacked) + n for n in of_further)]
         joint = _joint(step, count + len(stacked) + len(further), which)
-        by_carried, by_stacked = by[: len(floats)], by[len(floats) :]
+        by_carried, by_stacked = tangents[: len(floats)], tangents[len(floats) :]
 
-        def step_back(*given: Any) -> Any:
+        def step_back(*inputs: Any) -> Any:
             items = count + len(stacked)
             sizes = len(floats), len(of_further), items, len(by_stacked), len(further)
-            by_state, sums, values, by_results, others = parts(given, *sizes)
-            found = joint(*values, *others, *by_state, *by_results)
-            first, middle, last = parts(found, len(floats), len(of_stacked), len(of_further))
+            by_state, sums, values, by_results, others = parts(inputs, *sizes)
+            step_gradients = joint(*values, *others, *by_state, *by_results)
+            first, middle, last = parts(step_gradients, len(floats), len(of_stacked), len(of_further))
             return (*first, *(total + each for total, each in zip(sums, last, strict=True)), *middle)
 
         zeros = [torch.zeros_like(further[n]) for n in of_further]
-        backwards = [each.flip(0) for each in (*kept, *stacked, *by_stacked)]
-        found = self.call(step_back, (*by_carried, *zeros), backwards, further)
-        first, sums, last = parts(found, len(floats), len(zeros), len(of_stacked))
+        backwards = [each.flip(0) for each in (*saved, *stacked, *by_stacked)]
+        gradients = self.call(step_back, (*by_carried, *zeros), backwards, further)
+        first, sums, last = parts(gradients, len(floats), len(zeros), len(of_stacked))
         of_carried = [each for n, each in zip(floats, first, strict=True) if wanted[1][n]]
         return [*of_carried, *(each.flip(0) for each in last), *sums]
 
 
 class _WhileLoop(_Rule):
-    """``while_loop(condition, body, carried, further)``."""
+    """``while_loop(condition, body, carried, further)``.
+
+    Both functions take the carried values and the values ``further``, which are the same in each step. ``body`` returns
+    the new carried values. For the backward, `keeping` adds a carried value that counts the steps.
+    """
 
     op = internals.WHILE_LOOP
 
     def calls(self, condition: _Function, body: _Function, carried: Any, further: Any) -> list[_Call]:
         if not all(isinstance(each, Tensor) for each in carried):
-            raise RunEagerly(f"`while_loop` carries numbers, at {user_line()}", suggestion="carry tensors")
-        given = (*carried, *further)
-        return [("condition", condition, given), ("body", body, given)]
+            raise RunEagerly("loop-carries-numbers", op=self.op, at=user_line())
+        inputs = (*carried, *further)
+        return [("condition", condition, inputs), ("body", body, inputs)]
 
     def fake(self, graphs: Sequence[fx.GraphModule], *args: Any) -> Any:
-        carried, found = args[2], graphs[1](*args[2], *args[3])
-        if _kinds(carried) != _kinds(found):
-            what = "the body of `while_loop` returns other kinds of tensors than it takes"
-            raise RunEagerly(f"{what}, at {user_line()}", suggestion=_ALIKE)
-        return tuple(found)
+        carried, results = args[2], graphs[1](*args[2], *args[3])
+        if _kinds(carried) != _kinds(results):
+            what = "the arguments and the results of its body"
+            raise RunEagerly("results-of-functions-differ", op=self.op, what=what, at=user_line())
+        return tuple(results)
 
     def keeping(self, condition: _Function, body: _Function, carried: Any, further: Any) -> tuple[tuple[Any, ...], int]:
         count = len(carried)
 
-        def counts(*given: Any) -> Any:
-            return (*body(*given[:count], *given[count + 1 :]), given[count] + 1)
+        def counts(*inputs: Any) -> Any:
+            return (*body(*inputs[:count], *inputs[count + 1 :]), inputs[count] + 1)
 
         steps = torch.zeros((), dtype=torch.int64, device=carried[0].device)
-        return (lambda *given: condition(*given[:count], *given[count + 1 :]), counts, (*carried, steps), further), 1
+        return (lambda *inputs: condition(*inputs[:count], *inputs[count + 1 :]), counts, (*carried, steps), further), 1
 
-    def backward(self, wanted: Any, args: Any, kept: Sequence[Tensor], by: Sequence[Tensor]) -> Sequence[Any]:
+    def backward(self, wanted: Any, args: Any, saved: Sequence[Tensor], tangents: Sequence[Tensor]) -> Sequence[Any]:
         _, body, carried, further = args
         floats, of_further = _floats(carried), _which(wanted[3])
         joint = _joint(body, len(carried) + len(further), [*floats, *(len(carried) + n for n in of_further)])
 
-        def step_back(*given: Any) -> Any:
-            by_state, sums, values = parts(given, len(by), len(of_further), len(carried) + len(further))
-            first, last = parts([each.contiguous() for each in joint(*values, *by_state)], len(by), len(sums))
+        def step_back(*inputs: Any) -> Any:
+            by_state, sums, values = parts(inputs, len(tangents), len(of_further), len(carried) + len(further))
+            first, last = parts([each.contiguous() for each in joint(*values, *by_state)], len(tangents), len(sums))
             return (*first, *(total + each for total, each in zip(sums, last, strict=True)))
 
-        gradients = [each.contiguous() for each in (*by, *(torch.zeros_like(further[n]) for n in of_further))]
-        found = _RULES[internals.LOOP_BACKWARD].call(body, step_back, *kept, carried, further, gradients)
-        return [*(found[i] for i, n in enumerate(floats) if wanted[2][n]), *found[len(by) :]]
+        starts = [each.contiguous() for each in (*tangents, *(torch.zeros_like(further[n]) for n in of_further))]
+        gradients = _RULES[internals.LOOP_BACKWARD].call(body, step_back, *saved, carried, further, starts)
+        return [*(gradients[i] for i, n in enumerate(floats) if wanted[2][n]), *gradients[len(tangents) :]]
 
 
 class _LoopBackward(_Rule):
-    """``loop_backward(body, back, steps, carried, further, gradients)``."""
+    """``loop_backward(body, back, steps, carried, further, gradients)``, the backward of ``while_loop``.
+
+    ``steps`` is the number of steps that the loop made. ``gradients`` are the gradients of the results of the loop,
+    then zeros. Each step adds its gradients of ``further`` to the latter. ``back`` takes the gradients and these sums
+    after a step, the carried values before the step, and ``further``. It returns the gradients and sums before the
+    step.
+    """
 
     op = internals.LOOP_BACKWARD
 
     def calls(self, body: _Function, back: _Function, *args: Any) -> list[_Call]:
-        _, carried, further, by = args
-        return [("body", body, (*carried, *further)), ("back", back, (*by, *carried, *further))]
+        _, carried, further, tangents = args
+        return [("body", body, (*carried, *further)), ("back", back, (*tangents, *carried, *further))]
 
 
 class _FlexAttention(_Rule):
-    """``flex_attention(query, key, value, score, mask, scale, options, further of score, further of mask)``."""
+    """``flex_attention(query, key, value, score, mask, scale, options, of_score, of_mask)``.
+
+    ``score`` is the function that changes a score, and ``mask`` contains the function that masks scores. ``of_score``
+    and ``of_mask`` are tensors that these functions take as further arguments (``score_mod_other_buffers`` and
+    ``mask_mod_other_buffers``).
+    """
 
     op = internals.FLEX_ATTENTION
     computes = True
@@ -372,34 +429,38 @@ class _FlexAttention(_Rule):
     mode = internals.IndexesByTensors
 
     def call(self, *args: Any, score_mod_other_buffers: Any = (), mask_mod_other_buffers: Any = ()) -> Any:
-        """Call it; what the functions take further may be left out."""
+        """Handle a call; the last two arguments are optional."""
         return super().call(*args, *(score_mod_other_buffers, mask_mod_other_buffers)[len(args) - 7 :])
 
     def calls(self, query: Tensor, *args: Any) -> list[_Call]:
         _, _, score, mask, _, _, *further = args
         return _calls_of_attention(query, score, None, mask, *further)
 
-    def backward(self, wanted: Any, args: Any, kept: Sequence[Tensor], by: Sequence[Tensor]) -> Sequence[Any]:
+    def backward(self, wanted: Any, args: Any, saved: Sequence[Tensor], tangents: Sequence[Tensor]) -> Sequence[Any]:
         query, key, value, score, *rest, of_score, of_mask = args
         which = _which(wanted[-2])
         joint = _joint(score, 5 + len(of_score), (0, *(5 + n for n in which)))
 
-        def score_back(*given: Any) -> Any:
-            of_scores, *found = joint(*given[:5], *given[6:], given[5])
-            by_further = dict(zip(which, found, strict=True))
+        def score_back(*inputs: Any) -> Any:
+            of_scores, *further_gradients = joint(*inputs[:5], *inputs[6:], inputs[5])
+            by_further = dict(zip(which, further_gradients, strict=True))
             return [of_scores, *[None] * 4, *(by_further.get(n) for n in range(len(of_score)))]
 
         call = _RULES[internals.FLEX_ATTENTION_BACKWARD].call
         further = score, score_back, *rest, of_score, of_mask
-        *found, of_further = call(query, key, value, *kept, *by[:2], *further)
+        *gradients, of_further = call(query, key, value, *saved, *tangents[:2], *further)
         return [
-            *(each for each, needs in zip(found, wanted[:3], strict=True) if needs),
+            *(each for each, needs in zip(gradients, wanted[:3], strict=True) if needs),
             *(of_further[n] for n in which),
         ]
 
 
 class _FlexAttentionBackward(_Rule):
-    """The same with the results, their gradients, and a function that computes those of ``score``."""
+    """``flex_attention_backward``: the backward of ``flex_attention``.
+
+    Its further arguments are the results of ``flex_attention``, the gradients of these results, and a function that
+    computes the gradient of ``score``.
+    """
 
     op = internals.FLEX_ATTENTION_BACKWARD
     computes = True

@@ -5,9 +5,9 @@
         y.register_hook(lambda gradient: gradient.clamp(-1, 1))
         return y.exp()
 
-While tracing a hook is only noted, with its place in the autograd graph; each compiled call registers the same one on
-the caller's tensor, or on one that stands for the intermediate. A hook that holds what the call made, a tensor or a
-list to which it appends, runs eagerly, as each call would have its own.
+The trace only notes a hook and its place in the autograd graph. Each compiled call registers the same hook on the
+caller's tensor, or on a tensor that replaces the intermediate. If a hook holds an object that the call made (a tensor,
+or a list to which it appends), the call runs eagerly: each call would need its own object.
 """
 
 from __future__ import annotations
@@ -28,25 +28,28 @@ from torch.utils.hooks import RemovableHandle
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
 from aotlab.guards.places import user_line
-from aotlab.trace.edges import edge_of, edges_behind
-from aotlab.trace.escapes import EscapeGuard
-from aotlab.trace.function import Findings
-from aotlab.trace.inputs import Entered
-from aotlab.trace.outputs import Outputs
-from aotlab.trace.quirk import Handler, Quirk
+from aotlab.trace.autograd_edges import edge_of, edges_behind
+from aotlab.trace.escapes import EscapeGuard, Handler
+from aotlab.trace.findings import Findings
+from aotlab.trace.inputs import TracedInput
+from aotlab.trace.output_aliases import Outputs
+from aotlab.trace.quirk import Quirk
 from aotlab.trace.records import Hook
-from aotlab.trace.sources import ways_back
+from aotlab.trace.sources import edges_to_bases
 
-#: What a call may make anew for a hook to hold: it is never changed.
+#: Types of objects that a hook may hold even if the call made them: they never change.
 _FIXED = (
     bool, int, float, complex, str, bytes, range, slice, enum.Enum, type(None), type, types.ModuleType, torch.dtype,
     torch.device, torch.layout,
 )  # fmt: skip
-_FROM_OUTSIDE = "let hooks hold only what is made outside of the function, or register them there, to have it compiled"
 
 
 class Hooks(Quirk):
-    """Notes the hooks in the table of the guard, from which each compiled call registers them."""
+    """Handles `Tensor.register_hook` in the trace: notes the hook in `EscapeGuard.hooks`.
+
+    Each compiled call registers the noted hooks. After the trace, `check` refuses hooks that would behave differently
+    in a compiled call.
+    """
 
     name = "hooks"
 
@@ -63,27 +66,28 @@ class Hooks(Quirk):
         for hook in findings.hooks:
             state = _state_of_the_call(hook.function, outside[hook])
             if state is not None:
-                raise RunEagerly(f"a hook {state}, registered at {hook.line}", suggestion=_FROM_OUTSIDE)
+                raise RunEagerly("hook-holds-call-object", state=state, at=hook.line)
         _check_partners(findings.hooks, findings.outputs, findings.inputs)
         first = {hook.edge: hook for hook in reversed(findings.hooks)}
-        for i, edge in ways_back(findings.outputs, findings.inputs):
+        for i, edge in edges_to_bases(findings.outputs, findings.inputs):
             if edge in first:
                 name = findings.outputs.infos[i].name
-                raise RunEagerly(f"`{name}` is a view of a view with a hook, registered at {first[edge].line}")
+                raise RunEagerly("view-of-hooked-view", name=f"`{name}`", at=first[edge].line)
 
     def _register(self, guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Note a hook for the run time; where eager has an error to raise, it does."""
+        """Note a hook for run time; a tensor that does not require grad gets eager's error."""
         tensor: Tensor = args[0]
         if not tensor.requires_grad:
             return func(*args, **kwargs)
         view = internals.base_of(tensor) is not None
         if view and tensor.grad_fn is None:
-            raise RunEagerly(f"a hook on a view made under no_grad, at {user_line()}")
-        with torch.inference_mode(False):  # torch looks at a leaf through a view, which has no history in that mode
+            raise RunEagerly("hook-on-no-grad-view", at=user_line())
+        # For a leaf, `get_gradient_edge` reads the `grad_fn` of a view of it. In inference mode, this is None.
+        with torch.inference_mode(False):
             edge = get_gradient_edge(tensor)
         if view and any(hook.edge != (edge.node, edge.output_nr) for hook in guard.hooks_of(tensor)):
-            # before torch 2.15 such a hook stays with the older ones, unless the view itself was written
-            raise RunEagerly(f"a view gets another hook after a write, at {user_line()}")
+            # before torch 2.15 such a hook is added to the node of the older hooks, unless the view itself was written
+            raise RunEagerly("another-hook-on-written-view", at=user_line())
         function = args[1] if len(args) > 1 else kwargs["hook"]
         handle = RemovableHandle(guard.hooks)
         hook = guard.hooks[handle.id] = Hook((edge.node, edge.output_nr), tensor, function, user_line())
@@ -91,46 +95,54 @@ class Hooks(Quirk):
         return handle
 
 
-def _check_partners(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Entered]) -> None:
-    """Leave to eager hooks on one of several results of a node: it calls them with None for gradients of the others."""
+def _check_partners(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[TracedInput]) -> None:
+    """Refuse a hook on one of several results of an autograd node.
+
+    In eager, if only another result of the node gets a gradient, autograd calls the hook with None.
+    """
     ends = [*outputs.tensors.values(), *(item.wrapper for item in inputs)]
     passed = edges_behind([edge_of(tensor) for tensor in ends if tensor.grad_fn is not None])
     for hook in hooks:
         if any(edge[0] is hook.edge[0] and edge != hook.edge for edge in passed):
-            raise RunEagerly(
-                f"a hook on one of several results of a function may be called with None, registered at {hook.line}"
-            )
+            raise RunEagerly("hook-may-get-none", at=hook.line)
 
 
 class _Outside:
-    """What outlives the call, as its running frames show: globals, outer variables, arguments, what these hold."""
+    """The objects that exist outside of the present call: a hook that holds only such objects can be used in each call.
+
+    These are the globals, the outer variables and the arguments of the running user functions, and the attributes of
+    these objects. ``variables`` are the names of the outer variables.
+    """
 
     def __init__(self) -> None:
         frames = list(_running())
-        self._is_graph = not frames  # one of Dynamo's, to which hooks belong as modules
+        self._is_graph = not frames  # no user frame: the function is Dynamo's graph, whose hooks are submodules
         self.variables = {name for frame in frames for name in frame.f_code.co_freevars}
-        known: list[Any] = []
+        objects: list[Any] = []
         for frame in frames:
-            known += [frame.f_locals[name] for name in frame.f_code.co_freevars if name in frame.f_locals]
+            objects += [frame.f_locals[name] for name in frame.f_code.co_freevars if name in frame.f_locals]
             modules = [each for each in frame.f_locals.values() if isinstance(each, nn.Module)]
-            known += [part for each in modules for part in each.modules()]
-            known += frame.f_globals.values()
+            objects += [part for each in modules for part in each.modules()]
+            objects += frame.f_globals.values()
         if frames:
             code = frames[-1].f_code
             arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-            given = [frames[-1].f_locals[name] for name in arguments if name in frames[-1].f_locals]
-            # of the containers among them, the trace has copies
-            known += [each for each in given if not isinstance(each, list | dict | set)]
-        owners = (each for each in known if not isinstance(each, type | types.ModuleType))
+            argument_values = [frames[-1].f_locals[name] for name in arguments if name in frames[-1].f_locals]
+            # the trace works on copies of container arguments, so these belong to the call
+            objects += [each for each in argument_values if not isinstance(each, list | dict | set)]
+        owners = (each for each in objects if not isinstance(each, type | types.ModuleType))
         attributes = [each for owner in owners for each in getattr(owner, "__dict__", {}).values()]
-        self._known = {id(each): each for each in (*known, *attributes)}
+        self._objects = {id(each): each for each in (*objects, *attributes)}
 
     def has(self, value: Any) -> bool:
-        return id(value) in self._known or (self._is_graph and isinstance(value, nn.Module))
+        return id(value) in self._objects or (self._is_graph and isinstance(value, nn.Module))
 
 
 def _state_of_the_call(hook: Any, outside: _Outside) -> str | None:
-    """Say which variable, tensor, container or object that the call made anew a hook holds; None if none."""
+    """Return a text about an object or variable of the present call that the hook holds or assigns to.
+
+    The result is None if there is no such object: then each compiled call can use the same hook.
+    """
     todo: list[tuple[str, Any]] = [("the hook", hook)]
     seen: set[int] = set()
     while todo:
@@ -161,12 +173,12 @@ def _state_of_the_call(hook: Any, outside: _Outside) -> str | None:
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # the name is not bound any more
+    except ValueError:  # the cell is empty: its variable is deleted or not assigned yet
         return None
 
 
 def _running() -> Iterator[types.FrameType]:
-    """Go through the frames of the traced function and of what it called, innermost first; of no library."""
+    """Yield the frames of the traced function and of its callees, innermost first; skip frames of torch and aotlab."""
     package = __name__.partition(".")[0]
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -179,13 +191,13 @@ def _running() -> Iterator[types.FrameType]:
 
 
 def _assigned(code: types.CodeType) -> set[str]:
-    """Return the variables of outer functions that the code, or code in it, assigns to or deletes."""
-    found = {
+    """Return the variables of outer functions that this code, or code nested in it, assigns to or deletes."""
+    names = {
         step.argval
         for step in dis.get_instructions(code)
         if step.opname in ("STORE_DEREF", "DELETE_DEREF") and step.argval in code.co_freevars
     }
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
-            found |= _assigned(const) & set(code.co_freevars)
-    return found
+            names |= _assigned(const) & set(code.co_freevars)
+    return names

@@ -1,9 +1,9 @@
-"""Functions that eager computes by another kernel than the ops that a trace records for them.
+"""Functions for which eager runs another kernel than the ops that a trace records.
 
-    torch.linalg.svdvals(x)           # computes no vectors where nothing is to be differentiated
-    F.max_pool1d(x.mT, 2)             # lays its result out row by row
+    torch.linalg.svdvals(x)           # computes no vectors if nothing is differentiated
+    F.max_pool1d(x.mT, 2)             # returns a contiguous result
 
-A trace cannot tell that nothing is to be differentiated, and its ops lay out their results otherwise.
+A plain trace would compute vectors that eager does not compute, and would give the result other strides.
 """
 
 from __future__ import annotations
@@ -18,46 +18,49 @@ from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
 from aotlab.guards.places import user_line
 from aotlab.trace import boundary
-from aotlab.trace.escapes import EscapeGuard
-from aotlab.trace.quirk import Handler, Quirk
-from aotlab.trace.running import values_only
+from aotlab.trace.escapes import EscapeGuard, Handler
+from aotlab.trace.quirk import Quirk
+from aotlab.trace.running_recorder import values_only
 from aotlab.trace.tape import tensors_in
 
 
 class Kernels(Quirk):
-    """Calls the functions so that what is recorded does the same."""
+    """Handles the functions in four tables of `aotlab.trace.boundary`, so that the recorded ops give eager's result."""
 
     name = "kernels"
 
     def claims(self) -> Mapping[Any, Handler]:
         return {
-            **dict.fromkeys(boundary.LAID_OUT_BY_ROWS, _row_by_row),
+            **dict.fromkeys(boundary.CONTIGUOUS_IN_EAGER, _row_by_row),
             **dict.fromkeys(boundary.MAX_POOLS, _max_pool1d),
             **dict.fromkeys(boundary.WITH_VECTORS, _without_phase),
             **dict.fromkeys(boundary.WITHOUT_VECTORS, _without_vectors),
         }
 
 
-def _are_differentiated(given: Any) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(given))
+def _are_differentiated(values: Any) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(values))
 
 
 def _row_by_row(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Lay out a new result row by row, as eager's kernel does and the ops that stand for it do not."""
+    """Make a new result contiguous, as eager's kernel does and the recorded ops do not."""
     result = guard.run(func, args, kwargs)
     is_new = isinstance(result, Tensor) and not any(result is tensor for tensor in tensors_in((args, kwargs)))
     return result.contiguous() if is_new else result
 
 
 def _max_pool1d(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Lay out the result row by row where it has a kernel of its own."""
-    given = tensors_in((args, kwargs))
-    by_own_kernel = not _are_differentiated(given) and all(tensor.device.type == "cpu" for tensor in given)
+    """Make the result of `max_pool1d` contiguous if eager runs its own kernel for it: on the CPU, without gradients."""
+    tensors = tensors_in((args, kwargs))
+    by_own_kernel = not _are_differentiated(tensors) and all(tensor.device.type == "cpu" for tensor in tensors)
     return _row_by_row(guard, func, args, kwargs) if by_own_kernel else guard.run(func, args, kwargs)
 
 
 def _without_vectors(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute no vectors where no gradient needs them; under transforms of ``torch.func`` eager does, too."""
+    """Compute no singular vectors or eigenvectors if no gradient needs them.
+
+    Under transforms of ``torch.func``, eager computes them in any case.
+    """
     if internals.transforms_active() or _are_differentiated((args, kwargs)):
         return guard.run(func, args, kwargs)
     with values_only():
@@ -65,8 +68,12 @@ def _without_vectors(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwarg
 
 
 def _without_phase(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Leave complex vectors that are differentiated to eager: its backward looks at values, and may refuse the loss."""
+    """Refuse complex singular vectors or eigenvectors that require grad.
+
+    Their phase is arbitrary. Eager's backward reads the values of the gradient, and raises if the loss depends on the
+    phase. A graph cannot do that.
+    """
     result = guard.run(func, args, kwargs)
     if any(tensor.is_complex() and tensor.requires_grad for tensor in tensors_in(tuple(result))):
-        raise RunEagerly(f"`{func.__name__}` makes complex vectors with a gradient, at {user_line()}")
+        raise RunEagerly("complex-vectors-with-grad", op=func.__name__, at=user_line())
     return result

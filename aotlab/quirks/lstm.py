@@ -1,8 +1,9 @@
-"""LSTMs that are trained: on the CPU, eager runs a kernel of oneDNN's, which looks at grad mode when it runs.
+"""LSTMs in training: on the CPU, eager runs a oneDNN kernel, and this kernel reads grad mode when it runs.
 
-A compiled forward runs without grad mode, and so calls an op that turns it on for the kernel. Compilers that do not
-compute bit for bit what eager does get the ops that define an LSTM instead, which they can join. Of sizes that vary all
-get the kernel, a call for each layer and direction: torch's own loop over these reads sizes as numbers.
+A compiled forward runs without grad mode. So it calls an op that turns grad mode on for the kernel. Backends that need
+not match eager bit for bit get the ops that define an LSTM instead, because they can fuse these. If sizes are symbolic,
+each backend gets the kernel, with one call for each layer and direction, because torch's own loop over layers reads
+sizes as numbers.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
-from aotlab.trace.escapes import EscapeGuard
-from aotlab.trace.quirk import Handler, OpHandler, Quirk
-from aotlab.trace.recorder import Recorder
-from aotlab.trace.running import is_exact
+from aotlab.trace.escapes import EscapeGuard, Handler
+from aotlab.trace.quirk import Quirk
+from aotlab.trace.recorder import OpHandler, Recorder
+from aotlab.trace.running_recorder import is_exact
 
 
 class Lstm(Quirk):
-    """Records the layer that keeps what its backward needs."""
+    """Records each LSTM layer as an op that also returns the values that its backward needs."""
 
     name = "lstm"
 
@@ -39,14 +40,17 @@ def _lstm(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str
     if not torch.is_grad_enabled():
         return guard.run(func, args, kwargs)
     if is_exact():
-        with internals.no_python_dispatcher():  # which has another LSTM
+        with internals.no_python_dispatcher():  # torch's Python dispatcher would compute the LSTM by other ops
             return func(*args, **kwargs)
     with internals.without_onednn():
         return func(*args, **kwargs)
 
 
 def _is_for_kernel(x: Tensor, hidden: Any, weights: Any, *flags: Any) -> bool:
-    """Tell whether eager runs the kernel: not for packed sequences, projections or other dtypes."""
+    """Tell whether eager runs the oneDNN kernel for a call of `torch.lstm`.
+
+    It does not for packed sequences, for projections, under autocast, and for dtypes other than float32.
+    """
     if isinstance(hidden, Tensor) or hidden[0].shape[2] != hidden[1].shape[2] or internals.any_autocast_enabled():
         return False
     is_float = all(each.is_cpu and each.dtype == torch.float32 for each in (x, *hidden, *weights))
@@ -54,20 +58,20 @@ def _is_for_kernel(x: Tensor, hidden: Any, weights: Any, *flags: Any) -> bool:
 
 
 def _by_layers(x: Tensor, hidden: Any, weights: Any, *flags: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute an LSTM by the kernel."""
+    """Compute an LSTM with one call of the oneDNN kernel for each layer and direction."""
     biases, layers, dropout, train, both, batch_first = flags
     x, ends, of_one = (x.transpose(0, 1) if batch_first else x).contiguous(), [], 4 if biases else 2
     for layer in range(layers):
-        found: list[Tensor] = []
+        directions: list[Tensor] = []
         for n in range(layer * (1 + both), (layer + 1) * (1 + both)):
-            given = weights[n * of_one : (n + 1) * of_one]
-            given = given if biases else [*given, *map(torch.zeros_like, given)]
+            parameters = weights[n * of_one : (n + 1) * of_one]
+            parameters = parameters if biases else [*parameters, *map(torch.zeros_like, parameters)]
             states = [each.contiguous()[n] for each in hidden]
             rest = (states[0].shape[1], layers, biases, both, batch_first, train)
-            y, *end, _ = internals.ONEDNN_RNN_LAYER(x, *given, *states, len(found) == 1, [], 2, *rest)
-            found.append(y)
+            y, *end, _ = internals.ONEDNN_RNN_LAYER(x, *parameters, *states, len(directions) == 1, [], 2, *rest)
+            directions.append(y)
             ends.append(end)
-        x = torch.cat(found, -1) if both else found[0]
+        x = torch.cat(directions, -1) if both else directions[0]
         if dropout and train and layer < layers - 1:
             x = torch.dropout(x, dropout, train=True)
     h, c = map(torch.stack, zip(*ends, strict=True))
@@ -80,15 +84,18 @@ def _layer(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 @functools.cache
 def _keeping_layer() -> Any:
-    """Make the op, when it is first needed, that stands in a graph for a layer of which a backward is wanted."""
+    """Register and return the op that runs the oneDNN kernel of one layer with grad mode on.
 
-    def layer(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    In grad mode, the kernel also returns the values that its backward needs.
+    """
+
+    def layer(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         with torch.enable_grad():
-            found: tuple[Tensor, Tensor, Tensor, Tensor] = internals.ONEDNN_RNN_LAYER(*given)
-        return found
+            results: tuple[Tensor, Tensor, Tensor, Tensor] = internals.ONEDNN_RNN_LAYER(*args)
+        return results
 
     name, schema = "aotlab::onednn_rnn_layer", str(internals.ONEDNN_RNN_LAYER._schema)
     torch.library.define(name, schema[schema.index("(") :])
     torch.library.impl(name, "CPU", layer)
-    torch.library.register_fake(name, lambda *given: internals.ONEDNN_RNN_LAYER(*given))
+    torch.library.register_fake(name, lambda *args: internals.ONEDNN_RNN_LAYER(*args))
     return torch.ops.aotlab.onednn_rnn_layer.default

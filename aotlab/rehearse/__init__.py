@@ -1,12 +1,13 @@
-"""Onto the GPU without one: what Inductor would write for a card, compiled by Triton, or run by its interpreter.
+"""Rehearse: compile for a GPU on a machine without one. Triton compiles or interprets Inductor's kernels.
 
     kernels = aotlab.rehearse.rehearse(step, x, weight, card="h100")
     kernels[0].registers, kernels[0].shared, kernels[0].grid
 
-The inputs are on the CPU. aotlab traces and partitions as it does for any call; the graphs are then moved to the card,
-whose properties come from a table. What torch does by another op on a GPU, such as attention, stays the CPU's op. With
-``TRITON_INTERPRET=1`` in the environment of the process a `RehearsalBackend` with ``interpret=True`` runs the kernels
-on CPU tensors, so that their numbers can be compared with eager's.
+A *card* is a model of GPU; a table has its properties. The inputs are on the CPU. aotlab traces and partitions as for
+any call. Then the device of the graphs' tensors is changed to the GPU, and Inductor compiles the graphs for the card.
+If torch uses another op on a GPU (another attention op, for example), the rehearsal keeps the CPU's op. If the process
+has ``TRITON_INTERPRET=1`` in its environment, a `RehearsalBackend` with ``interpret=True`` runs the kernels on CPU
+tensors, so that their results can be compared with eager's.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ __all__ = ["CARDS", "Card", "Kernel", "RehearsalBackend", "rehearse"]
 
 
 def rehearse(function: Callable[..., Any], *args: Any, card: str | Card = "h100", **kwargs: Any) -> list[Kernel]:
-    """Compile a call for a card that is not there, with its backward; return the kernels.
+    """Compile a call and its backward for a GPU that this machine does not have; return the kernels.
 
     Parameters
     ----------
     function
-        What is compiled; it is called once, on the CPU, with ``args`` and ``kwargs``, which are there.
+        The function to compile. It is called once, on the CPU, with ``args`` and ``kwargs``, which must contain data.
     card
-        One of `CARDS`, or another `Card`.
+        The model of GPU: a name in `CARDS`, or another `Card`.
 
     Raises
     ------
     UsageError
-        Triton is not installed, or there is a GPU, or no such card, or an argument is a fake tensor.
+        Triton is not installed, the machine has a GPU, the card is unknown, or an argument is a fake tensor.
     """
     if any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves((args, kwargs))):
         raise UsageError("an argument is a fake tensor: a rehearsal runs on the CPU, so pass tensors with data")

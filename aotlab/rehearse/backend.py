@@ -1,4 +1,4 @@
-"""The backend that compiles for a card that is not there."""
+"""The backend that compiles for a GPU (a *card*) that this machine does not have."""
 
 from __future__ import annotations
 
@@ -17,27 +17,30 @@ from aotlab import _torch as internals
 from aotlab._torch import rehearsal
 from aotlab._torch.replaced import replaced
 from aotlab.backends.base import CompileRequest, KernelSource
-from aotlab.backends.inductor import InductorBackend
+from aotlab.backends.inductor_backend import InductorBackend
 from aotlab.errors import UsageError
 from aotlab.rehearse.cards import Card, card_named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """One kernel as the card would run it.
+    """One Triton kernel, compiled for a model of GPU (a card).
 
     Attributes
     ----------
     name, graph, source
-        Its name, which graph it is of (``"forward"``, ``"backward"``, ``"inference"``), and its Triton source.
+        The kernel's name, the graph that it belongs to (``"forward"``, ``"backward"``, ``"inference"``), and its
+        Triton source.
     ptx, cubin
-        What Triton compiled of it; empty under the interpreter.
+        The code that Triton compiled. It is empty if Triton interprets the kernel.
     registers, shared, spill_stores, spill_loads, warps
-        Registers of a thread, bytes of shared memory, bytes that are spilled, warps of a block.
+        Registers per thread, bytes of shared memory per block, bytes stored and loaded by register spills, warps per
+        block. They are 0 if Triton interprets the kernel.
     grid
-        How many blocks are launched; of several calls the first's.
+        The number of blocks, in three dimensions, that are launched in the first call of the kernel.
     calls, bytes_read, bytes_written
-        How often the graph calls it, and the bytes of the tensors that a call is given to read and to write.
+        The number of times that one run of the graph calls the kernel, and the sizes in bytes of the tensors that the
+        first call may read and write.
     """
 
     name: str
@@ -56,7 +59,7 @@ class Kernel:
     bytes_written: int = 0
 
     def measures(self) -> tuple[tuple[str, int], ...]:
-        """Return the numbers that a report shows."""
+        """Return the numbers about the kernel that a report shows, each with its name in the report."""
         return (
             ("registers", self.registers),
             ("shared_bytes", self.shared),
@@ -67,31 +70,35 @@ class Kernel:
         )
 
 
-class _Called:
-    """What compiled code calls in place of a kernel."""
+class _LaunchRecorder:
+    """The object that Inductor's output code calls in place of a kernel. It records the calls of the kernel.
+
+    With ``interpret``, it also runs the kernel in Triton's interpreter.
+    """
 
     def __init__(self, loaded: rehearsal.LoadedKernel, *, interpret: bool) -> None:
         self.loaded, self._interpret = loaded, interpret
         self.grid = (1, 1, 1)
-        self.calls = self.read = self.written = 0
+        self.calls = self.bytes_read = self.bytes_written = 0
 
-    def run(self, *given: Any, stream: Any = None) -> None:
-        """Take note of a call, and let the interpreter do it."""
+    def run(self, *arguments: Any, stream: Any = None) -> None:
+        """Record a call of the kernel with these arguments, and run it if the interpreter is used."""
         if not self.calls:
-            self.grid = self.loaded.grid(given)
-            for name, value in self.loaded.arguments(given).items():
+            self.grid = self.loaded.grid(arguments)
+            for name, value in self.loaded.arguments(arguments).items():
                 if isinstance(value, Tensor):
-                    self.read += value.nbytes if name.startswith("in_") else 0
-                    self.written += value.nbytes if name.startswith(("out_", "in_out_")) else 0
+                    self.bytes_read += value.nbytes if name.startswith("in_") else 0
+                    self.bytes_written += value.nbytes if name.startswith(("out_", "in_out_")) else 0
         self.calls += 1
         if self._interpret:
-            self.loaded.interpret(given)
+            self.loaded.interpret(arguments)
 
 
 class RehearsalBackend(InductorBackend):
-    """Compile by Inductor for a card; what is compiled runs in CPU memory, by Triton's interpreter or eagerly.
+    """Compiles for a GPU with Inductor, and runs on the CPU: the kernels in Triton's interpreter, or the graph eagerly.
 
-    ``kernels_made`` are the kernels of all graphs that were compiled.
+    With ``interpret``, compiled graphs run the kernels in Triton's interpreter. Otherwise the kernels are compiled but
+    cannot run, and a compiled graph runs op by op. ``kernels_made`` contains the kernels of all compiled graphs.
     """
 
     name = "inductor"
@@ -101,75 +108,86 @@ class RehearsalBackend(InductorBackend):
     ) -> None:
         check_available()
         if interpret != rehearsal.interprets():
-            say = "Set TRITON_INTERPRET=1 before Python starts" if interpret else "Unset TRITON_INTERPRET"
-            raise UsageError(f"Triton {'compiles' if interpret else 'interprets'} kernels in this process. {say}")
+            instruction = "Set TRITON_INTERPRET=1 before Python starts" if interpret else "Unset TRITON_INTERPRET"
+            raise UsageError(
+                f"Triton {'compiles' if interpret else 'interprets'} kernels in this process. {instruction}"
+            )
         super().__init__(draws=draws)
         self.card = card_named(card)
         self.kernels_made: list[Kernel] = []
         self._interpret = interpret
 
     def compile(self, request: CompileRequest) -> Callable[..., Any]:
-        """Compile one graph for the card."""
+        """Compile one graph for the card; return a callable that runs on the CPU."""
         module = copy.deepcopy(request.module)
         eager = internals.boxed_forward_of(copy.deepcopy(request.module))
         constants = rehearsal.lift_constants(module)
         example = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
-        made: dict[str, _Called] = {}
+        launches: dict[str, _LaunchRecorder] = {}
 
-        def write_kernel(name: str, source: str) -> _Called:
-            made[name] = _Called(rehearsal.load_kernel(name, source), interpret=self._interpret)
-            return made[name]
+        def write_kernel(name: str, source: str) -> _LaunchRecorder:
+            launches[name] = _LaunchRecorder(rehearsal.load_kernel(name, source), interpret=self._interpret)
+            return launches[name]
 
-        with self._moved(write_kernel):
+        with self._moved_to_card(write_kernel):
             compiled = super().compile(replace(request, module=module))
-        if not self._interpret:  # a run in which the kernels do nothing says how they are called
+        # Inductor's output code runs once with kernels that do nothing, to record their arguments and grids.
+        if not self._interpret:
             any_values: Any = rehearsal.AnyValues
-            with standing_in(self.card, write_kernel), torch.random.fork_rng(devices=()), any_values():
+            with using_card(self.card, write_kernel), torch.random.fork_rng(devices=()), any_values():
                 compiled([*map(_zeros, example[: len(example) - len(constants)]), *constants])
-                found = [_compiled(each, request.kind, self.card) for each in made.values()]
-            self.kernels_made += found
-            return self._told(eager, compiled, found)
+                kernels = [_compiled_kernel(each, request.kind, self.card) for each in launches.values()]
+            self.kernels_made += kernels
+            return self._eager_with_kernels(eager, compiled, kernels)
 
         def run(args: list[Any]) -> Any:
-            with standing_in(self.card, write_kernel):
+            with using_card(self.card, write_kernel):
                 results = compiled([*args, *constants])
-            self.kernels_made += [_described(each, request.kind) for each in made.values()]
-            made.clear()  # they are told of once
+            self.kernels_made += [_recorded_kernel(each, request.kind) for each in launches.values()]
+            launches.clear()  # each kernel is recorded once
             return results
 
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
 
-    def _told(self, eager: Any, compiled: Any, found: Sequence[Kernel]) -> Callable[..., Any]:
-        """Let what runs in place of the kernels tell of them, as `kernels` and `source` ask."""
-        measures = {kernel.name: kernel.measures() for kernel in found}
-        written = super().kernels(compiled)
-        eager.rehearsed = [replace(each, measures=measures.get(each.name, ())) for each in written]
+    def _eager_with_kernels(self, eager: Any, compiled: Any, kernels: Sequence[Kernel]) -> Callable[..., Any]:
+        """Return ``eager``, the callable that runs the graph op by op, with the kernels and the output code attached.
+
+        The methods `kernels` and `source` read them there.
+        """
+        measures = {kernel.name: kernel.measures() for kernel in kernels}
+        sources = super().kernels(compiled)
+        eager.rehearsed = [replace(each, measures=measures.get(each.name, ())) for each in sources]
         eager.source_code = super().source(compiled)
         return cast(Callable[..., Any], eager)
 
     def kernels(self, compiled: Any) -> tuple[KernelSource, ...]:
-        """Return the kernels that were written for the card, with what became of them."""
+        """Return the kernels of a compiled graph, with the numbers that a report shows (see `Kernel.measures`)."""
         return tuple(getattr(compiled, "rehearsed", ()))
 
     @contextmanager
-    def _moved(self, write_kernel: Callable[[str, str], Any]) -> Iterator[None]:
-        """Move graphs to the card behind the passes that compute with constants, which would make these there."""
+    def _moved_to_card(self, write_kernel: Callable[[str, str], Any]) -> Iterator[None]:
+        """Make Inductor compile for the card while the context is open.
+
+        The device of the graph's tensors is changed to the GPU just before Inductor generates code. The earlier passes
+        compute with constants, and would create these on a GPU that does not exist. ``write_kernel`` receives the name
+        and the source of each kernel.
+        """
         compile_inner = internals.inductor_compile
 
         def on_card(module: Any, example_inputs: Any, *, fake_mode: Any, **settings: Any) -> Any:
-            with standing_in(self.card, write_kernel):
+            with using_card(self.card, write_kernel):
                 rehearsal.to_card(module, fake_mode)
                 check_dtypes(module, self.card)
-                given = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
-                return compile_inner(module, given, fake_mode=fake_mode, **settings)
+                card_inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+                return compile_inner(module, card_inputs, fake_mode=fake_mode, **settings)
 
         with replaced(internals, "inductor_compile", on_card):
             yield
 
 
 def check_available() -> None:
-    """Refuse a rehearsal where it cannot be, or need not."""
+    """Raise UsageError if Triton is missing, or if the machine has a GPU."""
     if importlib.util.find_spec("triton") is None:
         raise UsageError("a rehearsal needs Triton: pip install 'aotlab[rehearse]'")
     if torch.cuda.is_available():
@@ -177,19 +195,23 @@ def check_available() -> None:
 
 
 def check_dtypes(module: fx.GraphModule, card: Card) -> None:
-    """Refuse inputs and results that Inductor does not compile for older cards."""
+    """Raise UsageError if inputs or results are bfloat16 and the card is too old for it."""
     ends = [*module.graph.find_nodes(op="placeholder"), *module.graph.output_node().all_input_nodes]
     for node in ends if card.major < 8 else ():
         if getattr(node.meta["val"], "dtype", None) == torch.bfloat16:
             raise UsageError(
-                f"{card.name} does not support bfloat16, which `{node.name}` is; take float16, or a newer card"
+                f"{card.name} does not support bfloat16, which `{node.name}` is; use float16, or a newer card"
             )
 
 
 @contextmanager
-def standing_in(card: Card, write_kernel: Callable[[str, str], Any]) -> Iterator[None]:
-    """Let a card stand in, for the length of a block."""
-    with rehearsal.card_stands_in(card.properties(), write_kernel):
+def using_card(card: Card, write_kernel: Callable[[str, str], Any]) -> Iterator[None]:
+    """Make Inductor and Triton see a GPU with the properties of ``card`` while the context is open.
+
+    ``write_kernel`` receives the name and the source of each kernel, and returns the object that is called in place of
+    the kernel.
+    """
+    with rehearsal.card_simulated(card.properties(), write_kernel):
         yield
 
 
@@ -200,21 +222,21 @@ def _zeros(value: Any) -> Any:
     return torch.empty_strided(size, [int(n) for n in value.stride()], dtype=value.dtype).zero_()
 
 
-def _described(called: _Called, graph: str) -> Kernel:
-    loaded = called.loaded
+def _recorded_kernel(recorder: _LaunchRecorder, graph: str) -> Kernel:
+    loaded = recorder.loaded
     return Kernel(
         name=loaded.name,
         graph=graph,
         source=loaded.source,
-        grid=called.grid,
-        calls=called.calls,
-        bytes_read=called.read,
-        bytes_written=called.written,
+        grid=recorder.grid,
+        calls=recorder.calls,
+        bytes_read=recorder.bytes_read,
+        bytes_written=recorder.bytes_written,
     )
 
 
-def _compiled(called: _Called, graph: str, card: Card) -> Kernel:
-    ptx, cubin, shared, warps = called.loaded.compile(card.capability)
+def _compiled_kernel(recorder: _LaunchRecorder, graph: str, card: Card) -> Kernel:
+    ptx, cubin, shared, warps = recorder.loaded.compile(card.capability)
     registers, stores, loads = rehearsal.resources(ptx)
-    made = replace(_described(called, graph), ptx=ptx, cubin=cubin, shared=shared, warps=warps)
-    return replace(made, registers=registers, spill_stores=stores, spill_loads=loads)
+    kernel = replace(_recorded_kernel(recorder, graph), ptx=ptx, cubin=cubin, shared=shared, warps=warps)
+    return replace(kernel, registers=registers, spill_stores=stores, spill_loads=loads)

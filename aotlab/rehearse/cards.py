@@ -1,4 +1,4 @@
-"""What cards have, as far as Inductor and Triton ask; from NVIDIA's data sheets and programming guide."""
+"""The properties of GPUs that Inductor and Triton read, from NVIDIA's data sheets and programming guide."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from aotlab.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """A card.
+    """A model of GPU, with the properties that Inductor and Triton read.
 
     Attributes
     ----------
     name
-        What the vendor calls it.
+        The vendor's name for the GPU.
     major, minor
-        Its compute capability.
+        The compute capability.
     multi_processor_count, max_threads_per_multi_processor, max_threads_per_block, warp_size, regs_per_multiprocessor
-        Its processors, what runs on each, and how many registers each has.
+        The number of multiprocessors, and their limits: threads per multiprocessor, threads per block, threads per
+        warp, registers per multiprocessor.
     shared_memory_per_block, shared_memory_per_block_optin
-        Bytes that a block has, and can have.
+        The default and the largest amount of shared memory of a block, in bytes.
     L2_cache_size, total_memory
-        Bytes.
+        The sizes of the L2 cache and of the GPU's memory, in bytes.
     """
 
     name: str
@@ -45,11 +46,11 @@ class Card:
         return 10 * self.major + self.minor
 
     def properties(self) -> dict[str, Any]:
-        """Return all of it, as torch's properties of a device have it."""
+        """Return all properties, with the names that torch's device properties use."""
         return {**asdict(self), "gcnArchName": ""}
 
 
-#: The cards that can be rehearsed for.
+#: The cards that a rehearsal can compile for.
 CARDS = {
     "h100": Card(
         name="NVIDIA H100 80GB HBM3", major=9, minor=0, multi_processor_count=132,
@@ -75,7 +76,7 @@ CARDS = {
 
 
 def card_named(name: str | Card) -> Card:
-    """Find a card."""
+    """Return the card with this name; a `Card` is returned unchanged."""
     if isinstance(name, Card):
         return name
     if name not in CARDS:

@@ -1,10 +1,11 @@
-"""What happened, as a versioned model: recorded from the engine's events, shown as tables, JSON and HTML."""
+"""The report: a versioned data model, filled from the engine's events and shown as tables, JSON and HTML."""
 
 from __future__ import annotations
 
 from aotlab.report.codec import ReportFormatError
 from aotlab.report.collect import Recording, record
-from aotlab.report.exported import ExportedGraph, export
+from aotlab.report.columns import COLUMNS, describe
+from aotlab.report.exported import export, exported_html
 from aotlab.report.html import page
 from aotlab.report.mime import bundle, plain
 from aotlab.report.model import (
@@ -15,9 +16,9 @@ from aotlab.report.model import (
     VerificationRow,
     report_schema,
 )
-from aotlab.report.tables import COLUMNS, describe, table
+from aotlab.report.tables import table
 from aotlab.report.verdict import verdict
-from aotlab.report.views import DRAWING
+from aotlab.report.views import DRAWING, ExportedGraph
 
 __all__ = [
     "COLUMNS",
@@ -34,11 +35,11 @@ __all__ = [
 
 
 def _figure(report: Report) -> object:
-    """Draw the timings; matplotlib, which takes a while to import, is wanted by few."""
+    """Draw the timings; import matplotlib only now, because that takes a while and few users need it."""
     from aotlab.report.figures import timing_figure
 
     return timing_figure(report)
 
 
-DRAWING.update(figure=_figure, export=export)
+DRAWING.update(figure=_figure, export=export, exported=exported_html)
 DRAWING.update(verdict=verdict, page=page, plain=plain, bundle=bundle, table=table, describe=describe, record=record)

@@ -1,10 +1,9 @@
-"""Turn frozen records into JSON and back, and describe them as a JSON Schema.
+"""Convert frozen records to JSON and back, and describe them as a JSON Schema.
 
-A record is a frozen dataclass whose fields are ``bool``, ``int``, ``str``, other records, tuples of these, or
-unions of these with ``None``. The three functions read the same type hints, so that what is written, what is
-accepted and what the schema says cannot drift apart. Reading is strict about what it knows and indifferent to
-what it does not know: unknown fields are skipped, missing fields take their default, anything else is an error
-that names the place. Nothing that is read is ever executed.
+A record is a frozen dataclass. Its fields are ``bool``, ``int``, ``float``, ``str``, other records, tuples of these, or
+unions of these with ``None``. All three functions read the same type hints, so the written form, the accepted form and
+the schema always agree. The reader skips unknown fields and uses the default of a missing field. Everything else that
+does not match is an error, and the error names the place. The reader never executes anything from the file.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ _PRIMITIVES: dict[object, str] = {
 
 
 class ReportFormatError(AotlabError, ValueError):
-    """A report file that is no report, is damaged, or has a version that this aotlab does not read."""
+    """A report file that is not a report, is damaged, or has a version that this aotlab does not read."""
 
 
 def encode(value: object, *, sparse: bool = False) -> object:
-    """Turn a record, and everything in it, into dicts, lists and plain values that `json` can write.
+    """Convert a record, and everything in it, to dicts, lists and plain values that `json` can write.
 
-    If ``sparse``, fields that have their default are left out, which `decode` puts back.
+    If ``sparse`` is true, fields with their default value are left out; `decode` gives them their default again.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -44,46 +43,46 @@ def encode(value: object, *, sparse: bool = False) -> object:
         return [encode(item, sparse=sparse) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
         shape = _shape(type(value))
-        found = {name: getattr(value, name) for name in shape.hints}
+        values = {name: getattr(value, name) for name in shape.hints}
         if sparse:
-            found = {name: each for name, each in found.items() if each != shape.defaults.get(name, MISSING)}
-        return {name: encode(each, sparse=sparse) for name, each in found.items()}
+            values = {name: each for name, each in values.items() if each != shape.defaults.get(name, MISSING)}
+        return {name: encode(each, sparse=sparse) for name, each in values.items()}
     raise TypeError(f"a report cannot hold a {type(value).__qualname__}: {value!r:.80}")
 
 
 def decode(kind: type[R], value: object, path: str = "$") -> R:
-    """Build the record ``kind`` from what `json` has read.
+    """Build the record ``kind`` from a value that `json` has read.
 
     Parameters
     ----------
     kind
         The class of the record.
     value
-        What `json.loads` returned.
+        The value that `json.loads` returned.
     path
-        Where ``value`` stands in the file, for error messages.
+        The place of ``value`` in the file, for error messages: ``"$.frames[0].name"``.
 
     Raises
     ------
     ReportFormatError
-        A value of the wrong type, or a field without default that is missing; the message names the place.
+        A value has the wrong type, or a field without a default is missing; the message names the place.
     """
     if not isinstance(value, dict):
         raise _mismatch(path, f"an object ({kind.__name__})", value)
-    known: dict[str, object] = {}
+    values: dict[str, object] = {}
     shape = _shape(kind)
     for name, hint in shape.hints.items():
         if name in value:
-            known[name] = _decode(hint, value[name], f"{path}.{name}")
+            values[name] = _decode(hint, value[name], f"{path}.{name}")
         elif name in shape.required:
             raise ReportFormatError(f"the report is damaged: {path} has no field {name!r}")
-    return kind(**known)
+    return kind(**values)
 
 
 def schema(kind: type, *, title: str, identifier: str) -> dict[str, object]:
-    """Describe ``kind`` as a JSON Schema (draft 2020-12); every object admits further properties.
+    """Describe ``kind`` as a JSON Schema (draft 2020-12); every object may have additional properties.
 
-    The descriptions are the docstrings: the first sentence of a record's, and its ``Attributes`` section.
+    The descriptions are the docstrings: the first paragraph of a record's docstring, and its ``Attributes`` section.
     """
     definitions: dict[str, object] = {}
     _define(kind, definitions)
@@ -98,7 +97,11 @@ def schema(kind: type, *, title: str, identifier: str) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What is known of a kind of record: the type of each field, in order, which have no default, and the others'."""
+    """The fields of a record class, which the three functions of this module read.
+
+    ``hints`` maps each field's name to its type, in order. ``required`` has the names of the fields without a default.
+    ``defaults`` has the defaults of the other fields.
+    """
 
     hints: Mapping[str, object]
     required: frozenset[str]
@@ -109,7 +112,7 @@ _shapes: dict[type[object], _Shape] = {}
 
 
 def _shape(kind: type[object]) -> _Shape:
-    """Read the fields of a record's class, once."""
+    """Read the fields of a record class. The result is cached, so each class is read only once."""
     if kind not in _shapes:
         assert is_dataclass(kind)
         hints = typing.get_type_hints(kind)
@@ -123,7 +126,8 @@ def _shape(kind: type[object]) -> _Shape:
 
 def _decode(hint: object, value: object, path: str) -> object:
     if hint in _PRIMITIVES:
-        # `type(...) is`, since True is an int to isinstance and 1.0 is no int to us.
+        # Compare the exact type: isinstance would accept True as an int. An int is accepted as a float, but 1.0 is not
+        # accepted as an int.
         if hint is float and type(value) is int:
             return float(value)
         if type(value) is not hint:
@@ -139,7 +143,7 @@ def _decode(hint: object, value: object, path: str) -> object:
         choices = typing.get_args(hint)
         if type(value) in choices:
             return value
-        # At most one choice is an object and at most one an array, so that the value says which is meant.
+        # At most one choice is an object and at most one an array, so the value's JSON type selects the choice.
         meant = "object" if isinstance(value, dict) else "array" if isinstance(value, list) else ""
         for choice in choices:
             if _json_type(choice) == meant:
@@ -156,14 +160,14 @@ def _json_type(hint: object) -> str:
 
 
 def _mismatch(path: str, expected: str, value: object) -> ReportFormatError:
-    found = {**_PRIMITIVES, dict: "object", list: "array"}[type(value)]
-    return ReportFormatError(f"the report is damaged: {path} should be {expected}, but is {found}")
+    seen = {**_PRIMITIVES, dict: "object", list: "array"}[type(value)]
+    return ReportFormatError(f"the report is damaged: {path} should be {expected}, but is {seen}")
 
 
 def _define(kind: type, definitions: dict[str, object]) -> None:
     if kind.__name__ in definitions:
         return
-    definitions[kind.__name__] = {}  # stops the recursion of records that hold records of their own kind
+    definitions[kind.__name__] = {}  # stops the recursion for records that contain records of the same class
     assert is_dataclass(kind)
     shape = _shape(kind)
     summary, notes = _documentation(kind)
@@ -201,7 +205,7 @@ def _type_schema(hint: object, definitions: dict[str, object]) -> dict[str, obje
 
 
 def _documentation(kind: type) -> tuple[str, dict[str, str]]:
-    """Read the summary and the ``Attributes`` section of a record's docstring."""
+    """Read the first paragraph and the ``Attributes`` section of a record's docstring."""
     text = inspect.cleandoc(kind.__doc__ or "")
     summary = " ".join(text.split("\n\n")[0].split())
     _, _, section = text.partition("Attributes\n----------\n")

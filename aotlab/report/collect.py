@@ -1,16 +1,13 @@
-"""Record what aotlab does: listen to the engine's events, and make a report of them.
+"""Record what aotlab does: listen to the engine's events and build a report from them.
 
-A recording hears the events of the whole process, from every thread. At a compile event it takes a snapshot at once,
-while the engine waits, since graphs are rewritten in place by later stages. At a call it counts and appends to a ring,
-nothing else. The report is put together when somebody looks at it.
+A recording receives the events of the whole process, from all threads. When a stage of a compilation finishes, the
+recording takes a snapshot at once, while the engine waits, because later stages rewrite graphs in place. At a call it
+only updates the counters and appends to a bounded list. The report is built when somebody reads it.
 """
 
 from __future__ import annotations
 
 import datetime
-import functools
-import platform
-import re
 import sys
 import threading
 import time
@@ -19,48 +16,28 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from traceback import FrameSummary
 from typing import NamedTuple
 
-import torch
-
-from aotlab import __version__, config, observe
-from aotlab import _torch as internals
+from aotlab import config, observe
 from aotlab.errors import RefusedError, UserLine
-from aotlab.report.assemble import Joined, Snapshot, assemble, backward_snapshot, snapshot
-from aotlab.report.model import (
-    Call,
-    Calls,
-    Device,
-    Environment,
-    Frame,
-    Graph,
-    GraphBreakRow,
-    Guard,
-    Miss,
-    Refusal,
-    Report,
-    Stage,
-    Switch,
-)
+from aotlab.report.assemble import Joined, assemble, numbered
+from aotlab.report.dynamo_breaks import DYNAMO, RESUMED, STEPPED, dynamo_reasons, graph_break
+from aotlab.report.environment import environment, switch_value
+from aotlab.report.model import Call, Calls, Frame, Graph, GraphBreakRow, Guard, Miss, Refusal, Report, Stage, Switch
 from aotlab.report.recompiles import misses
+from aotlab.report.snapshots import Snapshot, backward_snapshot, snapshot
 from aotlab.report.spent import Spent
-from aotlab.report.text import in_cell, place, places_in, why_dynamo_stopped
+from aotlab.report.text import in_cell, places_in, why_dynamo_stopped
 from aotlab.report.varying import guard, settled
 from aotlab.report.views import Views
 
-#: Where Dynamo's own versions of builtin functions are, which are called by a line of the user's.
-_DYNAMO = str(Path(torch.__file__).parent / "_dynamo")
-#: The reason that Dynamo gives where it goes back to an earlier line, after which it leaves the function to Python.
-_STEPPED = "step_unsupported"
-_RESUMED = re.compile(rf"^{internals.RESUME_PREFIX}(.+)_at_(\d+)$")
-
-#: How many calls a report remembers one by one, per frame; the counters count all.
+#: The number of calls per frame that a report stores one by one; the counters count all calls.
 RECENT_CALLS = 1000
 
 
 class _CallNote(NamedTuple):
+    """One call: the number of the entry that served it (None: it ran eagerly), and whether it waited to compile."""
+
     at_ns: int
     duration_ns: int
     entry: int | None
@@ -69,7 +46,7 @@ class _CallNote(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class _EntryLog:
-    """What was heard of one compiled entry."""
+    """The events of one compiled entry."""
 
     entry: int
     started: observe.CompileStarted | None = None
@@ -79,11 +56,17 @@ class _EntryLog:
     failed: observe.CompileFailed | None = None
     calls: int = 0
     reused: bool = False
-    derived: list[tuple[int, int]] = field(default_factory=list)  # when further backwards began, and how long it took
-    joined: tuple[tuple[int, int], Joined] | None = None  # of how many snapshots, from which storage on; it takes time
+    derived: list[tuple[int, int]] = field(default_factory=list)  # the start and the duration of each later backward
+    storage_ids: tuple[tuple[int | None, ...], ...] = ()  # the storages of the results of the first call
+    # The cached rows. The first item is a key of their sources; if the key changes, they are made again.
+    assembled: tuple[object, Joined] | None = None
+    joined: tuple[object, Joined] | None = None  # like `assembled`, but storages have their numbers in the report
 
     def alone(self, stage: Stage, event: observe.StageFinished | observe.BackwardCompiled) -> Stage:
-        """Take from a stage's time that of the backwards which were derived meanwhile and are stages of their own."""
+        """Return ``stage`` without the time of the backwards that were derived while it ran.
+
+        Each of these backwards is listed as a separate stage. ``event`` reports the end of ``stage``.
+        """
         began = event.at_ns - event.duration_ns
         inner = sum(took for at_ns, took in self.derived if at_ns >= began)
         if isinstance(event, observe.BackwardCompiled):
@@ -93,7 +76,7 @@ class _EntryLog:
 
 @dataclass(slots=True, kw_only=True)
 class _FrameLog:
-    """What was heard of one function."""
+    """The events of one function."""
 
     function: str
     entries: dict[int, _EntryLog] = field(default_factory=dict)
@@ -102,12 +85,12 @@ class _FrameLog:
     recent: deque[_CallNote] = field(default_factory=lambda: deque(maxlen=RECENT_CALLS))
 
 
-class Recording(Views):
-    """A report in the making.
+class Recording(Views[Report]):
+    """A report that is still being recorded.
 
-    It answers to everything that a `Report` answers to: tables, ``verdict``, ``to_html``, ``to_json``, ``save``,
-    ``with_timings``, the fields. Each answer is about the report as it stands at that moment, and after the ``with``
-    block about the finished one. ``recording.report()`` is that plain, frozen `Report`.
+    A recording has everything that a `Report` has: tables, ``verdict``, ``to_html``, ``to_json``, ``save``,
+    ``with_timings``, and the fields. During the ``with`` block each of these describes the report at that moment, and
+    after the block the finished report. ``recording.report()`` returns the plain, frozen `Report`.
 
     Parameters
     ----------
@@ -123,13 +106,14 @@ class Recording(Views):
         self._begin_ns = time.perf_counter_ns()
         self._end_ns: int | None = None
         self._spent = Spent(self._begin_ns)
-        self._config = tuple([Switch(name=name, value=_switch_value(name)) for name in config.__annotations__])
-        # By name as well: an id may be given to another function when its first owner is gone.
+        self._config = tuple([Switch(name=name, value=switch_value(name)) for name in config.__annotations__])
+        # The key includes the name, because Python may reuse the id of a function that was deleted.
         self._frames: dict[tuple[int, str], _FrameLog] = {}
         self._entries: dict[int, _EntryLog] = {}
         self._captured_again: dict[int, tuple[tuple[int | None, Miss], ...]] = {}
         self._breaks: list[GraphBreakRow] = []
-        self._led_to: list[tuple[list[tuple[str, int]], str]] = []  # each break's lines, outermost first, and words
+        # For each graph break: the files and lines of its stack, outermost first, and the reason in a few words.
+        self._led_to: list[tuple[list[tuple[str, int]], str]] = []
         self._notes: list[str] = []
         self._built: Report | None = None
 
@@ -137,16 +121,17 @@ class Recording(Views):
         return f"<Recording: {self.report().verdict.splitlines()[0]} .report() is the frozen Report>"
 
     def report(self) -> Report:
-        """Return the report of what was heard so far."""
+        """Return the report of all events so far."""
         with self._lock:
             if self._built is None or self._end_ns is None:
                 self._built = self._build()
             return self._built
 
     def begin_run(self, began_ns: int, *, again: bool) -> None:
-        """Begin a run of the code that was recorded, ``again`` or for the first time, at ``began_ns``.
+        """Begin a run of the recorded code at ``began_ns``; ``again`` is true for every run but the first.
 
-        What was compiled stays, and counts as reused; the calls begin at 0.
+        In a later run, the compiled entries of earlier runs are kept and marked as reused, and the counters of calls
+        begin at 0.
         """
         with self._lock:
             self._begin_ns = began_ns
@@ -155,7 +140,8 @@ class Recording(Views):
             if not again:
                 return
             self._created = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-            self._breaks = [replace(row, at_ns=0) for row in self._breaks]  # a captured frame breaks off in each run
+            # Dynamo reports a graph break only when it captures the frame, but the frame breaks in each run.
+            self._breaks = [replace(row, at_ns=0) for row in self._breaks]
             self._notes.clear()
             for log in self._frames.values():
                 log.compiled = log.eager = 0
@@ -164,36 +150,36 @@ class Recording(Views):
                 entry.calls, entry.reused = 0, True
 
     def end_run(self) -> None:
-        """End the run; what its functions do later is recorded all the same."""
+        """End the run. Later events, such as calls of the functions that the run defined, are recorded too."""
         with self._lock:
             self._spent.end(time.perf_counter_ns())
 
     def hear(self, event: observe.Event) -> None:
-        """Take note of one event; this is what listens to `aotlab.observe`."""
+        """Record one event; this is the listener that `aotlab.observe` calls."""
         if type(event) is observe.Called:
             with self._lock:
                 self._called(event)
             return
         try:
-            # The conversion of graphs takes time and needs no lock: an entry is compiled by one thread.
-            made = (
+            # Converting graphs takes time. It needs no lock, because an entry is compiled by one thread.
+            stage_snapshot = (
                 snapshot(event)
                 if isinstance(event, observe.StageFinished)
                 else backward_snapshot(event)
                 if isinstance(event, observe.BackwardCompiled)
                 else None
             )
-        except Exception as error:  # noqa: BLE001  # what we cannot describe must not become the user's error
-            made = None
+        except Exception as error:  # noqa: BLE001  # a bug in the report must not become the user's error
+            stage_snapshot = None
             with self._lock:
                 self._notes.append(f"{type(event).__name__} could not be recorded: {type(error).__name__}: {error}")
         with self._lock:
-            self._note(event, made)
+            self._note(event, stage_snapshot)
             heard = time.perf_counter_ns()
             self._spent.add("recording", heard, heard - event.at_ns)
 
     def __getattr__(self, name: str) -> object:
-        """Answer with the report's fields and methods."""
+        """Return a field or a method of the report."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.report(), name)
@@ -210,9 +196,10 @@ class Recording(Views):
             if entry is None:  # compiled before the recording began
                 entry = self._entries[event.entry] = log.entries[event.entry] = _EntryLog(entry=event.entry)
             entry.calls += 1
+            entry.storage_ids = event.storage_ids or entry.storage_ids
         self._spent.add("eager" if event.entry is None else "compiled", event.at_ns, event.duration_ns)
 
-    def _note(self, event: observe.Event, made: Snapshot | None) -> None:
+    def _note(self, event: observe.Event, stage_snapshot: Snapshot | None) -> None:
         match event:
             case observe.CompileStarted():
                 again = self._captured_again.pop(event.function_id, ())
@@ -222,10 +209,12 @@ class Recording(Views):
             case observe.CapturedAgain():
                 self._captured_again[event.function_id] = misses(event)
             case observe.StageFinished() | observe.BackwardCompiled():
-                # None: an entry that began before the recording did; its earlier stages are lost.
-                known = self._entries.get(event.entry)
-                if known is not None and made is not None:
-                    known.snapshots.append(replace(made, stage=known.alone(made.stage, event)))
+                # `entry_log` is None if the compilation began before the recording. Then the stage is not recorded.
+                entry_log = self._entries.get(event.entry)
+                if entry_log is not None and stage_snapshot is not None:
+                    entry_log.snapshots.append(
+                        replace(stage_snapshot, stage=entry_log.alone(stage_snapshot.stage, event))
+                    )
                 kind = event.stage if isinstance(event, observe.StageFinished) else "backward"
                 self._spent.add(kind, event.at_ns, event.duration_ns)
             case observe.CompileFinished():
@@ -233,7 +222,7 @@ class Recording(Views):
                 if event.entry in self._entries:
                     self._entries[event.entry].finished = event
             case observe.CompileFailed():
-                if event.entry in self._entries:
+                if event.entry in self._entries and isinstance(event.error, Exception):  # an interrupt is no failure
                     self._entries[event.entry].failed = event
                 self._spent.add("between", event.at_ns, event.duration_ns)
             case observe.Spent():
@@ -242,27 +231,34 @@ class Recording(Views):
                 self._note_break(event)
 
     def _note_break(self, event: observe.GraphBreak) -> None:
-        """Take note of a graph break; what led to it is told by the outermost frame, which Dynamo captured first."""
+        """Record a graph break.
+
+        If the code of a break was called by other captured functions, Dynamo reports the break once for each of these
+        frames. It reports the outermost frame first, and this function skips the other reports.
+        """
         places = [(each.filename, each.lineno or 0) for each in event.stack]
-        reason, stepped = event.reason, event.reason == _STEPPED
-        for known, words in self._led_to:
-            if places and (stepped or words == why_dynamo_stopped(reason)) and _within(places, known):
+        reason, stepped = event.reason, event.reason == STEPPED
+        for lines, words in self._led_to:
+            if places and (stepped or words == why_dynamo_stopped(reason)) and _within(places, lines):
                 return
         if stepped:
-            reason = next(reversed(_dynamo_reasons()), reason)
-        own = [each for each in event.stack if not each.filename.startswith(_DYNAMO)] or event.stack
-        row = graph_break(own[-1] if own else None, reason, event.at_ns - self._begin_ns)
-        self._led_to.append((places, row.words))
+            reason = next(reversed(dynamo_reasons()), reason)
+        frames = [each for each in event.stack if not each.filename.startswith(DYNAMO)] or event.stack
+        row = graph_break(frames[-1] if frames else None, reason, event.at_ns - self._begin_ns)
+        self._led_to.append((places, why_dynamo_stopped(reason)))
         self._breaks.append(self._in_cell(row, event))
 
     def _in_cell(self, row: GraphBreakRow, _event: observe.GraphBreak) -> GraphBreakRow:
-        """Tell where in the cell a graph break is, if the recording is one of a cell."""
+        """Add the line of the notebook cell that led to a graph break; a recording of a cell overrides this method."""
         return row
 
     def _note_dynamo(self, reasons: Iterable[str]) -> None:
-        """Take note of why Dynamo handed over nothing, which no graph tells: it skipped a frame, or failed at it."""
+        """Record why Dynamo captured nothing: it skipped a frame, or it failed. No graph records this.
+
+        ``reasons`` are Dynamo's texts. A reason that a recorded graph break has already is skipped.
+        """
         with self._lock:
-            told = {each.words for each in self._breaks}
+            told = {why_dynamo_stopped(each.reason) for each in self._breaks}
             at_ns = time.perf_counter_ns() - self._begin_ns
             for words, reason in {why_dynamo_stopped(reason): reason for reason in reasons}.items():
                 if words not in told:
@@ -282,7 +278,7 @@ class Recording(Views):
         self._join()
         frames = []
         for log in self._frames.values():
-            function = _RESUMED.sub(r"\1 after line \2", log.function)
+            function = RESUMED.sub(r"\1 after line \2", log.function)
             seen[function] = seen.get(function, 0) + 1
             name = function if seen[function] == 1 else f"{function} #{seen[function]}"
             frames.append(self._build_frame(name, function, log))
@@ -291,7 +287,7 @@ class Recording(Views):
             identifier=self.identifier,
             created=self._created,
             duration_ns=sum(row.duration_ns for row in spent),
-            environment=_environment(self._config),
+            environment=environment(self._config),
             frames=tuple(frames),
             graph_break_rows=tuple(self._breaks),
             time_rows=spent,
@@ -299,13 +295,23 @@ class Recording(Views):
         )
 
     def _join(self) -> None:
-        """Join what was heard of each entry; the storages are numbered through the report."""
-        first = 0
+        """Join the snapshots of each entry, and number the storages for the whole report.
+
+        If several entries use a storage, it has the same number in all of them.
+        """
+        numbers: dict[object, int] = {}
         for log in self._entries.values():
-            made_of = len(log.snapshots), first
-            if log.joined is None or log.joined[0] != made_of:
-                log.joined = made_of, assemble(log.snapshots, first)
-            first = max((each.number + 1 for each in log.joined[1].storages), default=first)
+            made_of = len(log.snapshots), log.storage_ids
+            if log.assembled is None or log.assembled[0] != made_of:
+                log.assembled = made_of, assemble(log.snapshots, log.storage_ids)
+            joined = log.assembled[1]
+            keys = {each.number: joined.storage_ids.get(each.number) for each in joined.storages}
+            storage_keys = {
+                number: numbers.setdefault((log.entry, number) if key is None else key, len(numbers))
+                for number, key in keys.items()
+            }
+            if log.joined is None or log.joined[0] != (made_of, storage_keys):
+                log.joined = (made_of, storage_keys), numbered(joined, storage_keys)
 
     def _build_frame(self, name: str, function: str, log: _FrameLog) -> Frame:
         indices: dict[int | None, int] = {entry: index for index, entry in enumerate(log.entries)}
@@ -315,7 +321,7 @@ class Recording(Views):
             Call(
                 at_ns=note.at_ns - self._begin_ns,
                 duration_ns=note.duration_ns,
-                # An entry may serve calls of another function's log only by a bug; then the call counts as unknown.
+                # If a bug made an entry serve another function's call, the graph of that call is None.
                 graph=None if note.entry is None else indices.get(note.entry),
                 compiled=note.entry is not None,
                 cold=note.cold,
@@ -360,6 +366,8 @@ class Recording(Views):
             inputs=joined.inputs,
             outputs=joined.outputs,
             storages=joined.storages,
+            input_groups=joined.input_groups,
+            storage_groups=joined.storage_groups,
             saved=tuple([value for each in log.snapshots for value in each.saved]),
             compiled=tuple([graph for each in log.snapshots for graph in each.compiled]),
             kernels=tuple([kernel for each in log.snapshots for kernel in each.kernels]),
@@ -371,8 +379,8 @@ class Recording(Views):
         )
 
     def _settled(self, miss: Miss, earlier: int | None, log: _EntryLog) -> Miss:
-        """Say of a miss what was made of it."""
-        known = None if earlier is None else self._entries.get(earlier)
+        """Complete the reason for a recompile: say how the new graph treats the size or number that differed."""
+        earlier_log = None if earlier is None else self._entries.get(earlier)
         trace = next((each.trace for each in log.snapshots if each.trace is not None), None)
         if log.joined is None or trace is None:
             return miss
@@ -381,8 +389,8 @@ class Recording(Views):
             vary=[each.user_name for each in log.joined[1].placeholders if each.value],
             why=trace.static_since,
             guards=_guards(log.finished),
-            own=_lines(log.finished),
-            earlier=_lines(None if known is None else known.finished),
+            caused_by=_lines(log.finished),
+            earlier=_lines(None if earlier_log is None else earlier_log.finished),
         )
 
     def _build_refusal(self, index: int, event: observe.CompileFailed) -> Refusal:
@@ -392,11 +400,12 @@ class Recording(Views):
             graph=index,
             error=type(error).__name__,
             reason=refused.reason if refused is not None else type(error).__name__,
+            case=refused.case if refused is not None else "",
             message=places_in(str(error)),
             argument=refused.argument if refused is not None else None,
-            line=in_cell(refused.line) if refused is not None and refused.line is not None else None,
+            line=in_cell(refused.line) if refused is not None and isinstance(refused.line, UserLine) else None,
             outcome=event.outcome,
-            at_ns=max(0, event.at_ns - self._begin_ns),  # of an earlier run: before this one began
+            at_ns=max(0, event.at_ns - self._begin_ns),  # 0 if an earlier run refused it
         )
 
     def _finish(self) -> None:
@@ -405,23 +414,8 @@ class Recording(Views):
             self._built = None
 
 
-def graph_break(at: FrameSummary | None, reason: str, at_ns: int) -> GraphBreakRow:
-    """Describe a graph break at a line, which Dynamo explains in ``reason``."""
-    words = why_dynamo_stopped(reason)
-    if at is None:
-        return GraphBreakRow(frame="", words=words, reason=reason, at_ns=at_ns)
-    line = in_cell(UserLine(file=at.filename, line=at.lineno or 0, function=function_of(at.name), code=at.line or ""))
-    frame = f"{line.file}:{line.line}"
-    return GraphBreakRow(frame=frame, where=place(line), line=line, words=words, reason=reason, at_ns=at_ns)
-
-
-def function_of(name: str) -> str:
-    """Return the name of a function without what Dynamo puts around it in the name of its rest after a graph break."""
-    return _RESUMED.sub(r"\1", name)
-
-
 def _lines(event: observe.CompileFinished | None) -> dict[str, UserLine]:
-    """Return the lines of what an entry assumes of sizes, by the expressions."""
+    """Return the user lines that caused an entry's guards on sizes, by the text of each guard."""
     return {} if event is None else {text: in_cell(line) for text, line in event.lines.items()}
 
 
@@ -430,6 +424,7 @@ def _guards(event: observe.CompileFinished | None) -> tuple[Guard, ...]:
 
 
 def _within(part: Sequence[object], whole: Sequence[object]) -> bool:
+    """Tell whether ``part`` is a contiguous part of ``whole``."""
     return any(whole[i : i + len(part)] == part for i in range(len(whole) - len(part) + 1))
 
 
@@ -437,54 +432,12 @@ def _within(part: Sequence[object], whole: Sequence[object]) -> bool:
 def record(name: str | None = None) -> Iterator[Recording]:
     """Record what aotlab does during a ``with`` block; see `aotlab.report.model.Report.record`."""
     recording = Recording(name)
-    before = _dynamo_reasons()
-    if frontend := sys.modules.get("aotlab.frontends.dynamo"):
+    before = dynamo_reasons()
+    if frontend := sys.modules.get("aotlab.frontends.dynamo_frontend"):
         frontend.watch_captures()
     try:
         with observe.listen(recording.hear):
             yield recording
     finally:
-        recording._note_dynamo([reason for reason, n in _dynamo_reasons().items() if n > before.get(reason, 0)])
+        recording._note_dynamo([reason for reason, n in dynamo_reasons().items() if n > before.get(reason, 0)])
         recording._finish()
-
-
-def _dynamo_reasons() -> dict[str, int]:
-    """Return what Dynamo has counted of the reasons for which it did not go on, if it is loaded."""
-    return internals.dynamo_reasons() if "torch._dynamo.utils" in sys.modules else {}
-
-
-def _switch_value(name: str) -> bool | int | str | None:
-    value: object = getattr(config, name)
-    return value if value is None or isinstance(value, (bool, int, str)) else repr(value)
-
-
-def _environment(switches: tuple[Switch, ...]) -> Environment:
-    devices = [Device(kind="cpu", name=_processor())]
-    # Asking for a GPU's name would initialize CUDA; a process that has not done so did not use it.
-    if torch.cuda.is_initialized():
-        devices += [
-            Device(kind="cuda", index=index, name=torch.cuda.get_device_name(index))
-            for index in range(torch.cuda.device_count())
-        ]
-    return Environment(
-        aotlab=__version__,
-        torch=str(torch.__version__),
-        python=platform.python_version(),
-        platform=f"{platform.system()} {platform.release()} {platform.machine()}",
-        threads=torch.get_num_threads(),
-        devices=tuple(devices),
-        config=switches,
-    )
-
-
-@functools.cache
-def _processor() -> str:
-    """Name the processor as the vendor does, where the system tells."""
-    if sys.platform == "linux":
-        try:
-            for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-        except OSError:
-            pass
-    return platform.processor() or platform.machine()

@@ -1,4 +1,4 @@
-"""What a report holds in numbers, which stay those of the whole report when its tables are cut to fit a notebook."""
+"""Count the contents of a report. The counts of a report whose tables were cut still describe the whole report."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, fields, replace
 from typing import get_args
 
+from aotlab.report.loops import unrolled_loops
 from aotlab.report.model import Counts, Fact, Frame, FrameCounts, Graph, Input, Output, Report, Summary
-from aotlab.report.text import amount, known_size, listed, new_memory, place
+from aotlab.report.text import amount, known_size, listed, new_memory, place, tolerance_words
 from aotlab.report.varying import apart, limits
-from aotlab.report.verdict import State, eager_lines, served, speed, verdict
+from aotlab.report.verdict import State, compared_sentence, eager_lines, interrupted, served, speed, verdict
 
-#: So many names, and so many sentences, stand in one fact.
+#: One fact contains at most this many names, and at most this many sentences.
 _MOST_NAMES, _MOST_SENTENCES = 8, 4
-#: So many tensors of one variable are counted instead.
+#: If this many tensors of one variable changed in the same way, they are counted and not named.
 _MANY = 4
 
 
 def count(graph: Graph) -> Counts:
-    """Count what the tables of a graph hold; of one that was cut, what they held before."""
+    """Count the rows in the tables of a graph; if the graph was cut, return the counts from before the cut."""
     if graph.counts is not None:
         return graph.counts
     held = [row for row in graph.saved if (row.is_input or row.is_output) and not row.shares]
@@ -48,32 +49,56 @@ def count(graph: Graph) -> Counts:
 
 
 def whole(row: Input | Output, rows: Sequence[Input | Output]) -> str:
-    """Return the name of the argument or output that a row is a part of, or its own."""
+    """Return the name of the argument or output of which a row is a part; for a row that is no part, its own name.
+
+    ``rows`` are all rows of the same table.
+    """
     above = {each.name: each.part_of for each in rows} if row.part_of else {}
     name = row.name
-    while part_of := above.pop(name, ""):  # once each: a report that was loaded may say anything
+    while part_of := above.pop(name, ""):  # pop, because a report from a file may contain a cycle
         name = part_of
     return name
 
 
 def count_frame(frame: Frame) -> FrameCounts:
-    """Count the graphs and refusals of a frame; of one that was cut, those that there were before."""
+    """Count the graphs and refusals of a frame; if the frame was cut, return the counts from before the cut."""
     if frame.counts is not None:
         return frame.counts
-    compile_ns = sum(graph.duration_ns or 0 for graph in frame.graphs)
-    return FrameCounts(graphs=len(frame.graphs), refusals=len(frame.refusals), compile_ns=compile_ns)
+    serving = [graph for graph in frame.graphs if served(graph)]
+    return FrameCounts(
+        graphs=len(frame.graphs),
+        refusals=len(frame.refusals),
+        compile_ns=sum(graph.duration_ns or 0 for graph in frame.graphs),
+        recompiles=sum(bool(graph.misses) for graph in frame.graphs),
+        served=len(serving),
+        reused=sum(graph.reused for graph in serving),
+    )
+
+
+def counted(report: Report) -> Report:
+    """Return ``report`` with its summary and all counts.
+
+    The page reads these numbers and does not compute them, because the tables that it receives may have been cut.
+    """
+    graphs = [tuple([replace(graph, counts=count(graph)) for graph in frame.graphs]) for frame in report.frames]
+    frames = zip(report.frames, graphs, strict=True)
+    counted_frames = [replace(frame, graphs=each, counts=count_frame(frame)) for frame, each in frames]
+    return replace(report, frames=tuple(counted_frames), summary=summary(report))
 
 
 def summary(report: Report) -> Summary:
-    """Return the head of the page: that of a report that was cut is the whole one's."""
+    """Compute the head of the page: the verdict, facts about tensors, and totals.
+
+    If the report was cut, return the summary that was computed before.
+    """
     if report.summary is not None and report.summary.state in get_args(State):
         return report.summary
-    found = verdict(report)
+    result = verdict(report)
     graphs = [graph for frame in report.frames for graph in frame.graphs]
     return Summary(
-        sentence=found.sentence,
-        state=found.state,
-        status=found.status,
+        sentence=result.sentence,
+        state=result.state,
+        status=result.status,
         facts=tuple(_facts(report)),
         frames=len(report.frames),
         compared=len(report.verification_rows),
@@ -84,38 +109,52 @@ def summary(report: Report) -> Summary:
         mutated=len(_changed(report, graphs)),
         new=len(_new(report)),
         outside=0 if report.cell is None else len(report.cell.mutated_outside),
-        breaks=len(report.graph_break_rows),
+        breaks=sum(not row.library for row in report.graph_break_rows),
         eager_lines=0 if report.cell is None else eager_lines(report.cell),
         speed=speed(report),
+        tolerance=tolerance_words(report.verification_rows),
+        against=compared_sentence(report),
         counts=_of_one_call(report, _added(map(count, graphs))),
+        listed=len(graphs),
     )
 
 
 def _added(counts: Iterable[Counts]) -> Counts:
     """Add up the counts of graphs."""
-    found = [astuple(each) for each in counts]
-    return Counts(**{field.name: sum(each[i] for each in found) for i, field in enumerate(fields(Counts))})
+    rows = [astuple(each) for each in counts]
+    return Counts(**{field.name: sum(each[i] for each in rows) for i, field in enumerate(fields(Counts))})
 
 
 def _largest(report: Report) -> list[Counts]:
-    """Count what that graph of each function holds which saves most: a call is served by one."""
+    """Return for each function the counts of the graph that saves the most for the backward.
+
+    A call is served by one graph, so this is the most that one call of the function saves.
+    """
     training = [[count(graph) for graph in frame.graphs if graph.training] for frame in report.frames]
     return [max(counts, key=lambda each: each.saved_bytes) for counts in training if counts]
 
 
 def _of_one_call(report: Report, counts: Counts) -> Counts:
+    """Correct ``counts``, the sums over all graphs, for values that graphs have in common.
+
+    The saved memory is replaced by the memory that one call of each function saves. A storage that several graphs use
+    is counted once.
+    """
     largest = _largest(report)
     saved, held = sum(each.saved_bytes for each in largest), sum(each.held_bytes for each in largest)
-    return replace(counts, saved_bytes=saved, held_bytes=held)
+    storages = {each.number: each for frame in report.frames for graph in frame.graphs for each in graph.storages}
+    nbytes = sum(known_size(each.nbytes) for each in storages.values() if each.nbytes is not None)
+    return replace(counts, saved_bytes=saved, held_bytes=held, storages=len(storages), storage_bytes=nbytes)
 
 
 def _facts(report: Report) -> Iterator[Fact]:
-    """Say what happened to the user's tensors: what was mutated, what shares memory, what varies, what is saved."""
+    """List facts about the user's tensors: mutations, shared memory, sizes that vary, values saved for backward."""
     graphs = [graph for frame in report.frames for graph in frame.graphs]
-    traced = any(graph.status == "compiled" for graph in graphs)  # a refused one says nothing of what the function did
+    traced = any(graph.status == "compiled" for graph in graphs)  # a refused graph tells nothing about the tensors
     if report.cell is not None and report.cell.error is not None:
         at = "" if report.cell.error_line is None else f" (line {report.cell.error_line})"
-        yield Fact(key="error", title="ended with", sentence=report.cell.error + at)
+        key, title = ("interrupted", "interrupted") if interrupted(report.cell) else ("error", "ended with")
+        yield Fact(key=key, title=title, sentence=report.cell.error + at)
     for frame in report.frames:
         if frame.limit and frame.calls.eager:
             eager = f"{frame.calls.eager} of {amount(frame.calls.total, 'call')} of {frame.name} ran eagerly"
@@ -131,8 +170,8 @@ def _facts(report: Report) -> Iterator[Fact]:
     if traced:
         aliases = [f"{row.name}: {row.relation}" for graph in graphs for row in graph.outputs if row.base is not None]
         told = list(dict.fromkeys(aliases)) or ["no output shares memory"]
-        more = [f"{len(told) - _MOST_SENTENCES} more"] if len(told) > _MOST_SENTENCES else []
-        for index, sentence in enumerate([*told[:_MOST_SENTENCES], *more]):
+        left_out = [f"{len(told) - _MOST_SENTENCES} more"] if len(told) > _MOST_SENTENCES else []
+        for index, sentence in enumerate([*told[:_MOST_SENTENCES], *left_out]):
             yield Fact(key="aliases", title="" if index else "aliases", sentence=sentence)
     varying: dict[str, None] = {}
     for graph in graphs:
@@ -145,6 +184,10 @@ def _facts(report: Report) -> Iterator[Fact]:
         reason, line, _ = apart(why)
         sentence = reason if line is None else f"{reason}, at {place(line)}"
         yield Fact(key="static", title="for one value alone", sentence=sentence)
+    for number, steps in unrolled_loops(report).items():
+        counted = f"{listed([f'{each:,}' for each in sorted(steps)])} steps"
+        words = f"{'all of its steps are' if 0 in steps else counted} in one graph"
+        yield Fact(key="unrolled", title="unrolled", sentence=f"the loop in line {number} was unrolled: {words}")
     if largest := _largest(report):
         values = amount(sum(each.saved for each in largest), "value")
         memory = new_memory(sum(each.saved_bytes for each in largest))
@@ -153,13 +196,16 @@ def _facts(report: Report) -> Iterator[Fact]:
 
 
 def _changed(report: Report, graphs: list[Graph]) -> dict[str, str]:
-    """Say how each tensor changed that was there before: in graphs, and outside of them."""
+    """Map the name of each tensor that was changed, in graphs or outside of them, to words for its changes.
+
+    Gradients that did not exist before are left out; `_new` returns them.
+    """
     new = set(_new(report))
-    found: dict[str, dict[str, None]] = {}
+    changes: dict[str, dict[str, None]] = {}
     for name, how in _changes(report, graphs):
         if name not in new:
-            found.setdefault(name, {})[how] = None
-    return {name: "; ".join(every) for name, every in found.items()}
+            changes.setdefault(name, {})[how] = None
+    return {name: "; ".join(every) for name, every in changes.items()}
 
 
 def _changes(report: Report, graphs: list[Graph]) -> Iterator[tuple[str, str]]:
@@ -174,12 +220,15 @@ def _changes(report: Report, graphs: list[Graph]) -> Iterator[tuple[str, str]]:
 
 
 def _new(report: Report) -> list[str]:
-    """Name the gradients that there were not before the cell."""
+    """Return the names of the gradients that did not exist before the cell."""
     return [row.name for row in (() if report.cell is None else report.cell.mutated_outside) if row.kind == "new"]
 
 
 def _together(changed: dict[str, str]) -> dict[tuple[str, str], None]:
-    """Say what changed, and how; many tensors of one variable, to which the same happened, are counted."""
+    """Return pairs of a tensor's name and its change, in order.
+
+    If many tensors of one variable changed in the same way, they have one pair: ``("40 tensors of model", "data")``.
+    """
     owners = {name: re.match(r"\w+(?=[.\[])", name) for name in changed}
     nouns = {name: "gradients" if name.endswith(".grad") else "tensors" for name in changed}
     keys = {n: (n if (owner := owners[n]) is None else owner[0], nouns[n], how) for n, how in changed.items()}
@@ -196,5 +245,5 @@ def _how(row: Input) -> str:
 
 def _nothing(report: Report) -> str:
     broken = report.cell is not None and report.cell.kind == "definitions" and bool(report.graph_break_rows)
-    # between the graphs of a broken function Python runs; of what it writes only the arguments are watched
+    # Python runs between the graphs of a function with graph breaks; only its arguments are checked for changes
     return "no argument; what else Python wrote between the graphs is not watched" if broken else "nothing"

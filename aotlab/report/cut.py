@@ -1,9 +1,9 @@
-"""Make a report small enough to be kept in a notebook, and say what was left out.
+"""Make a report small enough for a notebook, and note which parts were left out.
 
-A notebook stores every output. A graph of a thousand nodes with its kernels takes megabytes, and a reader looks at
-little of it; so what a cell's output embeds is cut until it fits: code, then long tables, then whole graphs. Nodes, for
-which a page asks the kernel, are never in it. The verdict and all counts are those of the whole report, and each cut
-is noted.
+A notebook stores every output. A graph of a thousand nodes with its kernels takes megabytes, and a reader looks at a
+small part of it. So a cell's output contains a shorter form of the report, a *cut* report. First long code is
+shortened, then long tables, and finally graphs are left out. The nodes are always left out; the page asks the kernel
+for them. The verdict, the groups of rows and all counts still describe the whole report, and a note names each cut.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import TypeVar, cast
 
-from aotlab.report.counts import count, count_frame, summary
+from aotlab.report.counts import counted
+from aotlab.report.groups import most_telling
 from aotlab.report.markup import clean
-from aotlab.report.model import Frame, Graph, Report, VerificationRow
+from aotlab.report.model import Graph, Input, Report, Saved, Storage, VerificationRow
 from aotlab.report.text import amount, listed
 
 R = TypeVar("R")
 
-#: The fields of a graph that no notebook holds.
+#: The fields of a graph that a notebook's output never contains.
 _UNSEEN = frozenset({"nodes", "autograd", "compiled", "results"})
 
-#: In which tab of the page stands what a field holds, where it is not that of this name.
+#: The tab of the page that shows a field.
 _TABS = {
     "mutated_outside": "Inputs",
     "storages": "Storage map",
@@ -40,16 +41,17 @@ _TABS = {
 }
 _OTHERS = "Recompiles & calls"  # graphs, guards, placeholders, calls, refusals
 
-#: The fields that hold code.
+#: The fields that contain code.
 _CODE_FIELDS = frozenset({"text", "source"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much of a report may stay.
+    """The largest sizes of a report's tables and texts; everything beyond them is cut.
 
-    ``graphs`` and ``rows`` are the most records that a table of graphs or frames, and any other table, may have;
-    ``code`` and ``text`` the most characters that a piece of code, and any other text, may have.
+    ``graphs`` is the largest number of records in a table of graphs or frames, and ``rows`` the largest number in any
+    other table. ``code`` is the largest number of characters in a piece of code, and ``text`` the largest number in any
+    other text.
     """
 
     code: int
@@ -58,7 +60,7 @@ class Limits:
     text: int
 
 
-#: From the mildest to the harshest; the last leaves a few kilobytes whatever the report holds.
+#: From the mildest to the harshest. The last limits leave a few kilobytes of any report.
 _LADDER = (
     Limits(code=40_000, rows=1000, graphs=50, text=20_000),
     Limits(code=15_000, rows=300, graphs=30, text=5000),
@@ -72,17 +74,18 @@ _LADDER = (
 
 
 def fitting(report: Report, fits: Callable[[Report], bool], most: int | None = None) -> Report:
-    """Return ``report``, or the least cut form of it for which ``fits`` is true.
+    """Cut as little of ``report`` as possible, so that ``fits`` returns true for the result.
 
-    The result carries ``summary`` and ``counts``, made from the whole report; what was cut is said in ``notes``. With
-    more than ``most`` characters of text a report does not fit. A cut is cheap if it leaves little: so it begins with
-    the harshest, or with the one that was right for a report of the same graphs.
+    The result has the ``summary`` and the ``counts`` of the whole report, and ``notes`` that name the cuts. A report
+    with more than ``most`` characters of text does not fit; for such a report, the slower ``fits`` is not called. A cut
+    that leaves little is fast to compute. So the search begins with the harshest limits, or with the limits that fitted
+    an earlier report of the same graphs.
     """
-    told = replace(report, summary=summary(report))
+    told = counted(report)
     graphs = [(frame.name, graph) for frame in report.frames for graph in frame.graphs]
     key = tuple([(name, graph.entry, graph.duration_ns, len(graph.guards)) for name, graph in graphs])
-    known = _rungs.get(key) if most is not None else None
-    if known is not None and fits(small := _cut(told, _LADDER[known])):
+    last_rung = _rungs.get(key) if most is not None else None
+    if last_rung is not None and fits(small := _cut(told, _LADDER[last_rung])):
         return small
     if most is None or _characters(told, most) <= most:
         whole = _Cutter(None).visit("", told)
@@ -102,11 +105,13 @@ def fitting(report: Report, fits: Callable[[Report], bool], most: int | None = N
 
 
 def cleaned(value: R) -> R:
-    """Return a record of a report with what a message cannot carry replaced in its texts."""
+    """Return a copy of a report's record without characters that a message to the page cannot contain."""
     return _Cutter(None).visit("", value)
 
 
-#: For the latest reports, by their graphs, how far they had to be cut.
+#: For at most `_MOST_RUNGS` reports: the position in `_LADDER` of the limits with which a report was small enough last
+#: time. A report that is still recorded is sent to the page often, and the next search for limits starts at this
+#: position. The key describes the report's graphs, because reports with the same graphs have about the same size.
 _rungs: dict[object, int] = {}
 _MOST_RUNGS = 64
 
@@ -120,7 +125,7 @@ def _cut(report: Report, limits: Limits) -> Report:
 
 
 def _characters(value: object, most: int) -> int:
-    """Count the characters of text in a report, until there are more than ``most``."""
+    """Count the characters of text in a report; stop when there are more than ``most``."""
     count, todo = 0, [value]
     while todo and count <= most:
         value = todo.pop()
@@ -139,7 +144,7 @@ def _names_of(kind: type) -> tuple[str, ...]:
 
 
 class _Cutter:
-    """Walk a report, shorten what is too long, and keep count."""
+    """Walk through a report, shorten long texts and tables, and count the cuts; without limits, only clean texts."""
 
     def __init__(self, limits: Limits | None) -> None:
         self._limits = limits
@@ -147,11 +152,14 @@ class _Cutter:
         self._characters: dict[str, int] = {}
 
     def notes(self, variable: str) -> Iterator[str]:
-        """Say what was cut in which tab, and how the report that is in ``variable`` is seen whole."""
+        """Say which tabs of the page were cut and by how much.
+
+        The note also tells how to see the whole report, which the user has in the variable ``variable``.
+        """
         parts: dict[str, list[str]] = {}
-        for name, (kept, total) in self._rows.items():
+        for name, (shown, total) in self._rows.items():
             tab = _TABS.get(name, _OTHERS)
-            words = f"{kept:,} of {total:,} {'rows' if tab == name.capitalize() else name.replace('_', ' ')}"
+            words = f"{shown:,} of {total:,} {'rows' if tab == name.capitalize() else name.replace('_', ' ')}"
             parts.setdefault(tab, []).append(words)
         for tab, lost in self._characters.items():
             parts.setdefault(tab, []).append(f"{amount(lost, 'character')} of code and text left out")
@@ -160,15 +168,13 @@ class _Cutter:
             yield f"This output is cut to fit a notebook: {told}. {variable}.to_html(path) writes all of it."
 
     def visit(self, name: str, value: R) -> R:
-        """Return ``value`` with everything in it shortened; ``name`` is the field that holds it."""
+        """Return ``value`` with everything in it shortened; ``name`` is the field that contains it."""
         if isinstance(value, str):
             return cast("R", self._text(name, value))
         if isinstance(value, tuple):
             return cast("R", tuple([self.visit(name, item) for item in self._table(name, value)]))
-        if isinstance(value, Graph) and self._limits is not None and value.counts is None:
-            value = cast("R", replace(value, counts=count(value)))
-        if isinstance(value, Frame) and self._limits is not None and value.counts is None:
-            value = cast("R", replace(value, counts=count_frame(value)))
+        if isinstance(value, Graph) and self._limits is not None:
+            value = cast("R", replace(value, cut=True))
         if is_dataclass(value) and not isinstance(value, type):
             kind = type(value)
             return cast("R", kind(**{name: self.visit(name, getattr(value, name)) for name in _names_of(kind)}))
@@ -180,28 +186,33 @@ class _Cutter:
             return value
         most = self._limits.code if name in _CODE_FIELDS else self._limits.text
         if name == "sentence" and most < 600:
-            most = 600  # the verdict
+            most = 600  # keep the whole verdict
         if len(value) <= most:
             return value
         cut = len(value) - most
+        note = f"… {amount(cut, 'character')} cut …"
+        if cut <= len(note) + 1:  # the note would be as long as the text that it replaces
+            return value
         tab = _TABS.get(name, "Overview")
         self._characters[tab] = self._characters.get(tab, 0) + cut
-        return f"{value[:most]}\n… {amount(cut, 'character')} cut …" if most else f"… {amount(cut, 'character')} cut …"
+        return f"{value[:most]}\n{note}" if most else note
 
     def _table(self, name: str, rows: tuple[object, ...]) -> tuple[object, ...]:
         if self._limits is None or not rows:
             return rows
         if name == "notes":
             return rows[:20]
-        # a shape, names, windows belong to one row; the facts are few, and the head of the page
+        # Shapes, names and windows are parts of a row, not tables. The facts are few, and the page needs them.
         if not is_dataclass(rows[0]) or name in ("facts", "written"):
             return rows
         most = self._limits.graphs if name in ("frames", "graphs") else self._limits.rows
         if len(rows) <= most:
             return rows
-        kept, total = self._rows.get(name, (0, 0))
-        self._rows[name] = (kept + most, total + len(rows))
+        shown, total = self._rows.get(name, (0, 0))
+        self._rows[name] = (shown + most, total + len(rows))
+        if isinstance(rows[0], (Input, Storage, Saved)):
+            return most_telling(cast("tuple[Input | Storage | Saved, ...]", rows), most)
         if isinstance(rows[0], VerificationRow):
-            # What differs is what the reader must see.
+            # The reader must see the differences, so they come first.
             rows = tuple(sorted(rows, key=lambda row: cast("VerificationRow", row).equal))
         return rows[-most:] if name == "recent" and most else rows[:most]

@@ -1,7 +1,7 @@
 """Draw a report's timings, forward and backward beside eager, as a matplotlib figure.
 
-The figure is made without pyplot, so that no notebook's current figure changes, and under matplotlib's own style, so
-that it looks the same whatever the notebook has set. The settings are put back afterwards.
+The figure is made without pyplot, so the notebook's current figure stays the same. It uses matplotlib's default style,
+so it looks the same whatever the notebook's settings are. The notebook's settings are restored afterwards.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from aotlab.report.markup import clean
 from aotlab.report.model import Report, TimingRow
 from aotlab.report.text import duration
 
-#: What is drawn for each engine: colours that colour-blind readers tell apart (after Okabe and Ito), each with a
-#: contrast of at least 3 against white and against black, and a hatch for those who see or print none.
+#: The colour and the hatch of each engine. Colour-blind readers can distinguish these colours (after Okabe and Ito).
+#: Each has a contrast of at least 3 against white and against black. The hatch helps readers without colours.
 _COLOURS = {"eager": "#808080", "upstream": "#d55e00", "aotlab": "#0072b2"}
 _OTHER = "#a0569a"
 _HATCHES = {"upstream": "//", "aotlab": ""}
 
-#: A grey that can be read on white and on black.
+#: A grey that is readable on white and on black.
 _INK = "#767675"
 
 _PHASES = ("forward", "backward", "total")
 
-#: The most graphs that are drawn; the others are the faster ones.
+#: The figure shows at most this many graphs, the slowest ones.
 MOST_GRAPHS = 12
 
-#: How many times the longest bar of its panel a whisker may reach; one that is cut off ends in an arrow.
+#: A whisker is at most this many times as long as the longest bar of its panel. A longer whisker ends in an arrow.
 _REACH = 2
 
-#: The most characters of a frame's name that are drawn.
+#: The figure shows at most this many characters of a frame's name.
 _MOST_CHARACTERS = 40
 
 _SETTINGS = {
@@ -67,25 +67,28 @@ class _Group:
 def timing_figure(report: Report) -> Figure:
     """Draw the timings of ``report``.
 
-    One panel for each graph; in it one bar for each engine and phase, as long as the median, with a whisker from the
-    tenth to the ninetieth percentile, or to an arrow where that is far away. Where a graph was measured several times,
-    the last measurement counts.
+    There is one panel for each graph, with one bar for each engine and phase. The bar is as long as the median. Its
+    whisker reaches from the 10th to the 90th percentile, or ends in an arrow if the 90th percentile is far away. If a
+    graph was measured several times, the last measurement is drawn.
 
     Parameters
     ----------
     report
-        A report; if it has no timings the figure says so.
+        A report. If it has no timings, the figure says so.
 
     Returns
     -------
     matplotlib.figure.Figure
-        Not known to pyplot; it can be shown, or saved by its ``savefig``.
+        A figure that pyplot does not know; show it, or save it with its ``savefig``.
     """
     groups = _groups(report.timing_rows)
     with _own_style():
         if not groups:
             figure = Figure(figsize=(6.4, 1.0), layout="constrained")
-            figure.text(0.5, 0.5, "no timings were made", ha="center", va="center")
+            figure.patch.set_alpha(0.0)
+            axes = figure.add_subplot()  # IPython shows no figure without axes
+            axes.set_axis_off()
+            axes.text(0.5, 0.5, "There are no timings: nothing was measured.", ha="center", va="center")
             return figure
         shown = sorted(groups, key=lambda group: -group.slowest_ns)[:MOST_GRAPHS]
         shown = [group for group in groups if group in shown]
@@ -96,8 +99,8 @@ def timing_figure(report: Report) -> Figure:
         for axes, group in zip(panels[:, 0], shown, strict=True):
             _draw(axes, group)
         left_out = len(groups) - len(shown)
-        more = f"; the {len(shown)} slowest of {len(groups)} graphs" if left_out else ""
-        figure.supxlabel(f"median time of a call, with 10th to 90th percentile{more}", fontsize=9)
+        note = f"; the {len(shown)} slowest of {len(groups)} graphs" if left_out else ""
+        figure.supxlabel(f"median time of a call, with 10th to 90th percentile{note}", fontsize=9)
     return figure
 
 
@@ -105,7 +108,8 @@ def timing_figure(report: Report) -> Figure:
 
 
 def _draw(axes: Axes, group: _Group) -> None:
-    # On a busy machine the slowest tenth takes a hundred times as long; drawn whole, it would leave no bar to be seen.
+    # On a busy machine the slowest tenth may take a hundred times as long. A whisker of that length would leave no
+    # space for the bars.
     reach_ns = min(_REACH * group.slowest_ns, max(max(row.p90_ns, row.median_ns) for row in group.rows))
     unit, factor = _unit(reach_ns)
     longest = reach_ns / factor
@@ -129,7 +133,7 @@ def _draw(axes: Axes, group: _Group) -> None:
                 error_kw={"ecolor": _INK, "elinewidth": 1.2, "capsize": 3},
             )
             axes.annotate(
-                f"{_shortened(row.engine)}  {'; '.join([duration(row.median_ns), *map(str, row.ratios[:1])])}",
+                f"{_shortened(row.engine)}  {'; '.join([duration(row.median_ns), *row.comparisons[:1]])}",
                 (max(high, median), place),
                 xytext=(6, 0),
                 textcoords="offset points",
@@ -141,7 +145,7 @@ def _draw(axes: Axes, group: _Group) -> None:
     axes.set_yticks([position for position, _ in ticks], [phase for _, phase in ticks])
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(place - 0.75, -0.75)
-    # Room for the labels, which stand to the right of the bars.
+    # Leave space for the labels to the right of the bars.
     axes.set_xlim(0, longest * 2 if longest else 1)
     axes.set_title(f"{group.label}, {unit}", loc="left", fontsize=10)
     axes.patch.set_alpha(0.0)
@@ -150,18 +154,21 @@ def _draw(axes: Axes, group: _Group) -> None:
 
 
 def _groups(rows: Sequence[TimingRow]) -> list[_Group]:
-    """Gather the rows of each graph, the last one of each engine and phase, in the order of the report."""
-    found: dict[tuple[str | None, int | None, str], dict[tuple[str, str], TimingRow]] = {}
+    """Collect the timings of each graph, in the order of the report.
+
+    If an engine and a phase were measured several times, the last row is used.
+    """
+    cells: dict[tuple[str | None, int | None, str], dict[tuple[str, str], TimingRow]] = {}
     for row in rows:
-        found.setdefault((row.frame, row.graph, row.device), {})[row.phase, row.engine] = row
+        cells.setdefault((row.frame, row.graph, row.device), {})[row.phase, row.engine] = row
     frames: dict[str | None, set[int | None]] = {}
-    for frame, graph, _ in found:
+    for frame, graph, _ in cells:
         frames.setdefault(frame, set()).add(graph)
     groups = []
-    for (frame, graph, device), kept in found.items():
+    for (frame, graph, device), timings in cells.items():
         name = _shortened(frame) if frame is not None else "all of it"
         several = f", graph {graph}" if len(frames[frame]) > 1 and graph is not None else ""
-        groups.append(_Group(label=f"{name}{several}, on {_shortened(device)}", rows=tuple(kept.values())))
+        groups.append(_Group(label=f"{name}{several}, on {_shortened(device)}", rows=tuple(timings.values())))
     return groups
 
 
@@ -171,6 +178,7 @@ def _phases(group: _Group) -> list[str]:
 
 
 def _unit(ns: int) -> tuple[str, float]:
+    """Return a suitable unit for a time, and the number of nanoseconds in it."""
     for unit, factor in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
         if ns >= factor:
             return unit, factor
@@ -184,5 +192,6 @@ def _shortened(text: str) -> str:
 
 @contextmanager
 def _own_style() -> Iterator[None]:
+    """Use matplotlib's default style with `_SETTINGS`, then restore the notebook's settings."""
     with style.context(_SETTINGS, after_reset=True):
         yield

@@ -1,31 +1,31 @@
-"""The report as a page of its own, and as the summary that stands in a notebook's output.
+"""The report as a separate HTML page, and as the summary in a notebook's output.
 
-`page` draws as JupyterLab does, by the script that the build of ``extension/`` leaves in ``static/``. `fragment` is for
-readers without it: text and tables, without scripts, put together from `aotlab.report.markup`, so that nothing of the
-user's can become markup.
+`page` draws the report as JupyterLab does, with the script that the build of ``extension/`` writes to ``static/``.
+`fragment` is for readers without that script. It contains text and tables but no scripts. It is built from
+`aotlab.report.markup`, so the user's text can never become markup.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from importlib import resources
 
-from aotlab.report.counts import summary
+from aotlab.report.columns import COLUMNS
+from aotlab.report.counts import count_frame, counted, summary
 from aotlab.report.markup import Markup, clean, element, join
-from aotlab.report.model import Frame, GraphBreakRow, Miss, Report, TimingRow
+from aotlab.report.model import Frame, Graph, GraphBreakRow, Miss, Report, TimingRow
 from aotlab.report.parts import cell, fold, grid, heading, mark, words
 from aotlab.report.sections import graph_section
 from aotlab.report.story import cell_section
-from aotlab.report.tables import COLUMNS, table
+from aotlab.report.tables import table
 from aotlab.report.text import amount, duration, listed, place
 
-#: Of how many functions, or stretches of a cell, the first graph is open.
+#: For this many functions, the details of the first graph are visible; those of other graphs are folded.
 MOST_OPENED = 3
 
-#: The class is named twice so that these rules outrank JupyterLab's; colours are left to what shows the notebook.
+#: The class is repeated so that these rules override JupyterLab's. The notebook's theme sets the colours.
 _STYLE = Markup(
     ".aotlab-report.aotlab-report :is(td,th){text-align:left;vertical-align:top}"
     ".aotlab-report .verdict{font-weight:600}"
@@ -35,34 +35,37 @@ _PAGE_STYLE = Markup(
     ":is(td,th){padding:2px 10px 2px 0}pre,code{font-family:ui-monospace,monospace}"
 )
 
-_SYMBOLS = {"verified": "✓", "unverified": "●", "different": "✗", "partly": "!", "nothing": "!"}
+_SYMBOLS = {"verified": "✓", "unverified": "●", "different": "✗", "partly": "!", "nothing": "!", "idle": "○"}
 _ENGINES = ("eager", "upstream", "aotlab")
 _PHASES = ("forward", "backward", "total")
 
 
 def page(report: Report) -> str:
-    """Write ``report`` as an HTML document that needs nothing else.
+    """Write ``report`` as an HTML document that needs no other file.
 
-    The script draws it from the report's JSON in the page. Where the package was installed without the script, the
-    page has the summary and all tables instead; where scripts are off, the summary.
+    The document contains the report as JSON, and the page's script, which draws it. If the package was installed
+    without the script, the document contains the summary and all tables instead. A browser without scripts shows the
+    summary.
     """
-    script, style = _built("page.js"), _built("page.css")
+    script, style, told = _built("page.js"), _built("page.css"), summary(report)
     if script is not None and style is not None:
-        data = json.dumps(replace(report, summary=summary(report)).to_dict(sparse=True), separators=(",", ":"))
+        data = json.dumps(counted(report).to_dict(sparse=True), separators=(",", ":"))
         body = join(
             element("div", id="aotlab-page"),
             element("noscript", fragment(report)),
-            # No text can end the element early: what could begin a tag is written as a number.
+            # Escape "<", so that no text in the report can end the element early.
             element("script", Markup(data.replace("<", "\\u003c")), type="application/json", id="aotlab-data"),
             element("script", script, type="module"),
         )
     else:
         style, body = _PAGE_STYLE, join(fragment(report, footer=False), _tables(report))
+    name = report.name or listed([frame.name for frame in report.frames], 3)
     head = element(
         "head",
         element("meta", charset="utf-8"),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("title", f"{report.name} – aotlab report" if report.name else "aotlab report"),
+        element("title", f"{name} – aotlab report" if name else "aotlab report"),
+        element("meta", name="description", content=told.sentence),
         element("style", style),
     )
     return f"<!DOCTYPE html>\n{element('html', head, element('body', body), lang='en')}\n"
@@ -70,30 +73,31 @@ def page(report: Report) -> str:
 
 @cache
 def _built(name: str) -> Markup | None:
-    """Return what the build of ``extension/`` made; None where it was not built."""
+    """Return a file that the build of ``extension/`` wrote; None if the extension was not built."""
     path = resources.files("aotlab.report").joinpath("static", name)
     return Markup(path.read_text(encoding="utf-8").replace("</", "<\\/")) if path.is_file() else None
 
 
 def _tables(report: Report) -> Markup:
-    """Write all tables as pandas does."""
-    found = {name: table(report, name) for name in COLUMNS}
+    """Write all tables in pandas' HTML form."""
+    tables = {name: table(report, name) for name in COLUMNS}
     return join(
         *[
             fold(name, amount(len(rows), "row"), Markup(clean(rows.to_html(index=False, border=0, na_rep=""))))
-            for name, rows in found.items()
+            for name, rows in tables.items()
             if len(rows)
         ]
     )
 
 
 def fragment(report: Report, *, footer: bool = True) -> Markup:
-    """Write a summary of ``report`` that can stand in another page.
+    """Write a summary of ``report`` that another page can embed.
 
-    It has the cell's lines, inputs, outputs, recompiles and differences; the ``footer`` says where the rest is.
+    It contains the cell's lines, inputs, outputs, recompiles and differences from eager. If ``footer`` is true, a last
+    line tells how to see the rest.
     """
     frames = [_frame(frame, opened=index < MOST_OPENED) for index, frame in enumerate(report.frames)]
-    rest = "A summary: JupyterLab with aotlab draws all of it; `report.to_html(path)` writes it."
+    footnote = "A summary: JupyterLab with aotlab draws all of it; `report.to_html(path)` writes it."
     return element(
         "div",
         element("style", _STYLE),
@@ -103,13 +107,13 @@ def fragment(report: Report, *, footer: bool = True) -> Markup:
         _graph_breaks(report),
         _timings(report.timing_rows),
         _differences(report),
-        element("footer", words(rest)) if footer else None,
+        element("footer", words(footnote)) if footer else None,
         kind="aotlab-report",
     )
 
 
 def _header(report: Report) -> Markup:
-    found = summary(report)
+    head = summary(report)
     environment = report.environment
     tracers = sorted({graph.tracer for frame in report.frames for graph in frame.graphs if graph.tracer})
     facts = [
@@ -122,8 +126,8 @@ def _header(report: Report) -> Markup:
     ]
     return element(
         "header",
-        element("p", f"{_SYMBOLS[found.state]} ", words(found.sentence), kind=f"verdict {found.state}"),
-        *[element("p", element("b", fact.title), " ", words(fact.sentence)) for fact in found.facts],
+        element("p", f"{_SYMBOLS[head.state]} ", words(head.sentence), kind=f"verdict {head.state}"),
+        *[element("p", element("b", fact.title), " ", words(fact.sentence)) for fact in head.facts],
         element("p", " · ".join(fact for fact in facts if fact)),
         *[element("p", words(note)) for note in report.notes],
     )
@@ -149,7 +153,7 @@ def _recompiles(frame: Frame) -> Markup | None:
     rows = [
         [
             cell(f"{graph.index}"),
-            cell(*map(_miss, graph.misses)),
+            cell(_miss(graph.misses[0])),
             cell(f"{graph.status} in an earlier run" if graph.reused else graph.status),
             cell(duration(graph.at_ns)),
             cell(duration(graph.duration_ns)),
@@ -157,24 +161,33 @@ def _recompiles(frame: Frame) -> Markup | None:
         for graph in again
     ]
     columns = ("graph", "why no earlier graph served", "outcome", "at", "took")
-    return join(heading("Recompiles", f"{len(again)}"), grid(columns, rows))
+    return join(heading("Recompiles", f"{count_frame(frame).recompiles:,}"), grid(columns, rows), *_advice(again))
 
 
 def _miss(miss: Miss) -> Markup:
     earlier = "" if miss.graph is None else f"graph {miss.graph}: "
     where = "" if miss.line is None else f" {place(miss.line)}."
-    hint = f" To avoid it: {miss.suggestion}." if miss.suggestion else ""
-    return element("div", earlier, words(miss.sentence), f".{where}{hint}")
+    return element("div", earlier, words(miss.sentence), f".{where}")
+
+
+def _advice(graphs: Sequence[Graph]) -> list[Markup]:
+    """Write how to avoid recompiles. Advice that applies to several values is written once, with all their names."""
+    subjects: dict[str, dict[str, None]] = {}
+    for miss in (graph.misses[0] for graph in graphs):
+        subjects.setdefault(miss.suggestion, {})[f"`{miss.subject}`" if miss.subject else "this"] = None
+    told = [f"To avoid recompiles for {listed(list(names))}: {text}." for text, names in subjects.items() if text]
+    return [element("p", words(each)) for each in told]
 
 
 def _graph_breaks(report: Report) -> Markup | None:
-    if not report.graph_break_rows:
-        return None
     rows = [
         [cell(row.where), cell(words(row.words), _in_dynamos_words(row)), cell(duration(row.at_ns))]
         for row in report.graph_break_rows
+        if not row.library
     ]
-    return join(heading("Graph breaks", f"{len(rows)}"), grid(("frame", "reason", "at"), rows))
+    if not rows:
+        return None
+    return join(heading("Graph breaks", f"{summary(report).breaks:,}"), grid(("frame", "reason", "at"), rows))
 
 
 def _in_dynamos_words(row: GraphBreakRow) -> Markup | None:
@@ -192,7 +205,7 @@ def _timings(rows: Sequence[TimingRow]) -> Markup | None:
             cell(row.engine),
             cell(duration(row.median_ns)),
             cell(f"{duration(row.p10_ns)} to {duration(row.p90_ns)}"),
-            cell("; ".join([*([f"noise, since {row.noise}"] if row.noise else []), *map(str, row.ratios)])),
+            cell("; ".join([*([f"too close to call: {row.noise}"] if row.noise else []), *row.comparisons])),
         ]
         for row in ordered
     ]

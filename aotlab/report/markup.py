@@ -1,7 +1,7 @@
-"""Write HTML of which no part can be unescaped by oversight.
+"""Write HTML in which every piece of text is escaped.
 
-A page is put together from `Markup` only. Whatever is not `Markup` is text, and text is escaped where it enters; there
-is no other way in.
+A page is built from `Markup` only. Everything that is not `Markup` is text, and `escape` escapes text when it is added
+to a page. There is no other way to add text.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import re
 #: Elements that have no end tag.
 _VOID = frozenset({"br", "hr", "meta"})
 
-# What XML and JSON cannot carry or terminals would obey: control characters, lone surrogates, and the marks that turn
-# the direction of the text around them.
+# Characters that XML and JSON cannot contain or that a terminal would interpret: control characters, lone surrogates,
+# and the marks that change the direction of the text around them.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class Markup(str):
-    """HTML that is safe as it stands."""
+    """HTML that needs no escaping."""
 
     __slots__ = ()
 
@@ -27,12 +27,12 @@ Child = str | Markup | None
 
 
 def clean(text: str) -> str:
-    """Replace what cannot be shown by the replacement character."""
+    """Replace each character that cannot be shown by U+FFFD, the Unicode replacement character."""
     return _UNPRINTABLE.sub("\ufffd", text)
 
 
 def escape(text: str) -> Markup:
-    """Turn text into HTML that shows it."""
+    """Convert text to HTML that shows it; return `Markup` unchanged."""
     return text if isinstance(text, Markup) else Markup(html.escape(clean(text), quote=True))
 
 
@@ -42,13 +42,13 @@ def element(tag: str, *children: Child, kind: str | None = None, **attributes: s
     Parameters
     ----------
     tag
-        Its name.
+        The element's name.
     children
-        Text, which is escaped, and markup, which is not; None is left out.
+        Text, which is escaped, and markup, which is not. None is left out.
     kind
-        The ``class`` attribute, which Python's grammar does not admit as a name.
+        The ``class`` attribute; ``class`` itself is a keyword of Python.
     attributes
-        Further attributes; None leaves one out, ``""`` writes the bare name.
+        Further attributes. None leaves an attribute out, and ``""`` writes its name without a value.
     """
     written = {"class": kind, **attributes}
     head = "".join(
@@ -62,5 +62,5 @@ def element(tag: str, *children: Child, kind: str | None = None, **attributes: s
 
 
 def join(*children: Child) -> Markup:
-    """Put markup and text side by side."""
+    """Concatenate markup and text; the text is escaped."""
     return Markup("".join(escape(child) for child in children if child is not None))

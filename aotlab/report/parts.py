@@ -1,4 +1,4 @@
-"""The small parts that the summary is made of: titles, folds, tables, marks."""
+"""Build the small elements of the HTML summary: titles, folds, tables, marks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aotlab.report.text import sizes
 
 
 def words(text: str) -> Markup:
-    """Write a sentence in which names stand in backticks."""
+    """Write a sentence; names in backticks become code."""
     pieces = text.split("`")
     if len(pieces) % 2 == 0:
         return escape(text)
@@ -24,13 +24,13 @@ def heading(title: str, about: str = "") -> Markup:
 
 
 def fold(title: Child, about: str, content: Markup, *, opened: bool = False) -> Markup:
-    """Write something that opens when its title is clicked."""
+    """Write an element that opens when the reader clicks its title; ``about`` is a remark after the title."""
     summary = element("summary", title, " ", element("small", about) if about else None)
     return element("details", summary, content, open="" if opened else None)
 
 
 def grid(columns: Sequence[str], rows: Iterable[Sequence[Markup]]) -> Markup:
-    """Write a table."""
+    """Write a table; the items of ``rows`` are cells that `cell` wrote."""
     head = [element("th", title) for title in columns]
     body = [element("tr", *row) for row in rows]
     return element("table", element("thead", element("tr", *head)), element("tbody", *body))
@@ -42,19 +42,19 @@ def cell(*children: Child) -> Markup:
 
 
 def mark(text: str) -> Markup:
-    """Write words that one of the reader's first looks should meet."""
-    # The space separates marks that stand side by side.
+    """Write words in bold, so that the reader sees them first."""
+    # The space separates two marks in a row.
     return join(element("b", text), " ")
 
 
 def tensor_cell(tensor: TensorInfo) -> Markup:
-    """Write a tensor's type, and what is unusual about it."""
+    """Write a tensor's dtype and shape, and everything about it that is unusual."""
     layout = _layout(tensor)
     return join(element("code", str(tensor)), f" {layout}" if layout else None)
 
 
 def _layout(tensor: TensorInfo) -> str:
-    """Say what is unusual about a tensor: strides of its own, an offset, another layout or type."""
+    """Return the unusual properties of a tensor: non-contiguous strides, an offset, another layout, device or type."""
     parts = []
     if tensor.layout != "strided":
         parts.append(tensor.layout)

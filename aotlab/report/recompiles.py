@@ -1,6 +1,7 @@
-"""Why a function was compiled again: what the guard that failed expected, what the call had, what would avoid it.
+"""Say why a function was compiled again: which guard failed, its expected and actual value, and how to avoid it.
 
-The direct frontend says so itself. Dynamo gives the text of a guard, with the line of the program that it is for::
+The direct frontend describes a failed guard in a sentence. Dynamo gives the text of the guard, with the line of the
+program that caused it. This module turns both into a `Miss`. These are texts of Dynamo:
 
     L['scale'] == 1.0          # return t / t.norm() * scale  # train.py:7 in normalize
     tensor 't' size mismatch at index 0. expected 4, actual 5
@@ -20,7 +21,7 @@ from aotlab.errors import UserLine
 from aotlab.report.model import Graph, Miss
 from aotlab.report.text import in_cell, listed, plain_names
 
-#: A sentence of the direct frontend's.
+#: Match a sentence in which the direct frontend describes a failed guard.
 _OURS = re.compile(r"^`(.+?)` (?:is|has ([a-z_]+)) ?=?(?:on )?(.+) where the compiled entry expects (.+)$")
 _COMMENT = re.compile(r"^(.*?)\s+# (.*?)  # (\S+):(\d+) in (\S+)", re.DOTALL)
 _NO_SOURCE = re.compile(r"\s+# \(unknown source .*\)$")
@@ -34,6 +35,7 @@ _NONE = re.compile(r"^(?P<path>[LG]\[.*?) is (?P<before>None|not None)$")
 _TYPE = re.compile(r"^___check_type_id\((?P<path>[LG]\[.*), \d+\)(?:, type=<class '(?P<before>[^']+)'>)?")
 _OBJECT = re.compile(r"^___check_obj_id\((?P<path>[LG]\[.*), \d+\)")
 _GLOBAL = "GLOBAL_STATE changed:"
+_HEAVIEST = 10
 _DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "Long": "int64", "Int": "int32"} | {
     "Short": "int16", "Char": "int8", "Byte": "uint8", "ComplexFloat": "complex64", "ComplexDouble": "complex128"
 }  # fmt: skip
@@ -45,7 +47,7 @@ _MODES = {
     "deterministic_algorithms": "deterministic algorithms",
 }
 
-#: What lets sizes and numbers vary.
+#: How to compile one graph for all values of a size or a number.
 DYNAMIC = "dynamic=True, in a cell %%aotcompile --dynamic"
 PASS_A_TENSOR = f"each value is compiled for itself; let it vary ({DYNAMIC}), pass it as a tensor, or keep to a few"
 _KEEP_TO_A_FEW = "each value is compiled for itself; keep to a few"
@@ -53,42 +55,53 @@ _TWO_STATES = "keep to one of the two, or have a graph for each"
 _KEEP_TYPE = "pass the same type in each call"
 _KEEP_OBJECT = "reuse one object instead of making another for each call"
 _KEEP_LENGTH = "pass the same number of items, or one stacked tensor"
-#: What may differ of a tensor: how it is written, and what to do.
+#: The properties of a tensor that Dynamo guards: how to write each property, and how to avoid the recompile. Dynamo
+#: checks them from the last to the first. So if it reports that one property differs, all properties that follow are
+#: equal.
 _OF_TENSORS = {
-    "size": ("{}.size({})", f"let sizes vary ({DYNAMIC}), or pad to a few sizes"),
     "stride": ("{}.stride({})", "call contiguous() on it before"),
+    "size": ("{}.size({})", f"let sizes vary ({DYNAMIC}), or pad to a few sizes"),
     "rank": ("{}.dim()", "pass tensors of the same number of dimensions"),
-    "dtype": ("{}.dtype", "convert to one dtype before"),
-    "requires_grad": ("{}.requires_grad", _TWO_STATES),
     "is_leaf": ("{}.is_leaf", "detach() results before, to pass leaves only, or have a graph for each"),
+    "requires_grad": ("{}.requires_grad", _TWO_STATES),
     "device index": ("{}.device", "keep to one device"),
+    "dtype": ("{}.dtype", "convert to one dtype before"),
 }
 
 
 class _Guard(NamedTuple):
-    """A guard that failed, taken apart."""
+    """A guard of Dynamo that failed, parsed into its parts, which have the meaning of the fields of `Miss`."""
 
     subject: str
     before: str
     after: str
     suggestion: str
-    far: int = 0  # guards of tensors are asked before those of numbers, those of modes before both
+    # Earlier graphs are sorted by this: it is small for a Python value, larger for a tensor, and largest for a mode.
+    weight: int = 0
 
 
 def misses(event: observe.CompileStarted | observe.CapturedAgain) -> tuple[tuple[int | None, Miss], ...]:
-    """Word why each earlier entry, here by its number, did not serve a call; the nearest entry first."""
+    """Return the number of each earlier entry, and the reason why the entry did not accept a call.
+
+    The entry with the fewest and smallest differences comes first. The number is None if no entry was compiled from an
+    earlier capture of Dynamo.
+    """
     if isinstance(event, observe.CompileStarted):
         return tuple((each.entry, _of_a_sentence(each.sentence)) for each in event.misses)
     rows = []
-    for entry, words in event.failed:
+    for entry, words, differing in event.failed:
         text, line = _apart(words, event.file)
         guard = _read(text, event.scope)
-        rows.append((guard.far, entry, _miss(guard, line)))
+        rows.append(((differing, guard.weight, -(entry or 0)), entry, _miss(guard, line)))
     return tuple((entry, row) for _, entry, row in sorted(rows, key=lambda row: row[0]))
 
 
 def limit_words(name: str, most: int, graphs: Sequence[Graph], *, several: bool) -> str:
-    """Say what limit of Dynamo's a function has reached, and what would help; ``several``: of calls in one go."""
+    """Say which Dynamo limit a function has reached, and how to avoid it.
+
+    ``name`` is the setting of ``torch._dynamo.config`` with the limit ``most``. If ``several`` is true, one run of the
+    cell's lines may have called the function several times, and the report counts only one of these calls.
+    """
     last = next((each for graph in reversed(graphs) for each in graph.misses), None)
     advice = [f"set torch._dynamo.config.{name} higher, or call torch._dynamo.reset() to begin anew"]
     if last is not None and last.suggestion:
@@ -102,11 +115,11 @@ def limit_words(name: str, most: int, graphs: Sequence[Graph], *, several: bool)
 
 
 def _of_a_sentence(sentence: str) -> Miss:
-    """Take apart what the direct frontend says of a miss."""
-    found = _OURS.match(sentence)
-    if found is None:
+    """Parse the sentence in which the direct frontend describes a miss."""
+    match = _OURS.match(sentence)
+    if match is None:
         return Miss(sentence=sentence)
-    name, what, after, before = found[1], found[2] or "", found[3], found[4]
+    name, what, after, before = match[1], match[2] or "", match[3], match[4]
     if what == "shape" and after.count(",") == before.count(","):
         return _of_sizes(name, _sizes(after), _sizes(before))
     subject = f"{name}.{'stride' if what == 'strides' else what}" if what else name
@@ -127,15 +140,15 @@ def _sizes(shape: str) -> list[str]:
 
 
 def _of_sizes(name: str, after: list[str], before: list[str]) -> Miss:
-    """Name the sizes that are others."""
+    """Describe a miss by the sizes that differ; ``after`` are a tensor's sizes now, ``before`` the expected sizes."""
     pairs = enumerate(zip(after, before, strict=False))
-    found = [(f"{name}.size({dim})", is_now, was) for dim, (is_now, was) in pairs if is_now != was]
-    told = listed([f"`{size}` is {is_now}" for size, is_now, _ in found])
+    changed = [(f"{name}.size({dim})", is_now, was) for dim, (is_now, was) in pairs if is_now != was]
+    told = listed([f"`{size}` is {is_now}" for size, is_now, _ in changed])
     return Miss(
-        subject=", ".join(size for size, _, _ in found),
-        before=", ".join(was for _, _, was in found),
-        after=", ".join(is_now for _, is_now, _ in found),
-        sentence=f"{told} where the compiled entry expects {listed([was for _, _, was in found])}",
+        subject=", ".join(size for size, _, _ in changed),
+        before=", ".join(was for _, _, was in changed),
+        after=", ".join(is_now for _, is_now, _ in changed),
+        sentence=f"{told} where the compiled entry expects {listed([was for _, _, was in changed])}",
         suggestion=_OF_TENSORS["size"][1],
     )
 
@@ -157,39 +170,44 @@ def _miss(guard: _Guard, line: UserLine | None) -> Miss:
 
 
 def _apart(text: str, file: str) -> tuple[str, UserLine | None]:
-    """Divide a guard from the line that it is for; Dynamo cuts long names of files at their front."""
+    """Split a guard's text into the guard and the user line that caused it.
+
+    ``file`` is the full name of the file of the captured code. Dynamo cuts long file names at their front, so the name
+    in the text may be only the end of ``file``.
+    """
     first = text.strip().splitlines()[0] if text.strip() else ""
-    found = _COMMENT.match(first)
-    if found is None:
+    comment = _COMMENT.match(first)
+    if comment is None:
         return _NO_SOURCE.sub("", first), None
-    named = file if file.endswith(found[3]) else found[3]
-    return found[1], in_cell(UserLine(file=named, line=int(found[4]), function=found[5], code=found[2].strip()))
+    named = file if file.endswith(comment[3]) else comment[3]
+    return comment[1], in_cell(UserLine(file=named, line=int(comment[4]), function=comment[5], code=comment[2].strip()))
 
 
 def _read(text: str, scope: Mapping[str, Any]) -> _Guard:
+    """Parse the text of a guard; ``scope`` has the variables of the call, from which the actual value is read."""
     text = re.sub(r"\.(size|stride)\(\)\[(\d+)\]", r".\1(\2)", text)
     if text.startswith(_GLOBAL):
         names = [_MODES.get(name, name.removesuffix("_enabled")) for name in text.removeprefix(_GLOBAL).split()]
         if names == ["grad mode"]:
             now = torch.is_grad_enabled()
-            return _Guard("grad mode", "on" if not now else "off", "on" if now else "off", _TWO_STATES, far=2)
-        return _Guard(f"{' and '.join(names) or 'a global setting'} changed", "", "", _TWO_STATES, far=2)
-    found = _OF_A_TENSOR.match(text)
-    if found is not None and found[2] in _OF_TENSORS:
-        return _of_a_tensor(*found.groups())
+            return _Guard("grad mode", "on" if not now else "off", "on" if now else "off", _TWO_STATES, _HEAVIEST)
+        return _Guard(f"{' and '.join(names) or 'a global setting'} changed", "", "", _TWO_STATES, _HEAVIEST)
+    match = _OF_A_TENSOR.match(text)
+    if match is not None and match[2] in _OF_TENSORS:
+        return _of_a_tensor(*match.groups())
     for pattern, reading in ((_LENGTH, _length), (_EQUAL, _equal), (_NONE, _none), (_TYPE, _type), (_EMPTY, _empty)):
-        found = pattern.match(text)
-        if found is not None:
-            path = found["path"]
-            before = re.sub(r"\b[LG]\['(\w+)'\](?=\.size\()", r"\1", found.groupdict().get("before") or "another")
+        match = pattern.match(text)
+        if match is not None:
+            path = match["path"]
+            before = re.sub(r"\b[LG]\['(\w+)'\](?=\.size\()", r"\1", match.groupdict().get("before") or "another")
             return reading(_spoken(path), before, _value(path, scope))
-    found = _OBJECT.match(text)
-    if found is not None:
-        return _Guard(_spoken(found["path"]), "that of the earlier call", "another object", _KEEP_OBJECT)
+    match = _OBJECT.match(text)
+    if match is not None:
+        return _Guard(_spoken(match["path"]), "that of the earlier call", "another object", _KEEP_OBJECT)
     if ".size(" in text:
         expected = plain_names(text).replace("`", "")
         return _Guard(f"the earlier graph expects `{expected}`, which does not hold for this call", "", "", "")
-    return _Guard(f"a guard of Dynamo's failed: {plain_names(text)}", "", "", "")
+    return _Guard(f"a guard of Dynamo's failed: {plain_names(text)}", "", "", "", _HEAVIEST)
 
 
 def _of_a_tensor(name: str, what: str, index: str | None, before: str, after: str | None) -> _Guard:
@@ -200,7 +218,8 @@ def _of_a_tensor(name: str, what: str, index: str | None, before: str, after: st
         before, after = str(was), str(not was)
     if what == "dtype":
         before, after = (_DTYPES.get(each, each.lower()) for each in (before, after or ""))
-    return _Guard(words.format(_spoken(path), index), before, after or "another", suggestion, far=1)
+    weight = 1 + list(_OF_TENSORS).index(what)
+    return _Guard(words.format(_spoken(path), index), before, after or "another", suggestion, weight)
 
 
 def _length(subject: str, before: str, value: Any) -> _Guard:
@@ -233,7 +252,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 
 
 def _shown(value: Any) -> str:
-    """Write a value of the user's: a plain one as it is, of others the type, since their `repr` may be anything."""
+    """Write a value of the user's: a plain value as its repr, any other as its type, because `repr` runs user code."""
     if value is _UNKNOWN:
         return "another"
     if isinstance(value, type):
@@ -246,7 +265,7 @@ _UNKNOWN: Any = object()
 
 
 def _value(path: str, scope: Mapping[str, Any]) -> Any:
-    """Look up a variable of the call, its attributes and items: what the guard has just looked up."""
+    """Look up the value that a guard checked: a variable of the call, with its attributes and items."""
 
     def look_up(node: ast.AST) -> Any:
         match node:
@@ -264,12 +283,12 @@ def _value(path: str, scope: Mapping[str, Any]) -> Any:
 
     try:
         return look_up(ast.parse(path, mode="eval").body)
-    except Exception:  # noqa: BLE001  # a path of another kind, or the object's own `__getattr__`
+    except Exception:  # noqa: BLE001  # an unknown form of path, or an error in the object's `__getattr__`
         return _UNKNOWN
 
 
 def _spoken(path: str) -> str:
-    """Write a variable as the program does."""
+    """Write a variable as in the user's program: ``self.fc.weight`` for ``L['self']._modules['fc'].weight``."""
     path = re.sub(r"^[LG]\['(\w+)'\]", r"\1", path)
     path = re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", path)
     return re.sub(r"\.__closure__\[\d+\]\.cell_contents", "", path)

@@ -1,4 +1,4 @@
-"""One compiled graph in the summary: its arguments and outputs."""
+"""Write one compiled graph in the summary: its arguments and outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aotlab.report.verdict import DIFFERS
 
 
 def graph_section(graph: Graph, refusal: Refusal | None, *, opened: bool) -> Markup:
-    """Write one graph as a fold."""
+    """Write one graph as an element that the reader can open; ``opened`` says that it is open at first."""
     counts = count(graph)
     kind = {True: "training", False: "inference", None: None}[graph.training]
     status = "compiled in an earlier run of the cell" if graph.reused and graph.status == "compiled" else graph.status
@@ -29,7 +29,6 @@ def graph_section(graph: Graph, refusal: Refusal | None, *, opened: bool) -> Mar
         "details",
         element("summary", f"Graph {graph.index} ", element("small", " · ".join(fact for fact in facts if fact))),
         element("p", "Compiled again: ", words(graph.misses[0].sentence)) if graph.misses else None,
-        element("p", f"The backward raises: {graph.backward_error}") if graph.backward_error else None,
         _refusal(refusal),
         _inputs(graph.inputs, counts),
         _outputs(graph.outputs, counts),
@@ -68,34 +67,34 @@ def _inputs(inputs: Sequence[Input], counts: Counts) -> Markup | None:
 
 
 def _what_happened(row: Input) -> list[Markup | str]:
-    """Say what happened to an input, and with whom it shares memory."""
+    """List the changes of an input, and the inputs that it shares memory with."""
     flags = (
         (row.mutates_data, "data mutated"),
         (row.mutates_metadata, "metadata mutated"),
         (row.mutates_storage, "storage replaced"),
     )
-    found = [text for flag, text in flags if flag]
+    marks = [text for flag, text in flags if flag]
     if row.mutated:
-        # Without a gradient there is nothing that a mutation could be hidden from.
+        # A mutation can be hidden from autograd only if the tensor requires grad.
         if row.mutation_hidden_from_autograd and row.tensor is not None and row.tensor.requires_grad:
-            found.append("hidden from autograd")
+            marks.append("hidden from autograd")
         if row.mutation_under_no_grad:
-            found.append("under no_grad")
+            marks.append("under no_grad")
         if row.mutation_type is not None:
-            found.append(row.mutation_type.removeprefix("mutated "))
-        found += row.steps
+            marks.append(row.mutation_type.removeprefix("mutated "))
+        marks += row.steps
     if row.synthetic_base is not None:
-        found.append(f"window of synthetic base {row.synthetic_base}")
+        marks.append(f"window of synthetic base {row.synthetic_base}")
     if row.duplicate_of is not None:
-        found.append(f"same tensor as {row.duplicate_of}")
+        marks.append(f"same tensor as {row.duplicate_of}")
     if row.overlaps:
-        found.append(f"shares bytes with {listed(row.overlaps)}")
+        marks.append(f"shares bytes with {listed(row.overlaps)}")
     before = row.tensor is not None and row.tensor.requires_grad
     if row.requires_grad_after is not None and row.requires_grad_after != before:
-        found.append(f"requires_grad becomes {row.requires_grad_after}")
-    if not found and row.tensor is not None:
+        marks.append(f"requires_grad becomes {row.requires_grad_after}")
+    if not marks and row.tensor is not None:
         return ["not traced" if row.mutates_data is None else "–"]
-    return [mark(text) for text in found]
+    return [mark(text) for text in marks]
 
 
 def _autograd(tensor: TensorInfo | None) -> str:

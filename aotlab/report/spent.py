@@ -1,7 +1,8 @@
-"""Where a recording's time went: each moment counts once, for the innermost of what was going on.
+"""Measure where a recording's time went; each moment counts once, for the innermost activity at that moment.
 
-A cold call holds a compilation, that its stages, and a stage perhaps a comparison with eager. What holds others gets
-the time that these leave; what is left of the whole is Python and whatever nobody announces.
+A cold call contains a compilation, a compilation contains stages, and a stage may contain a comparison with eager. The
+time of an activity does not include the activities inside of it. Time without an activity that sends an event is the
+row `REST`: Python, the backward, and everything else.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from collections import deque
 
 from aotlab.report.model import TimeRow
 
-#: How many of the latest stretches a longer one may still hold; a loop has a stretch for each call.
+#: The number of the latest intervals that are remembered, because a later, longer interval may contain them.
 _OPEN = 10_000
 REST = "rest"
-#: What may take time, in the order in which a report lists it, and how it is called there.
+#: The kinds of activity in the order in which a report lists them, with their names in the report.
 KINDS = {
     "dynamo": "Dynamo captures",
     "capture": "capture of the arguments",
@@ -35,44 +36,55 @@ KINDS = {
 
 
 class Spent:
-    """Adds up stretches of time that end one after the other, as they end; ``begin_ns`` is when the first may begin."""
+    """Add up the time of each kind of activity.
+
+    The recording adds the interval of an activity when the activity ends. If the interval began before the run, it
+    counts from ``begin_ns``, the beginning of the run.
+    """
 
     def __init__(self, begin_ns: int) -> None:
         self._begin_ns = begin_ns
-        self._ended: deque[tuple[int, int, int]] = deque(maxlen=_OPEN)  # from, to, of that Dynamo's; the latest last
+        self._ended: deque[tuple[int, int, int]] = deque(maxlen=_OPEN)  # begin, end, time of Dynamo captures in it
         self._sums: dict[str, list[int]] = {}
         self._rest: int | None = None
 
     def end(self, end_ns: int) -> None:
-        """End the run: what is added later, as functions of it are called, has no rest."""
+        """End the run, and fix the time of the row `REST`.
+
+        The functions that the run defined may be called later. The intervals of these calls do not change that row.
+        """
         self._rest = self._left(end_ns)
 
     def add(self, kind: str, end_ns: int, duration_ns: int) -> None:
-        """Add a stretch; what was added before and lies within it keeps its time.
+        """Add an interval of the activity ``kind``; the time of earlier intervals inside of it is subtracted.
 
-        But for captures in a comparison, which are those of the ``torch.compile`` that this compares with.
+        There is one exception. A comparison with eager runs ``torch.compile``, which captures with Dynamo. The time of
+        these captures counts as comparison.
         """
         begin = outer = max(end_ns - duration_ns, self._begin_ns)
-        own, captured = end_ns - begin, 0
+        own_ns, captured = end_ns - begin, 0
         while self._ended and self._ended[-1][1] > begin:
             start, stop, inner = self._ended.pop()
-            own -= min(stop, end_ns) - max(start, begin)
+            own_ns -= min(stop, end_ns) - max(start, begin)
             captured += inner
-            outer, end_ns = min(outer, start), max(end_ns, stop)  # of two threads, stretches may lie across
+            outer, end_ns = min(outer, start), max(end_ns, stop)  # intervals of two threads may overlap
         sums = self._sums.setdefault(kind, [0, 0])
-        sums[0] += max(own, 0)
+        sums[0] += max(own_ns, 0)
         sums[1] += 1
         if kind == "verification" and captured:
             sums[0] += captured
             self._sums["dynamo"][0] -= captured
             captured = 0
-        self._ended.append((outer, end_ns, captured + (max(own, 0) if kind == "dynamo" else 0)))
+        self._ended.append((outer, end_ns, captured + (max(own_ns, 0) if kind == "dynamo" else 0)))
 
     def _left(self, end_ns: int) -> int:
-        return max(end_ns - self._begin_ns - sum(own for own, _ in self._sums.values()), 0)
+        return max(end_ns - self._begin_ns - sum(spent_ns for spent_ns, _ in self._sums.values()), 0)
 
     def rows(self, end_ns: int) -> tuple[TimeRow, ...]:
-        """List what took how long; together as long as from the beginning to ``end_ns``, or to the run's end."""
-        rest = self._left(end_ns) if self._rest is None else self._rest
-        sums = {**self._sums, REST: [rest, 1]}
+        """List the time of each kind; the rows add up to the time from the beginning to the end of the run.
+
+        If the run has not ended, it is counted until ``end_ns``.
+        """
+        rest_ns = self._left(end_ns) if self._rest is None else self._rest
+        sums = {**self._sums, REST: [rest_ns, 1]}
         return tuple([TimeRow(kind=k, duration_ns=sums[k][0], count=sums[k][1]) for k in KINDS if k in sums])

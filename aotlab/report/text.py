@@ -1,26 +1,22 @@
-"""Numbers and lists in words, as the report's lines and pages write them."""
+"""Write numbers, lists, lines of the program and Dynamo's reasons in words, for the report's texts and pages."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
-from aotlab.errors import UserLine
+from aotlab.errors import CELL_FILE, UserLine
 from aotlab.ir.specs import Size, SymExpr
 
-if TYPE_CHECKING:
-    from aotlab.report.model import CellPart
-
-#: The file names that IPython (with the cell's number) and its kernel give to the code of cells.
-_CELL_FILE = re.compile(r"^<ipython-input-(\d+)-\w+>$|[\\/]ipykernel_\d+[\\/](\d+)\.py$")
-#: Tell the numbers of cells by the names of their files, one for each shell in which aotlab is loaded.
+#: Each function returns the number of the notebook cell whose code has a file name, or None.
+#: Each IPython shell that loads aotlab adds one function.
 cell_numbers: list[Callable[[str], int | None]] = []
 
 
 def duration(ns: int | None) -> str:
-    """Write a time with three digits and the unit that fits: ``"1.24 s"``, ``"820 µs"``."""
+    """Write a time with three digits and a suitable unit: ``"1.24 s"``, ``"820 µs"``."""
     if ns is None:
         return "–"
     value = float(ns)
@@ -30,8 +26,26 @@ def duration(ns: int | None) -> str:
     return f"{ns} ns"
 
 
+def tolerance_words(rows: Sequence[Any]) -> str:
+    """Write the tolerances with which values were compared, and the largest differences.
+
+    ``rows`` are the comparisons of `aotlab.verify`, or rows of the report's table ``verification``. The text is empty
+    if no value was compared.
+    """
+    rules = sorted({row.tolerance for row in rows if row.tolerance})
+    if not rules:
+        return ""
+    words = f"tolerance: {' or '.join(rules)}"
+    furthest = max(rows, key=lambda row: row.absolute or 0.0)
+    if not furthest.absolute:
+        return words
+    relative = max(rows, key=lambda row: row.relative or 0.0)
+    words += f"; largest difference {furthest.absolute:.2g} (`{furthest.subject}`)"
+    return f"{words}, relative to the largest element {relative.relative:.2g} (`{relative.subject}`)"
+
+
 def data_size(nbytes: Size | None) -> str:
-    """Write a number of bytes with the unit that fits: ``"1.5 KiB"``."""
+    """Write a number of bytes with a suitable unit: ``"1.5 KiB"``."""
     if nbytes is None:
         return "–"
     if isinstance(nbytes, SymExpr):
@@ -48,42 +62,51 @@ def amount(count: int, noun: str) -> str:
 
 
 def listed(items: Sequence[str], most: int = 6) -> str:
-    """Write ``"a, b and c"``; with more than ``most`` items the rest is counted."""
+    """Write ``"a, b and c"``; if there are more than ``most`` items, only count the rest."""
     if len(items) > most:
         return f"{', '.join(items[:most])} and {len(items) - most} more"
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else list(items))
 
 
 def first_line(text: str, most: int) -> str:
-    """Return the first line of ``text`` that says something, cut to ``most`` characters, between words if it can be."""
+    """Return the first line of ``text`` that is not blank, cut to ``most`` characters, between words if possible."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     if len(line) <= most:
         return line
-    whole, _, rest = line[: most - 1].rpartition(" ")
-    return f"{whole if len(rest) < most // 4 else line[: most - 2]} …"
+    whole, _, last_word = line[: most - 1].rpartition(" ")
+    return f"{whole if len(last_word) < most // 4 else line[: most - 2]} …"
 
 
 def in_cell(line: UserLine) -> UserLine:
-    """Name the file of a line as IPython does, with the cell's number, where its kernel has named it without."""
-    found = _CELL_FILE.search(line.file)
-    known = [number for each in cell_numbers if (number := each(line.file)) is not None]
-    if found is None or found[2] is None or not known:
+    """Return a line of a notebook cell with IPython's name of the file, which contains the number of the cell.
+
+    The kernel names the file ``/tmp/ipykernel_12/345.py``; IPython's name is ``<ipython-input-7-345>``. Other lines are
+    returned unchanged.
+    """
+    if line.callers:
+        line = replace(line, callers=tuple(map(in_cell, line.callers)))
+    match = CELL_FILE.search(line.file)
+    numbers = [number for each in cell_numbers if (number := each(line.file)) is not None]
+    if match is None or match[2] is None or not numbers:
         return line
-    return replace(line, file=f"<ipython-input-{known[-1]}-{found[2]}>")
+    return replace(line, file=f"<ipython-input-{numbers[-1]}-{match[2]}>")
 
 
 def is_of_cell(line: UserLine, file: str) -> bool:
-    """Tell whether a line is one of the cell whose code has this file, whatever number it had when it ran."""
-    found = _CELL_FILE.search(file)
+    """Tell whether a line belongs to the cell whose code has the file name ``file``.
+
+    The file of the line may have IPython's name with another number, because a cell that runs again gets a new number.
+    """
+    match = CELL_FILE.search(file)
     return line.file == file or (
-        found is not None and found[2] is not None and line.file.startswith("<") and line.file.endswith(f"-{found[2]}>")
+        match is not None and match[2] is not None and line.file.startswith("<") and line.file.endswith(f"-{match[2]}>")
     )
 
 
 def place(line: UserLine) -> str:
-    """Name a line; of a long path the last two parts say enough, of a notebook's cell its number."""
+    """Name a line: ``"src/train.py:12"`` with the last two parts of the path, or ``"In [3], line 12"`` for a cell."""
     line = in_cell(line)
-    cell = _CELL_FILE.search(line.file)
+    cell = CELL_FILE.search(line.file)
     if cell is not None:
         return f"In [{cell[1]}], line {line.line}" if cell[1] else f"notebook cell, line {line.line}"
     parts = re.split(r"[\\/]", line.file)
@@ -92,21 +115,14 @@ def place(line: UserLine) -> str:
 
 
 def place_in(text: str) -> str:
-    """Do the same for a line that was written as ``file:line``; leave other text as it is."""
+    """Name a line in the form ``file:line`` as `place` does; return other text unchanged."""
     file, _, number = text.rpartition(":")
     return place(UserLine(file=file, line=int(number), function="", code="")) if file and number.isdecimal() else text
 
 
 def places_in(text: str) -> str:
-    """Name the lines of notebooks' cells in a text as a page does."""
+    """Replace the names of lines of notebook cells in a text by the form that `place` returns."""
     return re.sub(r"(?:<ipython-input-\d+-\w+>|\S*[\\/]ipykernel_\d+[\\/]\d+\.py):\d+", lambda m: place_in(m[0]), text)
-
-
-def lines_of(part: CellPart) -> str:
-    """Write ``"line 3"`` or ``"lines 3–5"``."""
-    if part.first_line == part.last_line:
-        return f"line {part.first_line}"
-    return f"lines {part.first_line}–{part.last_line}"
 
 
 def sizes(values: Sequence[Size] | None) -> str:
@@ -115,12 +131,12 @@ def sizes(values: Sequence[Size] | None) -> str:
 
 
 def known_size(size: Size) -> int:
-    """Return a size as a number: for a symbolic one that of the traced call, 0 where not even that is known."""
+    """Return a size as a number: for a symbolic size, its value in the traced call, or 0 if that is unknown."""
     return (size.hint or 0) if isinstance(size, SymExpr) else size
 
 
 def known_sizes(values: Sequence[Size]) -> tuple[int, ...]:
-    """Do the same for a shape or strides."""
+    """Return a shape or strides as numbers; see `known_size`."""
     return tuple([known_size(value) for value in values])
 
 
@@ -134,22 +150,25 @@ def new_memory(nbytes: int) -> str:
 
 
 def plain_names(text: str) -> str:
-    """Write variables as the user does where Dynamo writes them as items of its dictionaries."""
+    """Replace Dynamo's names of variables by the user's: ``L['x']`` and ``G['x']`` become ``x``, in backticks."""
     return re.sub(r"[`']?\b[GL]\['(\w+)'\]([\w.\[\]]*)[`']?", r"`\1\2`", text)
 
 
-#: Why calls run eagerly of which no graph break tells.
+#: Libraries whose objects contain no tensors. A graph break at a call of such a library is not a fault.
+DATA_LIBRARIES = frozenset(("PIL", "matplotlib", "numpy", "pandas", "plotly", "scipy", "seaborn", "sklearn"))
+
+#: The reason that a report gives for calls that run eagerly because Dynamo's recompile limit is reached.
 RECOMPILE_LIMIT = "Dynamo's recompile limit is reached: calls that no graph of it fits run eagerly"
 
-#: Why Dynamo stops, by what its text says; the rest is told in its own words.
+#: Patterns of Dynamo's reasons, each with a short form; a reason that matches none is shown in Dynamo's words.
 _STOPS = [(re.compile(pattern, re.DOTALL), words) for pattern, words in (
     (r"^generic_jump|^Data-dependent branching", "a branch depends on the value of a tensor"),
     (r"builtin operator `(\w+)`", r"`\1()` is called"),
-    (r"^Unsupported Tensor\.item\(\)", "`.item()` asks for the value of a tensor"),
+    (r"^Unsupported Tensor\.item\(\)", "`.item()` needs the value of a tensor"),
     (r"^(?:Unsupported )?Tensor\.(\w+)\(\)", r"`.\1()` of a tensor is called"),
     (r"Call to `(torch\._dynamo\.\w+)\(\)`", r"`\1()` is called"),
     (r"^Dynamic slicing with Tensor", "a slice has a tensor as its bound"),
-    (r"^Dynamic shape operator.*?Explanation: Operator `(.+?)`", r"the size of what `\1` returns depends on values"),
+    (r"^Dynamic shape operator.*?Explanation: Operator `(.+?)`", r"the size of the result of `\1` depends on values"),
     (r"^Data dependent operator.*?Explanation: Operator `(.+?)`", r"`\1` returns a number that depends on values"),
     (r"^Attempted to \w+ function marked as skipped.*?qualname: ([\w.]+)", r"Dynamo does not look into `\1`"),
     (r"^logging\.Logger", "it logs"),
@@ -163,15 +182,15 @@ _STOPS = [(re.compile(pattern, re.DOTALL), words) for pattern, words in (
 
 
 def why_dynamo_stopped(text: str) -> str:
-    """Say in a clause why Dynamo ended a graph, which it explains over several lines."""
+    """Say in a few words why Dynamo ended a graph; ``text`` is Dynamo's explanation in several lines."""
     for pattern, words in _STOPS:
-        found = pattern.search(text)
-        if found is not None:
-            return plain_names(found.expand(words)).rstrip(".")
+        match = pattern.search(text)
+        if match is not None:
+            return plain_names(match.expand(words)).rstrip(".")
     met = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    found = re.search(r"^\s*Explanation: (.*)$", text, re.MULTILINE)
-    why = "" if found is None else found[1].strip()
+    match = re.search(r"^\s*Explanation: (.*)$", text, re.MULTILINE)
+    why = "" if match is None else match[1].strip()
     said = set(re.findall(r"\w+", met.lower()))
-    if why and len(said & set(re.findall(r"\w+", why.lower()))) * 2 >= len(said):  # the same once more, at length
+    if why and len(said & set(re.findall(r"\w+", why.lower()))) * 2 >= len(said):  # it repeats the first line
         met, why = why, ""
     return plain_names(f"{met}: {why}" if why else met).rstrip(".")

@@ -1,4 +1,4 @@
-"""Sizes and numbers that vary, in words: what a trace assumed of them, and whether a recompile serves all of them."""
+"""Describe dynamic sizes and numbers in words: the guards on them, and how a recompile treats them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from aotlab.report.model import Guard, Miss
 from aotlab.report.recompiles import DYNAMIC, PASS_A_TENSOR
 from aotlab.report.text import first_line, in_cell
 
-#: How a size is written, or a number, or a stride.
+#: `_NAME` matches a tensor or a number in a guard (``x``, ``args[0].w``), and `_PART` also a size or a stride of a
+#: tensor (``x.size(0)``).
 _NAME = r"(?:[A-Za-z_][\w.]*(?:\[[^\]]*\][\w.]*)*)"
 _PART = rf"{_NAME}(?:\(\d*\))?"
 _SIZE = re.compile(rf"^({_NAME})\.size\((\d+)\)$")
-#: What is assumed, as Python and in words.
+#: Patterns of guards that are Python expressions, each with a function that writes such a guard in words.
 _WORDS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
     (re.compile(pattern), words)
     for pattern, words in (
@@ -39,27 +40,34 @@ _BROKEN = re.compile(r"^the (?:compiled entry|earlier graph) expects `(.+)`, whi
 
 
 def guard(kind: str, subject: str, sentence: str, lines: Mapping[str, UserLine]) -> Guard:
-    """Make the row of a guard; one of sizes in words, with the line of the program that it is for."""
+    """Make the row of a guard.
+
+    The ``sentence`` of a guard on a size is a Python expression. It is written in words, and ``lines`` maps it to the
+    user line that caused the guard. Other guards are sentences already.
+    """
     text = sentence.strip("`")
     if kind != "size":
         return Guard(kind=kind, subject=subject, sentence=sentence)
     for pattern, words in _WORDS:
-        found = pattern.match(text)
-        if found is not None:
-            sentence = words(found)
+        match = pattern.match(text)
+        if match is not None:
+            sentence = words(match)
             break
     return Guard(kind=kind, subject=_names(text) or subject, sentence=sentence, line=lines.get(text))
 
 
 def limits(guards: Collection[Guard]) -> dict[str, str]:
-    """Say which sizes and numbers a graph serves, by their names: " from 2 on"; of others it serves all."""
-    found: dict[str, str] = {}
+    """Say which values of each size or number a graph accepts: ``{"x.size(0)": " from 2 on"}``.
+
+    The keys are the names of the sizes and numbers that have guards. A size or number without guards has no limit.
+    """
+    limit_words: dict[str, str] = {}
     for each in (each for each in guards if each.kind == "size"):
         low = _AT_LEAST.match(each.sentence)
         for name in each.subject.split(", "):
-            alone = low is not None and name not in found
-            found[name] = f" from {low[1]} on" if low is not None and alone else " that its guards allow"
-    return found
+            alone = low is not None and name not in limit_words
+            limit_words[name] = f" from {low[1]} on" if low is not None and alone else " that its guards allow"
+    return limit_words
 
 
 def settled(
@@ -68,13 +76,15 @@ def settled(
     vary: Collection[str],
     why: str,
     guards: Collection[Guard],
-    own: Mapping[str, UserLine],
+    caused_by: Mapping[str, UserLine],
     earlier: Mapping[str, UserLine],
 ) -> Miss:
-    """Say of a miss whether the new graph serves all sizes or numbers, and what would have avoided it.
+    """Complete a miss: say whether the new graph accepts all sizes or numbers, and how to avoid the recompile.
 
-    ``vary`` are those that vary in the new graph; ``why`` some do not that were to; ``guards`` are the new graph's,
-    ``own`` and ``earlier`` the lines of what the new and the earlier graph assume.
+    ``vary`` has the names of the sizes and numbers that are dynamic in the new graph. If some should be dynamic and are
+    not, ``why`` is the reason. ``guards`` are the new graph's guards. ``caused_by`` and ``earlier`` map the expressions
+    of the guards on sizes to the user lines that caused them: ``caused_by`` for the new graph, ``earlier`` for the
+    earlier graph.
     """
     broken = _BROKEN.match(miss.sentence)
     if broken is not None:
@@ -84,7 +94,7 @@ def settled(
         return replace(miss, subject=_names(broken[1]), line=line, suggestion=suggestion)
     names = [name for name in miss.subject.split(", ") if name]
     size = _SIZE.match(names[0]) if names else None
-    tied = {name for name, _, other in (text.partition(" == ") for text in own) if other in vary}
+    tied = {name for name, _, other in (text.partition(" == ") for text in caused_by) if other in vary}
     if names and all(name in vary or name in tied for name in names):
         held = limits(guards)
         which = ", ".join(dict.fromkeys(held[name] for name in names if name in held))
@@ -93,10 +103,10 @@ def settled(
             return replace(miss, sentence=sentence, suggestion="pass it as a tensor")
         call = f"torch._dynamo.mark_dynamic({size[1]}, {size[2]})"
         return replace(miss, sentence=sentence, suggestion=f"call {call} before, or let it vary at once ({DYNAMIC})")
-    fixed = next((text for text in own if _FIXED.match(text) and text.partition(" == ")[0] in names), None)
+    fixed = next((text for text in caused_by if _FIXED.match(text) and text.partition(" == ")[0] in names), None)
     if fixed is not None:
         sentence = f"{miss.sentence}; compiled for this one alone, since the program fixes it"
-        return replace(miss, sentence=sentence, line=own[fixed], suggestion="keep to a few values of it")
+        return replace(miss, sentence=sentence, line=caused_by[fixed], suggestion="keep to a few values of it")
     if names and why and (size or miss.suggestion == PASS_A_TENSOR):
         reason, line, instead = apart(why)
         sentence = f"{miss.sentence}; compiled for this one alone: {reason}"
@@ -107,7 +117,10 @@ def settled(
 
 
 def apart(why: str) -> tuple[str, UserLine | None, str]:
-    """Divide what an error says into the reason, the line of the program and what would avoid it."""
+    """Split an error's message into the reason, the user line (None if unknown), and the way to avoid the error.
+
+    ``why`` is the message of the error for which a trace with dynamic sizes was given up.
+    """
     told = _ERROR.match(why)
     if told is None:
         return first_line(why, 200), None, ""
@@ -116,12 +129,12 @@ def apart(why: str) -> tuple[str, UserLine | None, str]:
 
 
 def _names(text: str) -> str:
-    """Return what an expression is about, separated by commas."""
+    """Return the names of the sizes and numbers in an expression, separated by commas."""
     return ", ".join(dict.fromkeys(re.findall(_PART, _FUNCTIONS.sub("", text))))
 
 
 def _bare(text: str) -> str:
-    """Leave the parentheses around an expression out."""
+    """Remove the parentheses around an expression, if there are any."""
     inner = text[1:-1]
     whole = text[:1] == "(" and text[-1:] == ")" and inner.find(")") >= inner.find("(")
     return inner if whole and inner.count("(") == inner.count(")") else text

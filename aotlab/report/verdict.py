@@ -1,55 +1,64 @@
-"""The report in one line: what was compiled, on what, and whether it was verified; of a cell also how it ran."""
+"""The verdict, a report in one line: the functions that were compiled, the device, and whether they were verified.
+
+For a cell the verdict also tells how the cell's lines ran.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
-from aotlab.report.text import RECOMPILE_LIMIT, amount, duration, first_line, lines_of, listed, place_in
+from aotlab.report.model import Cell, CellPart, Frame, Graph, Refusal, Report, TimingRow
+from aotlab.report.text import RECOMPILE_LIMIT, amount, duration, first_line, listed, place_in
 
-if TYPE_CHECKING:
-    from aotlab.report.model import Cell, CellPart, Frame, Graph, Refusal, Report, TimingRow
+State = Literal["verified", "unverified", "different", "partly", "nothing", "idle"]
 
-State = Literal["verified", "unverified", "different", "partly", "nothing"]
-
-#: How the refusal of a graph begins whose results, compared before its first use, were not eager's.
+#: A graph is compared with eager before its first use, and refused if it differs. Then the message begins like this.
 DIFFERS = "its compiled form differs from eager"
-#: How the reason ends for lines in which there is nothing to compile.
+#: The end of the reason why lines were not compiled, if they compute nothing with tensors.
 NO_TENSORS = "no computation with tensors"
-#: What the verification showed, in a few words.
+#: The endings of reasons for lines in which there is nothing to compile.
+_NOTHING_TO_COMPILE = (NO_TENSORS, "imports", "defines a function", "defines a class")
+#: A part of the reason for lines that aotlab could compile but deliberately does not compile.
+BY_DESIGN = "which runs eagerly by design"
+#: The reason why aotlab does not compile the step of an optimizer.
+ROUNDS = f"{BY_DESIGN}: its captured form rounds differently than eager"
+#: The result of the verification, in a few words.
 _STATUS = {
     "verified": "equal to eager",
     "unverified": "not compared with eager",
     "different": "NOT equal to eager",
     "partly": "not all of it compared with eager",
 }
-#: What lines were compared with.
+#: Words for each value of `CellPart.compared`.
 _AGAINST = {"python": "Python", "graph": "the captured graph", "nothing": "nothing"}
-#: How many characters of one reason the sentence holds; the page has all of it.
+#: The verdict contains at most this many characters of a reason; the page shows the whole reason.
 _LONGEST_REASON = 200
-#: A line as errors name it: the file, the number, and perhaps the code.
+#: Match a line in an error's message: the file, the number, and perhaps the code.
 _PLACE = re.compile(r", at (\S+:\d+|In \[\d+\], line \d+)(?: \(.*?\)(?=[:;]|$))?")
 
 
-#: How the names of the second and later pieces end of what Dynamo captured in pieces.
+#: Match the end of the name of the second and later pieces of a function that Dynamo captured in pieces.
 _PIECE = re.compile(r" \(\d+\)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The first line of a report.
+    """The verdict on a report, which is its first line and the head of the page.
 
     Attributes
     ----------
     sentence
-        The line.
+        The verdict in one line.
     state
-        ``"verified"``, ``"unverified"``, ``"different"`` (an engine's results are not eager's, or those of a graph
-        that therefore was not used), ``"partly"`` (something was refused, or lines of a cell ran eagerly, beside what
-        was compiled) or ``"nothing"`` (nothing was compiled).
+        ``"verified"``, ``"unverified"``, ``"different"`` (the results of an engine differ from eager, or the results of
+        a graph differ and the graph was therefore not used), ``"partly"`` (something was compiled, but something else
+        was refused or lines of a cell ran eagerly), ``"nothing"`` (nothing was compiled) or ``"idle"`` (nothing was
+        compiled, and that is no fault: the cell computes nothing with tensors, only defines functions, or was
+        interrupted).
     status
-        The line in a few words.
+        The verdict in a few words: ``"equal to eager"``.
     """
 
     sentence: str
@@ -58,12 +67,14 @@ class Verdict:
 
 
 def verdict(report: Report) -> Verdict:
-    """Say in one line what ``report`` tells; of a report that was cut, what the whole one told."""
+    """Return the verdict on ``report`` in one line; if the report was cut, return the verdict on the whole report."""
     if report.summary is not None and report.summary.state in get_args(State):
         head = report.summary
         return Verdict(sentence=head.sentence, state=cast("State", head.state), status=head.status)
     differing = [each for each in _refusals(report) if each[1].message.startswith(DIFFERS)]
     graphs = [graph for frame in report.frames for graph in frame.graphs if served(graph)]
+    if not graphs and report.cell is not None and not _faults(report, report.cell):
+        return _idle(report.cell)
     if not graphs:
         return Verdict(
             sentence=_one_line(f"Nothing was compiled: {_why_nothing(report, differing)}"),
@@ -94,20 +105,21 @@ def verdict(report: Report) -> Verdict:
         count = amount(len(breaks), "graph break")
         sentences.append(_sentence(f"{count}, where Python took over, {where} {first}"))
     elif parts:
-        sentences.append(_sentence(f"not all of {lines_of(parts[0])} was captured ({_gist(parts[0].reason)})"))
+        sentences.append(_sentence(f"not all of {parts[0].lines} was captured ({_gist(parts[0].reason)})"))
         told.update(part.reason for part in parts)
     for frame in limited:
         calls = f"{frame.calls.eager} of {amount(frame.calls.total, 'call')} of {_short(frame.function)}"
         sentences.append(f"{calls} ran eagerly, past Dynamo's recompile limit.")
     unknown = report.cell is None and any(row.words == RECOMPILE_LIMIT for row in report.graph_break_rows)
     if unknown:
-        sentences.append(f"{RECOMPILE_LIMIT}, nobody knows how many; torch._dynamo.config.recompile_limit sets more.")
+        sentences.append(f"{RECOMPILE_LIMIT}, and their number is unknown; raise torch._dynamo.config.recompile_limit.")
     refused = [(frame, refusal) for frame, refusal in _refusals(report) if refusal.message not in told]
     if refused:
         frame, refusal = refused[0]
         sentences.append(
             f"{amount(len(refused), 'compilation')} refused, first {_short(frame.function)} ({refusal.reason})."
         )
+    sentences += [] if report.cell is None else _by_design(report, report.cell)
     if report.cell is not None and report.cell.error is not None:
         sentences.append(_sentence(f"the cell {_ended(report.cell)}"))
     if state != "different" and (eager or breaks or parts or limited or unknown or refused):
@@ -116,22 +128,22 @@ def verdict(report: Report) -> Verdict:
 
 
 def served(graph: Graph) -> bool:
-    """Tell whether a graph was compiled, and in this run of the cell or for use in it."""
+    """Tell whether a graph was compiled in this run of the cell, or was compiled earlier and used in this run."""
     return graph.status == "compiled" and (not graph.reused or graph.calls > 0)
 
 
-# What was compiled
+# Compiled code
 
 
 def _compiled(report: Report, graphs: list[Graph]) -> str:
-    """Say what was compiled now, and what an earlier run of the cell left."""
+    """Say which functions this run compiled, and how many graphs of an earlier run of the cell it used."""
     new = [graph for graph in graphs if not graph.reused]
     training = sum(bool(graph.training) for graph in graphs)
     kind = "training" if training == len(graphs) else f"{training} for training" if training else "inference"
     old = len(graphs) - len(new)
     if new:
         functions = [
-            # a part that Dynamo captured in pieces is named once
+            # name a function once even if Dynamo captured it in pieces
             _PIECE.sub("", _short(frame.function))
             for frame in report.frames
             if any(served(graph) and not graph.reused for graph in frame.graphs)
@@ -153,17 +165,17 @@ def _compiled(report: Report, graphs: list[Graph]) -> str:
     spent = {row.kind: row.duration_ns for row in report.time_rows}
     kinds = {"dynamo": "in Dynamo", "backward": "in later backwards"}
     took = sum(graph.duration_ns or 0 for graph in new)
-    # less than a tenth of it is not worth a word
+    # mention only times that are more than a tenth of the compilation time
     beside = [f"{duration(spent[kind])} {what}" for kind, what in kinds.items() if spent.get(kind, 0) * 10 > took]
     sentence += f", in {duration(took)}"
     return f"{sentence}, beside {listed(beside)}" if beside else sentence
 
 
 def _verified(report: Report) -> tuple[State, str]:
-    """Say what the verification of aotlab showed, and for which of the compiled functions.
+    """Return the state of the verification, and a clause that says how much was compared and which functions were not.
 
-    Rows about another engine say nothing of what was compiled here, and those about a graph that was refused say
-    nothing of what is used.
+    Rows about another engine are ignored, because they do not concern the compiled code. Rows about a refused graph are
+    ignored, because the graph is not used.
     """
     refused = {(frame.name, refusal.graph) for frame, refusal in _refusals(report)}
     rows = [row for row in report.verification_rows if row.engine == "aotlab" and (row.frame, row.graph) not in refused]
@@ -175,50 +187,55 @@ def _verified(report: Report) -> tuple[State, str]:
         return "different", f"NOT equal to eager: {len(different)} of {compared} differ"
     compiled = [frame for frame in report.frames if any(served(graph) for graph in frame.graphs)]
     covered = {row.frame for row in rows}
-    # A row that names no function is about all of them.
+    # A row without a function is about all functions.
     missing = [] if None in covered else [_short(frame.function) for frame in compiled if frame.name not in covered]
     lines = compared_lines(report)
     if "graph" not in lines:
-        found = f"verified: equal to eager on {compared}"
+        comparison = f"verified: equal to eager on {compared}"
     elif "python" in lines:
-        found = f"verified: equal to eager on {compared}; {lines['graph']} to the captured graph"
+        comparison = f"verified: equal to eager on {compared}; {lines['graph']} to the captured graph"
     else:
-        found = f"verified: equal to the captured graph on {compared}"
+        comparison = f"verified: equal to the captured graph on {compared}"
     if missing or "nothing" in lines:
-        return "partly", f"{found}, but {listed(missing, 3) or lines['nothing']} not verified"
-    return "verified", found
+        return "partly", f"{comparison}, but {listed(missing, 3) or lines['nothing']} not verified"
+    return "verified", comparison
 
 
 def compared_lines(report: Report, *, gradients: bool = False) -> dict[str, str]:
-    """Return which compiled lines of a cell were compared with Python, with the captured graph, with nothing.
+    """Say which compiled lines of a cell were compared with Python, with the captured graph, and with nothing.
 
-    With ``gradients`` it is also told where these were not compared as the lines were: of what Dynamo captured they are
-    compared with the captured graph's.
+    The result maps each of the keys ``"python"``, ``"graph"`` and ``"nothing"`` to words like ``"lines 2–3"``. The
+    gradients of code that Dynamo captured are compared with the gradients of the captured graph, even if the code's
+    results were compared with Python. If ``gradients`` is true, the words for ``"graph"`` mention these gradients.
     """
-    found: dict[str, str] = {}
+    lines_by_kind: dict[str, str] = {}
     graphs = [graph for frame in report.frames for graph in frame.graphs if graph.status == "compiled"]
     gradients = gradients and any(graph.training and graph.frontend == "dynamo" for graph in graphs)
     for kind in ("python", "graph", "nothing"):
         parts = () if report.cell is None else report.cell.parts
-        lines = [lines_of(part) for part in parts if part.compared == kind]
-        if kind == "graph" and gradients and "python" in found:
+        lines = [part.lines for part in parts if part.compared == kind]
+        if kind == "graph" and gradients and "python" in lines_by_kind:
             lines.insert(0, "gradients")
         if lines:
-            found[kind] = listed(lines, 4)
-    return found
+            lines_by_kind[kind] = listed(lines, 4)
+    return lines_by_kind
 
 
 def compared_sentence(report: Report) -> str:
-    """Say the same in a line; nothing of a report that does not tell."""
+    """Say in one sentence with which results the compiled lines and their gradients were compared.
+
+    It is empty if no line was compared. An example is ``"line 2 compared with Python, line 5 with the captured
+    graph"``.
+    """
     lines = compared_lines(report, gradients=True)
     words = ", ".join(f"{each} with {_AGAINST[kind]}" for kind, each in lines.items())
     return words.replace(" with ", " compared with ", 1)
 
 
 def _timed(report: Report) -> list[str]:
-    """Say how many times as long as eager and stock ``torch.compile`` the graph takes that takes longest.
+    """Compare the time of the slowest graph with eager and with stock ``torch.compile``, in a sentence.
 
-    Of the other graphs that were timed each has a clause; nothing is said if none was.
+    If other graphs were timed, a second sentence compares them with eager. If no graph was timed, the list is empty.
     """
     rows = _longest_first(report)
     if not rows:
@@ -228,12 +245,12 @@ def _timed(report: Report) -> list[str]:
     what = "forward and backward" if total else f"a {first.phase}"
     if others:
         what += f" of {_short(first.frame or 'it')}, which of {amount(len(rows), 'graph')} takes longest,"
-    clauses: list[str] = []
+    clauses: list[str] = [f"{duration(first.median_ns)} ({first.incomparable})"] if first.incomparable else []
     for ratio in first.ratios:
         whose = {"eager": "eager's time", "upstream": "stock torch.compile's"}.get(ratio.over, ratio.over)
         about = [
             f"{ratio.p10:.2f}–{ratio.p90:.2f}{'' if clauses else ' in eight rounds of ten'}",
-            f"noise: {ratio.noise}" if ratio.noise else first.beside(ratio),
+            f"noise: {ratio.noise}" if ratio.noise else first.noise_note(ratio),
         ]
         clauses.append(f"{ratio.median:.2f}× {whose} ({'; '.join(each for each in about if each)})")
     sentences = [_sentence(f"{what} took {listed(clauses)}")]
@@ -244,53 +261,63 @@ def _timed(report: Report) -> list[str]:
 
 
 def _beside_eager(row: TimingRow) -> str:
-    """Write the ratio to eager's time of a graph, and whether that is noise."""
+    """Write the ratio of a graph's time to eager's, with a note if it is noise; or write why there is no ratio."""
+    if row.incomparable:
+        return row.incomparable
     ratio = next((each for each in row.ratios if each.over == "eager"), row.ratios[0])
-    about = "noise" if ratio.noise else row.beside(ratio)
+    about = "noise" if ratio.noise else row.noise_note(ratio)
     return f"{ratio.median:.2f}×" + (f" ({about})" if about else "")
 
 
 def speed(report: Report) -> str:
-    """Say in a word how the graph that takes longest compares with eager; if that is noise, that first."""
+    """Say in a few words how the slowest graph compares with eager: ``"3.8× faster"``.
+
+    The words begin with "noise" if the difference may be noise. They are empty if nothing was timed.
+    """
     for row in _longest_first(report)[:1]:
+        if row.incomparable:
+            return row.incomparable
         for ratio in row.ratios:
             if ratio.over == "eager" and ratio.median > 0:
                 factor, how = (1 / ratio.median, "faster") if ratio.median < 1 else (ratio.median, "slower")
-                about = f" ({beside})" if (beside := row.beside(ratio)) else ""
+                about = f" ({note})" if (note := row.noise_note(ratio)) else ""
                 return f"{'noise: ' if ratio.noise else ''}{factor:.{1 if factor >= 1.995 else 2}f}× {how}{about}"
     return ""
 
 
 def _longest_first(report: Report) -> list[TimingRow]:
-    """Return the timing of each graph that was set beside others: of its step, or where it has none of its forward."""
+    """Return one timing of aotlab for each graph that was timed beside other engines, slowest first.
+
+    It is the timing of forward and backward together, or of the phase that was timed first if there is no such timing.
+    """
     rows: dict[tuple[str | None, int | None], TimingRow] = {}
     for row in report.timing_rows:
         before = rows.get((row.frame, row.graph), row)
-        if row.engine == "aotlab" and row.ratios and row.phase in ("total", before.phase):
+        if row.engine == "aotlab" and row.comparisons and row.phase in ("total", before.phase):
             rows[row.frame, row.graph] = row
     return sorted(rows.values(), key=lambda row: row.median_ns, reverse=True)
 
 
 def eager_lines(cell: Cell) -> int:
-    """Count the lines of a cell that the compiler was given for nothing."""
+    """Count the lines of a cell that the compiler received but did not compile."""
     return sum(_length(part) for part in _eager(cell))
 
 
-# What was not
+# Code that was not compiled
 
 
 def _why_nothing(report: Report, differing: list[tuple[Frame, Refusal]]) -> str:
-    """Give the reason for which there is no compiled graph."""
+    """Return the reason why there is no compiled graph."""
     cell = report.cell
     if cell is not None and (cell.parts or not report.frames):
         return _why_nothing_in(cell, differing)
     refused = _refusals(report)
     if refused:
         frame, refusal = refused[0]
-        more = f" ({amount(len(refused) - 1, 'more refusal')})" if len(refused) > 1 else ""
+        others = f" ({amount(len(refused) - 1, 'more refusal')})" if len(refused) > 1 else ""
         place = "" if refusal.line is None or str(refusal.line) in refusal.message else f", at {refusal.line}"
         message = refusal.message.splitlines()[0] if refusal.message else "no message"
-        return f"{_short(frame.function)} {_outcome(refusal.outcome)}, {refusal.error}: {message}{place}{more}"
+        return f"{_short(frame.function)} {_outcome(refusal.outcome)}, {refusal.error}: {message}{place}{others}"
     earlier = sum(_earlier_calls(frame) for frame in report.frames)
     if earlier:
         return f"{amount(earlier, 'call')} ran code that was compiled before the recording began."
@@ -305,7 +332,7 @@ def _why_nothing(report: Report, differing: list[tuple[Frame, Refusal]]) -> str:
 
 
 def _why_nothing_in(cell: Cell, differing: list[tuple[Frame, Refusal]]) -> str:
-    """Give the reason, and the line, for which there is no compiled graph of a cell."""
+    """Return the reason why there is no compiled graph of a cell, with the line."""
     ended = "" if cell.error is None else " " + _sentence(f"the cell {_ended(cell)}")
     if differing:
         return f"NOT equal to eager, so not used: {_difference(differing)}.{ended}"
@@ -314,45 +341,83 @@ def _why_nothing_in(cell: Cell, differing: list[tuple[Frame, Refusal]]) -> str:
         return f"{_ran_eagerly(eager)}.{ended}"
     if cell.error is not None:
         return f"the cell {_ended(cell)}."
-    if cell.kind == "definitions" and any(part.how == "not run" for part in cell.parts):
-        return "no function of the cell was called yet."
+    return _python_lines(cell)
+
+
+def _python_lines(cell: Cell) -> str:
+    """Say for each line that ran why it was not given to the compiler."""
     reasons: dict[str, CellPart] = {}
     for part in cell.parts:
-        # "compiled" without a graph that served: in an earlier run of the cell.
+        # No graph served this run. So a part that is marked "compiled" was compiled in an earlier run of the cell.
         reasons.setdefault(part.reason if part.how in ("python", "eager") else "not run", part)
-    if all(reason.endswith(NO_TENSORS) for reason in reasons):
-        return f"there is {NO_TENSORS} in the cell."
-    clauses = [f"{lines_of(part)} ({_gist(reason)})" for reason, part in reasons.items()]
+    clauses = [f"{part.lines} ({_gist(reason)})" for reason, part in reasons.items()]
     return f"no line was handed to the compiler: {listed(clauses, 4)}."
+
+
+def _faults(report: Report, cell: Cell) -> bool:
+    """Tell whether a cell without compiled graphs has a fault: an error, a refusal, or lines that ran eagerly."""
+    failed = cell.error is not None and not interrupted(cell)
+    calls = any(frame.calls.eager for frame in report.frames)
+    return failed or calls or bool(_refusals(report) or _eager(cell) or (report.frames and not cell.parts))
+
+
+def _idle(cell: Cell) -> Verdict:
+    """Say that there was nothing to compile, or that the user interrupted the cell before anything was compiled."""
+    if interrupted(cell):
+        sentence, status = f"Nothing was compiled: the cell {_ended(cell)}.", "interrupted"
+    elif cell.kind == "definitions" and any(part.how == "not run" for part in cell.parts):
+        sentence = "Nothing to compile yet: the functions of the cell are compiled when they are called."
+        status = "nothing to compile yet"
+    elif all(part.reason.endswith(_NOTHING_TO_COMPILE) for part in cell.parts):
+        sentence, status = f"Nothing to compile: there is {NO_TENSORS} in the cell.", "nothing to compile"
+    else:
+        sentence, status = f"Nothing was compiled: {_python_lines(cell)}", "nothing was compiled"
+    return Verdict(sentence=_one_line(sentence), state="idle", status=status)
+
+
+def interrupted(cell: Cell) -> bool:
+    """Tell whether the user interrupted the cell."""
+    return cell.error is not None and cell.error.startswith("KeyboardInterrupt")
 
 
 def _ended(cell: Cell) -> str:
     at = "" if cell.error_line is None else f" at line {cell.error_line}"
-    return f"ended{at} with {_gist(cell.error or '')}"
+    return f"was interrupted{at}" if interrupted(cell) else f"ended{at} with {_gist(cell.error or '')}"
+
+
+def _by_design(report: Report, cell: Cell) -> list[str]:
+    """Say which lines run eagerly by design, such as an optimizer's step, also if they are inside of functions."""
+    rows = [(row.words, f"line {row.cell_line}") for row in report.graph_break_rows if row.cell_line is not None]
+    first = {words: place for words, place in reversed(rows) if BY_DESIGN in words}
+    first |= {part.reason: part.lines for part in reversed(cell.parts) if BY_DESIGN in part.reason}
+    return [_sentence(f"{place} {words}") for words, place in reversed(first.items())]
 
 
 def _eager(cell: Cell) -> list[CellPart]:
-    """Return the parts that the compiler was given for nothing, though there was something to compile."""
+    """Return the parts of a cell that the compiler received and did not compile, although they compute with tensors."""
     return [part for part in cell.parts if part.how == "eager" and not part.reason.endswith(NO_TENSORS)]
 
 
 def _ran_eagerly(parts: list[CellPart]) -> str:
-    """Say how many lines ran eagerly, and why the first did."""
+    """Say how many lines of a cell ran eagerly, and why the first of these parts of the cell did."""
     first = parts[0]
     why = f" ({_gist(first.reason)})" if first.reason else ""
     if len(parts) == 1:
-        return f"{lines_of(first)} ran eagerly{why}"
-    return f"{amount(sum(_length(part) for part in parts), 'line')} ran eagerly, first {lines_of(first)}{why}"
+        return f"{first.lines} ran eagerly{why}"
+    return f"{amount(sum(_length(part) for part in parts), 'line')} ran eagerly, first {first.lines}{why}"
 
 
 def _incomplete(cell: Cell, told: set[str]) -> list[CellPart]:
-    """Return the parts of which only some was compiled, for a reason that was not told yet."""
+    """Return the parts of a cell of which only some lines were compiled.
+
+    ``told`` has the reasons that the verdict mentions already; parts with these reasons are left out.
+    """
     return [part for part in cell.parts if part.how == "compiled" and part.reason and part.reason not in told]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Break:
-    """A place where Dynamo stopped and Python took over: in words, and the cell's line if it is one."""
+    """A graph break: its place in words, its line if that is in the cell, and the reason with the place in the code."""
 
     place: str
     line: int | None
@@ -360,13 +425,16 @@ class Break:
 
 
 def breaks_of(report: Report) -> list[Break]:
-    """Return the graph breaks of a report, with the lines of its cell."""
-    found = []
-    for row in report.graph_break_rows:
+    """Return the graph breaks of a report, with the lines of its cell that led to them.
+
+    Calls of libraries without tensors are left out, because they are no faults.
+    """
+    breaks = []
+    for row in [row for row in report.graph_break_rows if not row.library]:
         place = row.where if row.cell_line is None else f"line {row.cell_line}"
         elsewhere = f", at {row.where}" if row.where != place else ""
-        found.append(Break(place=place, line=row.cell_line, reason=row.words + elsewhere))
-    return found
+        breaks.append(Break(place=place, line=row.cell_line, reason=row.words + elsewhere))
+    return breaks
 
 
 def _length(part: CellPart) -> int:
@@ -374,7 +442,7 @@ def _length(part: CellPart) -> int:
 
 
 def _difference(differing: list[tuple[Frame, Refusal]]) -> str:
-    """Say whose compiled form is not equal to eager, and what the first difference is."""
+    """Name the functions whose compiled form differs from eager, and describe the first difference."""
     names = list(dict.fromkeys(_short(frame.function) for frame, _ in differing))
     gist = _gist(differing[0][1].message.removeprefix(DIFFERS).lstrip(": "))
     return f"the compiled form of {listed(names, 3)}{f' ({gist})' if gist else ''}"
@@ -388,8 +456,11 @@ def _refusals(report: Report) -> list[tuple[Frame, Refusal]]:
 
 
 def _gist(text: str) -> str:
-    """Shorten a reason to what a line of text can hold, after a sentence if it can be, without the full stop."""
-    line = _PLACE.sub(lambda found: f", at {place_in(found[1])}", first_line(text, len(text)))
+    """Shorten a reason so that it fits into a line of text.
+
+    The reason is cut at the end of a sentence if possible, and loses its full stop.
+    """
+    line = _PLACE.sub(lambda match: f", at {place_in(match[1])}", first_line(text, len(text)))
     cut = max(line.rfind(mark, 0, _LONGEST_REASON) for mark in (". ", "; "))
     if len(line) > _LONGEST_REASON and cut > _LONGEST_REASON // 3:
         return line[:cut]
@@ -397,7 +468,7 @@ def _gist(text: str) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Begin with a capital letter, and end with a full stop."""
+    """Add a capital letter at the beginning and a full stop at the end."""
     return f"{text[0].upper()}{text[1:]}" + ("" if text.endswith("…") else ".")
 
 
@@ -406,7 +477,7 @@ def _one_line(text: str) -> str:
 
 
 def _short(function: str) -> str:
-    """Name a function without the function around it."""
+    """Return a function's name without the enclosing function."""
     return function.rpartition("<locals>.")[2]
 
 
@@ -419,13 +490,13 @@ def _earlier_calls(frame: Frame) -> int:
 
 
 def _devices(graphs: list[Graph]) -> list[str]:
-    """Name the devices of all tensors that go in or come out, in order of appearance."""
-    found: dict[str, None] = {}
+    """Return the devices of all inputs and outputs, in order of appearance."""
+    devices: dict[str, None] = {}
     for graph in graphs:
         for argument in graph.inputs:
             if argument.tensor is not None:
-                found.setdefault(argument.tensor.device)
+                devices.setdefault(argument.tensor.device)
         for output in graph.outputs:
             if output.tensor is not None:
-                found.setdefault(output.tensor.device)
-    return list(found)
+                devices.setdefault(output.tensor.device)
+    return list(devices)

@@ -1,78 +1,89 @@
-"""What can be seen of a report: tables, a sentence, a page, a notebook's output.
+"""The views of a report: tables, a verdict, a page, a notebook's output.
 
-`Views` is shared by `aotlab.report.model.Report` and by `aotlab.report.collect.Recording`, so that both answer alike:
-a recording shows the report as it stands at that moment. The functions that draw know reports, and reports do not know
-them: `aotlab.report` enters them in `DRAWING`.
+`aotlab.report.model.Report` and `aotlab.report.collect.Recording` share the class `Views`, so both have the same
+attributes. A recording shows the report as it is at that moment. `ExportedGraph` shows one graph of a report. The
+functions that draw import reports, and reports do not import them. Instead `aotlab.report` registers these functions
+in `DRAWING`.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Container
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from aotlab.errors import UsageError
+from aotlab.report.markup import clean
+from aotlab.report.text import listed
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from aotlab.report.exported import ExportedGraph
-    from aotlab.report.model import Report
-
-#: The functions that draw a report, by name.
+#: The functions that draw or export a report, by name. `aotlab.report` fills this dictionary.
 DRAWING: dict[str, Callable[..., Any]] = {}
 
 
-class Views:
-    """Tables and pages of whatever `report` returns."""
+#: The class of the report that is shown.
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Views(Generic[R_co]):
+    """The tables and pages of a report: the base class of `Report` and `Recording`.
+
+    A subclass defines the method `report`, which returns the report that is shown.
+    """
 
     __slots__ = ()
 
     @abstractmethod
-    def report(self) -> Report:
+    def report(self) -> R_co:
         """Return the report that is shown."""
 
     @property
     def inputs(self) -> pd.DataFrame:
-        """One row per argument of a graph: what it is, what it shares memory with, how it was mutated.
+        """One row per argument of a graph: its description, the tensors that it shares memory with, and its mutations.
 
-        Of a notebook's cell also the tensors that it wrote outside of the graphs, or under another name.
+        For a notebook's cell, there are also rows for tensors that the cell wrote outside of the graphs or under
+        another name.
         """
         return self._table("inputs")
 
     @property
     def outputs(self) -> pd.DataFrame:
-        """One row per output: what it is and what it aliases."""
+        """One row per output: its description and the tensors that it shares memory with."""
         return self._table("outputs")
 
     @property
     def storages(self) -> pd.DataFrame:
-        """One row per tensor in a storage: the bytes that it reaches."""
+        """One row per tensor in a storage, with the range of bytes that the tensor covers."""
         return self._table("storages")
 
     @property
     def stages(self) -> pd.DataFrame:
-        """One row per stage of the pipeline: wall time and size."""
+        """One row per stage of the pipeline, with its wall time and size."""
         return self._table("stages")
 
     @property
     def nodes(self) -> pd.DataFrame:
-        """One row per graph node and stage, with the user's line."""
+        """One row per node of each stage's graphs, with the user line that caused the node."""
         return self._table("nodes")
 
     @property
     def signature(self) -> pd.DataFrame:
-        """One row per input and output of a traced graph: what it is in the program."""
+        """One row per input and output of a traced graph, with its kind and its name in the program."""
         return self._table("signature")
 
     @property
     def autograd(self) -> pd.DataFrame:
-        """One row per autograd node that a call of a graph makes, and thing that its gradients go to."""
+        """One row per autograd node that a call adds to the caller's graph, and per receiver of its gradients."""
         return self._table("autograd")
 
     @property
     def saved(self) -> pd.DataFrame:
-        """One row per value that the forward keeps for the backward: bytes and reason."""
+        """One row per value that the forward saves for the backward, with its size in bytes and the reason."""
         return self._table("saved")
 
     @property
@@ -82,29 +93,30 @@ class Views:
 
     @property
     def guards(self) -> pd.DataFrame:
-        """One row per assumption of a compiled entry."""
+        """One row per guard of a compiled entry."""
         return self._table("guards")
 
     @property
     def calls(self) -> pd.DataFrame:
-        """One row per call of a frame, for the last thousand of each.
+        """One row per call of a frame; only the last thousand calls of each frame are stored.
 
-        A frame is a function that aotlab compiled or, behind Dynamo, a piece of code that Dynamo captured: a call of a
-        function that Dynamo split is a call of each of its pieces.
+        A frame is a function that aotlab compiled or, with the Dynamo frontend, a piece of code that Dynamo captured. A
+        call of a function that Dynamo split is a call of each of its pieces.
         """
         return self._table("calls")
 
     @property
     def recompiles(self) -> pd.DataFrame:
-        """One row per graph that was compiled since none of its frame's earlier ones served, with the reason.
+        """One row per recompile and earlier graph, with the reason why the earlier graph did not accept the call.
 
-        The reason is the assumption that did not hold: of a guard of aotlab's, or, in its words, of one of Dynamo's.
+        The reason is the guard that failed: one of aotlab's guards, or one of Dynamo's, which is written in aotlab's
+        words.
         """
         return self._table("recompiles")
 
     @property
     def refusals(self) -> pd.DataFrame:
-        """One row per function that could not be compiled, and what happened instead."""
+        """One row per function that could not be compiled, with the error and the outcome of the call."""
         return self._table("refusals")
 
     @property
@@ -114,12 +126,12 @@ class Views:
 
     @property
     def time(self) -> pd.DataFrame:
-        """One row per kind of work: where the time of the recording went, each moment counted once."""
+        """One row per kind of work, with the time that it took. Each moment of the recording counts once."""
         return self._table("time")
 
     @property
     def timings(self) -> pd.DataFrame:
-        """One row per measurement: engine and phase, with median and spread."""
+        """One row per measurement of an engine and a phase, with median and spread."""
         return self._table("timings")
 
     @property
@@ -128,46 +140,49 @@ class Views:
         return self._table("verification")
 
     def describe(self) -> pd.DataFrame:
-        """Return what the columns of all tables mean: one row per table and column, with dtype, meaning and unit.
+        """Return the meanings of the columns of all tables: one row per column, with its dtype, meaning and unit.
 
-        Each table has its own columns' meanings in ``attrs["columns"]``.
+        Each table also has the meanings of its columns in ``attrs["columns"]``.
         """
         described: pd.DataFrame = DRAWING["describe"]()
         return described
 
     @property
     def verdict(self) -> str:
-        """One line: what was compiled, on what, whether it was verified; or why nothing was compiled."""
+        """One line: the compiled functions, the device, whether they were verified; or why nothing was compiled."""
         return str(DRAWING["verdict"](self.report()).sentence)
 
     def export(self, graph: int | str | None = None, *, frame: str | None = None) -> ExportedGraph:
-        """Return one graph as it would be exported: ``.joint`` and ``.forward`` as code, ``.signature`` as a table.
+        """Return one graph in the form in which it would be exported.
+
+        ``.joint`` and ``.forward`` are code, and ``.signature`` is a table.
 
         Parameters
         ----------
         graph
-            Its number within its frame, the frame's name, or the name of what the backend compiled of it; may be left
-            out where there is one only.
+            The number of the graph within its frame, the frame's name, or the name of one of its compiled graphs. May
+            be omitted if there is only one graph.
         frame
-            The frame's name, where several have a graph of that number.
+            The frame's name, if several frames have a graph with that number.
 
         Raises
         ------
         UsageError
-            There is no such graph that was traced, or there are several.
+            No graph that was traced matches, or several do.
         """
-        found: ExportedGraph = DRAWING["export"](self.report(), graph, frame=frame)
-        return found
+        exported: ExportedGraph = DRAWING["export"](self.report(), graph, frame=frame)
+        return exported
 
     def plot_timings(self) -> Figure:
-        """Draw the timings of forward and backward beside eager's as a matplotlib figure, a panel for each graph."""
+        """Draw the timings of forward and backward beside eager as a matplotlib figure, with one panel per graph."""
         figure: Figure = DRAWING["figure"](self.report())
         return figure
 
     def to_html(self, path: str | Path) -> Path:
-        """Write the report as one self-contained page that opens anywhere, and return the path.
+        """Write the report as one self-contained HTML page, and return the path.
 
-        It is drawn as in JupyterLab, from the whole report, loads nothing, and follows the light or dark scheme.
+        The page draws the whole report as JupyterLab does. It needs no network, and follows the reader's light or dark
+        scheme.
         """
         path = Path(path)
         path.write_text(DRAWING["page"](self.report()), encoding="utf-8")
@@ -191,3 +206,57 @@ class Views:
     def _table(self, name: str) -> pd.DataFrame:
         table: pd.DataFrame = DRAWING["table"](self.report(), name)
         return table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ExportedGraph:
+    """The graphs of one compiled entry, and their signature.
+
+    Attributes
+    ----------
+    frame, graph
+        The entry's key in the report's tables.
+    joint
+        The code of the joint graph; None if nothing is differentiated.
+    forward, backward
+        The code of the two graphs that the partitioner made from the joint graph, or of the forward alone. None if the
+        graph does not exist.
+    signature
+        One row per input of the joint graph (or of the forward graph, if there is no joint graph), then one row per
+        output: the node, its kind and its name in the program, its dtype and shape. It has the same columns as
+        ``report.signature``.
+    """
+
+    report: Views[object]
+    frame: str
+    graph: int
+    joint: str | None
+    forward: str | None
+    backward: str | None
+    signature: pd.DataFrame
+
+    def nodes(self, part: str) -> pd.DataFrame:
+        """Return the nodes of the ``"joint"``, ``"forward"`` or ``"backward"`` graph, as in ``report.nodes``."""
+        graph_rows = rows_of(self.report.nodes, self.frame, self.graph)
+        rows = graph_rows[(graph_rows["part"] == part) & graph_rows["stage"].isin(("trace", "partition"))]
+        if rows.empty:
+            parts = dict.fromkeys(graph_rows[graph_rows["stage"].isin(("trace", "partition"))]["part"])
+            raise UsageError(f"there is no {part} graph; there is {listed(list(parts)) or 'none'}")
+        first = rows["stage"].iloc[0]
+        part_rows: pd.DataFrame = rows[rows["stage"] == first].reset_index(drop=True)
+        return part_rows
+
+    def __repr__(self) -> str:
+        wanted = self.signature[["direction", "node", "kind", "target", "dtype", "shape"]].fillna("")
+        codes = [code for code in (self.joint, self.forward) if code is not None]
+        return clean("\n\n".join([f"{self.frame}, graph {self.graph}", wanted.to_string(index=False), *codes]))
+
+    def _repr_html_(self) -> str:
+        return str(DRAWING["exported"](self))
+
+
+def rows_of(rows: pd.DataFrame, frame: str, graph: int) -> pd.DataFrame:
+    """Return the rows of a table that belong to one graph."""
+    graph_rows: pd.DataFrame = rows[(rows["frame"] == frame) & (rows["graph"] == graph)].reset_index(drop=True)
+    graph_rows.attrs.update(rows.attrs)
+    return graph_rows

@@ -1,47 +1,135 @@
-"""How each line ran of lines that are compiled in part only: most of them are compiled as a whole."""
+"""Determine how each line of a cell ran, including lines inside of the functions and classes that the cell defines."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from aotlab.report.model import CellPart, GraphBreakRow
+from aotlab.report.model import CellPart
 
 _BRANCHES = (ast.If, ast.For, ast.While, ast.Try, ast.Match)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+#: The word for a line that Python ran, and that called functions whose lines are compiled.
+CALLS = "calls compiled code"
 
 
-def with_ways(
-    parts: Sequence[CellPart], breaks: Sequence[GraphBreakRow], captured: Collection[int], source: str
-) -> Iterator[CellPart]:
-    """Say how each line ran of the parts that are compiled only in part, where it is known at which lines they are not.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Facts about the lines of a cell, by line number, from which `with_ways` determines how each line ran.
 
-    ``captured`` are the lines of the cell, whose text is ``source``, of which graphs hold something.
+    Attributes
+    ----------
+    captured
+        The lines that have nodes in a graph. Each is mapped to the names of the report's frames with these graphs.
+    calls
+        The lines that Python ran, and that called code which was captured.
+    stops
+        The lines at which Dynamo stopped, because of the line itself or of a function that it calls.
+    python
+        The lines that call a library without tensors, or a function that calls such a library.
     """
-    stops = {row.cell_line: row.where for row in breaks if row.cell_line is not None}
-    branches = set(_in_branches(source))
+
+    captured: Mapping[int, Collection[str]] = field(default_factory=dict)
+    calls: Collection[int] = ()
+    stops: Collection[int] = ()
+    python: Collection[int] = ()
+
+    def known(self, line: int) -> str | None:
+        """Return how a line ran: a word of `CellPart.ways`. Return None if these facts do not tell."""
+        if line in self.stops:
+            return "in part" if line in self.captured or line in self.calls else "eager"
+        way = "compiled" if line in self.captured else CALLS if line in self.calls else None
+        return "python" if way is None and line in self.python else way
+
+
+def with_ways(parts: Sequence[CellPart], lines: Lines, source: str) -> Iterator[CellPart]:
+    """Yield the parts of a cell; if the lines of a part ran in different ways, set the part's field ``ways``.
+
+    Parameters
+    ----------
+    parts
+        The parts of the cell.
+    lines
+        Facts about its lines.
+    source
+        The cell's text.
+    """
+    tree = parsed(source)
+    branches = set(_in_branches(tree, lines.captured))
+    functions = [_range(node) for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)]
     for part in parts:
-        lines = range(part.first_line, part.last_line + 1)
-        if part.how != "compiled" or not part.reason or not any(line in stops for line in lines):
+        numbers = range(part.first_line, part.last_line + 1)
+        inside = [each for each in functions if each[0] in numbers]
+        broken = part.how == "compiled" and part.reason and any(line in lines.stops for line in numbers)
+        calls_library = part.how == "compiled" and any(line in lines.python for line in numbers)
+        called = part.how == "python" and any(line in lines.calls for line in numbers)
+        if not (broken or calls_library or called or (inside and part.how == "compiled")):
             yield part
             continue
-        ways = []
-        for line in lines:
-            if line in stops:  # the line itself stops, or something that it calls
-                ways.append("eager" if stops[line] == f"line {line}" and line not in captured else "in part")
-            else:
-                ways.append("" if line in branches and line not in captured else "compiled")
-        # Of one line that has graphs something is compiled, if only of what it calls, as an optimizer's step.
-        yield replace(part, ways=tuple(ways) if len(ways) > 1 else ("in part",))
+        ways = [_way(line, part, lines, inside, branches) for line in numbers]
+        if broken and len(ways) == 1:
+            ways = ["in part"]  # a function that the line calls is partly compiled, for example an optimizer's step
+        yield part if set(ways) == {part.how} else replace(part, ways=tuple(ways))
 
 
-def _in_branches(source: str) -> Iterator[int]:
-    """List the lines of a cell that may not have run: those within branches and loops."""
-    magic, _, rest = source.partition("\n")
+def how_line_ran(part: CellPart, line: int) -> str:
+    """Return how a line of a part ran, in the page's words; empty for a line of a branch that is in no graph."""
+    word = part.ways[line - part.first_line] if part.ways else part.how
+    return "compiled in part" if word == "in part" else word
+
+
+def _way(
+    line: int, part: CellPart, lines: Lines, functions: Sequence[tuple[int, int]], branches: Collection[int]
+) -> str:
+    """Return how a line of a part ran, from the facts about the line or about the function that contains it.
+
+    ``functions`` has the first and the last line of each function that the part defines. ``branches`` are the lines of
+    branches that may not have run.
+    """
+    known_way = lines.known(line)
+    if known_way is not None:
+        # In a compiled part, Dynamo got the calling line as well as the called code. So the line is "compiled".
+        return "compiled" if known_way == CALLS and part.how == "compiled" and not functions else known_way
+    if functions:
+        around = [each for each in functions if each[0] <= line <= each[1]]
+        first, last = max(around, default=(0, -1))
+        if not any(number in lines.captured for number in range(first, last + 1)):
+            return "python"
+    return part.how if part.how != "compiled" or line not in branches else ""
+
+
+def parsed(source: str) -> ast.AST:
+    """Parse a cell so that line 1 is the magic's line; return an empty tree if the cell is not plain Python."""
+    magic, _, body = source.partition("\n")
     try:
-        tree = ast.parse(f"\n{rest}" if magic.startswith("%%") else source)
-    except SyntaxError:  # it holds what only IPython reads
-        return
+        return ast.parse(f"\n{body}" if magic.startswith("%%") else source)
+    except (SyntaxError, ValueError):  # the cell has IPython's own syntax, or null bytes
+        return ast.Module([], [])
+
+
+def _in_branches(tree: ast.AST, captured: Collection[int]) -> Iterator[int]:
+    """Yield the lines that may not have run: the blocks of branches and loops in which no line was captured."""
     for node in ast.walk(tree):
         if isinstance(node, _BRANCHES):
-            yield from range(node.lineno + 1, (node.end_lineno or node.lineno) + 1)
+            first = node.lineno + 1
+            for block in _blocks(node):
+                last = block[-1].end_lineno or block[-1].lineno
+                if not any(line in captured for line in range(first, last + 1)):
+                    yield from range(first, last + 1)
+                first = last + 1
+
+
+def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """Yield the blocks of statements of a branch or a loop, in the order of the text."""
+    for _name, value in ast.iter_fields(node):
+        for each in value if isinstance(value, list) else ():
+            if isinstance(each, ast.ExceptHandler | ast.match_case):
+                yield each.body
+        if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
+            yield value
+
+
+def _range(node: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[int, int]:
+    """Return the first and the last line of a function, including its decorators."""
+    return min([node.lineno, *(each.lineno for each in node.decorator_list)]), node.end_lineno or node.lineno

@@ -1,11 +1,11 @@
-"""Tensors that wrap others, as trees: the wrapper in a row of its own, and below it its parts, which a graph takes.
+"""Show wrapper subclasses as trees: the wrapper has a separate row, and below it are its parts, which a graph takes.
 
     x            TwoTensor
       x.a        primals_1
       x.b        primals_2
 
-The engine compiles a function of the parts, and names the values that it returns by their numbers. Here they get the
-names that they have in the caller's program.
+The engine compiles a function of the parts. This function returns parts too, and its metadata names them by their
+numbers. This module replaces these names by the names in the caller's program.
 """
 
 from __future__ import annotations
@@ -16,30 +16,34 @@ from typing import TYPE_CHECKING, TypeVar
 
 from aotlab.ir.metadata import MutationType, OutputType
 from aotlab.ir.specs import Size
-from aotlab.ir.subclasses import AnchoredGradient, Opaque, SizeOfPart, SubclassSpec
+from aotlab.ir.subclass_records import AnchoredGradient, Opaque, SizeOfPart, SubclassSpec
 from aotlab.report.model import PLAIN_TYPES, Graph, InnerTensor, Input, Output, TensorInfo
 from aotlab.report.text import known_size
 
 if TYPE_CHECKING:
-    from aotlab.ir.subclasses import SubclassInput, SubclassOutput, SubclassRecord
+    from aotlab.ir.subclass_records import SubclassInput, SubclassOutput, SubclassRecord
 
 Row = TypeVar("Row", Input, Output)
 
 
 def names_of_results(record: SubclassRecord) -> dict[int, str]:
-    """Name what the compiled function returns as the caller knows it, by its numbers."""
-    found: dict[int, str] = {}
+    """Map the number of each result of the compiled function to the caller's name for it, such as ``out.a``."""
+    names_by_result: dict[int, str] = {}
     for name, output in _returned(record):
         names = [name] if output.spec is None else output.spec.paths(name)
         if output.kind in ("plain", "new"):
-            found |= dict(enumerate(names, output.first))
-    return found
+            names_by_result |= dict(enumerate(names, output.first))
+    return names_by_result
 
 
 def _returned(record: SubclassRecord) -> Iterator[tuple[str, SubclassOutput]]:
-    """Yield the outputs, what is returned besides as the base of one, and the values of inputs that are written."""
+    """Yield the values of a call that are outputs or that the compiled function returns, with their names.
+
+    First come the user's outputs, then the bases of outputs that are views, then the new values of inputs that are
+    written.
+    """
     yield from zip([name for name, _ in record.results], record.outputs, strict=True)
-    for number, output in enumerate(record.besides, len(record.outputs)):
+    for number, output in enumerate(record.extra_bases, len(record.outputs)):
         yield f"base of {record.results[_view_of(record, number)][0]}", output
     for write in record.writes:
         if write.value is not None:
@@ -47,22 +51,27 @@ def _returned(record: SubclassRecord) -> Iterator[tuple[str, SubclassOutput]]:
 
 
 def _view_of(record: SubclassRecord, number: int) -> int:
+    """Return the number of the output that is a view of base ``number``."""
     return next(n for n, each in enumerate(record.outputs) if each.kind == "view of output" and each.of == number)
 
 
 def _places(inputs: Sequence[Input], record: SubclassRecord) -> dict[int, SubclassInput]:
-    """Say where the rows of each wrapper begin: of its parts, its anchors, and what else is assumed of it."""
-    names, found, at = [row.name for row in inputs], {}, 0
+    """Map the index of the first row of each argument with wrappers to this argument.
+
+    Such an argument has a row for each part, a row for each anchor (a part of its gradient, if the gradient has other
+    parts than the argument), and a row for the guard on its type.
+    """
+    names, places, at = [row.name for row in inputs], {}, 0
     for item in record.inputs:
-        own = [*item.paths, *item.anchors, f"type({item.name})"]
-        while at < len(names) and names[at : at + len(own)] != own:
+        own_names = [*item.paths, *item.anchors, f"type({item.name})"]
+        while at < len(names) and names[at : at + len(own_names)] != own_names:
             at += 1
-        found[at] = item
-    return found
+        places[at] = item
+    return places
 
 
 def marked_inputs(inputs: Sequence[Input], record: SubclassRecord) -> tuple[Input, ...]:
-    """Say of the rows of parts what their wrappers are: their kind, and what is written behind the graph."""
+    """Add facts about the wrappers to the rows of their parts: the wrapper's kind, and writes by the epilogue."""
     rows = list(inputs)
     written = {write.input: write for write in record.writes if write.value is not None}
     for start, item in _places(inputs, record).items():
@@ -71,7 +80,7 @@ def marked_inputs(inputs: Sequence[Input], record: SubclassRecord) -> tuple[Inpu
             row = replace(rows[n], kind=item.kind, part_of="" if item.spec is None else _above(rows[n].name))
             if item.spec is None:
                 row = _requiring(row, item, record)
-            elif row.tensor is not None:  # the graph takes it with a history of its own
+            elif row.tensor is not None:  # in the graph, a part is a leaf if its wrapper is
                 row = replace(row, tensor=replace(row.tensor, is_leaf=item.is_leaf))
             if row.mutates_data is False and item.same_as in written:
                 row = replace(row, mutates_data=True, mutation_type=MutationType.MUTATED_OUT_GRAPH.value)
@@ -85,7 +94,10 @@ def marked_inputs(inputs: Sequence[Input], record: SubclassRecord) -> tuple[Inpu
 
 
 def _requiring(row: Input, item: SubclassInput, record: SubclassRecord) -> Input:
-    """Say of an argument whose parts the graph takes whether it requires grad itself, before and after the call."""
+    """Set in the row of an argument whether it required grad before and after the call.
+
+    The trace knows this only for the argument's parts, because the graph takes the parts.
+    """
     tensor = row.tensor and replace(row.tensor, requires_grad=item.requires_grad, is_leaf=item.is_leaf)
     after = item.requires_grad or any(w.history for w in record.writes if w.input == item.same_as)
     return replace(row, tensor=tensor, requires_grad_after=None if row.requires_grad_after is None else after)
@@ -96,7 +108,7 @@ def _above(path: str) -> str:
 
 
 def with_wrappers(inputs: Sequence[Input], record: SubclassRecord) -> tuple[Input, ...]:
-    """Put a row for each wrapper above those of its parts."""
+    """Insert a row for each wrapper above the rows of its parts."""
     rows: list[Input] = []
     places = _places(inputs, record)
     writes = {write.input for write in record.writes if write.versions or write.value is not None}
@@ -114,13 +126,13 @@ def with_wrappers(inputs: Sequence[Input], record: SubclassRecord) -> tuple[Inpu
             rows += parts
         else:
             first = record.inputs[item.same_as].name
-            made = _tree(item.name, item.spec, parts, "", _around_inputs)
+            tree = _tree(item.name, item.spec, parts, "", _around_inputs)
             about = "" if item.spec.context is None else f"{item.spec.context!r:.200}"
-            top = replace(made[0], value=about or None, duplicate_of=None if first == item.name else first)
+            top = replace(tree[0], value=about or None, duplicate_of=None if first == item.name else first)
             top = _requiring(top, item, record)
             if item.same_as in writes:
                 top = replace(top, mutates_data=True, mutation_type=MutationType.MUTATED_OUT_GRAPH.value)
-            rows += [top, *made[1:]]
+            rows += [top, *tree[1:]]
         if isinstance(item.gradient, AnchoredGradient) and item.gradient.spec is not None:
             rows += _tree(f"{item.name}.grad", item.gradient.spec, anchors, item.name, _around_inputs)
         else:
@@ -132,41 +144,50 @@ def with_wrappers(inputs: Sequence[Input], record: SubclassRecord) -> tuple[Inpu
 def _tree(
     name: str, spec: SubclassSpec, parts: Sequence[Row], above: str, around: Callable[[Row, Sequence[Row]], Row]
 ) -> list[Row]:
-    """Return the row of a wrapper and those below it; ``around`` makes it from that of its first part, and of all."""
+    """Return the row of a wrapper and, below it, the rows of its parts.
+
+    ``name`` and ``spec`` describe the wrapper. ``parts`` are the rows of all plain parts of the outermost wrapper, to
+    which ``spec`` refers by number. ``above`` is the name of the wrapper or argument that holds this wrapper.
+    ``around`` makes the wrapper's row from the row of its first part and the rows of all its direct parts.
+    """
     below: list[Row] = []
-    own: list[Row] = []
+    own_rows: list[Row] = []
     for attribute, part in spec.parts:
         if not isinstance(part, Opaque):
             path = f"{name}.{attribute}"
-            made = _tree(path, part, parts, name, around) if isinstance(part, SubclassSpec) else [parts[part]]
-            own.append(made[0])
-            below += made
-    inner = [(row.name.removeprefix(f"{name}."), row.tensor) for row in own]
+            tree = _tree(path, part, parts, name, around) if isinstance(part, SubclassSpec) else [parts[part]]
+            own_rows.append(tree[0])
+            below += tree
+    inner = [(row.name.removeprefix(f"{name}."), row.tensor) for row in own_rows]
     tensor = _look(spec, inner, [row.tensor for row in parts])
-    row: Row = replace(around(own[0], own), name=name, tensor=tensor, part_of=above, storage=None)
+    row: Row = replace(around(own_rows[0], own_rows), name=name, tensor=tensor, part_of=above, storage=None)
     below.insert(0, row)
     return below
 
 
-def _around_inputs(first: Input, own: Sequence[Input]) -> Input:
-    written = next((row for row in own if row.mutated), first)
-    varies = any(row.varies for row in own)
+def _around_inputs(first: Input, parts: Sequence[Input]) -> Input:
+    written = next((row for row in parts if row.mutated), first)
+    varies = any(row.varies for row in parts)
     row = replace(written, duplicate_of=None, overlaps=(), value=None, synthetic_base=None, varies=varies)
     return replace(row, placeholder="", gradient="")
 
 
-def _around_outputs(first: Output, own: Sequence[Output]) -> Output:
-    relation = "parts of its own" if all(row.base is None for row in own) else "see its parts"
+def _around_outputs(first: Output, parts: Sequence[Output]) -> Output:
+    relation = "parts of its own" if all(row.base is None for row in parts) else "see its parts"
     row = replace(first, base=None, base_kind=None, views=None, relation=relation, node="", tangent="")
     return replace(row, output_type=OutputType.NON_ALIAS.value)
 
 
 def _look(
-    spec: SubclassSpec, own: Sequence[tuple[str, TensorInfo | None]], parts: Sequence[TensorInfo | None]
+    spec: SubclassSpec, own_parts: Sequence[tuple[str, TensorInfo | None]], parts: Sequence[TensorInfo | None]
 ) -> TensorInfo | None:
-    """Describe a wrapper by its ``own`` parts, with their names; its spec counts all ``parts``."""
-    inner = [InnerTensor(name=name, tensor=tensor) for name, tensor in own if tensor is not None]
-    if len(inner) < len(own):
+    """Describe a wrapper as a tensor; return None if the description of one of its parts is missing.
+
+    ``own_parts`` has the name and the description of each direct part. ``parts`` are the descriptions of all plain
+    parts of the outermost wrapper, to which the sizes in ``spec`` refer by number.
+    """
+    inner = [InnerTensor(name=name, tensor=tensor) for name, tensor in own_parts if tensor is not None]
+    if len(inner) < len(own_parts):
         return None
 
     def size(value: int | SizeOfPart, *, strides: bool = False) -> Size:
@@ -192,15 +213,21 @@ def _look(
 def outputs_of(
     inputs: Mapping[str, Input], outputs: Sequence[Output], record: SubclassRecord, looks: Sequence[TensorInfo | None]
 ) -> tuple[Output, ...]:
-    """Put the outputs in the caller's order, those that are wrappers above their parts; ``looks`` are their tensors."""
+    """Return the rows of the outputs in the caller's order; a wrapper's row precedes the rows of its parts.
+
+    ``outputs`` are the results of the compiled function. ``looks`` has the description of each output of the user's
+    function (None if it is no tensor).
+    """
     rows: list[Output] = []
     count = len(record.outputs)
     for number, (name, output) in enumerate(_returned(record)):
         above = ""
-        if number >= count:  # the base of a view, or what is written into an input
+        if number >= count:  # the base of a view, or the new value of an input
             of = number - count
             above = (
-                name.removeprefix("new ") if of >= len(record.besides) else record.results[_view_of(record, number)][0]
+                name.removeprefix("new ")
+                if of >= len(record.extra_bases)
+                else record.results[_view_of(record, number)][0]
             )
         if output.kind not in ("plain", "new"):
             tensor = looks[number] if number < count else None
@@ -217,7 +244,10 @@ def outputs_of(
 def _old(
     name: str, output: SubclassOutput, record: SubclassRecord, inputs: Mapping[str, Input], tensor: TensorInfo | None
 ) -> Output:
-    """Describe an output that is an input or another output, or a view of one."""
+    """Make the row of an output that is not new: an input, another output, or a view of one of them.
+
+    ``tensor`` is the description of the output.
+    """
     of_output = output.kind in ("view of output", "same")
     base = [name for name, _ in _returned(record)][output.of] if of_output else record.inputs[output.of].name
     relation, kind = {
@@ -229,10 +259,10 @@ def _old(
     if output.kind == "view of output" and output.of < len(record.outputs):
         relation, kind = f"view of output {base}", OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT
     grad = output.requires_grad
-    given = inputs.get(base)
-    if output.kind in ("input", "detached input") and given is not None and given.tensor is not None:
-        grad = grad or (output.kind == "input" and given.tensor.requires_grad)
-        tensor = replace(given.tensor, requires_grad=grad)
+    base_row = inputs.get(base)
+    if output.kind in ("input", "detached input") and base_row is not None and base_row.tensor is not None:
+        grad = grad or (output.kind == "input" and base_row.tensor.requires_grad)
+        tensor = replace(base_row.tensor, requires_grad=grad)
     return Output(
         name=name,
         output_type=kind.value,
@@ -245,12 +275,12 @@ def _old(
     )
 
 
-#: So many arguments and outputs that are wrappers are drawn of one graph in a text.
+#: `trees` shows at most this many wrappers among the arguments of a graph, and this many among its outputs.
 _MOST_TREES = 10
 
 
 def trees(graph: Graph) -> list[str]:
-    """Write the arguments and outputs of a graph that are wrappers, with what stands for their parts in the graph."""
+    """Write the arguments and outputs of a graph that are wrappers, with the placeholder or node of each part."""
     lines: list[str] = []
     for rows in (graph.inputs, graph.outputs):
         depths: dict[str, int] = {}
@@ -267,7 +297,7 @@ def trees(graph: Graph) -> list[str]:
 
 
 def _wrapper(row: Input | Output) -> str:
-    """Return the name of the class of a wrapper; empty for other rows."""
+    """Return the class name of a wrapper; empty for other rows."""
     name = "torch.Tensor" if row.tensor is None else row.tensor.type_name
     return "" if name in PLAIN_TYPES else name.rpartition(".")[2]
 

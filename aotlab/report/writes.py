@@ -1,11 +1,13 @@
-"""Which bytes of the caller's tensors a traced function writes.
+"""Find the bytes of the caller's tensors that a traced function writes.
 
     def f(x):
         x[:, 1] = 0        # select_scatter = select_scatter(x, zeros, 1, 1), the new value of x
 
-In a trace a write through a view is an op that puts the view's new value into a new value of the whole tensor. So a
-written input's last value leads back to the input, over each write to it; each op on the way says which part it
-replaced. The ops of views, repeated without memory on the input's own sizes and strides, say where that part lies.
+In a trace, a write through a view is an op that takes the whole tensor and the view's new value, and returns a new
+whole tensor. So the path from an input's last value back to the input passes each write to it, and each op on the path
+tells which part it replaced. To find the bytes of that part, the view ops are run again on a meta tensor with the
+input's sizes and strides. In this module, a *window* is a `Written`: a set of bytes that the function writes, at
+regular steps.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from torch import Tensor, fx
 
 from aotlab import _torch as internals
 from aotlab._torch import OpOverload
-from aotlab.ir.graphs import moves_nothing, output_args
+from aotlab.ir.fx_graphs import moves_nothing, output_args
 from aotlab.ir.metadata import MutationType
 from aotlab.report.model import Written
 
@@ -30,14 +32,14 @@ if TYPE_CHECKING:
     from aotlab.trace.records import TraceRecord
 
 _ATEN = torch.ops.aten
-#: Ops that put a new value into a view of their first argument, and the op that makes the view.
+#: Ops that replace the value of a view of their first argument, and the op that makes the view.
 _SCATTERS: Mapping[Any, Any] = {
     _ATEN.select_scatter.default: _ATEN.select.int,
     _ATEN.slice_scatter.default: _ATEN.slice.Tensor,
     _ATEN.diagonal_scatter.default: _ATEN.diagonal.default,
     _ATEN.as_strided_scatter.default: _ATEN.as_strided.default,
 }
-#: Ops whose result is their first argument but for some elements, which the values of other arguments say.
+#: Ops that replace some elements of their first argument; the values of other arguments decide which.
 _IN_PART = frozenset(
     (
         *("index_put", "_unsafe_index_put", "index_copy", "index_fill", "index_add", "index_reduce", "put"),
@@ -45,7 +47,7 @@ _IN_PART = frozenset(
     )
 )
 _SAME_VALUE = frozenset(("clone", "contiguous"))
-#: Of one tensor so many windows are told apart, and so many runs of bytes are counted one by one.
+#: A tensor has at most `MOST_WINDOWS` windows. Up to `MOST_RUNS` runs of bytes are counted one by one.
 MOST_WINDOWS = 64
 MOST_RUNS = 20_000
 
@@ -54,9 +56,10 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A value that is its input's but for what was written: where its elements lie there, and the windows written.
+    """The value of a node that equals an input, or a view of the input, except for the elements that were written.
 
-    ``place`` is a tensor without memory, as the input would be seen through the value's views.
+    ``source`` is the placeholder of the input. ``place`` is a meta tensor: the same view of the input. Its sizes,
+    strides and offset tell which elements of the input the value has. ``windows`` are the bytes that were written.
     """
 
     source: fx.Node
@@ -64,47 +67,56 @@ class _Value:
     windows: frozenset[Written] = frozenset()
 
     def written(self, place: Tensor, *, certain: bool) -> _Value:
+        """Return this value after a write to ``place``; the write may skip some elements if not ``certain``."""
         return replace(self, windows=self.windows.union(_window(place, certain=certain)))
 
 
 class _NotKnown(Exception):  # noqa: N818  # how the search ends where it meets what it does not know
-    pass
+    """Raised if the written bytes cannot be determined. Then the whole tensor counts as possibly written."""
 
 
 def written_windows(record: TraceRecord) -> tuple[tuple[Written, ...], ...]:
-    """Return, for each kept input of a trace, what of its storage is written."""
+    """Return for each kept input the windows of its storage that the function writes."""
     metadata, finals = record.metadata, _finals(record)
-    found: list[tuple[Written, ...]] = []
-    known: dict[fx.Node, Any] = {}
+    windows: list[tuple[Written, ...]] = []
+    values: dict[fx.Node, Any] = {}
     groups = {k: members for members in record.bases for k in members}
     with internals.outside_of_trace(), torch.no_grad():
         for info in metadata.input_info:
-            if not info.mutates_data or (info.index not in finals and info.index in groups):  # a longer one tells
-                found.append(())
+            # Of the inputs in a synthetic base, those that are written back have the windows of the whole base.
+            if not info.mutates_data or (info.index not in finals and info.index in groups):
+                windows.append(())
                 continue
             origins = [metadata.input_info[k].spec.byte_offset for k in groups.get(info.index, ())]
             try:
-                found.append(_joined(_windows_of(info.spec, _value_of(finals[info.index], known), origins)))
-            except Exception:  # noqa: BLE001  # whatever an op says to sizes that it was not recorded with
-                found.append(_whole(info.spec, certain=False))
-    return tuple(found)
+                windows.append(_joined(_windows_of(info.spec, _value_of(finals[info.index], values), origins)))
+            except Exception:  # noqa: BLE001  # an op may raise anything on a meta tensor
+                windows.append(_whole(info.spec, certain=False))
+    return tuple(windows)
 
 
 def _finals(record: TraceRecord) -> dict[int, fx.Node]:
-    """Return the last value of each written input: the graph writes it itself, or returns it to the epilogue."""
+    """Map the number of each written input to the node with its last value.
+
+    The graph copies this value into the input itself, or returns it to the epilogue.
+    """
     inputs, graph = record.metadata.input_info, record.module.graph
     copies = [node for node in graph.nodes if node.target is _ATEN.copy_.default]
-    kept = [info.index for info in inputs if info.mutation_type is MutationType.MUTATED_IN_GRAPH]
-    found = {k: node.args[1] for k, node in zip(kept, copies, strict=False)}
+    copied = [info.index for info in inputs if info.mutation_type is MutationType.MUTATED_IN_GRAPH]
+    finals = {k: node.args[1] for k, node in zip(copied, copies, strict=False)}
     named = {f"mutated input {info.name}": info.index for info in inputs}
     for label, node in zip(record.outputs, output_args(graph), strict=False):
         if label in named and node is not None:
-            found[named[label]] = node
-    return found
+            finals[named[label]] = node
+    return finals
 
 
 def _windows_of(spec: TensorSpec, value: _Value | None, origins: Sequence[Any]) -> Iterable[Written]:
-    """Return the windows written of one input, in bytes of its storage; ``origins`` are of those it shares it with."""
+    """Return the windows of one input that are written, in bytes of its storage.
+
+    ``spec`` describes the input. ``value`` is its last value; None if the function computes all of its elements.
+    ``origins`` are the byte offsets of the inputs in the same synthetic base; empty if there is no base.
+    """
     if value is None:
         return _whole(spec, certain=True)
     source = value.source.meta["val"]
@@ -115,39 +127,46 @@ def _windows_of(spec: TensorSpec, value: _Value | None, origins: Sequence[Any]) 
     return [replace(window, start=window.start + shift) for window in value.windows]
 
 
-def _value_of(final: fx.Node, known: dict[fx.Node, Any]) -> _Value | None:
-    """Say what a value has of an input's; None if it is computed as a whole."""
+def _value_of(final: fx.Node, values: dict[fx.Node, Any]) -> _Value | None:
+    """Return how the node ``final`` depends on an input: the input, and the bytes of it that were written on the way.
+
+    Return None if no element of the node's value is an element of an input. ``values`` caches the values of the nodes
+    before it.
+    """
     todo = [final]
     while todo:
         before = _before(todo[-1])
-        missing = [node for node in before if node not in known]
+        missing = [node for node in before if node not in values]
         if missing:
             todo += missing
         else:
             node = todo.pop()
-            known[node] = _step(node, [known[each] for each in before])
-    found: _Value | None = known[final]
-    return found
+            values[node] = _step(node, [values[each] for each in before])
+    value: _Value | None = values[final]
+    return value
 
 
 def _before(node: fx.Node) -> list[fx.Node]:
-    """Return the arguments of a node whose values may be in its own."""
+    """Return the arguments of a node whose elements its value may contain; empty if the op computes all elements."""
     name = _name(node)
-    if name == "copy":  # into new memory it copies, over what there is it writes all
-        kept = node.args[1:2] if _name(node.args[0]).startswith(("empty", "new_empty")) else ()
+    if name == "copy":  # a copy to a new tensor keeps the source's elements; other copies write all elements
+        operands = node.args[1:2] if _name(node.args[0]).startswith(("empty", "new_empty")) else ()
     elif name == "where":
-        kept = node.args[1:3]
+        operands = node.args[1:3]
     elif node.target in _SCATTERS:
-        kept = node.args[:2]
+        operands = node.args[:2]
     elif name in _IN_PART or name in _SAME_VALUE or name == "getitem" or _is_view(node):
-        kept = node.args[:1]
+        operands = node.args[:1]
     else:
-        kept = ()
-    return [each for each in kept if isinstance(each, fx.Node)]
+        operands = ()
+    return [each for each in operands if isinstance(each, fx.Node)]
 
 
 def _step(node: fx.Node, before: Sequence[Any]) -> Any:
-    """Say what a node's value has of an input's, from what the arguments have; of a list of views, for each."""
+    """Return the `_Value` of a node; a list if the node returns several views; None if it computes all of its elements.
+
+    ``before`` has the `_Value` of each node that `_before` returns.
+    """
     name, first = _name(node), before[0] if before else None
     if node.op == "placeholder":
         return _Value(node, _like(node.meta["val"]))
@@ -183,13 +202,14 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _like(tensor: Tensor) -> Tensor:
-    """Make a tensor without memory that lies in its storage as another does."""
+    """Make a meta tensor with the same size, stride and storage offset as ``tensor``."""
     shape, stride, offset = tensor.shape, tensor.stride(), tensor.storage_offset()
     extent = offset + 1 + sum(max(n - 1, 0) * step for n, step in zip(shape, stride, strict=True))
     return torch.empty(extent, dtype=tensor.dtype, device="meta").as_strided(shape, stride, offset)
 
 
 def _layout(tensor: Tensor) -> Any:
+    """Return everything that determines which elements a tensor has, to compare views of one tensor."""
     steps = [(n, step) for n, step in zip(tensor.shape, tensor.stride(), strict=True) if n != 1]
     return tensor.storage_offset(), tensor.dtype, steps
 
@@ -198,6 +218,7 @@ def _layout(tensor: Tensor) -> Any:
 
 
 def _whole(spec: TensorSpec, *, certain: bool) -> tuple[Written, ...]:
+    """Return the window of a whole tensor; empty if its sizes are symbolic."""
     sizes = (*spec.shape, *spec.stride, spec.byte_offset)
     if not all(isinstance(size, int) for size in sizes):
         return ()
@@ -212,60 +233,69 @@ def _window(place: Tensor, *, certain: bool) -> tuple[Written, ...]:
 def strided(
     start: int, shape: Sequence[int], stride: Sequence[int], itemsize: int, *, certain: bool = True
 ) -> tuple[Written, ...]:
-    """Describe the bytes of a strided tensor as one window in as few dimensions as there can be; none if it is empty.
+    """Describe the bytes of a strided tensor as one window with as few dimensions as possible.
 
-    The sizes and strides are in elements, as a tensor has them.
+    The sizes and strides are in elements, as in a tensor. An empty tensor has no window.
     """
     steps = [step * itemsize for step in stride]
     return () if 0 in shape else (_folded(start, shape, steps, itemsize, certain=certain),)
 
 
 def _folded(start: int, counts: Sequence[int], steps: Sequence[int], length: int, *, certain: bool) -> Written:
-    kept: list[tuple[int, int]] = []  # the innermost first
+    """Make a window of runs of ``length`` bytes, and merge dimensions of which one continues the other."""
+    dims: list[tuple[int, int]] = []  # the innermost first
     for step, count in sorted((step, count) for step, count in zip(steps, counts, strict=True) if count > 1 and step):
-        if not kept and step <= length:
+        if not dims and step <= length:
             length += step * (count - 1)
-        elif kept and step == kept[-1][1] * kept[-1][0]:
-            kept[-1] = kept[-1][0] * count, kept[-1][1]
+        elif dims and step == dims[-1][1] * dims[-1][0]:
+            dims[-1] = dims[-1][0] * count, dims[-1][1]
         else:
-            kept.append((count, step))
-    counts, steps = tuple([count for count, _ in reversed(kept)]), tuple([step for _, step in reversed(kept)])
+            dims.append((count, step))
+    counts, steps = tuple([count for count, _ in reversed(dims)]), tuple([step for _, step in reversed(dims)])
     return Written(start=start, length=length, counts=counts, steps=steps, certain=certain)
 
 
 def _joined(windows: Iterable[Written]) -> tuple[Written, ...]:
-    """Join windows that touch or are equally far apart; of too many only keep between which bytes they lie."""
+    """Merge windows that touch, and combine windows at regular distances into one window with another dimension.
+
+    If too many windows remain, return one window from the first to the last byte, of which only some bytes are written.
+    """
     kinds: dict[Any, list[Written]] = {}
     for each in windows:
         kinds.setdefault((each.certain, each.counts, each.steps), []).append(each)
-    found: dict[Written, None] = {}
+    joined: dict[Written, None] = {}
     for (certain, counts, steps), alike in kinds.items():
         lengths: dict[int, list[int]] = {}
         for start, stop in union([(each.start, each.start + each.length) for each in alike]):
             lengths.setdefault(stop - start, []).append(start)
         for length, starts in lengths.items():
             gaps = {later - start for start, later in pairwise(starts)}
-            if len(gaps) == 1:  # as a loop over rows leaves them
-                found[_folded(starts[0], (len(starts), *counts), (*gaps, *steps), length, certain=certain)] = None
+            if len(gaps) == 1:  # for example, writes in a loop over rows
+                joined[_folded(starts[0], (len(starts), *counts), (*gaps, *steps), length, certain=certain)] = None
                 continue
             for start in starts:
-                found[_folded(start, counts, steps, length, certain=certain)] = None
-    if len(found) > MOST_WINDOWS:
-        start = min(each.start for each in found)
-        return (Written(start=start, length=max(map(_stop, found)) - start, certain=False),)
-    return tuple(sorted(found, key=lambda each: (each.start, not each.certain)))
+                joined[_folded(start, counts, steps, length, certain=certain)] = None
+    if len(joined) > MOST_WINDOWS:
+        start = min(each.start for each in joined)
+        return (Written(start=start, length=max(map(_stop, joined)) - start, certain=False),)
+    return tuple(sorted(joined, key=lambda each: (each.start, not each.certain)))
 
 
 def _stop(window: Written) -> int:
+    """Return the position after the last byte of a window."""
     steps = zip(window.counts, window.steps, strict=True)
     return window.start + window.length + sum((count - 1) * step for count, step in steps)
 
 
-def bytes_written(own: Sequence[Written], windows: Sequence[Written]) -> tuple[int | None, int]:
-    """Count how many bytes of a tensor's ``own`` are in windows that are written, and in others; None: not counted."""
+def bytes_written(extent: Sequence[Written], windows: Sequence[Written]) -> tuple[int | None, int]:
+    """Count the bytes of a tensor that are certainly written, and the further bytes that may be written.
+
+    ``extent`` has the window of the bytes that belong to the tensor, and ``windows`` are the bytes that are written.
+    The first number is None if it cannot be computed.
+    """
     if not windows:
         return 0, 0
-    lists = [runs(each) for each in (own, [each for each in windows if each.certain], windows)]
+    lists = [runs(each) for each in (extent, [each for each in windows if each.certain], windows)]
     mine, sure, every = lists
     if mine is not None and sure is not None and every is not None:
         count = _common(mine, sure)
@@ -273,8 +303,11 @@ def bytes_written(own: Sequence[Written], windows: Sequence[Written]) -> tuple[i
     kinds = {(each.certain, each.counts, each.steps) for each in windows}
     first, last = min(each.start for each in windows), max(each.start + each.length for each in windows)
     apart = len(windows) == 1 or (len(kinds) == 1 and last - first <= windows[0].steps[-1])
-    inside = [replace(each, certain=True) for each in windows] == list(own) or (
-        len(own) == 1 and not own[0].counts and own[0].start <= first and max(map(_stop, windows)) <= _stop(own[0])
+    inside = [replace(each, certain=True) for each in windows] == list(extent) or (
+        len(extent) == 1
+        and not extent[0].counts
+        and extent[0].start <= first
+        and max(map(_stop, windows)) <= _stop(extent[0])
     )
     if not (apart and inside):
         return None, 0
@@ -288,17 +321,17 @@ def _common(some: Sequence[Range], others: Sequence[Range]) -> int:
 
 
 def runs(windows: Iterable[Written]) -> list[Range] | None:
-    """List the runs of bytes in windows, merged; None if they are too many."""
+    """Return the runs of bytes in windows, with runs that touch merged; return None if there are too many."""
     windows = list(windows)
     if sum(prod(each.counts) for each in windows) > MOST_RUNS:
         return None
-    found = []
+    ranges = []
     for each in windows:
         starts = [each.start]
         for count, step in zip(each.counts, each.steps, strict=True):
             starts = [start + i * step for start in starts for i in range(count)]
-        found += [(start, start + each.length) for start in starts]
-    return union(found)
+        ranges += [(start, start + each.length) for start in starts]
+    return union(ranges)
 
 
 def union(ranges: Iterable[Range]) -> list[Range]:

@@ -1,1 +1,1 @@
-"""The function that stands between the caller and the compiled graphs."""
+"""Stage 7: the generated run-time function that serves calls with the compiled graphs."""

@@ -1,8 +1,10 @@
-"""The lines that give every argument a name, and guard the nesting and the values among them.
+"""Write the lines that unpack the arguments into local variables, and guard the pytree structure and plain values.
 
-if len(args) != 2 or kwargs: return MISS
-x, factor = args
-if type(factor) is not int or factor != 2: return MISS
+For a call ``f(x, 2)`` they are, in short::
+
+    if len(args) != 2 or kwargs: return MISS
+    x, factor = args
+    if type(factor) is not int or factor != 2: return MISS
 """
 
 from __future__ import annotations
@@ -12,15 +14,18 @@ from itertools import count
 from aotlab.capture import nesting
 from aotlab.capture.nesting import Leaf, Node, Step, Tree
 from aotlab.guards.call_state import ValueFacts
-from aotlab.guards.values import same_value
+from aotlab.guards.guarded_values import same_value
 from aotlab.runtime.draft import Draft, Writer
 
-#: Deeper nestings are not written out: Python's own parser would not read them.
+#: Pytrees that are nested more deeply than this are not unpacked by straight-line code: Python's parser has a limit.
 DEEPEST = 20
 
 
 def can_be_written(tree: Tree, depth: int = 0) -> bool:
-    """Tell whether a tree of arguments can be taken apart by straight-line code; rare containers are not."""
+    """Tell whether straight-line code can unpack a pytree of arguments, which is nested ``depth`` levels deep.
+
+    It cannot if the pytree has rare container types. Then the generated function calls `nesting.flatten`.
+    """
     if not isinstance(tree, Node):
         return True
     is_object = tree.how == "attributes" and tree.kind is not slice
@@ -32,27 +37,28 @@ def can_be_written(tree: Tree, depth: int = 0) -> bool:
 
 
 def step_text(writer: Writer, step: Step) -> str:
-    """Write a step from a container to what it holds."""
-    how, key = step
-    if how == "attribute":
+    """Write the step from a container to one of its items as Python text: ``.key`` or ``[key]``."""
+    access, key = step
+    if access == "attribute":
         return f".{key}"
     return f"[{key!r}]" if type(key) in (str, int) else f"[{writer.constant('key', key)}]"
 
 
 class Arguments:
-    """Takes the nested arguments apart, checking their nesting on the way."""
+    """Writes the code that unpacks the nested arguments and checks their structure."""
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
         self._w = draft.w
         self._miss = draft.miss
-        self._following = count(draft.parts.call.lifted_count)
+        self._next_position = count(draft.parts.call.lifted_count)
         sizes = draft.trace.recorder.sizes
-        self._varying = {} if sizes is None else sizes.numbers
-        self._containers: dict[type, list[str]] = {}  # those that a call must not pass twice, by type
+        self._dynamic_numbers = {} if sizes is None else sizes.numbers
+        # type → the expressions of the mutable containers of this type; a guard checks that they are distinct objects
+        self._containers: dict[type, list[str]] = {}
 
     def write(self) -> None:
-        """Write the code for lifted parameters and buffers, ``args`` and ``kwargs``."""
+        """Write the code for the lifted inputs, for ``args`` and for ``kwargs``."""
         call, w = self._draft.parts.call, self._w
         if call.lifted_count:
             w.add(f"parameters = {w.constant('lifted', call.target.lifter())}()")
@@ -69,9 +75,9 @@ class Arguments:
             [f"len(args) != {len(args.children)}", f"tuple(kwargs) != {kwargs.keys!r}" if kwargs.keys else "kwargs"]
         )
         if len(args.children) > 1 and all(isinstance(child, Leaf) for child in args.children):
-            positions = [next(self._following) for _ in args.children]
+            positions = [next(self._next_position) for _ in args.children]
             names = list(map(self._name, positions))
-            self._draft.many = names if len(names) > 20 else []
+            self._draft.many_names = names if len(names) > 20 else []
             w.add(f"{', '.join(names)} = args")
             for i in positions:
                 self._value_guard(i)
@@ -86,7 +92,7 @@ class Arguments:
                 self._miss([f"len({{{ids}}}) != {len(expressions)}"])
 
     def _unpack(self, tree: Tree, expression: str) -> None:
-        """Write the code for one argument, or for what it holds."""
+        """Write the code for one argument or, if it is a container, for its items."""
         if not isinstance(tree, Node):
             self._leaf(expression)
             return
@@ -95,7 +101,7 @@ class Arguments:
         conditions = [f"type({expression}) is not {kind.__name__ if plain else w.constant(kind.__name__, kind)}"]
         if tree.how == "keys":
             conditions.append(f"tuple({expression}) != {w.constant('keys', tree.keys)}")
-            if tree.keys:  # a member of an enum of strings equals the string
+            if tree.keys:  # a key may be equal and have another type: a member of a string enum equals the string
                 types = w.constant("key_types", [str] * len(tree.keys))
                 conditions.append(f"[*map(type, {expression})] != {types}")
         elif tree.how == "items":
@@ -111,7 +117,7 @@ class Arguments:
             self._unpack(child, expression + step_text(w, step))
 
     def _leaf(self, expression: str) -> None:
-        position = next(self._following)
+        position = next(self._next_position)
         self._w.add(f"{self._name(position)} = {expression}")
         self._value_guard(position)
 
@@ -121,12 +127,12 @@ class Arguments:
         return name
 
     def _value_guard(self, position: int) -> None:
-        """Write the check of an argument that is no tensor."""
+        """Write the guard of an argument that is not a tensor."""
         facts = self._draft.state.leaves[position]
         if not isinstance(facts, ValueFacts):
             return
         w, name, value = self._w, self._draft.expressions[position], facts.value
-        if position in self._varying:
+        if position in self._dynamic_numbers:
             self._miss([f"type({name}) is not {type(value).__name__}"])
         elif facts.by_identity or value is None or isinstance(value, bool):
             expected = repr(value) if value is None or isinstance(value, bool) else w.constant(name, value)

@@ -1,14 +1,16 @@
-"""The call of the compiled forward, and of the autograd nodes that stand behind its results.
+"""Write the call of the compiled forward, and the autograd nodes that become the ``grad_fn`` of its results.
 
-The graph runs without autograd. Then each segment of the traced program's autograd graph becomes one node, which takes
-what the graph returned for it as its results, and the inputs that can get a gradient. Most programs have one segment::
+The graph runs without autograd. Then each segment of the traced autograd graph becomes one autograd node. The node's
+inputs are the tensors that can get a gradient; its outputs are the results that the graph returned for the segment.
+Most programs have one segment::
 
     results = forward([x, w])
     saved = SavedValues(results[1:])
     y, = Compiled.apply(backward, saved, (results[0],), w)
 
-Where the caller can get hold of a tensor in the middle of the graph, by a view of an input that is then written for
-instance, one node for the whole call would hide its history. So there are several, and what stands between them::
+Sometimes the caller can get a tensor from the middle of the autograd graph, for example through a view of an input that
+is written later. One node for the whole call would hide that tensor's history. Then the function has several nodes,
+with the writes between them::
 
     new_x, = Compiled.apply(backward, saved, (results[0],), x)
     x.copy_(new_x)
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,54 +30,54 @@ from aotlab import _torch as internals
 from aotlab.backends.base import Boxed
 from aotlab.capture.synthetic_bases import Base
 from aotlab.errors import AotlabError
-from aotlab.ir.graphs import acts
-from aotlab.runtime.draft import Draft
-from aotlab.runtime.edges import Edges
+from aotlab.ir.fx_graphs import may_have_effects
+from aotlab.runtime.draft import Draft, SegmentBackward
+from aotlab.runtime.edge_tensors import Edges
 from aotlab.runtime.mutations import Mutations
-from aotlab.runtime.outputs import Outputs
-from aotlab.runtime.saved import Keeping, SavedValues
-from aotlab.trace.edges import Edge
-from aotlab.trace.live import Trace
+from aotlab.runtime.output_expressions import Outputs
+from aotlab.runtime.saved_values import SavedValues
+from aotlab.runtime.saved_values_writer import SavedValuesWriter
+from aotlab.trace.autograd_edges import Edge
+from aotlab.trace.live_trace import Trace
 from aotlab.trace.records import SizeOf
-from aotlab.trace.segments import Exit, in_order_of_nodes
-
-if TYPE_CHECKING:
-    from aotlab.derivatives.backwards import Backward
+from aotlab.trace.segments import Exit, exits_in_node_order
 
 
 class ForwardCall:
-    """Writes the call and the nodes, with what stands between.
+    """Writes the call of the forward, the autograd nodes, and the writes between the nodes.
 
-    A segment's node takes what the caller can see of the segments before it: their outputs as they are returned,
-    and inputs as they are after their write.
+    The inputs of a segment's node are tensors that the caller can see: outputs of the earlier segments as they are
+    returned, and inputs as they are after their write.
     """
 
-    def __init__(self, draft: Draft, edges: Edges, outputs: Outputs, mutations: Mutations, keeping: Keeping) -> None:
+    def __init__(
+        self, draft: Draft, edges: Edges, outputs: Outputs, mutations: Mutations, saving: SavedValuesWriter
+    ) -> None:
         self.draft = draft
         self.trace = draft.trace
         self.w = draft.w
         self._edges = edges
         self._outputs = outputs
         self._mutations = mutations
-        self._keeping = keeping
-        self._passing: dict[Exit, str] = {}
+        self._saving = saving
+        self._pass_through: dict[Exit, str] = {}
 
     def write(self) -> None:
-        """Write all of it; note the expression for each forward output."""
+        """Write the call, the nodes and the writes; store the expression of each forward output in the draft."""
         trace, w = self.trace, self.w
         w.add("# compiled forward")
         self._mutations.note_versions()
         inputs = self._graph_inputs()
         if not trace.training:
-            # the graph may write inputs; on a view that was written under no_grad torch crashes when a hook comes
+            # The graph may write inputs. torch crashes if a hook is registered on a view after a write under no_grad.
             self._edges.register_hooks("input")
         w.namespace["forward"] = self._forward()
         w.add(f"results = forward([{self.draft.star(inputs)}])")
         if trace.training:
-            saved = w.constant("SavedValues", self._keeping.saved_values())
-            more = {"sizes": [*self.draft.sizes.values()], "live": list(map(self.draft.kept, trace.deriver.live))}
-            given = [f"{name}=[{', '.join(each)}]" for name, each in more.items() if each]
-            w.add(f"saved = {saved}({', '.join([self._keeping.expression(), *given])})")
+            saved = w.constant("SavedValues", self._saving.saved_values())
+            lists = {"sizes": [*self.draft.sizes.values()], "live": list(map(self.draft.kept, trace.deriver.live))}
+            keywords = [f"{name}=[{', '.join(items)}]" for name, items in lists.items() if items]
+            w.add(f"saved = {saved}({', '.join([self._saving.expression(), *keywords])})")
         if not trace.training or trace.is_whole:
             self._note_results()
             if trace.training:
@@ -85,10 +87,10 @@ class ForwardCall:
             self._segments()
         w.add()
         w.add("# epilogue: what the caller can see")
-        self._mutations.write(self.draft.results)  # of several segments, each was written behind its node
+        self._mutations.write(self.draft.results)  # with several segments, most writes are done by now
 
     def _forward(self) -> Callable[..., Any]:
-        """Return what runs the compiled forward under the settings that it needs."""
+        """Return a callable that runs the compiled forward under the grad and autocast modes that it needs."""
         draft = self.draft
         forward = draft.parts.forward
         differentiable = self.trace.training or any(info.requires_grad for info in draft.meta.input_info)
@@ -99,41 +101,42 @@ class ForwardCall:
         return _repeatable(forward, self.trace) if draft.parts.repeatable else forward
 
     def _graph_inputs(self) -> list[str]:
-        """Return the expressions of the graph's inputs; write what makes synthetic bases."""
-        listed = []
+        """Return the expressions of the graph's inputs, and write the lines that build synthetic bases."""
+        expressions = []
         for source in self.trace.inputs.sources:
             if isinstance(source, Base):
                 name = self.w.local("base")
                 window: dict[str, Any] = {"shift": source.shift, "count": source.count, "dtype": source.dtype}
                 maker = self.w.constant("memory_of", partial(internals.memory_window, **window))
                 self.w.add(f"{name} = {maker}({self.draft.kept(source.members[0])})")
-                listed.append(name)
+                expressions.append(name)
             elif isinstance(source, SizeOf):
-                listed.append(self.draft.sizes[source])
+                expressions.append(self.draft.sizes[source])
             else:
-                listed.append(self.draft.expressions[source])
-        return listed
+                expressions.append(self.draft.expressions[source])
+        return expressions
 
     def _note_results(self) -> None:
-        """Note the forward outputs that cannot be differentiated."""
+        """Store the expressions of the forward outputs that cannot be differentiated."""
         draft = self.draft
         for i in range(len(self.trace.forward_outputs)):
             if i not in self.trace.roots:
                 draft.results[i] = f"results[{i}]"
                 if i >= len(self.trace.writes) and self.trace.is_view(i):
-                    # made without grad mode, a view of what only the graph knows could not be written; an alias can
+                    # The graph made this view without grad mode. The caller could not write it in place, but can write
+                    # a detached alias.
                     draft.results[i] = self.w.local(draft.label(i))
                     self.w.add(f"{draft.results[i]} = results[{i}].detach()")
 
     # --- autograd nodes
 
     def _segments(self) -> None:
-        """Write the nodes of several segments, each followed by the writes that it has the values for."""
+        """Write the autograd nodes of several segments; the write-backs of a node's new values follow the node."""
         self._edges.register_hooks("input")
         self._edges.keep_old_histories()
-        self._mutations.without_writes()
+        self._mutations.write_metadata_changes()
         self._note_results()
-        in_order = in_order_of_nodes(self.trace.segments) if self.draft.parts.exact else {}
+        in_order = exits_in_node_order(self.trace.segments) if self.draft.parts.exact else {}
         for edge in in_order:
             source = self.trace.sources[edge]
             if source.kind == "input" and not self._edges.is_written(source):
@@ -148,149 +151,178 @@ class ForwardCall:
             self._edges.register_hooks("root", "cut")
 
     def _segment(self, number: int) -> list[tuple[Edge, str]]:
-        """Write the node of one segment; return the edges at which others send gradients to it, with their names."""
+        """Write the autograd node of one segment.
+
+        Returns the edges along which other segments send gradients to this segment. With each edge comes the name of
+        the variable that holds its tensor.
+        """
         draft, trace, w = self.draft, self.trace, self.w
-        part = trace.segments[number]
-        ways = [way for i in trace.through(number) if (way := trace.slots[number][i])]
-        done = set(draft.written)
-        through = [self._passing.get(way) or self._edges.through(trace.sources[way[0]], done) for way in ways]
-        if not through:  # the results require grad, but no input gets any; something has to say so
-            through = [w.constant("anchor", torch.empty(0, requires_grad=True))]
-        positions = [trace.roots[n] for n in part.roots]
-        carried = part.entries[len(part.roots) :]
+        segment = trace.segments[number]
+        exits = [exit_ for i in trace.gradient_slots(number) if (exit_ := trace.slots[number][i])]
+        writes_done = set(draft.written)
+        node_inputs = [
+            self._pass_through.get(exit_) or self._edges.through(trace.sources[exit_[0]], writes_done)
+            for exit_ in exits
+        ]
+        if not node_inputs:
+            # the results require grad, but no input gets a gradient: the anchor makes autograd add a node
+            node_inputs = [w.constant("anchor", torch.empty(0, requires_grad=True))]
+        positions = [trace.roots[n] for n in segment.roots]
+        carried = segment.entries[len(segment.roots) :]
         names = [w.local(draft.label(i)) for i in positions]
         cut_edges = [f"cut_{trace.sources[edge].index}" for edge in carried]
         values = [f"results[{i}]{'.detach()' if trace.is_view(i) else ''}" for i in positions]
-        for shape, dtype, device in (internals.edge_metadata(*edge) for edge in carried):  # they have no memory
+        # A cut edge has no value. A tensor of one element, expanded to the shape of the edge's gradient, replaces it.
+        for shape, dtype, device in (internals.edge_metadata(*edge) for edge in carried):
             like = w.constant("like", torch.empty((), dtype=dtype, device=device))
-            if internals.ADMITTED.get():  # symbols belong to fakes of the caller's mode
-                like = f"{through[0]}.new_empty((), dtype={dtype}, device={w.constant('device', device)})"
+            # If the caller's tensors are fake and have symbolic sizes, the new tensor must be of the same fake mode.
+            if internals.ADMITTED.get():
+                like = f"{node_inputs[0]}.new_empty((), dtype={dtype}, device={w.constant('device', device)})"
             values.append(f"{like}.expand({internals.size_text(tuple(shape))})")
         backward = draft.parts.backward[number]
         results = ", ".join([*names, *cut_edges, *([] if backward.anchors else ["_"])])
         w.shared("Compiled", Compiled)
-        arguments = f"{w.constant('backward', backward)}, saved, ({', '.join(values)},), {draft.star(through)}"
+        arguments = f"{w.constant('backward', backward)}, saved, ({', '.join(values)},), {draft.star(node_inputs)}"
         comma = "," if "," not in results else ""
         draft.with_grad(f"{results}{comma} = Compiled.apply({arguments})")
         draft.results.update(zip(positions, names, strict=True))
         draft.cut_edges.update(cut_edges)
-        entries = list(zip(part.entries, [*positions, *(None for _ in carried)], strict=True))
+        entries = list(zip(segment.entries, [*positions, *(None for _ in carried)], strict=True))
         OwnNodes(draft, number, entries).write([*names, *cut_edges])
-        draft.parts.call.target.between(draft, positions)
-        returned = [
+        if draft.parts.after_node is not None:
+            draft.parts.after_node(draft, positions)
+        edges_of_returned = [
             (edge, name)
-            for edge, i, name in zip(part.entries, positions, names, strict=False)
+            for edge, i, name in zip(segment.entries, positions, names, strict=False)
             if i >= len(trace.writes) and (source := trace.sources.get(edge)) is not None and source.kind == "root"
             if trace.roots[source.index] == i
         ]
-        return [*zip(carried, cut_edges, strict=True), *returned]
+        return [*zip(carried, cut_edges, strict=True), *edges_of_returned]
 
-    def _pass_on(self, ways: Sequence[Exit], name: str) -> None:
-        """Write a node for each gradient that several segments send to one place.
+    def _pass_on(self, exits: Sequence[Exit], name: str) -> None:
+        """Write an autograd node for each of ``exits`` that passes the gradient on to the tensor ``name`` unchanged.
 
-        They are made in the order of the traced program's own nodes, before any node that sends something there. So
-        autograd runs them when all of those are done, and sums in eager's order.
+        Along these exits, several segments send gradients to that tensor. The pass-on nodes are made in the order of
+        the traced program's nodes, and before every node that sends gradients to them. Autograd runs nodes in the
+        reverse order of their creation. So these nodes run after all senders, and autograd sums the gradients in the
+        same order as in eager.
         """
-        for way in ways:
-            self._passing[way] = self.w.local("passing")
-            self.draft.with_grad(f"{self._passing[way]} = {self.w.constant('pass_on', internals.pass_on)}({name})")
+        for exit_ in exits:
+            self._pass_through[exit_] = self.w.local("passing")
+            self.draft.with_grad(
+                f"{self._pass_through[exit_]} = {self.w.constant('pass_on', internals.pass_on)}({name})"
+            )
 
 
 class OwnNodes:
-    """Gives outputs an identity node each, so that hooks on one run only for gradients of that one, as in eager.
+    """Gives each output its own identity node, so that hooks on one output run only for gradients of that output.
 
-    `Compiled` has several outputs, and would run the hooks of all of them whenever one gets a gradient; with a single
-    output, it would when a gradient of a gradient passes inside the call. And retaining gradients of a detached tensor
-    before a write fails in autograd. Where the traced program's own node keeps an output, gradients of gradients come
-    in there and are to pass these nodes and their hooks as well: so the saved values know them.
+    `Compiled` has several outputs. Autograd would run the hooks of all of them when one of them gets a gradient. Even
+    with a single output, it would run the hooks when a second-order gradient flows inside the call. An output that is
+    returned as a detached alias also gets its own node, because autograd may fail if the user calls ``retain_grad`` on
+    such an alias and then writes it.
 
-    ``entries`` are where gradients come into the segment, each with its forward output (None: a cut edge).
+    If a node of the traced program saves an output, second-order gradients enter at that output. They must pass through
+    the identity node and its hooks too. So `SavedValues` holds a reference to this identity node.
+
+    ``entries`` are the edges along which gradients enter the segment ``segment``. Each comes with the position of its
+    forward output; the position is None for a cut edge.
     """
 
     def __init__(self, draft: Draft, segment: int, entries: Sequence[tuple[Edge, int | None]]) -> None:
         self._draft = draft
         self._entries = entries
-        kept = draft.parts.backward[segment].kept_entries
-        self._kept = {entries[n][0] for n in kept}
-        passes_by = not kept and any(value is not None for value in draft.parts.split.graph_values)
-        self._is_shared = len(entries) > 1 or passes_by
+        kept_entries = draft.parts.backward[segment].kept_entries
+        self._kept_edges = {entries[n][0] for n in kept_entries}
+        may_pass_inside = not kept_entries and any(value is not None for value in draft.parts.split.graph_values)
+        self._is_shared = len(entries) > 1 or may_pass_inside
 
     def _groups(self) -> list[list[int]]:
-        """Return the entries in need of nodes, by their numbers; those of one node of the traced program's together."""
+        """Return the numbers of the entries that need identity nodes, grouped by the traced autograd node."""
         draft, trace = self._draft, self._draft.trace
         hooked = {trace.roots[source.index] for source, _ in trace.side_effects.hooks if source.kind == "root"}
-        together: dict[Any, list[int]] = {}
-        own: list[int] = []
+        by_node: dict[Any, list[int]] = {}
+        needed: list[int] = []
         for n, ((node, _), i) in enumerate(self._entries):
             output = None if i is None else draft.returned_output(i)
             if output is None and i is not None and i < len(trace.writes):
                 continue
-            together.setdefault(node, []).append(n)
+            by_node.setdefault(node, []).append(n)
             if (self._is_shared and (output or i in hooked)) or (output and i is not None and trace.is_view(i)):
-                own.append(n)
-        groups = [group for group in together.values() if len(group) > 1 and any(n in own for n in group)]
-        return groups + [[n] for n in own if not any(n in group for group in groups)]
+                needed.append(n)
+        groups = [group for group in by_node.values() if len(group) > 1 and any(n in needed for n in group)]
+        return groups + [[n] for n in needed if not any(n in group for group in groups)]
 
     def write(self, names: Sequence[str]) -> None:
-        """Write it; ``names`` are the expressions of the entries."""
+        """Write the identity nodes; ``names`` are the variables of the tensors at ``entries``."""
         draft = self._draft
         lines = []
         for group in self._groups():
-            listed = ", ".join(names[n] for n in group)
+            variables = ", ".join(names[n] for n in group)
             edges = tuple(self._entries[n][0] for n in group)
-            is_kept = not self._kept.isdisjoint(edges)
+            is_kept = not self._kept_edges.isdisjoint(edges)
             if is_kept or len(group) > 1:
                 common = draft.w.shared("with_common_node", internals.with_common_node)
-                note = f"saved.noting({draft.w.constant('edges', edges)})" if is_kept else "None"
-                lines.append(f"{listed}, = {common}({note}, {listed})")
+                callback = f"saved.noting({draft.w.constant('edges', edges)})" if is_kept else "None"
+                lines.append(f"{variables}, = {common}({callback}, {variables})")
             else:
-                lines.append(f"{listed} = {draft.w.shared('own_node', internals.with_own_node)}({listed})")
+                lines.append(f"{variables} = {draft.w.shared('own_node', internals.with_own_node)}({variables})")
         if lines:
             draft.with_grad("; ".join(lines))
 
 
 class Compiled(torch.autograd.Function):
-    """The node of a compiled call, or of one segment of it; the results that it stands behind were computed before.
+    """The autograd node of a compiled call, or of one segment of it.
 
-    It keeps some of them as anchors: gradients of gradients come in there (`aotlab.derivatives.higher`).
+    The compiled forward computed the results before; the node only becomes their ``grad_fn``. It saves some of them as
+    anchors, at which second-order gradients enter (`aotlab.derivatives.create_graph`).
     """
 
     @staticmethod
     def forward(
-        ctx: Any, backward: Backward, saved: SavedValues, results: tuple[Tensor, ...], *inputs: Tensor
+        ctx: Any, backward: SegmentBackward, saved: SavedValues, results: tuple[Tensor, ...], *inputs: Tensor
     ) -> tuple[Tensor, ...]:
-        """Return the results; behind them an empty one, if that is to be the anchor."""
+        """Return ``results`` as outputs of this node; if none of them is an anchor, append an empty tensor as anchor.
+
+        ``saved`` are the saved values that ``backward`` reads. ``inputs`` are the tensors that can get a gradient.
+        """
         ctx.set_materialize_grads(False)
         ctx.compiled, ctx.values = backward, saved
         if not backward.anchors:
             results = (*results, torch.empty(0))
-        if not (saved.hooked and internals.hooks_are_foreign()):  # those are not to see what eager does not keep
+        # Eager does not save the anchors. So the user's saved-tensor hooks must not see them.
+        if not (saved.hooked and internals.hooks_are_foreign()):
             ctx.to_save = tuple([results[n] for n in backward.anchors or (-1,)])
         return results
 
     @staticmethod
     @internals.unseen_by_dynamo
     def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Run the compiled backward. The last None is for an input that only requires grad, if there is no other."""
-        # graphs take tangents whose memory has their values: no lazy conjugates or negatives
-        given = [
+        """Run the compiled backward.
+
+        The last None in the result is for the anchor that `ForwardCall` passes as input if no other input gets a
+        gradient.
+        """
+        # Graphs read the memory of tangents, which does not show a lazy conjugation or negation.
+        plain_tangents = [
             t if t is None or not (t.is_conj() or t.is_neg()) else t.resolve_conj().resolve_neg()
             for t in tangents[: len(ctx.compiled.masks)]
         ]
-        return None, None, None, *ctx.compiled(ctx.values, given), None
+        return None, None, None, *ctx.compiled(ctx.values, plain_tangents), None
 
     apply = internals.APPLY_OF_C
 
 
 class ForwardFailed(Exception):  # noqa: N818  # a signal to whoever called the generated function
-    """A compiled forward raised ``error``; nothing that the caller can see has changed.
+    """A compiled forward raised ``error``, and nothing that the caller can see has changed.
 
         def f(x, i):
             x.add_(1)
             return x[i]        # i is out of range: eager raises here, and has written x
 
-    The graph is pure, and the epilogue writes ``x`` after it; so ``x`` is as it was, which in eager it is not, and the
-    error may be another than eager's. So the caller, `aotlab.cache.CompiledFunction`, then runs the call eagerly.
+    The graph is pure, and only the epilogue writes ``x``. So after the error ``x`` still has its old value, unlike in
+    eager, and the error may differ from eager's. `aotlab.cache.CompiledFunction` catches this exception and runs the
+    call eagerly.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -301,29 +333,29 @@ class ForwardFailed(Exception):  # noqa: N818  # a signal to whoever called the 
 def can_be_repeated(trace: Trace, *, writes_last: bool) -> bool:
     """Tell whether a call whose compiled forward raises can be run again from its beginning.
 
-    ``writes_last`` says that a graph which writes inputs itself does so when nothing can raise any more.
+    ``writes_last`` is true if the backend's graphs write inputs only after all operations that may raise.
     """
     operations = [o for o in trace.tape.operations if o.phase == "forward"]
-    acting = any(acts(o.target) and internals.has_effects(o.target) for o in operations)
-    if acting or (trace.side_effects.write_back and not writes_last):
+    has_effects = any(may_have_effects(o.target) and internals.has_effects(o.target) for o in operations)
+    if has_effects or (trace.side_effects.write_back and not writes_last):
         return False
     kinds = {device.type for device in trace.tape.draws("forward")}
     if not kinds:
         return True
-    # to note the state of a generator takes time; where nothing is known to raise that is not spent
+    # reading the state of a generator takes time: do it only if some op is known to raise
     raises = any(o.may_raise_late or (o.may_raise and not o.is_random) for o in operations)
     return raises and kinds <= {"cpu", "cuda"}
 
 
 def _repeatable(forward: Boxed, trace: Trace) -> Boxed:
-    """Make a compiled forward raise `ForwardFailed` if a kernel raises, with the generators as they were."""
+    """Wrap a compiled forward: if a kernel raises, restore the generators' states and raise `ForwardFailed`."""
     generators = [internals.default_generator(device) for device in trace.tape.draws("forward")]
 
     def call(inputs: list[Any]) -> Any:
         states = [generator.get_state() for generator in generators]
         try:
             return forward(inputs)
-        except AotlabError:  # ours, and no kernel's
+        except AotlabError:  # aotlab raised this error, not a kernel
             raise
         except Exception as error:
             for generator, state in zip(generators, states, strict=True):
@@ -334,11 +366,11 @@ def _repeatable(forward: Boxed, trace: Trace) -> Boxed:
 
 
 def _without_grad(forward: Boxed) -> Boxed:
-    """Make a forward run without grad mode, where that is on."""
+    """Wrap a forward so that it runs with grad mode off. Grad mode must be on when it is called."""
 
     def call(inputs: list[Any]) -> Any:
         try:
-            internals.set_grad_mode(False)  # in here, since an interrupt may come behind it
+            internals.set_grad_mode(False)  # inside of `try`: a KeyboardInterrupt may follow at once
             return forward(inputs)
         finally:
             internals.set_grad_mode(True)
@@ -347,7 +379,7 @@ def _without_grad(forward: Boxed) -> Boxed:
 
 
 def _without_autocast(forward: Boxed) -> Boxed:
-    """Make a forward run without autocast: the graph has its casts."""
+    """Wrap a forward so that it runs without autocast: the graph contains autocast's casts already."""
 
     def call(inputs: list[Any]) -> Any:
         with internals.disable_autocast():

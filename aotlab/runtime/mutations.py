@@ -1,4 +1,4 @@
-"""The part of the epilogue that changes the caller's tensors: their values, versions and sizes."""
+"""Write the part of the epilogue that mutates the caller's tensors: their values, version counters and metadata."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ import torch
 
 from aotlab.ir.metadata import InputAliasInfo, MutationType
 from aotlab.runtime.draft import Draft
-from aotlab.runtime.outputs import Outputs
+from aotlab.runtime.output_expressions import Outputs
 from aotlab.trace.records import Write
 
 
 class Mutations:
-    """Writes each change once, as soon as the new value is there."""
+    """Writes the code of each mutation of an input, once, as soon as the variable with the new value is written."""
 
     def __init__(self, draft: Draft, outputs: Outputs) -> None:
         self.draft = draft
         self.w = draft.w
         self._outputs = outputs
-        self._counted = False  # whether the versions of inputs that the graph writes are seen to
+        self._versions_corrected = False  # whether the code that corrects version counters is written
         self._versions: dict[int, str] = {}  # input → the expression of its version before the graph ran
 
     def write(self, results: Mapping[int, str]) -> None:
-        """Write the new values that are there into the caller's tensors, and take their other changes."""
+        """Write the write-backs whose new values are in ``results``, and the changes of metadata.
+
+        ``results`` maps positions among the forward outputs to expressions. Call it again when more of them exist.
+        """
         for output in self.draft.meta.output_info:
             if output.precedes_write:
                 self._outputs.expression(output.index)
@@ -32,35 +35,43 @@ class Mutations:
             if n not in draft.written and n in results:
                 draft.written.add(n)
                 self._change(draft.meta.input_info[write.index], write, results[n])
-        self.without_writes()
-        if len(draft.written) == len(writes) and not self._counted:
-            self._counted = True
+        self.write_metadata_changes()
+        if len(draft.written) == len(writes) and not self._versions_corrected:
+            self._versions_corrected = True
             for k in list(self._versions):
-                self._count(k)
+                self._correct_version(k)
 
-    def without_writes(self) -> None:
-        """Change those of the caller's tensors that get no new values."""
-        written = {write.index for write in self.draft.trace.writes}
+    def write_metadata_changes(self) -> None:
+        """Write the metadata changes (for example ``x.t_()``) of the inputs whose data does not change."""
+        data_mutated = {write.index for write in self.draft.trace.writes}
         for info in self.draft.meta.input_info:
-            if info.metadata_steps and info.index not in written | self.draft.changed:
+            if info.metadata_steps and info.index not in data_mutated | self.draft.changed:
                 self._change(info, None, "")
 
     def note_versions(self) -> None:
-        """Write what notes the versions of the inputs that the graph writes: of kernels some count, some do not."""
+        """Write lines that store the version counters of the inputs that the graph itself writes.
+
+        Some kernels increment the counter and some do not. The code that `_correct_version` writes compares the
+        counters after the graph has run.
+        """
         for info in self.draft.meta.input_info:
             if info.moves_version and info.mutation_type is MutationType.MUTATED_IN_GRAPH:
                 target = self.draft.kept(info.index)
                 self._versions[info.index] = self.w.local(f"version_of_{target}")
                 self.w.add(f"{self._versions[info.index]} = {target}._version")
 
-    def _count(self, k: int) -> None:
-        """Move the version counter of an input, which should have moved by now, if it has not."""
+    def _correct_version(self, k: int) -> None:
+        """Write code that increments the version counter of kept input ``k`` if no kernel of the graph has done so."""
         bump = self.w.constant("increment_version", torch.autograd.graph.increment_version)
         self.w.add(f"if {self.draft.kept(k)}._version == {self._versions.pop(k)}:")
         self.w.add(f"    {bump}({self.draft.kept(k)})")
 
     def _change(self, info: InputAliasInfo, write: Write | None, value: str) -> None:
-        """Change one of the caller's tensors as the function did: its values, and all else."""
+        """Write the mutation of one of the caller's tensors: first its metadata, then its values.
+
+        ``write`` is the write-back, and ``value`` is the expression of the new value. If only the metadata changes,
+        ``write`` is None.
+        """
         target = self.draft.kept(info.index)
         self.draft.changed.add(info.index)
         for step in info.metadata_steps:

@@ -1,7 +1,8 @@
-"""The prologue asks whether the assumptions of the trace hold for this call.
+"""Write the guards of the prologue, which check whether the assumptions of the trace hold for this call.
 
-The cheap and the general come first: settings, the function itself, the nesting of the arguments, torch's own guards of
-tensors; then what only this trace depends on, such as where an input begins or which inputs share memory.
+Cheap and general guards come first: settings, the function itself, the pytree structure of the arguments, torch's
+guards of tensors. Then come guards that only some traces need, for example the storage offset of an input, or the
+inputs that share memory.
 """
 
 from __future__ import annotations
@@ -17,23 +18,25 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab.capture.synthetic_bases import Base
 from aotlab.guards.call_state import TensorFacts
-from aotlab.guards.values import attributes_differ
+from aotlab.guards.guarded_values import Names, attributes_differ
 from aotlab.ir.extents import counted_together, extent_bytes, overlapping_pairs
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.runtime.arguments import Arguments
 from aotlab.runtime.draft import Draft
+from aotlab.runtime.emitting_quirk import emit_quirks
 from aotlab.trace.records import SizeOf
 
 
 class Prologue:
-    """Writes the guards.
+    """Writes the guards of an entry.
 
-    ``together`` are inputs that have to count with each other as they did; see `Keeping.counted_together`.
+    ``must_share_counter`` are the numbers of kept inputs that must share version counters exactly as in the traced
+    call; see `SavedValuesWriter.counted_together`.
     """
 
-    def __init__(self, draft: Draft, together: Collection[int] = ()) -> None:
+    def __init__(self, draft: Draft, must_share_counter: Collection[int] = ()) -> None:
         self.draft = draft
-        self.together = set(together)
+        self.must_share_counter = set(must_share_counter)
         self.parts = draft.parts
         self.state = draft.state
         self.w = draft.w
@@ -52,14 +55,15 @@ class Prologue:
             assert isinstance(facts, TensorFacts)
             self.draft.miss([f"{self.draft.kept(k)}.storage_offset() != {facts.offset}"])
         self._overlaps()
-        for info in self.draft.meta.input_info:  # what gets a history by a write: a view would share it
+        # If a write gives an input an autograd history, and the input is a view, then its base gets a history as well.
+        # An entry that was traced without such a base does not handle that.
+        for info in self.draft.meta.input_info:
             if info.requires_grad_after and not info.requires_grad:
                 self.draft.miss([f"{self.draft.kept(info.index)}._base is not None"])
-        for quirk in self.draft.trace.side_effects.quirks:
-            quirk.emit(self.draft, "prologue")
+        emit_quirks(self.draft, "prologue")
 
     def _surroundings(self) -> None:
-        """Write the checks of the settings, and of the function and what it reaches."""
+        """Write the guards of torch's settings, of the function, and of the values that the function reaches."""
         w, state, target = self.w, self.state, self.parts.call.target
         settings = dict(state.settings)
         reads: list[tuple[str, Any]] = [
@@ -72,10 +76,13 @@ class Prologue:
             reads.append(("{}()", internals.only_fake_modes))
         if self.draft.trace.training:
             reads.append(("not {}()", torch.is_anomaly_enabled))
-        if not self.parts.dedupe.kept:  # the guards of tensors would see it
+        if not self.parts.dedupe.kept:  # if there are tensor arguments, torch's guards of tensors check this
             reads.append(("not {}()", internals.transforms_active))
+        methods = [item.expected for item in state.reached if item.inline and isinstance(item.expected, Names)]
+        for name, method in {pair: None for names in methods for pair in zip(names.names, names.value, strict=True)}:
+            reads.append((f"torch.Tensor.{name} is {{}}", method))
         conditions = []
-        for switch in internals.SWITCHES:  # they decide which ops some functions are traced as
+        for switch in internals.SWITCHES:  # settings that decide which ops torch's functions call
             if switch.counts(state.mentioned.names):
                 expected = settings[switch.name]
                 if isinstance(expected, bool):
@@ -90,34 +97,39 @@ class Prologue:
         if state.function_modes:
             device = w.constant("default_device", settings["default device"])
             conditions.append(f"torch.get_default_device() != {device}")
-        first = w.call("settings_hold", self.parts.settings_hold), w.call("surroundings_hold", check_of(tuple(reads)))
-        self.draft.miss([*(f"not {check}" for check in first), *conditions])
+        checks = (
+            w.call("settings_hold", self.parts.settings_hold),
+            w.call("surroundings_hold", compiled_check(tuple(reads))),
+        )
+        self.draft.miss([*(f"not {check}" for check in checks), *conditions])
         still_same = target.still_same()
         if still_same is not None:
             self.draft.miss([f"not {w.call('reached_holds', still_same)}"])
 
     def _attributes(self) -> None:
-        """Write the checks of what hangs on the tensors by names that the function's code mentions."""
+        """Write the guards of the Python attributes of tensors, for the attribute names in the function's code."""
         mentioned, w = self.state.mentioned, self.w
         for i in self.parts.dedupe.kept:
             facts = self.state.leaves[i]
             assert isinstance(facts, TensorFacts)
             if not facts.attributes and not mentioned.by_string:
-                continue  # code that mentions what is not there raises, unless it asks first
+                # The tensor had none of the attributes that the code names, and the traced run raised no
+                # AttributeError. So the code reads no such attribute of this tensor.
+                continue
             tensor = self.draft.expressions[i]
             expected = w.constant("attributes", facts.attributes), w.constant("mentioned", mentioned)
             condition = w.call("attributes_differ", attributes_differ, tensor, *expected)
             self.draft.miss([condition if facts.attributes else f"{tensor}.__dict__ and {condition}"])
 
     def _tensors(self) -> None:
-        """Write the checks of which arguments are one tensor, and of what the tensors are."""
+        """Write the guards of tensors: which arguments are the same tensor, and the metadata of each tensor."""
         draft, parts, state = self.draft, self.parts, self.state
         for i in parts.dedupe.positions:
             if state.same_as[i] != i:
                 draft.miss([f"{draft.expressions[i]} is not {draft.expressions[state.same_as[i]]}"])
         if parts.dedupe.kept:
-            kept = draft.star([draft.expressions[i] for i in parts.dedupe.kept])
-            draft.miss([f"not {self.w.call('tensors_hold', parts.tensors_hold, kept)}"])
+            distinct_tensors = draft.star([draft.expressions[i] for i in parts.dedupe.kept])
+            draft.miss([f"not {self.w.call('tensors_hold', parts.tensors_hold, distinct_tensors)}"])
         leaves = []
         for k, i in enumerate(parts.dedupe.kept):
             facts = state.leaves[i]
@@ -125,50 +137,58 @@ class Prologue:
                 leaves.append(f"{'not ' if facts.is_leaf else ''}{draft.expressions[i]}.is_leaf")
         if leaves:
             draft.miss(leaves)
-        self._views_of_others()
+        self._guard_bases()
 
     def _matters_whether_leaf(self, k: int) -> bool:
-        """Tell whether an input's being a leaf shows in what the function does: it writes it, views it, or may ask."""
+        """Tell whether the entry depends on whether kept input ``k`` is a leaf.
+
+        That is so if the function writes the input, makes views of it under ``no_grad``, or may read ``is_leaf``.
+        """
         effects, info = self.draft.trace.side_effects, self.draft.meta.input_info[k]
         changed = info.moves_version or info.mutates_data or info.mutates_metadata
-        asked = k in effects.looked_at or any(map(self.state.mentioned.counts, ("is_leaf", "grad_fn")))
-        seen = asked or k in effects.viewed_unseen or self.draft.base_with(k) is not None
-        return info.requires_grad and (changed or seen)
+        may_read_leafness = k in effects.autograd_state_read or any(
+            map(self.state.mentioned.counts, ("is_leaf", "grad_fn"))
+        )
+        is_visible = may_read_leafness or k in effects.viewed_under_no_grad or self.draft.base_with(k) is not None
+        return info.requires_grad and (changed or is_visible)
 
     def _sizes(self) -> None:
-        """Write what names the sizes that vary."""
+        """Write lines that store the symbolic sizes, which are graph inputs, in local variables."""
         sources = [source for source in self.draft.trace.inputs.sources if isinstance(source, SizeOf)]
         for source in sources:
             self.draft.sizes[source] = source.name
-            given = self.draft.expressions[source.position]
-            read = f"{given}.numel()" if self._is_flat(source.position) else f"{given}.shape[{source.dim}]"
-            self.w.add(f"{source.name} = {given if source.dim is None else read}")
-        self._rules_at = len(self.w.lines)
+            argument = self.draft.expressions[source.position]
+            read = f"{argument}.numel()" if self._is_flat(source.position) else f"{argument}.shape[{source.dim}]"
+            self.w.add(f"{source.name} = {argument if source.dim is None else read}")
+        self._size_guards_start = len(self.w.lines)
 
     def _is_flat(self, position: int) -> bool:
-        """Tell whether an argument has one dimension: how many elements it has is known faster than its size."""
+        """Tell whether an argument has one dimension. Then ``numel()`` gives its size faster than ``shape``."""
         facts = self.state.leaves[position]
         return isinstance(facts, TensorFacts) and len(facts.shape) == 1
 
-    def assume(self) -> None:
-        """Write what was assumed of the sizes that vary, of all that was written by now."""
+    def guard_sizes(self) -> None:
+        """Write the guards of the symbolic sizes, and move them to the other guards.
+
+        This must be called after the rest of the function is written, because writing it may add guards on sizes.
+        """
         sizes, end = self.draft.trace.recorder.sizes, len(self.w.lines)
         if sizes is None:
             return
-        known = {(source.position, source.dim): source.name for source in self.draft.sizes}
+        size_names = {(source.position, source.dim): source.name for source in self.draft.sizes}
         reads: dict[str, str] = {}
 
-        def name(position: int, what: str, dim: int | None) -> str:
-            given = self.draft.expressions[position]
-            if what == "value":
-                return given
+        def name(position: int, quantity: str, dim: int | None) -> str:
+            argument = self.draft.expressions[position]
+            if quantity == "value":
+                return argument
             if dim is None:
-                return f"{given}.{what}()"
-            if what == "size" and (position, dim) in known:
-                return known[position, dim]
-            if what == "size" and self._is_flat(position):
-                return f"{given}.numel()"
-            read = f"{given}.{'shape' if what == 'size' else 'stride()'}"  # half of what `size(dim)` takes
+                return f"{argument}.{quantity}()"
+            if quantity == "size" and (position, dim) in size_names:
+                return size_names[position, dim]
+            if quantity == "size" and self._is_flat(position):
+                return f"{argument}.numel()"
+            read = f"{argument}.{'shape' if quantity == 'size' else 'stride()'}"  # takes half the time of `size(dim)`
             if read not in reads:
                 reads[read] = self.w.local(read)
             return f"{reads[read]}[{dim}]"
@@ -179,45 +199,49 @@ class Prologue:
                 self.w.add(f"{local} = {read}")
             self.draft.miss([f"not ({' and '.join(rules)})"])
             rules, self.w.lines[end:] = self.w.lines[end:], []
-            self.w.lines[self._rules_at : self._rules_at] = rules
+            self.w.lines[self._size_guards_start : self._size_guards_start] = rules
 
-    def _views_of_others(self) -> None:
-        """Write the checks that inputs are no views of what requires no grad, where views of them tell."""
-        for k in sorted(self.draft.trace.side_effects.viewed_unseen):
+    def _guard_bases(self) -> None:
+        """Write the guards of the bases of inputs of which the function made or used views under ``no_grad``.
+
+        If such an input is itself a view, and its base requires no grad, autograd treats the function's views
+        differently.
+        """
+        for k in sorted(self.draft.trace.side_effects.viewed_under_no_grad):
             facts = self.state.leaves[self.parts.dedupe.kept[k]]
             tensor = self.draft.kept(k)
             if isinstance(facts, TensorFacts) and facts.requires_grad:
                 plain = facts.is_leaf and not facts.is_view
-                over = self.w.call("is_over_another", internals.is_over_another, tensor)
-                self.draft.miss([f"{tensor}._base is not None" if plain else over])
+                has_differing_base = self.w.call("is_over_another", internals.is_over_another, tensor)
+                self.draft.miss([f"{tensor}._base is not None" if plain else has_differing_base])
 
     def _may_be_changed(self, info: InputAliasInfo) -> None:
-        """Guard that an input may be written as the traced one was."""
+        """Write the guard that autograd permits the function's in-place write of an input, as in the traced call."""
         draft, w = self.draft, self.w
         tensor = draft.kept(info.index)
         grad_mode = draft.grad_on or draft.trace.training
-        # the history of a view would change, and that of what it is a view of
+        # a write to a view would change the history of the view and of its base
         if info.is_written_non_leaf and grad_mode:
             draft.miss([f"{tensor}._base is not None"])
             return
         if info.is_written_non_leaf and draft.trace.training:
             draft.miss([f"{tensor}.retains_grad and {tensor}._base is not None"])
-        unseen = info.mutations_under_no_grad_or_inference_mode or info.mutations_hidden_from_autograd
-        if info.mutates_data and info.requires_grad and not unseen:
+        is_hidden_from_autograd = info.mutations_under_no_grad_or_inference_mode or info.mutations_hidden_from_autograd
+        if info.mutates_data and info.requires_grad and not is_hidden_from_autograd:
             draft.miss([f"not {w.call('may_be_written', internals.may_be_written, tensor)}"])
 
     # --- memory that inputs share
 
     def _overlaps(self) -> None:
-        """Write the check that written inputs share memory exactly as they did."""
-        written = [i.index for i in self.draft.meta.input_info if i.mutates_data]
-        if not written:
-            self._counters()  # a step that changes no values moves a version as well
+        """Write the guard that mutated inputs share memory exactly as in the traced call."""
+        mutated = [i.index for i in self.draft.meta.input_info if i.mutates_data]
+        if not mutated:
+            self._counters()  # a change of metadata (`x.t_()`) may increment a version counter as well
             return
         if any(isinstance(source, Base) for source in self.draft.trace.inputs.sources):
-            at = {position: k for k, position in enumerate(self.parts.dedupe.kept)}
-            expected = tuple((at[a], at[b], distance) for a, b, distance in self.state.overlapping)
-            check = otherwise(overlapping_pairs, expected)  # for calls that share memory in the very same way
+            kept_index = {position: k for k, position in enumerate(self.parts.dedupe.kept)}
+            expected = tuple((kept_index[a], kept_index[b], distance) for a, b, distance in self.state.overlapping)
+            check = differs_from(overlapping_pairs, expected)  # the entry serves calls with exactly these overlaps
             tensors = self.draft.star(self.draft.all_kept())
             self.draft.miss([self.w.call("shares_memory_otherwise", check, tensors)])
             for info in self.draft.meta.input_info:
@@ -225,25 +249,28 @@ class Prologue:
                     self.draft.miss([f"{self.draft.kept(info.index)}._base is not None"])
         elif len(self.parts.dedupe.kept) > 1 and self.draft.trace.symbols:
             tensors = self.draft.star(self.draft.all_kept())
-            self.draft.miss([self.w.call("share_memory", otherwise(overlapping_pairs, ()), tensors)])
+            self.draft.miss([self.w.call("share_memory", differs_from(overlapping_pairs, ()), tensors)])
         elif len(self.parts.dedupe.kept) > 1:
-            self._apart(written)
+            self._guard_no_overlap(mutated)
         self._counters()
 
     def _counters(self) -> None:
-        """Guard which inputs share a version counter: a write to one spoils saved values and views of the others."""
-        at = {position: k for k, position in enumerate(self.parts.dedupe.kept)}
+        """Write the guard that the same inputs share version counters as in the traced call.
+
+        A write to one input invalidates the saved values and the views of the inputs that share its counter.
+        """
+        kept_index = {position: k for k, position in enumerate(self.parts.dedupe.kept)}
         watched = {source.index for source in self.draft.trace.saving.watch if source.kind == "input"}
-        watched |= {at[position] for pair in self.state.counters for position in pair}
-        watched |= self.draft.trace.side_effects.fragile
+        watched |= {kept_index[position] for pair in self.state.counters for position in pair}
+        watched |= self.draft.trace.side_effects.fragile_views
         moved = {info.index for info in self.draft.meta.input_info if info.moves_version}
-        order = sorted(moved | watched | self.together if moved and watched else self.together)
+        order = sorted(moved | watched | self.must_share_counter if moved and watched else self.must_share_counter)
         if len(order) > 1:
             members = [self.parts.call.values[self.parts.dedupe.kept[k]] for k in order]
-            check = otherwise(counted_together, counted_together(list(enumerate(members))))
+            check = differs_from(counted_together, counted_together(list(enumerate(members))))
             self.draft.miss([self.w.call("counted_otherwise", check, *map(self.draft.kept, order))])
 
-    def _apart(self, written: Sequence[int]) -> None:
+    def _guard_no_overlap(self, mutated: Sequence[int]) -> None:
         tensors = self.draft.all_kept()
         address: Callable[[Tensor], int] = Tensor.data_ptr
         extents = []
@@ -254,48 +281,60 @@ class Prologue:
             address = internals.address_of if facts.type is internals.FakeTensor else address
         if len(tensors) == 2 and address is Tensor.data_ptr:
             a, b = tensors
-            one, two = self.w.local("start"), self.w.local("start")
-            self.w.add(f"{one}, {two} = {a}.data_ptr(), {b}.data_ptr()")
-            self.draft.miss([f"{one} < {two} + {extents[1]} and {two} < {one} + {extents[0]}"])
+            start_a, start_b = self.w.local("start"), self.w.local("start")
+            self.w.add(f"{start_a}, {start_b} = {a}.data_ptr(), {b}.data_ptr()")
+            self.draft.miss([f"{start_a} < {start_b} + {extents[1]} and {start_b} < {start_a} + {extents[0]}"])
         else:
-            check = overlap_checker(extents, written, address)
+            check = overlap_checker(extents, mutated, address)
             self.draft.miss([self.w.call("written_inputs_overlap", check, self.draft.star(tensors))])
 
 
-# --- checks that a call makes
+# --- functions that the prologue calls
 
 
 @cache
-def check_of(reads: tuple[tuple[str, Any], ...]) -> Callable[[], bool]:
-    """Write a check of settings, one for all entries that assume the same; in a text ``{}`` stands for an object."""
+def compiled_check(reads: tuple[tuple[str, Any], ...]) -> Callable[[], bool]:
+    """Compile a function that checks settings; entries that assume the same settings share one function.
+
+    Each item of ``reads`` is the text of a condition and an object, and ``{}`` in the text is replaced by the name of
+    the object: ``("not {}()", torch.is_anomaly_enabled)``.
+    """
     namespace = {f"read_{n}": read for n, (_, read) in enumerate(reads)}
     texts = [text.format(name) for name, (text, _) in zip(namespace, reads, strict=True)]
+    namespace["torch"] = torch
     exec(f"def holds():\n return {' and '.join(texts)}", namespace)
     holds: Callable[[], bool] = namespace.pop("holds")
     return holds
 
 
-def otherwise(find: Callable[[list[tuple[int, Tensor]]], object], expected: object) -> Callable[..., bool]:
-    """Make a check of whether ``find`` says of numbered tensors something else than ``expected``."""
+def differs_from(find: Callable[[list[tuple[int, Tensor]]], object], expected: object) -> Callable[..., bool]:
+    """Return a function of tensors that tells whether a fact about them differs from ``expected``.
+
+    ``find`` returns the fact for a list of pairs (number, tensor), for example the pairs of tensors that overlap.
+    """
     return lambda *tensors: find(list(enumerate(tensors))) != expected
 
 
-def overlap_checker(extents: Sequence[int], written: Sequence[int], address: Callable[..., int]) -> Callable[..., bool]:
-    """Make a check of whether the bytes of a written input overlap those of another input."""
-    is_written = [i in written for i in range(len(extents))]
-    lengths = tuple(zip(extents, is_written, strict=True))
+def overlap_checker(extents: Sequence[int], mutated: Sequence[int], address: Callable[..., int]) -> Callable[..., bool]:
+    """Return a function of the inputs that tells whether a mutated input overlaps another input in memory.
+
+    ``extents`` has the number of bytes from the first to the last element of each input. ``mutated`` are the positions
+    of the mutated inputs. ``address`` returns the address of a tensor's first element.
+    """
+    is_mutated = [i in mutated for i in range(len(extents))]
+    lengths = tuple(zip(extents, is_mutated, strict=True))
 
     def overlap(*tensors: Tensor) -> bool:
         spans = sorted([(address(t), n, w, t.device.type) for t, (n, w) in zip(tensors, lengths, strict=True) if n])
-        end, written_end = 0, 0
-        for start, length, is_one, _ in spans:
-            if start < written_end or (is_one and start < end):
+        end, mutated_end = 0, 0
+        for start, length, mutates, _ in spans:
+            if start < mutated_end or (mutates and start < end):
                 return True
             stop = start + length
             if stop > end:
                 end = stop
-            if is_one and stop > written_end:
-                written_end = stop
+            if mutates and stop > mutated_end:
+                mutated_end = stop
         return False
 
     return overlap

@@ -1,14 +1,20 @@
-"""Tensor subclasses that wrap tensors: taken apart before the engine, put together behind it.
+"""Tensor subclasses that wrap tensors: calls are unwrapped before the engine and wrapped again after it.
 
     x = TwoTensor(a, b)            # has __tensor_flatten__ and __tensor_unflatten__
     aotlab.compile(f)(x, y)        # the engine compiles a function of x.a, x.b and y
 
-A call that the engine refuses because of a subclass is captured once more with all wrappers taken apart. Wrappers made
-inside the function take part in the trace by their own ``__torch_dispatch__``, on traced parts.
+If the engine refuses a call because of a subclass, the call is captured again with all wrappers unwrapped. A wrapper
+that the function creates takes part in the trace through its own ``__torch_dispatch__``, with traced tensors as parts.
 
-    parts, edges     how wrappers are taken apart and put together, for values and for gradients
-    target, results  the function that the engine compiles, and what its trace found
-    around           what is written around the compiled function
+The files of this room:
+
+    parts, edges     unwrap and wrap: values (parts), and the autograd nodes for gradients (edges)
+    target, results  the function that the engine compiles, and the reading of its traced result
+    rewrap           wrappers that are returned and from which other results are computed
+    mode             the modes that are active while wrappers are traced
+    sparse           sparse gradients, which are wrappers in a trace
+    symbols          fake tensors of the caller whose sizes are symbols
+    around           writes the run-time code before and after the compiled function
 """
 
 from __future__ import annotations
@@ -21,26 +27,27 @@ from typing import Any
 from aotlab import observe, pipeline
 from aotlab.cache import CompiledFunction, Declined, Entry
 from aotlab.capture.call import Target
-from aotlab.capture.signals import RunEagerly
-from aotlab.capture.varying import Varying
+from aotlab.capture.dynamic_sizes import DynamicSizes
+from aotlab.capture.signals import RetraceNeeded, RunEagerly
 from aotlab.errors import RefusedError, SubclassError
 from aotlab.guards.call_state import CallState
 from aotlab.observe import Miss
 from aotlab.pipeline import Explain, Options
 from aotlab.subclasses import symbols
 from aotlab.subclasses.around import write_around
-from aotlab.subclasses.edges import Again, Ways
-from aotlab.subclasses.target import Unwrapped
+from aotlab.subclasses.edges import TraceFindings
+from aotlab.subclasses.target import UnwrappedTarget
 
 __all__ = ["Options", "compile_call", "function_for"]
 
 
-#: Each trace but the last finds an input of which more is to be known.
-_MOST_TRACES = 64
+#: Upper limit on the traces of one call after its first trace. The first trace may find inputs to copy and calls to
+#: rewrap. The second may show that the gradient of a plain input is a wrapper, and the third finds these gradients.
+_MOST_RETRACES = 3
 
 
 def function_for(target: Target, options: Options, **settings: Any) -> CompiledFunction:
-    """Make the function that compiles ``target`` as it is called; ``settings`` are those of `CompiledFunction`."""
+    """Make the function that compiles ``target`` when it is called; ``settings`` are passed to `CompiledFunction`."""
     return CompiledFunction(target, partial(compile_call, options), backend_name=options.backend.name, **settings)
 
 
@@ -52,63 +59,70 @@ def compile_call(
     explain: Explain,
     number: int,
     function_id: int,
-    varying: Varying | None = None,
+    varying: DynamicSizes | None = None,
 ) -> Entry:
-    """Compile a call as `aotlab.pipeline.compile_call` does; where that meets a wrapper, with all of them apart."""
+    """Compile a call as `aotlab.pipeline.compile_call` does; if that fails on a wrapper, unwrap all wrappers."""
     rest = explain, number, function_id, varying
-    ways: Ways | None = None
-    while True:
+    try:
+        return symbols.compile_call(options, target, args, kwargs, rest)
+    # The cause of `Declined` must not become a local variable: its traceback holds the frames of the trace, and so the
+    # arguments.
+    except Declined as declined:
+        if not isinstance(declined.__cause__, SubclassError):
+            raise
+        declined.__cause__.__traceback__ = declined.__traceback__ = None
+    findings = TraceFindings()
+    for _ in range(1 + _MOST_RETRACES):
+        findings.has_news, checks_plain_inputs = False, findings.checks_plain_inputs
         try:
-            if ways is None:
-                return symbols.compile_call(options, target, args, kwargs, rest)
-            return _compile_apart(options, target, args, kwargs, rest, ways)
-        except Declined as declined:  # no local holds its cause, whose frames hold the trace and the arguments
-            if not isinstance(declined.__cause__, Again | SubclassError):
+            return _compile_unwrapped(options, target, args, kwargs, rest, findings)
+        except RetraceNeeded as signal:
+            signal.__traceback__ = None
+        except Declined as declined:
+            is_about_subclass = isinstance(declined.__cause__, SubclassError)
+            if is_about_subclass and not checks_plain_inputs:
+                findings.checks_plain_inputs = True  # trace again: perhaps the gradient of a plain input is a wrapper
+            elif not findings.has_news:
+                if is_about_subclass and findings.rewrapped_calls:
+                    break
                 raise
-            is_odd = isinstance(declined.__cause__, SubclassError)
-            if ways is None:
-                ways = Ways()
-            elif ways.traces == _MOST_TRACES or (ways.watches and is_odd):
-                if ways.passing:
-                    raise _both(target) from declined
-                raise
-            elif is_odd:
-                ways.watches = True  # a plain input may have a wrapper for a gradient
-            ways.traces += 1
-            declined.__cause__.__traceback__ = declined.__traceback__ = None
+            declined.__cause__ = declined.__traceback__ = None
+    if findings.rewrapped_calls:
+        raise _declined(target, "subclass-beside-what-it-computes", name="a result")
+    raise _declined(target, "subclass-traced-too-often")
 
 
-def _both(target: Target) -> Declined:
-    what = "a tensor subclass is returned, and so is what is computed both of it and of what it is computed of"
-    return Declined(pipeline.refusal_of(RunEagerly(what, suggestion="return it detached"), target, None))
+def _declined(target: Target, case: str, **facts: Any) -> Declined:
+    return Declined(pipeline.refusal_of(RunEagerly(case, **facts), target, None))
 
 
-def _compile_apart(
+def _compile_unwrapped(
     options: Options,
     target: Target,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    rest: tuple[Explain, int, int, Varying | None],
-    ways: Ways,
+    rest: tuple[Explain, int, int, DynamicSizes | None],
+    findings: TraceFindings,
 ) -> Entry:
     try:
-        apart = Unwrapped(target, args, kwargs, ways)
-        given = apart.taken_apart(args, kwargs)
+        unwrapped = UnwrappedTarget(target, args, kwargs, findings)
+        arguments = unwrapped.unwrap(args, kwargs)
     except (RefusedError, RunEagerly) as error:
         raise Declined(pipeline.refusal_of(error, target, None)) from error
     explain, number, function_id, varying = rest
 
     def explain_apart(state: CallState) -> tuple[Miss, ...]:
-        return explain(replace(state, structure=apart.structure))
+        return explain(replace(state, structure=unwrapped.structure))
 
-    entry = pipeline.compile_call(options, apart, *given, explain_apart, number, function_id, varying)
-    assert apart.results is not None
-    made = [*apart.results.outputs, *apart.results.besides]
-    if any(each.passes and n not in apart.passing for n, each in enumerate(made)):
-        raise _both(target)
+    options = replace(options, after_node=unwrapped.after_node)
+    entry = pipeline.compile_call(options, unwrapped, *arguments, explain_apart, number, function_id, varying)
+    assert unwrapped.results is not None
+    results = [*unwrapped.results.outputs, *unwrapped.results.extra_bases]
+    if any(each.is_rewrapped and n not in unwrapped.rewrapped_outputs for n, each in enumerate(results)):
+        raise _declined(target, "subclass-beside-what-it-computes", name="a result")
     began = time.perf_counter_ns()
-    record, run = write_around(apart, entry.run, target.name)
+    record, run = write_around(unwrapped, entry.run, target.name)
     took = time.perf_counter_ns() - began
     observe.emit(observe.StageFinished(entry=number, stage="subclasses", record=record, duration_ns=took, nodes=None))
-    state = replace(entry.state, structure=apart.structure)
-    return replace(entry, run=run, state=state, records={**entry.records, "subclasses": record})
+    state = replace(entry.state, structure=unwrapped.structure)
+    return replace(entry, run=run, state=state, records=replace(entry.records, subclasses=record))

@@ -1,6 +1,6 @@
-"""Write what stands around a compiled body: wrappers are taken apart before it, and put together behind it.
+"""Write the code around a compiled body: it unwraps the arguments before the body, and wraps the results after it.
 
-So a call runs straight through, as here for a `TwoTensor`::
+The generated function is straight-line code. For a `TwoTensor`::
 
     def run(args, kwargs):
         x = args[0]
@@ -22,18 +22,30 @@ import torch
 
 from aotlab import _torch as internals
 from aotlab.capture import nesting
-from aotlab.ir.subclasses import Layout, Opaque, SizeOfPart, SubclassInput, SubclassOutput, SubclassRecord, SubclassSpec
-from aotlab.runtime.draft import MISS, Writer
-from aotlab.runtime.outputs import write_result
-from aotlab.subclasses.edges import Anchor, Gradient, Unwrap, Wrap, watch
-from aotlab.subclasses.passing import taken
-from aotlab.subclasses.target import Unwrapped
+from aotlab.ir.subclass_records import (
+    Layout,
+    Opaque,
+    SizeOfPart,
+    SubclassInput,
+    SubclassOutput,
+    SubclassRecord,
+    SubclassSpec,
+)
+from aotlab.runtime.draft import Writer
+from aotlab.runtime.output_expressions import write_result
+from aotlab.subclasses.edges import Anchor, Gradient, Unwrap, Wrap, detect_writes
+from aotlab.subclasses.rewrap import take_wrapper
+from aotlab.subclasses.target import UnwrappedTarget
 
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
-def write_around(target: Unwrapped, body: Run, name: str) -> tuple[SubclassRecord, Run]:
-    """Return the function that serves an entry's calls, and the record of it."""
+def write_around(target: UnwrappedTarget, body: Run, name: str) -> tuple[SubclassRecord, Run]:
+    """Return the record and the function that serves an entry's calls, wrappers included.
+
+    ``body`` is the run-time function of the compiled function of plain tensors. ``name`` is the name of the user's
+    function, for tracebacks.
+    """
     around = _Around(target, body)
     source = "\n".join(["def run(args, kwargs):", *around.lines()]) + "\n"
     exec(compile(source, f"<aotlab {name} around>", "exec"), around.w.namespace)
@@ -43,7 +55,7 @@ def write_around(target: Unwrapped, body: Run, name: str) -> tuple[SubclassRecor
         inputs=tuple(target.inputs),
         outputs=tuple(results.outputs),
         results=tuple(results.shown),
-        besides=tuple(results.besides),
+        extra_bases=tuple(results.extra_bases),
         writes=tuple(results.writes),
         source=source,
     )
@@ -51,17 +63,20 @@ def write_around(target: Unwrapped, body: Run, name: str) -> tuple[SubclassRecor
 
 
 class _Around:
-    def __init__(self, target: Unwrapped, body: Run) -> None:
+    def __init__(self, target: UnwrappedTarget, body: Run) -> None:
         assert target.results is not None
         self.target, self.results = target, target.results
-        self.w = Writer(("out", "body", "Unwrap", "Wrap", "Anchor", "enable_grad", "together"))
-        self.w.namespace.update(
-            body=body, MISS=MISS, Unwrap=Unwrap.apply, Wrap=Wrap.apply, Anchor=Anchor.apply, no_grad=torch.no_grad,
-            enable_grad=torch.enable_grad, view_again=internals.view_again,
-            increment_version=torch.autograd.graph.increment_version, taken=taken,
-        )  # fmt: skip
-        self._wrappers: list[str] = []  # the local name of each input
-        self._texts = [f"lifted[{n}]" for n in range(target.lifted_count)]  # how each value of a call is read
+        namespace = {
+            "body": body, "Unwrap": Unwrap.apply, "Wrap": Wrap.apply, "Anchor": Anchor.apply, "no_grad": torch.no_grad,
+            "enable_grad": torch.enable_grad, "view_again": internals.view_again, "flatten": nesting.flatten,
+            "unflatten": nesting.unflatten, "take_wrapper": take_wrapper, "detect_writes": detect_writes,
+            "increment_version": torch.autograd.graph.increment_version,
+        }  # fmt: skip
+        # reserved names: a variable that is named after an argument of the user must not replace one of them
+        self.w = Writer(("out", "tree", "id", "isinstance", *namespace))
+        self.w.namespace.update(namespace)
+        self._wrappers: list[str] = []  # the local variable of each input
+        self._texts = [f"lifted[{n}]" for n in range(target.lifted_count)]  # the expression for each value of a call
 
     def lines(self) -> list[str]:
         self._prologue()
@@ -72,7 +87,7 @@ class _Around:
         self.w.add(f"if {condition}:")
         self.w.add("    return MISS")
 
-    # --- before
+    # --- before the body
 
     def _prologue(self) -> None:
         w, target = self.w, self.target
@@ -83,7 +98,7 @@ class _Around:
                 groups.append(groups[item.same_as])
                 continue
             parts = self._check(item, wrapper)
-            tensors = self._given(k, item, wrapper, parts)
+            tensors = self._body_tensors(k, item, wrapper, parts)
             groups.append(f"({', '.join(tensors)}, {w.constant('fact', item.fact)})")
         distinct = [name for k, name in enumerate(self._wrappers) if target.inputs[k].same_as == k]
         if len(distinct) > 1:
@@ -92,7 +107,10 @@ class _Around:
         self._miss("out is MISS")
 
     def _read(self) -> list[str]:
-        """Write how the wrappers of a call are found."""
+        """Write the lines that store the wrappers among the arguments of a call in local variables.
+
+        Returns an empty list, to which the caller adds the body's arguments.
+        """
         w, target = self.w, self.target
         counted = [n for item in target.inputs for n in item.counted]
         read = {*(item.position for item in target.inputs), *counted}
@@ -101,8 +119,6 @@ class _Around:
         direct = {place: text for text, place in self._children() if place is not None}
         self._is_flat = all(n < target.lifted_count or n in direct for n in read)
         if not self._is_flat:
-            w.namespace["flatten"] = nesting.flatten
-            w.namespace["unflatten"] = nesting.unflatten
             w.add("leaves, tree = flatten((args, kwargs))")
             self._miss(f"tree != {w.constant('nesting', target.tree)}")
         else:
@@ -119,7 +135,7 @@ class _Around:
         return []
 
     def _children(self) -> Iterator[tuple[str, int | None]]:
-        """Yield how each argument is read, and its position if it is no container."""
+        """Yield the expression for each argument and its flat position, which is None for a container."""
         args, kwargs = self.target.tree.children
         texts = [*(f"args[{n}]" for n in range(len(args.children))), *(f"kwargs[{key!r}]" for key in kwargs.keys)]
         place = self.target.lifted_count
@@ -128,7 +144,7 @@ class _Around:
             place += _leaves_of(tree)
 
     def _check(self, item: SubclassInput, wrapper: str) -> list[str]:
-        """Write the guards of a wrapper and how it is taken apart; return the local names of its parts."""
+        """Write the guards of a wrapper and the lines that unwrap it; return the local variables of its parts."""
         w = self.w
         grad = f"{wrapper}.requires_grad is not {item.requires_grad} or {wrapper}.is_leaf is not {item.is_leaf}"
         if item.spec is None:
@@ -159,50 +175,61 @@ class _Around:
 
     def _of_layout(self, spec: SubclassSpec, text: str, parts: list[str]) -> list[str]:
         size, stride = self._layout(spec.layout, parts)
-        asked = {(n.part, n.dim) for n in (*spec.layout.size, *spec.layout.stride) if isinstance(n, SizeOfPart)}
-        found = [f"{parts[part]}.dim() <= {dim}" for part, dim in dict(sorted(asked)).items()]
-        found += [f"{text}.shape != {size}", f"{text}.stride() != {stride}"]
+        dims_read = {(n.part, n.dim) for n in (*spec.layout.size, *spec.layout.stride) if isinstance(n, SizeOfPart)}
+        conditions = [f"{parts[part]}.dim() <= {dim}" for part, dim in dict(sorted(dims_read)).items()]
+        conditions += [f"{text}.shape != {size}", f"{text}.stride() != {stride}"]
         for name, part in spec.parts:
             if isinstance(part, SubclassSpec):
-                found += self._of_layout(part, f"{text}.{name}", parts)
-        return found
+                conditions += self._of_layout(part, f"{text}.{name}", parts)
+        return conditions
 
     @staticmethod
     def _sizes(values: Sequence[int | SizeOfPart], parts: list[str], one: str = "shape[{}]") -> str:
-        """Write sizes, or what ``one`` asks a part."""
-        found = ((v, 0) if isinstance(v, int) else (parts[v.part], v.dim) for v in values)
+        """Return the text of a tuple of sizes or strides.
+
+        ``parts`` are the variables of the parts. ``one`` is the text that reads a size (or a stride) of a part in a
+        dimension.
+        """
+        sources = ((v, 0) if isinstance(v, int) else (parts[v.part], v.dim) for v in values)
         items = [
-            str(v) if isinstance(v, int) else f"{v}.{one.format(dim) if dim >= 0 else 'numel()'}" for v, dim in found
+            str(v) if isinstance(v, int) else f"{v}.{one.format(dim) if dim >= 0 else 'numel()'}" for v, dim in sources
         ]
         return f"({', '.join(items)}{',' * (len(items) == 1)})"
 
     def _layout(self, layout: Layout, parts: list[str]) -> tuple[str, str]:
-        """Write the sizes and strides of a wrapper."""
+        """Return the expressions for the sizes and strides of a wrapper."""
         return self._sizes(layout.size, parts), self._sizes(layout.stride, parts, "stride({})")
 
-    def _given(self, k: int, item: SubclassInput, wrapper: str, parts: list[str]) -> list[str]:
-        """Write what the body is given for a wrapper."""
+    def _body_tensors(self, k: int, item: SubclassInput, wrapper: str, parts: list[str]) -> list[str]:
+        """Write the lines that compute the body's arguments for input ``k``; return their local variables.
+
+        These are the parts. They have an autograd history if the gradient of the wrapper has the same parts. If the
+        gradient has other parts, one anchor for each of these follows, and the gradient flows to the anchors.
+        """
         w = self.w
         if item.gradient == "parts":
             gradient = w.constant("gradient", self.target.gradients[k])
             w.add("with enable_grad():")
             w.add(f"    {', '.join(parts)}, = Unwrap({wrapper}, {gradient})")
             return parts
-        given = [w.local(f"{part}_given") for part in parts]
-        for name, part in zip(given, parts, strict=True):
+        detached = [w.local(f"{part}_detached") for part in parts]
+        for name, part in zip(detached, parts, strict=True):
             w.add(f"{name} = {part}.detach() if {part}.requires_grad else {part}")
         if item.gradient is None:
-            return given
+            return detached
         all_parts = [*parts, *self._texts]
         sizes = [(w.constant("dtype", dtype), self._sizes(size, all_parts)) for dtype, size in item.gradient.anchors]
         anchors = [w.local(f"{wrapper}_anchor") for _ in sizes]
         arguments = [wrapper, w.constant("gradient", self.target.gradients[k]), *(f"({d}, {n})" for d, n in sizes)]
         w.add("with enable_grad():")
         w.add(f"    {', '.join(anchors)}, = Anchor({', '.join(arguments)})")
-        return [*given, *anchors]
+        return [*detached, *anchors]
 
     def _arguments(self, groups: list[str]) -> tuple[str, str]:
-        """Write the arguments of the body."""
+        """Return the expressions for ``args`` and ``kwargs`` of the body.
+
+        ``groups`` has for each wrapper the expression of the tuple that replaces it.
+        """
         w, target, count = self.w, self.target, self.target.lifted_count
         of_place = {item.position: group for item, group in zip(target.inputs, groups, strict=True)}
         lifted = [of_place[n] for n in sorted(of_place) if n < count]
@@ -212,28 +239,28 @@ class _Around:
                     w.add(f"leaves[{position - count}] = {group}")
             w.add("args, kwargs = unflatten(leaves, tree)")
             return f"({', '.join(lifted)}{',' * (len(lifted) == 1)}) + args" if lifted else "args", "kwargs"
-        given = [(text, text if place is None else of_place.get(place, text)) for text, place in self._children()]
+        arguments = [(text, text if place is None else of_place.get(place, text)) for text, place in self._children()]
         count = len(target.tree.children[0].children)
-        items = [*lifted, *(new for _, new in given[:count])]
-        named = "".join(f", {text[7:-1]}: {new}" for text, new in given[count:] if new != text)
+        items = [*lifted, *(new for _, new in arguments[:count])]
+        named = "".join(f", {text[7:-1]}: {new}" for text, new in arguments[count:] if new != text)
         return f"({', '.join(items)}{',' * (len(items) == 1)})", f"{{**kwargs{named}}}" if named else "kwargs"
 
-    # --- behind
+    # --- after the body
 
     def _epilogue(self) -> None:
         w, results = self.w, self.results
         for write in results.writes:
             wrapper = self._wrappers[write.input]
             if write.value is not None:
-                made = self._made(write.value, "value")
+                value = self._wrapper_of(write.value, "value")
                 w.add("with enable_grad():" if write.history else "with no_grad():")
-                w.add(f"    {wrapper}.copy_({made})")
+                w.add(f"    {wrapper}.copy_({value})")
             for _ in range(write.versions - (write.value is not None)):
                 w.add(f"increment_version({wrapper})")
         count = len(results.outputs)
-        outputs: list[str | None] = [None] * (count + len(results.besides))
-        all_made = [*results.outputs, *results.besides]
-        for n, each in enumerate(all_made):
+        outputs: list[str | None] = [None] * (count + len(results.extra_bases))
+        results_built = [*results.outputs, *results.extra_bases]
+        for n, each in enumerate(results_built):
             if each.kind == "plain":
                 outputs[n] = f"out[{each.first}]"
             elif each.kind == "input":
@@ -241,7 +268,7 @@ class _Around:
             elif each.kind == "new":
                 outputs[n] = w.local("made")
                 w.add("with enable_grad():" if each.requires_grad else "if True:")
-                w.add(f"    {outputs[n]} = {self._made(each, f'output {n}')}")
+                w.add(f"    {outputs[n]} = {self._wrapper_of(each, f'output {n}')}")
             elif each.kind == "detached input":
                 outputs[n] = w.local("detached")
                 w.add(f"{outputs[n]} = {self._wrappers[each.of]}.detach()")
@@ -255,42 +282,48 @@ class _Around:
         for n, each in enumerate(results.outputs):
             if each.kind == "same":
                 outputs[n] = outputs[each.of]
-        new = {str(outputs[n]): each for n, each in enumerate(all_made) if each.kind == "new" and each.spec}
-        self._watch(list(new), [name for name, each in new.items() if each.passes])
+        new = {str(outputs[n]): each for n, each in enumerate(results_built) if each.kind == "new" and each.spec}
+        self._detect_writes(list(new), [name for name, each in new.items() if each.is_rewrapped])
         w.add(f"return {write_result(w, results.tree, [str(text) for text in outputs[:count]])}")
 
-    def _watch(self, made: list[str], passing: list[str]) -> None:
-        """Write that the backward looks at the versions of wrappers, given ones and those that were made."""
+    def _detect_writes(self, new_wrappers: list[str], rewrapped: list[str]) -> None:
+        """Write the call of `detect_writes` for the wrappers among the inputs and the outputs.
+
+        Each wrapper is passed with the tensors, besides its parts, that have the same values: the outputs of the body
+        that were copied into it.
+        """
         values = {write.input: write.value for write in self.results.writes if write.value is not None}
-        watched = [f"({name}, ())" for name in made]
+        watched = [f"({name}, ())" for name in new_wrappers]
         for k, (item, wrapper) in enumerate(zip(self.target.inputs, self._wrappers, strict=True)):
             if item.spec is not None and item.same_as == k:
                 value = values.get(k)
                 parts = range(value.first, value.first + item.spec.count) if value is not None else ()
                 watched.append(f"({wrapper}, [{', '.join(f'out[{n}].detach()' for n in parts)}])")
-        self.w.namespace["watch"] = watch
-        results = f"(*out, {', '.join(passing)})" if passing else "out"
-        self.w.add(f"watch({results}, [{', '.join(watched)}])")
+        results = f"(*out, {', '.join(rewrapped)})" if rewrapped else "out"
+        self.w.add(f"detect_writes({results}, [{', '.join(watched)}])")
 
-    def _made(self, each: SubclassOutput, name: str) -> str:
-        """Write how a new wrapper is made."""
+    def _wrapper_of(self, each: SubclassOutput, name: str) -> str:
+        """Return the expression of a new wrapper. For a result without a spec, it is the plain tensor from the body.
+
+        ``name`` is the name of the result in errors about its gradient.
+        """
         w, spec = self.w, each.spec
         if spec is None:
             return f"out[{each.first}]"
         parts = [f"out[{each.first + n}]" for n in range(spec.count)]
-        if each.passes:
-            return f"taken({parts[0]})"
+        if each.is_rewrapped:
+            return f"take_wrapper({parts[0]})"
         if not each.requires_grad:
-            return self._together(spec, parts)
-        given = w.constant("spec", spec), w.constant("gradient", Gradient(name, each.tangent))
-        return f"Wrap({', '.join([*given, '0', 'False', *parts])})"
+            return self._wrap_parts(spec, parts)
+        constants = w.constant("spec", spec), w.constant("gradient", Gradient(name, each.tangent))
+        return f"Wrap({', '.join([*constants, '0', 'False', *parts])})"
 
     def _part(self, name: str, part: int | SubclassSpec | Opaque, parts: list[str]) -> str:
         if isinstance(part, Opaque):
             return self.w.constant(name, part.value)
-        return parts[part] if isinstance(part, int) else self._together(part, parts)
+        return parts[part] if isinstance(part, int) else self._wrap_parts(part, parts)
 
-    def _together(self, spec: SubclassSpec, parts: list[str]) -> str:
+    def _wrap_parts(self, spec: SubclassSpec, parts: list[str]) -> str:
         inner = ", ".join(f"{name!r}: {self._part(name, part, parts)}" for name, part in spec.parts)
         context = "None" if spec.context is None else self.w.constant("context", spec.context)
         kind = self.w.constant(spec.type.__name__, spec.type)

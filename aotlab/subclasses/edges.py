@@ -1,97 +1,121 @@
-"""The autograd nodes between wrappers and their parts; the same ones stand in the trace and in compiled calls.
+"""The autograd functions that unwrap and wrap tensors with gradients, used both in the trace and in compiled calls.
 
     x (a wrapper)  ──Unwrap──▶  x.a, x.b  ──the compiled function──▶  out.a, out.b  ──Wrap──▶  out (a wrapper)
 
-In the trace they stand the other way round: the function's body wraps its inputs and unwraps its outputs. Gradients
-that are wrappers take the same way back, in parts. Where an argument's gradient is of another kind than the argument,
-as the plain one of a quantized weight, it goes through *anchors*: tensors without memory that stand for its parts.
+In the trace the order is reversed: the function's body wraps its inputs and unwraps its outputs. A gradient that is a
+wrapper flows through the same nodes, as parts. Sometimes an argument's gradient has another type than the argument; for
+instance, a quantized weight may have a plain gradient. Such a gradient flows through *anchors*: tensors without memory,
+one for each part of the gradient.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab._torch import parts_of
-from aotlab.capture.signals import RunEagerly
+from aotlab.capture.signals import RetraceNeeded, RunEagerly
 from aotlab.errors import GraphInvariantError, SubclassError
-from aotlab.ir.subclasses import AnchoredGradient, SubclassInput, SubclassSpec
-from aotlab.subclasses.parts import fits, is_differentiable, like_part, spec_of, together
+from aotlab.ir.subclass_records import AnchoredGradient, SubclassInput, SubclassSpec
+from aotlab.subclasses.parts import fits, is_differentiable, size_like_part, spec_of, wrap_parts
 from aotlab.subclasses.sparse import SparseGradient
 
 
-class Again(RunEagerly):
-    """Raised in a trace that is to be made once more, with what was found noted in ``ways``."""
-
-    def __init__(self) -> None:
-        super().__init__("it would have to be traced once more")
-
-
 @dataclass(slots=True)
-class Ways:
-    """What earlier traces found: inputs by position, with gradients of other parts than theirs, or that are written.
+class TraceFindings:
+    """Facts that one trace of a call finds and that the next trace needs. Inputs are identified by position.
 
-    ``passing`` are the calls in the trace that return what other results are computed of. With ``watches`` the
-    gradients of plain inputs are looked at, too.
+    - ``gradients`` maps inputs to their gradients, if these have other parts than the input itself.
+    - ``copied`` has the inputs that are written where autograd sees it; the function gets a copy of them.
+    - ``rewrapped_calls`` has numbers of torch calls. The function returns the result of such a call although other
+      results are computed from it (`aotlab.subclasses.rewrap`).
+    - ``checks_plain_inputs``: the trace also checks whether the gradients of plain inputs are wrappers.
+    - ``is_tracing`` is true during a trace.
+    - ``has_news`` is true if the last trace, or code after it, added a finding. Then the call is traced again.
     """
 
     gradients: dict[int, AnchoredGradient] = field(default_factory=dict)
-    hidden: set[int] = field(default_factory=set)
-    passing: set[int] = field(default_factory=set)
-    watches: bool = False
-    traces: int = 0
+    copied: set[int] = field(default_factory=set)
+    rewrapped_calls: set[int] = field(default_factory=set)
+    checks_plain_inputs: bool = False
+    is_tracing: bool = False
+    has_news: bool = False
 
-    def hide(self, position: int) -> NoReturn:
-        """Trace once more, with the writes of an input apart from it."""
-        self.hidden.add(position)
-        raise Again
+    def copy_input(self, position: int) -> None:
+        """Let the next trace use a copy of this input; the compiled call writes the input only at the end."""
+        self.copied.add(position)
+        self.has_news = True
 
-    def anchor(self, position: int, gradient: AnchoredGradient) -> NoReturn:
-        """Trace once more, with anchors for the gradient of an input."""
-        self.gradients[position] = gradient
-        self.watches = False
-        raise Again
+    def rewrap_calls(self, numbers: Collection[int]) -> None:
+        """Let the next trace unwrap the results of these torch calls and wrap them again."""
+        self.rewrapped_calls.update(numbers)
+        self.has_news = self.has_news or bool(numbers)
+
+    def anchor_gradients(self, gradients: Mapping[int, AnchoredGradient]) -> None:
+        """Let the next trace use anchors for the gradients of these inputs."""
+        self.gradients |= {n: gradient for n, gradient in gradients.items() if n not in self.gradients}
+        self.checks_plain_inputs = False
+        self.has_news = True
+
+    def check(self) -> None:
+        """Raise `RetraceNeeded` if this trace added a finding."""
+        if self.has_news:
+            raise RetraceNeeded
 
 
 class Gradient:
-    """How the gradient of a wrapper is taken apart and put together: it is a plain tensor if there is no ``spec``."""
+    """The layout of the gradient of one tensor: how the gradient is unwrapped into parts, and wrapped from them.
+
+    ``spec`` describes the gradient. It is None if the gradient is a plain tensor. ``name`` is the name of the tensor in
+    errors.
+    """
 
     def __init__(self, name: str, spec: SubclassSpec | None) -> None:
         self.name = name
         self.spec = spec
 
-    def parts(self, gradient: Tensor) -> Sequence[Tensor]:
-        """Take a gradient apart."""
+    def parts(self, gradient: Tensor) -> Sequence[Tensor | None]:
+        """Return the parts of a gradient.
+
+        If the output is a wrapper and the caller passes a plain gradient, that gradient is the first part, and each
+        other part is None. The backward graph is then derived for the first part alone, and may give plain gradients.
+        """
         if self.spec is None:
             if internals.is_wrapper(gradient):
                 raise self._wrong(gradient)
             return [gradient]
-        return taken_apart(self._coerced(gradient, self.spec), self.spec)
+        if not internals.is_wrapper(gradient) and self.spec.count > 1 and self.spec.type is not SparseGradient:
+            return [gradient, *[None] * (self.spec.count - 1)]
+        return unwrap(self._coerced(gradient, self.spec), self.spec)
 
     def _coerced(self, gradient: Tensor, spec: SubclassSpec) -> Tensor:
-        """Turn a gradient into what the backward was traced for: by its layout, by its class, or by multiplying."""
+        """Convert a gradient to the type and layout for which the backward was traced; raise if that is impossible.
+
+        A gradient of the right type is made contiguous. Otherwise the gradient's class may convert it, by its method
+        ``__coerce_same_metadata_as_tangent__``. A plain gradient is multiplied by a wrapper of ones.
+        """
         if self._fits(gradient, spec):
             return gradient
         kind: type = type(gradient)
-        made = gradient.contiguous() if kind is spec.type else gradient
-        coerce = getattr(made, "__coerce_same_metadata_as_tangent__", None)
-        if coerce is not None and not self._fits(made, spec):
-            made = coerce(spec.context, None if kind is spec.type else spec.type)
+        coerced = gradient.contiguous() if kind is spec.type else gradient
+        coerce = getattr(coerced, "__coerce_same_metadata_as_tangent__", None)
+        if coerce is not None and not self._fits(coerced, spec):
+            coerced = coerce(spec.context, None if kind is spec.type else spec.type)
         elif not internals.is_wrapper(gradient) and spec.type is not SparseGradient:
-            made = together(spec, [torch.ones_like(gradient)] * spec.count) * gradient
-        if self._fits(made, spec):
-            return made
+            coerced = wrap_parts(spec, [torch.ones_like(gradient)] * spec.count) * gradient
+        if self._fits(coerced, spec):
+            return coerced
         raise self._wrong(gradient)
 
     @staticmethod
     def _fits(gradient: Tensor | None, spec: SubclassSpec) -> bool:
-        # a `DTensor` counts in its context whether it requires grad
+        # The context of a `DTensor` says whether it requires grad. So a detached gradient is compared as well.
         return gradient is not None and (fits(gradient, spec) or fits(gradient.detach(), spec))
 
     def _wrong(self, gradient: Tensor) -> SubclassError:
@@ -104,18 +128,25 @@ class Gradient:
 
 
 class GradientOfInput(Gradient):
-    """The gradient of an input, which the trace finds; ``is_known``: it was found by an earlier trace."""
+    """The layout of the gradient of an input, which is known only after the backward of a trace has run.
 
-    def __init__(self, item: SubclassInput, parts: Sequence[Tensor], ways: Ways) -> None:
+    ``is_known`` is true if an earlier trace of the call has found that the gradient has other parts than the input.
+    """
+
+    def __init__(self, item: SubclassInput, parts: Sequence[Tensor], findings: TraceFindings) -> None:
         self.is_known = isinstance(item.gradient, AnchoredGradient)
         super().__init__(item.name, item.gradient.spec if isinstance(item.gradient, AnchoredGradient) else None)
-        self._position, self._ways = item.position, ways
+        self._position, self._findings = item.position, findings
         self._kind = None if item.spec is None else item.spec.type
         self._sizes = [part.shape for part in parts]
         self._like = parts
 
-    def parts(self, gradient: Tensor) -> Sequence[Tensor]:
-        """Take a gradient apart; ask for another trace if it does not consist of the parts of the input."""
+    def parts(self, gradient: Tensor) -> Sequence[Tensor | None]:
+        """Return the parts of a gradient. If they do not match the parts of the input, request another trace.
+
+        The present trace then continues with no gradient for this input (an empty list), to find the gradients of the
+        other inputs.
+        """
         if self.is_known or (self.spec is not None and fits(gradient, self.spec)):
             return super().parts(gradient)
         if self._kind is None and not internals.is_wrapper(gradient):
@@ -123,40 +154,43 @@ class GradientOfInput(Gradient):
         parts = parts_of(gradient) if internals.is_wrapper(gradient) else [gradient]
         spec = spec_of(gradient, f"the gradient of {self.name}") if internals.is_wrapper(gradient) else None
         if not is_differentiable(parts):
-            raise RunEagerly(f"the gradient of `{self.name}` is a `{spec}`")
+            raise RunEagerly("subclass-parts-without-gradient", name=f"the gradient of `{self.name}`", kind=spec)
         if spec is None or self._kind is not spec.type or [part.shape for part in parts] != self._sizes:
             if self.spec is not None:
                 return super().parts(gradient)
-            like = [tuple([like_part(n, d, self._like) for d, n in enumerate(part.shape)]) for part in parts]
-            anchors = tuple(zip([part.dtype for part in parts], like, strict=True))
-            self._ways.anchor(self._position, AnchoredGradient(spec=spec, anchors=anchors))
+            sizes = [tuple([size_like_part(n, d, self._like) for d, n in enumerate(part.shape)]) for part in parts]
+            anchors = tuple(zip([part.dtype for part in parts], sizes, strict=True))
+            self._findings.anchor_gradients({self._position: AnchoredGradient(spec=spec, anchors=anchors)})
+            if not self._findings.is_tracing:
+                raise self._wrong(gradient)
+            return []
         if self.spec is not None:
             return super().parts(gradient)
         self.spec = spec
-        return taken_apart(gradient, spec)
+        return unwrap(gradient, spec)
 
 
-def taken_apart(tensor: Tensor, spec: SubclassSpec) -> Sequence[Tensor]:
-    """Return the parts of a wrapper, with its history if that counts."""
+def unwrap(tensor: Tensor, spec: SubclassSpec) -> Sequence[Tensor]:
+    """Return the parts of a wrapper; they have a ``grad_fn`` if the wrapper requires grad and grad mode is on."""
     if torch.is_grad_enabled() and tensor.requires_grad:
-        found: Sequence[Tensor] = Unwrap.apply(tensor, Gradient("a gradient", spec))  # type: ignore[no-untyped-call]
-        return found
+        parts: Sequence[Tensor] = Unwrap.apply(tensor, Gradient("a gradient", spec))  # type: ignore[no-untyped-call]
+        return parts
     return parts_of(tensor)
 
 
-def put_together(spec: SubclassSpec, parts: Sequence[Any]) -> Any:
-    """Return the wrapper of some parts, with their history if that counts."""
+def wrap(spec: SubclassSpec, parts: Sequence[Any]) -> Any:
+    """Make the wrapper that ``spec`` describes; it has a ``grad_fn`` if a part requires grad and grad mode is on."""
     if torch.is_grad_enabled() and any(part.requires_grad for part in parts):
         return Wrap.apply(spec, Gradient("a gradient", spec), 0, False, *parts)  # type: ignore[no-untyped-call]
-    return together(spec, parts)
+    return wrap_parts(spec, parts)
 
 
 class Unwrap(torch.autograd.Function):
-    """From a wrapper to its parts."""
+    """The autograd function that unwraps a wrapper into its parts."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, gradient: Gradient) -> tuple[Tensor, ...]:
-        """Take it apart."""
+        """Return the parts of ``tensor``; ``gradient`` describes the gradient of ``tensor``."""
         ctx.set_materialize_grads(False)
         ctx.gradient = gradient
         parts = tuple([part.detach() for part in parts_of(tensor)])
@@ -165,93 +199,114 @@ class Unwrap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None]:
-        """Put the gradient together."""
-        return _whole(ctx.gradient, gradients), None
+        """Make the gradient of the wrapper from the gradients of its parts."""
+        return _wrap_gradient(ctx.gradient, gradients), None
 
 
 class Wrap(torch.autograd.Function):
-    """From parts to the wrapper; the first of what is given are ``anchors``, if these take its gradient."""
+    """The autograd function that makes a wrapper from its parts.
+
+    If the gradient of the wrapper has other parts than the wrapper, it flows to anchors instead. They are passed before
+    the parts.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, spec: SubclassSpec | None, gradient: Gradient, anchors: int, hidden: bool, *given: Tensor
+        ctx: Any,
+        spec: SubclassSpec | None,
+        gradient: Gradient,
+        anchor_count: int,
+        is_copied: bool,
+        *anchors_and_parts: Tensor,
     ) -> Any:
-        """Put it together: of the parts themselves, or of ``hidden`` ones, whose writes they do not see."""
+        """Return the wrapper. Without a ``spec``, return the single part, a plain tensor.
+
+        ``gradient`` describes the gradient of the wrapper. With ``is_copied`` (only in a trace), the wrapper gets
+        copies of the parts, so that a write to the wrapper does not change the inputs.
+        """
         ctx.set_materialize_grads(False)
-        ctx.gradient, ctx.anchors, ctx.count = gradient, anchors, len(given)
-        parts = [apart_of(part) if hidden else part.detach() for part in given[anchors:]]
-        made = parts[0] if spec is None else together(spec, parts)
-        return made.detach() if made.requires_grad else made
+        ctx.gradient, ctx.anchor_count, ctx.count = gradient, anchor_count, len(anchors_and_parts)
+        parts = [copy_of(part) if is_copied else part.detach() for part in anchors_and_parts[anchor_count:]]
+        wrapper = parts[0] if spec is None else wrap_parts(spec, parts)
+        return wrapper.detach() if wrapper.requires_grad else wrapper
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Any, ...]:
-        """Hand the gradient on, in parts."""
-        parts: Sequence[Tensor] = [] if gradient is None else ctx.gradient.parts(gradient)
+        """Return the parts of the gradient of the wrapper, for the anchors or for the parts."""
+        parts: Sequence[Tensor | None] = [] if gradient is None else ctx.gradient.parts(gradient)
         return (None, None, None, None, *parts, *[None] * (ctx.count - len(parts)))
 
 
-def unwrapped(tensor: Tensor, name: str) -> tuple[SubclassSpec, Sequence[Tensor]]:
-    """Return the parts of a result with its history, and how its gradient is taken apart."""
+def unwrap_result(tensor: Tensor, name: str) -> tuple[SubclassSpec, Sequence[Tensor]]:
+    """Unwrap a result; return the spec of its gradient, and its parts with their ``grad_fn``."""
     if not is_differentiable(parts_of(tensor)):
-        raise RunEagerly(f"`{name}`, a `{type(tensor).__qualname__}`, has parts whose gradients are not compiled")
+        raise RunEagerly("subclass-parts-without-gradient", name=f"`{name}`", kind=type(tensor).__qualname__)
     detached = tensor.detach()
     coerce = getattr(detached, "__coerce_tangent_metadata__", None)
     tangent = spec_of(detached if coerce is None else coerce(), name)
-    with torch.enable_grad():  # which the function may have left
+    with torch.enable_grad():  # the function may have turned grad mode off
         return tangent, Unwrap.apply(tensor, Gradient(name, tangent))  # type: ignore[no-untyped-call]
 
 
-def apart_of(part: Tensor) -> Tensor:
-    """Return what stands in a trace for the same value in other memory."""
+def copy_of(part: Tensor) -> Tensor:
+    """Return a traced tensor with the same value in other memory."""
     return internals.to_functional(internals.from_functional(part))
 
 
-def watch(results: Any, wrappers: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> None:
-    """Let a backward see which wrappers were written since, by the versions of the parts that hold the same values.
+def detect_writes(results: Any, wrappers: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> None:
+    """Make the backward of ``results`` raise if one of the wrappers is written after the call.
 
-    A write to a wrapper does not move the versions of its parts, which the compiled function keeps for its backward.
+    ``wrappers`` has pairs: a wrapper, and tensors that the compiled function may have saved and whose values are copied
+    into the parts of the wrapper.
+
+    A write to a wrapper does not change the version counters of its parts, and the compiled function saves the parts.
+    So a hook before the backward reads the version counter of each wrapper. If the counter has changed, the hook
+    increments the counters of the wrapper's parts, and of the copies of these parts. Then autograd's own check of saved
+    tensors fails.
     """
     nodes = {each.grad_fn for each in results if isinstance(each, Tensor) and each.grad_fn is not None}
-    seen = [(weakref.ref(each), internals.version_of(each), beside) for each, beside in wrappers] if nodes else []
+    versions = [(weakref.ref(each), internals.version_of(each), copies) for each, copies in wrappers] if nodes else []
 
-    def look(_: Any) -> None:
-        for reference, version, beside in seen:
+    def count_writes(_: Any) -> None:
+        for reference, version, copies in versions:
             wrapper = reference()
             if wrapper is not None and internals.version_of(wrapper) != version:
-                for part in (*parts_of(wrapper), *beside):
+                for part in (*parts_of(wrapper), *copies):
                     torch.autograd.graph.increment_version(part)
 
     for node in nodes:
-        node.register_prehook(look)
+        node.register_prehook(count_writes)
 
 
 class Anchor(torch.autograd.Function):
-    """From a tensor to plain ones that stand for the parts of its gradient, without memory for their elements."""
+    """The autograd function that makes the anchors of a tensor, one for each part of the tensor's gradient."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, gradient: Gradient, *anchors: tuple[torch.dtype, Sequence[int]]) -> Any:
-        """Make them."""
+        """Return the anchors. ``anchors`` has the dtype and the sizes of each part of the gradient."""
         ctx.set_materialize_grads(False)
         ctx.gradient, ctx.count = gradient, len(anchors)
         return tuple([torch.empty((), dtype=dtype, device=tensor.device).expand(size) for dtype, size in anchors])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-        """Put the gradient together."""
-        return (_whole(ctx.gradient, gradients), *[None] * (1 + ctx.count))
+        """Make the gradient of the tensor from the gradients of its anchors, which are the parts of that gradient."""
+        return (_wrap_gradient(ctx.gradient, gradients), *[None] * (1 + ctx.count))
 
 
-def _whole(gradient: Gradient, parts: Sequence[Tensor | None]) -> Tensor | None:
-    given = [part for part in parts if part is not None]
-    if given and len(given) != len(parts):
-        raise GraphInvariantError(f"a gradient of `{gradient.name}` has some of its parts only")
-    if any(internals.is_wrapper(part) for part in given):
+def _wrap_gradient(gradient: Gradient, parts: Sequence[Tensor | None]) -> Tensor | None:
+    defined = [part for part in parts if part is not None]
+    if defined and len(defined) != len(parts):
+        if defined == [parts[0]]:
+            return defined[0]  # the caller passed a plain gradient for a wrapper; see `Gradient.parts`
+        raise GraphInvariantError(f"a gradient of `{gradient.name}` has only some of its parts")
+    if any(internals.is_wrapper(part) for part in defined):
         raise SubclassError(
-            f"the gradient of a plain output is a `{type(given[0]).__qualname__}`",
-            why=f"the backward, which gives `{gradient.name}` a gradient of its own, was compiled for plain ones",
+            f"the gradient of a plain output is a `{type(defined[0]).__qualname__}`",
+            why=f"the backward of `{gradient.name}` was compiled for plain gradients",
             suggestion="call the original function",
         )
-    if gradient.spec is None or not given:
-        return given[0] if given else None
-    found: Tensor = put_together(gradient.spec, given)
-    return found
+    if gradient.spec is None or not defined:
+        return defined[0] if defined else None
+    wrapped: Tensor = wrap(gradient.spec, defined)
+    return wrapped

@@ -1,10 +1,11 @@
-"""Sparse gradients of weights that are looked up, as in `nn.Embedding(sparse=True)`: in a trace they are wrappers.
+"""Sparse gradients of looked-up weights, as in `nn.Embedding(sparse=True)`: in a trace they are wrappers.
 
     weight.grad  =  a sparse tensor of indices and rows      # in eager
     SparseGradient(places, rows)                             # in a trace; both parts have anchors
 
-Graphs compute the parts, and the anchors' node makes the sparse tensor of them. Places are float64, as only floats are
-gradients: exact below 2**53. Rows of ``padding_idx`` are left out there, too: how many there are hangs on values.
+A graph computes the parts, and the node of the anchors makes the sparse tensor from them. ``places`` are the indices as
+float64, because only floating-point tensors can be gradients; this is exact below 2**53. That node also removes the
+rows of ``padding_idx``, because their number depends on data.
 """
 
 from __future__ import annotations
@@ -17,60 +18,67 @@ from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
-from aotlab.ir.subclasses import AnchoredGradient, Layout, SizeOfPart, SubclassSpec
-from aotlab.trace.running import here
+from aotlab.guards.places import user_line
+from aotlab.ir.subclass_records import AnchoredGradient, Layout, SizeOfPart, SubclassSpec
+from aotlab.trace.recorder import running
 
-_DENSE = "`sparse=False` is compiled"
 aten = torch.ops.aten
 
 
 class SparseGradient(Tensor):
-    """The gradient of a weight in a trace; the row ``padding`` gets none, -1 if all do."""
+    """The sparse gradient of a weight in a trace: a wrapper whose parts are the looked-up indices and the rows.
+
+    The weight's row ``padding`` (``padding_idx``) gets no gradient; -1 means that there is no such row.
+    """
 
     places: Tensor
     rows: Tensor
     padding: int
 
     def __tensor_flatten__(self) -> tuple[list[str], int]:
-        """Name the parts."""
+        """Return the names of the parts, and the number of the weight's padding row as context."""
         return ["places", "rows"], self.padding
 
     @staticmethod
     def __tensor_unflatten__(parts: dict[str, Tensor], padding: int, size: Sequence[int], _: Any) -> Any:
-        """Make the gradient of a call, a sparse tensor."""
+        """Make the gradient that a compiled call returns: a sparse tensor."""
         places, rows = parts["places"].to(torch.int64), parts["rows"]
         if padding >= 0:
-            kept = places != padding
-            places, rows = places[kept], rows[kept]
+            has_gradient = places != padding
+            places, rows = places[has_gradient], rows[has_gradient]
         return internals.SPARSE(places.view(1, -1), rows, list(size))
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # mypy sees a method of tensors
-        """Leave to eager what computes with it, as the sum of the gradients of two uses."""
+        """Refuse an op that computes with the gradient, such as the sum of the gradients of two uses."""
         if func is not aten.detach.default:
-            raise RunEagerly(f"`{func}` computes with a sparse gradient", suggestion=_DENSE)
+            raise RunEagerly("computes-with-sparse-gradient", why=f"`{func}` computes with it")
         return _gradient(args[0].places, args[0].rows, args[0].padding, args[0].shape)
 
 
 def _gradient(places: Tensor, rows: Tensor, padding: int, size: Sequence[int]) -> Any:
-    made = internals.make_wrapper(SparseGradient, size, dtype=rows.dtype, device=rows.device)
-    made.places, made.rows, made.padding = places.reshape(-1).to(torch.float64), rows, padding
-    return made
+    gradient = internals.make_wrapper(SparseGradient, size, dtype=rows.dtype, device=rows.device)
+    gradient.places, gradient.rows, gradient.padding = places.reshape(-1).to(torch.float64), rows, padding
+    return gradient
 
 
-def called(mode: Any, func: Any, args: tuple[Any, ...]) -> Any:
-    """Do an op as the trace of a lookup needs it; NotImplemented if it is to be done as it is."""
-    if here.active[-1].phase == "forward":
+def run_op(mode: Any, func: Any, args: tuple[Any, ...]) -> Any:
+    """Handle the ops of an embedding with ``sparse=True`` in a trace; return NotImplemented for all other ops.
+
+    ``mode`` is the `AboveFunctionalization` of the trace. In the forward, it notes which weights are looked up. In the
+    backward, it computes a `SparseGradient` in place of a sparse tensor.
+    """
+    if running.recorders[-1].phase == "forward":
         padding = internals.padding_of_lookup(func, args)
         if padding is not None and args[0].requires_grad:
             _note(mode, args[0], args[1], padding)
-    elif func is internals.BACKWARD_OF_BAGS and args[9] and not args[7]:  # by frequency, it raises
+    elif func is internals.BACKWARD_OF_BAGS and args[9] and not args[7]:  # the arguments sparse and scale_grad_by_freq
         return _of_bags(*args)
     elif (node := internals.current_node()) is not None and node.name().startswith("Embedding"):
         if func is aten.ne.Scalar:
             mode.mask = func(*args), args[1]
             return mode.mask[0]
-        if func is aten.index.Tensor and args[1][0] is mode.mask[0]:  # of what is no padding
+        if func is aten.index.Tensor and args[1][0] is mode.mask[0]:  # selects the rows that are not padding
             mode.padding = mode.mask[1]
             return args[0].view(args[0].shape)
         if func is internals.MAKES_SPARSE:
@@ -80,11 +88,15 @@ def called(mode: Any, func: Any, args: tuple[Any, ...]) -> Any:
 
 
 def _note(mode: Any, weight: Tensor, indices: Tensor, padding: int) -> None:
-    """Note the gradient of a weight that is an argument; the number of its rows is that of another's elements."""
+    """If ``weight`` is an argument of the function, note the layout of its sparse gradient in ``mode.lookups``.
+
+    The gradient has one row for each element of ``indices``. If an argument has that many elements, the number of rows
+    is read from that argument in each call.
+    """
     tensors = [(n, value) for n, value in enumerate(mode.values) if isinstance(value, Tensor)]
     place = next((n for n, value in tensors if value is weight), None)
     if place in mode.lookups:
-        raise RunEagerly("a weight is looked up twice, and its gradient is sparse", suggestion=_DENSE)
+        raise RunEagerly("computes-with-sparse-gradient", why="the weight is looked up twice", at=user_line())
     if place is not None:
         wanted = internals.storage_key(indices), internals.expression_of(indices.numel())
         like = [n for n, t in tensors if (internals.storage_key(t), internals.expression_of(t.numel())) == wanted]
@@ -97,7 +109,10 @@ def _note(mode: Any, weight: Tensor, indices: Tensor, padding: int) -> None:
 
 
 def _of_bags(grad: Tensor, indices: Tensor, offsets: Tensor, *rest: Any) -> Any:
-    """Compute the gradient of bags; in which of them a row is, the forward may have left out."""
+    """Compute the gradient of the weight of an `EmbeddingBag`, in place of the backward op with these arguments.
+
+    The bag of each row is computed here from ``offsets``, because the forward may not have returned it.
+    """
     _, bag_size, _, count, _, kind, _, weights, padding = (*rest, -1)[:9]
     numbers = torch.arange(indices.size(0), dtype=offsets.dtype, device=offsets.device)
     bags = torch.searchsorted(offsets, numbers, right=True) - 1

@@ -1,6 +1,9 @@
-"""Fake tensors whose sizes are symbols of the caller's: traced for all sizes, run op by op on the caller's fakes.
+"""Compile calls with fake tensors of the caller whose sizes are symbols.
 
-What a compiled entry asks of a call adds no guard to the caller's; what the program asks, and its ops, do as in eager.
+The function is traced for all sizes. The graph then runs op by op on the caller's fake tensors.
+
+The checks of a compiled entry add no guards to the caller's shape environment. The program's own questions about sizes,
+and its ops, add guards there as in eager.
 """
 
 from __future__ import annotations
@@ -23,11 +26,16 @@ from aotlab.errors import SubclassError
 from aotlab.pipeline import Options
 from aotlab.runtime.draft import MISS
 
-_running = threading.local()  # its ``quiet`` keeps guards from being added to the caller's while an entry is asked
+#: ``_running.quiet`` is an `ExitStack`. While it is open (during the checks of an entry), no guards are added to the
+#: caller's shape environment.
+_running = threading.local()
 
 
 def compile_call(options: Options, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any], rest: Any) -> Entry:
-    """Compile a call as `aotlab.pipeline.compile_call` does, also of fakes whose sizes are symbols."""
+    """Compile a call as `aotlab.pipeline.compile_call` does, even if fake tensors of the caller have symbolic sizes.
+
+    ``rest`` are the further arguments of `aotlab.pipeline.compile_call`.
+    """
     symbols: dict[int, set[int]] = {}
     try:
         entry = pipeline.compile_call(options, target, args, kwargs, *rest)
@@ -43,11 +51,11 @@ def compile_call(options: Options, target: Target, args: tuple[Any, ...], kwargs
     lifter, run = target.lifter(), entry.run
 
     def guarded(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        values, found = _symbols_of(lifter(), args, kwargs)
-        if found and found != symbols:
+        values, symbols_now = _symbols_of(lifter(), args, kwargs)
+        if symbols_now and symbols_now != symbols:
             return MISS
         with ExitStack() as _running.quiet:
-            for n in found:
+            for n in symbols_now:
                 _running.quiet.enter_context(values[n].fake_mode.shape_env.suppress_guards())
             return run(args, kwargs)
 
@@ -64,7 +72,11 @@ def _symbols_of(lifted: Sequence[Any], args: Any, kwargs: Any) -> tuple[list[Any
 def _compile_for_all(
     options: Options, target: Target, call: tuple[Any, ...], values: list[Any], symbols: dict[int, set[int]]
 ) -> Entry:
-    """Compile a call for all sizes that its ``symbols`` stand for; raise `Declined` if that cannot be."""
+    """Compile a call for all values of its symbolic sizes; raise `Declined` if that is impossible.
+
+    ``call`` are the arguments of `aotlab.pipeline.compile_call` after the target. ``values`` are the flat values of the
+    call. ``symbols`` maps positions among them to the symbolic dimensions of the fake tensors there.
+    """
     call = (*call[:-1], {**(call[-1] or {}), **symbols})
     backend = _asking(options.backend if options.backend.takes_fakes else EagerBackend())
     options, why = replace(options, dynamic=None, backend=backend), _why_not(values, [values[n] for n in symbols])
@@ -72,33 +84,36 @@ def _compile_for_all(
     try:
         if not why:
             entry = pipeline.compile_call(options, target, *call)
-            traced = entry.records["trace"]
+            traced = entry.records.trace
             with internals.fake_mode_set_aside():
                 why = traced.static_since or internals.error_for_symbols(traced.module)
     finally:
         internals.ADMITTED.reset(admitted)
     if why:
-        what = f"fake tensors have symbols for sizes, and it cannot be traced for all of them: {why}"
-        error = RunEagerly(what, suggestion="pass fake tensors of fixed sizes, to have it compiled")
+        error = RunEagerly("fake-tensors-with-symbols", why=why)
         raise Declined(pipeline.refusal_of(error, target, None)) from error
     return entry
 
 
 def _why_not(values: list[Any], symbolic: list[Any]) -> str:
-    """Say why fake tensors among some values cannot be traced for all sizes."""
+    """Return the reason why the fake tensors among some values cannot be traced for all sizes, or an empty text."""
     hints: list[Any] = [each.node.hint for fake in symbolic for each in fake.shape if internals.is_symbolic(each)]
     storages = {id(each): internals.storage_key(each) for each in values if isinstance(each, internals.FakeTensor)}
     if len({*storages.values()}) < len(storages):
         return "arguments share memory"
     if any(hint is None or hint < 2 for hint in hints):
-        return "a size is 0 or 1, or nobody knows it"
+        return "a size is 0 or 1, or is unknown"
     if any(not internals.symbols_among(each.stride()) <= internals.symbols_among(each.shape) for each in symbolic):
-        return "a stride hangs on more than the sizes"
+        return "a stride depends on more than the sizes"
     return "a size is marked as static" if any(internals.marked_dims(each)[1] for each in symbolic) else ""
 
 
 def _asking(backend: Backend) -> Backend:
-    """Return a backend whose forwards, which run when the guards of an entry hold, add guards again."""
+    """Return a copy of a backend whose compiled forwards let the caller's shape environment add guards again.
+
+    A forward runs after the checks of the entry, which must not add guards. It first evaluates the guards on sizes that
+    the program itself needs, so that the shape environment adds them as in eager.
+    """
 
     def compile(request: CompileRequest) -> Boxed:
         compiled = boxed(backend.compile(request))
@@ -114,6 +129,6 @@ def _asking(backend: Backend) -> Backend:
         call._boxed_call = True  # type: ignore[attr-defined]  # the mark that upstream's users look for
         return call
 
-    made = copy.copy(backend)
-    made.compile = compile  # type: ignore[method-assign]  # whatever its class
-    return made
+    asking = copy.copy(backend)
+    asking.compile = compile  # type: ignore[method-assign]  # whatever its class
+    return asking

@@ -1,18 +1,18 @@
 """The function that the engine compiles: it takes and returns plain tensors, and wraps and unwraps in its body.
 
     f(x, y)                                    # x is a TwoTensor
-    body((x.a, x.b, "TwoTensor(a, b)"), y)     # puts x together, calls f, takes the result apart
+    body((x.a, x.b, "TwoTensor(a, b)"), y)     # wraps x, calls f, unwraps the result
 
-Beside the parts stands as text what else is assumed of the wrapper; the engine guards it as it does any Python value.
-The body is run by the trace alone.
+Next to the parts, the body takes a text that describes all other assumptions about the wrapper. The engine guards this
+text like any Python value. Only the trace runs the body.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,36 +23,35 @@ from aotlab.capture import nesting
 from aotlab.capture.call import ArgumentKind, Target
 from aotlab.capture.signals import RunEagerly
 from aotlab.guards.call_state import check_tensor
+from aotlab.guards.guarded_values import Mentioned
 from aotlab.guards.reached import Reached
-from aotlab.guards.values import Mentioned
-from aotlab.ir.subclasses import AnchoredGradient, SubclassInput
-from aotlab.subclasses.edges import Again, Anchor, Gradient, GradientOfInput, Unwrap, Ways, Wrap, apart_of
+from aotlab.ir.subclass_records import AnchoredGradient, SubclassInput
+from aotlab.runtime.draft import Draft
+from aotlab.subclasses.edges import (
+    Anchor,
+    Gradient,
+    GradientOfInput,
+    TraceFindings,
+    Unwrap,
+    Wrap,
+    copy_of,
+)
 from aotlab.subclasses.mode import AboveFunctionalization, LeavesStayLeaves
-from aotlab.subclasses.parts import is_differentiable, sizes, spec_of, state_of, together
-from aotlab.subclasses.passing import Passing, passed
-from aotlab.subclasses.results import Results, read_results
-from aotlab.trace.running import here
-
-if TYPE_CHECKING:
-    from aotlab.runtime.draft import Draft
+from aotlab.subclasses.parts import is_differentiable, sizes, spec_of, state_of, wrap_parts
+from aotlab.subclasses.results import Results, TracedInput, read_results
+from aotlab.subclasses.rewrap import RewrapMode, rewrap
+from aotlab.trace.recorder import running
 
 
-@dataclass(slots=True)
-class Entered:
-    """An input in the trace: the wrapper, what it was before the function ran, the autograd node that made it."""
+class UnwrappedTarget(Target):
+    """The function of plain tensors that the engine compiles in place of ``target`` (see the module).
 
-    item: SubclassInput
-    wrapper: Tensor
-    parts: list[Tensor]
-    version: int
-    history: Any
-    state: tuple[Any, ...]
+    Its arguments are the parts of the wrappers in ``args`` and ``kwargs``, and the arguments that are not wrappers. It
+    serves calls whose arguments have the same types and nesting. ``findings`` are the findings of earlier traces of
+    this call.
+    """
 
-
-class Unwrapped(Target):
-    """The target with its wrappers taken apart, for one kind of call; ``ways`` says what is known of the inputs."""
-
-    def __init__(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any], ways: Ways) -> None:
+    def __init__(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any], findings: TraceFindings) -> None:
         self.target = target
         self.name, self.line, self.frontend = target.name, target.line, target.frontend
         self.function = getattr(target, "function", None)
@@ -67,78 +66,78 @@ class Unwrapped(Target):
         for n, (name, value) in enumerate(zip(names, values, strict=True)):
             if isinstance(value, Tensor) and not internals.is_wrapper(value):
                 check_tensor(value, name)
-            if internals.is_wrapper(value) or _is_watched(n, value, ways) or id(value) in first:
+            if internals.is_wrapper(value) or _is_watched(n, value, findings) or id(value) in first:
                 k = first.setdefault(id(value), len(self.inputs))
-                made = _input(name, self._kind(n), n, value, k, ways)
-                if k < len(self.inputs):  # the same tensor: what is known is known of the first
-                    made = replace(self.inputs[k], name=name, kind=self._kind(n), position=n)
-                self.inputs.append(made)
-        ours = {item.position for item in self.inputs}
+                item = _input(name, self._kind(n), n, value, k, findings)
+                if k < len(self.inputs):  # the same tensor again: its first position has the findings
+                    item = replace(self.inputs[k], name=name, kind=self._kind(n), position=n)
+                self.inputs.append(item)
+        ours = {each.position for each in self.inputs}
         self._plain_lifted = [n for n in range(len(lifted)) if n not in ours]
-        self._names, self._ways = names, ways
-        self._check_hidden(values)
-        self.gradients = [GradientOfInput(each, (), ways) for each in self.inputs]  # of the last trace
+        self._names, self._findings = names, findings
+        self._check_copied(values)
+        self.gradients = [GradientOfInput(each, (), findings) for each in self.inputs]  # replaced by each trace
         self.results: Results | None = None
-        self.passing: set[int] = set()  # outputs, in the written function
-        self._given: list[Tensor] = []
-        self._calls = frozenset(ways.passing)
+        self.rewrapped_outputs: set[int] = set()  # outputs whose wrapper `after_node` has already written
+        self._lifted_values: list[Tensor] = []
+        self._calls_to_rewrap = frozenset(findings.rewrapped_calls)
 
     def _kind(self, n: int) -> str:
         return self._kinds[n][1] if n < self.lifted_count else "input"
 
-    def _check_hidden(self, values: Sequence[Any]) -> None:
-        """Refuse a write to a wrapper with a history whose memory is also another argument's."""
+    def _check_copied(self, values: Sequence[Any]) -> None:
+        """Run the call eagerly if an input must be copied and another argument shares its memory."""
         memory: dict[int, int] = {}
         for n, value in enumerate(values):
             for tensor in parts_of(value) if isinstance(value, Tensor) else ():
                 key = internals.storage_key(tensor)
                 other = memory.setdefault(key, n)
-                pair = [item for item in self.inputs if item.hidden and item.position in (n, other)]
+                pair = [item for item in self.inputs if item.is_copied and item.position in (n, other)]
                 if other != n and values[other] is not value and pair:
-                    raise RunEagerly(f"`{pair[0].name}` shares memory with another argument, and is changed")
+                    raise RunEagerly("subclass-changed-and-shared", name=f"`{pair[0].name}`", other="another argument")
 
-    # --- what the engine asks
+    # --- the `Target` interface for the engine
 
     def reached(self) -> tuple[Reached, ...]:
-        """Return what the function reads."""
+        """Return the values that the function reads besides its arguments."""
         return self._reached
 
     def mentioned(self) -> Mentioned:
-        """Return which attributes it may read."""
+        """Return the names of the attributes that the function may read."""
         return self.target.mentioned()
 
     def lifted(self) -> Sequence[Tensor]:
-        """Return what is lifted and no wrapper."""
+        """Return the lifted tensors that are not wrappers."""
         return self.lifter()()
 
     def lifter(self) -> Callable[[], Sequence[Tensor]]:
-        """Return a function that reads that."""
+        """Return a function that reads the lifted tensors that are not wrappers."""
         read, plain = self.target.lifter(), self._plain_lifted
 
         def read_plain() -> list[Tensor]:
-            found = read()
-            return [found[n] for n in plain]
+            tensors = read()
+            return [tensors[n] for n in plain]
 
         return read_plain
 
     def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
-        """Name it."""
+        """Return the names and kinds of the lifted tensors that are not wrappers."""
         return [self._kinds[n] for n in self._plain_lifted]
 
     def holder(self, lifted: Sequence[Tensor]) -> Callable[[], AbstractContextManager[None]]:
-        """Return what puts the traced parameters, wrappers too, in their place again."""
-        return self.target.holder(self._given)
+        """Return a context manager in which the user's modules have the traced parameters, wrappers included."""
+        return self.target.holder(self._lifted_values)
 
     def objects(self) -> list[Any]:
         """Return the objects that the function reaches."""
         return self.target.objects()
 
     def still_same(self) -> Callable[[], bool] | None:
-        """Return the check of what the function reaches."""
+        """Return a fast check that the values that the function reads are still the same."""
         return self.target.still_same()
 
     def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-        """Name the parts by their wrappers and attributes."""
+        """Return the names of the flat arguments; a part is named by its wrapper and attribute."""
         of_inputs = {item.position: self._names_of(item) for item in self.inputs}
         lifted = [name for n in range(self.lifted_count) for name in of_inputs.get(n, [])]
         rest = range(self.lifted_count, len(self._names))
@@ -150,15 +149,15 @@ class Unwrapped(Target):
 
     @property
     def structure(self) -> str:
-        """Write how the arguments are nested, for sentences about another call."""
+        """A text with the types and the nesting of the arguments; the reason for a recompile shows it."""
         specs = {item.position: str(item.spec or "*") for item in self.inputs}
         flat = (specs.get(n, "*") for n in range(self.lifted_count, len(self._names)))
         return f"({', '.join([*(specs[n] for n in specs if n < self.lifted_count), *flat])})"
 
     # --- a call
 
-    def taken_apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of the body for a call of the function."""
+    def unwrap(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of the body for the arguments of a call of the function."""
         leaves, _ = nesting.flatten((args, kwargs))
         values = [*self.target.lifted(), *leaves]
         groups: list[tuple[Any, ...]] = []
@@ -174,8 +173,9 @@ class Unwrapped(Target):
         return (*(values[n] for n in lifted), *args), kwargs
 
     def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Put the wrappers together, call the function, and take its result apart."""
-        here.active[-1].above = mode = AboveFunctionalization()
+        """Wrap the arguments, call the function, and unwrap its result."""
+        self._findings.is_tracing = True
+        running.recorders[-1].subclass_mode = mode = AboveFunctionalization()
         with mode:
             return self._run(lifted, args, kwargs, mode)
 
@@ -186,87 +186,96 @@ class Unwrapped(Target):
             flat = iter(nesting.flatten((args, kwargs))[0])
             plain = dict(zip(self._plain_lifted, lifted, strict=True))
             by_position = {item.position: item for item in self.inputs}
-            entered: list[Entered] = []
+            traced: list[TracedInput] = []
             values: list[Any] = []
             for n in range(len(self._names)):
                 if n in by_position:
-                    entered.append(self._enter(by_position[n], flat, entered))
-                    values.append(entered[-1].wrapper)
+                    traced.append(self._enter(by_position[n], flat, traced))
+                    values.append(traced[-1].wrapper)
                 else:
                     values.append(plain[n] if n in plain else next(flat))
-            self._given = values[: self.lifted_count]
+            self._lifted_values = values[: self.lifted_count]
             mode.values = values
             given_args, given_kwargs = nesting.unflatten(values[self.lifted_count :], self.tree)
-        with LeavesStayLeaves(each.wrapper for each in entered if each.item.is_leaf), Passing(self._calls) as passing:
-            result = self.target.run(self._given, tuple(given_args), given_kwargs)
+        leaves = [each.wrapper for each in traced if each.item.is_leaf]
+        with LeavesStayLeaves(leaves), RewrapMode(self._calls_to_rewrap) as rewrapping:
+            result = self.target.run(self._lifted_values, tuple(given_args), given_kwargs)
         with internals.disable_torch_function():
             now, tree = nesting.flatten((given_args, given_kwargs))
             if tree != self.tree or any(a is not b for a, b in zip(now, values[self.lifted_count :], strict=True)):
-                raise RunEagerly("a container that is given beside a tensor subclass is changed")
+                raise RunEagerly("container-beside-subclass-changed")
             if not mode.lookups.keys() <= {item.position for item in self.inputs if item.anchors}:
-                self._ways.gradients |= mode.lookups
-                raise Again
-            given = {id(part): None for part, _ in nesting.parts_of((given_args, given_kwargs))} | {
+                self._findings.anchor_gradients(mode.lookups)
+            objects_before = {id(part): None for part, _ in nesting.parts_of((given_args, given_kwargs))} | {
                 id(each): None for each in self.target.objects()
             }
             self.results, returned = read_results(
-                result, entered, _containers(given, values), self._ways, {*mode.mixed}, passing
+                result, traced, _containers(objects_before, values), self._findings, {*mode.mixed}, rewrapping
             )
         return returned
 
-    def between(self, draft: Draft, positions: Sequence[int]) -> None:
-        """Write that parts of what others are computed of pass the wrapper that the caller gets."""
+    def end_trace(self) -> None:
+        """Raise `RetraceNeeded` if the trace added a finding."""
+        self._findings.is_tracing = False
+        self._findings.check()
+
+    def after_node(self, draft: Draft, positions: Sequence[int]) -> None:
+        """Write the lines that wrap and unwrap the parts of an output from which other outputs are computed.
+
+        The engine calls this method after it has written an autograd node, whose results are the forward outputs at
+        ``positions``. See `aotlab.subclasses.rewrap`.
+        """
         assert self.results is not None
         outputs, writes = draft.trace.returned_outputs, len(draft.trace.writes)
-        own = {outputs[i - writes]: i for i in positions if writes <= i < writes + len(outputs)}
-        for n, each in enumerate([*self.results.outputs, *self.results.besides]):
-            if each.passes and each.spec is not None and each.first in own:
-                names = ", ".join(draft.results[own[each.first + k]] for k in range(each.spec.count))
+        own_results = {outputs[i - writes]: i for i in positions if writes <= i < writes + len(outputs)}
+        for n, each in enumerate([*self.results.outputs, *self.results.extra_bases]):
+            if each.is_rewrapped and each.spec is not None and each.first in own_results:
+                names = ", ".join(draft.results[own_results[each.first + k]] for k in range(each.spec.count))
                 gradient = draft.w.constant("gradient", Gradient(f"output {n}", each.tangent))
-                given = f"{draft.w.constant('spec', each.spec)}, {gradient}, {names}"
-                draft.with_grad(f"{names}, = {draft.w.shared('passed', passed)}({given})")
-                self.passing.add(n)
+                arguments = f"{draft.w.constant('spec', each.spec)}, {gradient}, {names}"
+                draft.with_grad(f"{names}, = {draft.w.shared('rewrap', rewrap)}({arguments})")
+                self.rewrapped_outputs.add(n)
 
-    def _enter(self, item: SubclassInput, flat: Iterator[Any], entered: list[Entered]) -> Entered:
+    def _enter(self, item: SubclassInput, flat: Iterator[Any], traced: list[TracedInput]) -> TracedInput:
         parts, anchors = [next(flat) for _ in item.paths], [next(flat) for _ in item.anchors]
         next(flat)
-        if item.same_as < len(entered):
-            return replace(entered[item.same_as], item=item)
+        if item.same_as < len(traced):
+            return replace(traced[item.same_as], item=item)
         if item.gradient is not None:
-            gradient = self.gradients[item.same_as] = GradientOfInput(item, parts, self._ways)
-            given = item.spec, gradient, len(anchors), item.hidden, *anchors, *parts
+            gradient = self.gradients[item.same_as] = GradientOfInput(item, parts, self._findings)
+            arguments = item.spec, gradient, len(anchors), item.is_copied, *anchors, *parts
             with torch.enable_grad():
-                made = Wrap.apply(*given)  # type: ignore[no-untyped-call]  # untyped in torch
+                wrapper = Wrap.apply(*arguments)  # type: ignore[no-untyped-call]  # untyped in torch
         else:
-            parts = [apart_of(part) for part in parts] if item.hidden else parts
-            made = parts[0] if item.spec is None else together(item.spec, parts)
-        return Entered(
+            parts = [copy_of(part) for part in parts] if item.is_copied else parts
+            wrapper = parts[0] if item.spec is None else wrap_parts(item.spec, parts)
+        return TracedInput(
             item=item,
-            wrapper=made,
-            parts=parts_of(made),
-            version=0 if made.is_inference() else internals.version_of(made),
-            history=made.grad_fn,
-            state=state_of(made),
+            wrapper=wrapper,
+            parts=parts_of(wrapper),
+            version=0 if wrapper.is_inference() else internals.version_of(wrapper),
+            history=wrapper.grad_fn,
+            state=state_of(wrapper),
         )
 
 
-def _containers(given: dict[int, None], values: Sequence[Any]) -> dict[int, None]:
-    """Leave of what a function is given, by ``id``, only what is no tensor and no plain value."""
+def _containers(ids: dict[int, None], values: Sequence[Any]) -> dict[int, None]:
+    """Return the ids of containers and objects, without the ids of ``values``."""
     leaves = {id(value) for value in values}
-    return {key: None for key in given if key not in leaves}
+    return {key: None for key in ids if key not in leaves}
 
 
-def _is_watched(position: int, value: Any, ways: Ways) -> bool:
-    """Tell whether a plain tensor is an input here, because its gradient is a wrapper or may be."""
-    may_be = ways.watches and isinstance(value, Tensor) and value.requires_grad
-    return may_be or position in ways.gradients
+def _is_watched(position: int, value: Any, findings: TraceFindings) -> bool:
+    """Tell whether a plain tensor is treated like a wrapper, because its gradient is or may be a wrapper."""
+    may_be = findings.checks_plain_inputs and isinstance(value, Tensor) and value.requires_grad
+    return may_be or position in findings.gradients
 
 
-def _input(name: str, kind: str, position: int, tensor: Tensor, same_as: int, ways: Ways) -> SubclassInput:
+def _input(name: str, kind: str, position: int, tensor: Tensor, same_as: int, findings: TraceFindings) -> SubclassInput:
     gradient: Literal["parts"] | AnchoredGradient | None = None
     spec = spec_of(tensor, name) if internals.is_wrapper(tensor) else None
     if tensor.requires_grad and not torch.is_inference_mode_enabled():
-        gradient = ways.gradients.get(position, "parts")
+        gradient = findings.gradients.get(position, "parts")
         if gradient == "parts" and not is_differentiable(parts_of(tensor)):
             layout = [] if spec is None else spec.layout.size
             gradient = AnchoredGradient(spec=None, anchors=((tensor.dtype, tuple(layout)),))
@@ -279,16 +288,20 @@ def _input(name: str, kind: str, position: int, tensor: Tensor, same_as: int, wa
         requires_grad=tensor.requires_grad,
         is_leaf=tensor.is_leaf,
         gradient=gradient,
-        hidden=position in ways.hidden,
+        is_copied=position in findings.copied,
     )
 
 
 def tensors_of(tensor: Tensor, item: SubclassInput, gradient: Gradient, inputs: Sequence[Any]) -> Sequence[Tensor]:
-    """Return what is given to the body for a wrapper: its parts, perhaps with a history, and its anchors."""
+    """Return the tensors that the body takes for a wrapper ``tensor``.
+
+    These are its parts. If the gradient of the wrapper has the same parts, they have a ``grad_fn``. If the gradient has
+    other parts, the anchors follow. ``inputs`` are all flat arguments, from which sizes of anchors may be read.
+    """
     if item.gradient == "parts":
         with torch.enable_grad():
-            found: Sequence[Tensor] = Unwrap.apply(tensor, gradient)  # type: ignore[no-untyped-call]
-        return found
+            unwrapped: Sequence[Tensor] = Unwrap.apply(tensor, gradient)  # type: ignore[no-untyped-call]
+        return unwrapped
     parts = [part.detach() if part.requires_grad else part for part in parts_of(tensor)]
     if item.gradient is not None:
         anchors = [(dtype, sizes(size, [*parts, *inputs])) for dtype, size in item.gradient.anchors]

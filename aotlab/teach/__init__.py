@@ -1,14 +1,21 @@
-"""The course's tools: predict what a program does and see, practice, exercises.
+"""The tools of the course: predictions, practice and exercises.
 
-In order: `truth` (what is true of a call), `prediction` (questions, and an answer beside the truth), `programs`
-(endless programs), `exercises`, `course`, `course_again` and `wild` (the pages' exercises), `families` and `steps` (a
-reader's compiler), `kept` (what was done), `windows` (which element lies where in a storage), `code` (what a report
-holds), `shown` (tables), `plots` (the style of figures).
+The modules, in reading order:
+
+- `truth` computes the facts about a call;
+- `prediction` asks the questions of `questions` about a call, and compares the answers with these facts;
+- `programs` draws programs for practice;
+- `exercises` defines exercises; `course`, `course_again` and `wild` contain the exercises of the pages;
+- `families` and `steps` test the compiler that a reader writes;
+- `progress_file` stores the reader's progress;
+- `windows` draws a map of a storage: the position of each element of some tensors;
+- `code` shows code from a report;
+- `shown` formats tables, `plots` sets the style of figures, and `form` makes a form of widgets.
 """
 
 from __future__ import annotations
 
-import aotlab.teach.course  # their exercises enter themselves
+import aotlab.teach.course  # importing these modules registers their exercises
 import aotlab.teach.course_again
 import aotlab.teach.steps
 import aotlab.teach.wild  # noqa: F401

@@ -1,12 +1,12 @@
-"""The code that a report holds: graphs, and the wrapper that calls them."""
+"""Show code from a report: graphs, and the generated run-time function that calls them."""
 
 from __future__ import annotations
 
 from aotlab.errors import UsageError
-from aotlab.report.views import Views
+from aotlab.report.model import Report, Views
 from aotlab.teach.shown import Shown
 
-#: What can be shown: the stage, and how its title begins.
+#: By the argument ``part`` of `code`: the stage of the report that contains the code, and the beginning of its title.
 _PARTS = {
     "joint": ("trace", "joint graph"),
     "forward": ("partition", "forward graph"),
@@ -16,26 +16,27 @@ _PARTS = {
 
 
 class Code(Shown):
-    """Lines of code."""
+    """Code that displays itself."""
 
     def __init__(self, text: str) -> None:
         self.code = text
 
 
-def code(report: Views, part: str = "forward") -> Code:
+def code(report: Views[Report], part: str = "forward") -> Code:
     """Show the code of the last graph of a report: ``"joint"``, ``"forward"``, ``"backward"`` or ``"wrapper"``.
 
-    The wrapper is shown from where it calls the graph; before that, it looks whether all that was assumed holds.
+    ``"wrapper"`` is the generated run-time function. It is shown from the call of the compiled forward on. The lines
+    before that call check the guards.
 
     Raises
     ------
     UsageError
-        There is no such part; of a function without gradients there is no joint graph and no backward.
+        The report has no such part. A function without gradients has no joint graph and no backward graph.
     """
     graphs = [graph for frame in report.report().frames for graph in frame.graphs if graph.stages]
     stage, title = _PARTS.get(part, ("", ""))
     stages = graphs[-1].stages if graphs else ()
-    found = [code.text for each in stages if each.name == stage for code in each.codes if code.title.startswith(title)]
-    if not found:
+    texts = [code.text for each in stages if each.name == stage for code in each.codes if code.title.startswith(title)]
+    if not texts:
         raise UsageError(f"the report has no code {part!r}; there may be {', '.join(_PARTS)}")
-    return Code(found[-1].partition("# compiled forward\n")[2] if part == "wrapper" else found[-1])
+    return Code(texts[-1].partition("# compiled forward\n")[2] if part == "wrapper" else texts[-1])

@@ -1,4 +1,4 @@
-"""The exercises of the course's pages 08 to 10; see `course`."""
+"""The exercises of pages 08 to 10. They are written as in `course`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Answer = Callable[..., Any]
 
 
 def _graphs(function: Answer, *calls: tuple[Any, ...]) -> int:
-    """Compile a function, make some calls, and count the graphs that they needed."""
+    """Compile a function, make some calls, and return the number of compiled graphs."""
     compiled = aotlab.compile(function, backend="eager")
     with warnings.catch_warnings(), aotlab.Report.record() as recording:
         warnings.simplefilter("ignore")
@@ -34,19 +34,19 @@ def _graphs(function: Answer, *calls: tuple[Any, ...]) -> int:
 
 @new_exercise("recompiles")
 def another_graph(answer: Answer) -> None:
-    """Write `answer(x)`: a tensor of the shape, dtype and values of `x`, which the same graph does not serve.
+    """Write `answer(x)`: a tensor with the shape, dtype and values of `x`, which the same graph does not serve.
 
-    - Go through the guards of a tensor: of what do they speak besides shape and dtype?
-    - Strides are guarded, and whether gradients are wanted.
-    - A copy in another order of memory, or one that requires grad.
+    - Go through the guards of a tensor: which properties do they check besides shape and dtype?
+    - Guards check the strides, and whether a tensor requires grad.
+    - Return a copy with another order of the elements in memory, or a copy that requires grad.
     """
     x = torch.arange(6.0).view(2, 3)
-    found = answer(x)
-    require(isinstance(found, torch.Tensor), f"the result is of type {type(found).__name__}, and is to be a tensor")
-    require(found.dtype == x.dtype, f"the result has dtype {found.dtype}")
-    require(torch.equal(found, x), f"of {x.tolist()} it makes {found.tolist()}")
-    served = f"it is served, too: {window(found)}, as `x`, and requires_grad={found.requires_grad}, as `x`"
-    require(_graphs(lambda x: x * 2, (x,), (found,)) == 2, served)
+    result = answer(x)
+    require(isinstance(result, torch.Tensor), f"the result is of type {type(result).__name__}, and must be a tensor")
+    require(result.dtype == x.dtype, f"the result has dtype {result.dtype}")
+    require(torch.equal(result, x), f"for {x.tolist()} it returns {result.tolist()}")
+    equal_facts = f"{window(result)} and requires_grad={result.requires_grad}, like `x`"
+    require(_graphs(lambda x: x * 2, (x,), (result,)) == 2, f"the graph for `x` serves it, too: it has {equal_facts}")
 
 
 def folded(x: torch.Tensor) -> torch.Tensor:
@@ -59,13 +59,13 @@ def folded(x: torch.Tensor) -> torch.Tensor:
 def how_many_graphs(answer: float) -> None:
     """How many graphs does this program need without `dynamic=True`, if `x` has 3, 4, 2, 8, 5, 1 and then 9 elements?
 
-    - The first graph is for 3 elements alone. At the second call the size has become another one.
-    - A graph with a symbol holds for the sizes that go the same way at the `if`.
-    - And there is a size that is never a symbol.
+    - The first graph is for 3 elements only. The second call has another size.
+    - A graph with a symbol is valid for the sizes that take the same branch of the `if`.
+    - And there is a size that never becomes a symbol.
     """
     calls = [(torch.ones(size),) for size in (3, 4, 2, 8, 5, 1, 9)]
     first = f"3, 4 and 2 elements alone need {_graphs(folded, *calls[:3])}"
-    require(answer == _graphs(folded, *calls), f"it is not {answer}: {first}, and what do the other four need?")
+    require(answer == _graphs(folded, *calls), f"it is not {answer}: {first}. How many do the other four need?")
 
 
 def doubled(x: torch.Tensor, n: int) -> torch.Tensor:
@@ -78,15 +78,15 @@ def doubled(x: torch.Tensor, n: int) -> torch.Tensor:
 def fewer_graphs(answer: Answer) -> None:
     """Write `answer(x, n)`, which returns the same as this program, and needs two graphs for all `n` from 1 to 8.
 
-    - The loop fixes `n`, since each `n` makes another list of ops. Calculate with `n` instead.
-    - To multiply by 2 so often is to multiply once, by a power of 2.
-    - Python's operator for powers works for numbers, and an op of a graph can take what comes out.
+    - The loop fixes `n`, because each `n` makes another list of ops. Calculate with `n` instead.
+    - Multiplying by 2 several times is the same as multiplying once by a power of 2.
+    - Python's power operator works for numbers, and an op of the graph can take its result.
     """
     x = torch.tensor([1.0, -3.0])
     for n in range(1, 9):
-        found, expected = answer(x, n), doubled(x, n)
-        wrong = f"for n = {n} it makes {found.tolist()} of {x.tolist()}, and not {expected.tolist()}"
-        require(torch.equal(found, expected), wrong)
+        result, expected = answer(x, n), doubled(x, n)
+        wrong = f"for n = {n} it makes {result.tolist()} of {x.tolist()}, and not {expected.tolist()}"
+        require(torch.equal(result, expected), wrong)
     graphs = _graphs(answer, *((x, n) for n in range(1, 9)))
     require(graphs, "it cannot be compiled, and runs eagerly")
     require(graphs <= 2, f"it needs {graphs} graphs")
@@ -97,11 +97,12 @@ def fewer_graphs(answer: Answer) -> None:
 
 @new_exercise("randomness")
 def mask_again(answer: Answer) -> None:
-    """Write `answer(x, state)`: the mask that `dropout(x, 0.5)` draws from `state`. Leave the generator as it was.
+    """Write `answer(x, state)`: the mask that `dropout(x, 0.5)` draws from `state`. Do not change the generator.
 
-    - A mask is `True` where an element was kept. Dropout of ones shows it, whatever is in `x`.
-    - Put `state` into the generator, draw, and put back what was there before.
-    - `torch.get_rng_state()`, `torch.set_rng_state(…)`; or `with torch.random.fork_rng():`, which puts it back for you.
+    - A mask is `True` where an element was kept. The dropout of ones shows the mask; the values of `x` do not matter.
+    - Set the generator to `state`, draw, and restore the old state.
+    - Use `torch.get_rng_state()` and `torch.set_rng_state(…)`. Or use `with torch.random.fork_rng():`, which restores
+      the state for you.
     """
     with torch.random.fork_rng(devices=[]):
         for seed in (1, 2):
@@ -111,11 +112,13 @@ def mask_again(answer: Answer) -> None:
             expected = functional.dropout(torch.ones_like(x), 0.5) != 0
             torch.manual_seed(0)
             before = torch.get_rng_state()
-            found = answer(x, state)
-            require(isinstance(found, torch.Tensor) and found.dtype == torch.bool, "the mask is not of booleans")
-            wrong = f"for x = {x.tolist()} it was {expected.int().tolist()}, not {found.int().tolist()}"
-            require(torch.equal(found, expected), wrong)
-            require(torch.equal(torch.get_rng_state(), before), "the state of the generator is another one afterwards")
+            mask = answer(x, state)
+            require(
+                isinstance(mask, torch.Tensor) and mask.dtype == torch.bool, "the mask does not consist of booleans"
+            )
+            wrong = f"for x = {x.tolist()} it was {expected.int().tolist()}, not {mask.int().tolist()}"
+            require(torch.equal(mask, expected), wrong)
+            require(torch.equal(torch.get_rng_state(), before), "the state of the generator has changed afterwards")
 
 
 def draws_some(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
@@ -130,16 +133,16 @@ def draws_some(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tenso
 def what_is_drawn(answer: Any) -> None:
     """For which of its inputs does this program draw random numbers? Answer as in `"a, b"`.
 
-    - It does not matter whether somebody uses what was drawn.
-    - Nor does it matter whether gradients are wanted.
-    - Outside of training, dropout returns what it was given.
+    - It does not matter whether somebody uses the random numbers.
+    - It does not matter whether gradients are needed.
+    - Outside of training, dropout returns its argument.
     """
     names = ("a", "b", "c", "d")
     said = set(answer.replace(",", " ").split() if isinstance(answer, str) else answer)
     require(said <= {*names}, f"the names are {', '.join(names)}")
 
     def left(without: str) -> torch.Tensor:
-        """Return the state after a call, for which one of the inputs has no elements, so that none is drawn for it."""
+        """Return the state after a call. One input has no elements, so that the call draws no number for it."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             draws_some(*(torch.ones(0 if name == without else 1) for name in names))
@@ -155,27 +158,27 @@ def what_is_drawn(answer: Any) -> None:
 
 @new_exercise("randomness")
 def autocast_by_hand(answer: Answer) -> None:
-    """Write `answer(x, w)`, which returns what `x @ w` is under autocast to `bfloat16`, without autocast.
+    """Write `answer(x, w)`: without autocast, return the value of `x @ w` under autocast to `bfloat16`.
 
     - The inputs are `float32`. What does autocast do with them before the product?
-    - It is not the result that is cast.
+    - Autocast does not cast the result.
     - `x.bfloat16()` makes a copy in the other dtype; autograd casts the gradient back.
     """
     x, w = torch.linspace(0, 1, 12).view(3, 4), torch.linspace(1, 2, 8).view(4, 2).requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = x @ w
-    found = answer(x, w)
-    require(isinstance(found, torch.Tensor), f"the result is of type {type(found).__name__}, and is to be a tensor")
+    result = answer(x, w)
+    require(isinstance(result, torch.Tensor), f"the result is of type {type(result).__name__}, and must be a tensor")
     names = getattr(getattr(answer, "__code__", None), "co_names", ())
     require("autocast" not in names, "it uses autocast")
-    require(found.dtype == torch.bfloat16, f"the result has dtype {found.dtype}")
-    require(found.shape == expected.shape, f"the result has shape {tuple(found.shape)}")
-    where = (found != expected).nonzero()[:1].flatten().tolist()
+    require(result.dtype == torch.bfloat16, f"the result has dtype {result.dtype}")
+    require(result.shape == expected.shape, f"the result has shape {tuple(result.shape)}")
+    where = (result != expected).nonzero()[:1].flatten().tolist()
     if where:
-        values = f"{found[tuple(where)].item()}, not {expected[tuple(where)].item()}"
+        values = f"{result[tuple(where)].item()}, not {expected[tuple(where)].item()}"
         require(False, f"element {where} is {values}: the product itself is in bfloat16")
-    require(found.requires_grad, "no gradient reaches `w`")
-    (gradient,) = torch.autograd.grad(found.sum(), w)
+    require(result.requires_grad, "no gradient reaches `w`")
+    (gradient,) = torch.autograd.grad(result.sum(), w)
     require(gradient.dtype == torch.float32, f"the gradient of `w` has dtype {gradient.dtype}")
 
 
@@ -183,30 +186,30 @@ def autocast_by_hand(answer: Answer) -> None:
 
 
 class Two(torch.Tensor):
-    """A wrapper of two tensors with a word that is kept beside them; ops run on both."""
+    """A wrapper subclass with two parts and a word. Ops run on both parts. The word is the context for flattening."""
 
     def __new__(cls, one: Any, other: Any, word: str = "") -> Two:
-        """Make the outside."""
-        made: Two = wrapper_like(cls, one)
-        return made
+        """Make the wrapper. ``__init__`` stores the parts in it."""
+        wrapper: Two = wrapper_like(cls, one)
+        return wrapper
 
     def __init__(self, one: Any, other: Any, word: str = "") -> None:
         self.other, self.one, self.word = other, one, word
 
     def __tensor_flatten__(self) -> tuple[list[str], str]:
-        """Take it apart."""
+        """Return the names of the parts, and the context."""
         return ["other", "one"], self.word
 
     @staticmethod
     def __tensor_unflatten__(inner: dict[str, torch.Tensor], context: str, size: Any, stride: Any) -> Two:
-        """Put it together."""
+        """Build a wrapper from parts."""
         return Two(inner["one"], inner["other"], context)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch declares it without the op
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run an op on both."""
+        """Run an op on both parts."""
         parts = (
             torch_internals.pytree.tree_map_only(cls, operator.attrgetter(name), args) for name in ("one", "other")
         )
@@ -215,44 +218,44 @@ class Two(torch.Tensor):
 
 @new_exercise("subclasses")
 def take_apart(answer: Answer) -> None:
-    """Write `answer(t)`: the list of all plain tensors of which `t` is made. The parts of a wrapper may be wrappers.
+    """Write `answer(t)`: the list of all plain tensors that `t` consists of. The parts of a wrapper may be wrappers.
 
-    - A tensor is a wrapper if it has `__tensor_flatten__`. A plain one is made of itself.
-    - `names, context = t.__tensor_flatten__()`, and the parts are the attributes of these names, in this order.
+    - A tensor is a wrapper if it has `__tensor_flatten__`. A plain tensor consists only of itself.
+    - `names, context = t.__tensor_flatten__()`. The parts are the attributes with these names, in this order.
     - Let `answer` call itself for each part, and join the lists.
     """
     a, b, c = torch.ones(2), torch.zeros(2), torch.arange(2.0)
-    for made, expected, what in (
+    for wrapper, expected, what in (
         (Two(a, b), [b, a], "a wrapper of two tensors"),
         (Two(Two(a, b), c), [c, b, a], "a wrapper of a wrapper and a tensor"),
         (a, [a], "a plain tensor"),
     ):
-        found = answer(made)
-        require(isinstance(found, (list, tuple)), f"of {what} it returns a {type(found).__name__}, and not a list")
-        require(len(found) == len(expected), f"of {what} it returns {len(found)} tensors, not {len(expected)}")
-        plain = not any(isinstance(each, Two) for each in found)
-        require(plain, f"of {what} it returns a list with a wrapper in it")
-        require(all(map(operator.is_, found, expected)), f"of {what} it returns other tensors, or in another order")
+        tensors = answer(wrapper)
+        require(isinstance(tensors, (list, tuple)), f"for {what} it returns a {type(tensors).__name__}, not a list")
+        require(len(tensors) == len(expected), f"for {what} it returns {len(tensors)} tensors, not {len(expected)}")
+        plain = not any(isinstance(each, Two) for each in tensors)
+        require(plain, f"for {what} it returns a list that contains a wrapper")
+        require(all(map(operator.is_, tensors, expected)), f"for {what} it returns other tensors, or another order")
 
 
 @new_exercise("subclasses")
 def put_together(answer: Answer) -> None:
-    """Write `answer(old, parts)`: a wrapper of the class of `old`, made of these parts, in the order of its names.
+    """Write `answer(old, parts)`: a wrapper of the class of `old` with these parts, in the order of the names of `old`.
 
-    - What you need of `old` is its class, the names of its parts, and what else is known of it: the context.
-    - `names, context = old.__tensor_flatten__()`; and `dict(zip(names, parts))` has the parts by name.
-    - `type(old).__tensor_unflatten__(parts_by_name, context, size, stride)`, with size and stride of `old`.
+    - From `old` you need its class, the names of its parts, and its context.
+    - `names, context = old.__tensor_flatten__()`, and `dict(zip(names, parts))` has the parts by name.
+    - Call `type(old).__tensor_unflatten__(parts_by_name, context, size, stride)` with the size and strides of `old`.
     """
     parts = [torch.arange(3.0), torch.ones(3)]
     for word in ("", "kept"):
-        found = answer(Two(torch.zeros(3), torch.zeros(3), word), parts)
-        require(isinstance(found, Two), f"the result is a {type(found).__name__}, and not of the class of `old`")
-        for name, part in zip(found.__tensor_flatten__()[0], parts, strict=True):
+        wrapper = answer(Two(torch.zeros(3), torch.zeros(3), word), parts)
+        require(isinstance(wrapper, Two), f"the result is a {type(wrapper).__name__}; it must have the class of `old`")
+        for name, part in zip(wrapper.__tensor_flatten__()[0], parts, strict=True):
             place = {id(each): f"parts[{number}]" for number, each in enumerate(parts)}
-            lies = place.get(id(getattr(found, name)), "another tensor")
+            lies = place.get(id(getattr(wrapper, name)), "another tensor")
             wrong = f"its part `{name}` is `{lies}`, not `{place[id(part)]}`: `old` names its parts in another order"
-            require(getattr(found, name) is part, wrong + " than `__init__` takes them")
-        require(found.word == word, f"what else is known of `old` is {word!r}, and of the result {found.word!r}")
+            require(getattr(wrapper, name) is part, wrong + " than `__init__` takes them")
+        require(wrapper.word == word, f"the attribute `word` of `old` is {word!r}, and of the result {wrapper.word!r}")
 
 
 def times(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -261,11 +264,11 @@ def times(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @new_exercise("subclasses", takes="number", program=times)
 def how_many_inputs(answer: float) -> None:
-    """How many tensors go into the graph, if `x` is `Pair(Pair(s, t), u)`, and `y` is `t`? The three are plain.
+    """How many tensors are inputs of the graph if `x` is `Pair(Pair(s, t), u)` and `y` is `t`? All three are plain.
 
-    - Take `x` apart, until only plain tensors are left.
-    - `y` is a plain tensor, and one that you have met already.
-    - The same tensor twice goes into a graph once (`06_inputs_that_share`).
+    - Take `x` apart until only plain tensors are left.
+    - `y` is a plain tensor, and you have seen it already.
+    - If the same tensor is passed twice, it is one input of the graph (`06_inputs_that_share`).
     """
     s, t, u = torch.ones(2), torch.ones(2), torch.ones(2)
     with aotlab.Report.record() as recording:

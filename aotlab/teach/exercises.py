@@ -1,8 +1,9 @@
-"""Exercises: a task, a check that runs the answer, three hints; any right answer passes.
+"""Exercises: a task, a check that runs the answer, and three hints. Any right answer passes.
 
-A solution is kept only where a page goes on with the answer, and shown when asked for.
+An exercise has a solution only if its page uses the answer in later cells. The reader can display the solution.
 
-A teacher writes one as a function: its docstring is the task and three hints, its `require` lines are the check.
+A teacher writes an exercise as a function. Its docstring is the task and three hints. Its calls of `require` are the
+check.
 
 >>> @new_exercise("mine")
 ... def twice(answer):
@@ -30,18 +31,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aotlab.errors import UsageError
-from aotlab.teach import kept
+from aotlab.teach import progress_file
 from aotlab.teach.shown import Shown
 
 _KINDS = {"function": Callable, "number": (int, float), "text": str, "names": (str, list, tuple, set), "": object}
-_KNOWN: dict[str, Exercise] = {}
+_EXERCISES: dict[str, Exercise] = {}
 _HINTS = 3
-#: What is not shown of a program.
+#: The type annotations, which are removed from a program before it is shown.
 _TYPES = r": (torch\.Tensor|int)\b| -> [\w.]+"
 
 
 class NotYetError(Exception):
-    """An answer that is not right yet; the text says what was seen, ``code`` of which program."""
+    """The answer is not right yet.
+
+    The message is the observation of the check. ``code`` is the program for which the check made it, or "".
+    """
 
     def __init__(self, seen: str, code: str = "") -> None:
         super().__init__(seen)
@@ -49,19 +53,28 @@ class NotYetError(Exception):
 
 
 def require(right: object, seen: str, code: str = "") -> None:
-    """Go on if something holds of an answer; else say what was seen, as a clause, and of which program.
+    """Raise unless a condition of an answer holds.
+
+    Parameters
+    ----------
+    right
+        The condition; true if the answer passes.
+    seen
+        The observation of the check, as a clause without a capital letter and a period.
+    code
+        The program for which the check made this observation. It is shown below the message.
 
     Raises
     ------
     NotYetError
-        It does not hold.
+        The condition does not hold.
     """
     if not right:
         raise NotYetError(seen, code)
 
 
 class Said(Shown):
-    """One or two sentences, and a program."""
+    """The reply to a reader: one or two sentences, and possibly a program."""
 
     def __init__(self, title: str, note: str = "", code: str = "") -> None:
         self.title, self.note, self.code = title, note, code
@@ -74,19 +87,19 @@ class Exercise(Shown):
     Attributes
     ----------
     name, topic
-        What it is called by, and the topic under which `progress` shows it.
+        The name of the exercise, and the topic under which `progress` lists it.
     task
-        What to do.
+        The text of the task.
     hints
-        Three sentences, each of which says more than the one before.
+        Three hints. Each hint says more than the one before.
     judge
-        Called with the answer; raises `NotYetError` where that is wrong.
+        The check. It is called with the answer, and raises `NotYetError` if the answer is wrong.
     takes
-        What an answer has to be: ``"function"``, ``"number"``, ``"text"``, ``"names"``, or ``""`` for anything.
+        The kind of answer: ``"function"``, ``"number"``, ``"text"``, ``"names"``, or ``""`` for any kind.
     code
         The program that the task is about, if there is one.
-    own, own_code
-        An answer of the course's, and its text, for a page that needs one to go on.
+    reference, reference_code
+        The course's own answer and its text, for a page that uses the answer in later cells.
     """
 
     name: str
@@ -96,24 +109,24 @@ class Exercise(Shown):
     judge: Callable[[Any], None] = field(compare=False)
     takes: str = "function"
     code: str = ""
-    own: Callable[..., Any] | None = field(default=None, compare=False)
-    own_code: str = ""
+    reference: Callable[..., Any] | None = field(default=None, compare=False)
+    reference_code: str = ""
 
     @property
-    def title(self) -> str:  # type: ignore[override]  # what is shown above
-        """The task, and whether it is done."""
-        return f"{'Done: ' if kept.entry('exercises', self.name)['done'] else ''}{self.task}"
+    def title(self) -> str:  # type: ignore[override]  # a property overrides an attribute
+        """The task, which begins with "Done:" if the exercise is done."""
+        return f"{'Done: ' if progress_file.entry('exercises', self.name)['done'] else ''}{self.task}"
 
     @property
-    def note(self) -> str:  # type: ignore[override]  # what is shown below
-        """How to answer."""
-        if self.own_code:
+    def note(self) -> str:  # type: ignore[override]  # a property overrides an attribute
+        """A sentence that says how to answer."""
+        if self.reference_code:
             return f'`teach.exercise("{self.name}").hint()` gives a hint, `.solution()` shows a solution.'
         sample = {"names": '"x, y"', "number": "0"}.get(self.takes, "answer")
         return f'`teach.exercise("{self.name}").check({sample})` checks an answer, `.hint()` gives a hint.'
 
     def check(self, answer: object) -> Said:
-        """Run an answer, and say whether it is right, or what was seen instead."""
+        """Run an answer, and say whether it is right. If it is wrong, give the observation of the check."""
         if answer is None or answer is ... or _is_blank(answer):
             return Said("Not yet: there is no answer.", self._help())
         if not isinstance(answer, _KINDS[self.takes]):  # type: ignore[arg-type]  # Callable is fine there
@@ -124,45 +137,51 @@ class Exercise(Shown):
             self.judge(answer)
         except NotYetError as error:
             wrong, code = str(error), error.code
-        except Exception as error:  # noqa: BLE001  # the answer's own
+        except Exception as error:  # noqa: BLE001  # the answer may raise anything
             wrong = f"it raises {type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
         def tried(entry: dict[str, Any]) -> None:
             entry.update(topic=self.topic, tries=entry["tries"] + 1, done=entry["done"] or not wrong)
 
-        _, note = kept.change("exercises", self.name, tried)
+        _, note = progress_file.change("exercises", self.name, tried)
         return Said(f"Not yet: {wrong.rstrip('.')}.", note or self._help(), code) if wrong else Said("Right.", note)
 
     def take(self, answer: Callable[..., Any]) -> Callable[..., Any]:
-        """Check an answer, print what is said of it, and return it if it is right; else the course's own."""
+        """Check an answer and print the result. Return the function that later cells of the page use.
+
+        It is the answer, if this is right or if the exercise has no answer of the course. Otherwise it is the course's
+        answer.
+        """
         said = self.check(answer)
         print(said)
-        if said.title == "Right." or self.own is None:
+        if said.title == "Right." or self.reference is None:
             return answer
         print("Until then the page goes on with the course's own; `.solution()` shows it.")
-        return self.own
+        return self.reference
 
     def solution(self) -> Said:
-        """Show the course's own answer, where a page has one to go on with."""
-        return Said("" if self.own_code else "There is no solution; any right answer passes.", code=self.own_code)
+        """Show the course's own answer, if this exercise has one."""
+        return Said(
+            "" if self.reference_code else "There is no solution; any right answer passes.", code=self.reference_code
+        )
 
     def hint(self) -> Said:
-        """Give the next of three hints, after those that were given before."""
+        """Give the next of the three hints, after the hints that were given before."""
 
         def asked(entry: dict[str, Any]) -> None:
             entry.update(topic=self.topic, hints=min(_HINTS, entry["hints"] + 1))
 
-        before = kept.entry("exercises", self.name)["hints"]
-        entry, note = kept.change("exercises", self.name, asked)
-        given = self.hints[: entry["hints"]]
-        return Said(" ".join(given), note or ("There are no more hints." if before == _HINTS else ""))
+        before = progress_file.entry("exercises", self.name)["hints"]
+        entry, note = progress_file.change("exercises", self.name, asked)
+        hints = self.hints[: entry["hints"]]
+        return Said(" ".join(hints), note or ("There are no more hints." if before == _HINTS else ""))
 
     def _help(self) -> str:
         return f'`teach.exercise("{self.name}").hint()` gives a hint.'
 
 
 def _is_blank(answer: object) -> bool:
-    """Whether an answer is a function that has no body yet."""
+    """Return whether an answer is a function that has no body yet."""
     if not inspect.isfunction(answer):
         return False
     steps = {
@@ -176,20 +195,30 @@ def new_exercise(
     *,
     takes: str = "function",
     program: Callable[..., Any] | None = None,
-    own: tuple[Callable[..., Any] | None, str] = (None, ""),
+    reference: tuple[Callable[..., Any] | None, str] = (None, ""),
 ) -> Callable[[Callable[[Any], None]], Exercise]:
-    """Make a function an exercise of its name: its docstring is the task and the hints, what it requires is the check.
+    """Return a decorator that turns a check into an exercise with the name of the function.
 
-    What the task calls "this program" is the source of ``program``, shown below it. ``own`` is an answer, and its text,
-    for a page that goes on with it.
+    The docstring of the function is the task and the list of three hints. Its calls of `require` are the check.
+
+    Parameters
+    ----------
+    topic
+        The topic under which `progress` lists the exercise.
+    takes
+        The kind of answer; see `Exercise`.
+    program
+        The function that the task calls "this program". Its source is shown below the task.
+    reference
+        The course's own answer and its text, for a page that uses the answer in later cells.
 
     Raises
     ------
     UsageError
-        The docstring is no task with a list of three hints, or ``takes`` is none of the kinds.
+        The docstring is not a task with a list of three hints, or ``takes`` is not a kind of answer.
     """
 
-    def made(judge: Callable[[Any], None]) -> Exercise:
+    def decorator(judge: Callable[[Any], None]) -> Exercise:
         name = judge.__name__.replace("_", "-")
         task, *hints = (" ".join(part.split()) for part in re.split(r"\n *- ", inspect.cleandoc(judge.__doc__ or "")))
         if not task or len(hints) != _HINTS or takes not in _KINDS:
@@ -197,30 +226,30 @@ def new_exercise(
                 f"exercise `{name}` needs a task, a list of three hints, and takes one of {', '.join(_KINDS)}"
             )
         code = "" if program is None else re.sub(_TYPES, "", inspect.getsource(program)).strip()
-        _KNOWN[name] = Exercise(name, topic, task, tuple(hints), judge, takes, code, *own)
-        return _KNOWN[name]
+        _EXERCISES[name] = Exercise(name, topic, task, tuple(hints), judge, takes, code, *reference)
+        return _EXERCISES[name]
 
-    return made
+    return decorator
 
 
 def exercise(name: str) -> Exercise:
-    """Return an exercise by its name.
+    """Return the exercise with this name.
 
     Raises
     ------
     UsageError
-        There is none of that name.
+        There is no exercise with this name.
     """
-    if name not in _KNOWN:
-        raise UsageError(f"there is no exercise `{name}`; there are {', '.join(_KNOWN)}")
-    return _KNOWN[name]
+    if name not in _EXERCISES:
+        raise UsageError(f"there is no exercise `{name}`; there are {', '.join(_EXERCISES)}")
+    return _EXERCISES[name]
 
 
-def progress() -> kept.Progress:
-    """Show what was done, topic by topic; it can be exported and reset."""
+def progress() -> progress_file.Progress:
+    """Show the exercises and the practice that are done, by topic. The result can be exported and reset."""
     topics: dict[str, list[str]] = {}
-    for each in _KNOWN.values():
+    for each in _EXERCISES.values():
         topics.setdefault(each.topic, []).append(each.name)
-    for topic in kept.read()["practice"]:
+    for topic in progress_file.read()["practice"]:
         topics.setdefault(topic, [])
-    return kept.Progress(topics)
+    return progress_file.Progress(topics)

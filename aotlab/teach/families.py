@@ -1,6 +1,7 @@
-"""Families of small programs on which a reader's compiler is compared with eager, each with one thing more.
+"""Families of small programs. A reader's compiler is compared with eager on them; each family needs one more feature.
 
-The programs are drawn by the generator that also tests the engine, and sorted by what eager does with them.
+The generator that also tests aotlab draws the programs. Each program runs eagerly, and its effects determine its
+family.
 """
 
 from __future__ import annotations
@@ -19,32 +20,35 @@ from aotlab import _torch as torch_internals
 from aotlab.errors import UsageError
 from aotlab.teach.shown import Shown
 from aotlab.verification.clones import random_state_restored
-from aotlab.verification.differential import Difference
+from aotlab.verification.comparisons import Difference
 from aotlab.verification.programs import Program, Setup, program_of, run_program, shrink
 
-#: What the programs of a family may do: what is named up to there. Each of them does the last of it.
+#: Family -> the feature that each of its programs uses. The programs may also use the features of the families above.
 FAMILIES = {
     "pure": "compute new tensors",
-    "writes": "write to tensors that they made",
+    "writes": "write to tensors that they computed",
     "training": "are differentiated",
     "written inputs": "write to inputs",
     "shared results": "return inputs, views of them, or several views of one tensor",
-    "shared inputs": "are given one tensor twice, or tensors that share memory",
-    "calls": "are called several times, with other arguments",
+    "shared inputs": "get one tensor twice, or tensors that share memory",
+    "calls": "are called several times with different arguments",
 }
+#: Categories of the generator. Programs in these categories are left out.
 _LEFT_OUT = frozenset({
     "around the trace", "checkpoint", "custom functions", "dtypes", "grad modes", "hidden writes", "in-place metadata",
     "out=", "random", "raises",
 })  # fmt: skip
-#: No statement of these: constants, questions about metadata, and what autograd leaves undefined.
+#: Programs with one of these texts are left out: constants, reads of metadata, and cases that autograd leaves
+#: undefined.
 _ODD = re.compile(
     r"(?m)hook|retain|storage_offset|requires_grad\b|\.shape|is_leaf|as_strided|text|detach|torch\.tensor|None"
     r"|> 0\]|\] = [-\d.]+$"
 )
+#: Lines that are removed from the preparation of a program's arguments.
 _EXTRAS = re.compile(r"hook\(|retain\(|numpy")
 _NUMBERS = re.compile(r"numbers\(\d+(?:, )?([\d, ]*), dtype=([\w.]+)\)")
-#: Programs that each family has besides those that are drawn: arguments (of several calls), lines, results, and
-#: what the caller does then. `@2, 3` is a tensor of numbers of that shape.
+#: The fixed programs of each family. Each has arguments (of one or several calls), lines, results, and a statement that
+#: the caller runs after the call. `@2, 3` is a tensor of random numbers with that shape.
 _EXAMPLES: dict[str, tuple[tuple[str, ...], ...]] = {
     "pure": (
         ("a = @2, 3; b = @2, 3", "v1 = a.sub(b, alpha=2)", "v1"),
@@ -88,17 +92,22 @@ _EXAMPLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("a = @4; b = @4 | a = @4; b = a", "a.mul_(2)", "a * b"),
     ),
 }
+#: The programs that were drawn so far, by family.
 _DRAWN: dict[str, list[Program]] = {name: [] for name in FAMILIES}
 _SEEDS = itertools.count()
 
 
 class Checked(Shown):
-    """What came of the programs of a family: ``ok``, or the smallest that fails, with a sentence of what differs."""
+    """The result of `check_compiler`.
+
+    ``ok`` tells whether all programs passed. If not, ``code`` is the smallest program that fails, and ``seen`` is a
+    clause that names the difference from eager.
+    """
 
     def __init__(self, family: str, count: int, failing: Program | None, why: str) -> None:
         self.family, self.ok = family, failing is None
-        self.title = f"All right: {count} programs that {FAMILIES[family]} do what they do in eager."
-        self.seen = f"of {count} programs that {FAMILIES[family]}, this is the smallest found that differs: {why}"
+        self.title = f"All right: {count} programs that {FAMILIES[family]} do the same as in eager."
+        self.seen = f"of {count} programs that {FAMILIES[family]}, this is the smallest that differs from eager: {why}"
         if failing is not None:
             self.title, self.code = f"Not yet: {self.seen}.", text_of(failing)
 
@@ -107,10 +116,11 @@ class Checked(Shown):
 
 
 def check_compiler(compiler: Callable[[Any], Any], family: str, programs: int = 15) -> Checked:
-    """Compare ``compiler(function)`` with eager on programs of a family: `FAMILIES` names them.
+    """Compare ``compiler(function)`` with eager on the programs of a family, a key of `FAMILIES`.
 
-    They take tensors and return a tuple of tensors. Compared is what a caller can observe: values, writes, identity,
-    who shares memory with whom, and gradients.
+    These are the fixed programs of the family, and as many random ones as ``programs`` says. The programs take tensors
+    and return a tuple of tensors. The check compares everything that a caller can observe: values, writes, identity,
+    gradients, and which tensors share memory.
 
     Raises
     ------
@@ -125,11 +135,11 @@ def check_compiler(compiler: Callable[[Any], Any], family: str, programs: int = 
         words = _words(program)
         if words is None or not words <= set(list(FAMILIES)[: list(FAMILIES).index(family) + 1]):
             return False
-        with contextlib.redirect_stderr(io.StringIO()):  # a graph that raises prints a traceback of its own
-            found = run_program(_tupled(program), compiler).differences
-        if found:
-            why[program] = _sentence(found[0])
-        return bool(found)
+        with contextlib.redirect_stderr(io.StringIO()):  # fx prints a traceback if a graph raises
+            differences = run_program(_tupled(program), compiler).differences
+        if differences:
+            why[program] = _sentence(differences[0])
+        return bool(differences)
 
     drawn = sorted(_programs(family, programs), key=lambda program: len(program.source))
     tried = [*(_example(*example) for example in _EXAMPLES[family]), *drawn]
@@ -140,7 +150,7 @@ def check_compiler(compiler: Callable[[Any], Any], family: str, programs: int = 
 
 
 def _sentence(difference: Difference) -> str:
-    """Say what differs as one says it to who wrote the compiler."""
+    """Describe a difference in a sentence for the author of the compiler."""
     if difference.kind == "identity":
         new = {difference.subject: "a new tensor"}
         expected, actual = (new.get(each, f"`{each}` itself") for each in (difference.expected, difference.actual))
@@ -150,7 +160,7 @@ def _sentence(difference: Difference) -> str:
 
 
 def text_of(program: Program) -> str:
-    """Return a program as a reader writes it: its arguments for each call, and the function."""
+    """Return the text of a program: the arguments for each call, and the function."""
     lines: list[str] = []
     for number, setup in enumerate(program.setups):
         lines += [f"# call {number + 1}"] if len(program.setups) > 1 else []
@@ -159,18 +169,18 @@ def text_of(program: Program) -> str:
     lines += ["", f"def program({', '.join(program.parameters)}):"]
     lines += [f"    {line}" for line in (*shown.body, f"return {shown.result}")]
     return "\n".join(
-        [*lines, *(f"\n# then the caller does {step}, where out is what is returned" for step in program.before)]
+        [*lines, *(f"\n# then the caller runs {step}, where out is the result" for step in program.before)]
     )
 
 
 def _example(calls: str, lines: str, result: str, before: str = "") -> Program:
     setups = []
     for call in calls.split(" | "):
-        made = re.sub(r"@([\d, ]*\d)", r"numbers(1, \1, dtype=torch.float32)", call).split("; ")
-        names = [line.partition(" = ")[0] for line in made]
+        statements = re.sub(r"@([\d, ]*\d)", r"numbers(1, \1, dtype=torch.float32)", call).split("; ")
+        names = [line.partition(" = ")[0] for line in statements]
         arguments = tuple(name for name in names if name in "ab")
         others = tuple(name for name in names if name not in "ab")
-        setups.append(Setup(lines=tuple(made), arguments=arguments, watched=others))
+        setups.append(Setup(lines=tuple(statements), arguments=arguments, watched=others))
     return Program(
         parameters=setups[0].arguments,
         body=tuple(lines.split("; ")),
@@ -180,29 +190,33 @@ def _example(calls: str, lines: str, result: str, before: str = "") -> Program:
     )
 
 
-def _random(found: re.Match[str]) -> str:
-    dtype = "" if found[2] == "torch.float32" else f", dtype={found[2]}"
-    return f"torch.randn({found[1] or '()'}{dtype})"
+def _random(match: re.Match[str]) -> str:
+    dtype = "" if match[2] == "torch.float32" else f", dtype={match[2]}"
+    return f"torch.randn({match[1] or '()'}{dtype})"
 
 
 def _programs(family: str, count: int) -> list[Program]:
-    """Return the first programs of a family, and draw what lacks."""
+    """Return the first programs of a family. Draw more programs if there are not enough."""
     while len(_DRAWN[family]) < count:
-        found: dict[str, Program] = {}
+        programs: dict[str, Program] = {}
         for program in _variants(next(_SEEDS)):
             words = _words(program)
             if words is not None:
-                found.setdefault(next(name for name in reversed(FAMILIES) if name in words), program)
-        for name, program in found.items():
+                programs.setdefault(next(name for name in reversed(FAMILIES) if name in words), program)
+        for name, program in programs.items():
             _DRAWN[name].append(program)
     return _DRAWN[family][:count]
 
 
 def _variants(seed: int) -> Iterator[Program]:
-    """Draw a program, if a layer of few lines can be asked for it; give simpler ones of the same body before it."""
+    """Draw a program that a small compiler like the reader's can support.
+
+    Yield simpler variants before it: without gradients, with one call, with other results, or with a body that first
+    clones the arguments.
+    """
     program = program_of(seed, max_statements=4, max_calls=3)
     names = list(dict.fromkeys(re.findall(r"\b[a-d]\b|\bv\d+\b", program.result)))[:3]
-    made = re.findall(r"(?m)^v\d+", "\n".join(program.body))[-2:]
+    values = re.findall(r"(?m)^v\d+", "\n".join(program.body))[-2:]
     if not names or program.categories & _LEFT_OUT or _ODD.search("\n".join((*program.body, program.result))):
         return
     setups = tuple(
@@ -215,7 +229,7 @@ def _variants(seed: int) -> Iterator[Program]:
     plain = replace(first, setups=(replace(setups[0], lines=lines),))
     cloned = tuple(f"{name} = {name}.clone()" for name in program.parameters)
     for each in (plain, first):
-        for result in (", ".join(made or names), f"{[*names, *made][-1]} * 2"):
+        for result in (", ".join(values or names), f"{[*names, *values][-1]} * 2"):
             yield replace(each, result=result)
             yield replace(each, result=result, body=(*cloned, *program.body))
     yield from (plain, first, program)
@@ -228,24 +242,28 @@ def _tupled(program: Program) -> Program:
 
 
 def _words(program: Program) -> set[str] | None:
-    """Say what a program does, in the names of the families; None if it is left out."""
+    """Return the names of the families whose features a program uses; None if the program is left out."""
     words = {"pure"} | ({"calls"} if len(program.setups) > 1 else set())
     words |= {"writes"} if "in-place" in program.categories else set()
     function, makers = _tupled(program).build()
     for make, setup in zip(makers, program.setups, strict=True):
         with random_state_restored(), torch.enable_grad():
             try:
-                found = _words_of(function, make().args)
-            except Exception:  # noqa: BLE001  # what raises in eager is left out
+                program_words = _words_of(function, make().args)
+            except Exception:  # noqa: BLE001  # a program that raises in eager is left out
                 return None
-        if found is None or not setup.grad_mode:
+        if program_words is None or not setup.grad_mode:
             return None
-        words |= found
+        words |= program_words
     return words
 
 
 def _words_of(function: Callable[..., Any], args: tuple[Any, ...]) -> set[str] | None:
-    """Make a call, and say what it does; None if that is more than is asked of a layer of few lines."""
+    """Run a call eagerly, and return the names of the families whose features it uses.
+
+    Return None if the call is too much for a small compiler like the reader's: for example, if an input is an expanded
+    tensor, or a written view that requires grad.
+    """
     inputs = list({id(x): x for x in args}.values())
     if not all(isinstance(x, torch.Tensor) and x.numel() for x in inputs):
         return None
@@ -270,11 +288,11 @@ def _words_of(function: Callable[..., Any], args: tuple[Any, ...]) -> set[str] |
     if roots:
         torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
     memory = [torch_internals.storage_key(each) for each in (*inputs, *results)]
-    own = len({*memory[len(inputs) :]} - {*memory[: len(inputs)]}) == len(results)
+    apart_from_inputs = len({*memory[len(inputs) :]} - {*memory[: len(inputs)]}) == len(results)
     told = {
         "training": grad,
         "written inputs": any(written),
-        "shared results": not own,
+        "shared results": not apart_from_inputs,
         "shared inputs": not apart or len(inputs) < len(args),
     }
     return {word for word, is_so in told.items() if is_so}

@@ -1,9 +1,9 @@
-"""How the course's pages draw."""
+"""The style of the figures on the course's pages."""
 
 from __future__ import annotations
 
-#: For `plt.style.use`: figures that can be read on white and on black. Two greys, since JupyterLab puts a white box
-#: behind a transparent figure whose labels are all darker than the middle, or all lighter.
+#: For `plt.style.use`: figures that are readable on a white and on a black background. There are two greys, because
+#: JupyterLab puts a white box behind a transparent figure if its labels are all dark or all light.
 PLOT = {
     "axes.facecolor": "none",
     "axes.edgecolor": "#7f7f7f",

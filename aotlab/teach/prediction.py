@@ -1,11 +1,10 @@
-"""Predict what a call does, then let it run: questions about a program, and a prediction laid beside the truth."""
+"""Predictions: questions about a program, and a comparison of the answers with a run of the program."""
 
 from __future__ import annotations
 
 import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from torch import nn
 
 from aotlab import _torch as torch_internals
 from aotlab.errors import AotlabError, UsageError
+from aotlab.teach.questions import QUESTIONS, Question
 from aotlab.teach.shown import Row, Shown
 from aotlab.teach.truth import COMPUTED, Fact, Facts, Truth, compiled_facts, eager_truth, listed, tensors_of, window
 
@@ -21,64 +21,36 @@ if TYPE_CHECKING:
     from ipywidgets import Widget
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A question: what it asks, an answer as one writes it, and how a fact of it reads as text."""
-
-    ask: str
-    example: str
-    yes: str = ""
-    no: str = ""
-    choices: tuple[object, ...] = ()
-
-
-#: Question by keyword, in the order in which they are asked.
-QUESTIONS = {
-    "raises": Question(
-        ask="Does it raise, and when?", example='"no", "call" or "backward"', choices=("no", "call", "backward")
-    ),
-    "writes": Question(
-        ask="Which inputs are written to: into whose memory does it write?",
-        example='"x"', yes="written", no="not written",
-    ),
-    "metadata": Question(
-        ask="Which inputs have another shape, other strides or another offset afterwards?",
-        example='"x"', yes="changed", no="not changed",
-    ),
-    "storage": Question(
-        ask="Which inputs lie in another storage, or one of another size, afterwards?",
-        example='"x"', yes="changed", no="not changed",
-    ),
-    "shares": Question(
-        ask="Which result lies in the storage of which input, or of which other result?", example='{"out[0]": "x"}'
-    ),
-    "same": Question(
-        ask="Which result is the very same tensor as an input, or as another result?", example='{"out[0]": "x"}'
-    ),
-    "saved": Question(
-        ask=f'Which inputs are saved for the backward? Add "{COMPUTED}" if a value that the forward computes is, too.',
-        example=f'"x, {COMPUTED}"', yes="saved", no="not saved",
-    ),
-    "grad_none": Question(
-        ask="Of which inputs that require grad is `.grad` None after a backward of all results?",
-        example='"x"', yes="None", no="a tensor",
-    ),
-    "recompiles": Question(ask="Is it compiled anew for the second call?", example="True", choices=(True, False)),
-}  # fmt: skip
 _NOTHING = {"", "none", "nothing"}
+#: The questions about results. The other ones are about inputs or about the whole call.
 _OF_RESULTS = ("shares", "same")
 _UNREAD = "not understood"
 
 
 class Prediction(Shown):
-    """A call with questions about it, and what was predicted: cell by cell, beside the truth.
+    """A call, questions about it, and the reader's answers. If there are answers, it shows them beside the truth.
+
+    Parameters
+    ----------
+    function, args
+        The call.
+    ask
+        The keywords of the questions.
+    again
+        The arguments of a second call, for the question ``recompiles``.
+    answers
+        The reader's answers, by keyword. ``...`` means "not answered yet".
+    program
+        The text that is shown for the call. If it is empty, this is the source of ``function``.
+    done
+        Called when all questions are answered. Returns a sentence to show.
 
     Attributes
     ----------
     right
         Whether all questions were answered, and all answers are right.
     answers
-        What was predicted, by question.
+        The reader's answers, by question.
     """
 
     def __init__(
@@ -101,11 +73,11 @@ class Prediction(Shown):
             self._compare()
         else:
             self._pose()
-            if answers:  # all of them open, in a cell below the one that showed the program
+            if answers:  # all are `...`: a cell above has asked the questions and shown the program already
                 self.title, self.code = f"Not answered yet: {listed(self.ask)}.", ""
 
     def answer(self, **answers: object) -> Prediction:
-        """Answer questions, besides those that were answered before; see `predict`."""
+        """Answer more questions, in addition to the questions that were answered before; see `predict`."""
         _check(answers)
         return Prediction(
             self.function, self.args, ask=self.ask, again=self.again, answers={**self.answers, **answers},
@@ -113,15 +85,15 @@ class Prediction(Shown):
         )  # fmt: skip
 
     def form(self) -> Widget:
-        """Return the questions as widgets, to be answered by mouse or keyboard; it needs ipywidgets."""
+        """Return the questions as widgets, to answer with mouse or keyboard. This needs ipywidgets."""
         from aotlab.teach.form import form
 
-        return form(self)
+        return form(self.code, {key: self.subjects(key) for key in self.ask}, self.answer)
 
     def subjects(self, key: str) -> tuple[list[str], list[str]]:
-        """Return the results that a question asks about, if it does, and the names that an answer may have.
+        """Return the results that a question asks about, and the names that an answer may contain.
 
-        The call runs, if the question is about results, since nothing else tells how many there are.
+        If the question is about results, the call runs, because only a run shows how many results there are.
         """
         inputs = list(tensors_of(self.function, self.args))
         if key not in _OF_RESULTS:
@@ -130,11 +102,11 @@ class Prediction(Shown):
 
     @cached_property
     def truth(self) -> Truth:
-        """The facts of the call, computed when they are first asked for: do not look before you have predicted."""
+        """The facts about the call, computed on the first access. They are the solution: predict first."""
         return eager_truth(self.function, self.args)
 
     def facts(self, key: str) -> Facts:
-        """Return what is true, subject by subject, and why."""
+        """Return the facts that answer a question, by subject, with the reasons."""
         if key not in ("saved", "recompiles"):
             if key not in self.truth.facts:
                 return {"": Fact(value="raises", why=f"there is no answer: {self.truth.facts['raises'][''].why}")}
@@ -143,7 +115,7 @@ class Prediction(Shown):
             return self._compiled[key]
         except AotlabError as error:
             return {"": Fact(value="eager", why=f"it runs eagerly: {error}")}
-        except Exception as error:  # noqa: BLE001  # the program's own
+        except Exception as error:  # noqa: BLE001  # the program may raise anything
             return {"": Fact(value="raises", why=f"there is no answer: the call raises {type(error).__name__}")}
 
     @cached_property
@@ -195,18 +167,21 @@ class Prediction(Shown):
         return rows
 
     def _least(self, subject: str, value: object) -> object:
-        """Reduce those that belong together to the inputs, or the first result: so one wrong link is one miss."""
+        """Reduce a group of related tensors to its inputs or, without inputs, to its first result.
+
+        So if an answer wrongly relates two results, only the row of the second one is wrong.
+        """
         if not isinstance(value, frozenset):
             return value
         return value & {*self.truth.inputs} or next(name for name in self.truth.outputs if name in {subject, *value})
 
     def _understood(self, key: str, answer: object, facts: Facts) -> dict[str, object]:
-        """Bring an answer into the form of the facts: what is said of each subject."""
+        """Convert an answer into the form of the facts: a value for each subject."""
         if QUESTIONS[key].choices:
             if answer not in QUESTIONS[key].choices or isinstance(answer, bool) != (key == "recompiles"):
                 raise UsageError(f"the answer is {' or '.join(map(repr, QUESTIONS[key].choices))}")
             return {"": answer}
-        if "" in facts:  # there is nothing to compare with
+        if "" in facts:  # the call raises or is not compiled, so there are no facts to compare with
             return {}
         if key not in _OF_RESULTS:
             names = self._names(answer, facts)
@@ -218,9 +193,9 @@ class Prediction(Shown):
                 raise UsageError(f"there are {len(facts)} results: say which, as in {{{next(iter(facts))!r}: …}}")
             answer = dict.fromkeys(facts, names)
         groups = [{*self._names([one], facts), *self._names(names, everything)} for one, names in answer.items()]
-        given = self.truth.given[key].items()
-        groups += [{one, *fact.value} for one, fact in given if isinstance(fact.value, frozenset)]
-        for group in groups:  # who belongs together with the same one belongs together with the other
+        input_facts = self.truth.input_facts[key].items()
+        groups += [{one, *fact.value} for one, fact in input_facts if isinstance(fact.value, frozenset)]
+        for group in groups:  # merge the groups that have a member in common
             for other in groups:
                 if group & other:
                     group |= other
@@ -228,9 +203,9 @@ class Prediction(Shown):
         together = {one: group for group in groups for one in group}
         return {subject: frozenset(together.get(subject, set())) - {subject} for subject in facts}
 
-    def _names(self, answer: object, known: Iterable[str]) -> list[str]:
-        """Read names out of text, a list, or the tensors themselves."""
-        given = tensors_of(self.function, self.args)
+    def _names(self, answer: object, possible: Iterable[str]) -> list[str]:
+        """Read names from text, from a list, or from the tensors themselves."""
+        tensors = tensors_of(self.function, self.args)
         if answer is None:
             return []
         if isinstance(answer, str):
@@ -239,13 +214,13 @@ class Prediction(Shown):
             parts = [answer] if isinstance(answer, torch.Tensor) or not isinstance(answer, Iterable) else list(answer)
         names = []
         for part in parts:
-            found = next((name for name, tensor in given.items() if tensor is part), part)
-            if isinstance(found, str) and found in {"out", "out[0]"} - {*known} and len(self.truth.outputs) == 1:
-                (found,) = self.truth.outputs  # in a tuple or not
-            if not isinstance(found, str) or found not in known:
-                shown = f"`{found}`" if isinstance(found, str) else f"an answer of type {type(found).__name__}"
-                raise UsageError(f"{shown} is none of {listed(list(known))}")
-            names.append(found)
+            named = next((name for name, tensor in tensors.items() if tensor is part), part)
+            if isinstance(named, str) and named in {"out", "out[0]"} - {*possible} and len(self.truth.outputs) == 1:
+                (named,) = self.truth.outputs  # a single result, alone or in a tuple
+            if not isinstance(named, str) or named not in possible:
+                shown = f"`{named}`" if isinstance(named, str) else f"an answer of type {type(named).__name__}"
+                raise UsageError(f"{shown} is not one of {listed(list(possible))}")
+            names.append(named)
         return names
 
 
@@ -256,27 +231,28 @@ def predict(
     again: tuple[Any, ...] | None = None,
     **answers: object,
 ) -> Prediction:
-    """Ask what a call does, or compare an answer with what it does.
+    """Ask questions about a call, or compare answers with the truth.
 
-    Without answers nothing runs: the program and the questions are shown, with an example of an answer to each. With
-    answers the call runs, by eager and where needed by aotlab, on copies: your tensors stay as they are.
+    Without answers, nothing runs: the program and the questions are shown, with an example answer to each. With
+    answers, the call runs on copies, eagerly and, if a question needs it, compiled by aotlab. Your tensors do not
+    change.
 
     Parameters
     ----------
     function, *args
-        A function or module of tensors, and what it is called with.
+        A function of tensors, or a module, and its arguments.
     ask
-        The questions, as ``"writes shares"`` or a list; None for those that make sense for the call.
+        The questions, as ``"writes shares"`` or as a list. None chooses the questions that make sense for the call.
     again
         The arguments of a second call, for the question ``recompiles``.
     **answers
-        By question: names of inputs (``writes="x, y"``, ``""`` for none), who shares with whom
-        (``shares={"out": "x"}``), or a choice (``raises="no"``). An answer ``...`` counts as none.
+        By question: names of inputs (``writes="x, y"``, or ``""`` for no input), the tensors that each result shares
+        with (``shares={"out": "x"}``), or a choice (``raises="no"``). The answer ``...`` means "not answered yet".
 
     Raises
     ------
     UsageError
-        There is no such question. An answer that cannot be understood is not an error; the table says so.
+        There is no such question. An answer that cannot be understood is not an error: the table says so.
 
     Examples
     --------
@@ -292,7 +268,7 @@ def predict(
     asked = ask.replace(",", " ").split() if isinstance(ask, str) else list(ask or ())
     _check({**dict.fromkeys(asked), **answers})
     if not callable(function):
-        raise UsageError(f"predict is given a function and its arguments, and this is a {type(function).__name__}")
+        raise UsageError(f"predict takes a function and its arguments, not a {type(function).__name__}")
     if ask is None and not answers:
         asked = ["writes", "metadata", "storage", "shares", *(["recompiles"] if again is not None else [])]
         grad = any(tensor.requires_grad for tensor in tensors_of(function, args).values())
@@ -307,7 +283,7 @@ def _check(keys: Mapping[str, object]) -> None:
 
 
 def _word(question: Question, value: object, before: list[str]) -> str:
-    if value is None or isinstance(value, frozenset):  # each pair once: with inputs, and results before this one
+    if value is None or isinstance(value, frozenset):  # only inputs, and results before this one
         return listed([name for name in before if name in (value or ())])
     if isinstance(value, bool) and question.yes:
         return question.yes if value else question.no
@@ -324,7 +300,7 @@ def _source(function: Callable[..., Any]) -> str:
 
 
 def _described(function: Callable[..., Any], calls: list[tuple[Any, ...]]) -> list[str]:
-    """Say what goes into each call: each tensor's place in its storage, and whether it takes part in autograd."""
+    """Describe the arguments of each call: the window and the storage of each tensor, and its role in autograd."""
     described = list[str]()
     storages: dict[int, int] = {}
     for args in calls:

@@ -1,7 +1,8 @@
-"""Endless small programs to predict, by topic and level, drawn by the generator that also tests the engine.
+"""Small programs to predict, by topic and level. The random generator that also tests aotlab draws them.
 
-What is true of each is computed when it is answered. Levels are numbers of statements; without one, practice is at the
-level that the answers so far call for: up after three right in a row, down after a miss.
+The facts about a program are computed when the reader answers. The level is the number of statements. If the reader
+chooses no level, it depends on the answers so far: it goes up after three right answers in a row, and down after a
+wrong answer.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from typing import Any
 import torch
 
 from aotlab.errors import UsageError
-from aotlab.teach import kept
+from aotlab.teach import progress_file
 from aotlab.teach.prediction import Prediction
 from aotlab.verification.programs import program_of
 
-#: What is too much to reason about by head, or about something else.
+#: Categories of the generator whose programs are left out, because they are too hard to predict without running them,
+#: or are about another subject. `_ODD` finds more such programs by their text.
 _LEFT_OUT = frozenset({
     "around the trace", "checkpoint", "containers", "custom functions", "dtypes", "hooks", "out=", "random", "raises",
 })  # fmt: skip
@@ -27,17 +29,32 @@ _ODD = re.compile(
     r"storage_offset|requires_grad\b|\.shape|is_leaf|as_strided|set_grad_enabled|inference_mode|unfold|movedim"
     r"|swapaxes|masked|addcmul|None|text|\brest\b"
 )
-#: An argument with a history, made of a leaf that nobody sees; without it the argument is the leaf.
+#: Two lines that compute a non-leaf argument from a leaf. In easy programs, the leaf itself is the argument.
 _LEAF = re.compile(r"(?m)^\w+_leaf = (?=.*\n(\w+) = \w+_leaf \* 1$)(.*)\n.*$")
 _NUMBERS = re.compile(r"numbers\(\d+(?:, )?([\d, ]*), dtype=[\w.]+\)")
-#: Up to this level no argument that requires grad has a history.
+#: Up to this level, all arguments that require grad are leaves.
 _NO_HIDDEN_LEAVES = 2
 _RIGHT_IN_A_ROW, _MOST_RESULTS = 3, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """What a topic asks, what its programs are about and are not, whether they differentiate, what their text has."""
+    """A topic of practice.
+
+    Attributes
+    ----------
+    ask
+        The keywords of the questions.
+    about, without
+        Categories of the generator. A program has at least one category of ``about`` (or any, if it is empty), and no
+        category of ``without``.
+    grad
+        Whether arguments may require grad.
+    text
+        A regular expression that the text of a program must match.
+    results
+        The smallest number of results of a program.
+    """
 
     ask: tuple[str, ...]
     about: frozenset[str]
@@ -67,16 +84,16 @@ TOPICS = {
 
 
 def practice(topic: str = "storages", level: int | None = None, seed: int | None = None) -> Prediction:
-    """Draw a small program and ask about it; answer by the ``answer`` of what comes back.
+    """Draw a small program and ask about it. The ``answer`` method of the result takes the answers.
 
     Parameters
     ----------
     topic
         One of `TOPICS`.
     level
-        How many statements, 1 to 4; None for the level that the answers so far call for.
+        The number of statements, 1 to 4. None chooses the level from the answers so far.
     seed
-        Which program; None for the next one that was not answered yet.
+        The number of the program. None chooses the next program that was not answered yet.
 
     Raises
     ------
@@ -90,10 +107,10 @@ def practice(topic: str = "storages", level: int | None = None, seed: int | None
     """
     if topic not in TOPICS:
         raise UsageError(f"there is no topic {topic!r}; there are {', '.join(TOPICS)}")
-    if level is not None and level not in range(1, kept.HARDEST + 1):
-        raise UsageError(f"level {level!r} is none; there are 1 to {kept.HARDEST}")
-    so_far = kept.entry("practice", topic)
-    level = max(1, min(kept.HARDEST, so_far["level"])) if level is None else level
+    if level is not None and level not in range(1, progress_file.HARDEST + 1):
+        raise UsageError(f"there is no level {level!r}; there are 1 to {progress_file.HARDEST}")
+    so_far = progress_file.entry("practice", topic)
+    level = max(1, min(progress_file.HARDEST, so_far["level"])) if level is None else level
     chosen = TOPICS[topic]
     counted = False
 
@@ -102,47 +119,49 @@ def practice(topic: str = "storages", level: int | None = None, seed: int | None
         if counted:
             return ""
         counted = True
-        entry, note = kept.change("practice", topic, lambda entry: _count(entry, level, prediction.right))
+        entry, note = progress_file.change("practice", topic, lambda entry: _count(entry, level, prediction.right))
         so_far = f"{entry['right']} of {entry['asked']} right so far."
         return note or f"{so_far} `teach.practice` draws the next one, of level {entry['level']}: run its cell again."
 
     for text, function, args in _programs(chosen, level, so_far["asked"] if seed is None else seed):
-        made = Prediction(function, args, ask=chosen.ask, program=text, done=done)
-        same = [fact.value for fact in made.facts("same").values()]
-        again = any(isinstance(value, frozenset) and value and not value & {*made.truth.inputs} for value in same)
+        candidate = Prediction(function, args, ask=chosen.ask, program=text, done=done)
+        same = [fact.value for fact in candidate.facts("same").values()]
+        again = any(isinstance(value, frozenset) and value and not value & {*candidate.truth.inputs} for value in same)
         differentiated = [x for x in args if isinstance(x, torch.Tensor) and x.requires_grad]
         again = again or ("grad_none" in chosen.ask and not any(x.is_leaf for x in differentiated))
-        if again or not chosen.results <= len(made.truth.outputs) <= _MOST_RESULTS:
+        if again or not chosen.results <= len(candidate.truth.outputs) <= _MOST_RESULTS:
             continue
-        values = [fact.value for key in chosen.ask for fact in made.facts(key).values()]
+        values = [fact.value for key in chosen.ask for fact in candidate.facts(key).values()]
         if any(values) and "raises" not in values and "eager" not in values:
-            return made
-    raise AssertionError  # the programs never end
+            return candidate
+    raise AssertionError  # the loop never runs out of programs
 
 
 def _count(entry: dict[str, Any], level: int, right: bool) -> None:
-    """Write down an answer, and choose the level of the next program."""
+    """Record an answer, and choose the level of the next program."""
     streak = entry["streak"] + 1 if right else 0
     up = streak == _RIGHT_IN_A_ROW
     entry.update(asked=entry["asked"] + 1, right=entry["right"] + right, streak=0 if up else streak)
-    entry["level"] = min(kept.HARDEST, level + 1) if up else level if right else max(1, level - 1)
+    entry["level"] = min(progress_file.HARDEST, level + 1) if up else level if right else max(1, level - 1)
 
 
 def _programs(topic: Topic, level: int, seed: int) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
-    """Yield programs that fit: their text, the function and its arguments."""
+    """Yield programs that fit the topic and the level: the text, the function and its arguments."""
     for number in range(seed * 1_000_000, (seed + 1) * 1_000_000):
         program = program_of(number, max_statements=level, max_calls=1, grad=topic.grad)
         (setup,) = program.setups
-        program = replace(program, before=(), after=())  # what a caller does with the results is not asked
-        made = [_NUMBERS.sub(lambda found: f"torch.ones({found[1] or '()'})", line) for line in setup.lines]
-        made = _LEAF.sub(r"\1 = \2", "\n".join(made)).splitlines() if level <= _NO_HIDDEN_LEAVES else made
-        text = "\n".join((*made, *program.body, program.result))
+        program = replace(program, before=(), after=())  # no question is about the caller's use of the results
+        setup_lines = [_NUMBERS.sub(lambda match: f"torch.ones({match[1] or '()'})", line) for line in setup.lines]
+        setup_lines = (
+            _LEAF.sub(r"\1 = \2", "\n".join(setup_lines)).splitlines() if level <= _NO_HIDDEN_LEAVES else setup_lines
+        )
+        text = "\n".join((*setup_lines, *program.body, program.result))
         fits = setup.grad_mode and len(program.body) == level and len(program.parameters) <= 1 + (level + 1) // 2
         fits = fits and not _ODD.search(text) and (level > _NO_HIDDEN_LEAVES or "_leaf" not in text)
         fits = fits and bool(re.search(topic.text, "\n".join(program.body)))
         about = not topic.about or program.categories & topic.about
         if fits and about and not program.categories & (_LEFT_OUT | topic.without):
-            lines = [*made, "", f"def program({', '.join(program.parameters)}):"]
+            lines = [*setup_lines, "", f"def program({', '.join(program.parameters)}):"]
             lines += [f"    {line}" for line in (*program.body, f"return {program.result}")]
             yield _run("\n".join(lines), setup.arguments)
 

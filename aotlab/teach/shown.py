@@ -1,4 +1,4 @@
-"""Tables as text for a terminal and as HTML for a notebook, in the colours of whatever shows them."""
+"""Tables as text for a terminal and as HTML for a notebook, in the colours of the terminal or the notebook."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import html
 import re
 from collections.abc import Sequence
 
-#: How code is set: JupyterLab would break a line that is too wide inside of words.
+#: The CSS of code. Without it, JupyterLab breaks a line that is too wide inside of words.
 _CODE = "font-family:monospace;word-break:normal;overflow-wrap:anywhere"
 #: One row of cells.
 Row = Sequence[str]
 
 
 class Shown:
-    """What is shown: a ``title``, ``code`` as it is, a table of a ``head`` and ``rows``, and a ``note``.
+    """An object that displays itself: a ``title``, ``code``, a table of a ``head`` and ``rows``, and a ``note``.
 
-    In a terminal, and wherever a notebook is shown without its front end, it is text.
+    A notebook displays it as HTML. A terminal displays it as text.
     """
 
     title: str = ""
@@ -25,7 +25,7 @@ class Shown:
     note: str = ""
 
     def style(self, cell: str) -> str:
-        """Return the CSS of a cell, besides what all have."""
+        """Return the CSS of a cell, in addition to the CSS that all cells have."""
         return ""
 
     def __repr__(self) -> str:
@@ -51,5 +51,5 @@ class Shown:
 
 
 def marked(text: str) -> str:
-    """Return text as HTML, with what stands in backticks as code."""
+    """Return text as HTML, with the words in backticks as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))

@@ -1,6 +1,8 @@
-"""The steps of `11_be_the_compiler`, as exercises: each answer is tried in the course's own layer, on its families.
+"""The steps of page 11, `11_be_the_compiler`, as exercises.
 
-The layer is the text of ``layer.txt``: the page's cells, with the course's own answers in place of the reader's.
+On this page, readers write a small compiler, the *layer*. Each exercise is one function of it. A check puts the answer
+into the course's own layer, and compares this layer with eager on families of programs. ``layer.txt`` is the source of
+the course's layer: the cells of the page, with the course's own answers.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ Answer = Callable[..., Any]
 
 
 def layer(**steps: Answer) -> dict[str, Any]:
-    """Run the layer's text, with some of its functions replaced, and return its names."""
+    """Run the source of the course's layer, replace its functions ``steps`` by name, and return its namespace."""
     text = layer_text()
     linecache.cache["<layer>"] = (len(text), None, text.splitlines(keepends=True), "<layer>")
     names: dict[str, Any] = {"__name__": "layer"}
@@ -34,62 +36,64 @@ def layer(**steps: Answer) -> dict[str, Any]:
 
 @cache
 def layer_text() -> str:
-    """Return the text of the whole layer."""
+    """Return the source of the whole layer."""
     return resources.files("aotlab.teach").joinpath("layer.txt").read_text(encoding="utf-8")
 
 
 @cache
 def parts() -> dict[str, str]:
-    """Return the layer's classes and functions by name, as text."""
+    """Return the source of each class and function of the layer, by name."""
     nodes = [node for node in ast.parse(layer_text()).body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
     return {node.name: ast.get_source_segment(layer_text(), node) or "" for node in nodes}
 
 
-_OWN = layer()
+_LAYER = layer()
 
 
-def _own(name: str) -> tuple[Answer, str]:
-    return _OWN[name], parts()[name]
+def _solution(name: str) -> tuple[Answer, str]:
+    return _LAYER[name], parts()[name]
 
 
 def _try(family: str, **steps: Answer) -> None:
-    """Require that the layer with these steps passes a family."""
-    found = check_compiler(layer(**steps)["compile"], family)
-    require(found, found.seen, found.code)
+    """Require that the layer, with these functions replaced, agrees with eager on all programs of a family."""
+    verdict = check_compiler(layer(**steps)["compile"], family)
+    require(verdict, verdict.seen, verdict.code)
 
 
-@new_exercise("compiler", own=_own("record"))
+@new_exercise("compiler", reference=_solution("record"))
 def record(answer: Answer) -> None:
-    """Write `record(recorder, op, args, kwargs, result)`: put the call of `op` into its graph, and keep the result.
+    """Write `record(recorder, op, args, kwargs, result)`: add the call of `op` to the graph, and keep the result.
 
-    - Three things: the arguments as nodes, a node for the call, and for each tensor of the result which node it is.
-    - `map_aggregate(args, recorder.read)` replaces tensors by nodes, also within lists, and
-      `recorder.graph.call_function(op, args, kwargs)` makes a node, for which `recorder.keep(result, node)`.
-    - If `result` is no tensor, it is a tuple of them: each one is kept with a node of its own,
-      `recorder.item(node, number)`.
+    - There are three steps: turn the arguments into nodes, make a node for the call, and store the node of each
+      tensor of the result.
+    - `map_aggregate(args, recorder.read)` replaces tensors by nodes, also inside lists.
+      `recorder.graph.call_function(op, args, kwargs)` makes a node; then call `recorder.keep(result, node)`.
+    - If `result` is not a tensor, it is a tuple of tensors. Keep each with its own node, `recorder.item(node, number)`.
     """
     _try("pure", record=answer)
 
 
-@new_exercise("compiler", own=_own("write"))
+@new_exercise("compiler", reference=_solution("write"))
 def write(answer: Answer) -> None:
-    """Write `write(recorder, tensor, value)`: from here on, the part of a storage that `tensor` looks at is `value`.
+    """Write `write(recorder, tensor, value)`: from here on, `value` is the part of the storage that `tensor` covers.
 
-    - `recorder.nodes[tensor.untyped_storage()]` is the node of the whole storage so far; there has to be a new one.
-    - `aten.as_strided_scatter.default` takes the whole, the new part, and where it lies: `*window(tensor)`.
-    - The new node lies in memory as the old one does: copy its `meta["window"]`, and put it into `recorder.nodes`.
+    - `recorder.nodes[tensor.untyped_storage()]` is the node of the whole storage so far. Make a new node for it.
+    - `aten.as_strided_scatter.default` takes the whole, the new part, and the window of the part: `*window(tensor)`.
+    - The new node has the window of the old node: copy `meta["window"]`. Put the new node into `recorder.nodes`.
     """
     _try("writes", write=answer)
 
 
-@new_exercise("compiler", own=_own("differentiate"))
+@new_exercise("compiler", reference=_solution("differentiate"))
 def differentiate(answer: Answer) -> None:
-    """Write `differentiate(recorder, roots)`: return nodes of the tangents (new inputs) and of the gradients.
+    """Write `differentiate(recorder, roots)`: return the nodes of the tangents (new inputs) and of the gradients.
 
-    - For each root a tangent is needed: a fake tensor like it, `torch.empty_like(root)`.
-    - `recorder.enter(tangent, "tangent")` makes it an input of the graph and returns its node;
-      `torch.autograd.grad(roots, recorder.edges, tangents, allow_unused=True)` runs the backward, which is recorded.
-    - Return the list of the tangents' nodes, and that of `recorder.read(gradient)`; a gradient that is None stays so.
+    - Make a tangent for each root: a fake tensor like the root, `torch.empty_like(root)`.
+    - `recorder.enter(tangent, "tangent")` makes the tangent an input of the graph and returns its node.
+      `torch.autograd.grad(roots, recorder.edges, tangents, allow_unused=True)` runs the backward, and the recorder
+      records it.
+    - Return the list of the nodes of the tangents, and the list of `recorder.read(gradient)` for all gradients. For a
+      gradient that is None, the list has None.
     """
     computed: list[str] = []
 
@@ -102,13 +106,13 @@ def differentiate(answer: Answer) -> None:
     require(not computed, f"a tangent is no input of the graph: `{computed[0] if computed else ''}` computes it")
 
 
-@new_exercise("compiler", own=_own("cut"))
+@new_exercise("compiler", reference=_solution("cut"))
 def cut(answer: Answer) -> None:
     """Write `cut(graph, tangents)`, which returns the list of nodes to save for the backward.
 
     - A node is *late* if it is a tangent, or if one of its inputs (`node.all_input_nodes`) is late.
-    - `graph.nodes` is in order, so that one loop finds all late nodes. What is not late can run in the forward.
-    - To save are the nodes that are not late, but used by a late one (`node.users`).
+    - `graph.nodes` is in order, so one loop finds all late nodes. All other nodes can run in the forward.
+    - Save each node that is not late if a late node uses it (`node.users`).
     """
     for function, text, least in (
         (lambda x, w: ((x * w).sin().sum(),), "(x * w).sin().sum()", 2),
@@ -118,10 +122,10 @@ def cut(answer: Answer) -> None:
         lacking: list[Any] = []
 
         def noted(graph: Any, tangents: Any, saved: list[Any] = saved, lacking: list[Any] = lacking) -> Any:
-            found = answer(graph, tangents)
-            saved.extend(found)
-            lacking.extend(set(_OWN["cut"](graph, tangents)) - set(found))
-            return found
+            values = answer(graph, tangents)
+            saved.extend(values)
+            lacking.extend(set(_LAYER["cut"](graph, tangents)) - set(values))
+            return values
 
         try:
             layer(cut=noted)["compile"](function)(torch.ones(3), torch.ones(3, requires_grad=True))
@@ -133,28 +137,30 @@ def cut(answer: Answer) -> None:
     _try("training", cut=answer)
 
 
-@new_exercise("compiler", own=_own("recipe"))
+@new_exercise("compiler", reference=_solution("recipe"))
 def recipe(answer: Answer) -> None:
-    """Write `recipe(result, inputs, bases)`: how a result is made from an input or from a tensor of the graph's.
+    """Write `recipe(result, inputs, bases)`: how to make a result from an input or from a tensor of the graph.
 
-    - Three cases: the result is one of the inputs; it lies in the storage of one; it has memory that is new.
-    - They are `("input", number, None)`, `("input", number, window(result))`, and `("base", number, …)`, where `number`
-      counts in `bases`, to which you add what is not in it yet. `place(tensor, tensors)` finds a number.
-    - The base of new memory is `result._base`, or the result itself if that is None; in the second case the window is
-      None, too. Compare tensors by `is`.
+    - There are three cases: the result is an input; it shares the storage of an input; it has new memory.
+    - The recipes are `("input", number, None)`, `("input", number, window(result))`, and `("base", number, …)`. In the
+      last one, `number` is the position in `bases`. Add the base to `bases` if it is not there yet.
+      `place(tensor, tensors)` finds a position.
+    - The base of new memory is `result._base`, or the result itself if `result._base` is None. In the second case the
+      window is None, too. Compare tensors with `is`.
     """
     _try("shared results", recipe=answer)
     (result,) = layer(recipe=answer)["compile"](lambda x: (x * 2,))(torch.ones(3))
     require(base_of(result) is None, "of `x * 2` the caller gets a view of the base, and not the base itself")
 
 
-@new_exercise("compiler", own=_own("finish"))
+@new_exercise("compiler", reference=_solution("finish"))
 def finish(answer: Answer) -> None:
     """Write `finish(args, written, values, bases, recipes)`, which runs after the graph and returns the results.
 
-    - First the writes: the input number `written[0]` gets the value `values[0]`, and so on, where the caller sees it.
-    - Then for each recipe `(kind, number, where)` a result: `args[number]` or `bases[number]`, depending on the kind.
-    - If `where` is None, the result is that very tensor; else its `as_strided(*where)`. Return a tuple.
+    - First the writes: copy the value `values[0]` into the memory of the input number `written[0]`, and so on.
+    - Then make a result for each recipe `(kind, number, where)`, from `args[number]` or `bases[number]`, depending on
+      the kind.
+    - If `where` is None, the result is this tensor itself; otherwise it is `as_strided(*where)` of it. Return a tuple.
     """
     _try("written inputs", finish=answer)
     _try("shared results", finish=answer)
@@ -166,14 +172,16 @@ def _writes_the_second_first(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     return (a * 1,)
 
 
-@new_exercise("compiler", own=_own("guards"))
+@new_exercise("compiler", reference=_solution("guards"))
 def guards(answer: Answer) -> None:
-    """Write `guards(args)`: a key, the same for all calls that one trace holds for, and for no others.
+    """Write `guards(args)`: a key that is equal for two calls exactly if one trace is valid for both.
 
-    - Of each argument: dtype, window, whether it requires grad and is a leaf. Its values do not matter.
-    - Of all together: which ones lie in one storage, and which ones are the same tensor. And whether grad mode is on.
-    - The address of a storage is another one in each call; for the key take the number of the first argument that lies
-      at that address: `addresses.index(address)`. All in tuples, so that it can be the key of a dict.
+    - For each argument: its dtype, its window, whether it requires grad, and whether it is a leaf. The values do not
+      matter.
+    - For all arguments together: which of them share a storage, and which are the same tensor. Also whether grad mode
+      is on.
+    - The address of a storage differs from call to call. In its place, use the number of the first argument with this
+      address: `addresses.index(address)`. Put everything into tuples, so that the key can be the key of a dict.
     """
     one, two = (torch.ones(2, 3), torch.ones(3)), (torch.zeros(2, 3), torch.zeros(3))
     require(answer(one) == answer(two), "the keys of two calls that differ in values only are not equal")

@@ -1,7 +1,8 @@
-"""What is true of a call: computed by making it, on copies, by eager and by aotlab; nothing is looked up.
+"""Facts about a call. They are computed from runs of the call on copies, eagerly and compiled by aotlab.
 
-Eager tells what is written, what shares memory, which gradients there are and what raises; aotlab's report tells what
-is saved and what is compiled anew. Each fact comes with one sentence of why, made of what was observed.
+The eager run shows which tensors are written, which share memory, which gradients exist, and whether the call raises.
+aotlab's report shows which values are saved, and whether a second call is compiled again. Each fact has a sentence with
+the reason, which comes from the observations.
 """
 
 from __future__ import annotations
@@ -29,22 +30,26 @@ from aotlab.report.model import Graph
 from aotlab.verification.clones import Cloner, argument_tensors, captured_tensors, random_state_restored, restored
 from aotlab.verification.observables import Call, flatten
 
-#: Subject → fact, for one question.
+#: Subject → fact, for one question. A subject is the name of a tensor, or ``""`` for the whole call.
 Facts = dict[str, "Fact"]
-#: The subject of what is saved and no input.
+#: The subject for saved values that are not inputs.
 COMPUTED = "computed"
-#: Ops that change in place what a tensor is, and no values.
+#: Ops that change the metadata of a tensor in place, and no values.
 _METADATA = re.compile(
     r"aten\.(as_strided|detach|requires_grad|resize|set|(un)?squeeze|swap(axes|dims)|t(ranspose)?)_\."
 )
-#: What the default partitioner says of every value.
-_FOR_ALL = "; this partitioner computes nothing again"
+#: The end of the reason that the default partitioner gives for every saved value.
+_FOR_ALL = "; this partitioner recomputes nothing"
 _LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (torch, aotlab))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """What is true of one subject, and why."""
+    """The answer to one question for one subject, and the reason. A subject is a tensor or the whole call.
+
+    For a question that yes or no answers, ``value`` is a bool. For the questions `shares` and `same`, it is the set of
+    the names of the other tensors.
+    """
 
     value: object
     why: str
@@ -52,19 +57,21 @@ class Fact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """The facts of one call by question, and the names of the tensors that went in and came out.
+    """The true answers to the questions about one call, and the names of its inputs and outputs.
 
-    ``given`` says of the inputs, for `shares` and `same`, with which others they belong together.
+    ``facts`` maps the name of each question to the facts that answer it.
+    ``input_facts`` has facts about the inputs, for the questions `shares` and `same`: which inputs share a storage, and
+    which inputs are the same tensor.
     """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     facts: Mapping[str, Facts]
-    given: Mapping[str, Facts]
+    input_facts: Mapping[str, Facts]
 
 
 class _Before:
-    """What a tensor was like before the call."""
+    """The state of an input before the call, for comparison with the input after the call."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor, self.value = tensor, tensor.detach().clone()
@@ -73,7 +80,19 @@ class _Before:
 
 
 class _Writes(torch_internals.TorchDispatchMode):
-    """Notes, while eager runs, which lines write, and to which of the tensors that went in."""
+    """A dispatch mode that records, during the eager run, which lines write, and to which inputs.
+
+    Attributes
+    ----------
+    lines
+        The lines that write values, in order.
+    hits
+        For each input that is written: the first line that writes to it, and how many of its bytes this line covers.
+    beside
+        For each input: the first line that writes to its storage, whether or not to the input's own elements.
+    turned
+        For each input whose metadata is changed in place: the last line that does so.
+    """
 
     def __init__(self, before: Mapping[str, _Before], function: Callable[..., Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
@@ -111,31 +130,31 @@ class _Writes(torch_internals.TorchDispatchMode):
 
 
 def eager_truth(function: Callable[..., Any], args: tuple[Any, ...]) -> Truth:
-    """Make the call eagerly, on copies, and a backward of all results that require grad."""
+    """Run the call eagerly on copies, then a backward of all results that require grad. Return the facts."""
     with _copies(function) as (target, copies):
         call = copies(args)
-        known = dict((*call.captured, *call.inputs))
-        before = {name: _Before(tensor) for name, tensor in known.items()}
+        inputs = dict((*call.captured, *call.inputs))
+        before = {name: _Before(tensor) for name, tensor in inputs.items()}
         try:
             with _Writes(before, function) as writes:
                 result = target(*call.args)
             outputs = {name: leaf for name, leaf in flatten(result, "out")[1] if isinstance(leaf, torch.Tensor)}
-            # a view whose history an in-place write made invalid raises at the first look
+            # reading the grad_fn of a view raises if an in-place write made its history invalid
             roots = [tensor for tensor in outputs.values() if tensor.requires_grad]
-            paths = {name: _path(roots, tensor) for name, tensor in known.items() if tensor.requires_grad}
-        except Exception as error:  # noqa: BLE001  # what it raises is a fact
+            paths = {name: _path(roots, tensor) for name, tensor in inputs.items() if tensor.requires_grad}
+        except Exception as error:  # noqa: BLE001  # an error is a fact
             raised = Fact(value="call", why=f"the call raises {_brief(error)}")
-            return Truth(inputs=tuple(known), outputs=(), facts={"raises": {"": raised}}, given={})
+            return Truth(inputs=tuple(inputs), outputs=(), facts={"raises": {"": raised}}, input_facts={})
         facts = {
             "writes": {name: _written(name, was, writes) for name, was in before.items()},
             "metadata": {name: _reshaped(was) for name, was in before.items()},
             "storage": {name: _moved(was) for name, was in before.items()},
-            "shares": {name: _shares(name, {**known, **outputs}) for name in outputs},
-            "same": {name: _same(name, {**known, **outputs}) for name in outputs},
+            "shares": {name: _shares(name, {**inputs, **outputs}) for name in outputs},
+            "same": {name: _same(name, {**inputs, **outputs}) for name in outputs},
         }
-        given = {
-            "shares": {name: _shares(name, known) for name in known},
-            "same": {name: _same(name, known) for name in known},
+        input_facts = {
+            "shares": {name: _shares(name, inputs) for name in inputs},
+            "same": {name: _same(name, inputs) for name in inputs},
         }
         raised = Fact(value="no", why="neither the call nor the backward raises")
         try:
@@ -145,19 +164,21 @@ def eager_truth(function: Callable[..., Any], args: tuple[Any, ...]) -> Truth:
             raised = Fact(value="backward", why=f"the backward raises {_brief(error)}")
         facts["raises"] = {"": raised}
         if raised.value == "no":
-            facts["grad_none"] = {name: _gradient(known[name], path) for name, path in paths.items()}
-        return Truth(inputs=tuple(known), outputs=tuple(outputs), facts=facts, given=given)
+            facts["grad_none"] = {name: _gradient(inputs[name], path) for name, path in paths.items()}
+        return Truth(inputs=tuple(inputs), outputs=tuple(outputs), facts=facts, input_facts=input_facts)
 
 
 def compiled_facts(
     function: Callable[..., Any], args: tuple[Any, ...], again: tuple[Any, ...] | None
 ) -> dict[str, Facts]:
-    """Compile the function for the call, on copies, and say what the report says is saved, and compiled anew.
+    """Compile the function for the call, on copies. Return the facts about saved values and recompiles from the report.
 
     Raises
     ------
     RefusedError
-        aotlab does not compile it.
+        aotlab does not compile the function.
+    UsageError
+        Compilation is switched off.
     """
     with _copies(function) as (target, copies), warnings.catch_warnings(), aotlab.config.patch(fallback="error"):
         warnings.simplefilter("ignore")
@@ -181,12 +202,12 @@ def compiled_facts(
 
 
 def tensors_of(function: Callable[..., Any], args: tuple[Any, ...]) -> dict[str, torch.Tensor]:
-    """Return the tensors that a call works on, by name: those that the function reaches, then the arguments."""
+    """Return the tensors of a call by name: first the tensors that the function captures, then the arguments."""
     return dict((*captured_tensors(function), *argument_tensors(function, args, {})))
 
 
 def window(tensor: torch.Tensor) -> str:
-    """Say where in its storage a tensor lies, and of a wrapper where its parts do."""
+    """Describe the window of a tensor onto its storage. For a wrapper, describe the windows of its parts."""
     if torch_internals.is_wrapper(tensor):
         names = tensor.__tensor_flatten__()[0]  # type: ignore[attr-defined]  # wrappers have it
         parts = {name: getattr(tensor, name) for name in names}
@@ -196,7 +217,7 @@ def window(tensor: torch.Tensor) -> str:
 
 
 def places(tensor: torch.Tensor) -> npt.NDArray[np.bool_]:
-    """Mark the bytes of its storage that a tensor's elements take."""
+    """Return a mask of the bytes of the storage that the elements of a tensor occupy."""
     size = tensor.element_size()
     marks = np.zeros(tensor.untyped_storage().nbytes(), dtype=bool)
     if tensor.numel():
@@ -244,16 +265,16 @@ def _moved(was: _Before) -> Fact:
 
 def _shares(name: str, tensors: Mapping[str, torch.Tensor]) -> Fact:
     keys = {each: torch_internals.storage_key(tensor) for each, tensor in tensors.items()}
-    found = [each for each, key in keys.items() if key == keys[name] and each != name]
-    if not found:
+    others = [each for each, key in keys.items() if key == keys[name] and each != name]
+    if not others:
         return Fact(value=frozenset(), why="it has a storage of its own")
-    return Fact(value=frozenset(found), why=f"it lies in the storage of {listed(found)}: {window(tensors[name])}")
+    return Fact(value=frozenset(others), why=f"it lies in the storage of {listed(others)}: {window(tensors[name])}")
 
 
 def _same(name: str, tensors: Mapping[str, torch.Tensor]) -> Fact:
-    found = [each for each, tensor in tensors.items() if tensor is tensors[name] and each != name]
-    if found:
-        return Fact(value=frozenset(found), why=f"{listed([name, *found])} are one tensor, not several")
+    others = [each for each, tensor in tensors.items() if tensor is tensors[name] and each != name]
+    if others:
+        return Fact(value=frozenset(others), why=f"{listed([name, *others])} are one tensor, not several")
     shared = _shares(name, tensors)
     return Fact(value=frozenset(), why="it is a new tensor object" + (f"; {shared.why}" if shared.value else ""))
 
@@ -268,7 +289,10 @@ def _gradient(tensor: torch.Tensor, path: list[str] | None) -> Fact:
 
 
 def _path(roots: Sequence[torch.Tensor], leaf: torch.Tensor) -> list[str] | None:
-    """Name the autograd nodes on the shortest way from a result to ``leaf``."""
+    """Return the names of the autograd nodes on the shortest path from a result to ``leaf``.
+
+    Return None if there is no such path.
+    """
     start = [(root.grad_fn, [root.grad_fn.name()]) for root in roots if root.grad_fn is not None]
     seen, pending = set[Any](), deque[tuple[Any, list[str]]](start)
     while pending:
@@ -310,7 +334,7 @@ def _saved(graph: Graph, names: Mapping[str, torch.Tensor]) -> Facts:
 def _copies(
     function: Callable[..., Any],
 ) -> Iterator[tuple[Callable[..., Any], Callable[[tuple[Any, ...]], Call]]]:
-    """Give the function, and what copies arguments for it; what it reaches is put back as it was."""
+    """Provide the function, and a function that copies its arguments. Restore the captured tensors at the end."""
     cloner = Cloner(function)
 
     def copies(args: tuple[Any, ...]) -> Call:
@@ -318,24 +342,24 @@ def _copies(
             base = torch_internals.base_of(tensor)
             if base is not None and tensor.requires_grad and not tensor.is_leaf and not base.requires_grad:
                 raise UsageError(
-                    f"`{name}` is a view of a leaf that is itself a view, of which no copy is like it; "
+                    f"`{name}` is a view of a leaf that is itself a view, and it cannot be copied; "
                     "clone the leaf when you make it, as in `torch.arange(6.0).view(2, 3).clone().requires_grad_()`"
                 )
         return cloner.call(args, {})
 
-    kept = nullcontext() if isinstance(function, nn.Module) else restored(cloner.captured)
-    with random_state_restored(), kept, torch.set_grad_enabled(torch.is_grad_enabled()):
+    restoring = nullcontext() if isinstance(function, nn.Module) else restored(cloner.captured)
+    with random_state_restored(), restoring, torch.set_grad_enabled(torch.is_grad_enabled()):
         yield cloner.function, copies
 
 
 def listed(names: Sequence[str]) -> str:
-    """Join names as a sentence does."""
+    """Join names as in a sentence: with commas, and with "and" before the last one."""
     quoted = [f"`{name}`" for name in names]
     return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} and {quoted[-1]}" if quoted else "none"
 
 
 def _line(program: str) -> str:
-    """Return the innermost line of the running program: of its own file, or of one that belongs to no library."""
+    """Return the innermost running line that is in the program's file, or in a file outside of the libraries."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""The exercises of `12_in_the_wild`; see `course`."""
+"""The exercises of page 12, `12_in_the_wild`. They are written as in `course`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Answer = Callable[..., Any]
 
 
 def _behind_dynamo(function: Answer, *calls: tuple[Any, ...]) -> Report:
-    """Make calls behind Dynamo, and return what the report says."""
+    """Compile a function with ``torch.compile(backend="aotlab")``, make the calls, and return the report."""
     torch.compiler.reset()
     compiled = torch.compile(function, backend="aotlab", options={"compiler": "eager"})
     disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # Dynamo logs each break, in eleven lines
+    logging.disable(logging.WARNING)  # Dynamo logs each graph break, in eleven lines
     try:
         with warnings.catch_warnings(), aotlab.Report.record() as recording:
             warnings.simplefilter("ignore")
@@ -40,17 +40,17 @@ def branching(x: torch.Tensor) -> torch.Tensor:
 
 @new_exercise("wild", program=branching)
 def one_graph(answer: Answer) -> None:
-    """Write `answer(x)`, which returns the same as this program, and becomes one graph without a break.
+    """Write `answer(x)`, which returns the same as this program, and becomes one graph without a graph break.
 
-    - The branch depends on a value, and a graph has no values. Can both results be computed, and one be chosen? Mind a
+    - The branch depends on a value, and a graph knows no values. Can you compute both results, and select one? Test a
       sum of zero.
-    - There is an op that chooses between two tensors by a condition that is a tensor.
+    - There is an op that selects from two tensors. Its condition is a tensor.
     - `torch.where(condition, one, other)`.
     """
     calls = [(torch.tensor(values),) for values in ([2.0, -1.0], [-3.0, 1.0], [1.0, -1.0], [-1.0, 3.0])]
     for (x,) in calls:
-        found, expected = answer(x), branching(x)
-        require(torch.equal(found, expected), f"of {x.tolist()} it makes {found.tolist()}, not {expected.tolist()}")
+        result, expected = answer(x), branching(x)
+        require(torch.equal(result, expected), f"of {x.tolist()} it makes {result.tolist()}, not {expected.tolist()}")
     report = _behind_dynamo(answer, *calls)
     breaks = report.graph_breaks
     require(not len(breaks), f"there is a graph break: {', '.join(breaks['reason']) if len(breaks) else ''}")
@@ -59,19 +59,20 @@ def one_graph(answer: Answer) -> None:
 
 @new_exercise("wild")
 def read_the_report(answer: Answer) -> None:
-    """Write `answer(report)`: how many bytes does the forward keep for the backward that the caller does not hold?
+    """Write `answer(report)`: how many bytes does the forward save for the backward, without the inputs?
 
-    - One table of the report has a row for each value that is kept.
-    - The caller holds the inputs, so they do not count. A column says which these are.
-    - `report.saved`, with its columns `is_input` and `nbytes`; `query("not is_input")` takes the other rows.
+    - One table of the report has a row for each saved value.
+    - The caller holds the inputs anyway, so do not count them. A column says which saved values are inputs.
+    - The table is `report.saved`, with its columns `is_input` and `nbytes`; `query("not is_input")` selects the rows
+      that are not inputs.
     """
     w = torch.ones(4, 4, requires_grad=True)
     for function in (lambda x, w: (x @ w).exp().sum(), lambda x, w: ((x @ w).tanh() @ w).sin()):
         report = _behind_dynamo(function, (torch.ones(8, 4), w))
-        found, saved = answer(report), report.saved
+        nbytes, saved = answer(report), report.saved
         require(
-            found == saved["nbytes"][~saved["is_input"]].sum(),
-            f"of a report with the bytes {report.saved['nbytes'].tolist()} it makes {found}",
+            nbytes == saved["nbytes"][~saved["is_input"]].sum(),
+            f"of a report with the bytes {report.saved['nbytes'].tolist()} it makes {nbytes}",
         )
 
 
@@ -103,11 +104,11 @@ def writes_both(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @new_exercise("wild", program=keeps_order)
 def find_the_bug(answer: Answer) -> None:
-    """`f` claims to do what this program does. Write `answer(f)`, which calls `f`: False if you catch it, else True.
+    """`f` claims to behave like this program. Write `answer(f)`, which calls `f`: False if `f` is wrong, else True.
 
-    - A layer can lose the write: look at `x` after the call, too.
-    - A layer can read `y` too early. When does that make a difference? (See `06_inputs_that_share`.)
-    - Call `f` with tensors of their own and with one that is both arguments. Compare results and what was written.
+    - `f` may lose the write: check `x` after the call, too.
+    - `f` may read `y` too early. When does that make a difference? (See `06_inputs_that_share`.)
+    - Call `f` with two separate tensors, and with the same tensor twice. Compare the results and the written tensors.
     """
     for function, right, what in (
         (keeps_order, True, "the program itself"),
@@ -117,5 +118,5 @@ def find_the_bug(answer: Answer) -> None:
         (writes_both, False, "one that writes `y`, too"),
         (lambda x, y: x.mul_(2).add(y), True, "one that does the same with other ops"),
     ):
-        found = answer(function)
-        require(bool(found) is right, f"of {what} it says {found}")
+        said = answer(function)
+        require(bool(said) is right, f"of {what} it says {said}")

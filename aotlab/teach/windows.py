@@ -1,4 +1,4 @@
-"""A map of storages, drawn from live tensors: which element of each tensor lies where."""
+"""A map of storages: the place of each element of each tensor. A place is a position in a storage, counted from 0."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from aotlab import _torch as torch_internals
 from aotlab.errors import UsageError
 from aotlab.teach.shown import Shown
 
-#: So many elements of a storage are drawn.
+#: At most this many elements of a storage are drawn.
 _MOST = 32
 _FREE = "·"
 
 
 class _Storage(Shown):
-    """One storage: a column for each element, a row for each tensor."""
+    """The map of one storage: a column for each element, a row for each tensor."""
 
     def __init__(self, number: int, tensors: dict[str, torch.Tensor]) -> None:
         first = next(iter(tensors.values()))
@@ -35,12 +35,12 @@ class _Storage(Shown):
         self.rows = rows
 
     def style(self, cell: str) -> str:
-        """Tint the places that a tensor takes."""
+        """Return a background color for the cells of places at which a tensor has an element."""
         return "background:rgba(0,114,178,.3)" if cell.startswith("[") else ""
 
 
 class StorageMap(Shown):
-    """The storages of some tensors, one below the other."""
+    """The maps of the storages of some tensors, one below the other."""
 
     def __init__(self, storages: list[_Storage]) -> None:
         self.storages = storages
@@ -53,12 +53,12 @@ class StorageMap(Shown):
 
 
 def storage_map(**tensors: Any) -> StorageMap:
-    """Draw where tensors lie: a column for each element of a storage, a row for each tensor.
+    """Draw a map of the storages of tensors: a column for each element of a storage, a row for each tensor.
 
     Raises
     ------
     UsageError
-        Something is no tensor, or two tensors look at one storage as different dtypes, or it is of complex numbers.
+        An argument is not a tensor, a tensor is complex, or two tensors use one storage with different dtypes.
 
     Examples
     --------
@@ -73,19 +73,19 @@ def storage_map(**tensors: Any) -> StorageMap:
     groups: dict[int, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor) or tensor.is_complex():
-            raise UsageError(f"a storage map is drawn of real tensors, and `{name}` is of type {type(tensor).__name__}")
+            raise UsageError(f"a storage map shows real tensors, and `{name}` is of type {type(tensor).__name__}")
         groups.setdefault(torch_internals.storage_key(tensor), {})[name] = tensor.detach()
     for group in groups.values():
         if len({tensor.dtype for tensor in group.values()}) > 1:
-            raise UsageError(f"{', '.join(group)} look at one storage as different dtypes, which a map cannot show")
+            raise UsageError(f"{', '.join(group)} view one storage as different dtypes, which a map cannot show")
     return StorageMap([_Storage(number, group) for number, group in enumerate(groups.values())])
 
 
 def elements(tensor: torch.Tensor) -> dict[int, list[str]]:
-    """Return which elements of a tensor lie at which place of its storage."""
-    found: dict[int, list[str]] = {}
+    """Return a mapping from each place of the storage to the elements of the tensor at that place."""
+    places: dict[int, list[str]] = {}
     for index in itertools.product(*map(range, tensor.shape)):
         place = int(tensor.storage_offset()) + sum(i * step for i, step in zip(index, tensor.stride(), strict=True))
         if place < _MOST:
-            found.setdefault(place, []).append(f"[{','.join(map(str, index))}]")
-    return found
+            places.setdefault(place, []).append(f"[{','.join(map(str, index))}]")
+    return places

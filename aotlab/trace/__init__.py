@@ -1,1 +1,1 @@
-"""One run of the function on fake tensors: what it computes, writes and aliases; the joint graph."""
+"""Trace the user's function once on fake tensors, and record its ops, its writes, its aliases and the joint graph."""

@@ -1,10 +1,11 @@
-"""The boundary of a trace: what a program may do at Python's level that a graph cannot hold, and what is said of it.
+"""The boundary of a trace: tables of the Python operations that a graph cannot contain, with their error messages.
 
-    x.numpy()                # looks at memory: the graph would see that of this one trace
-    if x.sum() > 0:          # asks for a value: a trace has none
-    time.time()              # is another one at each call
+    x.numpy()                # reads memory: a graph would contain the values of this one trace
+    if x.sum() > 0:          # needs a value: a traced tensor has no values
+    time.time()              # returns a different number at each call
 
-`EscapeGuard` looks up what is called in these tables, and raises.
+`EscapeGuard` sees each torch function that the program calls. If a table has the function, it raises an error, runs the
+call eagerly, or calls the handler of a quirk.
 """
 
 from __future__ import annotations
@@ -26,56 +27,58 @@ from aotlab.trace.tape import tensors_in
 
 _OUTSIDE = "move it out of the compiled function"
 _OR_DYNAMO = f"{_OUTSIDE}, or {TAKE_DYNAMO}"
-_STEP = f'{_OUTSIDE}; frontend="dynamo", or torch.compile(backend="aotlab"), runs a whole training step'
+_GRADIENTS = f"{_OUTSIDE}, or {BY_DYNAMO}"
+_STEP = f'{_OUTSIDE}; to run a whole training step, use frontend="dynamo" or torch.compile(backend="aotlab")'
 
 
-class Row(NamedTuple):
-    """One way over the boundary: what it is called, why no graph can hold it, what to do instead."""
+class Refused(NamedTuple):
+    """An operation that a graph cannot contain: its verb and name, the reason, a suggestion, and the error."""
 
-    what: str
-    why: str = "the compiled function would see the memory of this one trace"
-    instead: str = _OR_DYNAMO
+    operation: str
+    why: str = "a traced tensor has no memory"
+    suggestion: str = _OR_DYNAMO
     error: type[errors.RefusedError] = errors.EscapeError
 
 
-_VALUES = "a trace has no values"
+_VALUES = "a traced tensor has no values"
 _IN_VAIN = "a traced tensor accumulates no gradient"
-#: What may be asked of a tensor.
-OF_A_TENSOR: Mapping[Any, Row] = {
-    Tensor.numpy: Row("`numpy()`"),
-    Tensor.__array__: Row("`__array__` (numpy)"),
-    Tensor.data_ptr: Row("`data_ptr()`"),
-    Tensor.__dlpack__: Row("`__dlpack__`"),
-    Tensor.untyped_storage: Row("`untyped_storage()`"),
-    Tensor.storage: Row("`storage()`"),
-    Tensor.is_shared: Row("`is_shared()`"),
-    Tensor.is_pinned: Row("`is_pinned()`"),
-    Tensor.share_memory_: Row("`share_memory_()`", "it would move the memory of this one trace", _OUTSIDE),
-    Tensor.__deepcopy__: Row("`copy.deepcopy`"),
-    Tensor.__reduce_ex__: Row("a pickle"),
-    Tensor.data.__set__: Row("an assignment to `.data`", "the trace cannot see what it does", _OUTSIDE),  # type: ignore[attr-defined]  # a slot wrapper
-    internals.BASE_GETTER: Row("`_base`", "a trace has other views, and views of others"),
-    internals.VERSION_GETTER: Row("`_version`", "a compiled call counts versions at other moments"),
-    Tensor.grad.__get__: Row("`.grad`", "it belongs to the caller's tensor, not to the traced one", _STEP),  # type: ignore[union-attr]  # a getter
-    Tensor.grad.__set__: Row("an assignment to `.grad`", "it would be lost", _STEP),  # type: ignore[union-attr]  # a setter
-    Tensor.register_post_accumulate_grad_hook: Row("`register_post_accumulate_grad_hook()`", _IN_VAIN),
-    Tensor.retain_grad: Row("`retain_grad()`", _IN_VAIN),
-    Tensor.retains_grad.__get__: Row("`retains_grad`", _IN_VAIN),  # type: ignore[attr-defined]  # a getter
-    Tensor.backward: Row("`backward()`", "gradients would be added to traced tensors, not to the caller's", _STEP),
-    Tensor.tolist: Row("`tolist()`", _VALUES, error=errors.DataDependentError),
-    Tensor.__repr__: Row("the text", _VALUES, error=errors.DataDependentError),
-    Tensor.__format__: Row("the text", _VALUES, error=errors.DataDependentError),
+#: Methods and attributes of a tensor. If the program uses one of them on a traced tensor, an error is raised.
+REFUSED_ON_TENSORS: Mapping[Any, Refused] = {
+    Tensor.numpy: Refused("calls `numpy()` on"),
+    Tensor.__array__: Refused("calls `__array__` (numpy) on"),
+    Tensor.data_ptr: Refused("calls `data_ptr()` on"),
+    Tensor.__dlpack__: Refused("calls `__dlpack__` on"),
+    Tensor.untyped_storage: Refused("calls `untyped_storage()` on"),
+    Tensor.storage: Refused("calls `storage()` on"),
+    Tensor.is_shared: Refused("calls `is_shared()` on"),
+    Tensor.is_pinned: Refused("calls `is_pinned()` on"),
+    Tensor.share_memory_: Refused("calls `share_memory_()` on", suggestion=_OUTSIDE),
+    Tensor.__deepcopy__: Refused("calls `copy.deepcopy` on"),
+    Tensor.__reduce_ex__: Refused("pickles"),
+    Tensor.data.__set__: Refused("assigns to `.data` of", "a trace cannot record the assignment", _OUTSIDE),  # type: ignore[attr-defined]  # a slot wrapper
+    internals.BASE_GETTER: Refused("reads `_base` of", "a traced tensor may have another base than in eager"),
+    internals.VERSION_GETTER: Refused("reads `_version` of", "version counters grow at other times than in eager"),
+    Tensor.grad.__get__: Refused("reads `.grad` of", "the gradient belongs to the caller's tensor", _GRADIENTS),  # type: ignore[union-attr]  # a getter
+    Tensor.grad.__set__: Refused("assigns to `.grad` of", "the assignment would be lost", _GRADIENTS),  # type: ignore[union-attr]  # a setter
+    Tensor.register_post_accumulate_grad_hook: Refused("calls `register_post_accumulate_grad_hook()` on", _IN_VAIN),
+    Tensor.retain_grad: Refused("calls `retain_grad()` on", _IN_VAIN),
+    Tensor.retains_grad.__get__: Refused("reads `retains_grad` of", _IN_VAIN),  # type: ignore[attr-defined]  # a getter
+    Tensor.backward: Refused("calls `backward()` on", "the caller's tensors would get no gradients", _STEP),
+    Tensor.tolist: Refused("calls `tolist()` on", _VALUES, error=errors.DataDependentError),
+    Tensor.__repr__: Refused("prints or formats", _VALUES, error=errors.DataDependentError),
+    Tensor.__format__: Refused("prints or formats", _VALUES, error=errors.DataDependentError),
 }  # fmt: skip
 
-#: What changes a tensor in place other than in its values.
+#: In-place functions that change a tensor's sizes, strides or storage rather than its values.
 CHANGES_SIZES = (
     Tensor.t_, Tensor.transpose_, Tensor.swapaxes_, Tensor.swapdims_, Tensor.squeeze_, Tensor.unsqueeze_,
     Tensor.detach_, torch.detach_, Tensor.resize_, Tensor.resize_as_, torch.resize_as_, Tensor.as_strided_,
     torch.as_strided_, Tensor.set_,
 )  # fmt: skip
-_OTHER_KERNEL = ("eager computes `{}` by another kernel than a trace records", "call it outside of the function")
-#: What eager computes by another kernel: its result lies row by row, or it computes vectors only where they are needed.
-LAID_OUT_BY_ROWS = (internals.ONE_HOT, functional.rrelu, torch.rrelu)
+#: Functions whose calls the quirk `kernels` corrects. The results of the first two groups may be contiguous in eager
+#: where the recorded ops return other strides. For the vectors of the third group, eager's backward checks values. In
+#: the fourth group, eager computes vectors only if a gradient needs them.
+CONTIGUOUS_IN_EAGER = (internals.ONE_HOT, functional.rrelu, torch.rrelu)
 MAX_POOLS = (torch.max_pool1d, functional.max_pool1d)
 _linalg = torch.linalg
 WITH_VECTORS = (_linalg.eig, _linalg.eigh, _linalg.svd, torch.svd, Tensor.svd)
@@ -83,61 +86,62 @@ WITHOUT_VECTORS = (
     _linalg.svdvals, _linalg.eigvalsh, _linalg.cond, _linalg.matrix_norm, _linalg.matrix_rank, _linalg.norm,
     torch.norm, Tensor.norm, torch.nuclear_norm,
 )  # fmt: skip
-_BY_OTHER_KERNELS = (*LAID_OUT_BY_ROWS, *MAX_POOLS, *WITH_VECTORS, *WITHOUT_VECTORS)
-_UNSAFE_VIEW = ("makes views that a trace takes for copies", "use split, chunk or view, to have it compiled")
-_CHANGES = ("changes a tensor in place other than in its values", "call the method, to have it compiled")
-#: Functions that are something else to functionalization than to eager, by name: why, and what to call instead.
-EAGER_FUNCTIONS: Mapping[str, tuple[str, str]] = {
-    **dict.fromkeys(("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "_unsafe_view"), _UNSAFE_VIEW),
-    **dict.fromkeys((method.__name__ for method in CHANGES_SIZES), _CHANGES),  # as ops, which no quirk claims
-    "lift_fresh": ("returns its very argument, which a trace takes for a view", "leave it out, to have it compiled"),
-    "is_inference": ("is answered by the trace's own tensors", "ask outside of the function"),
-    "polygamma_": ("is no op to a trace", "write `x.copy_(torch.polygamma(n, x))`, to have it compiled"),
-    # functionalization forgets it, and the graph would write where there is no memory
-    "resize_storage_bytes_": ("resizes a storage", "make a new tensor, to have it compiled"),
+_BY_OTHER_KERNELS = (*CONTIGUOUS_IN_EAGER, *MAX_POOLS, *WITH_VECTORS, *WITHOUT_VECTORS)
+#: Functions that must run eagerly, because functionalization gives them another result than eager. The keys are their
+#: names. The values are the id of a row of `aotlab.fallbacks`, and the values for the fields of its text.
+EAGER_FUNCTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    **dict.fromkeys(
+        ("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "_unsafe_view"),
+        ("aliases-differ-in-trace", {"result": "a copy", "instead": "use split, chunk or view"}),
+    ),
+    "lift_fresh": ("aliases-differ-in-trace", {"result": "a view", "instead": "use the argument itself"}),
+    # for calls of the ops with these names (``torch.ops.aten.t_``); quirks handle calls of the methods
+    **dict.fromkeys((method.__name__ for method in CHANGES_SIZES), ("op-changes-sizes", {})),
+    "is_inference": ("asks-is-inference", {}),
+    "polygamma_": ("polygamma-in-place", {}),
+    # functionalization loses the resize, and the graph would write to memory that does not exist
+    "resize_storage_bytes_": ("resizes-storage", {}),
 }
 
-HOOKED = ("a hook is registered inside of the function", "register it outside, to have it compiled")
-_CHANGED = ("`{}` changes a tensor in place other than in its values", "use the form that returns a new tensor")
-_LOOKED_AT = ("`{}` looks at the place of a tensor in its storage", "compute with indices and shapes")
-#: What quirks may claim; where none does, why it runs eagerly, and what to do instead.
-CLAIMABLE: Mapping[Any, tuple[str, str]] = {
-    Tensor.register_hook: HOOKED,
-    **dict.fromkeys(CHANGES_SIZES, _CHANGED),
-    Tensor.storage_offset: _LOOKED_AT,
-    Tensor.as_strided: _LOOKED_AT,
-    torch.as_strided: _LOOKED_AT,
-    torch.autograd.grad: ("`torch.autograd.grad` is called inside of the function", "call it outside"),
-    torch.lstm: ("an LSTM looks at grad mode when it runs", "compute with torch.nn.LSTMCell"),
-    **dict.fromkeys(_BY_OTHER_KERNELS, _OTHER_KERNEL),
-    **dict.fromkeys(internals.HIGHER_ORDER, ("`{}` is given functions", _OUTSIDE)),
-    warnings.warn: ("it warns, as eager does at each call", "mend what it warns of"),
+#: Functions that a quirk may *claim*: `EscapeGuard` then calls a handler of the quirk instead of the function. The
+#: values are the names of the quirks. If the quirk is switched off, the call runs eagerly.
+CLAIMABLE: Mapping[Any, str] = {
+    Tensor.register_hook: "hooks",
+    **dict.fromkeys(CHANGES_SIZES, "metadata_changes"),
+    **dict.fromkeys((Tensor.storage_offset, Tensor.as_strided, torch.as_strided), "storage_offsets"),
+    torch.autograd.grad: "gradients",
+    torch.lstm: "lstm",
+    **dict.fromkeys(_BY_OTHER_KERNELS, "kernels"),
+    **dict.fromkeys(internals.HIGHER_ORDER, "hops"),
+    warnings.warn: "warnings",
 }
-#: What is claimed whatever its first argument is: a tensor of a transform, or one from outside.
-CLAIMED_ANYHOW = frozenset((torch.autograd.grad, *_BY_OTHER_KERNELS, *internals.HIGHER_ORDER))
+#: Functions of `CLAIMABLE` that are claimed even if their first argument is not a traced tensor (a tensor of a
+#: functorch transform, say, or a tensor from outside the function).
+CLAIMED_ALWAYS = frozenset((torch.autograd.grad, *_BY_OTHER_KERNELS, *internals.HIGHER_ORDER))
 
 _BRANCH = f"choose with torch.where, or {BY_DYNAMO}"
 _NUMBER = f"keep it a tensor, pass the number as an argument, or {BY_DYNAMO}"
 _TEXT = f"return it and print it outside, or {BY_DYNAMO}"
 _KEEPS_SIZE = f"use torch.where or masked_fill, which keep the size, or {BY_DYNAMO}"
-#: What asks for a value, by the name of what was called (torch has one op below all): what it asks, and the way out.
-_ASKS_VALUES = {
-    "__bool__": ("`if`, `while`, `assert` or `bool()` asks for the value of {}", _BRANCH),
-    "__contains__": ("`in` asks for the values of {}", f"write `(x == value).any()`, or {BY_DYNAMO}"),
-    "item": ("`.item()` asks for the value of {}", _NUMBER),
-    **{f"__{kind}__": (f"`{kind}()` asks for the value of {{}}", _NUMBER) for kind in ("int", "float", "complex")},
-    "__index__": ("an index or a length asks for the value of {}", _NUMBER),
-    **dict.fromkeys(("__getitem__", "__setitem__"), ("an index asks for values of {}", _NUMBER)),
-    "tolist": ("`tolist()` asks for the values of {}", f"return the tensor, or {BY_DYNAMO}"),
-    "__repr__": ("`print`, `str()` or `repr()` asks for the values of {}", _TEXT),
-    "__format__": ("a text asks for the values of {}", _TEXT),
-    "equal": ("`equal` asks for the values of {}", f"keep `(a == b).all()` as a tensor, or {BY_DYNAMO}"),
-    "allclose": ("`allclose` asks for the values of {}", f"keep `isclose(a, b).all()` as a tensor, or {BY_DYNAMO}"),
+#: Functions that need a tensor's values, by name: the text of the error, and a suggestion. (Many of them call the same
+#: op, so the message must depend on the function.)
+_NEEDS_VALUES = {
+    "__bool__": ("`if`, `while`, `assert` or `bool()` needs the value of {}", _BRANCH),
+    "__contains__": ("`in` needs the values of {}", f"write `(x == value).any()`, or {BY_DYNAMO}"),
+    "item": ("`.item()` needs the value of {}", _NUMBER),
+    **{f"__{kind}__": (f"`{kind}()` needs the value of {{}}", _NUMBER) for kind in ("int", "float", "complex")},
+    "__index__": ("an index or a length needs the value of {}", _NUMBER),
+    **dict.fromkeys(("__getitem__", "__setitem__"), ("an index needs the values of {}", _NUMBER)),
+    "tolist": ("`tolist()` needs the values of {}", f"return the tensor, or {BY_DYNAMO}"),
+    "__repr__": ("`print`, `str()` or `repr()` needs the values of {}", _TEXT),
+    "__format__": ("formatting needs the values of {}", _TEXT),
+    "equal": ("`equal` needs the values of {}", f"keep `(a == b).all()` as a tensor, or {BY_DYNAMO}"),
+    "allclose": ("`allclose` needs the values of {}", f"keep `isclose(a, b).all()` as a tensor, or {BY_DYNAMO}"),
     "zeros": ("`zeros` takes its size from the values of {}", _NUMBER),
-    "one_hot": ("`one_hot` counts its classes by the values of {}", "pass num_classes=, or compare with torch.arange"),
+    "one_hot": ("`one_hot` counts classes in the values of {}", "pass num_classes=, or compare with torch.arange"),
 }
-#: What has a result whose size depends on values: the way out.
-_ASKS_SIZES = {
+#: Functions with a result whose size depends on values, by name, and a suggestion for the user.
+_SIZE_NEEDS_VALUES = {
     **dict.fromkeys(("__getitem__", "__setitem__", "masked_select"), _KEEPS_SIZE),
     "repeat_interleave": "pass output_size=",
     "nonzero": f"compute with the mask itself, or {BY_DYNAMO}",
@@ -146,116 +150,141 @@ _ASKS_SIZES = {
 
 
 def is_captured(tensor: Tensor) -> bool:
-    """Tell whether a tensor is a real one that the function found outside of its arguments."""
+    """Tell whether a tensor is a real tensor that the function did not get as an argument (but from a closure, say)."""
     is_traced = internals.is_functional(tensor) or isinstance(tensor, internals.FakeTensor)
     return not (is_traced or tensor.is_meta or internals.is_transformed(tensor))
 
 
-def check_look(func: Any, tensor: Tensor, name: str | None) -> None:
-    """Refuse a look at a traced tensor by a row of `OF_A_TENSOR`, and any at a captured one."""
-    row = OF_A_TENSOR.get(func)
+def check_access(func: Any, tensor: Tensor, name: str | None) -> None:
+    """Raise if the program calls ``func`` on a tensor and the trace cannot give the result that eager gives.
+
+    `EscapeGuard` calls this for functions that read or change more than values. On a traced tensor, the functions in
+    `REFUSED_ON_TENSORS` are refused. On a captured tensor (see `is_captured`) all of them are refused. ``name`` is the
+    name of the tensor if it is an input, otherwise None.
+    """
+    row = REFUSED_ON_TENSORS.get(func)
     if row is not None and internals.is_functional(tensor):
         of = called(tensor, "a traced tensor") if name is None else f"`{name}`"
         raise row.error(
-            f"{row.what} of {of} was asked for", line=user_line(), why=row.why, suggestion=row.instead, argument=name
+            f"the function {row.operation} {of}",
+            line=user_line(),
+            why=row.why,
+            suggestion=row.suggestion,
+            argument=name,
         )
     if is_captured(tensor):
-        row = row or Row(f"`{spoken_name(func)}`", instead=_OUTSIDE)
+        row = row or Refused(f"uses `{user_name(func)}` of", suggestion=_OUTSIDE)
         raise row.error(
-            f"{row.what} of {called(tensor)}, which is not an argument, was asked for",
+            f"the function {row.operation} {called(tensor)}, which is not an argument",
             line=user_line(),
-            why="it would happen while tracing only, and what it gave would be frozen into the graph",
-            suggestion=f"pass the tensor as an argument, or {row.instead}",
+            why="this would run only while the function is traced, and its result would be a constant of the graph",
+            suggestion=f"pass the tensor as an argument, or {row.suggestion}",
         )
 
 
-def refuse_unasked(name: str, *tensors: Any, **_: Any) -> NoReturn:
-    """Stand for a function that asks no mode: one that touches a random generator, or takes tensors' memory."""
+def refuse_unguarded(name: str, *tensors: Any, **_: Any) -> NoReturn:
+    """Raise an error. During the trace, this function replaces functions that no `TorchFunctionMode` sees.
+
+    ``name`` is the name of the replaced function. It uses a random generator (`torch.manual_seed`), or it swaps or
+    exports the memory of ``tensors``.
+    """
     of = " and ".join(called(tensor) for tensor in tensors if isinstance(tensor, Tensor))
     takes_memory = name in ("swap_tensors", "to_dlpack")
     raise (errors.EscapeError if takes_memory else errors.RandomOpError)(
-        f"`torch.{name}`{of and f' of {of}'} was called inside the function",
+        f"the function calls `torch.{name}`{of and f' on {of}'}",
         line=user_line(),
-        why=f"{'tensors' if takes_memory else 'random generators'} would change or be read while tracing only",
+        why=f"it would use {'tensors' if takes_memory else 'random generators'} only while the function is traced",
         suggestion=_OUTSIDE if takes_memory else _OR_DYNAMO,
     )
 
 
 def refuse_higher_order(op: object, line: errors.UserLine | None = None) -> NoReturn:
-    """Refuse what holds functions, such as ``torch.cond``."""
+    """Raise the error for a higher-order op (an op that takes functions, for example ``torch.cond``)."""
     raise errors.HigherOrderOpError(
-        f"`{op}` is given functions",
+        f"`{op}` takes functions",
         line=line or user_line(),
-        why="a trace would run them, and not see what they capture",
+        why="a trace cannot see the tensors that these functions capture",
         suggestion=f"{_OUTSIDE}, or {BY_DYNAMO}",
     )
 
 
-def leave_unasked(*args: Any, otherwise: Callable[..., Any], **kwargs: Any) -> Any:
-    """Leave to eager what asks no mode: ``set_``, and ``apply_`` and the like, which read memory that is not there."""
-    name, given = otherwise.__name__, tensors_in((args, kwargs))
-    if not any(internals.is_functional(tensor) or (is_captured(tensor) and name != "set_") for tensor in given):
+def check_unguarded_method(*args: Any, otherwise: Callable[..., Any], **kwargs: Any) -> Any:
+    """Run eagerly if the program calls ``set_``, ``apply_``, ``map_`` or ``map2_`` on a traced tensor.
+
+    No `TorchFunctionMode` sees these four methods, so this function replaces them during the trace. A graph cannot
+    contain them: for example, ``apply_`` reads memory that a traced tensor does not have. All but ``set_`` also run
+    eagerly for a captured tensor (see `is_captured`). ``otherwise`` is the original method, which other tensors call.
+    """
+    name, tensors = otherwise.__name__, tensors_in((args, kwargs))
+    if not any(internals.is_functional(tensor) or (is_captured(tensor) and name != "set_") for tensor in tensors):
         return otherwise(*args, **kwargs)
-    with internals.disable_torch_function():  # the mode is still on
-        what, instead = f"`{name}` calls Python with each element of a tensor", "compute with whole tensors"
+    with internals.disable_torch_function():  # `EscapeGuard` is still active, and must not see the engine's own calls
         if name == "set_":
-            what, instead = f"`set_` gives {called(args[0])} other memory", "copy the values with `copy_`"
-        raise RunEagerly(f"{what}, at {user_line()}", suggestion=f"{instead}, to have it compiled")
+            raise RunEagerly("sets-other-memory", name=called(args[0]), at=user_line())
+        raise RunEagerly("applies-python-per-element", op=name, at=user_line())
 
 
 def op_name(func: Any) -> str:
-    """Return the name of a function; of one overload of an op, that of the op."""
+    """Return the name of a function; for an overload of an op, the name of the op."""
     return str(getattr(func, "__name__", "")).partition(".")[0]
 
 
-def spoken_name(func: Any) -> str:
-    """Return the name by which a user knows a function: of a property, that of the property."""
+def user_name(func: Any) -> str:
+    """Return the name of a function for messages; for the getter or setter of a property, the property's name."""
     name = str(getattr(func, "__name__", func))
     return str(getattr(func.__self__, "__name__", name)) if name in ("__get__", "__set__") else name
 
 
 def explain_escape(error: RuntimeError, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Say of an error of torch's about the trace's own tensors what the user did: write a captured one, or read one."""
+    """Replace an error that torch raises about traced tensors by an error about the user's program.
+
+    There are three such errors. The program wrote to a captured tensor, it called a function that accepts only bfloat16
+    in a trace, or it read the values of a traced tensor. For any other error, this function returns.
+    """
     text = str(error)
     if "functional tensor" in text:
         written = next((tensor for tensor in tensors_in((args, kwargs)) if is_captured(tensor)), None)
         if written is not None:
-            what, why = f"{called(written)}, which is not an argument, is written", "it would happen while tracing"
+            fact = f"the function writes {called(written)}, which is not an argument"
+            why = "the write would happen only while the function is traced"
             instead = f"pass it as an argument, or {BY_DYNAMO}"
-            raise errors.CapturedTensorError(what, line=user_line(), why=why, suggestion=instead) from error
+            raise errors.CapturedTensorError(fact, line=user_line(), why=why, suggestion=instead) from error
     if "of BF16 type" in text:
-        what = f"`{spoken_name(func)}` takes bfloat16 alone in a trace, at {user_line()}"
-        raise RunEagerly(what, suggestion=f"cast its arguments, or {BY_DYNAMO}") from error
+        raise RunEagerly("takes-only-bfloat16-in-trace", op=user_name(func), at=user_line()) from error
     if "data is not allocated yet" in text:
-        raise RunEagerly(
-            f"`{spoken_name(func)}` reads the values of a traced tensor, at {user_line()}",
-            suggestion="use torch.stack in its place" if func is torch.tensor else "do that outside of the function",
-        ) from error
+        instead = "use torch.stack" if func is torch.tensor else _OUTSIDE
+        raise RunEagerly("reads-values", op=user_name(func), instead=instead, at=user_line()) from error
 
 
-def explain_question(
+def explain_values_needed(
     error: errors.DataDependentError, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Say of a refusal what the user asked for; ``func`` is what was called, with what."""
-    name, given = op_name(func), tensors_in((args, kwargs))
+    """Reword ``error``, which the recorder raised because an op needs values, for the user.
+
+    The new text is about the function that the user called: ``func(*args, **kwargs)``.
+    """
+    name, operands = op_name(func), tensors_in((args, kwargs))
     if name in ("__getitem__", "__setitem__") and len(args) > 1:
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
         bounds = [(part.start, part.stop, part.step) if isinstance(part, slice) else part for part in index]
-        given = tensors_in(bounds) or given[:1]  # the values of an index are asked for rather than the tensor's
+        operands = tensors_in(bounds) or operands[:1]  # it is the index whose values are needed
     elif name in ("repeat_interleave", "masked_select"):
-        given = given[1:] or given
-    known = name_of(given[0]) if len(given) == 1 or (given and name in _ASKS_VALUES) else None
-    text = "a tensor" if len(given) == 1 else "its arguments"
-    if known is not None:
-        text = f"`{known}`"
+        operands = operands[1:] or operands
+    operand_name = name_of(operands[0]) if len(operands) == 1 or (operands and name in _NEEDS_VALUES) else None
+    text = "a tensor" if len(operands) == 1 else "its arguments"
+    if operand_name is not None:
+        text = f"`{operand_name}`"
     elif 0 < len(error.inputs) <= 3:
         text = f"a tensor computed from {' and '.join(f'`{each}`' for each in error.inputs)}"
     plain = {"__getitem__": "x[…]", "__setitem__": "x[…] = …"}.get(name, name)
     if error.of_size:
-        seen, suggestion = f"the size of what `{plain}` returns depends on the values of {{}}", _ASKS_SIZES.get(name)
+        fact, suggestion = (
+            f"the size of the result of `{plain}` depends on the values of {{}}",
+            _SIZE_NEEDS_VALUES.get(name),
+        )
         why = "a graph traced ahead of time has one size for each result"
     else:
-        seen, suggestion = _ASKS_VALUES.get(name, (f"`{plain}` asks for the values of {{}}", None))
-        why = "a trace has no values, and what it took for one would hold at every call"
-    error.reword(seen=seen.format(text), why=why, suggestion=suggestion or _OR_DYNAMO)
-    error.reword(argument=known if known in error.inputs else next(iter(error.inputs), None))
+        fact, suggestion = _NEEDS_VALUES.get(name, (f"`{plain}` needs the values of {{}}", None))
+        why = "a traced tensor has no values, and a graph must be right for all values"
+    error.reword(seen=fact.format(text), why=why, suggestion=suggestion or _OR_DYNAMO)
+    error.reword(argument=operand_name if operand_name in error.inputs else next(iter(error.inputs), None))

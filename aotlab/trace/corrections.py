@@ -1,4 +1,9 @@
-"""Decompositions promise values, not strides: where something does not lie row by row, the op's own fake is asked."""
+"""Give the results of decompositions the strides of the original op.
+
+A decomposition computes the right values, but its result may have other strides than eager's. They may differ only if
+an argument is not contiguous. Then the op itself is run on fake tensors, and the result of the decomposition gets the
+strides of that result.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +18,31 @@ from aotlab.trace.tape import tensors_in
 
 _ATEN = torch.ops.aten
 
-#: Records an op on positional arguments, and returns its result.
+#: A function that records an op (its target, its positional and keyword arguments) and returns its result.
 Record = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 
 
-def needs_look(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Tell whether a decomposition of ``op`` might lay its results out otherwise than the op does."""
+def strides_may_differ(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether a decomposition of ``op`` might return other strides than the op."""
     return not op.is_view and not all(tensor.is_contiguous() for tensor in tensors_in((args, kwargs)))
 
 
-def laid_out(result: Any, fake: Any, record: Record) -> Any:
-    """Return what a decomposition made, copied where its strides are not those of the op's own ``fake`` result."""
-    given, wanted = list(tensors_in(result)), list(tensors_in(fake))
-    if len(given) != len(wanted):  # one of them leaves out what is not wanted
+def with_strides_of(result: Any, fake: Any, record: Record) -> Any:
+    """Return the ``result`` of a decomposition with the strides of ``fake``, which the op itself returned.
+
+    ``result`` may be a tensor or a structure of tensors. Each tensor with other strides is copied.
+    """
+    tensors, fakes = list(tensors_in(result)), list(tensors_in(fake))
+    if len(tensors) != len(fakes):  # one of the two does not return all optional results
         return result
-    copies = {id(tensor): _copied(tensor, like, record) for tensor, like in zip(given, wanted, strict=True)}
-    if all(copies[id(tensor)] is tensor for tensor in given):
+    copies = {id(tensor): _copied(tensor, like, record) for tensor, like in zip(tensors, fakes, strict=True)}
+    if all(copies[id(tensor)] is tensor for tensor in tensors):
         return result
     return pytree.tree_map_only(Tensor, lambda tensor: copies[id(tensor)], result)
 
 
 def order_of_memory(tensor: Tensor) -> tuple[int, ...] | None:
-    """Return the dimensions in the order of the memory; None unless they lie in it one in the other, without gaps."""
+    """Return the dimensions, the largest stride first, or None if ``tensor`` is not dense and non-overlapping."""
     sizes, strides = tensor.shape, tensor.stride()
     order = tuple(sorted(range(tensor.dim()), key=lambda d: (-strides[d], sizes[d] == 1)))
     expected = 1
@@ -46,7 +54,10 @@ def order_of_memory(tensor: Tensor) -> tuple[int, ...] | None:
 
 
 def _copied(tensor: Tensor, like: Tensor, record: Record) -> Tensor:
-    """Copy a tensor into the strides of another; not if it has them, or if these leave memory out."""
+    """Return a copy of a tensor with the strides of ``like``.
+
+    Return the tensor itself if it has these strides, or if ``like`` is not dense and non-overlapping.
+    """
     order = order_of_memory(like) if tensor.shape == like.shape and any(_differ(tensor, like)) else None
     if order is None:
         return tensor
@@ -57,7 +68,10 @@ def _copied(tensor: Tensor, like: Tensor, record: Record) -> Tensor:
 
 
 def _differ(tensor: Tensor, like: Tensor) -> Iterator[bool]:
-    """Tell of each dimension that leads to other elements whether its strides differ."""
+    """Yield for each dimension whether the strides differ.
+
+    Yield False for a dimension of size 1, because its stride has no effect.
+    """
     if tensor.numel():
-        for size, stride, wanted in zip(tensor.shape, tensor.stride(), like.stride(), strict=True):
-            yield size > 1 and stride != wanted
+        for size, stride, like_stride in zip(tensor.shape, tensor.stride(), like.stride(), strict=True):
+            yield size > 1 and stride != like_stride

@@ -1,9 +1,11 @@
-"""Ops of the user's that write some of their arguments: a graph holds a functional form, which writes copies of those.
+"""Functional forms of the user's custom ops that write to some of their arguments.
 
     fill(out, x)                                # is recorded as
     result, written = fill_functional(out, x)
     out.copy_(written)
-Such a form is registered when an op is first met.
+
+The functional form runs the op on copies of the written arguments, and returns the results and the copies. It is
+registered when a trace first calls the op.
 """
 
 from __future__ import annotations
@@ -20,8 +22,11 @@ _library = torch.library.Library("aotlab", "FRAGMENT")
 
 
 @functools.cache
-def written_by(op: Any) -> tuple[int, ...]:
-    """Return which arguments an op of the user's writes; none of an op that has no functional form here."""
+def written_arguments(op: Any) -> tuple[int, ...]:
+    """Return the positions of the arguments that a custom op writes.
+
+    The result is empty for torch's own ops, and for an op of which this module cannot make a functional form.
+    """
     if not isinstance(op, OpOverload) or op.namespace in ("aten", "prim", "prims", "aotlab"):
         return ()
     schema = op._schema
@@ -33,13 +38,13 @@ def written_by(op: Any) -> tuple[int, ...]:
 
 @functools.cache
 def functional_form(op: OpOverload) -> OpOverload:
-    """Register the op that returns what ``op`` does, and then what it would have written."""
-    written, count = written_by(op), len(op._schema.returns)
+    """Register and return an op that returns the results of ``op``, then the new values of the written arguments."""
+    written, count = written_arguments(op), len(op._schema.returns)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         values = [value.clone() if n in written else value for n, value in enumerate(args)]
-        found = op(*values, **kwargs)
-        results = (*(() if count == 0 else (found,) if count == 1 else found), *(values[n] for n in written))
+        returned = op(*values, **kwargs)
+        results = (*(() if count == 0 else (returned,) if count == 1 else returned), *(values[n] for n in written))
         return results[0] if len(results) == 1 else results
 
     name = re.sub(r"\W", "_", str(op))
@@ -51,9 +56,9 @@ def functional_form(op: OpOverload) -> OpOverload:
 
 
 def arguments_of(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Put arguments in the order of the schema; those that can only be named stay so."""
-    rest, positional = dict(kwargs), list(args)
+    """Put the arguments in the order of the schema; keyword-only arguments stay keyword arguments."""
+    keyword_args, positional = dict(kwargs), list(args)
     for each in op._schema.arguments[len(args) :]:
         if not each.kwarg_only:
-            positional.append(rest.pop(each.name) if each.name in rest else each.default_value)
-    return positional, rest
+            positional.append(keyword_args.pop(each.name) if each.name in keyword_args else each.default_value)
+    return positional, keyword_args

@@ -1,4 +1,4 @@
-"""Deriving backwards from a trace: the nodes of its autograd graph are run, and what they compute is recorded."""
+"""Derive backwards from a trace: run the nodes of its autograd graph under the recorder, which records their ops."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from torch.utils.checkpoint import GraphExecGroup
 
 from aotlab import _torch as internals
 from aotlab.errors import DoubleBackwardError, RandomOpError
-from aotlab.trace.edges import Edge, next_edges
-from aotlab.trace.effects import effects_in, thread_backward
+from aotlab.trace.autograd_edges import Edge, next_edges
+from aotlab.trace.effects import chain_backward_effects, effects_in
 from aotlab.trace.escapes import EscapeGuard
-from aotlab.trace.history import nodes_before, nodes_of, reachable
+from aotlab.trace.history import nodes_of, nodes_to_exits, reachable_stops
 from aotlab.trace.inputs import value_of
+from aotlab.trace.quirk import Quirk, claims_of
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Pattern, is_full
 from aotlab.trace.segments import Exit, Segment
@@ -31,7 +32,11 @@ from aotlab.trace.write_calls import may_overlap_itself
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tangents:
-    """The fake tangents, for roots, then cut edges; ``wrappers`` for autograd; their numbers by segment."""
+    """The tangents of a trace: one per root, then one per cut edge.
+
+    ``fakes`` are the fake tensors, and ``wrappers`` are traced tensors around them, which are passed to autograd.
+    ``of_entries`` has for each segment the numbers of its tangents, in the order of ``Segment.entries``.
+    """
 
     fakes: Sequence[Tensor]
     wrappers: Sequence[Tensor]
@@ -39,149 +44,189 @@ class Tangents:
 
 
 def tangent_like(recorder: Recorder, value: Tensor) -> Tensor:
-    """Make what stands for the gradient of ``value``: it has memory for each of its elements."""
-    # also where that is expanded or unfolded
+    """Make a fake tensor for the gradient of ``value``.
+
+    It has the strides of ``value``, or contiguous strides if elements of ``value`` share memory (after ``expand`` or
+    ``unfold``).
+    """
     shared = may_overlap_itself(value.shape, value.stride())
     strides = torch.empty(value.shape, device="meta").stride() if shared else value.stride()
-    return stand_in(recorder, value.shape, strides, value.dtype, value.device)
+    return fake_gradient(recorder, value.shape, strides, value.dtype, value.device)
 
 
-def stand_in(
+def fake_gradient(
     recorder: Recorder, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Make a fake tensor that stands for a gradient that comes in."""
+    """Make a fake tensor for a gradient that the backward receives, and register it on the tape."""
     return recorder.tape.enter(internals.new_fake(recorder.fake_mode, shape, strides, dtype, device))
 
 
 @dataclass(eq=False)
 class Deriver:
-    """Runs the backwards of a trace under its recorder, and remembers what came of it.
+    """Runs the backwards of a trace under its recorder, so that they are recorded, and stores the gradients.
 
-    ``holder`` puts the traced parameters in place for checkpoints, of which ``spent`` are the caches that backwards use
-    up; ``full`` has each segment's gradients for all tangents, ``arrived`` the edges of leaves as autograd came to
-    them, if there is one segment.
+    - ``slots`` lists for each segment the exits whose gradients its backward returns, in order (see
+      `aotlab.trace.segments`). If a slot is None, the gradient there is always None.
+    - ``holder`` returns a context manager in which the parameters of the user's modules are replaced by traced tensors.
+      A checkpoint that runs its function again in the backward needs them.
+    - ``full`` has, by segment, the gradients of its backward with all tangents defined. A segment is added when that
+      backward has been derived.
+    - ``leaf_order`` has the edges of the leaves, in the order in which autograd computed their gradients. It is empty
+      if there are several segments.
+    - ``checkpoint_caches`` are the caches of selective checkpoints. A backward uses up such a cache.
 
-    ``writable`` are wrappers of inputs, by number, that a checkpoint may write when it runs its function once more.
-    Those that it reads or writes then, ``live``, are read as they are by then: for each there is what stands for that
-    value, and whether a write counts. ``touching`` says which segments do.
+    If a checkpoint writes an input, for example the statistics of a batch norm, the backward writes this input again:
+
+    - ``writable`` has, by number, the traced tensors of the inputs that a checkpoint may write in the backward.
+    - ``live`` are the writable inputs that a backward read or wrote. A backward receives their current values as extra
+      arguments. ``live`` has for each of these inputs a fake tensor for the current value, and whether the write
+      changes the version counter.
+    - ``segments_using`` has for each live input the numbers of the segments whose backward reads or writes it.
     """
 
     recorder: Recorder
+    quirks: Sequence[Quirk]
     segments: Sequence[Segment]
     slots: Sequence[Sequence[Exit | None]]
     tangents: Tangents
     holder: Callable[[], AbstractContextManager[None]]
     writable: Mapping[int, Tensor] = field(default_factory=dict)
     live: dict[int, tuple[Tensor, bool]] = field(default_factory=dict, init=False)
-    touching: dict[int, set[int]] = field(default_factory=dict, init=False)
+    segments_using: dict[int, set[int]] = field(default_factory=dict, init=False)
     full: dict[int, list[Tensor | None]] = field(default_factory=dict, init=False)
-    arrived: list[Edge] = field(default_factory=list, init=False)
-    spent: set[Any] = field(default_factory=set, init=False)
+    leaf_order: list[Edge] = field(default_factory=list, init=False)
+    checkpoint_caches: set[Any] = field(default_factory=set, init=False)
     _restrided: dict[tuple[int, tuple[int, ...]], Tensor] = field(default_factory=dict, init=False)
 
     @property
     def live_inputs(self) -> list[tuple[str, Tensor]]:
-        """The names and fakes of what backwards take behind the tangents."""
-        return [(f"tangents_live_{k}", stands) for k, (stands, _) in self.live.items()]
+        """The placeholders for the live inputs, as pairs (name, fake tensor). They follow the tangents."""
+        return [(f"tangents_live_{k}", fake) for k, (fake, _) in self.live.items()]
 
-    def given(self, segment: int, pattern: Pattern) -> list[Tensor | None]:
-        """Return the wrappers for the tangents of a pattern; None for those not defined."""
+    def tangent_wrappers(self, number: int, pattern: Pattern) -> list[Tensor | None]:
+        """Return the traced tensors with which autograd runs the backward of segment ``number``: its tangents.
+
+        The result has None in the place of each tangent that is not defined in ``pattern``.
+        """
         return [
-            self.wrapper(n, way if isinstance(way, tuple) else None) if way else None
-            for n, way in zip(self.tangents.of_entries[segment], pattern, strict=True)
+            self.tangent_wrapper(n, layout if isinstance(layout, tuple) else None) if layout else None
+            for n, layout in zip(self.tangents.of_entries[number], pattern, strict=True)
         ]
 
-    def wrapper(self, n: int, strides: tuple[int, ...] | None) -> Tensor:
-        """Return what stands for a tangent, with the usual strides if none are given."""
+    def tangent_wrapper(self, n: int, strides: tuple[int, ...] | None) -> Tensor:
+        """Return the traced tensor for tangent ``n``, with ``strides`` or (if this is None) with its usual strides."""
         usual = self.tangents.fakes[n]
         if strides is None or strides == usual.stride():
             return self.tangents.wrappers[n]
         if (n, strides) not in self._restrided:
-            fake = stand_in(self.recorder, usual.shape, strides, usual.dtype, usual.device)
+            fake = fake_gradient(self.recorder, usual.shape, strides, usual.dtype, usual.device)
             self._restrided[n, strides] = internals.to_functional(fake)
         return self._restrided[n, strides]
 
     def derive(
-        self, segment: int, pattern: Pattern, *, autocast: bool = False, asked: Collection[int] | None = None
+        self, number: int, pattern: Pattern, *, autocast: bool = False, requested: Collection[int] | None = None
     ) -> list[Tensor | None]:
-        """Run a segment's backward for a pattern's tangents, under ``autocast`` perhaps, to all or the ``asked`` slots.
+        """Run the backward of segment ``number`` for a pattern of defined tangents, and record it.
 
-        Return a gradient for each slot, None for those not reached, then the new values of the ``live`` inputs. Where
-        more of these are found it has to be called again.
+        With ``autocast`` it runs under the current autocast settings, otherwise without autocast. It computes the
+        gradients of all slots, or only those of the ``requested`` slots. Return one gradient per slot (None if no
+        gradient flows there), then the new values of the ``live`` inputs. If this run finds new live inputs, the result
+        is not complete, because they were not arguments of this backward. The caller must then call this method again.
         """
-        full = is_full(pattern) and not autocast and asked is None
-        if full and segment in self.full:
-            return self.full[segment]
-        given, part, slots = self.given(segment, pattern), self.segments[segment], self.slots[segment]
-        if asked is not None:
-            ways = [way for n in asked if (way := slots[n]) is not None]
-            nodes = part.nodes and frozenset(nodes_before(part, ways))
-            part = replace(part, stops=tuple([way[0] for way in ways]), nodes=nodes)
-        first = len(self.recorder.tape.operations)
+        is_full_backward = is_full(pattern) and not autocast and requested is None
+        if is_full_backward and number in self.full:
+            return self.full[number]
+        tangents, segment, slots = self.tangent_wrappers(number, pattern), self.segments[number], self.slots[number]
+        if requested is not None:
+            exits = [exit_ for n in requested if (exit_ := slots[n]) is not None]
+            nodes = segment.nodes and frozenset(nodes_to_exits(segment, exits))
+            segment = replace(segment, stops=tuple([exit_[0] for exit_ in exits]), nodes=nodes)
+        first_operation = len(self.recorder.tape.operations)
         versions = {k: internals.version_of(wrapper) for k, wrapper in self.writable.items()}
-        once = GraphExecGroup() if self.writable else nullcontext()  # also where nodes are run one by one
-        with self.recording(autocast=autocast) as before, torch.no_grad(), once:
-            found = differentiate(part, given, self.arrived if full and not self.arrived else None)
-            values = {way: value_of(gradient, "a gradient") for way, gradient in found.items()}
-            thread_backward(self.recorder, self.segments[segment], values, first)
-            after = {k: value_of(wrapper, "an input") for k, wrapper in self.writable.items()}
-        written = {k: value for k, value in after.items() if value is not before[k]}
-        gradients = [None if way is None else values.get(way) for way in slots] + [written.get(k) for k in self.live]
-        own = self.recorder.tape.operations[first:] if self.writable else ()
-        read = {id(each) for operation in own for each in tensors_in((operation.args, operation.kwargs))}
-        touched = [k for k, value in before.items() if k in written or id(value) in read]
-        new = [k for k in touched if k not in self.live]
-        assert not new or segment not in self.full, "a backward reads or writes what the one of all gradients does not"
-        if full and not new:
-            self.full[segment] = gradients
-        for k in new:
-            like, counts = before[k], internals.version_of(self.writable[k]) != versions[k]
-            self.live[k] = stand_in(self.recorder, like.shape, like.stride(), like.dtype, like.device), counts
-            for others in self.full.values():
-                others.append(None)
-        for k in touched:
-            self.touching.setdefault(k, set()).add(segment)
-        for operation in own if new else ():
-            operation.sequence = None  # it is nobody's: all is done again with the values by then
+        # With one group for all nodes, a checkpoint runs its function only once, even if autograd is called for each
+        # node separately.
+        recompute_group = GraphExecGroup() if self.writable else nullcontext()
+        with self.recording(autocast=autocast) as initial_values, torch.no_grad(), recompute_group:
+            exit_gradients = differentiate(
+                segment, tangents, self.leaf_order if is_full_backward and not self.leaf_order else None
+            )
+            values = {exit_: value_of(gradient, "a gradient") for exit_, gradient in exit_gradients.items()}
+            chain_backward_effects(self.recorder, self.segments[number], values, first_operation)
+            final_values = {k: value_of(wrapper, "an input") for k, wrapper in self.writable.items()}
+        written = {k: value for k, value in final_values.items() if value is not initial_values[k]}
+        gradients = [None if exit_ is None else values.get(exit_) for exit_ in slots] + [
+            written.get(k) for k in self.live
+        ]
+        new_operations = self.recorder.tape.operations[first_operation:] if self.writable else ()
+        read_ids = {id(each) for operation in new_operations for each in tensors_in((operation.args, operation.kwargs))}
+        touched_inputs = [k for k, value in initial_values.items() if k in written or id(value) in read_ids]
+        new_live = [k for k in touched_inputs if k not in self.live]
+        assert not new_live or number not in self.full, (
+            "a backward of some gradients uses a live input that the full backward does not use"
+        )
+        if is_full_backward and not new_live:
+            self.full[number] = gradients
+        for k in new_live:
+            initial, counts = initial_values[k], internals.version_of(self.writable[k]) != versions[k]
+            self.live[k] = (
+                fake_gradient(self.recorder, initial.shape, initial.stride(), initial.dtype, initial.device),
+                counts,
+            )
+            for other_gradients in self.full.values():
+                other_gradients.append(None)
+        for k in touched_inputs:
+            self.segments_using.setdefault(k, set()).add(number)
+        for operation in new_operations if new_live else ():
+            operation.sequence = None  # these ops are recorded again when the caller repeats this call
         return gradients
 
     @contextmanager
     def recording(self, *, autocast: bool) -> Iterator[dict[int, Tensor]]:
-        """Record what autograd computes in a ``with`` block; refuse a backward that draws random numbers.
+        """Return a context manager in which the recorder records the ops of a backward.
 
-        It tells what the ``writable`` inputs hold at first in the block; afterwards they are as the forward left them.
+        It yields the values of the ``writable`` inputs at the beginning of the block. After the block, these inputs
+        have their values from the end of the forward again. It raises if an op with side effects was recorded and not
+        chained by tokens, or if an op drew random numbers. (A checkpoint may repeat the random numbers of the forward.)
         """
         operations = self.recorder.tape.operations
         first = len(operations)
-        left = {k: value_of(wrapper, "an input") for k, wrapper in self.writable.items()}
-        before = left | {k: stands for k, (stands, _) in self.live.items()}
-        self._put(before)
+        forward_values = {k: value_of(wrapper, "an input") for k, wrapper in self.writable.items()}
+        initial_values = forward_values | {k: fake for k, (fake, _) in self.live.items()}
+        self._set_writable_values(initial_values)
         self.recorder.phase = "backward"
         self.recorder.states.begin()
         try:
             casting = nullcontext() if autocast else internals.disable_autocast()
-            guard = EscapeGuard(quirks=[type(quirk)() for quirk in self.recorder.quirks])
-            caches = internals.caches_kept(self.spent) if self.recorder.has_checkpoints else nullcontext()
-            above = self.recorder.above or nullcontext()
-            with internals.fake_mode_set_aside(), caches, self.holder(), tracing(self.recorder), guard, casting, above:
-                yield before
+            guard = EscapeGuard(claims=claims_of(type(quirk)() for quirk in self.quirks))
+            caches = internals.caches_kept(self.checkpoint_caches) if self.recorder.has_checkpoints else nullcontext()
+            subclass_mode = self.recorder.subclass_mode or nullcontext()
+            with (
+                internals.fake_mode_set_aside(),
+                caches,
+                self.holder(),
+                tracing(self.recorder),
+                guard,
+                casting,
+                subclass_mode,
+            ):
+                yield initial_values
                 self.recorder.states.end()
         finally:
-            self._put(left)
+            self._set_writable_values(forward_values)
             self.recorder.phase = "forward"
             if autocast:
-                torch.clear_autocast_cache()  # it would keep the traced tensors, for others to find
+                torch.clear_autocast_cache()  # otherwise a later function would get traced tensors from it
         effects_in(operations[first:], DoubleBackwardError)
         for operation in operations[first:]:
             if operation.is_random and operation.is_impure:
                 raise RandomOpError(
                     f"a backward draws random numbers by `{operation.target}`",
                     line=None if operation.place is None else operation.place(),
-                    why="eager draws them in each backward anew, as far as that runs the nodes that draw",
-                    suggestion="draw in the forward, and save what was drawn",
+                    why="eager draws new numbers in each backward, and only in the nodes that this backward runs",
+                    suggestion="draw the numbers in the forward, and save them for the backward",
                 )
 
-    def _put(self, values: Mapping[int, Tensor]) -> None:
+    def _set_writable_values(self, values: Mapping[int, Tensor]) -> None:
         for k, value in values.items():
             if value_of(self.writable[k], "an input") is not value:
                 internals.replace_value(self.writable[k], value)
@@ -190,50 +235,55 @@ class Deriver:
 def differentiate(
     segment: Segment,
     tangents: Sequence[Tensor | None],
-    arrived: list[Edge] | None = None,
+    leaf_order: list[Edge] | None = None,
     *,
     create_graph: bool = False,
 ) -> dict[Exit, Tensor]:
-    """Run the segment's nodes and return the gradients that leave it, by exit; ``tangents`` has one per entry, or None.
+    """Run the nodes of a segment, and return the gradients that leave it, by exit.
 
-    With ``create_graph`` the gradients have histories. A segment that is the only one is run by one call of autograd,
-    which gives ``arrived`` the edges of leaves in the order in which it comes to them. Else each node is run by a call
-    of its own, in autograd's order, because autograd would not stop at an edge that the caller can see.
+    ``tangents`` has a tensor or None for each entry. With ``create_graph`` the gradients have autograd histories.
+
+    If the segment is the whole graph, it is run by one call of `torch.autograd.grad`. Then the edges of leaves are
+    appended to ``leaf_order`` in the order in which autograd reaches them. Otherwise each node is run by a separate
+    call, in autograd's order, because one call would not stop at the edges between segments.
     """
     if segment.nodes is None:
-        chosen = [(GradientEdge(*edge), t) for edge, t in zip(segment.entries, tangents, strict=True) if t is not None]
-        # in torch 2.11 the node of a custom function that nothing leads to may be gone, and autograd crashes on it
-        reached = reachable(segment)
+        defined_entries = [
+            (GradientEdge(*edge), t) for edge, t in zip(segment.entries, tangents, strict=True) if t is not None
+        ]
+        # If no edge leads to the node of a custom Function, torch 2.11 may have freed the node. Autograd crashes if
+        # such a node is a stop.
+        reached = reachable_stops(segment)
         stops = [edge for edge in segment.stops if edge in reached]
-        if not stops or not chosen:
+        if not stops or not defined_entries:
             return {}
-        with internals.arrivals(stops, arrived):
-            found: Sequence[Tensor | None] = torch.autograd.grad(
-                [edge for edge, _ in chosen],
+        with internals.arrivals(stops, leaf_order):
+            gradients: Sequence[Tensor | None] = torch.autograd.grad(
+                [edge for edge, _ in defined_entries],
                 [GradientEdge(*edge) for edge in stops],
-                [tangent for _, tangent in chosen],
+                [tangent for _, tangent in defined_entries],
                 retain_graph=True,
                 create_graph=create_graph,
                 allow_unused=True,
             )
-        return {(edge, None, 0): g for edge, g in zip(stops, found, strict=True) if g is not None}
+        return {(edge, None, 0): g for edge, g in zip(stops, gradients, strict=True) if g is not None}
     return _node_by_node(segment, tangents, create_graph=create_graph)
 
 
 def _node_by_node(segment: Segment, tangents: Sequence[Tensor | None], *, create_graph: bool) -> dict[Exit, Tensor]:
     stops = set(segment.stops)
-    arrived: dict[Exit, Tensor] = {}
+    gradients: dict[Exit, Tensor] = {}
     buffers: dict[Any, dict[int, Tensor]] = {}
 
-    def add(place: dict[Any, Tensor], key: Any, gradient: Tensor) -> None:
-        place[key] = place[key] + gradient if key in place else gradient
+    def add(sums: dict[Any, Tensor], key: Any, gradient: Tensor) -> None:
+        sums[key] = sums[key] + gradient if key in sums else gradient
 
     for edge, tangent in zip(segment.entries, tangents, strict=True):
         if tangent is not None and segment.has(edge[0]):
             add(buffers.setdefault(edge[0], {}), edge[1], tangent)
         elif tangent is not None:
-            add(arrived, (edge, None, 0), tangent)
-    waiting = Counter(  # how many others send a node gradients
+            add(gradients, (edge, None, 0), tangent)
+    waiting = Counter(  # the number of nodes that send gradients to each node
         target
         for node in nodes_of(segment, [(node, 0) for node in buffers])
         for target in {edge[0] for edge in next_edges(node) if edge not in stops and segment.has(edge[0])}
@@ -243,13 +293,13 @@ def _node_by_node(segment: Segment, tangents: Sequence[Tensor | None], *, create
     counter = len(buffers)
     while ready:
         _, _, node = heapq.heappop(ready)
-        found = run_node(node, buffers.pop(node, {}), segment, stops, create_graph=create_graph)
+        node_gradients = run_node(node, buffers.pop(node, {}), segment, stops, create_graph=create_graph)
         targets: dict[Any, None] = {}
         for i, edge in enumerate(node.next_functions):
-            gradient = found.get(i)
+            gradient = node_gradients.get(i)
             if edge in stops:
                 if gradient is not None:
-                    add(arrived, (edge, None, 0) if segment.sums(edge) else (edge, node, i), gradient)
+                    add(gradients, (edge, None, 0) if segment.sums(edge) else (edge, node, i), gradient)
             elif segment.has(edge[0]):
                 targets[edge[0]] = None
                 if gradient is not None:
@@ -259,23 +309,27 @@ def _node_by_node(segment: Segment, tangents: Sequence[Tensor | None], *, create
             if not waiting[target]:
                 counter += 1
                 heapq.heappush(ready, (-internals.sequence_of(target), counter, target))
-    return arrived
+    return gradients
 
 
 def run_node(
     node: Any, buffer: dict[int, Tensor], segment: Segment, stops: Collection[Edge], *, create_graph: bool = False
 ) -> dict[int, Tensor]:
-    """Run one node of a segment; return its gradients by their place in ``next_functions``."""
-    wanted = [(i, e) for i, e in enumerate(node.next_functions) if e[0] and (e in stops or segment.has(e[0]))]
-    if not buffer or not wanted:
+    """Run one node of a segment, and return its gradients by their index in ``next_functions``.
+
+    ``buffer`` maps the number of a forward output of the node to the sum of the gradients for it. Only gradients that
+    flow to nodes of the segment or along the edges in ``stops`` are computed.
+    """
+    needed_edges = [(i, e) for i, e in enumerate(node.next_functions) if e[0] and (e in stops or segment.has(e[0]))]
+    if not buffer or not needed_edges:
         return {}
-    edges = list(dict.fromkeys(edge for _, edge in wanted))
+    edges = list(dict.fromkeys(edge for _, edge in needed_edges))
     returned = internals.run_node(node, buffer, edges, create_graph=create_graph)
-    return {i: _fitted(gradient, edge) for i, edge in wanted if (gradient := returned[i]) is not None}
+    return {i: _fit_to_edge(gradient, edge) for i, edge in needed_edges if (gradient := returned[i]) is not None}
 
 
-def _fitted(gradient: Tensor, edge: Edge) -> Tensor:
-    """Do to a gradient what autograd does before it hands it on: sum what was broadcast, cast it."""
+def _fit_to_edge(gradient: Tensor, edge: Edge) -> Tensor:
+    """Fit a gradient to the edge as autograd does: sum broadcast dimensions, and cast it to the edge's dtype."""
     shape, dtype, _ = internals.edge_metadata(*edge)
     if tuple(gradient.shape) != shape:
         gradient = gradient.sum_to_size(shape)

@@ -1,10 +1,12 @@
-"""Ops with effects besides their results, of which each takes the token of the one before it.
+"""Ops with side effects, chained by tokens: each takes the token that the one before it returned.
 
     say(x)                                       # becomes
     token, result = with_effects(token, say, x)
 
-In a backward the trace does so, where nothing else keeps them, and lets a gradient take the last token. In a forward
-they stay as they are; Inductor, which leaves out and reorders what nobody uses, gets both with tokens.
+In a backward graph the trace adds the tokens, because a backward graph keeps only the ops that its gradients need. The
+op that returns one of the gradients takes the last token, so the whole chain is needed. In a forward graph the trace
+leaves the ops as they are. Inductor removes ops with unused results, and reorders ops. Therefore a graph gets tokens
+before it is passed to Inductor (`chain_effects`).
 """
 
 from __future__ import annotations
@@ -19,88 +21,93 @@ from torch import Tensor, fx
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import RefusedError
-from aotlab.ir.graphs import Phase, acts
-from aotlab.trace.edges import next_edges
-from aotlab.trace.history import nodes_of, reachable
+from aotlab.ir.fx_graphs import Phase, may_have_effects
+from aotlab.trace.autograd_edges import next_edges
+from aotlab.trace.history import nodes_of, reachable_stops
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.segments import Exit, Segment
 from aotlab.trace.tape import Operation
 
 
 def names_of_effects(operations: Sequence[Operation], phase: Phase) -> tuple[str, ...]:
-    """Name the ops with effects of a phase, in order."""
+    """Return the names of the ops with side effects that were recorded in a phase, in order."""
     calls = [o.args[1] if o.target is internals.WITH_EFFECTS else o.target for o in operations if o.phase == phase]
     effectful = set(filter(internals.has_effects, set(calls)))
     return tuple(str(target) for target in calls if target in effectful)
 
 
-def effects_in(
-    operations: Sequence[Operation], error: type[RunEagerly | RefusedError] | None = None
-) -> list[Operation]:
-    """Return the ops with effects of a backward; or raise an error, if there are any."""
-    found = [each for each in operations if acts(each.target) and internals.has_effects(each.target)]
-    if found and error:
-        what = f"a backward calls `{found[0].target}`, which has effects besides its results"
-        raise error(what, suggestion="call it in the forward, to have it compiled")
-    return found
+def effects_in(operations: Sequence[Operation], error: type[RefusedError] | None = None) -> list[Operation]:
+    """Return the ops with side effects among ``operations``; raise ``error`` if it is given and there is such an op."""
+    effectful = [each for each in operations if may_have_effects(each.target) and internals.has_effects(each.target)]
+    if effectful and error:
+        fact = f"a backward calls `{effectful[0].target}`, which has side effects"
+        raise error(fact, suggestion="call it in the forward")
+    return effectful
 
 
-def thread_backward(recorder: Recorder, part: Segment, gradients: dict[Exit, Tensor], first: int) -> None:
-    """Thread the ops with effects that were recorded from ``first`` on; those on the way to some gradients are refused.
+def chain_backward_effects(recorder: Recorder, segment: Segment, gradients: dict[Exit, Tensor], first: int) -> None:
+    """Chain the ops with side effects of a segment's backward by tokens.
 
-    Eager runs what is on the way to the gradients that are asked for, which nobody knows yet.
+    The ops of this backward begin at index ``first`` of the tape. ``gradients`` are its results, by exit; one of them
+    is replaced by a clone that takes the last token. Run eagerly if an op with side effects is needed for some
+    gradients and not for others. Eager runs only the nodes that the requested gradients need, and the trace does not
+    know yet which gradients the caller will request.
     """
-    found = effects_in(recorder.tape.operations[first:])
-    if not found:
+    effectful = effects_in(recorder.tape.operations[first:])
+    if not effectful:
         return
-    token, ways = None, reachable(part)
-    for operation in found:
-        starts = [(node, 0) for node in nodes_of(part) if internals.sequence_of(node) == operation.sequence]
-        behind = {edge for node in nodes_of(part, starts) for edge in next_edges(node)}
-        if part.nodes is not None or recorder.has_checkpoints or not gradients or not ways <= behind:
-            effects_in(found, RunEagerly)
+    token, reached_stops = None, reachable_stops(segment)
+    for operation in effectful:
+        starts = [(node, 0) for node in nodes_of(segment) if internals.sequence_of(node) == operation.sequence]
+        behind = {edge for node in nodes_of(segment, starts) for edge in next_edges(node)}
+        if segment.nodes is not None or recorder.has_checkpoints or not gradients or not reached_stops <= behind:
+            raise RunEagerly("effects-in-backward", op=effectful[0].target)
     with internals.disable_torch_function(), internals.outside_of_trace():
-        way = next(iter(gradients))
-        gradients[way] = recorder.record(torch.ops.aten.clone.default, (gradients[way],), {})
-        found.append(recorder.tape.operations[-1])
-        for operation in found:
+        exit_ = next(iter(gradients))
+        gradients[exit_] = recorder.record(torch.ops.aten.clone.default, (gradients[exit_],), {})
+        effectful.append(recorder.tape.operations[-1])
+        for operation in effectful:
             results = operation.result if isinstance(operation.result, tuple) else (operation.result,)
             args = (token, operation.target, *operation.args)
             token = internals.new_fake(recorder.fake_mode, (0,), (1,), torch.float32, torch.device("cpu"))
             recorder.tape.replace(operation, internals.WITH_EFFECTS, args, (token, *results))
 
 
-def thread_tokens(module: fx.GraphModule, fake_mode: internals.FakeTensorMode) -> None:
-    """Do so in a graph for Inductor, which makes the first token and sinks the last; refuse what it would lose."""
+def chain_effects(module: fx.GraphModule, fake_mode: internals.FakeTensorMode) -> None:
+    """Chain the ops with side effects in a graph for Inductor by tokens.
+
+    The graph makes the first token, and passes the last token to the op ``_sink_tokens``. Run eagerly if the graph has
+    a custom op that returns nothing and is not registered as having side effects, because Inductor would remove it.
+    """
     graph, token = module.graph, None
     with fake_mode:
-        value = torch.empty(0)
+        token_value = torch.empty(0)
 
     def add(target: Any, args: tuple[Any, ...], val: Any, kwargs: Any = None) -> fx.Node:
-        made = graph.call_function(target, args, kwargs)
-        made.meta["val"] = val
-        return made
+        call_node = graph.call_function(target, args, kwargs)
+        call_node.meta["val"] = val
+        return call_node
 
-    for node in [node for node in graph.nodes if node.op == "call_function" and acts(node.target)]:
-        found = node.meta.get("val")
+    for node in [node for node in graph.nodes if node.op == "call_function" and may_have_effects(node.target)]:
+        result_value = node.meta.get("val")
         if not internals.has_effects(node.target):
-            if found is None:
-                raise RunEagerly(f"`{node.target}` returns nothing, and is not registered to have effects")
+            if result_value is None:
+                raise RunEagerly("unregistered-effect", op=node.target)
             continue
-        results = found if isinstance(found, tuple) else (found,)
+        results = result_value if isinstance(result_value, tuple) else (result_value,)
         with graph.inserting_before(node):
-            call = add(internals.WITH_EFFECTS, (token, node.target, *node.args), (value, *results), node.kwargs)
+            call = add(internals.WITH_EFFECTS, (token, node.target, *node.args), (token_value, *results), node.kwargs)
             call.meta = node.meta | call.meta
-            token = add(operator.getitem, (call, 0), value)
-            if results is not found:
-                node.replace_all_uses_with(add(operator.getitem, (call, 1), found))
-        for user in list(node.users):  # which take items of a tuple
+            token = add(operator.getitem, (call, 0), token_value)
+            if results is not result_value:
+                node.replace_all_uses_with(add(operator.getitem, (call, 1), result_value))
+        for user in list(node.users):  # each is a `getitem`; the token shifts the items by one
             user.args = (call, user.args[1] + 1)
         graph.erase_node(node)
     for call in graph.find_nodes(op="call_function", target=internals.WITH_EFFECTS):
         with graph.inserting_before(call):
-            call.update_arg(0, call.args[0] or add(internals.MAKE_TOKEN, (), value))
-        if call.args[1] is torch.ops.aten.clone.default:  # the gradient that takes the last token
+            call.update_arg(0, call.args[0] or add(internals.MAKE_TOKEN, (), token_value))
+        if call.args[1] is torch.ops.aten.clone.default:  # a clone by `chain_backward_effects`
             (result,), (token, _, gradient) = call.users, call.args
             result.replace_all_uses_with(gradient)
             graph.erase_node(result)

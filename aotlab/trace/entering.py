@@ -1,13 +1,13 @@
-"""What stands for the inputs: traced stand-ins while the function runs, placeholders in the graph.
+"""Make the traced tensors that replace the inputs while the function runs, and the placeholders of the graph.
 
-Inputs that share memory are entered as windows of one synthetic base::
+Inputs that share memory become windows of one synthetic base::
 
     buffer = torch.zeros(4)
     f(buffer[:3], buffer[1:])        # and f writes to its first argument
 
-The two traced inputs must share memory as the caller's do: a write to one shows in the other. So both are made from one
-traced *base*, whose memory covers theirs. Where there can be none (some are views that require grad, say), each is
-entered by itself, and the call runs eagerly if the function changes one.
+The two traced tensors must share memory like the caller's tensors: a write to one is visible in the other. So both are
+views of one traced *base*, whose memory covers both. Some inputs cannot have a base, for example views that require
+grad. Then each gets its own memory, and the call runs eagerly if the function changes one of them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from aotlab import _torch as internals
 from aotlab.capture.call import Call
 from aotlab.capture.dedupe import DedupeRecord
 from aotlab.capture.synthetic_bases import Base
-from aotlab.trace.edges import non_leaf
-from aotlab.trace.function import Findings
-from aotlab.trace.inputs import Entered, enter, entered
+from aotlab.trace.autograd_edges import non_leaf
+from aotlab.trace.findings import Findings
+from aotlab.trace.inputs import TracedInput, enter_input, note_initial_state
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import SizeOf, Write
 from aotlab.trace.surroundings import tracing
@@ -32,29 +32,36 @@ from aotlab.trace.write_calls import may_overlap_itself
 
 def enter_inputs(
     recorder: Recorder, call: Call, dedupe: DedupeRecord, bases: Sequence[Base], varying: Mapping[int, Collection[int]]
-) -> list[Entered]:
-    """Make the traced stand-ins of all inputs; a base that cannot be made has no ``wrapper`` afterwards."""
+) -> list[TracedInput]:
+    """Make the traced tensors of all kept inputs, and of the synthetic bases.
+
+    ``varying`` has, by the position of a flat argument, the dimensions whose sizes become symbols. If no traced tensor
+    can be made for a base, its ``wrapper`` stays None, and its members are entered like other inputs.
+    """
     tape, fake_mode = recorder.tape, recorder.fake_mode
     tensors = [call.values[position] for position in dedupe.kept]
-    found: dict[int, Entered] = {}
+    entered_inputs: dict[int, TracedInput] = {}
     for base in bases:
         for k, wrapper in zip(base.members, _windows(recorder, base, [tensors[k] for k in base.members]), strict=False):
             internals.sync(wrapper)
-            found[k] = entered(dedupe.names[k], tensors[k], internals.from_functional(wrapper), wrapper, base)
+            entered_inputs[k] = note_initial_state(
+                dedupe.names[k], tensors[k], internals.from_functional(wrapper), wrapper, base
+            )
     for k, (name, real) in enumerate(zip(dedupe.names, tensors, strict=True)):
-        if k not in found:
+        if k not in entered_inputs:
             fake = None
             if recorder.sizes is not None and dedupe.kept[k] in varying:
                 fake = recorder.sizes.enter(fake_mode, dedupe.kept[k], real, varying[dedupe.kept[k]])
-            found[k] = enter(tape, fake_mode, name, real, fake)
-    return [found[k] for k in range(len(tensors))]
+            entered_inputs[k] = enter_input(tape, fake_mode, name, real, fake)
+    return [entered_inputs[k] for k in range(len(tensors))]
 
 
 def _windows(recorder: Recorder, base: Base, members: Sequence[Tensor]) -> list[Tensor]:
-    """Make the traced form of a base and its windows, whose views are recorded; none if there can be no such base.
+    """Make the traced tensor of a base, and return its windows, one per member. They replace the members in the trace.
 
-    They share memory and a version counter, and no history: so none of them may be a view that requires grad, nor
-    is a lazy conjugate a window.
+    The recorder records the view ops that make the windows. The windows share memory and a version counter, but they
+    have no common autograd history. Therefore no member may be a view that requires grad. A lazy conjugate cannot be a
+    window either. If a member cannot be a window, the result is empty.
     """
     first = members[0]
     origin = internals.address_of(first) + base.shift
@@ -63,7 +70,13 @@ def _windows(recorder: Recorder, base: Base, members: Sequence[Tensor]) -> list[
         together = internals.share_version(first, real) or (first.is_inference() and real.is_inference())
         is_view = real.requires_grad and internals.base_of(real) is not None
         aligned = real.dtype == first.dtype and shift % real.element_size() == 0
-        if is_view or real.is_conj() or not together or not aligned or may_overlap_itself(_once(real), real.stride()):
+        if (
+            is_view
+            or real.is_conj()
+            or not together
+            or not aligned
+            or may_overlap_itself(_unexpanded_sizes(real), real.stride())
+        ):
             return []
     fake = internals.new_fake(recorder.fake_mode, (base.count,), (1,), base.dtype, first.device)
     base.fake = recorder.tape.enter(fake)
@@ -73,12 +86,15 @@ def _windows(recorder: Recorder, base: Base, members: Sequence[Tensor]) -> list[
 
 
 def _window(memory: Tensor, offset: int, real: Tensor) -> Tensor:
-    """Make what stands for ``real``, ``offset`` elements behind the beginning of the base's memory."""
+    """Make the traced tensor that replaces the input ``real``: a view of ``memory``, the traced tensor of the base.
+
+    The view begins ``offset`` elements after the beginning of the base.
+    """
     window = memory
     if real.is_contiguous():  # a slice, which compilers fuse better
         window = memory.narrow(0, offset, real.numel()).view(real.shape)
     if window.stride() != real.stride():
-        window = memory.as_strided(_once(real), real.stride(), offset)
+        window = memory.as_strided(_unexpanded_sizes(real), real.stride(), offset)
     if window.shape != real.shape:
         window = window.expand(real.shape)
     if not real.requires_grad or real.is_leaf:
@@ -87,15 +103,23 @@ def _window(memory: Tensor, offset: int, real: Tensor) -> Tensor:
     return non_leaf(leaf, window.detach)
 
 
-def _once(tensor: Tensor) -> list[int]:
-    """Return the sizes of a tensor without the repetition that ``expand`` makes, through which nobody may write."""
+def _unexpanded_sizes(tensor: Tensor) -> list[int]:
+    """Return the sizes of a tensor, with size 1 for each expanded dimension.
+
+    Elements of an expanded dimension share memory. PyTorch does not allow writes to such elements, so an input may be
+    a window although it is expanded.
+    """
     return [size if step else min(size, 1) for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
 
 
 def placeholders_of(
     findings: Findings, writes: Sequence[Write], *, training: bool
 ) -> tuple[list[tuple[str, Any]], list[int | Base | SizeOf]]:
-    """Name the graph's inputs: the flat arguments, and for those that share memory which is changed their base."""
+    """Return the inputs of the graph as (name, fake tensor) pairs, and for each the origin of its run-time value.
+
+    The inputs are the tensors among the flat arguments; the origin of such an input is its position. If an input is
+    written, its synthetic base (if it has one) replaces all members of the base. Symbolic sizes come last.
+    """
     dedupe, inputs = findings.dedupe, findings.inputs
     tape, fake_mode = findings.recorder.tape, findings.recorder.fake_mode
     written = {id(inputs[write.index].base) for write in writes}
@@ -105,7 +129,7 @@ def placeholders_of(
     sources: list[int | Base | SizeOf] = []
     for position in dedupe.placeholders:
         k = kept_at.get(position)
-        if k is None:  # a duplicate that keeps its placeholder, which nothing uses
+        if k is None:  # a duplicate: it keeps its placeholder, but no op uses it
             real = findings.call.values[position]
             fakes.append(tape.enter(fake_mode.from_tensor(real.detach().view_as(real), static_shapes=True)))
             sources.append(position)

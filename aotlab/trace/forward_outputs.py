@@ -1,4 +1,4 @@
-"""What the forward graph returns: the new values of written inputs, the outputs, the intermediate bases."""
+"""The outputs of the forward graph: the new values of written inputs, the user's outputs, the intermediate bases."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
 from aotlab.ir.extents import byte_interval
 from aotlab.ir.metadata import InputAliasInfo, MutationType, TangentSource
-from aotlab.trace.edges import Edge, edge_of
-from aotlab.trace.function import Findings
-from aotlab.trace.inputs import Entered, bases_of
+from aotlab.trace.autograd_edges import Edge, edge_of
+from aotlab.trace.findings import Findings
+from aotlab.trace.inputs import TracedInput, bases_of
 from aotlab.trace.records import Write
 from aotlab.trace.write_calls import overlaps_itself
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """One output of the forward graph: what it is, its value, and the wrapper to differentiate (None: nothing to)."""
+    """One output of the forward graph.
+
+    ``source`` and ``index`` say which tensor it is, for example the mutated input number 2. ``value`` is its fake
+    tensor. ``root`` is the traced tensor from which gradients are computed, or None if the output does not require
+    grad. ``label`` names the output in messages.
+    """
 
     source: TangentSource
     index: int
@@ -31,7 +36,11 @@ class Returned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardOutputs:
-    """All of them: ``returned``, first the values for ``writes``; the graph does ``write_back``: (input, new value)."""
+    """All outputs of the forward graph.
+
+    ``returned`` starts with the values for the ``writes`` of the epilogue. ``write_back`` are the pairs (input, new
+    value) that the graph itself writes. ``infos`` describe the inputs.
+    """
 
     returned: list[Returned]
     writes: list[Write]
@@ -40,33 +49,36 @@ class ForwardOutputs:
 
     @property
     def training(self) -> bool:
-        """Whether anything can be differentiated."""
+        """Whether there is a root. If not, there is no backward."""
         return bool(self.positions)
 
     @property
     def positions(self) -> list[int]:
-        """The positions of those that can be differentiated."""
+        """The positions of the roots in ``returned``."""
         return [position for position, item in enumerate(self.returned) if item.root is not None]
 
     @property
     def roots(self) -> list[Returned]:
-        """Those that can be differentiated."""
+        """The roots: the outputs that can be differentiated."""
         return [item for item in self.returned if item.root is not None]
 
     @property
     def edges(self) -> list[Edge]:
-        """Where the autograd graph of each root begins."""
+        """The autograd edge of each root."""
         return [edge_of(item.root) for item in self.returned if item.root is not None]
 
 
-def writes_of(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> list[Write]:
-    """Decide into which of the caller's tensors the epilogue writes: of shared memory, not into a part of another."""
+def writes_of(inputs: Sequence[TracedInput], infos: Sequence[InputAliasInfo]) -> list[Write]:
+    """Choose the inputs that the epilogue writes.
+
+    If the memory of one input is a part of another input's memory, writing the larger input is enough.
+    """
     alone = [k for k, info in enumerate(infos) if info.mutates_data and inputs[k].base is None]
-    found = [Write(k, inputs[k].written_visibly, infos[k].moves_version) for k in alone]
+    writes = [Write(k, inputs[k].written_visibly, infos[k].moves_version) for k in alone]
     for base in bases_of(inputs):
         if not any(infos[k].mutates_data for k in base.members):
             if any(infos[k].moves_version for k in base.members):
-                raise RunEagerly(f"a write to `{inputs[base.members[0]].name}`, which shares memory, changes nothing")
+                raise RunEagerly("version-moves-without-write", name=inputs[base.members[0]].name)
             continue
         covered: list[tuple[int, int]] = []
         spans = {k: byte_interval(inputs[k].real) for k in base.members}
@@ -74,17 +86,22 @@ def writes_of(inputs: Sequence[Entered], infos: Sequence[InputAliasInfo]) -> lis
             real, (start, stop) = inputs[k].real, spans[k]
             if any(a <= start and stop <= b for a, b in covered):
                 continue
-            if overlaps_itself(real):  # eager lets nobody write it
-                raise RunEagerly(f"`{inputs[k].name}` overlaps itself and may be written")
-            found.append(Write(k, visible=False, counts=infos[k].moves_version))
+            if overlaps_itself(real):  # eager does not allow a write to it
+                raise RunEagerly("writes-part-of-expanded", way="expanded")
+            writes.append(Write(k, visible=False, counts=infos[k].moves_version))
             if internals.is_dense(real):
                 covered.append((start, stop))
-    # last those that require grad: after them torch lets nobody write the memory through a view without a history
-    return sorted(found, key=lambda write: (write.visible, write.index))
+    # Writes that autograd sees come last. After such a write, torch does not allow a write to the same memory through a
+    # view that has no autograd history.
+    return sorted(writes, key=lambda write: (write.visible, write.index))
 
 
 def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> ForwardOutputs:
-    """List what the forward graph returns; with ``keep_input_mutations`` it writes inputs itself where it can."""
+    """Choose the forward graph's outputs.
+
+    With ``keep_input_mutations``, the graph itself writes the mutated inputs, unless something can be differentiated or
+    the result would differ from eager's. Otherwise it returns their new values, and the epilogue writes them.
+    """
     inputs, infos, outputs = findings.inputs, findings.infos, findings.outputs
     finals = [internals.from_functional(item.wrapper) for item in inputs]
     results = [Returned(TangentSource.OUTPUT, i, v, root, outputs.infos[i].name) for i, v, root in outputs.returned]
@@ -96,21 +113,22 @@ def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> Forwar
         wrapper, label = inputs[write.index].wrapper, f"mutated input {infos[write.index].name}"
         root = wrapper if write.visible and wrapper.requires_grad else None
         new_values.append(Returned(TangentSource.MUTATED_INPUT, write.index, finals[write.index], root, label))
-    kept: set[int] = set()
+    written_in_graph: set[int] = set()
     early = (operation for operation in findings.recorder.tape.operations if operation.phase == "forward")
-    # a graph that may raise writes nothing, nor where a view is to be made before a write
+    # The graph does not write inputs if one of its ops may raise, because inputs may be partly written at that time.
+    # Nor does it if the epilogue must make a view before the write.
     unfit = not any(info.moves_version for info in infos) or any(info.precedes_write for info in outputs.infos)
     unfit = unfit or any(operation.may_raise_late for operation in early)
     if keep_input_mutations and not unfit and all(item.root is None for item in (*new_values, *results)):
-        # a write in the graph moves the version counter; where eager's does not, the epilogue writes
+        # a write in the graph changes the version counter; if eager's write does not, the epilogue writes
         infos = tuple(
             replace(info, keep_input_mutations=True) if info.moves_version and item.base is None else info
             for info, item in zip(infos, inputs, strict=True)
         )
-        kept = {info.index for info in infos if info.mutation_type is MutationType.MUTATED_IN_GRAPH}
+        written_in_graph = {info.index for info in infos if info.mutation_type is MutationType.MUTATED_IN_GRAPH}
     return ForwardOutputs(
-        returned=[*(item for item in new_values if item.index not in kept), *results],
-        writes=[write for write in writes if write.index not in kept],
-        write_back=[(inputs[k].fake, finals[k]) for k in sorted(kept)],
+        returned=[*(item for item in new_values if item.index not in written_in_graph), *results],
+        writes=[write for write in writes if write.index not in written_in_graph],
+        write_back=[(inputs[k].fake, finals[k]) for k in sorted(written_in_graph)],
         infos=infos,
     )

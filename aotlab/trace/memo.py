@@ -1,7 +1,8 @@
-"""What ops give on tensors of a kind, remembered from trace to trace for as long as torch's settings stay.
+"""A cache of op results on fake tensors, kept between traces as long as torch's settings stay the same.
 
-A fake op costs a tenth of a millisecond, most of it around the kernel. Programs call the same op on the same kinds of
-tensors again and again; then the result is made from its remembered description.
+An op on fake tensors takes a tenth of a millisecond, and most of that time is overhead. Programs often call the same op
+with tensors that have the same sizes, strides, dtype and device. From the second call on, the fake result is made from
+a cached description.
 """
 
 from __future__ import annotations
@@ -14,30 +15,35 @@ from aotlab import _torch as internals
 from aotlab._torch import FakeTensor, FakeTensorMode
 from aotlab.trace.tape import tensors_in
 
-#: The settings that the last trace was made under, and what is known under these of torch's own ops; so many at most.
-_known: tuple[Any, dict[Any, Any]] = (None, {})
+#: The settings of the last trace, and the cached results of torch's own ops under these settings.
+_cache: tuple[Any, dict[Any, Any]] = (None, {})
+#: The cache is emptied if it has more results than this.
 _MOST = 10_000
 
 
-def known_under(settings: Any) -> dict[Any, Any]:
-    """Return what is remembered under some settings."""
-    global _known
-    if _known[0] != settings or len(_known[1]) > _MOST:
-        _known = settings, {}
-    return _known[1]
+def cached_under(settings: Any) -> dict[Any, Any]:
+    """Return the cache for these settings; it is empty if the settings changed since the last trace."""
+    global _cache
+    if _cache[0] != settings or len(_cache[1]) > _MOST:
+        _cache = settings, {}
+    return _cache[1]
 
 
 class NoKey(Exception):  # noqa: N818  # a signal to the recorder
-    """An argument cannot be part of a key."""
+    """Raised if an argument cannot be part of a cache key. Then the op is run without the cache."""
 
 
 def memo_key(value: Any) -> Any:
-    """Turn arguments into a key in which tensors of the same kind are equal, but 1, True and 1.0 are not."""
+    """Return a cache key for arguments.
+
+    Tensors with the same sizes, strides, offset, dtype and device have equal keys. The numbers 1, True and 1.0 have
+    different keys.
+    """
     if isinstance(value, FakeTensor):
         if value.constant is not None or value.is_conj() or value.is_neg():
             raise NoKey
         if internals.is_inference(value) != torch.is_inference_mode_enabled():
-            raise NoKey  # whether a view of it is an inference tensor hangs on it, not on the mode
+            raise NoKey  # whether a view is an inference tensor depends on its base, not on the mode
         if value.fake_mode.shape_env is None:
             return (value.shape, value.stride(), value.dtype, value.device, value.storage_offset())
         described = (*value.shape, *value.stride(), value.storage_offset())
@@ -57,9 +63,10 @@ def memo_key(value: Any) -> Any:
 
 
 def memo_value(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Describe results so that they can be made again; None if that cannot be done.
+    """Return a description of an op's results, from which `remake` makes them again, or None if that is impossible.
 
-    It can for plain tensors on storages of their own, and for a single view of the first argument.
+    It is possible if the results are new tensors with separate storages. It is also possible if the only result is a
+    view of the first argument; such a description has five items.
     """
     if result is None:
         return ()
@@ -76,18 +83,18 @@ def memo_value(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     if args and isinstance(args[0], FakeTensor) and internals.storage_key(args[0]) == internals.storage_key(result):
         return (result.shape, result.stride(), result.dtype, result.storage_offset(), None)
     nbytes, needed = result.untyped_storage().nbytes(), result.numel() * result.element_size()
-    own = internals.is_zero(result.storage_offset()) and internals.is_zero(nbytes - needed)
-    mine = internals.storage_key(result)
-    if not own or any(internals.storage_key(tensor) == mine for tensor in tensors_in((args, kwargs))):
+    fills_storage = internals.is_zero(result.storage_offset()) and internals.is_zero(nbytes - needed)
+    result_key = internals.storage_key(result)
+    if not fills_storage or any(internals.storage_key(tensor) == result_key for tensor in tensors_in((args, kwargs))):
         return None
     return (result.shape, result.stride(), result.dtype, result.device)
 
 
-def remake(mode: FakeTensorMode, known: Any) -> Any:
+def remake(mode: FakeTensorMode, description: Any) -> Any:
     """Make the results that `memo_value` described."""
-    if not known:
+    if not description:
         return None
-    if len(known) == 2:
-        kind, items = known
+    if len(description) == 2:
+        kind, items = description
         return kind([remake(mode, item) for item in items])
-    return internals.new_fake(mode, *known, dense=True)
+    return internals.new_fake(mode, *description, dense=True)

@@ -1,48 +1,47 @@
-"""What a quirk is: a corner of Python or torch that is compiled by one file, of which the core knows nothing.
+"""The base class of quirks. A quirk is code for one rare case, which the rest of the engine need not handle.
 
     class Clocks(Quirk):
         name = "clocks"
 
         def claims(self):
-            return {time.time: self._read}        # in the place of "it runs eagerly"
+            return {time.time: self._read}        # instead of running eagerly
 
-What it may claim has a row in `aotlab.trace.boundary.CLAIMABLE`. The quirks themselves are in `aotlab.quirks`.
+A quirk may claim the functions in `aotlab.trace.boundary.CLAIMABLE`. A quirk that adds lines to the run-time function
+is an `aotlab.runtime.emitting_quirk.EmittingQuirk`. The quirks themselves are in `aotlab.quirks`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
-if TYPE_CHECKING:
-    from aotlab.runtime.draft import Draft
-    from aotlab.trace.escapes import EscapeGuard
-    from aotlab.trace.function import Findings
-    from aotlab.trace.recorder import Recorder
-
-#: Does what the program called: it is given the guard of the trace, the function, its arguments.
-Handler = Callable[["EscapeGuard", Any, tuple[Any, ...], dict[str, Any]], Any]
-#: Records an op, or returns NotImplemented: it is given the recorder and the arguments.
-OpHandler = Callable[["Recorder", tuple[Any, ...], dict[str, Any]], Any]
-#: Where lines can be added to the run-time function: the last guards, and what follows when the graph has run.
-Point = Literal["prologue", "epilogue"]
+from aotlab.trace.escapes import Handler
+from aotlab.trace.findings import Findings
+from aotlab.trace.recorder import OpHandler
 
 
 class Quirk:
-    """One corner, for one trace: what it remembers are its own attributes, which no other quirk reads."""
+    """The code for one rare case; each trace has its own instance, and no other quirk reads its attributes."""
 
     name: ClassVar[str]
 
     def claims(self) -> Mapping[Any, Handler]:
-        """Return what it does in the place of functions in `CLAIMABLE`."""
+        """Return the functions of `CLAIMABLE` that the quirk claims, each with the handler that replaces it."""
         return {}
 
     def ops(self) -> Mapping[Any, OpHandler]:
-        """Return how it records ops."""
+        """Return the ops that the quirk records itself, each with its handler."""
         return {}
 
     def check(self, findings: Findings) -> None:
-        """Look at what the run showed; raise `RunEagerly` if the compiled call would not be eager's equal."""
+        """Check the findings of the run; raise `RunEagerly` if the compiled call would differ from eager."""
 
-    def emit(self, draft: Draft, at: Point) -> None:
-        """Write lines of the run-time function."""
+
+def claims_of(quirks: Iterable[Quirk]) -> dict[Any, Handler]:
+    """Return the functions that the quirks claim, each with its handler. `EscapeGuard` calls the handlers."""
+    return {function: handler for quirk in quirks for function, handler in quirk.claims().items()}
+
+
+def op_handlers_of(quirks: Iterable[Quirk]) -> dict[Any, OpHandler]:
+    """Return the ops that the quirks record themselves, each with its handler. The `Recorder` calls the handlers."""
+    return {op: handler for quirk in quirks for op, handler in quirk.ops().items()}

@@ -1,8 +1,9 @@
-"""The dispatch mode that writes the tape."""
+"""The recorder: the dispatch mode that records each op of a trace on the tape."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -15,22 +16,21 @@ from aotlab._torch.replaced import replaced
 from aotlab.capture.signals import EntersInferenceMode, RunEagerly
 from aotlab.errors import BY_DYNAMO, UserLine
 from aotlab.guards.places import Locator, called, name_of, user_line, user_place
-from aotlab.ir.graphs import Phase, acts
+from aotlab.ir.fx_graphs import Phase, may_have_effects
 from aotlab.trace.boundary import refuse_higher_order
-from aotlab.trace.corrections import laid_out, needs_look
+from aotlab.trace.corrections import strides_may_differ, with_strides_of
 from aotlab.trace.memo import NoKey, memo_key, memo_value, remake
-from aotlab.trace.quirk import Quirk
-from aotlab.trace.random_state import States, drawn, draws, state_size, without_generator
-from aotlab.trace.running import here
+from aotlab.trace.random_state import GeneratorStates, draws, functional_random_op, state_size, without_generator
 from aotlab.trace.tape import Operation, Tape, Untraceable, tensors_in
 
-_ANSWERED_BY_THE_FAKE: dict[Any, Callable[..., Any]] = {
+_NOT_RECORDED: dict[Any, Callable[..., Any]] = {
     torch.ops.prim.device.default: lambda tensor: tensor.device,
     torch.ops.aten.size.default: lambda tensor: tensor.shape,
     torch.ops.aten.sym_size.int: lambda tensor, dim: tensor.shape[dim],
     torch.ops.aten.sym_stride.int: lambda tensor, dim: tensor.stride(dim),
     torch.ops.aten.sym_numel.default: lambda tensor: tensor.numel(),
     torch.ops.aten.sym_storage_offset.default: lambda tensor: tensor.storage_offset(),
+    **{mark: mark for mark in internals.PROFILER_MARKS},  # they mark a profile; a graph does not need them
 }
 _LIFTS = frozenset(
     (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift.default)
@@ -38,7 +38,8 @@ _LIFTS = frozenset(
 
 _QUANTIZED = frozenset((torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4))
 
-#: What functionalization puts for random ops in place: it fills in the order of indices, they in that of memory.
+#: The out-of-place ops that functionalization calls instead of in-place random ops. They fill a tensor in the order of
+#: its indices; the in-place ops fill it in the order of its memory. So they differ if a tensor is not contiguous.
 _TWINS_OF_RANDOM_WRITES = frozenset(
     ("bernoulli", "uniform", "normal_functional", "exponential", "geometric", "log_normal", "cauchy", "random")
 )
@@ -46,7 +47,7 @@ _RANDOM_BETWEEN = getattr(torch.ops.aten.random, "from")
 
 
 def _settings() -> dict[str, Any]:
-    """Return what kernels look at when they run and the graph does not say."""
+    """Return the global settings that kernels read when they run. A graph does not contain them."""
     return {
         "the default dtype": torch.get_default_dtype(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
@@ -54,12 +55,41 @@ def _settings() -> dict[str, Any]:
     }
 
 
-class Recorder(TorchDispatchMode):
-    """Run each op on fake tensors and append it to the tape; refuse what no graph can hold, at the op concerned.
+def _unrepresentable(func: OpOverload, value: Any) -> str | None:
+    """Return a description of an op's result for a message if a trace cannot represent the result, otherwise None."""
+    if isinstance(value, torch.ScriptObject):
+        return "an object that is not a tensor"
+    if not isinstance(value, Tensor):
+        return None
+    # the fake of `quantize_per_tensor` has the dtype of its argument
+    if value.dtype in _QUANTIZED or func.overloadpacket is torch.ops.aten.quantize_per_tensor:
+        return "a quantized tensor"
+    if value.layout != torch.strided:
+        return f"a tensor of the layout {value.layout}"
+    return "a meta tensor" if value.device.type == "meta" else None
 
-    ``decompositions`` are ops that are replaced by what their function calls; ``functional`` says that random ops take
-    the state of their generator and return the next one; ``exact``, that graphs compute bit for bit what eager does;
-    ``known``, what torch's own ops give under the call's settings (`aotlab.trace.memo`); ``sizes``, those that vary.
+
+class _RunningRecorders(threading.local):
+    """The running recorders of this thread, the innermost last. They do not record ops of other threads."""
+
+    def __init__(self) -> None:
+        self.recorders: list[Recorder] = []
+
+
+running = _RunningRecorders()
+
+
+class Recorder(TorchDispatchMode):
+    """A dispatch mode that runs each op on fake tensors and appends it to the tape.
+
+    If the program calls an op that a graph cannot contain, the recorder raises.
+
+    - ``decompositions`` maps an op to a function; the ops that the function calls replace the op.
+    - ``functional``: random ops take the state of their generator and return the next one.
+    - ``op_handlers`` maps an op to the handler of a quirk, which records the op instead.
+    - ``exact``: graphs must give bit for bit the same results as eager.
+    - ``shared_memo``: the cached results of torch's own ops under the call's settings (`aotlab.trace.memo`).
+    - ``sizes``: the symbolic sizes, if any size is dynamic.
     """
 
     supports_higher_order_operators = True
@@ -72,8 +102,8 @@ class Recorder(TorchDispatchMode):
         *,
         exact: bool = False,
         functional: bool = False,
-        quirks: Sequence[Quirk] = (),
-        known: dict[Any, Any] | internals.SymbolicMemo | None = None,
+        op_handlers: Mapping[Any, OpHandler] | None = None,
+        shared_memo: dict[Any, Any] | internals.SymbolicMemo | None = None,
         sizes: internals.Sizes | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
@@ -84,42 +114,42 @@ class Recorder(TorchDispatchMode):
         self.meta: dict[str, Any] | None = None
         self._settings = _settings()
         self._inference = torch.is_inference_mode_enabled()
-        self.names: dict[int, str] = {}  # what the user calls the inputs, by the ids of their fakes
+        self.names: dict[int, str] = {}  # the user's names of the inputs, by the ids of their fake tensors
         self.values_only = False
         self._original: OpOverload | None = None
         self._decomposes: dict[Any, Callable[..., Any] | None] = {}
         self._memo: dict[Any, Any] = {}
-        self._known = {} if known is None else known
-        self.states = States(self._append_on_state, functional=functional)
+        self._shared_memo = {} if shared_memo is None else shared_memo
+        self.states = GeneratorStates(self._append_on_state, functional=functional)
         self.has_checkpoints = False
         self.exact = exact
         self._unmemoisable: set[OpOverload] = set()
-        self._origins: dict[int, tuple[Locator | None, dict[str, Any] | None]] = {}  # by autograd's sequence numbers
-        self.quirks = quirks
+        self._origins: dict[int, tuple[Locator | None, dict[str, Any] | None]] = {}  # keys: autograd's sequence numbers
         self.sizes = sizes
-        self.draws_in_choices = False  # whether functions of `torch.cond` may: nobody differentiates them
-        self.above: Any = None  # the mode of `aotlab.subclasses`, if that takes part
-        self._claims = {op: handler for quirk in quirks for op, handler in quirk.ops().items()}
+        # whether the branches of `torch.cond` may draw random numbers; they may if no gradients are computed
+        self.branches_may_draw = False
+        self.subclass_mode: Any = None  # the mode of `aotlab.subclasses`, if the call has wrapper subclasses
+        self._op_handlers = op_handlers or {}
 
     def __enter__(self) -> Recorder:
         """Start recording."""
-        here.active.append(self)
+        running.recorders.append(self)
         super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
         return self
 
     def __exit__(self, *error: Any) -> None:
         """Stop recording."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]  # untyped in torch
-        here.active.pop()
+        running.recorders.pop()
 
     def _decomposition(self, op: OpOverload, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         if op not in self._decomposes:
-            found = self.decompositions.get(op)
+            decomposition = self.decompositions.get(op)
             first = next(iter(tensors_in(args)), None)
             device = "cpu" if first is None else first.device.type
-            if found is None and internals.has_composite_kernel_only(op, device):
-                found = op.decompose
-            self._decomposes[op] = found
+            if decomposition is None and internals.has_composite_kernel_only(op, device):
+                decomposition = op.decompose
+            self._decomposes[op] = decomposition
         return self._decomposes[op]
 
     def __torch_dispatch__(
@@ -128,24 +158,22 @@ class Recorder(TorchDispatchMode):
         """Record one op."""
         if any(kind is not FakeTensor for kind in types):
             raise errors.SubclassError(f"`{func}` is called with a tensor subclass", line=self._line())
-        if self.above is None and internals.padding_of_lookup(func, args) is not None:
+        if self.subclass_mode is None and internals.padding_of_lookup(func, args) is not None:
             raise errors.SubclassError(f"`{func}` has a sparse gradient", line=self._line())
         if self.phase == "backward":
-            # in the forward the function mode that guards the trace has stepped aside; autograd calls us under it
+            # in a backward, `EscapeGuard` is active when autograd calls this method; in the forward it is inactive here
             with internals.disable_torch_function():
                 return self.record(func, args, kwargs or {})
         if torch.is_inference_mode_enabled() != self._inference:
-            kind = RunEagerly if self._inference or self.tape.operations else EntersInferenceMode
-            raise kind(
-                f"inference_mode is turned on or off between ops, at {self._line()}",
-                suggestion="use no_grad there, or inference_mode around all of it, to have it compiled",
-            )
+            if self._inference or self.tape.operations:
+                raise RunEagerly("inference-mode-between-ops", at=self._line())
+            raise EntersInferenceMode
         return self.record(func, args, kwargs or {})
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an op on fake tensors and append it, or what stands for it, to the tape."""
-        if func in _ANSWERED_BY_THE_FAKE:
-            return _ANSWERED_BY_THE_FAKE[func](*args)
+        """Run an op on fake tensors and append it, or the ops that replace it, to the tape."""
+        if func in _NOT_RECORDED:
+            return _NOT_RECORDED[func](*args)
         if not isinstance(func, OpOverload):
             if isinstance(func, HigherOrderOperator):
                 refuse_higher_order(func, self._line())
@@ -158,29 +186,34 @@ class Recorder(TorchDispatchMode):
         if func in _LIFTS and not isinstance(args[0], FakeTensor):
             return self._lift(args[0])
         self._check_arguments(func, args, kwargs)
-        if func in self._claims:
-            result = self._claims[func](self, args, kwargs)
+        if func in self._op_handlers:
+            result = self._op_handlers[func](self, args, kwargs)
             if result is not NotImplemented:
                 return result
         if func is _RANDOM_BETWEEN and args[2] is not None and args[0].is_contiguous() and not kwargs.get("generator"):
-            # "from" cannot be written in the Python of a graph; this fills new memory by the same kernel
+            # The code of a graph cannot contain `aten.random.from`, because `from` is a Python keyword. The kernel of
+            # `randint` draws the same numbers.
             like = {"dtype": args[0].dtype, "device": args[0].device}
             return self.record(torch.ops.aten.randint.low, (args[1], args[2], list(args[0].shape)), like)
         self._check_draws(func, args, kwargs)
         self._check_settings(func)
         if self.phase == "backward" and func is torch.ops.aten.mul.Tensor and internals.fills_by_mask(args[0]):
-            # on the CPU, eager writes into zeros where the mask says so; a product would make NaN of what is not finite
+            # In this case eager's kernel on the CPU copies the elements at which the mask is true into a tensor of
+            # zeros. A product with the mask would give NaN for the other elements if they are not finite.
             return self.record(torch.ops.aten.where.ScalarOther, (*args, 0.0), kwargs)
         try:
             result = self._run_on_fakes(func, args, kwargs)
         except (internals.DataDependentOutputException, internals.DynamicOutputShapeException) as error:
             if isinstance(error, internals.DataDependentOutputException) and self._is_constant((args, kwargs)):
-                return self._ask_constants(func, args, kwargs)
-            raise self._no_values(func, (args, kwargs), error) from error
-        return self._appended(func, args, kwargs, result)
+                return self._run_on_constants(func, args, kwargs)
+            raise self._needs_values_error(func, (args, kwargs), error) from error
+        return self._append_call(func, args, kwargs, result)
 
     def _decomposed(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run what an op is decomposed into; NotImplemented if it is to be recorded as it is."""
+        """Run the decomposition of an op, and return its result.
+
+        Return NotImplemented if the op must be recorded as it is, because no decomposition applies.
+        """
         decomposition = self._decomposition(func, args)
         if decomposition is None:
             return NotImplemented
@@ -189,11 +222,11 @@ class Recorder(TorchDispatchMode):
             with self:
                 result = decomposition(*args, **kwargs)
             if outermost and result is not NotImplemented and func in self.decompositions:
-                result = self._laid_out(func, args, kwargs, result)
+                result = self._with_op_strides(func, args, kwargs, result)
         return result
 
     def _check_arguments(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse tensors that the tape does not know, and ops that functionalization has let pass."""
+        """Refuse tensors that are not on the tape, and mutating ops that functionalization did not replace."""
         for tensor in tensors_in(args) if not kwargs else tensors_in((args, kwargs)):
             if not self.tape.knows(tensor):
                 self._refuse_foreign(func, tensor)
@@ -206,51 +239,57 @@ class Recorder(TorchDispatchMode):
             )
 
     def _check_draws(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse random ops that a graph would draw otherwise."""
+        """Refuse random ops that would draw other numbers in a graph."""
         if func.overloadpacket.__name__ in _TWINS_OF_RANDOM_WRITES and not args[0].is_contiguous():
-            line = self._line()
-            raise RunEagerly(
-                f"`{func}` draws in the order of the memory of a tensor that is not contiguous"
-                + ("" if line is None else f", at {line}"),
-                suggestion="call contiguous() before, or draw into a contiguous tensor, to have it compiled",
-            )
-        if draws(func, args, kwargs) and any(isinstance(given, torch.Generator) for given in (*args, *kwargs.values())):
+            raise RunEagerly("draws-in-order-of-memory", op=func, at=self._line())
+        if draws(func, args, kwargs) and any(
+            isinstance(argument, torch.Generator) for argument in (*args, *kwargs.values())
+        ):
             raise errors.RandomOpError(
-                f"`{func}` draws from a generator of its own",
+                f"`{func}` draws from a generator that is passed to it",
                 line=self._line(),
-                why="a graph cannot hold a generator",
+                why="a graph cannot contain a generator",
                 suggestion=f"use the default generator, or {BY_DYNAMO}",
             )
 
-    def _appended(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-        """Append an op that gave ``result`` on fake tensors; return what the program gets."""
+    def _append_call(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        """Append an op with its fake ``result``, and return the result that the program gets.
+
+        The program may get another tensor, if further ops are recorded that correct the result.
+        """
         if draws(func, args, kwargs):
             result = self._append_draw(func, args, kwargs, result)
-            return self._by_mask(result) if func is torch.ops.aten.bernoulli.p else result
-        if func in internals.LAID_OUT and self.decompositions and needs_look(func, args, kwargs):
-            # a backend that decomposes lays out what it computes as torch's own fakes say
+            return self._from_mask(result) if func is torch.ops.aten.bernoulli.p else result
+        if func in internals.LAID_OUT and self.decompositions and strides_may_differ(func, args, kwargs):
+            # A backend that decomposes the op later gives the result the strides of torch's own fake result, so that is
+            # recorded. The program gets a copy with eager's strides.
             promised = internals.call_by_fake_mode(self.fake_mode, func, args, kwargs)
             self.append(func, args, kwargs, promised)
-            return laid_out(promised, result, self.record)
+            return with_strides_of(promised, result, self.record)
         self.append(func, args, kwargs, result)
         return result
 
     def _append_draw(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-        """Append a random op, by the form that takes a state if it is not to draw from the generator as it is."""
+        """Append a random op, or its functional form if it must draw from a state that is a value of the graph."""
         results = tensors_in(result)
         device = results[0].device
-        before = self.states.before(device)
-        if before is None:
+        current_state = self.states.next_state(device)
+        if current_state is None:
             self.append(func, args, kwargs, result)
             return result
-        state = internals.new_fake(self.fake_mode, before.shape, before.stride(), before.dtype, before.device)
+        next_state = internals.new_fake(
+            self.fake_mode, current_state.shape, current_state.stride(), current_state.dtype, current_state.device
+        )
         args, kwargs = without_generator(func, args, kwargs)
-        self.append(drawn(func), (before, *args), kwargs, (*results, state))
-        self.states.after(device, state)
+        self.append(functional_random_op(func), (current_state, *args), kwargs, (*results, next_state))
+        self.states.set_next_state(device, next_state)
         return result
 
-    def _by_mask(self, zeros_and_ones: Tensor) -> Tensor:
-        """Compute zeros and ones from the bools of them, which are a fraction to save for the backward."""
+    def _from_mask(self, zeros_and_ones: Tensor) -> Tensor:
+        """Record a bool mask and its conversion to zeros and ones, and return the converted tensor.
+
+        Then the backward can save the mask, which takes less memory than ``zeros_and_ones``.
+        """
         if not (zeros_and_ones.is_floating_point() and self.phase == "forward" and torch.is_grad_enabled()):
             return zeros_and_ones
         mask = self.record(torch.ops.aten.ne.Scalar, (zeros_and_ones, 0), {})
@@ -258,62 +297,64 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _append_on_state(self, op: OpOverload, args: tuple[Any, ...]) -> Tensor:
-        """Append an op that reads or sets the state of a generator."""
+        """Append an op that reads or sets the state of a generator, and return the fake state."""
         with internals.outside_of_trace():
             shape = (state_size(args[-1]),)
             state = internals.new_fake(self.fake_mode, shape, (1,), torch.uint8, torch.device("cpu"))
         self.tape.append(Operation(len(self.tape.operations), op, args, {}, state, self.phase, None, None, None, op))
         return state
 
-    def _laid_out(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-        """Give what a decomposition of ``func`` computed the strides of the op itself."""
-        if func._schema.is_mutable or not needs_look(func, args, kwargs):
+    def _with_op_strides(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        """Return the result of a decomposition of ``func`` with the strides of the op's own result."""
+        if func._schema.is_mutable or not strides_may_differ(func, args, kwargs):
             return result
         try:
             fake = self._run_on_fakes(func, args, kwargs)
         except (internals.DataDependentOutputException, internals.DynamicOutputShapeException, NotImplementedError):
-            return result  # the op has no fake result of its own
-        return laid_out(result, fake, self.record)
+            return result  # the op itself has no fake kernel for these arguments
+        return with_strides_of(result, fake, self.record)
 
-    def _no_values(self, func: OpOverload, arguments: Any, error: Exception) -> errors.DataDependentError:
-        """Make the error for an op that asks for values; see `aotlab.trace.boundary` for its final words."""
+    def _needs_values_error(self, func: OpOverload, arguments: Any, error: Exception) -> errors.DataDependentError:
+        """Return the error for an op that needs values. `boundary.explain_values_needed` later rewords its message."""
         of_size = isinstance(error, internals.DynamicOutputShapeException)
-        made = errors.DataDependentError(
-            f"`{func}` {'has a result whose size depends on' if of_size else 'asks for'} the values of a tensor",
+        refusal = errors.DataDependentError(
+            f"`{func}` {'has a result whose size depends on' if of_size else 'needs'} the values of a tensor",
             line=self._line(),
-            why="a graph traced ahead of time has no values and one size for each result",
+            why="a traced tensor has no values, and a graph has one size for each result",
             suggestion=f"move it out of the compiled function, or {BY_DYNAMO}",
         )
-        made.of_size = of_size
+        refusal.of_size = of_size
         outside = self.tape.needed(tensors_in(arguments), set())[1]
-        made.inputs = tuple(self.names[id(fake)] for fake in outside if id(fake) in self.names)
-        return made
+        refusal.inputs = tuple(self.names[id(fake)] for fake in outside if id(fake) in self.names)
+        return refusal
 
     def _run_on_fakes(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run ``func``; if it ran before on tensors of the same kind, make its results from what is known of them."""
-        key, memo = None, self._known if func.namespace in internals.TORCHS_OWN else self._memo
+        """Run ``func`` on fake tensors, or make its results from the cache if equal arguments occurred before.
+
+        Tensors are equal here if they have the same sizes, strides, offset, dtype and device (see `aotlab.trace.memo`).
+        """
+        key, memo = None, self._shared_memo if func.namespace in internals.TORCHS_OWN else self._memo
         if func not in self._unmemoisable:
             try:
-                settings = None if self.phase == "forward" else tuple(_settings().values())  # in the forward they stay
+                # `_check_settings` raises if a setting changes in the forward
+                settings = None if self.phase == "forward" else tuple(_settings().values())
                 key = (func, memo_key(args), memo_key(kwargs) if kwargs else None, settings)
             except NoKey:
                 pass
-        known = memo.get(key) if key is not None else None
-        if known is not None:
-            if len(known) == 5:
-                return internals.new_fake_view(self.fake_mode, args[0], *known[:4])
-            return remake(self.fake_mode, known)
+        cached = memo.get(key) if key is not None else None
+        if cached is not None:
+            if len(cached) == 5:
+                return internals.new_fake_view(self.fake_mode, args[0], *cached[:4])
+            return remake(self.fake_mode, cached)
         result = internals.call_by_fake_mode(self.fake_mode, func, args, kwargs)
-        name = func.overloadpacket.__name__  # fakes do not say that results are quantized
-        quantizes = "quantized" in name or name.startswith("quantize_per")
-        for tensor in tensors_in(result):
-            dense = tensor.layout == torch.strided and tensor.device.type != "meta"
-            if quantizes or not dense or tensor.dtype in _QUANTIZED:
-                what = f"`{func}` makes a sparse, quantized, opaque or meta tensor"
+        for value in result if isinstance(result, (tuple, list)) else (result,):
+            kind = _unrepresentable(func, value)
+            if kind is not None:
+                fact = f"`{func}` makes {kind}"
                 if internals.forward_ad_active():
-                    what = "forward-mode differentiation takes a number, or what has no tangent, for zeros of no memory"
-                where = f"at {self._line()}; do that outside of the compiled function"
-                raise Untraceable(f"{what}, which a trace cannot represent, {where}")
+                    fact = "forward-mode differentiation uses zeros without memory for a missing tangent"
+                advice = f"at {self._line()}; do this outside of the compiled function"
+                raise Untraceable(f"{fact}, which a trace cannot represent, {advice}")
         result = internals.as_in_eager(func, args, kwargs, result, self.fake_mode)
         if key is not None:
             memo[key] = described = memo_value(result, args, kwargs)
@@ -322,7 +363,10 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _check_settings(self, func: Any) -> None:
-        """Refuse an op under another setting than the call's: the graph will run under the call's."""
+        """Raise if the function changed a global setting before it calls an op.
+
+        The graph runs under the settings of the call, so the op would run under another setting than in eager.
+        """
         now = _settings()
         if now != self._settings and self.phase == "forward":
             name = next(name for name, value in now.items() if value != self._settings[name])
@@ -334,15 +378,22 @@ class Recorder(TorchDispatchMode):
             )
 
     def _is_constant(self, arguments: Any) -> bool:
-        """Tell whether tensors are the same at every call: computed from no input, and nothing random among them."""
-        needed, outside = self.tape.needed(tensors_in(arguments), set())
-        found = [self.tape.operations[index] for index in needed]
-        given = internals.pytree.tree_leaves([(each.args, each.kwargs) for each in found])
-        varies = any(map(internals.is_symbolic, given))
-        return not (outside or varies or any(each.draws_as or acts(each.target) for each in found))
+        """Tell whether the tensors in ``arguments`` are the same at every call.
 
-    def _ask_constants(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer a question about the values of constants by computing them."""
+        They are the same if they depend on no input, no symbolic size, no random op, and no op with side effects.
+        """
+        needed, outside = self.tape.needed(tensors_in(arguments), set())
+        operations = [self.tape.operations[index] for index in needed]
+        leaves = internals.pytree.tree_leaves([(operation.args, operation.kwargs) for operation in operations])
+        varies = any(map(internals.is_symbolic, leaves))
+        return not (
+            outside
+            or varies
+            or any(operation.draws_as or may_have_effects(operation.target) for operation in operations)
+        )
+
+    def _run_on_constants(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an op that needs the values of its arguments. They are constants, so their values are computed first."""
         module = self.tape.graph("Constants", [], tensors_in((args, kwargs)))
         values = iter(internals.forward_of(module)())
 
@@ -356,7 +407,7 @@ class Recorder(TorchDispatchMode):
         return func(*[real(arg) for arg in args], **{name: real(value) for name, value in kwargs.items()})
 
     def append(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Append an op that gave ``result``."""
+        """Append an op with its ``result``, its user line and its autograd sequence number."""
         if self.phase == "forward":
             sequence: int | None = internals.sequence_number() - 1
             place, meta = user_place(), self.meta
@@ -376,11 +427,15 @@ class Recorder(TorchDispatchMode):
         return user_line()
 
     def _lift(self, real: Tensor) -> Tensor:
-        """Take a tensor that Python data was just turned into as a constant of the graph."""
+        """Make a constant of a real tensor that the program built from Python data, as `torch.tensor([1, 2])` does.
+
+        Return a fake tensor for a copy of the constant.
+        """
         copy = real.detach().clone()
         constant = self.tape.add_constant(copy, self.fake_mode.from_tensor(copy, static_shapes=True))
-        # the program gets a copy at each call, as it makes the tensor anew at each call
-        # made of a real tensor, so that the fake mode knows its values; of another one, so that it is another fake
+        # The program gets a copy of the constant, because in eager it makes a new tensor at each call. The fake tensor
+        # of the copy is made from a real tensor, so that the fake mode knows its values. This is a second real tensor,
+        # so that the fake mode does not return the fake tensor of the constant.
         another = real.detach().clone()
         with self.fake_mode:
             fake: Tensor = torch.ops.aten.lift_fresh_copy.default(another)
@@ -390,18 +445,23 @@ class Recorder(TorchDispatchMode):
     def _refuse_foreign(self, func: Any, tensor: Tensor) -> NoReturn:
         if isinstance(tensor, FakeTensor):
             raise Untraceable(
-                f"`{func}` was given a tensor that was made around the trace, as by nn.Parameter(…) or in a module "
-                f"that is made inside the function, at {self._line()}; make it outside, and pass it in or compile the "
-                "module"
+                f"`{func}` takes a tensor that the trace did not record, for example from nn.Parameter(…) or from a "
+                f"module that the function makes, at {self._line()}; make it outside of the function, and pass it or "
+                "compile the module"
             )
         if type(tensor) not in (Tensor, torch.nn.Parameter):
-            what = f"{called(tensor, 'a tensor')} is a `{type(tensor).__qualname__}`, and `{func}` is called with it"
-            raise errors.SubclassError(what, line=self._line(), why="it wraps no tensors that a graph could hold")
+            fact = f"{called(tensor, 'a tensor')} is a `{type(tensor).__qualname__}`, and `{func}` is called with it"
+            raise errors.SubclassError(fact, line=self._line(), why="it has no inner tensors for a graph")
         name = name_of(tensor)
         raise errors.CapturedTensorError(
-            f"`{func}` was given {'' if name is None else f'`{name}`, '}"
+            f"`{func}` takes {'' if name is None else f'`{name}`, '}"
             f"a tensor of shape {tuple(tensor.shape)} that is not an argument",
             line=self._line(),
-            why="its values, or a write to it, would be frozen into the graph",
+            why="its values would become constants of the graph",
             suggestion=f"pass it as an argument, or {BY_DYNAMO}",
         )
+
+
+#: Records an op, or returns NotImplemented. Its arguments: the recorder, the positional arguments, the keyword
+#: arguments.
+OpHandler = Callable[[Recorder, tuple[Any, ...], dict[str, Any]], Any]

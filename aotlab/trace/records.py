@@ -1,4 +1,4 @@
-"""What trace hands on: the frozen record, and the small ones that its live values are made of."""
+"""The frozen record of a trace, and the small records of which a `Trace` (`aotlab.trace.live_trace`) consists."""
 
 from __future__ import annotations
 
@@ -11,23 +11,28 @@ from torch import Tensor, fx
 from aotlab.errors import UserLine
 from aotlab.ir.metadata import ViewAndMutationMeta
 
-#: For each tangent of a segment, whether it is defined; or the strides with which it comes, if they are not the usual.
+#: The defined tangents of a segment's backward. For each tangent of the segment it has False (not defined), True
+#: (defined, with the strides of the traced tangent), or the other strides that the tangent has.
 Pattern = Sequence[bool | tuple[int, ...]]
 
 
 def is_full(pattern: Pattern) -> bool:
     """Tell whether all tangents are defined, each with its usual strides."""
-    return all(way is True for way in pattern)
+    return all(layout is True for layout in pattern)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRecord:
-    """The joint graph (or, without anything to differentiate, the forward graph) and what the run showed.
+    """The result of a trace: the joint graph (or the forward graph, if nothing requires grad) and its description.
 
-    ``inputs`` names the placeholders that stand for inputs, ``outputs`` says what each forward output is,
-    ``random_ops`` lists the ops that draw random numbers. ``autograd_nodes`` are what autograd will see of a call,
-    ``bases`` the kept inputs that the graph takes as one synthetic base, base by base, ``sizes`` its last inputs.
-    ``static_since`` says why sizes that were to vary, or numbers, do not.
+    - ``inputs`` are the names of the placeholders, except those of the tangents.
+    - ``outputs`` has a short text for each output of the forward graph.
+    - ``random_ops`` are the ops of the forward that draw random numbers.
+    - ``operations`` is the number of recorded ops.
+    - ``autograd_nodes`` are the nodes that a call adds to the caller's autograd graph.
+    - ``bases`` has for each synthetic base the numbers of the kept inputs that it replaces.
+    - ``sizes`` are the graph inputs that are symbolic sizes, which are the last inputs.
+    - ``static_since`` is the reason why sizes or numbers that should be dynamic are not.
     """
 
     tracer: str
@@ -46,7 +51,12 @@ class TraceRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutogradNode:
-    """One autograd node of a call: the results that it ``makes``, and what its ``gradients`` go to, by name."""
+    """One node that a call adds to the caller's autograd graph.
+
+    ``makes`` are the names of the tensors that the node computes in the forward. ``gradients`` has, for each gradient
+    that its backward returns, the name of the tensor or node to which the gradient flows (None if it flows nowhere).
+    ``goes_to`` has each of these names once.
+    """
 
     number: int
     makes: tuple[str, ...]
@@ -56,22 +66,29 @@ class AutogradNode:
 
 @dataclass(frozen=True, slots=True)
 class SizeOf:
-    """A graph input that is a size: of the flat argument ``position`` in ``dim``, or the number there (None)."""
+    """A graph input that is a symbolic size.
+
+    It is the size in dimension ``dim`` of the flat argument ``position``. If ``dim`` is None, that argument is a
+    number, and the graph input is this number.
+    """
 
     name: str
     position: int
     dim: int | None
 
 
-class TraceFailed(Exception):  # noqa: N818  # a signal to the pipeline, which then lets eager speak
-    """The traced program raised something that is neither a refusal nor aotlab's own."""
+class TraceFailed(Exception):  # noqa: N818  # a signal to the pipeline, which then runs the call eagerly
+    """Raised if the traced program raises an exception that is neither a refusal nor an error of aotlab.
+
+    The call then runs eagerly, so that the user sees eager's exception, if eager raises one.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A value that the epilogue writes into the caller's tensor, the kept input ``index``.
+    """A write-back: the epilogue copies a new value into the kept input ``index``.
 
-    ``visible`` says that autograd sees the write; ``counts`` that it moves the version counter.
+    ``visible`` says whether autograd sees the write, and ``counts`` whether it changes the version counter.
     """
 
     index: int
@@ -84,10 +101,11 @@ SourceKind = Literal["input", "root", "output", "cut"]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What stands at run time for an edge of the traced autograd graph.
+    """The run-time value that replaces an edge of the traced autograd graph.
 
-    ``"input"``: the kept input ``index``; ``"root"``: the differentiable forward output ``index``; ``"output"``: the
-    user's output ``index``, a view; ``"cut"``: the cut edge ``index``.
+    At run time, the gradient of this value flows where the traced gradient flows along the edge. The kinds are
+    ``"input"`` (the kept input number ``index``), ``"root"`` (root ``index``), ``"output"`` (the user's output
+    ``index``, which is a view), and ``"cut"`` (an extra result of a segment's autograd node, for cut edge ``index``).
     """
 
     kind: SourceKind
@@ -96,9 +114,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hook:
-    """A hook to be registered by each call: where in the autograd graph it hangs, and on which traced tensor.
+    """A tensor hook that the function registered, and that each compiled call registers again.
 
-    ``edge`` is a node and the number of its output.
+    ``tensor`` is the traced tensor on which it was registered, and ``edge`` is the autograd edge of this tensor at that
+    time (a node and the number of its output). ``function`` is the hook, and ``line`` is the user line.
     """
 
     edge: tuple[Any, int]

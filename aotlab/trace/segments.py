@@ -4,11 +4,12 @@
         y = x * w
         return y, y.exp().sum()
 
-In eager ``autograd.grad(out[1], out[0])`` works, and a hook on ``out[0]`` sees what comes down from ``out[1]``. So the
-nodes of the traced program are divided into *segments*, each of which becomes one node of the caller's graph. From one
-to another a gradient passes an edge that the caller can see, or, where two ways lead to the same node, one that is made
-for it (a *cut edge*). Each node belongs to one segment, so it runs as often as in eager. Where outputs do not hang on
-each other, and reach the same inputs, there is a single segment.
+In eager ``autograd.grad(out[1], out[0])`` works, and a hook on ``out[0]`` sees the gradient that comes from
+``out[1]``. So the nodes of the traced program are divided into *segments*. Each segment becomes one node of the
+caller's autograd graph. A gradient flows from one segment to another along an edge that the caller can see, or along a
+*cut edge*, which is an edge made for this purpose if two paths reach the same node. Each node belongs to exactly one
+segment, so it runs as often as in eager. There is a single segment if no output depends on another and all outputs
+reach the same inputs.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from operator import or_
 from typing import Any
 
 from aotlab import _torch as internals
-from aotlab.trace.edges import Edge, next_edges
+from aotlab.trace.autograd_edges import Edge, next_edges
 
-#: Where the roots reach more groups of nodes than this, those that reach a node together go together.
+#: Nodes that the same set of roots reaches form a group. If there are more groups than this, roots that reach a common
+#: node are treated as one root, so that there are fewer segments.
 _MOST_PARTS = 64
 
-#: An edge where gradients leave, the sender (None where the segment sums first), and its place in `next_functions`.
+#: An edge where gradients leave a segment, the node that sends them (None if the segment sums the gradients first),
+#: and the index of the edge in this node's `next_functions`.
 Exit = tuple[Edge, Any, int]
 
 
@@ -33,9 +36,12 @@ Exit = tuple[Edge, Any, int]
 class Segment:
     """A part of the traced program's autograd graph.
 
-    Gradients come in at ``entries``, first the edges of ``roots`` (numbers of differentiable forward outputs), then cut
-    edges, and leave at ``stops``. At ``inputs`` of the program they are summed, unless they are ``apart``: met by
-    several segments' gradients; elsewhere each goes on by itself, for autograd to sum. A lone one has no ``nodes``.
+    Gradients enter it along the edges ``entries``: first the edges of the roots (``roots`` are their numbers), then the
+    cut edges. Gradients leave it along the edges ``stops``. ``inputs`` are the edges of the program's inputs. If
+    several nodes of the segment send gradients to the edge of an input, the segment sums them. At other stops, and at
+    the inputs in ``unsummed``, it returns each gradient separately, and autograd sums them. (Several segments send
+    gradients to an edge in ``unsummed``.) ``nodes`` are the autograd nodes of the segment, or None if the segment is
+    the whole graph.
     """
 
     roots: tuple[int, ...]
@@ -43,110 +49,132 @@ class Segment:
     stops: tuple[Edge, ...]
     inputs: frozenset[Edge]
     nodes: frozenset[Any] | None = field(repr=False)
-    apart: frozenset[Edge] = frozenset()
+    unsummed: frozenset[Edge] = frozenset()
 
     def sums(self, edge: Edge) -> bool:
-        """Tell whether the segment sums its gradients for a stop."""
-        return edge in self.inputs and edge not in self.apart
+        """Tell whether the segment sums its gradients for the stop ``edge``, so that it returns only one."""
+        return edge in self.inputs and edge not in self.unsummed
 
     @property
     def exits(self) -> tuple[Exit, ...]:
-        """The ways out: inputs, and for other stops each node's way there."""
+        """The exits of the segment.
+
+        A stop at which the segment sums its gradients has one exit. Every other stop has one exit per gradient that a
+        node sends to it.
+        """
         if self.nodes is None:
             return tuple((edge, None, 0) for edge in self.stops)
-        found: dict[Exit, None] = {}
+        exits: dict[Exit, None] = {}
         for edge in self.stops:
             if self.sums(edge) or (edge in self.entries and not self.has(edge[0])):
-                found[edge, None, 0] = None
+                exits[edge, None, 0] = None
         for node in sorted(self.nodes, key=lambda node: -internals.sequence_of(node)):
             for i, edge in enumerate(node.next_functions):
                 if edge in self.stops and not self.sums(edge):
-                    found[edge, node, i] = None
-        return tuple(found)
+                    exits[edge, node, i] = None
+        return tuple(exits)
 
     def has(self, node: Any) -> bool:
-        """Tell whether the node is of this segment."""
+        """Tell whether the node belongs to this segment."""
         return self.nodes is None or node in self.nodes
 
 
-#: Edges of the caller's views, and the roots behind them.
-Seen = Mapping[Edge, tuple[int, ...]]
+#: The edges of outputs that the epilogue makes as views, each with the roots from which it makes them.
+ViewEdges = Mapping[Edge, tuple[int, ...]]
 
 
-def segments(
-    roots: Sequence[Edge], inputs: Sequence[Edge], seen: Seen, *, cuts: Collection[Edge] = (), alike: bool = False
+def cut_into_segments(
+    roots: Sequence[Edge],
+    inputs: Sequence[Edge],
+    view_edges: ViewEdges,
+    *,
+    cuts: Collection[Edge] = (),
+    alike: bool = False,
 ) -> list[Segment]:
-    """Divide the graph between ``roots``, the edges of the differentiable forward outputs, and those of the inputs.
+    """Divide the autograd graph between the forward outputs and the inputs into segments.
 
-    ``cuts`` are edges to be cut; if ``alike``, roots that share a node go together. The first to run leads.
+    ``roots`` are the edges of the roots, ``inputs`` the edges of the inputs, and ``view_edges`` the edges of outputs
+    that are views. The graph is also cut at the edges ``cuts``. With ``alike``, roots that reach a common node are in
+    the same segment.
+
+    The segments are returned in the order in which the forward makes their autograd nodes. The segment that is farthest
+    from the outputs comes first, because a later segment may need the autograd history that an earlier one makes.
     """
     ends = set(inputs)
     whole = Segment(tuple(range(len(roots))), tuple(roots), tuple(inputs), frozenset(ends), None)
-    cuts = {edge for edge in cuts if edge not in seen and edge not in roots and edge not in ends}
-    if len(roots) < 2 and not seen and not cuts:
+    cuts = {edge for edge in cuts if edge not in view_edges and edge not in roots and edge not in ends}
+    if len(roots) < 2 and not view_edges and not cuts:
         return [whole] if roots else []
-    graph = _Graph(roots, ends, seen, cuts)
+    graph = _Graph(roots, ends, view_edges, cuts)
     keys = graph.keys(alike)
     through = [n for n, edge in enumerate(roots) if edge in ends]
     order = sorted(set(keys.values()), key=lambda k: (-k[0], -k[1].bit_count(), k[1]))
     if through and not order:
         order = [(0, 0)]
-    made = [graph.segment(keys, key, through if key == order[0] else []) for key in order]
-    made = [segment for segment in made if segment.entries]
-    if len(made) == 1 and ends.issuperset(made[0].stops) and not cuts:
+    divided = [graph.segment(keys, key, through if key == order[0] else []) for key in order]
+    divided = [segment for segment in divided if segment.entries]
+    if len(divided) == 1 and ends.issuperset(divided[0].stops) and not cuts:
         return [whole]
-    return made
+    return divided
 
 
-#: To which segment a node belongs: how deep, and reached by which roots (as bits).
+#: A key that identifies the segment of a node: the node's depth, and a mask of the roots that reach it.
 _Key = tuple[int, int]
 
 
 class _Graph:
-    """The nodes behind ``roots``, in order, up to the ``ends``, and what the caller can see of their edges.
+    """The autograd graph between the roots and the inputs, for `cut_into_segments`.
 
-    From the ``useful`` nodes a gradient can get to an input or to something ``visible``, as the roots' edges are.
+    ``nodes`` are its nodes, in topological order. ``ends`` are the edges of the inputs. ``visible`` maps the edge of
+    each root that is not an input to the number of the root. ``useful`` are the nodes from which a gradient can reach
+    an input or another edge that the caller can see.
     """
 
-    def __init__(self, roots: Sequence[Edge], ends: set[Edge], seen: Seen, cuts: Collection[Edge]) -> None:
-        self.roots, self.ends, self.seen, self.cuts = roots, ends, seen, cuts
+    def __init__(self, roots: Sequence[Edge], ends: set[Edge], view_edges: ViewEdges, cuts: Collection[Edge]) -> None:
+        self.roots, self.ends, self.view_edges, self.cuts = roots, ends, view_edges, cuts
         self.visible = {edge: n for n, edge in reversed(list(enumerate(roots))) if edge not in ends}
         self.nodes = self._topological()
         self.useful: set[Any] = set()
         for node in reversed(self.nodes):
-            if any(self._is_seen(edge) or edge[0] in self.useful for edge in next_edges(node)):
+            if any(self._is_visible(edge) or edge[0] in self.useful for edge in next_edges(node)):
                 self.useful.add(node)
 
-    def _is_seen(self, edge: Edge) -> bool:
-        return edge in self.ends or edge in self.visible or edge in self.seen
+    def _is_visible(self, edge: Edge) -> bool:
+        return edge in self.ends or edge in self.visible or edge in self.view_edges
 
     def segment(self, keys: Mapping[Any, _Key], key: _Key, through: Sequence[int]) -> Segment:
-        """Make the segment of the nodes with a key; gradients of ``through``, roots that are inputs, pass it."""
+        """Make the segment of the nodes with this key.
+
+        ``through`` are the numbers of roots that are themselves inputs. Their gradients enter this segment, and leave
+        it unchanged.
+        """
         nodes = frozenset(node for node in self.nodes if keys[node] == key)
-        own = [n for n, edge in enumerate(self.roots) if edge not in self.ends and edge[0] in nodes]
-        own = sorted([*own, *through])
+        root_numbers = [n for n, edge in enumerate(self.roots) if edge not in self.ends and edge[0] in nodes]
+        root_numbers = sorted([*root_numbers, *through])
         cut_edges = dict.fromkeys(
             edge
             for node in self.nodes
             for edge in next_edges(node)
-            if edge[0] in nodes and (keys[node] != key or edge in self.cuts) and not self._is_seen(edge)
+            if edge[0] in nodes and (keys[node] != key or edge in self.cuts) and not self._is_visible(edge)
         )
         stops: dict[Edge, None] = {self.roots[n]: None for n in through}
         for node in self.nodes:
             if node in nodes:
                 for edge in next_edges(node):
-                    if self._is_seen(edge) or (edge[0] in self.useful and edge[0] not in nodes):
+                    if self._is_visible(edge) or (edge[0] in self.useful and edge[0] not in nodes):
                         stops[edge] = None
-        entries = (*(self.roots[n] for n in own), *cut_edges)
-        return Segment(tuple(own), entries, tuple(stops), frozenset(self.ends), nodes & self.useful)
+        entries = (*(self.roots[n] for n in root_numbers), *cut_edges)
+        return Segment(tuple(root_numbers), entries, tuple(stops), frozenset(self.ends), nodes & self.useful)
 
     def keys(self, alike: bool) -> dict[Any, _Key]:
-        """Say for each node to which segment it belongs.
+        """Return for each node the key of its segment.
 
-        Nodes go together that have the same depth (how many things that the caller can see lie on the longest way to
-        them) and that the same roots reach, given as bits. Were roots A and B in one node of the caller's graph, of
-        which only A reaches an input, a backward from B would hand that input None: its hooks would see that, and the
-        graph behind it would be used up. Where all roots reach all inputs, they need not be told apart.
+        Two nodes are in the same segment if they have the same depth and the same roots reach them. The depth of a
+        node is the number of edges that the caller can see on the longest path from a root to it.
+
+        The roots matter for this reason. Assume that roots A and B were in one node of the caller's graph, and only A
+        reaches an input. Then a backward from B would pass None to that input: its hooks would be called, and the
+        graph before it would be freed. If all roots reach all inputs, there is no such difference.
         """
         depth = dict.fromkeys(self.nodes, 0)
         reached_by = dict.fromkeys(self.nodes, 0)
@@ -160,7 +188,7 @@ class _Graph:
         if self._are_alike(depth, reached_by):
             reached_by = dict.fromkeys(self.nodes, 0)
         elif alike or len(set(reached_by.values())) > _MOST_PARTS:
-            groups: list[int] = []  # of roots that share nodes
+            groups: list[int] = []  # masks of roots that share nodes
             for bits in set(reached_by.values()):
                 joined = [each for each in groups if each & bits]
                 groups = [*(each for each in groups if each not in joined), reduce(or_, joined, bits)]
@@ -168,53 +196,61 @@ class _Graph:
         return {n: (depth[n], reached_by[n]) for n in self.nodes}
 
     def _are_alike(self, depth: Mapping[Any, int], reached_by: Mapping[Any, int]) -> bool:
-        """Tell whether all roots reach all ends, and all nodes of one depth by which gradients leave it are alike."""
-        arrived: dict[Edge, int] = {}
-        leaves: dict[int, dict[Edge, int]] = {}
+        """Tell whether the segments may be chosen without regard to which roots reach a node.
+
+        There are three conditions. No root is itself an input. All roots reach all inputs and all edges in ``cuts``.
+        And at each depth, the same roots reach all edges along which gradients leave the nodes of that depth.
+        """
+        roots_at_end: dict[Edge, int] = {}
+        leaving_edges: dict[int, dict[Edge, int]] = {}
         for node in self.nodes:
             for edge in next_edges(node):
                 if edge in self.ends or edge in self.cuts:
-                    arrived[edge] = arrived.get(edge, 0) | reached_by[node]
-                goes_on = depth.get(edge[0], -1) != depth[node]  # to another segment, at the latest
-                if goes_on or edge in self.cuts or self._is_seen(edge):
-                    own = leaves.setdefault(depth[node], {})
-                    own[edge] = own.get(edge, 0) | reached_by[node]
+                    roots_at_end[edge] = roots_at_end.get(edge, 0) | reached_by[node]
+                goes_on = depth.get(edge[0], -1) != depth[node]  # the edge leaves this depth, and so the segment
+                if goes_on or edge in self.cuts or self._is_visible(edge):
+                    masks = leaving_edges.setdefault(depth[node], {})
+                    masks[edge] = masks.get(edge, 0) | reached_by[node]
         every = (1 << len(self.roots)) - 1
-        alike = all(bits == every for bits in arrived.values()) and self.ends.isdisjoint(self.roots)
-        return alike and all(len(set(own.values())) < 2 for own in leaves.values())
+        alike = all(bits == every for bits in roots_at_end.values()) and self.ends.isdisjoint(self.roots)
+        return alike and all(len(set(masks.values())) < 2 for masks in leaving_edges.values())
 
     def _following(self, node: Any) -> list[tuple[Any, int]]:
-        """Return the nodes behind one, each with 1 if the way there passes something that the caller can see."""
-        found = []
+        """Return the next nodes of a node, each with 1 if the caller can see the edge between them, else 0."""
+        following = []
         for edge in next_edges(node):
             if edge in self.ends:
                 continue
-            if edge in self.seen:
-                others = [self.roots[root] for root in self.seen[edge] if self.roots[root] not in self.ends]
-                found += [(start, 1) for start, _ in others if node not in self._views_behind(start)]
+            if edge in self.view_edges:
+                view_roots = [self.roots[root] for root in self.view_edges[edge] if self.roots[root] not in self.ends]
+                following += [(start, 1) for start, _ in view_roots if node not in self._views_behind(start)]
             if edge in self.visible:
-                found.append((edge[0], 1))
-            elif edge not in self.seen:
-                found.append((edge[0], int(edge in self.cuts)))
-        return found
+                following.append((edge[0], 1))
+            elif edge not in self.view_edges:
+                following.append((edge[0], int(edge in self.cuts)))
+        return following
 
     def _views_behind(self, node: Any) -> set[Any]:
-        """Return the nodes up to the first edge in sight on a lone way: those of views, which await no write."""
-        found = {node}
-        while len(edges := next_edges(node)) == 1 and not self._is_seen(edges[0]):
+        """Return the nodes on the unbranched path from ``node`` to the first edge that the caller can see.
+
+        ``node`` is the node of a root. The root is computed from the returned nodes, so `_following` must not lead from
+        them back to the root.
+        """
+        views = {node}
+        while len(edges := next_edges(node)) == 1 and not self._is_visible(edges[0]):
             node = edges[0][0]
-            found.add(node)
-        return found
+            views.add(node)
+        return views
 
     def _topological(self) -> list[Any]:
-        """List all nodes, each before those that it sends gradients to."""
+        """Return all nodes, each before the nodes to which it sends gradients."""
         done: dict[Any, None] = {}
         entered: set[Any] = set()
         for start, _ in self.visible:
             stack: list[tuple[Any, bool]] = [(start, False)]
             while stack:
-                node, left = stack.pop()
-                if left:
+                node, is_finished = stack.pop()
+                if is_finished:
                     done[node] = None
                 elif node not in entered:
                     entered.add(node)
@@ -223,54 +259,75 @@ class _Graph:
         return list(done)[::-1]
 
 
-def _senders(parts: Sequence[Segment]) -> dict[Edge, list[int]]:
-    """List for each edge the numbers of the segments whose nodes send gradients there, once for each gradient."""
-    found: dict[Edge, list[int]] = {}
-    for number, part in enumerate(parts):
-        for node in part.nodes or ():
+def _senders(segments: Sequence[Segment]) -> dict[Edge, list[int]]:
+    """Return for each edge the numbers of the segments whose nodes send gradients to it, once for each gradient."""
+    senders: dict[Edge, list[int]] = {}
+    for number, segment in enumerate(segments):
+        for node in segment.nodes or ():
             for edge in node.next_functions:
-                found.setdefault(edge, []).append(number)
-    return found
+                senders.setdefault(edge, []).append(number)
+    return senders
 
 
-def _are_mixed(senders: Sequence[int]) -> bool:
-    """Tell whether several segments send gradients, and so many that the order of the sum shows in its rounding."""
+def _order_affects_sum(senders: Sequence[int]) -> bool:
+    """Tell whether the order in which gradients are summed at an edge affects rounding and depends on the segments.
+
+    ``senders`` has the number of the sending segment for each gradient. The order matters if there are three or more
+    gradients and they come from several segments.
+    """
     return len(senders) > 2 and len(set(senders)) > 1
 
 
-def summed_apart(parts: Sequence[Segment], outside: Collection[Edge]) -> frozenset[Edge]:
-    """Return the edges at which three gradients or more arrive, not all of them from one segment.
+def edges_left_unsummed(segments: Sequence[Segment], outside: Collection[Edge]) -> frozenset[Edge]:
+    """Return the edges that receive three or more gradients, not all from one segment.
 
         h = norm(x)
         q, k, v = h @ a, h @ b, h @ c
         return attend(q, k, v), k, v        # q, k and v are in three segments: the caller can see k and v
 
-    Autograd sums in the order of its nodes, the last first: (v's + k's) + q's. From three terms on that shows in the
-    rounding. At the edges of ``outside`` there is one of the caller's besides.
+    Three gradients flow to ``h``. Eager sums them in the reverse order of the nodes: first the gradients from ``v`` and
+    ``k``, then the one from ``q``. With three or more terms, the order affects the rounding. At the edges in
+    ``outside``, the caller's code may add one more gradient.
     """
-    stops = {edge for part in parts for edge in part.stops}
-    arriving = {edge: own for edge, own in _senders(parts).items() if edge in stops}
-    return frozenset(e for e, own in arriving.items() if _are_mixed([-1, *own] if e in outside else own))
+    stops = {edge for segment in segments for edge in segment.stops}
+    arriving = {edge: numbers for edge, numbers in _senders(segments).items() if edge in stops}
+    return frozenset(
+        e for e, numbers in arriving.items() if _order_affects_sum([-1, *numbers] if e in outside else numbers)
+    )
 
 
-def to_be_cut(parts: Sequence[Segment]) -> set[Edge]:
-    """Return the edges, to be cut, at which a segment adds gradients, one by one, to some of another."""
-    senders = _senders(parts)
-    cut_edges = ((number, edge) for number, part in enumerate(parts) for edge in part.entries[len(part.roots) :])
-    return {edge for number, edge in cut_edges if number in (own := senders.get(edge, [])) and _are_mixed(own)}
+def edges_to_cut(segments: Sequence[Segment]) -> set[Edge]:
+    """Return the cut edges that receive gradients both from the segment that they enter and from other segments.
 
-
-def in_order_of_nodes(parts: Sequence[Segment]) -> dict[Edge, list[Exit]]:
-    """List by edge the ways of several segments that lead there, in the order in which eager made their nodes."""
-    found: dict[Edge, list[Exit]] = {}
-    senders: dict[Edge, set[int]] = {}
-    for number, part in enumerate(parts):
-        for way in part.exits:
-            if way[0] in part.apart and way[1] is not None:
-                found.setdefault(way[0], []).append(way)
-                senders.setdefault(way[0], set()).add(number)
+    Only edges with three or more gradients are returned, because only then the order of the sum affects the rounding.
+    The segment would sum its own gradients first. Therefore the graph is also cut at such an edge inside of the
+    segment, and autograd sums all gradients in eager's order.
+    """
+    senders = _senders(segments)
+    cut_edges = (
+        (number, edge) for number, segment in enumerate(segments) for edge in segment.entries[len(segment.roots) :]
+    )
     return {
-        edge: sorted(ways, key=lambda way: (internals.sequence_of(way[1]), -way[2]))
-        for edge, ways in found.items()
+        edge
+        for number, edge in cut_edges
+        if number in (sending := senders.get(edge, [])) and _order_affects_sum(sending)
+    }
+
+
+def exits_in_node_order(segments: Sequence[Segment]) -> dict[Edge, list[Exit]]:
+    """Return, for each edge in ``unsummed`` at which several segments have exits, these exits.
+
+    They have the order in which eager made their nodes, so that autograd sums the gradients as in eager.
+    """
+    exits_at: dict[Edge, list[Exit]] = {}
+    senders: dict[Edge, set[int]] = {}
+    for number, segment in enumerate(segments):
+        for exit_ in segment.exits:
+            if exit_[0] in segment.unsummed and exit_[1] is not None:
+                exits_at.setdefault(exit_[0], []).append(exit_)
+                senders.setdefault(exit_[0], set()).add(number)
+    return {
+        edge: sorted(exits, key=lambda exit_: (internals.sequence_of(exit_[1]), -exit_[2]))
+        for edge, exits in exits_at.items()
         if len(senders[edge]) > 1
     }

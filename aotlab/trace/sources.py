@@ -1,7 +1,8 @@
-"""What stands at run time for the ends and cuts of the traced autograd graph.
+"""The run-time values (`Source`) that replace edges of the traced autograd graph.
 
-`divide` says where a gradient goes on from an edge, to an input, what that is a view of, or an output, and cuts the
-graph there; `place_hooks` puts the function's own hooks there.
+`divide_into_segments` finds the edges that the caller can reach at run time: the edge of an input, of a root, or of an
+output that is a view. It cuts the graph at these edges. `place_hooks` finds the run-time value for each hook that the
+function registered.
 """
 
 from __future__ import annotations
@@ -13,53 +14,74 @@ from typing import Any
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
 from aotlab.ir.metadata import OutputType, TangentSource
-from aotlab.trace.edges import Edge, edge_of, edges_behind, next_edges
+from aotlab.trace.autograd_edges import Edge, edge_of, edges_behind, next_edges
+from aotlab.trace.findings import Findings
 from aotlab.trace.forward_outputs import ForwardOutputs, Returned
-from aotlab.trace.function import Findings
-from aotlab.trace.inputs import Entered
-from aotlab.trace.outputs import Outputs
+from aotlab.trace.inputs import TracedInput
+from aotlab.trace.output_aliases import Outputs
 from aotlab.trace.records import Hook, Source
-from aotlab.trace.segments import Segment, segments, summed_apart, to_be_cut
+from aotlab.trace.segments import Segment, cut_into_segments, edges_left_unsummed, edges_to_cut
 
 
-def divide(findings: Findings, forward: ForwardOutputs, *, exact: bool) -> tuple[dict[Edge, Source], list[Segment]]:
-    """Say what stands for each edge where gradients leave, and divide there; ``exact``: also for eager's sums."""
+def divide_into_segments(
+    findings: Findings, forward: ForwardOutputs, *, exact: bool
+) -> tuple[dict[Edge, Source], list[Segment]]:
+    """Find the run-time value of each edge that the caller can reach, and cut the autograd graph at these edges.
+
+    Return the run-time values by edge, and the segments. With ``exact`` the graph is also cut where gradients of
+    several segments are summed, so that autograd sums them in eager's order.
+    """
     inputs, outputs = findings.inputs, findings.outputs
     edges = forward.edges
-    stands_for = {item.edge: Source("input", k) for k, item in enumerate(inputs) if item.edge is not None}
-    seen = _seen(outputs, forward.roots)
-    known = {**stands_for, **{edge: Source("output", i) for edge, (i, _) in seen.items() if edge not in stands_for}}
+    input_sources = {item.edge: Source("input", k) for k, item in enumerate(inputs) if item.edge is not None}
+    views = _view_edges(outputs, forward.roots)
+    sources = {
+        **input_sources,
+        **{edge: Source("output", i) for edge, (i, _) in views.items() if edge not in input_sources},
+    }
     for n, edge in reversed(list(enumerate(edges))):
-        known.setdefault(edge, Source("root", n))
-    # an edge that comes into the node of an output, or of a hook, beside it calls its hooks
+        sources.setdefault(edge, Source("root", n))
+    # If a node has several results and one of them is an output or has a hook, the edges to its other results are cut
+    # too, because in eager a gradient along such an edge also calls the node's hooks.
     shared = {edge[0] for edge, item in zip(edges, forward.roots, strict=True) if item.source is TangentSource.OUTPUT}
     shared.update(hook.edge[0] for hook in findings.hooks)
     cuts = {hook.edge for hook in findings.hooks} | {e for e in edges_behind(edges) if e[0] in shared} - set(edges)
 
-    def divided(also: Collection[Edge]) -> list[Segment]:
-        seen_from = {edge: made_from for edge, (_, made_from) in seen.items()}
-        return segments(edges, list(stands_for), seen_from, cuts=cuts.union(also), alike=bool(findings.recorder.above))
+    def divide_at(also: Collection[Edge]) -> list[Segment]:
+        seen_from = {edge: made_from for edge, (_, made_from) in views.items()}
+        return cut_into_segments(
+            edges, list(input_sources), seen_from, cuts=cuts.union(also), alike=bool(findings.recorder.subclass_mode)
+        )
 
-    parts = divided(())
+    divided = divide_at(())
     if exact:
         also: set[Edge] = set()
-        while new := to_be_cut(parts) - also:
+        while new := edges_to_cut(divided) - also:
             also |= new
-            parts = divided(also)
-        apart = summed_apart(parts, {*edges, *seen})
-        parts = [replace(part, apart=apart.intersection(part.stops)) for part in parts] if apart else parts
-    later = {edge for part in parts for edge in part.entries}
-    for part in parts:  # one may need the history that one after it makes
-        if any(edge in later and (edge not in known or known[edge].kind == "root") for edge in part.stops):
-            raise RunEagerly("writes to views give each other's histories")
-        later.difference_update(part.entries)
-    return known, parts
+            divided = divide_at(also)
+        unsummed = edges_left_unsummed(divided, {*edges, *views})
+        divided = (
+            [replace(segment, unsummed=unsummed.intersection(segment.stops)) for segment in divided]
+            if unsummed
+            else divided
+        )
+    later = {edge for segment in divided for edge in segment.entries}
+    for segment in divided:  # a segment must not need the history that a later segment makes
+        if any(edge in later and (edge not in sources or sources[edge].kind == "root") for edge in segment.stops):
+            named = ", ".join(f"`{item.label}`" for item in forward.roots)
+            raise RunEagerly("outputs-without-common-base", outputs=named)
+        later.difference_update(segment.entries)
+    return sources, divided
 
 
-def _seen(outputs: Outputs, roots: Sequence[Returned]) -> dict[Edge, tuple[int, tuple[int, ...]]]:
-    """Return the edges of outputs that the epilogue makes by views: (output, roots that it is made from)."""
+def _view_edges(outputs: Outputs, roots: Sequence[Returned]) -> dict[Edge, tuple[int, tuple[int, ...]]]:
+    """Return the edges of the outputs that the epilogue makes with view ops.
+
+    Each is mapped to the number of the output, and to the number of the root from which the output is made (an empty
+    tuple if it is made from a tensor that is not a root).
+    """
     number = {(item.source, item.index): n for n, item in enumerate(roots)}
-    found: dict[Edge, tuple[int, tuple[int, ...]]] = {}
+    views: dict[Edge, tuple[int, tuple[int, ...]]] = {}
     for info in outputs.infos:
         leaf = outputs.tensors.get(info.index)
         if leaf is None or not info.views or leaf.grad_fn is None:
@@ -71,38 +93,46 @@ def _seen(outputs: Outputs, roots: Sequence[Returned]) -> dict[Edge, tuple[int, 
         assert info.base_idx is not None
         root = number.get((kind, info.base_idx))
         made_from = () if root is None else (root,)
-        found.setdefault(edge_of(leaf), (info.index, made_from))
-    return found
+        views.setdefault(edge_of(leaf), (info.index, made_from))
+    return views
 
 
-def made_through(outputs: Outputs, inputs: Sequence[Entered]) -> dict[int, int]:
-    """Find the outputs whose gradients pass another output, as those of ``v[0]`` pass ``v``: they are made from it."""
+def parent_outputs(outputs: Outputs, inputs: Sequence[TracedInput]) -> dict[int, int]:
+    """Return the outputs that the epilogue makes from another output that is a view, for example ``v[0]`` from ``v``.
+
+    The result maps the number of ``v[0]`` to the number of ``v``. The gradient of ``v[0]`` then flows through ``v``, as
+    in eager.
+    """
     infos = outputs.infos
     at = {edge_of(t): i for i, t in reversed(outputs.tensors.items()) if infos[i].views and t.grad_fn is not None}
-    found: dict[int, int] = {}
-    for i, edge in ways_back(outputs, inputs) if len(at) > 1 else ():
-        own, other = infos[i], infos[at.get(edge, i)]
-        alike = own.output_type == other.output_type or (own.aliases_intermediate and other.aliases_intermediate)
-        if own is not other and own.views and other.views and own.base_idx == other.base_idx and alike:
-            count = len(other.views)
-            if count < len(own.views) and own.views[:count] == other.views:
-                found.setdefault(i, other.index)
-    return found
+    through: dict[int, int] = {}
+    for i, edge in edges_to_bases(outputs, inputs) if len(at) > 1 else ():
+        info, outer = infos[i], infos[at.get(edge, i)]
+        alike = info.output_type == outer.output_type or (info.aliases_intermediate and outer.aliases_intermediate)
+        if info is not outer and info.views and outer.views and info.base_idx == outer.base_idx and alike:
+            count = len(outer.views)
+            if count < len(info.views) and info.views[:count] == outer.views:
+                through.setdefault(i, outer.index)
+    return through
 
 
-def place_hooks(hooks: Sequence[Hook], known: Mapping[Edge, Source]) -> list[tuple[Source, Callable[..., Any]]]:
-    """Say on what each hook is registered at run time; those that no gradient can reach are left out."""
-    return [(source, hook.function) for hook in hooks if (source := known.get(hook.edge)) is not None]
+def place_hooks(hooks: Sequence[Hook], sources: Mapping[Edge, Source]) -> list[tuple[Source, Callable[..., Any]]]:
+    """Return each hook with the run-time value on which it is registered.
+
+    Hooks that no gradient can reach are left out.
+    """
+    return [(source, hook.function) for hook in hooks if (source := sources.get(hook.edge)) is not None]
 
 
-def check_passed(findings: Findings) -> None:
-    """Leave to eager views that gradients pass otherwise than in eager.
+def check_multi_output_views(findings: Findings) -> None:
+    """Run eagerly if gradients flow through an output that is one of several views of one call (``unbind``, ``split``).
 
         def f(x):
             v, w = x.unbind(0)
             return v, w.exp()
 
-    A hook on ``v`` would be called with None for the second output, as ``v`` and ``w`` have one node.
+    In eager, ``v`` and ``w`` share one autograd node. A backward from ``w.exp()`` calls a hook on ``v`` with None. In
+    a compiled call, this backward would not run the node of ``v``.
     """
     outputs, inputs = findings.outputs, findings.inputs
     tensors = [*outputs.tensors.values(), *(item.wrapper for item in inputs)]
@@ -112,16 +142,17 @@ def check_passed(findings: Findings) -> None:
         if outputs.infos[i].views and tensor.grad_fn is not None and internals.is_one_of_several_views(tensor)
     }
     if several:
-        known = {edge_of(tensor) for tensor in tensors if tensor.grad_fn is not None}
-        if any(node in several for node, _ in edges_behind(known) - known):
-            raise RunEagerly(
-                "an output is one of several views that were made together, and gradients pass another one",
-                suggestion="return all of them or none, to have it compiled",
-            )
+        edges = {edge_of(tensor) for tensor in tensors if tensor.grad_fn is not None}
+        if any(node in several for node, _ in edges_behind(edges) - edges):
+            raise RunEagerly("returns-some-of-several-views")
 
 
-def ways_back(outputs: Outputs, inputs: Sequence[Entered]) -> Iterator[tuple[int, Edge]]:
-    """Go through the outputs that are made by views, each with the edges that its gradient passes on its way back."""
+def edges_to_bases(outputs: Outputs, inputs: Sequence[TracedInput]) -> Iterator[tuple[int, Edge]]:
+    """Yield pairs: the number of an output that the epilogue makes with view ops, and an edge behind the output.
+
+    For each such output, these are the edges along which its gradient flows before it reaches an input, a root or a
+    node with several next edges.
+    """
     ends = {edge_of(item.wrapper) for item in inputs if item.wrapper.requires_grad}
     ends.update(item.edge for item in inputs if item.edge is not None)
     roots = [*(root for _, _, root in outputs.returned), *(root for _, root in outputs.bases)]

@@ -1,6 +1,7 @@
-"""What is set up around the function while it is traced, and put back afterwards.
+"""Context managers around the traced function: they set up global state for the trace, and restore it afterwards.
 
-Prints and warnings are held back: eager does them where the trace is given up, a quirk in compiled calls.
+Prints and warnings of the function are held back during the trace. If the call then runs eagerly, the eager run prints
+and warns. In a compiled call, a quirk does so.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from aotlab import _torch as internals
-from aotlab.capture.signals import RunEagerly
+from aotlab.capture.signals import RunEagerly, TraceEnds
 from aotlab.errors import EscapeError, RandomOpError, RefusedError, brief
 from aotlab.guards.call_state import CallState
 from aotlab.guards.places import line_of_error, user_line
@@ -32,16 +33,17 @@ from aotlab.trace.tape import Untraceable
 
 @contextmanager
 def tracing(recorder: Recorder) -> Iterator[None]:
-    """Let the recorder write down what is computed in a ``with`` block."""
-    # a backend that decomposes random ops takes `native_dropout`, as upstream records it; it upsamples fixed sizes only
+    """Return a context manager in which the recorder records all ops."""
+    # The names of ops that torch's Python dispatcher may rewrite. If the backend decomposes random ops (Inductor does),
+    # upstream rewrites dropout to `native_dropout`, and rewrites an upsampling op if a size is symbolic.
     inductors = torch.ops.aten.native_dropout.default in recorder.decompositions
     rewritten = ["dropout"] if inductors else []
-    if recorder.sizes is not None:  # eager's take them for numbers; that of matmul does in torch 2.11
+    if recorder.sizes is not None:  # the C++ code of these ops converts sizes to ints (of matmul in torch 2.11)
         rewritten += ["matmul", "pad_sequence", "unsafe_chunk", *(["vec"] if inductors else [])]
     with (
         torch.autograd.set_multithreading_enabled(False),
         internals.quiet_fake_tensors(),
-        torch.autograd.set_detect_anomaly(False),  # it looks at values
+        torch.autograd.set_detect_anomaly(False),  # anomaly detection reads values
         internals.saved_tensor_hooks_hidden(),
         internals.functionalization(),
         internals.enable_python_dispatcher(),
@@ -52,23 +54,29 @@ def tracing(recorder: Recorder) -> Iterator[None]:
 
 
 @contextmanager
-def world_unchanged(recorder: Recorder, settings: tuple[tuple[str, Any], ...]) -> Iterator[None]:
-    """Put back what the function changes besides tensors: settings and random states, and refuse the function then."""
+def global_state_checked(recorder: Recorder, settings: tuple[tuple[str, Any], ...]) -> Iterator[None]:
+    """Return a context manager that restores global settings and the states of Python's and numpy's random generators.
+
+    If the traced function changed one of them, raise. ``settings`` are the names and values at the start of the call.
+    """
     nesting = internals.autocast_nesting()
-    random_state = random.getstate()  # torch's generator is guarded by `EscapeGuard`
+    random_state = random.getstate()  # `EscapeGuard` guards torch's generators
     numpy = sys.modules.get("numpy")  # the engine does not need numpy; the traced function may
     numpy_state = None if numpy is None else numpy.random.get_state(legacy=False)
     try:
         yield
     finally:
-        # What autocast has kept of traced tensors goes when the region ends, like all that it keeps of the caller's.
-        # But a checkpoint, which runs again when the backward is traced, would find it.
+        # Autocast caches casts of traced tensors until its outermost region ends. If the caller has an autocast region,
+        # the cache is cleared when that region ends. But a checkpoint runs its function again while the backward is
+        # traced, and must not get the casts from the forward.
         if internals.any_autocast_enabled() and (recorder.has_checkpoints or not nesting):
             torch.clear_autocast_cache()
         internals.restore_autocast_nesting(nesting)
         drew = None
         numpy_now = None if numpy is None else numpy.random.get_state(legacy=False)
-        if marshal.dumps(numpy_now, 2) != marshal.dumps(numpy_state, 2):  # arrays as bytes; no references in 2
+        # The states contain arrays, so they are compared as bytes. In version 2 of marshal, equal states give equal
+        # bytes.
+        if marshal.dumps(numpy_now, 2) != marshal.dumps(numpy_state, 2):
             drew = "`numpy.random`"
             sys.modules["numpy"].random.set_state(numpy_state)
         if random.getstate() != random_state:
@@ -87,14 +95,19 @@ def world_unchanged(recorder: Recorder, settings: tuple[tuple[str, Any], ...]) -
     if changed:
         raise EscapeError(
             f"the function leaves a global setting changed: {', '.join(changed)}",
-            why="a compiled call would not",
+            why="a compiled call would not repeat the change",
             suggestion="change it outside of the compiled function",
         )
 
 
 @contextmanager
 def outside_of_inference_mode(outside: CallState | None) -> Iterator[None]:
-    """Let a function that enters inference mode itself begin, and end, in the state that it was called in."""
+    """Return a context manager outside of inference mode, with the caller's grad mode.
+
+    It is for a function that itself enters inference mode. Then the trace runs under inference mode, but the function
+    must start in the caller's state. Run eagerly if the function leaves grad mode changed. If ``outside`` is None, the
+    context manager does nothing.
+    """
     if outside is None:
         yield
         return
@@ -102,23 +115,23 @@ def outside_of_inference_mode(outside: CallState | None) -> Iterator[None]:
     with torch.inference_mode(False), torch.set_grad_enabled(grad_mode):
         yield
         if torch.is_grad_enabled() != grad_mode:
-            raise RunEagerly("it enters inference mode, and leaves grad mode changed")
+            raise RunEagerly("inference-mode-then-grad-mode-changed")
 
 
 @contextmanager
-def failures_told_apart() -> Iterator[None]:
-    """Turn what a traced function raises into a refusal where the reason is known, else into `TraceFailed`."""
+def trace_failures() -> Iterator[None]:
+    """Return a context manager that replaces exceptions of the traced function, except refusals, by `TraceFailed`."""
     try:
         yield
-    except (RefusedError, RunEagerly, KeyboardInterrupt):  # the last is the user's, who wants this to end
+    except (RefusedError, TraceEnds, KeyboardInterrupt):  # the user interrupts
         raise
     except Untraceable as error:
         raise TraceFailed(str(error)) from error
-    except BaseException as error:  # SystemExit among them: eager raises it after it did what comes before
+    except BaseException as error:  # also SystemExit: the eager run has the side effects before it, and raises it
         line = line_of_error(error)
-        where = "" if line is None else f", at {line}"
+        at_line = "" if line is None else f", at {line}"
         raise TraceFailed(
-            f"tracing it raised {brief(error)}, which eager did not{where}; move that out, to have the rest compiled"
+            f"tracing it raised {brief(error)}, which eager did not{at_line}; move this code out of the function"
         ) from error
 
 
@@ -132,17 +145,14 @@ _LIBRARIES = (sys.stdlib_module_names - {"__main__"}) | {"torch", "numpy", "aotl
 
 
 @functools.lru_cache(maxsize=256)
-def _watched(name: str, clock: Callable[[], Any], thread: int) -> Callable[[], Any]:
-    """Return what stands for a clock while a thread traces."""
+def _watched_clock(name: str, clock: Callable[[], Any], thread: int) -> Callable[[], Any]:
+    """Return a replacement for a clock function. If code of the user calls it in ``thread``, it raises `RunEagerly`."""
 
     @functools.wraps(clock)
     def read() -> Any:
         module = str(sys._getframe(1).f_globals.get("__name__", ""))
         if threading.get_ident() == thread and module.split(".", 1)[0] not in _LIBRARIES:
-            raise RunEagerly(
-                f"it reads the clock by `time.{name}`, which is another time at each call, at {user_line()}",
-                suggestion="pass the time as an argument",
-            )
+            raise RunEagerly("reads-the-clock", clock=f"time.{name}", at=user_line())
         return clock()
 
     return read
@@ -150,35 +160,39 @@ def _watched(name: str, clock: Callable[[], Any], thread: int) -> Callable[[], A
 
 @contextmanager
 def clocks_watched() -> Iterator[None]:
-    """Leave it to eager, in a ``with`` block of this thread, when something else than a library reads a clock.
+    """Return a context manager in which the call runs eagerly if user code reads a clock in this thread.
 
-    Only what is called through the module `time` is noticed, not ``from time import time`` and not `datetime`.
+    Libraries may read clocks. Only calls through the module `time` are noticed: ``from time import time`` and
+    `datetime` are not.
     """
     thread, module = threading.get_ident(), vars(time)
     clocks = {name: module[name] for name in _CLOCKS if name in module}
-    module.update({name: _watched(name, clock, thread) for name, clock in clocks.items()})
+    module.update({name: _watched_clock(name, clock, thread) for name, clock in clocks.items()})
     try:
         yield
     finally:
         module.update(clocks)
 
 
-class Printed:
-    """Holds back, in ``with`` blocks, what this thread writes to standard output and error; of the last block alone."""
+class HeldOutput:
+    """A context manager that holds back this thread's output to standard output and standard error.
+
+    `release` writes the output of the last ``with`` block.
+    """
 
     def __init__(self) -> None:
         self._held: list[tuple[str, str]] = []
 
     def __enter__(self) -> None:
         self._held.clear()
-        self._before = sys.stdout, sys.stderr
+        self._streams = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = (_Stream(name, getattr(sys, name), self._held) for name in ("stdout", "stderr"))
 
     def __exit__(self, *error: object) -> None:
-        sys.stdout, sys.stderr = self._before
+        sys.stdout, sys.stderr = self._streams
 
     def release(self) -> None:
-        """Write what was held back."""
+        """Write the output that was held back."""
         held, self._held = self._held, []
         for name, text in held:
             getattr(sys, name).write(text)
@@ -186,7 +200,7 @@ class Printed:
 
 @dataclass
 class _Stream:
-    """Stands for one stream; other threads write through it."""
+    """A replacement for one stream that holds back the output of one thread; other threads write to the stream."""
 
     _name: str
     _stream: Any
@@ -207,7 +221,7 @@ class _Stream:
 
 
 class Warned(NamedTuple):
-    """One warning: its text or object, its place, and the module's globals."""
+    """One warning: its text or object, its category, its file and line, and the globals of the module there."""
 
     message: Warning | str
     category: type[Warning]
@@ -218,7 +232,7 @@ class Warned(NamedTuple):
 
 @contextmanager
 def warnings_noted() -> Iterator[list[Warned]]:
-    """Note, for the length of a block and in this thread, what is warned instead of letting it out."""
+    """Return a context manager that collects this thread's warnings in a list instead of showing them."""
     noted: list[Warned] = []
     thread = threading.get_ident()
 
@@ -226,8 +240,8 @@ def warnings_noted() -> Iterator[list[Warned]]:
         message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
     ) -> None:
         if threading.get_ident() != thread:
-            others(message, category, filename, lineno, file, line)
-        elif "Triggered internally at" not in str(message):  # a kernel's own, which warns again when it runs
+            original_show(message, category, filename, lineno, file, line)
+        elif "Triggered internally at" not in str(message):  # a kernel's warning: it warns again when the graph runs
             frame: FrameType | None = sys._getframe(1)
             while frame is not None and (frame.f_code.co_filename, frame.f_lineno) != (filename, lineno):
                 frame = frame.f_back
@@ -235,5 +249,5 @@ def warnings_noted() -> Iterator[list[Warned]]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        others, warnings.showwarning = warnings.showwarning, note
+        original_show, warnings.showwarning = warnings.showwarning, note
         yield noted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,19 +15,22 @@ from aotlab import _torch as internals
 from aotlab._torch import OpOverload
 from aotlab.errors import GraphInvariantError, UserLine
 from aotlab.guards.places import Place, stack_trace
-from aotlab.ir.graphs import STAYS, Phase, acts
-from aotlab.trace.random_state import SET_STATE, STATE_OF, draws, original
+from aotlab.ir.fx_graphs import STAYS, Phase, may_have_effects
+from aotlab.trace.random_state import READ_STATE, SET_STATE, draws, random_op_of
 
 
-class Untraceable(Exception):  # noqa: N818  # not an error of the program's: it says why eager has to run it
-    """Raised in a trace by a program that eager runs and a graph cannot hold."""
+class Untraceable(Exception):  # noqa: N818  # not an error in the program; it gives the reason to run eagerly
+    """Raised if a trace cannot represent a program that eager can run."""
 
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """One recorded op: what was called on which fake tensors, what came out, and where it comes from.
+    """One recorded op, with its arguments and its result as fake tensors.
 
-    ``original`` is the op that was being decomposed when this one was called, else this one; kernels are named by it.
+    ``place`` returns the user line. ``sequence`` is the sequence number of the autograd node that belongs to the op:
+    for an op of the forward the node that autograd makes for it, for an op of the backward the node that called it.
+    ``meta`` is metadata from the frontend for the fx node. If the op was called by a decomposition, ``original`` is the
+    decomposed op, otherwise the op itself; Inductor names kernels after it.
     """
 
     index: int
@@ -42,39 +46,43 @@ class Operation:
 
     @property
     def is_random(self) -> bool:
-        """Whether it draws from a random generator, or reads or sets its state."""
-        return self.target in (STATE_OF, SET_STATE) or draws(self.target, self.args, self.kwargs)
+        """Whether the op draws random numbers, or reads or sets the state of a random generator."""
+        return self.target in (READ_STATE, SET_STATE) or draws(self.target, self.args, self.kwargs)
 
     @property
     def draws_as(self) -> OpOverload | None:
-        """The random op that it is, or that it does with a state; None if it draws nothing."""
-        if self.target in (STATE_OF, SET_STATE):
+        """The random op by which this op draws numbers, or None if it draws none.
+
+        For a functional random op (`aotlab.trace.random_state`), this is torch's op without a state.
+        """
+        if self.target in (READ_STATE, SET_STATE):
             return None
-        return self.target if self.is_random else original(self.target)
+        return self.target if self.is_random else random_op_of(self.target)
 
     @property
     def is_impure(self) -> bool:
-        """Whether it must stay although nobody uses its result."""
-        acting = acts(self.target) or self.target is internals.SET_GRAD_ENABLED
-        return acting or (self.is_random and self.target is not STATE_OF) or self.may_raise
+        """Whether a graph must keep the op even if no other op uses its result."""
+        acting = may_have_effects(self.target) or self.target is internals.SET_GRAD_ENABLED
+        return acting or (self.is_random and self.target is not READ_STATE) or self.may_raise
 
     @property
     def may_raise(self) -> bool:
-        """Whether its kernel may refuse what its fake took."""
-        return internals.may_raise(original(self.target) or self.target, tensors_in((self.args, self.kwargs)))
+        """Whether the op's kernel may raise for arguments that its fake implementation accepted."""
+        return internals.may_raise(random_op_of(self.target) or self.target, tensors_in((self.args, self.kwargs)))
 
     @property
     def may_raise_late(self) -> bool:
-        """Whether its kernel may refuse some values of what it takes."""
-        return internals.may_raise_late(original(self.target) or self.target, tensors_in((self.args, self.kwargs)))
+        """Whether the op's kernel may raise at one call although it accepted another, because it checks values."""
+        return internals.may_raise_late(random_op_of(self.target) or self.target, tensors_in((self.args, self.kwargs)))
 
 
-#: Where a value comes from: an input or constant by name, or an op's result at a path.
+#: The origin of a value: the op that made it and the path in the op's result; or the name of the constant, which is
+#: empty for an input.
 _Origin = tuple[Operation, tuple[int, ...]] | str
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """List the tensors in an op's arguments or results, which nest in lists and tuples only."""
+    """List the tensors in an op's arguments or results. Only lists, tuples and the values of dicts are searched."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, (list, tuple)):
@@ -94,13 +102,13 @@ class Tape:
         self.entered: list[Tensor] = []
 
     def enter(self, fake: Tensor, constant: str = "") -> Tensor:
-        """Make ``fake`` known as a value from outside; graphs that use it name it among their inputs, or hold it."""
+        """Register ``fake`` as a value from outside of the tape: an input, or the constant named ``constant``."""
         self.entered.append(fake)
         self._origin[id(fake)] = constant
         return fake
 
     def add_constant(self, real: Tensor, fake: Tensor) -> Tensor:
-        """Make ``fake`` stand for ``real``, which graphs carry as an attribute."""
+        """Register ``fake`` as the fake tensor of the constant ``real``, which graphs store as an attribute."""
         name = f"_tensor_constant{len(self.constants)}"
         self.constants[name] = real
         return self.enter(fake, name)
@@ -110,30 +118,33 @@ class Tape:
         return id(fake) in self._origin
 
     def name_of_constant(self, fake: Tensor) -> str:
-        """Return the name of the constant that ``fake`` stands for; empty for other values."""
+        """Return the name of the constant whose fake tensor is ``fake``, or an empty string for other values."""
         origin = self._origin.get(id(fake), "")
         return origin if isinstance(origin, str) else ""
 
     def constant(self, fake: Tensor) -> Tensor | None:
-        """Return the tensor that ``fake`` stands for as a constant; None for other values."""
+        """Return the constant whose fake tensor is ``fake``, or None for other values."""
         return self.constants.get(self.name_of_constant(fake))
 
     def producer(self, fake: Tensor) -> tuple[Operation, tuple[int, ...]] | None:
-        """Return the op that made ``fake`` and the path in its results; None for a value from outside."""
+        """Return the op that made ``fake`` and the path (indices) to it in the op's results.
+
+        The result is None for a value from outside of the tape (see `enter`).
+        """
         origin = self._origin.get(id(fake))
         if origin is None:
             raise Untraceable(
-                "a tensor was made around the trace, as by nn.Parameter(…), as_subclass(…) or in a thread"
+                "the trace did not record a tensor, for example from nn.Parameter(…), as_subclass(…) or a thread"
             )
         return None if isinstance(origin, str) else origin
 
     def append(self, operation: Operation) -> None:
-        """Add an op; results that are also arguments keep their first origin."""
+        """Append an op. If it returns one of its arguments, the producer of that tensor stays the earlier op."""
         self.operations.append(operation)
         self._register(operation, operation.result, ())
 
     def replace(self, operation: Operation, target: Any, args: tuple[Any, ...], result: tuple[Any, ...]) -> None:
-        """Let an op be another one, among whose results are those of the first."""
+        """Replace the target of a recorded op. The new op's results must include the results of the old op."""
         operation.target, operation.args, operation.result = target, args, result
         for tensor in tensors_in(result):
             self._origin.pop(id(tensor), None)
@@ -147,30 +158,30 @@ class Tape:
                 self._register(operation, item, (*path, i))
 
     def draws(self, phase: Phase) -> set[torch.device]:
-        """Return the devices of the generators that the ops of a phase draw from."""
+        """Return the devices of the random generators that the ops of a phase use."""
         drawing = (operation for operation in self.operations if operation.phase == phase and operation.is_random)
         return {tensor.device for operation in drawing for tensor in tensors_in(operation.result)}
 
     def needed(self, outputs: Sequence[Tensor | None], stop: set[int]) -> tuple[set[int], list[Tensor]]:
-        """Return the indices of the ops that ``outputs`` need, and the values from outside that those use.
+        """Return the indices of the ops that compute ``outputs``, and the values from outside that these ops use.
 
-        The walk ends at values whose ``id`` is in ``stop``.
+        Values whose ``id`` is in ``stop`` count as given: the ops that compute them are not included.
         """
-        found: set[int] = set()
+        indices: set[int] = set()
         outside: dict[int, Tensor] = {}
         todo = [o for o in outputs if o is not None]
         while todo:
             value = todo.pop()
             if id(value) in stop:
                 continue
-            made = self.producer(value)
-            if made is None:
+            producer = self.producer(value)
+            if producer is None:
                 if not self.name_of_constant(value):
                     outside[id(value)] = value
-            elif made[0].index not in found:
-                found.add(made[0].index)
-                todo += tensors_in((made[0].args, made[0].kwargs))
-        return found, list(outside.values())
+            elif producer[0].index not in indices:
+                indices.add(producer[0].index)
+                todo += tensors_in((producer[0].args, producer[0].kwargs))
+        return indices, list(outside.values())
 
     def graph(
         self,
@@ -182,36 +193,40 @@ class Tape:
         write_back: Sequence[tuple[Tensor, Tensor]] = (),
         same: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> fx.GraphModule:
-        """Write the graph that computes ``outputs`` from ``inputs``, which may be any values of the tape.
+        """Write the fx graph that computes ``outputs`` from ``inputs``, which may be any values of the tape.
 
-        Of the phase ``keep_impure``, random and asserting ops and those that may raise stay even if nobody uses them.
-        ``write_back`` are pairs of an input and the value that the graph writes into it at its end, ``same`` are pairs
-        of a value and the input that stands for it.
+        The graph keeps the impure ops of the phase ``keep_impure`` (random ops, assertions, ops that may raise) even
+        if their results are not used. ``write_back`` are pairs of an input and the value that the graph copies into it
+        at its end. ``same`` are pairs of a value and an input; the graph uses the input wherever the value is used.
         """
         stop = {id(fake) for _, fake in inputs} | {id(fake) for fake, _ in same}
         stays = {o.index for o in self.operations if o.phase == keep_impure and o.is_impure}
         results = [*outputs, *(value for _, value in write_back)]
-        wanted, unused, outside = self._chosen(results, stays, stop)
+        chosen, unused, outside = self._choose_ops(results, stays, stop)
         if outside:
             raise GraphInvariantError(f"graph {name} uses {len(outside)} value(s) that are not among its inputs")
         writer = _GraphWriter(self, inputs, same)
-        for index in sorted(wanted):
+        for index in sorted(chosen):
             writer.write(self.operations[index], stays=index in unused)
         return writer.finish(name, outputs, write_back)
 
-    def _chosen(
+    def _choose_ops(
         self, results: Sequence[Tensor | None], stays: set[int], stop: set[int]
     ) -> tuple[set[int], set[int], list[Tensor]]:
-        """Return the ops that a graph consists of, those whose results nobody uses, and the values from outside."""
-        wanted, outside = self.needed(results, stop)
-        impure = [self.operations[i] for i in sorted(stays - wanted)]
-        more, further = self.needed([t for o in impure for t in tensors_in((o.args, o.kwargs))], stop)
-        unused = {o.index for o in impure} - more
-        return wanted | more | unused, unused, outside + further
+        """Choose the ops of a graph that computes ``results``, with the ops ``stays`` even if they are not needed.
+
+        Return the indices of all its ops, the indices of the ops among them whose results are unused, and the values
+        from outside that the ops use. ``stop`` is as in `needed`.
+        """
+        needed, outside = self.needed(results, stop)
+        impure = [self.operations[i] for i in sorted(stays - needed)]
+        needed_by_impure, further = self.needed([t for o in impure for t in tensors_in((o.args, o.kwargs))], stop)
+        unused = {o.index for o in impure} - needed_by_impure
+        return needed | needed_by_impure | unused, unused, outside + further
 
 
 class _GraphWriter:
-    """Writes one fx graph, op by op; each value gets its node when it is first used."""
+    """Writes one fx graph, op by op. A constant gets its node when it is first used."""
 
     def __init__(self, tape: Tape, inputs: Sequence[tuple[str, Any]], same: Sequence[tuple[Tensor, Tensor]]) -> None:
         self._tape = tape
@@ -233,17 +248,17 @@ class _GraphWriter:
             if placeholder.startswith("tangents"):
                 node.meta["phase"] = "backward"
             self._nodes[id(fake)] = node
-        self._nodes.update((id(fake), self._nodes[id(standing)]) for fake, standing in same)
+        self._nodes.update((id(fake), self._nodes[id(replacement)]) for fake, replacement in same)
 
     def write(self, operation: Operation, *, stays: bool) -> None:
-        """Write one op and, right behind it, where partitioners look for them, the parts of its result."""
+        """Write one op, and directly after it the ``getitem`` nodes of its results, where partitioners expect them."""
         self._phase = operation.phase
         args = tuple([self._convert(arg) for arg in operation.args])
         kwargs = {key: self._convert(arg) for key, arg in operation.kwargs.items()}
         named = operation.target.overloadpacket if isinstance(operation.target, OpOverload) else operation.target
         name = str(getattr(named, "__name__", "call"))
         node = self._graph.create_node("call_function", operation.target, args, kwargs, name)
-        _inherit(node, operation)
+        _copy_op_meta(node, operation)
         if stays:
             node.meta[STAYS] = True
         self._results[operation.index] = node
@@ -253,15 +268,17 @@ class _GraphWriter:
         else:
             node.meta["val"] = operation.result
             for fake in tensors_in(operation.result):
-                self._use(fake)
+                self._node_of(fake)
 
     def finish(
         self, name: str, outputs: Sequence[Tensor | None], write_back: Sequence[tuple[Tensor, Tensor]]
     ) -> fx.GraphModule:
-        """Write what is returned and what is written into inputs, and make the module."""
-        returned = [None if output is None else self._use(output) for output in outputs]
+        """Write the copies into inputs and the output node, and return the graph module."""
+        returned = [None if output is None else self._node_of(output) for output in outputs]
         for target, value in write_back:
-            node = self._graph.call_function(torch.ops.aten.copy_.default, (self._use(target), self._use(value)))
+            node = self._graph.call_function(
+                torch.ops.aten.copy_.default, (self._node_of(target), self._node_of(value))
+            )
             node.meta.update(val=target, phase="forward")
         self._graph.output(tuple(returned))
         for node in reversed(self._graph.nodes):
@@ -269,28 +286,28 @@ class _GraphWriter:
                 self._graph.erase_node(node)
         return internals.graph_module(self._root, self._graph, name)
 
-    def _use(self, fake: Tensor) -> fx.Node:
+    def _node_of(self, fake: Tensor) -> fx.Node:
         node = self._nodes.get(id(fake))
         if node is not None:
             return node
-        made = self._tape.producer(fake)
-        if made is None:
+        producer = self._tape.producer(fake)
+        if producer is None:
             constant = self._tape.name_of_constant(fake)
             setattr(self._root, constant, self._tape.constants[constant])
             node = self._graph.get_attr(constant)
         else:
-            operation, path = made
+            operation, path = producer
             node = self._results[operation.index]
             for item in path:
                 node = self._graph.create_node("call_function", operator.getitem, (node, item), {})
-                _inherit(node, operation)
+                _copy_op_meta(node, operation)
         _describe(node, fake)
         self._nodes[id(fake)] = node
         return node
 
     def _convert(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            return self._use(value)
+            return self._node_of(value)
         if isinstance(value, torch.SymInt | torch.SymFloat):
             return self._size(value)
         if isinstance(value, list | torch.Size):
@@ -301,13 +318,16 @@ class _GraphWriter:
             earlier = [type(each).__name__ for each in self._root.children()]
             self._root.add_module(name := f"{type(value).__name__}_{earlier.count(type(value).__name__)}", value)
             return self._graph.get_attr(name)
-        if type(value) is complex and 0.0 in (value.real, value.imag):
-            # written as `-0j` it would come back with another sign
+        if type(value) is complex and (0.0 in (value.real, value.imag) or not cmath.isfinite(value)):
+            # in graph code, `-0j` would lose its sign, and `infj` and `nanj` are not Python literals
             return self._graph.call_function(complex, (value.real, value.imag))
+        if isinstance(value, torch.ScriptObject):
+            setattr(self._root, name := f"_object{len(self._graph.nodes)}", value)
+            return self._graph.get_attr(name)
         return value
 
     def _size(self, value: Any) -> Any:
-        """Write a size by the symbols that it is computed from, in each half of the graph anew."""
+        """Write a symbolic size as an expression of its symbols, once in each half (forward, backward) of the graph."""
         key = (value.node.expr, self._phase)
         if key not in self._sizes:
             self._sizes[key] = internals.write_size(value, self._symbols)
@@ -317,7 +337,7 @@ class _GraphWriter:
         return self._sizes[key]
 
 
-def _inherit(node: fx.Node, operation: Operation) -> None:
+def _copy_op_meta(node: fx.Node, operation: Operation) -> None:
     meta = node.meta
     meta.update(phase=operation.phase, operation=operation.index, original_aten=operation.original)
     if operation.place is not None:
@@ -326,13 +346,13 @@ def _inherit(node: fx.Node, operation: Operation) -> None:
             meta["stack_trace"] = stack_trace(operation.place)
     if operation.sequence is not None:
         meta["seq_nr"] = operation.sequence
-    # by this tag upstream's partitioners know which half a node belongs to
+    # upstream's partitioners read from this tag whether a node belongs to the forward or the backward
     meta["partitioner_tag"] = f"is_{operation.phase}"
     if operation.meta:
         meta.update(operation.meta)
 
 
-#: The ``tensor_meta`` of each kind of tensor; they hold no tensors and are few.
+#: A cache of ``tensor_meta`` by shape, stride and dtype; the entries are few and contain no tensors.
 _tensor_metas: dict[Any, Any] = {}
 
 
@@ -340,14 +360,14 @@ def _describe(node: fx.Node, fake: Tensor) -> None:
     node.meta["val"] = fake
     metas, key = _tensor_metas, (fake.shape, fake.stride(), fake.dtype)
     try:
-        known = metas.get(key)
-    except TypeError:  # sizes that vary have no hash
+        described = metas.get(key)
+    except TypeError:  # symbolic sizes are not hashable
         metas = internals.known_of(fake)
         key = (*map(internals.expression_of, fake.shape), *map(internals.expression_of, fake.stride()), fake.dtype)
-        known = metas.get(key)
-    if known is None:
+        described = metas.get(key)
+    if described is None:
         contiguous = internals.surely_contiguous(fake.shape, fake.stride())  # torch would compare symbols
-        known = internals.extract_tensor_metadata(fake, not contiguous)
-        metas[key] = known = known._replace(memory_format=torch.contiguous_format) if contiguous else known
-    node.meta["tensor_meta"] = known
+        described = internals.extract_tensor_metadata(fake, not contiguous)
+        metas[key] = described = described._replace(memory_format=torch.contiguous_format) if contiguous else described
+    node.meta["tensor_meta"] = described
     node.meta.setdefault("phase", "forward")

@@ -1,12 +1,14 @@
-"""The calls of a program that is text: live arguments, and what the caller does, from the functions of its module.
+"""Build the calls of a program that is given as a Python module, as `Program.source` writes it.
 
-Such a module has ``program``; ``inputs_0()``, ``inputs_1()``, …, each of which returns the arguments of a call and the
-tensors to look at besides; and, if the program has it,
+Such a module has the function ``program`` and the functions ``inputs_0()``, ``inputs_1()``, …. Each ``inputs_*``
+function makes the arguments of one call. It returns them with a dictionary of further tensors to observe, for example
+the base of an argument that is a view. The module may also have:
 
-- ``before(out, a, b)`` and ``after(out, a, b)``: functions of the list of returned tensors and of the inputs by name,
-  which return a list of what the caller does before and after the backward;
-- ``grad_modes``: for each call whether it is made with grad mode on;
-- ``seen``: the list to which ``hook`` adds what a hook got.
+- ``before(out, a, b)`` and ``after(out, a, b)``: functions that take the list of returned tensors and the inputs by
+  name. They return the *caller's steps* before and after the backward: callables that use the outputs as a user would,
+  for example ``lambda: out[0].mul_(2)``;
+- ``grad_modes``: for each call, whether grad mode is on;
+- ``seen``: the list to which the caller's hooks append the gradients that they receive.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ from aotlab.verification.observables import Call, CallerStep
 
 
 def call_of(module: dict[str, Any], index: int, *, texts: Mapping[str, Sequence[str]] | None = None) -> Call:
-    """Make fresh arguments for call number ``index`` of the program in ``module``, from 0.
+    """Make new arguments for call number ``index`` (from 0) of the program in ``module``.
 
-    ``texts`` says how the things are called that the caller does ``before`` and ``after``; else they are counted.
+    ``module`` is the namespace of the module. ``texts`` maps ``"before"`` and ``"after"`` to the source of each step of
+    the caller, by which comparisons name the step. Without ``texts``, they are named ``before 1``, ``before 2``, ….
     """
     seen: list[tuple[str, torch.Tensor]] | None = None
     if "seen" in module:
@@ -58,10 +61,10 @@ def _steps(
 
     def make(out: list[torch.Tensor]) -> list[CallerStep]:
         steps = function(out, *(named[name] for name in names))
-        given = texts[when] if texts is not None else [f"{when} {number}" for number in range(1, len(steps) + 1)]
+        step_texts = texts[when] if texts is not None else [f"{when} {number}" for number in range(1, len(steps) + 1)]
         return [
             CallerStep(text=text, run=run, differentiates=bool({"backward", "autograd"} & set(run.__code__.co_names)))
-            for text, run in zip(given, steps, strict=True)
+            for text, run in zip(step_texts, steps, strict=True)
         ]
 
     return make

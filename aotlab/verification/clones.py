@@ -1,22 +1,27 @@
 """Copies of a call's arguments that alias each other as the originals do.
 
-To compare two runs of a function that mutates its arguments, each run needs arguments of its own. A
-plain ``clone()`` of each would lose what aliasing is about. Here
+To compare two runs of a function that mutates its arguments, each run needs its own arguments. A plain ``clone()`` of
+each argument would lose the aliases. These copies keep them:
 
-- the same object stays the same object, wherever it occurs: argument, parameter, nested in a list;
-- tensors of one storage get windows of one copied storage, with the same offsets, strides and bytes, and
-  one version counter;
-- a view stays a view of (a copy of) its base, connected by autograd where the original is;
-- a non-leaf that requires grad becomes a non-leaf again: a leaf of its own stands behind it, so that gradients
-  have somewhere to go and in-place writes stay legal;
-- modules are copied whole, tied weights stay tied.
+- An object that occurs several times (as an argument, as a parameter, nested in a list) stays one object.
+- Tensors that share a storage become views of one copied storage, with the same offsets, strides and bytes. They share
+  one version counter.
+- A view stays a view of a copy of its base. Autograd connects the two if it connects the originals.
+- A non-leaf that requires grad becomes a non-leaf again. The cloner adds a leaf from which it is computed. So its
+  gradient can be observed in the leaf, and in-place writes to it stay legal.
+- A module is copied whole, and tied weights stay tied.
 
-Limits: views are rebuilt with ``as_strided`` from their base, so the name of their ``grad_fn`` differs, and a view made
-by a multi-output op or changed in place loses what autograd remembered of that; a non-leaf view whose base requires no
-grad (a view of a leaf that is itself a view) gets a leaf of its own; a view that requires grad
-and has another dtype than its base cannot be rebuilt and is an error; tensors of one storage get one version
-counter even if ``.data`` gave the originals two; two storage objects over the same memory (as made by
-``torch.from_numpy`` of one array) come apart.
+Limits:
+
+- Views are rebuilt with ``as_strided`` from their base, so the name of their ``grad_fn`` differs. Autograd treats a
+  view differently if a multi-output op (``unbind``) made it, or if it was changed in place. It does not do so for the
+  copy.
+- A non-leaf view whose base does not require grad (a view of a leaf that is itself a view) gets a leaf of its own. Its
+  gradient does not reach the copy of the original leaf.
+- A view that requires grad and has another dtype than its base cannot be rebuilt. This is an error.
+- Tensors that share a storage get one version counter, even if ``.data`` gave the originals two.
+- Two storage objects over the same memory (``torch.from_numpy`` makes them if it is called twice on one array) become
+  two separate copies.
 """
 
 from __future__ import annotations
@@ -39,11 +44,14 @@ from aotlab.verification.observables import Call, children
 
 
 class _Enter(torch.autograd.Function):
-    """Give a tensor made elsewhere a ``grad_fn`` that hands its gradient to ``leaf`` unchanged."""
+    """Return the tensor that ``make`` makes, with a ``grad_fn`` that passes its gradient to ``leaf`` unchanged.
+
+    `attach` uses it to make a non-leaf over memory that exists already.
+    """
 
     @staticmethod
     def forward(ctx: Any, leaf: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        ctx.set_materialize_grads(False)  # a gradient that does not come stays None
+        ctx.set_materialize_grads(False)  # an undefined gradient stays None
         return make()
 
     @staticmethod
@@ -52,27 +60,29 @@ class _Enter(torch.autograd.Function):
 
 
 def attach(leaf: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a non-leaf over ``tensor``'s memory whose gradient arrives at ``leaf``.
+    """Return a non-leaf over ``tensor``'s memory whose gradient is accumulated in ``leaf``.
 
-    It is no view, so it may be changed in place; it shares ``tensor``'s storage and version counter.
+    The result is not a view for autograd, so it may be changed in place. It shares ``tensor``'s storage and version
+    counter.
     """
-    # Made inside the forward: an argument of the Function would come back as a view or lose its strides.
+    # The forward makes the tensor itself. If the tensor were an argument of the Function, the output would be a view of
+    # the argument, or a copy that lost its strides.
     with torch.enable_grad():
         result: torch.Tensor = _Enter.apply(leaf, tensor.detach)  # type: ignore[no-untyped-call]  # untyped in torch
     return result
 
 
 class Cloner:
-    """Copies one function's arguments, call after call, for one side of a comparison.
+    """Copies the arguments of one function for each call of it. Each side of a comparison uses a separate cloner.
 
     Parameters
     ----------
     function
-        A module is copied, once; its copy is `function`, and its parameters change from call to call as the calls
-        change them. Any other callable is used as it is, with the tensors that it captures (see `captured_tensors`);
-        use `restored` around its calls.
+        A module is copied once. The copy is the attribute ``function``; its parameters keep the changes that the calls
+        make. Any other callable is not copied and uses the original tensors that it captures (see
+        `captured_tensors`). Run its calls inside of `restored`, which undoes their changes to these tensors.
     dtype
-        If given, floating tensors become tensors of this dtype, complex ones its complex counterpart.
+        If given, floating tensors are converted to this dtype, and complex tensors to its complex counterpart.
 
     Raises
     ------
@@ -83,25 +93,25 @@ class Cloner:
     def __init__(self, function: Callable[..., Any], *, dtype: torch.dtype | None = None) -> None:
         self._dtype = dtype
         self._original = function
-        found = captured_tensors(function)
+        captured = captured_tensors(function)
         if isinstance(function, nn.Module):
             state = State(dtype=dtype)
-            self.captured = tuple((name, state.tensor(tensor, name)) for name, tensor in found)
+            self.captured = tuple((name, state.tensor(tensor, name)) for name, tensor in captured)
             self.function: Callable[..., Any] = state.copy(function)
-            self._kept = state
+            self._captured_state = state
         else:
-            if dtype is not None and any(tensor.is_floating_point() or tensor.is_complex() for _, tensor in found):
+            if dtype is not None and any(tensor.is_floating_point() or tensor.is_complex() for _, tensor in captured):
                 raise UsageError("tensors that a plain function captures cannot be converted to another dtype")
-            self.captured = tuple(found)
+            self.captured = tuple(captured)
             self.function = function
-            self._kept = State(dtype=dtype)
-            for _, tensor in found:
-                self._kept.keep(tensor)
-        self._watched = tuple(self._kept.watched)
+            self._captured_state = State(dtype=dtype)
+            for _, tensor in captured:
+                self._captured_state.keep(tensor)
+        self._watched = tuple(self._captured_state.watched)
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        """Copy ``args`` and ``kwargs`` for one call; they are not changed."""
-        state = self._kept.branch()
+        """Copy ``args`` and ``kwargs`` for one call. The originals are not changed."""
+        state = self._captured_state.branch()
         named = argument_tensors(self._original, args, kwargs)
         inputs = tuple((name, state.tensor(tensor, name)) for name, tensor in named)
         new_args, new_kwargs = state.copy((args, dict(kwargs)))
@@ -111,7 +121,11 @@ class Cloner:
 
 
 class State:
-    """What has been copied so far: objects by their original's id, memory by its original storage."""
+    """The copies that a `Cloner` has made so far: objects by the id of the original, memory by the original storage.
+
+    ``watched`` lists the copied bases of views and the added leaves, by name. The caller passes none of them, but the
+    call can change them.
+    """
 
     def __init__(self, *, dtype: torch.dtype | None) -> None:
         self._dtype = dtype
@@ -121,7 +135,7 @@ class State:
         self.watched: list[tuple[str, torch.Tensor]] = []
 
     def branch(self) -> State:
-        """Start a state that knows what this one knows and leaves it alone."""
+        """Return a new state that contains the copies of this state; copies added later do not change this state."""
         state = State(dtype=self._dtype)
         state._memo = dict(self._memo)
         state._alive = list(self._alive)
@@ -130,24 +144,29 @@ class State:
         return state
 
     def keep(self, tensor: torch.Tensor) -> None:
-        """Let ``tensor`` and its memory stand for themselves."""
+        """Record ``tensor`` and its memory as the copies of themselves, so that the call uses the originals.
+
+        A plain function reads the tensors that it captures itself, so they cannot be replaced. An argument that is a
+        view of one of them must share its memory.
+        """
         self._remember(tensor, tensor)
         if tensor.layout == torch.strided and type(tensor) in (torch.Tensor, nn.Parameter):
             self._roots[torch_internals.storage_key(tensor)] = _bytes_of(tensor)
 
     def copy(self, value: Any) -> Any:
-        """Copy ``value`` deeply; tensors copied before are taken from there."""
+        """Copy ``value`` deeply. Tensors that were already copied are reused."""
         try:
             return copy.deepcopy(value, self._memo)
         except Exception as error:
             raise UsageError(f"the call cannot be copied for a comparison: {error}") from error
 
     def tensor(self, original: torch.Tensor, name: str) -> torch.Tensor:
-        """Copy one tensor, or find its copy."""
+        """Return the copy of one tensor; make it if it does not exist yet."""
         if id(original) in self._memo:
-            found: torch.Tensor = self._memo[id(original)]
-            return found
-        # one that is ordinary counts its versions wherever the comparison runs, and one that is not does nowhere
+            copy: torch.Tensor = self._memo[id(original)]
+            return copy
+        # The copy must be an inference tensor exactly if the original is one, whatever mode the comparison runs in:
+        # only ordinary tensors have a version counter.
         with torch.inference_mode(original.is_inference()):
             return self._copy_of(original, name)
 
@@ -172,18 +191,18 @@ class State:
                 result = nn.Parameter(memory, requires_grad=original.requires_grad)
             else:
                 result = memory.requires_grad_(original.requires_grad)
-        # Asking a non-leaf for its gradient warns.
+        # Reading the gradient of a non-leaf warns.
         if original.is_leaf and original.grad is not None:
             result.grad = self._converted(original.grad.detach()).clone()
         return self._remember(original, result)
 
     def _view(self, original: torch.Tensor, base: torch.Tensor, name: str) -> torch.Tensor:
-        known = id(base) in self._memo
+        had_copy = id(base) in self._memo
         new_base = self.tensor(base, f"base of {name}")
-        if not known:
+        if not had_copy:
             self.watched.append((f"base of {name}", new_base))
         if base.dtype == original.dtype:
-            # A view of a differentiable base that is a leaf was made under no_grad.
+            # If the base requires grad and the view is a leaf, the view was made under no_grad. So is its copy.
             with torch.set_grad_enabled(not (base.requires_grad and original.is_leaf)):
                 result = new_base.as_strided(original.shape, original.stride(), original.storage_offset())
                 if base.is_conj() != original.is_conj():
@@ -199,28 +218,33 @@ class State:
         return self._window(original)
 
     def _window(self, original: torch.Tensor) -> torch.Tensor:
-        """Make a leaf with ``original``'s place in the copy of its storage."""
+        """Return a leaf that views the copied storage with ``original``'s size, stride and offset."""
         with torch.no_grad():
             root = self._root(original)
             if root.dtype == torch.uint8:
                 size = original.element_size()
                 root = root[: root.numel() // size * size].view(original.dtype)
             window = root.detach().as_strided(original.shape, original.stride(), original.storage_offset())
-            # A second detach makes it no view of anything; the version counter stays the root's.
+            # Autograd does not treat the result of the second detach as a view. It still shares the version counter of
+            # `root`, the tensor over the whole copied storage.
             return window.conj() if original.is_conj() else window.detach()
 
     def _other(self, original: torch.Tensor, name: str) -> torch.Tensor:
-        """Copy what is no plain tensor, without a history; of a wrapper the parts, as the tensors that they are."""
+        """Copy a tensor subclass, or a tensor that is not strided, without its autograd history.
+
+        The parts of a wrapper subclass are copied one by one, and the copies are wrapped again.
+        """
         if self._dtype is not None or not torch_internals.is_wrapper(original):
             return self._converted(original.detach()).clone()
         attributes, context = original.__tensor_flatten__()  # type: ignore[attr-defined]  # wrappers have it
         parts = {each: self.tensor(getattr(original, each), f"{name}.{each}") for each in attributes}
-        made: torch.Tensor = type(original).__tensor_unflatten__(  # type: ignore[attr-defined]  # as above
+        wrapper: torch.Tensor = type(original).__tensor_unflatten__(  # type: ignore[attr-defined]  # as above
             parts, context, original.shape, original.stride()
         )
-        return made
+        return wrapper
 
     def _root(self, original: torch.Tensor) -> torch.Tensor:
+        """Return the tensor over the whole copy of ``original``'s storage; copy the storage at the first request."""
         key = torch_internals.storage_key(original)
         if key not in self._roots:
             self._alive.append(original.untyped_storage())
@@ -243,7 +267,7 @@ class State:
 
     def _remember(self, original: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
         self._memo[id(original)] = result
-        # An id is only an id as long as its object lives.
+        # Keep the original alive: Python reuses the id of an object that is gone.
         self._alive.append(original)
         return result
 
@@ -251,28 +275,29 @@ class State:
 def argument_tensors(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[tuple[str, torch.Tensor]]:
-    """List the tensors among the arguments, named as the function names its parameters: ``x``, ``args[0]['w']``."""
+    """List the tensors in the arguments, each with the expression that leads to it: ``x``, ``args[0]['w']``."""
     target = function.forward if isinstance(function, nn.Module) else function
     named: list[tuple[str, Any]]
     try:
         bound = inspect.signature(target).bind(*args, **kwargs)
         named = list(bound.arguments.items())
     except (TypeError, ValueError):
-        # No signature, or a call that will raise: eager's own error is what is to be compared then.
+        # Either the function has no signature, or the arguments do not fit and the call will raise. Raise nothing here,
+        # so that the comparison sees the error that eager raises.
         named = [("args", args), ("kwargs", kwargs)]
     return [pair for name, value in named for pair in _tensors_in(value, name, set())]
 
 
 def captured_tensors(function: Callable[..., Any]) -> list[tuple[str, torch.Tensor]]:
-    """List the tensors that ``function`` reaches without being given them, each once, by name.
+    """List the tensors that ``function`` reads without receiving them as arguments, each once, by name.
 
-    A module's parameters and buffers; for a function those in its closure, defaults, bound object and the globals that
-    its code names, through the functions of the same module that it calls.
+    For a module, these are its parameters and buffers. For a function, they come from its closure, its defaults, its
+    bound object and the globals that its code names. Functions of the same module that it calls are searched too.
     """
     if isinstance(function, nn.Module):
         return _module_tensors(function, "")
     seen: set[int] = set()
-    found: dict[int, tuple[str, torch.Tensor]] = {}
+    tensors: dict[int, tuple[str, torch.Tensor]] = {}
     pending: list[tuple[str, Any]] = [("", function)]
     while pending:
         name, value = pending.pop(0)
@@ -287,10 +312,10 @@ def captured_tensors(function: Callable[..., Any]) -> list[tuple[str, torch.Tens
             pending += _reached(value)
         else:
             for label, tensor in _tensors_in(value, name, set()):
-                found.setdefault(id(tensor), (label, tensor))
+                tensors.setdefault(id(tensor), (label, tensor))
             if name in ("", "self") and not isinstance(value, nn.Module | torch.Tensor):
                 pending += list(getattr(value, "__dict__", {}).items())
-    return list(found.values())
+    return list(tensors.values())
 
 
 def _reached(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -298,7 +323,7 @@ def _reached(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         try:
             yield name, cell.cell_contents
         except ValueError:
-            # An empty cell: a name of the enclosing scope that is not bound yet.
+            # The cell is empty: the variable of the enclosing scope is not bound yet.
             continue
     yield "defaults", function.__defaults__
     yield "keyword defaults", function.__kwdefaults__
@@ -325,9 +350,9 @@ def _module_tensors(module: nn.Module, prefix: str) -> list[tuple[str, torch.Ten
 
 @contextmanager
 def restored(tensors: tuple[tuple[str, torch.Tensor], ...]) -> Iterator[None]:
-    """Put the values, ``requires_grad`` and gradients of ``tensors`` back at the end of a ``with`` block.
+    """Restore the values, ``requires_grad`` and gradients of ``tensors`` at the end of a ``with`` block.
 
-    Bytes are put back without moving a version counter. A non-leaf among them keeps the history that it got.
+    Restoring the bytes does not increment a version counter. A non-leaf keeps the ``grad_fn`` that it got in the block.
     """
     strided = [tensor for _, tensor in tensors if tensor.layout == torch.strided]
     memory = [(tensor.untyped_storage(), tensor.untyped_storage().clone()) for tensor in strided]
@@ -352,7 +377,7 @@ def restored(tensors: tuple[tuple[str, torch.Tensor], ...]) -> Iterator[None]:
 
 @contextmanager
 def random_state_restored() -> Iterator[None]:
-    """Put the random generators' states back at the end of a ``with`` block."""
+    """Restore the states of the random generators at the end of a ``with`` block."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=devices):
         yield
@@ -369,8 +394,8 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _globals_named(code: types.CodeType) -> Iterator[str]:
-    """List the globals that code loads, in functions and comprehensions inside of it, too."""
-    for step in dis.get_instructions(code):  # names of attributes and methods are in `co_names`, too
+    """List the names of the globals that a code object loads, also in the functions and comprehensions inside of it."""
+    for step in dis.get_instructions(code):  # `co_names` also contains the names of attributes and methods
         if step.opname == "LOAD_GLOBAL":
             yield step.argval
     for inner in code.co_consts:

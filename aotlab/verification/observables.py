@@ -1,11 +1,15 @@
-"""What a user can observe of a call: the record on which every comparison stands.
+"""Make one call and record everything that a user can observe of it. Every comparison compares two such records.
 
-A call is observed from outside, as its caller would: what it raised or returned, what became of the
-tensors that went in, which tensors share memory, the grad mode and random state it left behind, and
-which gradient reaches which leaf. `observe` makes one call and writes all of that down;
-`aotlab.verification.differential` compares two such records.
+The record contains the facts that the code that makes the call could see:
 
-Not observed: side effects on Python objects other than tensors, warnings, printed text, timing.
+- the exception or the returned values;
+- the state of the tensors that were passed in, and which tensors share memory;
+- the grad mode and the random state after the call;
+- the gradients of the leaves.
+
+`observe` makes the call and returns the record. `aotlab.verification.judgement` compares two records.
+
+Side effects on Python objects other than tensors, warnings, printed text and timing are not observed.
 """
 
 from __future__ import annotations
@@ -22,27 +26,32 @@ from aotlab import _torch as torch_internals
 from aotlab.errors import RefusedError, UsageError
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 
-#: How torch's errors say that they are mistakes of torch's own.
+#: The text in torch's error messages that marks a bug in torch itself.
 INTERNAL_ASSERTION = "INTERNAL ASSERT FAILED"
 
-#: Which outputs are differentiated after a call: all at once, only the first, one after the other, that in reverse, all
-#: twice over (the first time with ``retain_graph``), none.
+#: Which outputs are differentiated after a call. ``"all"``: all at once. ``"first"``: only the first. ``"each"``: one
+#: after the other. ``"reversed"``: one after the other, the last one first. ``"twice"``: all at once, two times, the
+#: first time with ``retain_graph``. None: none of them.
 Backward = Literal["all", "first", "each", "reversed", "twice"] | None
 _BACKWARDS = (*get_args(get_args(Backward)[0]), None)
 
-#: Values that their text tells whole.
+#: A function that takes the program, or a copy of the module, and returns the callable that is observed.
+Candidate = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+#: Types whose ``repr`` contains the whole value.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), range, slice, torch.dtype, torch.device, torch.Size)
 
-#: What a tensor is to the call. A watched tensor does not go in, but the call can reach it: the base
-#: of a view that goes in, or the leaf behind a non-leaf.
+#: The role of a tensor in the call. A watched tensor is not an argument, but the call can change it: it is the base of
+#: an argument that is a view, or the leaf from which a non-leaf argument was computed.
 Role = Literal["input", "captured", "watched", "output"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CallerStep:
-    """One thing that the caller does with what came back: its ``text``, and what does it.
+    """Something that the caller does with the results after the call, for example ``out[0].mul_(2)``.
 
-    After a step that ``differentiates`` has raised, nothing more is done: how far a backward got is not defined.
+    ``text`` is its source, and ``run`` performs it. ``differentiates`` says whether it runs a backward. If such a step
+    raises, the remaining steps are not run, because the gradients that a failed backward leaves are not defined.
     """
 
     text: str
@@ -52,24 +61,24 @@ class CallerStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Call:
-    """The live arguments of one call, and the tensors by whose state the call is judged.
+    """The arguments of one call, and the tensors whose state is observed.
 
     Attributes
     ----------
     args, kwargs
-        What the function is called with.
+        The arguments of the function.
     inputs
-        The tensors among them, flat, by name; one that is passed twice stands here twice.
+        The tensors in the arguments, as a flat list by name. A tensor that is passed twice is listed twice.
     captured
-        Parameters, buffers and other tensors that the function reaches by itself.
+        Parameters, buffers and other tensors that the function reads without receiving them as arguments.
     watched
-        Bases of view inputs and leaves behind non-leaf inputs.
+        The bases of inputs that are views, and the leaves from which non-leaf inputs were computed.
     grad_mode
-        The grad mode in which the function is called; None for the one that is in force.
+        The grad mode in which the function is called. None leaves the current one.
     before, after
-        What the caller does before and after the backward, made from the list of the returned tensors.
+        Functions that take the list of returned tensors and make the caller's steps before and after the backward.
     seen
-        A list to which hooks of the caller add a name and the gradient that they got.
+        A list to which the caller's hooks append the name of their tensor and the gradient that they received.
     """
 
     args: tuple[Any, ...]
@@ -85,12 +94,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TensorState:
-    """One tensor as it was after the call and before any backward.
+    """The state of one tensor after the call and before any backward.
 
-    ``same_as`` is the first name under which this very object appears, ``shares_with`` the first name in its storage;
-    both are ``name`` itself for a tensor that is alone. ``version_moved`` says whether its version counter
-    differs from before the call; None for outputs and where torch keeps no counter. ``retains_grad`` says whether a
-    non-leaf keeps its gradient. ``value`` is a copy.
+    ``same_as`` is the first name under which this object appears among the tensors of the call. ``shares_with`` is the
+    first name of a tensor in the same storage. Both are ``name`` if no earlier tensor qualifies. ``version_moved`` says
+    whether the call incremented the version counter; it is None for outputs and for tensors without a counter.
+    ``retains_grad`` says whether a non-leaf retains its gradient. ``value`` is a copy.
     """
 
     name: str
@@ -105,7 +114,7 @@ class TensorState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonLeaf:
-    """A returned value that is no tensor: the qualified name of its type, and its text."""
+    """A returned value that is not a tensor: the qualified name of its type, and its ``repr``."""
 
     name: str
     type_name: str
@@ -114,9 +123,10 @@ class PythonLeaf:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Gradient:
-    """``leaf.grad`` after backward number ``step``: a copy, or None, which is not the same as zeros.
+    """A copy of the ``grad`` of a leaf after one of the backwards.
 
-    A tensor that retains its gradient counts as a leaf.
+    ``leaf`` is the name of the leaf; a tensor that retains its gradient is treated as one. ``step`` counts the
+    backwards from 0. ``value`` is None if ``grad`` is None; a gradient of zeros is another observation.
     """
 
     leaf: str
@@ -126,7 +136,7 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """An exception: its type, the first line of its message, and the half of the program that raised it."""
+    """An exception: its type, the first line of its message, and whether the call or the backward raised it."""
 
     phase: Literal["call", "backward"]
     type: type[Exception]
@@ -134,7 +144,7 @@ class Failure:
 
     @property
     def refused(self) -> str | None:
-        """The reason by which refusals are counted; None if this is an error of another kind."""
+        """The reason of a refusal: the name of its class without ``Error``. None if the exception is not a refusal."""
         return self.type.__name__.removesuffix("Error") if issubclass(self.type, RefusedError) else None
 
     def __str__(self) -> str:
@@ -143,9 +153,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Step:
-    """What came of one thing that the caller did: an error, or the tensors (and Nones) that it gave, as copies.
+    """The result of one `CallerStep`: an exception, or copies of the tensors that the step returned.
 
-    It was done before or after the backward.
+    ``values`` contains None for a derivative that autograd left undefined. ``when`` says whether the step ran before or
+    after the backward.
     """
 
     name: str
@@ -157,7 +168,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HookCall:
-    """One call of a hook of the caller's: its name, and a copy of the gradient."""
+    """One call of one of the caller's hooks: the name of its tensor, and a copy of the gradient that it received."""
 
     name: str
     value: torch.Tensor
@@ -165,7 +176,10 @@ class HookCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FinalState:
-    """A tensor when the caller had done everything: what it was then, as text, a copy, and its gradient."""
+    """The state of a tensor after all steps of the caller: its metadata as text, and copies of its value and ``grad``.
+
+    If reading the tensor raises, ``text`` is the type of the error, and ``value`` and ``gradient`` are None.
+    """
 
     name: str
     text: str
@@ -180,32 +194,33 @@ class Observation:
     Attributes
     ----------
     failure
-        What the call raised; everything about outputs and gradients is then empty.
+        The exception that the call raised. Then the fields about outputs and gradients are empty.
     container
         How the outputs are nested, as text: ``"tuple(Tensor, dict(a=value))"``.
     tensors
         Inputs, captured tensors, watched tensors and outputs, in this order.
     leaves
-        The returned values that are no tensors.
+        The returned values that are not tensors.
     grad_mode
         Whether grad mode was on when the call returned or raised.
     random_state, random_state_left
-        A digest of the random generators' states after the call, and after its backwards, if none raised.
+        A digest of the random generators' states after the call, and after its backwards if none of them raised.
     differentiated
-        The names of what was backwarded: outputs, and inputs whose new value requires grad.
+        The names of the tensors from which the backward started: outputs that require grad, and mutated inputs whose
+        new value requires grad.
     gradients
         For each backward, the gradient of every leaf.
     backward_failure
-        What a backward raised.
+        The exception that a backward raised.
     steps
-        What came of the things that the caller did before and after the backward.
+        The results of the caller's steps before and after the backward.
     hooks
         The calls of the caller's hooks, in their order.
     hook_order
-        Pairs of names of which the first one's hook must be called before the second one's, because the gradient
-        passes through both.
+        Pairs of tensor names. The hook of the first tensor must run before the hook of the second, because the gradient
+        flows through the first tensor and then through the second.
     finally_
-        All tensors at the end; only where the caller did something.
+        The state of all tensors after the last step. It is recorded only if the call has a function that makes steps.
     """
 
     failure: Failure | None
@@ -224,68 +239,67 @@ class Observation:
     random_state_left: str = ""
 
 
-def observe(function: Callable[..., Any], call: Call, *, backward: Backward = "all") -> Observation:
-    """Call ``function`` once and write down what its caller can observe.
+def eager(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``function`` unchanged: the reference of every comparison."""
+    return function
 
-    The grad mode is put back as it was before the call; gradients accumulate into the leaves of ``call``.
+
+def observe(function: Callable[..., Any], call: Call, *, backward: Backward = "all") -> Observation:
+    """Call ``function`` once and record everything that its caller can observe.
+
+    The grad mode is restored after the call. Gradients accumulate into the leaves of ``call``.
 
     Parameters
     ----------
     function
         Called with the arguments of ``call``.
     call
-        The live arguments. They are changed as the function changes them.
+        The arguments and the caller's steps. The function may change the arguments.
     backward
-        Which outputs are differentiated afterwards, with fixed, uneven cotangents. An input that the function
-        mutated and that requires grad afterwards counts as an output.
+        Which outputs are differentiated after the call, with the gradients that `cotangent` makes. An input that the
+        function mutated and that requires grad afterwards is treated as an output.
 
     Returns
     -------
     Observation
-        With ``failure`` set if the function raised; nothing but ``KeyboardInterrupt`` and its like is raised.
+        If the function raised an ``Exception``, ``failure`` is set. Only exceptions like ``KeyboardInterrupt``
+        propagate.
 
     Raises
     ------
     UsageError
-        There is no such ``backward``; the function was not called.
+        If ``backward`` is not one of the values of `Backward`. The function is not called.
     """
     if backward not in _BACKWARDS:
-        ways = ", ".join(map(repr, _BACKWARDS))
+        choices = ", ".join(map(repr, _BACKWARDS))
         raise UsageError(
-            f"backward={backward!r} does not say which outputs are to be differentiated; pass one of {ways}"
+            f"backward={backward!r} does not say which outputs are to be differentiated; pass one of {choices}"
         )
-    known = [("input", *named) for named in call.inputs]
-    known += [("captured", *named) for named in call.captured]
-    known += [("watched", *named) for named in call.watched]
-    known += [(role, *part) for role, name, tensor in known for part in _parts(name, tensor)]
-    versions = {id(tensor): _version(tensor) for _, _, tensor in known}
-    leaves_before = {id(tensor) for _, _, tensor in known if tensor.is_leaf and tensor.requires_grad}
-    grad_mode_before = torch.is_grad_enabled()
-    failure: Failure | None = None
-    result: Any = None
-    if call.grad_mode is not None:
-        torch.set_grad_enabled(call.grad_mode)
-    try:
-        result = function(*call.args, **call.kwargs)
-    except Exception as error:  # noqa: BLE001  # what it raises is what is observed
-        failure = _failure("call", error)
-    grad_mode = torch.is_grad_enabled()
-    torch.set_grad_enabled(grad_mode_before)
+    caller_tensors = [("input", *named) for named in call.inputs]
+    caller_tensors += [("captured", *named) for named in call.captured]
+    caller_tensors += [("watched", *named) for named in call.watched]
+    caller_tensors += [(role, *part) for role, name, tensor in caller_tensors for part in _parts(name, tensor)]
+    versions = {id(tensor): _version(tensor) for _, _, tensor in caller_tensors}
+    leaves_before = {id(tensor) for _, _, tensor in caller_tensors if tensor.is_leaf and tensor.requires_grad}
+    result, failure, grad_mode = _called(function, call)
     random_state = _random_state()
 
     container, returned = flatten(result, "out") if failure is None else ("", [])
     outputs = [(name, value) for name, value in returned if isinstance(value, torch.Tensor)]
     try:
-        states = _states(known, outputs, versions)
+        states = _states(caller_tensors, outputs, versions)
     except RuntimeError as error:
-        # A view whose history an in-place write made invalid raises at the first look; so the call counts as raising.
+        # An in-place write can make the history of a view invalid, and reading the view then raises. That counts as an
+        # error of the call.
         failure, container, returned, outputs, states = _failure("call", error), "", [], [], ()
     moved = {state.name for state in states if state.version_moved}
     roots = [(name, tensor) for name, tensor in outputs if tensor.requires_grad]
     roots += [
-        (name, tensor) for role, name, tensor in known if name in moved and tensor.requires_grad and not tensor.is_leaf
+        (name, tensor)
+        for role, name, tensor in caller_tensors
+        if name in moved and tensor.requires_grad and not tensor.is_leaf
     ]
-    tensors = [(name, tensor) for _, name, tensor in known] + outputs
+    tensors = [(name, tensor) for _, name, tensor in caller_tensors] + outputs
     steps: list[Step] = []
     differentiated: tuple[str, ...] = ()
     gradients: tuple[Gradient, ...] = ()
@@ -294,9 +308,11 @@ def observe(function: Callable[..., Any], call: Call, *, backward: Backward = "a
     if failure is None:
         passed = _take_steps("before", call.before, outputs, steps)
         if call.seen is not None:
-            hook_order = _passed_in_turn([*known, *(("output", f"out[{n}]", t) for n, (_, t) in enumerate(outputs))])
+            hook_order = _passed_in_turn(
+                [*caller_tensors, *(("output", f"out[{n}]", t) for n, (_, t) in enumerate(outputs))]
+            )
         if passed:
-            # What the caller did may have made a tensor retain its gradient.
+            # The caller's steps may have made a tensor retain its gradient.
             leaves = _distinct([named for named in tensors if _keeps_gradient(named[1], leaves_before)])
             differentiated, gradients, backward_failure = _differentiate(_distinct(roots), leaves, backward)
         if passed and backward_failure is None:
@@ -325,12 +341,27 @@ def observe(function: Callable[..., Any], call: Call, *, backward: Backward = "a
     )
 
 
-def described(
-    results: Mapping[str, Any], known: Sequence[tuple[str, torch.Tensor]], versions: Mapping[int, int | None]
-) -> Observation:
-    """Write down what a call that was made elsewhere has left: by name what it gave, and the tensors that went in.
+def _called(function: Callable[..., Any], call: Call) -> tuple[Any, Failure | None, bool]:
+    """Call the function; return its result, the exception that it raised, and whether grad mode was on at its end."""
+    grad_mode_before = torch.is_grad_enabled()
+    if call.grad_mode is not None:
+        torch.set_grad_enabled(call.grad_mode)
+    try:
+        return function(*call.args, **call.kwargs), None, torch.is_grad_enabled()
+    except Exception as error:  # noqa: BLE001  # the error is an observation, too
+        return None, _failure("call", error), torch.is_grad_enabled()
+    finally:
+        torch.set_grad_enabled(grad_mode_before)
 
-    Of objects that are neither tensors nor plain values the type counts.
+
+def described(
+    results: Mapping[str, Any], caller_tensors: Sequence[tuple[str, torch.Tensor]], versions: Mapping[int, int | None]
+) -> Observation:
+    """Record the results and the state of the tensors after code that this module did not run, as `observe` would.
+
+    The magic uses it for a run of a cell. ``results`` maps names to values, and ``caller_tensors`` lists the tensors
+    that existed before. ``versions`` maps the id of each such tensor to its version counter before the run. Objects
+    that are neither tensors nor plain Python values are recorded by their type only.
     """
     nested = {name: flatten(value, name) for name, value in results.items()}
     leaves = [leaf for _, below in nested.values() for leaf in below]
@@ -338,7 +369,7 @@ def described(
     return Observation(
         failure=None,
         container=", ".join(f"{name}={text}" for name, (text, _) in nested.items()),
-        tensors=_states([("input", *named) for named in known], outputs, versions),
+        tensors=_states([("input", *named) for named in caller_tensors], outputs, versions),
         leaves=tuple(
             PythonLeaf(name=name, type_name=_type_name(value), text=_text(value) if type(value) in _PLAIN else "")
             for name, value in leaves
@@ -353,9 +384,9 @@ def described(
 
 
 def flatten(value: Any, name: str) -> tuple[str, list[tuple[str, Any]]]:
-    """List the leaves of ``value`` with their names, and describe how they are nested.
+    """Describe as text how ``value`` is nested, and list its leaves, each with the expression that leads to it.
 
-    Tuples (named ones too), lists, mappings and dataclass instances are containers; anything else is a leaf.
+    Tuples (named ones too), lists, mappings and dataclass instances are containers. Anything else is a leaf.
 
     Examples
     --------
@@ -377,7 +408,7 @@ def flatten(value: Any, name: str) -> tuple[str, list[tuple[str, Any]]]:
 
 
 def children(value: Any, name: str) -> Iterator[tuple[str, str, Any]]:
-    """Give the parts of a container as (key, full name, part); nothing for a leaf."""
+    """Yield the children of a container as (key, full name, child); yield nothing for a leaf."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         for key, child in zip(value._fields, value, strict=True):
             yield key, f"{name}.{key}", child
@@ -393,9 +424,10 @@ def children(value: Any, name: str) -> Iterator[tuple[str, str, Any]]:
 
 
 def cotangent(tensor: torch.Tensor, index: int) -> torch.Tensor:
-    """Make the cotangent of output number ``index``: uneven, never zero, exact in every floating dtype.
+    """Make the gradient with which the backward of output number ``index`` starts.
 
-    Uneven, so that swapped outputs and transposed gradients show; multiples of 1/8 up to 11/8, so that sums are exact.
+    Its elements are not all equal, so that swapped outputs and transposed gradients make a difference. They are
+    multiples of 1/8 between -11/8 and 11/8 and never zero, so that sums are exact in every floating dtype.
     """
     steps = torch.arange(tensor.numel(), dtype=torch.float64)
     values = ((steps * 7 + index * 3) % 11 + 1) / 8 * (1 - 2 * ((steps + index) % 2))
@@ -441,18 +473,19 @@ def _take_steps(
     outputs: list[tuple[str, torch.Tensor]],
     taken: list[Step],
 ) -> bool:
-    """Do what the caller does and write it down; False if there is no point in going on."""
+    """Run the caller's steps and record their results; return False if a step that differentiates raised."""
     if make is None:
         return True
     for step in make([tensor for _, tensor in outputs]):
         failure: Failure | None = None
         copies: tuple[torch.Tensor | None, ...] = ()
         try:
-            given = step.run()
-            # A derivative that is None counts; whatever else a statement gives does not.
+            result = step.run()
+            # Record a None only if the step differentiates: there it is a derivative that autograd left undefined.
+            # Ignore all other values that are not tensors.
             copies = tuple(
                 _copy(value) if isinstance(value, torch.Tensor) else None
-                for value in (given if isinstance(given, tuple) else (given,))
+                for value in (result if isinstance(result, tuple) else (result,))
                 if isinstance(value, torch.Tensor) or (value is None and step.differentiates)
             )
         except Exception as error:  # noqa: BLE001  # as above
@@ -466,9 +499,9 @@ def _take_steps(
 
 
 def _passed_in_turn(tensors: Sequence[tuple[str, str, torch.Tensor]]) -> tuple[tuple[str, str], ...]:
-    """Say of which tensors the gradient passes the first and, on from there, the second.
+    """Return the pairs of tensors for which the gradient flows through the first and later through the second.
 
-    Between other tensors the order is autograd's own affair. Outputs are called as the caller calls them: ``out[0]``.
+    For other pairs, autograd may choose any order of the hooks. Outputs are named as the caller names them: ``out[0]``.
     """
     edges: dict[str, tuple[Any, int]] = {}
     for _, name, tensor in tensors:
@@ -476,12 +509,12 @@ def _passed_in_turn(tensors: Sequence[tuple[str, str, torch.Tensor]]) -> tuple[t
             if tensor.requires_grad:
                 edge = torch.autograd.graph.get_gradient_edge(tensor)
                 edges[name] = edge.node, edge.output_nr
-        except (RuntimeError, AssertionError):
-            # Its history is invalid.
+        except (RuntimeError, AssertionError, AttributeError):
+            # The autograd history of the tensor is invalid, or the tensor is an inference tensor.
             continue
     pairs = []
     for name, start in edges.items():
-        # by the edge, since one node may be that of several outputs, as of `unbind`
+        # Compare edges, not nodes: an op with several outputs, like `unbind`, has one node for all of them.
         passed: set[tuple[Any, int]] = set()
         reached, pending = {start[0]}, [start[0]]
         while pending:
@@ -499,25 +532,27 @@ def _keeps_gradient(tensor: torch.Tensor, leaves_before: set[int]) -> bool:
         if not tensor.is_leaf:
             return tensor.retains_grad
     except RuntimeError:
-        # What the caller did made its history invalid.
+        # One of the caller's steps made the autograd history of the tensor invalid, so reading `is_leaf` raises.
         return False
     return tensor.requires_grad or id(tensor) in leaves_before
 
 
 def _final_state(name: str, tensor: torch.Tensor) -> FinalState:
     try:
-        kept = tensor.grad if tensor.is_leaf or tensor.retains_grad else None
+        gradient = tensor.grad if tensor.is_leaf or tensor.retains_grad else None
         text = f"{tensor.dtype}{list(tensor.shape)}, requires_grad {tensor.requires_grad}, is_leaf {tensor.is_leaf}"
-        return FinalState(name=name, text=text, value=_copy(tensor), gradient=None if kept is None else _copy(kept))
+        return FinalState(
+            name=name, text=text, value=_copy(tensor), gradient=None if gradient is None else _copy(gradient)
+        )
     except RuntimeError as error:
         text = type(error).__name__
-        if INTERNAL_ASSERTION in str(error):  # a mistake of torch's, of which the fuzzer makes nothing
+        if INTERNAL_ASSERTION in str(error):  # a bug in torch; the fuzzer ignores it
             text = f"{text}: {INTERNAL_ASSERTION}"
         return FinalState(name=name, text=text, value=None, gradient=None)
 
 
 def _states(
-    known: list[tuple[str, str, torch.Tensor]],
+    caller_tensors: list[tuple[str, str, torch.Tensor]],
     outputs: list[tuple[str, torch.Tensor]],
     versions: Mapping[int, int | None],
 ) -> tuple[TensorState, ...]:
@@ -526,9 +561,9 @@ def _states(
     first_storage: dict[int, str] = {}
     states = []
     of_outputs = [part for name, tensor in outputs for part in _parts(name, tensor)]
-    for role, name, tensor in [*known, *(("output", *named) for named in (*outputs, *of_outputs))]:
+    for role, name, tensor in [*caller_tensors, *(("output", *named) for named in (*outputs, *of_outputs))]:
         spec = spec_of(tensor, storages)
-        if torch_internals.is_wrapper(tensor):  # the memory that counts is its parts'
+        if torch_internals.is_wrapper(tensor):  # only the memory of its parts matters
             spec = dataclasses.replace(spec, storage_bytes=None)
         before = versions.get(id(tensor)) if role != "output" else None
         states.append(
@@ -553,14 +588,14 @@ def _distinct(named: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Te
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        if torch_internals.is_wrapper(tensor):  # the elements of all that it wraps
+        if torch_internals.is_wrapper(tensor):  # the elements of all its parts
             parts = [_copy(part).reshape(-1) for _, part in _parts("", tensor)]
             return torch.cat(parts) if parts else torch.empty(0)
         return tensor.detach().clone()
 
 
 def _parts(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """Name the tensors that a subclass wraps; there are none in another tensor."""
+    """List the parts of a wrapper subclass by name; the list is empty for any other tensor."""
     if not torch_internals.is_wrapper(tensor):
         return []
     attributes, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]  # subclasses have it
@@ -568,7 +603,7 @@ def _parts(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
 
 
 def _version(tensor: torch.Tensor) -> int | None:
-    # An inference tensor has no version counter, and asking for it raises.
+    # An inference tensor has no version counter, and reading it raises.
     return None if tensor.is_inference() else torch_internals.version_of(tensor)
 
 
@@ -591,5 +626,5 @@ def _type_name(value: object) -> str:
 
 
 def _text(value: object) -> str:
-    # The default repr holds an address, by which equal objects would differ.
+    # The default repr contains the address of the object, so the texts of two equal objects would differ.
     return f"<{_type_name(value)}>" if type(value).__repr__ is object.__repr__ else repr(value)

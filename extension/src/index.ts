@@ -8,10 +8,15 @@ import { IRenderMimeRegistry } from '@jupyterlab/rendermime';
 import { rendererFactory } from './renderer';
 import { tabOpener } from './tab';
 
-/** Lower ranks are preferred: a bundle of ours also holds text/html, which has 50. */
+/**
+ * JupyterLab draws the type with the lowest rank. An output with a report also contains text/html, which has rank 50.
+ */
 const RANK = 0;
 
-/** Draws reports. Activated before notebooks are restored: each of them copies the registry as it then is. */
+/**
+ * The plugin that draws reports. JupyterLab must activate it before it restores notebooks, because each notebook copies
+ * the registry of renderers.
+ */
 const renderer: JupyterFrontEndPlugin<void> = {
   id: 'aotlab:renderer',
   description: 'Draws the reports of aotlab.',

@@ -1,4 +1,4 @@
-/** The report of a page that stands alone: its data lie in the page, there is no kernel to ask. */
+/** The report in a standalone page: the page contains the data, and there is no kernel. */
 
 import '../style/report.css';
 import '../style/page.css';

@@ -1,4 +1,9 @@
-/** The renderer of a report in an output: a still at first, live once the notebook's kernel answers. */
+/**
+ * The renderer of a report in an output.
+ *
+ * At first it draws the report that the notebook contains. If the notebook's kernel answers for this report, the view
+ * is *live*: it shows the kernel's report and can ask the kernel for more.
+ */
 
 import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import type { IRenderMime } from '@jupyterlab/rendermime-interfaces';
@@ -8,7 +13,7 @@ import type { Message } from '@lumino/messaging';
 import { Connection } from './live/connection';
 import { ReportSource } from './live/source';
 import { MIME_TYPE, readReport } from './model/report';
-import type { Disposable } from './source';
+import type { IDisposable } from './source';
 import type { OpenTab } from './tab';
 import { mount } from './view/view';
 
@@ -16,9 +21,9 @@ export class ReportRenderer extends Widget implements IRenderMime.IRenderer {
   private readonly resolver: IRenderMime.IResolver | null;
   private readonly tracker: INotebookTracker | null;
   private readonly source = new ReportSource();
-  private readonly view: Disposable;
+  private readonly view: IDisposable;
   private connection: Connection | null = null;
-  private given: unknown = null;
+  private drawnData: unknown = null;
 
   constructor(options: IRenderMime.IRendererOptions, tracker: INotebookTracker | null, open: OpenTab | null) {
     super();
@@ -41,12 +46,12 @@ export class ReportRenderer extends Widget implements IRenderMime.IRenderer {
 
   renderModel(model: IRenderMime.IMimeModel): Promise<void> {
     const data = model.data[MIME_TYPE];
-    if (this.isDisposed || data === this.given) {
+    if (this.isDisposed || data === this.drawnData) {
       return Promise.resolve();
     }
-    this.given = data;
+    this.drawnData = data;
     const reading = readReport(data);
-    // What the kernel sends of the same report is newer, or the same and not cut to fit a notebook.
+    // While the view is live, keep the kernel's version of the report: it is at least as new, and not cut.
     if (!this.source.live || reading.report?.identifier !== this.source.identifier) {
       this.source.update({ reading });
       this.connection?.retry();
@@ -64,12 +69,12 @@ export class ReportRenderer extends Widget implements IRenderMime.IRenderer {
     this.connect();
   }
 
-  /** Find the notebook that holds the output. */
+  /** Find the notebook that contains the output. */
   private notebook(): NotebookPanel | null {
-    // An output that was moved to a tab of its own keeps its notebook's resolver.
-    const holds = (panel: NotebookPanel): boolean =>
+    // The user may have moved the output to a separate tab. It keeps its notebook's resolver there.
+    const containsOutput = (panel: NotebookPanel): boolean =>
       (this.resolver !== null && panel.context.urlResolver === this.resolver) || panel.node.contains(this.node);
-    const panel = this.tracker?.find(holds);
+    const panel = this.tracker?.find(containsOutput);
     return panel === undefined || panel.isDisposed ? null : panel;
   }
 
@@ -85,10 +90,13 @@ export class ReportRenderer extends Widget implements IRenderMime.IRenderer {
   }
 }
 
-/** Make the factory of renderers. `tracker` is null where there are no notebooks, `open` where there are no tabs. */
+/**
+ * Make the factory of renderers. `tracker` finds notebooks; it is null in an application without notebooks. `open`
+ * shows a report in a tab; it is null in an application without tabs.
+ */
 export function rendererFactory(tracker: INotebookTracker | null, open: OpenTab | null): IRenderMime.IRendererFactory {
   return {
-    // A report is drawn as text and shapes, whoever wrote it, so it needs no trust.
+    // A report is safe whoever wrote it, because it is drawn as text and shapes only.
     safe: true,
     mimeTypes: [MIME_TYPE],
     createRenderer: options => new ReportRenderer(options, tracker, open)

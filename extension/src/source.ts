@@ -1,31 +1,42 @@
-/** What the view draws from: a report that may change, and what can be asked of whoever made it. */
+/**
+ * The source of a view: a report that may change, and requests to the kernel that recorded it.
+ *
+ * A source is *live* while a kernel answers for its report. A report in a notebook is *cut*: long texts and tables are
+ * shortened, and only the kernel has the rest.
+ */
 
 import type { Node, Reading } from './model/report';
 
-export interface Source {
-  /** The report as it stands, or why there is none. */
+export interface ISource {
+  /** The report at this moment, or the reason why it cannot be read. */
   readonly reading: Reading;
-  /** What the kernel is doing for us right now; empty if nothing. */
+  /** The task that the kernel does for this view now, in words; empty if it does nothing. */
   readonly progress: string;
-  /** Whether a measurement runs, as far as we know; another one would be refused. */
+  /** Whether a measurement runs, as far as the view knows. The kernel does not start a second one meanwhile. */
   readonly busy: boolean;
-  /** Why the last thing that was asked of the kernel failed; empty if it did not. */
+  /** Why the last request to the kernel failed; empty if it did not fail. */
   readonly failure: string;
   /** Whether a kernel answers for this report. */
   readonly live: boolean;
-  /** Call `callback` after every change, until the function that is returned is called. */
+  /** Call `callback` after every change. Call the returned function to stop that. */
   onChange(callback: () => void): () => void;
-  /** Ask the kernel for a graph of which rows or code were cut to fit a notebook; only of use while live. */
+  /** Ask the kernel for a graph whose rows or code were cut to fit a notebook; has an effect only while live. */
   askGraph(frame: string, index: number): void;
-  /** The nodes of a graph, which no notebook holds; null, and the kernel is asked for them, until it has sent them. */
+  /**
+   * The nodes of a graph. A notebook never contains them, so the first call asks the kernel. The result is null until
+   * the kernel has sent them.
+   */
   nodes(frame: string, index: number): readonly Node[] | null;
-  /** Ask the kernel for all rows of the verification, or of what changed outside of the graphs; only of use while live. */
+  /**
+   * Ask the kernel for all rows of the verification, or of the changes outside of the graphs; has an effect only while
+   * live.
+   */
   askRows(kind: 'verification' | 'outside'): void;
-  /** Ask the kernel to time the report's graphs beside eager; only of use while live. */
+  /** Ask the kernel to time the report's graphs beside eager; has an effect only while live. */
   measure(): void;
 }
 
-/** Something that holds on to the page or the kernel until it is disposed. */
-export interface Disposable {
+/** An object that uses resources of the page or the kernel until it is disposed. */
+export interface IDisposable {
   dispose(): void;
 }

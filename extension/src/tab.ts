@@ -1,4 +1,4 @@
-/** A report in a tab of JupyterLab's main area, beside its notebook. */
+/** Show a report in a tab of JupyterLab's main area, beside its notebook. */
 
 import type { ILabShell } from '@jupyterlab/application';
 import type { NotebookPanel } from '@jupyterlab/notebook';
@@ -8,18 +8,21 @@ import { Widget } from '@lumino/widgets';
 import { Connection } from './live/connection';
 import { ReportSource } from './live/source';
 import type { Reading } from './model/report';
-import type { Disposable } from './source';
+import type { IDisposable } from './source';
 import { uniqueId } from './view/dom';
 import { mount } from './view/view';
 
-/** Shows a report in a tab; `panel` is the notebook that it came from, whose kernel may answer for it. */
+/**
+ * A function that shows a report in a tab. `panel` is the notebook that contains the report; the tab asks the
+ * notebook's kernel for more. It is null if the report is in no notebook.
+ */
 export type OpenTab = (reading: Reading, panel: NotebookPanel | null) => void;
 
 class ReportTab extends Widget {
-  // Its own, so that it lives on when the cell runs again or is deleted.
+  // The tab has its own source. So it keeps its report when the cell runs again or is deleted.
   private readonly source = new ReportSource();
   private readonly connection: Connection | null;
-  private readonly view: Disposable;
+  private readonly view: IDisposable;
 
   constructor(reading: Reading, panel: NotebookPanel | null) {
     super();
@@ -28,8 +31,8 @@ class ReportTab extends Widget {
     this.addClass('aotlab-whole');
     const { name = '', cell = null } = reading.report ?? {};
     const count = cell?.execution_count ?? null;
-    const what = name !== '' ? name : count === null ? 'report' : `report of [${count}]`;
-    this.title.label = [what, panel?.title.label ?? ''].filter(each => each !== '').join(' – ');
+    const reportTitle = name !== '' ? name : count === null ? 'report' : `report of [${count}]`;
+    this.title.label = [reportTitle, panel?.title.label ?? ''].filter(text => text !== '').join(' – ');
     this.title.caption = `aotlab: ${this.title.label}`;
     this.title.closable = true;
     this.source.update({ reading });
@@ -51,7 +54,7 @@ class ReportTab extends Widget {
   }
 }
 
-/** Make what opens tabs in `shell`: one for each report, which is shown again when it is asked for again. */
+/** Make a function that opens tabs in `shell`. Each report has one tab; the function shows that tab if it is open. */
 export function tabOpener(shell: ILabShell): OpenTab {
   const tabs = new Map<string, ReportTab>();
   return (reading, panel) => {

@@ -1,4 +1,4 @@
-/** The same view as an anywidget, drawn from the traits of `aotlab.notebook.dashboard.Dashboard`. */
+/** The view of a report as an anywidget. It draws the traits of `aotlab.notebook.dashboard.Dashboard`. */
 
 import '../style/report.css';
 
@@ -6,29 +6,29 @@ import { readMessage, ReportSource } from './live/source';
 import { readReport } from './model/report';
 import { mount } from './view/view';
 
-/** What we use of anywidget's model. */
-interface Model {
+/** The methods of anywidget's model that we use. */
+interface IModel {
   get(name: string): unknown;
   on(event: string, callback: (content: unknown) => void): void;
   off(event: string, callback: (content: unknown) => void): void;
   send(content: unknown): void;
 }
 
-function words(value: unknown): string {
+function textOrEmpty(value: unknown): string {
   return typeof value === 'string' ? value : '';
 }
 
-function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
+function render({ model, el }: { model: IModel; el: HTMLElement }): () => void {
   const source = new ReportSource();
   el.classList.add('aotlab-widget');
   const takeReport = (): void => {
     source.update({ reading: readReport(model.get('report')), failure: '' });
-    takeRest();
+    takeLiveState();
   };
-  const takeRest = (): void =>
+  const takeLiveState = (): void =>
     source.update({
-      progress: words(model.get('progress')),
-      // The trait also holds why a measurement failed: whether one runs is for the kernel to know.
+      progress: textOrEmpty(model.get('progress')),
+      // The trait `progress` also has the reason why a measurement failed. So a text does not tell that one runs.
       busy: false,
       live: model.get('live') === true
     });
@@ -40,8 +40,8 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
   };
   const listeners: readonly (readonly [string, (content: unknown) => void])[] = [
     ['change:report', takeReport],
-    ['change:progress', takeRest],
-    ['change:live', takeRest],
+    ['change:progress', takeLiveState],
+    ['change:live', takeLiveState],
     ['msg:custom', takeMessage]
   ];
   takeReport();

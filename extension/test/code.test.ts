@@ -5,23 +5,29 @@ import { JSDOM } from 'jsdom';
 
 import { ReportSource } from '../src/live/source';
 import { readReport } from '../src/model/report';
-import type { Disposable } from '../src/source';
+import type { IDisposable } from '../src/source';
 import { MOST_LINES } from '../src/view/code';
 import { Code } from '../src/view/tokens';
-import type { Token } from '../src/view/tokens';
+import type { IToken } from '../src/view/tokens';
 import { mount } from '../src/view/view';
+import { counted } from './counted';
 import { sample } from './sample';
-import type { Json } from './sample';
+import type { IJson } from './sample';
 
 let dom: JSDOM;
 let host: HTMLElement;
 let source: ReportSource;
-let view: Disposable | null = null;
+let view: IDisposable | null = null;
 
 beforeEach(() => {
   dom = new JSDOM('<!DOCTYPE html><body></body>', { pretendToBeVisual: true });
   const { window } = dom;
-  Object.assign(globalThis, { document: window.document, Element: window.Element, HTMLElement: window.HTMLElement, Node: window.Node });
+  Object.assign(globalThis, {
+    document: window.document,
+    Element: window.Element,
+    HTMLElement: window.HTMLElement,
+    Node: window.Node
+  });
   host = document.createElement('div');
   document.body.append(host);
   source = new ReportSource();
@@ -38,9 +44,9 @@ function all(selector: string): HTMLElement[] {
 }
 
 function one(selector: string): HTMLElement {
-  const found = all(selector);
-  assert.equal(found.length, 1, `${found.length} times ${selector}`);
-  return found[0] as HTMLElement;
+  const elements = all(selector);
+  assert.equal(elements.length, 1, `${elements.length} times ${selector}`);
+  return elements[0] as HTMLElement;
 }
 
 async function opened(selector: string): Promise<HTMLElement> {
@@ -51,8 +57,10 @@ async function opened(selector: string): Promise<HTMLElement> {
   return details;
 }
 
-function key(target: HTMLElement, name: string, more: object = {}): void {
-  target.dispatchEvent(new dom.window.KeyboardEvent('keydown', { key: name, bubbles: true, cancelable: true, ...more }));
+function key(target: HTMLElement, name: string, modifiers: object = {}): void {
+  target.dispatchEvent(
+    new dom.window.KeyboardEvent('keydown', { key: name, bubbles: true, cancelable: true, ...modifiers })
+  );
 }
 
 const FILE = '<ipython-input-3-0123456789ab>';
@@ -68,13 +76,20 @@ const JOINT = [
 ].join('\n');
 
 /** The sample, with a cell of two lines and a function, whose nodes are known. */
-function linked(): Json {
+function linked(): IJson {
   const report = sample();
-  const [frame] = report['frames'] as Json[];
-  const [graph] = (frame?.['graphs'] ?? []) as Json[];
+  const [frame] = report['frames'] as IJson[];
+  const [graph] = (frame?.['graphs'] ?? []) as IJson[];
   assert.ok(graph !== undefined);
-  const node = (name: string, line: object | null, more: object = {}): object => ({
-    stage: 'trace', part: 'joint', name, op: 'call_function', target: `aten.${name}`, phase: 'forward', line, ...more
+  const node = (name: string, line: object | null, fields: object = {}): object => ({
+    stage: 'trace',
+    part: 'joint',
+    name,
+    op: 'call_function',
+    target: `aten.${name}`,
+    phase: 'forward',
+    line,
+    ...fields
   });
   const nodes = [
     node('primals_1', null),
@@ -97,8 +112,22 @@ function linked(): Json {
       { name: 'primals_10', tensor: null, nbytes: 48, reason: 'an input', line: null }
     ],
     kernels: [
-      { name: 'fused_mul_relu', language: 'c++', graph_name: 'g', kind: 'forward', source: 'int main() {}', nodes: ['mul', 'relu'] },
-      { name: 'extern.mm', language: 'extern', graph_name: 'g', kind: 'forward', source: 'mm(primals_10)', nodes: ['mm', 'unknown'] },
+      {
+        name: 'fused_mul_relu',
+        language: 'c++',
+        graph_name: 'g',
+        kind: 'forward',
+        source: 'int main() {}',
+        nodes: ['mul', 'relu']
+      },
+      {
+        name: 'extern.mm',
+        language: 'extern',
+        graph_name: 'g',
+        kind: 'forward',
+        source: 'mm(primals_10)',
+        nodes: ['mm', 'unknown']
+      },
       { name: 'other', language: 'c++', graph_name: 'g', kind: 'forward', source: '' }
     ]
   });
@@ -107,12 +136,12 @@ function linked(): Json {
   return { ...report, cell };
 }
 
-function show(report: unknown): void {
-  source.update({ reading: readReport(report) });
+function show(report: IJson): void {
+  source.update({ reading: readReport(counted(report)) });
   view = mount(host, source);
 }
 
-function tokenLines(text: string, language: string): (readonly Token[])[] {
+function tokenLines(text: string, language: string): (readonly IToken[])[] {
   const code = new Code(text, language);
   return code.lines.map((_, index) => code.tokens(index));
 }
@@ -121,19 +150,41 @@ test('code is read into tokens that are the code', () => {
   const python = "def f(x):  # it's\n    return r'a\\'b' + 1e-3 * x.sin()\ns = '''one\ntwo'''\nopen = \"no end";
   const lines = tokenLines(python, 'python');
   assert.equal(lines.map(line => line.map(token => token.text).join('')).join('\n'), python);
-  const of = (kind: string): string[] => lines.flat().filter(token => token.kind === kind).map(token => token.text);
-  assert.deepEqual(of('keyword'), ['def', 'return']);
-  assert.deepEqual(of('string'), ["r'a\\'b'", "'''one", "two'''", '"no end']);
-  assert.deepEqual(of('comment'), ["# it's"]);
-  assert.deepEqual(of('number'), ['1e-3']);
-  assert.deepEqual(of('call'), ['f', 'sin']);
-  assert.deepEqual(of('name'), ['x', 'x', 's', 'open']);
+  const textsOfKind = (kind: string): string[] =>
+    lines
+      .flat()
+      .filter(token => token.kind === kind)
+      .map(token => token.text);
+  assert.deepEqual(textsOfKind('keyword'), ['def', 'return']);
+  assert.deepEqual(textsOfKind('string'), ["r'a\\'b'", "'''one", "two'''", '"no end']);
+  assert.deepEqual(textsOfKind('comment'), ["# it's"]);
+  assert.deepEqual(textsOfKind('number'), ['1e-3']);
+  assert.deepEqual(textsOfKind('call'), ['f', 'sin']);
+  assert.deepEqual(textsOfKind('name'), ['x', 'x', 's', 'open']);
   const cpp = '#include "a.h"\nfor (int64_t x0=0L; x0<32; x0++) /* a\nb */ out[x0] = f(1.0f); // end';
-  const read = tokenLines(cpp, 'c++');
-  assert.equal(read.map(line => line.map(token => token.text).join('')).join('\n'), cpp);
-  assert.deepEqual(read.flat().filter(token => token.kind === 'keyword').map(token => token.text), ['#include', 'for', 'int64_t']);
-  assert.deepEqual(read.flat().filter(token => token.kind === 'comment').map(token => token.text), ['/* a', 'b */', '// end']);
-  assert.deepEqual(read.flat().filter(token => token.kind === 'number').map(token => token.text), ['0L', '32', '1.0f']);
+  const cppLines = tokenLines(cpp, 'c++');
+  assert.equal(cppLines.map(line => line.map(token => token.text).join('')).join('\n'), cpp);
+  assert.deepEqual(
+    cppLines
+      .flat()
+      .filter(token => token.kind === 'keyword')
+      .map(token => token.text),
+    ['#include', 'for', 'int64_t']
+  );
+  assert.deepEqual(
+    cppLines
+      .flat()
+      .filter(token => token.kind === 'comment')
+      .map(token => token.text),
+    ['/* a', 'b */', '// end']
+  );
+  assert.deepEqual(
+    cppLines
+      .flat()
+      .filter(token => token.kind === 'number')
+      .map(token => token.text),
+    ['0L', '32', '1.0f']
+  );
 });
 
 test('graphs are shown with the user’s names, whole names and no others', async () => {
@@ -144,11 +195,14 @@ test('graphs are shown with the user’s names, whole names and no others', asyn
   assert.equal(lines()[0], 'def joint(self, x, model.weight, grad_of_loss):');
   assert.match(lines()[2] ?? '', /default\(mul, model\.weight\) {2}# of primals_10$/);
   assert.match(lines()[4] ?? '', /\(grad_of_loss, 'primals_1'\)$/);
-  assert.deepEqual([...code.querySelectorAll<HTMLElement>('.al-t-yours')].slice(0, 3).map(each => each.title), ['primals_1', 'primals_10', 'tangents_1']);
+  assert.deepEqual(
+    [...code.querySelectorAll<HTMLElement>('.al-t-yours')].slice(0, 3).map(each => each.title),
+    ['primals_1', 'primals_10', 'tangents_1']
+  );
   const yours = lines().join('\n');
-  const written: string[] = [];
+  const clipboardTexts: string[] = [];
   Object.defineProperty(globalThis, 'navigator', {
-    value: { clipboard: { writeText: (text: string) => Promise.resolve(void written.push(text)) } },
+    value: { clipboard: { writeText: (text: string) => Promise.resolve(void clipboardTexts.push(text)) } },
     configurable: true
   });
   const copy = [...code.querySelectorAll('button')].find(each => each.textContent === 'Copy');
@@ -158,7 +212,7 @@ test('graphs are shown with the user’s names, whole names and no others', asyn
   check?.click();
   assert.equal(lines().join('\n'), JOINT);
   copy?.click();
-  assert.deepEqual(written, [yours, JOINT]);
+  assert.deepEqual(clipboardTexts, [yours, JOINT]);
   await new Promise(resolve => setTimeout(resolve, 0));
   assert.equal(copy?.textContent, 'Copied');
   one('[data-tab=saved]').click();
@@ -167,8 +221,8 @@ test('graphs are shown with the user’s names, whole names and no others', asyn
 
 test('of long code the lines in sight are drawn, and all of it is searched', async () => {
   const report = linked();
-  const [frame] = report['frames'] as Json[];
-  const [graph] = (frame?.['graphs'] ?? []) as Json[];
+  const [frame] = report['frames'] as IJson[];
+  const [graph] = (frame?.['graphs'] ?? []) as IJson[];
   assert.ok(graph !== undefined);
   const text = Array.from({ length: 10_000 }, (_, index) => `    v${index} = f(primals_1, ${index % 600})`).join('\n');
   graph['stages'] = [{ name: 'trace', duration_ns: 1, codes: [{ title: 'joint graph', language: 'python', text }] }];
@@ -178,22 +232,25 @@ test('of long code the lines in sight are drawn, and all of it is searched', asy
   assert.ok(code.querySelectorAll('.al-row').length < MOST_LINES);
   const field = code.querySelector<HTMLInputElement>('input[type=search]');
   assert.ok(field !== null);
-  const found = (): string => code.querySelector('[role=status]')?.textContent ?? '';
+  const matchStatus = (): string => code.querySelector('[role=status]')?.textContent ?? '';
   field.value = '(X, 599)';
   field.dispatchEvent(new dom.window.Event('input'));
-  assert.equal(found(), '1 of 16');
-  const heard: string[] = [];
-  host.addEventListener('keydown', event => heard.push(event.key));
+  assert.equal(matchStatus(), '1 of 16');
+  const keysOfNotebook: string[] = [];
+  host.addEventListener('keydown', event => keysOfNotebook.push(event.key));
   key(field, 'Enter');
   key(field, 'Enter');
-  assert.equal(found(), '3 of 16');
-  assert.equal(code.querySelector('mark.al-now')?.closest('.al-row')?.querySelector('.al-n')?.getAttribute('data-n'), '1800');
+  assert.equal(matchStatus(), '3 of 16');
+  assert.equal(
+    code.querySelector('mark.al-now')?.closest('.al-row')?.querySelector('.al-n')?.getAttribute('data-n'),
+    '1800'
+  );
   key(field, 'Enter', { shiftKey: true });
-  assert.equal(found(), '2 of 16');
-  assert.deepEqual(heard, []);
+  assert.equal(matchStatus(), '2 of 16');
+  assert.deepEqual(keysOfNotebook, []);
   field.value = 'nowhere';
   field.dispatchEvent(new dom.window.Event('input'));
-  assert.equal(found(), 'no match');
+  assert.equal(matchStatus(), 'no match');
 });
 
 test('a line that is chosen lights up with all that comes from it', async () => {
@@ -205,24 +262,66 @@ test('a line that is chosen lights up with all that comes from it', async () => 
   one('tr[data-line="3"] td[data-column=source]').click();
   assert.match(one('.al-chosen').textContent ?? '', /^line 3: loss = \(x @ model.weight\).relu\(\).sum\(\)/);
   assert.deepEqual(bar(), ['the cell', '2 nodes forward', '1 backward', '1 saved', '2 kernels', '✕']);
-  assert.deepEqual(all('tr[data-lit]').map(each => each.dataset['line']), ['3']);
+  assert.deepEqual(
+    all('tr[data-lit]').map(each => each.dataset['line']),
+    ['3']
+  );
   // To the nodes: their stage’s code is opened.
   [...all('.al-chosen button')].find(each => each.textContent === '1 backward')?.click();
   assert.equal(one('[data-tab=stages]').getAttribute('aria-selected'), 'true');
-  const lit = (): (string | null | undefined)[] =>
+  const litLines = (): (string | null | undefined)[] =>
     all('.al-row[data-lit]').map(each => each.querySelector('.al-n')?.getAttribute('data-n'));
-  assert.deepEqual(lit(), ['3', '4', '5']);
+  assert.deepEqual(litLines(), ['3', '4', '5']);
   one('[data-tab=saved]').click();
-  assert.deepEqual(all('tr[data-lit]').map(each => each.dataset['name']), ['relu']);
+  assert.deepEqual(
+    all('tr[data-lit]').map(each => each.dataset['name']),
+    ['relu']
+  );
   one('[data-tab=kernels]').click();
-  assert.deepEqual(all('details[data-lit]').map(each => each.dataset['kernel']), ['fused_mul_relu', 'extern.mm']);
-  assert.deepEqual(all('details[data-kernel=fused_mul_relu] .al-from button').map(each => each.textContent), ['line 3', 'model.py:12']);
+  assert.deepEqual(
+    all('details[data-lit]').map(each => each.dataset['kernel']),
+    ['fused_mul_relu', 'extern.mm']
+  );
+  assert.deepEqual(
+    all('details[data-kernel=fused_mul_relu] .al-from button').map(each => each.textContent),
+    ['line 3', 'model.py:12']
+  );
   // It stays when the report is drawn anew, and goes with Escape.
-  source.update({ reading: readReport({ ...linked(), name: 'again' }) });
+  source.update({ reading: readReport(counted({ ...linked(), name: 'again' })) });
   assert.equal(all('details[data-lit]').length, 2);
   key(one('[data-tab=kernels]'), 'Escape');
   assert.equal(all('[data-lit]').length, 0);
   assert.equal(one('.al-chosen').hidden, true);
+});
+
+test('a line of the notebook lights up with what the modules that it calls compute', () => {
+  const report = linked();
+  const [frame] = report['frames'] as IJson[];
+  const [graph] = (frame?.['graphs'] ?? []) as IJson[];
+  assert.ok(graph !== undefined);
+  const callerLine = {
+    file: '<ipython-input-2-fedcba987654>',
+    line: 7,
+    function: 'forward',
+    code: 'return self.layer(t)'
+  };
+  const libraryLine = { ...SCALED, callers: [callerLine, { ...LOSS }] };
+  const [first] = graph['nodes'] as IJson[];
+  const nodes = ['mul', 'relu', 'tanh'].map(name => ({ ...first, name, line: libraryLine }));
+  graph['nodes'] = [...nodes, ...nodes.map(each => ({ ...each, stage: 'compile', part: 'forward' }))];
+  graph['saved'] = [{ name: 'relu', tensor: null, nbytes: 32, reason: 'why', line: libraryLine }];
+  show(report);
+  one('tr[data-line="3"] td[data-column=source]').click();
+  assert.match(one('.al-chosen').textContent ?? '', /3 nodes forward1 saved1 kernel/);
+  // The line of another cell, too.
+  one('[data-tab=saved]').click();
+  const row = one('tr[data-name=relu]');
+  assert.equal(row.dataset['links']?.split(' ').length, 3);
+  key(row, 'Escape');
+  row.click();
+  assert.match(one('.al-chosen').textContent ?? '', /^model\.py:12: return x \* 2/);
+  row.click();
+  assert.match(one('.al-chosen').textContent ?? '', /^In \[2\], line 7: return self\.layer\(t\)3 nodes forward/);
 });
 
 test('a line is chosen in the code too, by mouse or keyboard, once and back', async () => {
@@ -230,7 +329,15 @@ test('a line is chosen in the code too, by mouse or keyboard, once and back', as
   one('[data-tab=stages]').click();
   await opened('details[data-code="joint graph"]');
   const numbers = all('button.al-n');
-  assert.deepEqual(numbers.map(each => [each.dataset['n'], each.tabIndex]), [['2', 0], ['3', -1], ['4', -1], ['5', -1]]);
+  assert.deepEqual(
+    numbers.map(each => [each.dataset['n'], each.tabIndex]),
+    [
+      ['2', 0],
+      ['3', -1],
+      ['4', -1],
+      ['5', -1]
+    ]
+  );
   numbers[0]?.focus();
   numbers[0]?.click();
   assert.match(one('.al-chosen').textContent ?? '', /^model\.py:12: return x \* 2/);
@@ -245,35 +352,35 @@ test('a line is chosen in the code too, by mouse or keyboard, once and back', as
 });
 
 test('without a kernel, a report without nodes says where they are shown once a line is chosen', () => {
-  const cut = linked();
-  const [graph] = ((cut['frames'] as Json[])[0]?.['graphs'] ?? []) as Json[];
+  const report = linked();
+  const [graph] = ((report['frames'] as IJson[])[0]?.['graphs'] ?? []) as IJson[];
   assert.ok(graph !== undefined);
   const nodes = graph['nodes'];
   Object.assign(graph, { nodes: [], counts: { nodes: 3 } });
-  show(cut);
+  show(report);
   one('tr[data-line="3"] td[data-column=source]').click();
-  const said = (): string | undefined => all('.al-chosen > .al-soft').map(each => each.textContent ?? '')[0];
-  assert.equal(said(), 'its nodes are shown while the kernel runs, and in report.to_html()');
-  source.receive({ kind: 'report', report: cut });
-  assert.equal(said(), 'asking the kernel …');
+  const remark = (): string | undefined => all('.al-chosen > .al-soft').map(each => each.textContent ?? '')[0];
+  assert.equal(remark(), 'its nodes are shown while the kernel runs, and in report.to_html()');
+  source.receive({ kind: 'report', report });
+  assert.equal(remark(), 'asking the kernel …');
   source.receive({ kind: 'nodes', frame: 'step', index: 0, nodes });
-  assert.equal(said(), undefined);
+  assert.equal(remark(), undefined);
 });
 
 test('the nodes of a cut report are asked for once a line is chosen', () => {
-  const cut = linked();
-  const [frame] = cut['frames'] as Json[];
-  const [graph] = (frame?.['graphs'] ?? []) as Json[];
+  const report = linked();
+  const [frame] = report['frames'] as IJson[];
+  const [graph] = (frame?.['graphs'] ?? []) as IJson[];
   assert.ok(graph !== undefined);
   const nodes = graph['nodes'];
   graph['nodes'] = [];
-  const asked: unknown[] = [];
-  source.onAsk = request => asked.push(request);
-  show(cut);
-  source.receive({ kind: 'report', report: cut });
-  assert.deepEqual(asked, []);
+  const requests: unknown[] = [];
+  source.onAsk = request => requests.push(request);
+  show(report);
+  source.receive({ kind: 'report', report });
+  assert.deepEqual(requests, []);
   one('tr[data-line="3"] td[data-column=source]').click();
-  assert.deepEqual(asked, [{ kind: 'nodes', frame: 'step', index: 0 }]);
+  assert.deepEqual(requests, [{ kind: 'nodes', frame: 'step', index: 0 }]);
   source.receive({ kind: 'nodes', frame: 'step', index: 0, nodes });
   assert.match(one('.al-chosen').textContent ?? '', /2 nodes forward1 backward1 saved2 kernels/);
 });

@@ -6,6 +6,7 @@ import type { NotebookPanel } from '@jupyterlab/notebook';
 import { Connection } from '../src/live/connection';
 import { ReportSource } from '../src/live/source';
 import { readReport } from '../src/model/report';
+import { counted } from './counted';
 import { sample } from './sample';
 
 /** What a signal of Lumino's does, as far as connections use it. */
@@ -121,9 +122,9 @@ beforeEach(() => {
 });
 
 function reportSource(identifier: string): ReportSource {
-  const made = new ReportSource();
-  made.update({ reading: readReport({ ...sample(), identifier }) });
-  return made;
+  const newSource = new ReportSource();
+  newSource.update({ reading: readReport(counted({ ...sample(), identifier })) });
+  return newSource;
 }
 
 function connect(to = source): Connection {
@@ -210,10 +211,16 @@ test('a kernel that restarts while it is being asked is asked anew, once', async
   session.status('restarting');
   informed({});
   await settle();
-  assert.deepEqual(session.kernel.comms.map(comm => comm.opened), [null]);
+  assert.deepEqual(
+    session.kernel.comms.map(comm => comm.opened),
+    [null]
+  );
   session.status('idle');
   await live();
-  assert.deepEqual(session.kernel.comms.map(comm => comm.opened), [null, { identifier: 'r-1' }]);
+  assert.deepEqual(
+    session.kernel.comms.map(comm => comm.opened),
+    [null, { identifier: 'r-1' }]
+  );
   connection.dispose();
 });
 
@@ -251,7 +258,10 @@ test('a kernel without aotlab is asked once, however many reports the notebook h
   session.kernel.comms[0]?.onClose({});
   await settle();
   assert.equal(session.kernel.comms.length, 1);
-  assert.deepEqual(sources.map(each => each.live), [false, false, false]);
+  assert.deepEqual(
+    sources.map(each => each.live),
+    [false, false, false]
+  );
   connections.forEach(each => each.dispose());
 });
 
@@ -259,7 +269,10 @@ test('a report that comes after the question was sent asks for itself: aotlab ma
   const before = reportSource('before');
   const first = connect(before);
   await settle();
-  assert.deepEqual(session.kernel.comms.map(comm => comm.opened), [{ identifier: 'before' }]);
+  assert.deepEqual(
+    session.kernel.comms.map(comm => comm.opened),
+    [{ identifier: 'before' }]
+  );
   const second = connect();
   await settle();
   session.kernel.comms[0]?.onClose({});
@@ -305,29 +318,29 @@ test('once a kernel has answered, the other reports ask too', async () => {
 test('no kernel, one that takes no comms, one that is gone: nothing is thrown', async () => {
   session.kernel.refuses = true;
   connect().dispose();
-  const refused = connect();
+  const withoutComms = connect();
   await settle();
   assert.equal(source.live, false);
-  refused.dispose();
+  withoutComms.dispose();
   session.kernel.refuses = false;
-  const gone = connect();
+  const withClosedComm = connect();
   const comm = await live();
   comm.isDisposed = true;
   source.measure();
   assert.equal(source.live, false);
-  gone.dispose();
+  withClosedComm.dispose();
   session.session = null;
-  const none = connect();
+  const withoutKernel = connect();
   await settle();
   session.statusChanged.emit();
-  none.dispose();
-  none.dispose();
+  withoutKernel.dispose();
+  withoutKernel.dispose();
 });
 
 test('another report in the same output is asked for by its own name', async () => {
   const connection = connect();
   const first = await live();
-  source.update({ reading: readReport({ ...sample(), identifier: 'r-2' }) });
+  source.update({ reading: readReport(counted({ ...sample(), identifier: 'r-2' })) });
   connection.retry();
   assert.equal(first.isDisposed, true);
   await settle();

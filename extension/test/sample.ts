@@ -1,6 +1,6 @@
 /** A report as JSON holds it, with a little of everything; tests change copies of it. */
 
-const tensor = (shape: number[], stride: number[], more: object = {}): object => ({
+const tensor = (shape: number[], stride: number[], fields: object = {}): object => ({
   dtype: 'float32',
   device: 'cpu',
   layout: 'strided',
@@ -9,15 +9,15 @@ const tensor = (shape: number[], stride: number[], more: object = {}): object =>
   offset: 0,
   byte_offset: 0,
   nbytes: 4 * shape.reduce((product, length) => product * length, 1),
-  ...more
+  ...fields
 });
 
-export interface Json {
+export interface IJson {
   [name: string]: unknown;
 }
 
 /** Make the sample anew. `graphs` is how many graphs its one frame has. */
-export function sample(graphs = 1): Json {
+export function sample(graphs = 1): IJson {
   return {
     version: 1,
     name: 'sample',
@@ -76,10 +76,29 @@ export function sample(graphs = 1): Json {
         }
       }
     ],
-    graph_break_rows: [{ frame: 'step', where: 'step', line: null, cell_line: null, words: '`print()` is called', reason: 'a print\nlong text', at_ns: 3 }],
+    graph_break_rows: [
+      {
+        frame: 'step',
+        where: 'step',
+        line: null,
+        cell_line: null,
+        words: '`print()` is called',
+        reason: 'a print\nlong text',
+        at_ns: 3
+      }
+    ],
     timing_rows: [timing('eager', 2000), timing('aotlab', 1000)],
     verification_rows: [
-      { engine: 'aotlab', kind: 'value', subject: 'out[0]', equal: true, expected: '1', actual: '1', frame: 'step', graph: 0 },
+      {
+        engine: 'aotlab',
+        kind: 'value',
+        subject: 'out[0]',
+        equal: true,
+        expected: '1',
+        actual: '1',
+        frame: 'step',
+        graph: 0
+      },
       {
         engine: 'aotlab',
         kind: 'stride',
@@ -101,7 +120,17 @@ function timing(engine: string, median: number): object {
   const around = { min_ns: median - 2, p10_ns: median - 1, p90_ns: median + 1 };
   const ratio = { over: 'eager', median: 0.5, p10: 0.25, p90: 1.5, noise: 'it changed' };
   const ratios = engine === 'eager' ? [] : [ratio, { over: 'upstream', median: 0.75, p10: 0.7, p90: 0.8 }];
-  return { engine, phase: 'forward', median_ns: median, ...around, repeats: 9, frame: 'step', graph: 0, ratios, again: 1.01 };
+  return {
+    engine,
+    phase: 'forward',
+    median_ns: median,
+    ...around,
+    repeats: 9,
+    frame: 'step',
+    graph: 0,
+    ratios,
+    again: 1.01
+  };
 }
 
 function graph(index: number): object {
@@ -111,7 +140,10 @@ function graph(index: number): object {
     status: 'compiled',
     frontend: 'direct',
     backend: 'eager',
-    misses: index === 0 ? [] : [{ graph: 0, sentence: '`x` has another shape', line: null, suggestion: 'pad' }],
+    misses:
+      index === 0
+        ? []
+        : [{ graph: 0, subject: 'x.size(0)', sentence: '`x` has another shape', line: null, suggestion: 'pad' }],
     training: true,
     at_ns: 0,
     duration_ns: 2_000_000,
@@ -154,7 +186,14 @@ function graph(index: number): object {
       { name: 'scale', kind: 'python', value: '2.5' }
     ],
     outputs: [
-      { name: 'out[0]', output_type: 'non-alias', raw_type: 'torch.Tensor', tensor: tensor([], []), storage: 2, relation: 'memory of its own' },
+      {
+        name: 'out[0]',
+        output_type: 'non-alias',
+        raw_type: 'torch.Tensor',
+        tensor: tensor([], []),
+        storage: 2,
+        relation: 'memory of its own'
+      },
       {
         name: 'out[1]',
         output_type: 'alias of input',
@@ -182,8 +221,16 @@ function graph(index: number): object {
           { start: 20, length: 4, certain: false }
         ]
       },
-      { number: 1, owner: 'input', nbytes: 48, device: 'cpu', spans: [{ name: 'weight', role: 'input', start: 0, stop: 48 }] }
+      {
+        number: 1,
+        owner: 'input',
+        nbytes: 48,
+        device: 'cpu',
+        spans: [{ name: 'weight', role: 'input', start: 0, stop: 48 }],
+        group: 0
+      }
     ],
+    storage_groups: [{ title: '1 storage with one tensor, unwritten', count: 1, nbytes: 48 }],
     saved: [{ name: 'mm', tensor: tensor([2, 4], [4, 1]), nbytes: 32, reason: 'read by relu’s backward' }],
     kernels: [{ name: 'kernel_0', language: 'c++', graph_name: 'g', kind: 'forward', source: 'int main() {}' }],
     guards: [{ kind: 'shape', subject: 'x', sentence: '`x` has shape (2, 3)' }]

@@ -5,15 +5,16 @@ import { JSDOM } from 'jsdom';
 
 import { ReportSource } from '../src/live/source';
 import { readReport } from '../src/model/report';
-import type { Disposable } from '../src/source';
+import type { IDisposable } from '../src/source';
 import { mount } from '../src/view/view';
+import { counted } from './counted';
 import { sample } from './sample';
-import type { Json } from './sample';
+import type { IJson } from './sample';
 
 let dom: JSDOM;
 let host: HTMLElement;
 let source: ReportSource;
-let view: Disposable;
+let view: IDisposable;
 
 beforeEach(() => {
   dom = new JSDOM('<!DOCTYPE html><body></body>', { pretendToBeVisual: true });
@@ -34,17 +35,17 @@ afterEach(() => {
   dom.window.close();
 });
 
-function show(report: unknown): HTMLElement {
-  source.update({ reading: readReport(report) });
+function show(report: IJson): HTMLElement {
+  source.update({ reading: readReport(counted(report)) });
   view = mount(host, source);
   return one('.aotlab-report');
 }
 
 function one(selector: string): HTMLElement {
-  const [found, ...more] = all(selector);
-  assert.ok(found !== undefined, `no ${selector}`);
-  assert.equal(more.length, 0, `several ${selector}`);
-  return found;
+  const [element, ...others] = all(selector);
+  assert.ok(element !== undefined, `no ${selector}`);
+  assert.equal(others.length, 0, `several ${selector}`);
+  return element;
 }
 
 function all(selector: string): HTMLElement[] {
@@ -59,8 +60,8 @@ function tab(name: string): void {
   one(`[data-tab=${name}]`).click();
 }
 
-function firstGraph(report: Json): Json {
-  return ((report['frames'] as Json[])[0]?.['graphs'] as Json[])[0] as Json;
+function firstGraph(report: IJson): IJson {
+  return ((report['frames'] as IJson[])[0]?.['graphs'] as IJson[])[0] as IJson;
 }
 
 function press(element: HTMLElement, key: string): KeyboardEvent {
@@ -70,7 +71,17 @@ function press(element: HTMLElement, key: string): KeyboardEvent {
 }
 
 const NAMES = [
-  'overview', 'inputs', 'outputs', 'storages', 'stages', 'saved', 'kernels', 'breaks', 'calls', 'timing', 'verification'
+  'overview',
+  'inputs',
+  'outputs',
+  'storages',
+  'stages',
+  'saved',
+  'kernels',
+  'breaks',
+  'calls',
+  'timing',
+  'verification'
 ];
 
 test('the verdict comes first, and the root says whose report it is and how it went', () => {
@@ -84,10 +95,11 @@ test('the verdict comes first, and the root says whose report it is and how it w
 
 test('the status and the numbers open their tabs, and tabs of nothing are dimmed', () => {
   show(sample());
-  assert.match(text('.al-sentence'), /^1 graph compiled; NOT equal to eager/);
-  assert.deepEqual(all('.al-chip').map(each => each.dataset['chip']), [
-    'verification', 'stages', 'inputs', 'outputs', 'saved', 'breaks', 'calls'
-  ]);
+  assert.equal(text('.al-sentence'), 'Python’s sentence.');
+  assert.deepEqual(
+    all('.al-chip').map(each => each.dataset['chip']),
+    ['verification', 'stages', 'inputs', 'outputs', 'saved', 'breaks', 'calls']
+  );
   for (const chip of all('.al-chip')) {
     chip.click();
     assert.equal(one('[role=tabpanel]:not([hidden])').dataset['panel'], chip.dataset['chip']);
@@ -97,7 +109,10 @@ test('the status and the numbers open their tabs, and tabs of nothing are dimmed
   assert.deepEqual(all('[role=tab].al-empty'), []);
   view.dispose();
   show({ ...sample(), graph_break_rows: [], timing_rows: [] });
-  assert.deepEqual(all('[role=tab].al-empty').map(each => each.textContent), ['Graph breaks', 'Timing']);
+  assert.deepEqual(
+    all('[role=tab].al-empty').map(each => each.textContent),
+    ['Graph breaks', 'Timing']
+  );
 });
 
 test('a report can be opened in a tab only where somebody can do so', () => {
@@ -114,11 +129,20 @@ test('a report can be opened in a tab only where somebody can do so', () => {
 
 test('there is one tab and one panel per part, and one panel is shown', () => {
   show(sample());
-  assert.deepEqual(all('[role=tab]').map(each => each.dataset['tab']), NAMES);
-  assert.deepEqual(all('[role=tabpanel]').map(each => each.dataset['panel']), NAMES);
+  assert.deepEqual(
+    all('[role=tab]').map(each => each.dataset['tab']),
+    NAMES
+  );
+  assert.deepEqual(
+    all('[role=tabpanel]').map(each => each.dataset['panel']),
+    NAMES
+  );
   for (const name of NAMES) {
     tab(name);
-    assert.deepEqual(all('[role=tabpanel]:not([hidden])').map(each => each.dataset['panel']), [name]);
+    assert.deepEqual(
+      all('[role=tabpanel]:not([hidden])').map(each => each.dataset['panel']),
+      [name]
+    );
     assert.notEqual(text(`[data-panel=${name}]`), '');
     const chosen = one('[role=tab][aria-selected=true]');
     assert.equal(chosen.getAttribute('aria-controls'), one(`[data-panel=${name}]`).id);
@@ -140,8 +164,9 @@ test('the cell’s lines say how they ran in words, with the reason once', () =>
 
 test('of lines that are compiled in part only those that really are say so', () => {
   const report = sample();
-  const cell = report['cell'] as Json;
-  cell['source'] = '%%aotcompile\nfor i in range(3):\n    optimizer.zero_grad()\n    a = f(x)\n    if a > 0:\n        b = 1\n    b.backward()';
+  const cell = report['cell'] as IJson;
+  cell['source'] =
+    '%%aotcompile\nfor i in range(3):\n    optimizer.zero_grad()\n    a = f(x)\n    if a > 0:\n        b = 1\n    b.backward()';
   cell['parts'] = [
     { first_line: 2, last_line: 3, how: 'python', reason: 'calls .zero_grad()' },
     { first_line: 4, last_line: 7, how: 'compiled', reason: 'why', ways: ['compiled', 'in part', '', 'eager'] }
@@ -153,29 +178,89 @@ test('of lines that are compiled in part only those that really are say so', () 
   assert.deepEqual(why, ['', '', 'calls .zero_grad()', 'why', '', '', '']);
 });
 
+test('the lines of a function have their own states, and a break inside of it stands at its line', () => {
+  const report = sample();
+  const cell = report['cell'] as IJson;
+  cell['source'] =
+    '%%aotcompile\ndef f(t):\n    m = t.max().item()\n    return t + m\nfor i in range(3):\n    y = f(x[i])';
+  cell['parts'] = [
+    { first_line: 2, last_line: 4, how: 'compiled', ways: ['compiled', 'in part', 'compiled'] },
+    { first_line: 5, last_line: 6, how: 'python', reason: 'why', ways: ['python', 'calls compiled code'] }
+  ];
+  report['graph_break_rows'] = [{ frame: 'f', where: 'line 3', cell_line: 6, words: '`.item()` is called' }];
+  show(report);
+  const texts = (column: string): (string | null)[] =>
+    all(`table[data-table=cell] td[data-column=${column}]`).map(each => each.textContent);
+  assert.deepEqual(texts('how'), [
+    '',
+    '● compiled',
+    '◐ compiled in part',
+    '● compiled',
+    '○ python',
+    '○ calls compiled code'
+  ]);
+  assert.deepEqual(texts('reason'), [
+    '',
+    '',
+    'break .item() is called',
+    '',
+    'why',
+    'break .item() is called, at line 3'
+  ]);
+  // Only lines that something in graphs comes from can be chosen.
+  assert.deepEqual(
+    all('tr[data-line][data-links]').map(each => each.dataset['line']),
+    ['2', '3', '4', '6']
+  );
+});
+
 test('a break and an error are marked at their own lines', () => {
   const report = sample();
-  const cell = report['cell'] as Json;
-  const part = (first: number, last: number, reason: string): Json => ({ first_line: first, last_line: last, how: 'compiled', reason });
+  const cell = report['cell'] as IJson;
+  const part = (first: number, last: number, reason: string): IJson => ({
+    first_line: first,
+    last_line: last,
+    how: 'compiled',
+    reason
+  });
   cell['source'] = '%%aotcompile\na = f(x)\nprint(a)\nb = helper(a)\nb.fail()';
   cell['parts'] = [part(2, 4, '`print()` is called'), part(5, 5, 'why not')];
   Object.assign(cell, { error: 'TypeError: no', error_line: 5 });
-  const row = (line: number, where: string): Json => ({ frame: 'f', where, cell_line: line, words: '`print()` is called' });
-  report['graph_break_rows'] = [row(3, 'line 3'), row(3, 'line 3'), row(4, 'In [1], line 2')];
+  const row = (line: number, where: string): IJson => ({
+    frame: 'f',
+    where,
+    cell_line: line,
+    words: '`print()` is called'
+  });
+  const libraryRow = { ...row(2, 'frame.py:7'), words: 'calls pandas', library: 'pandas' };
+  report['graph_break_rows'] = [row(3, 'line 3'), row(3, 'line 3'), row(4, 'In [1], line 2'), libraryRow];
   show(report);
   const why = all('table[data-table=cell] td[data-column=reason]');
   assert.deepEqual(
     why.map(each => [...each.children].map(child => child.textContent)),
-    [[], [], ['break print() is called'], ['break print() is called, at In [1], line 2'], ['error TypeError: no', 'why not']]
+    [
+      [],
+      ['calls pandas, at frame.py:7'],
+      ['break print() is called'],
+      ['break print() is called, at In [1], line 2'],
+      ['error TypeError: no', 'why not']
+    ]
   );
   const marks = why.flatMap(each => [...each.querySelectorAll<HTMLElement>('.al-mark')]);
   assert.equal(marks[0]?.title, 'Dynamo stopped here, and Python took over: print() is called');
-  assert.deepEqual(all('.al-ended').map(each => each.dataset['line']), ['5']);
+  assert.deepEqual(
+    all('.al-ended').map(each => each.dataset['line']),
+    ['5']
+  );
+  // A call of a library without tensors counts as no break.
+  assert.ok(all('.al-chip').some(each => each.textContent === '3 breaks'));
+  one('[data-tab=breaks]').click();
+  assert.equal(all('table[data-table=graph_breaks] tbody tr').length, 3);
 });
 
 test('a cell that failed has a chip, and the reason stands at the line that failed', () => {
   const report = sample();
-  const cell = report['cell'] as Json;
+  const cell = report['cell'] as IJson;
   const reason = 'RuntimeError: 3 is not 4';
   cell['source'] = '%%aotcompile\na = torch.ones(3)\nb = a + torch.ones(4)';
   cell['parts'] = [{ first_line: 2, last_line: 3, how: 'eager', reason }];
@@ -189,64 +274,69 @@ test('a cell that failed has a chip, and the reason stands at the line that fail
   );
 });
 
-test('new gradients and no new memory are said so', () => {
+test('an interrupted cell and one without anything to compile have no fault', () => {
   const report = sample();
-  (report['cell'] as Json)['mutated_outside'] = [{ name: 'w.grad', kind: 'new', tensor: {}, mutates_data: false }];
-  const [frame] = report['frames'] as Json[];
-  const [graph] = (frame?.['graphs'] ?? []) as Json[];
-  assert.ok(graph !== undefined);
-  graph['counts'] = { saved: 2 };
-  show(report);
-  assert.ok(all('[data-chip=inputs]').some(each => each.textContent === '1 new gradient'));
-  tab('inputs');
-  assert.match(text('[data-panel=inputs]'), /Outside the graphs 1 new gradient/);
-  assert.equal(text('table[data-table=outside] td[data-column=happened]'), 'new');
-  tab('saved');
-  assert.match(text('[data-panel=saved]'), /2 values, no new memory/);
+  const cell = report['cell'] as IJson;
+  cell['source'] = '%%aotcompile\nimport torch\nb = a + 1';
+  cell['parts'] = [
+    { first_line: 2, last_line: 2, how: 'python', reason: 'imports' },
+    { first_line: 3, last_line: 3, how: 'not run' }
+  ];
+  Object.assign(cell, { error: 'KeyboardInterrupt', error_line: 3 });
+  const facts = [{ key: 'interrupted', title: 'interrupted', sentence: 'KeyboardInterrupt (line 3)' }];
+  show({
+    ...report,
+    frames: [],
+    summary: { sentence: 'Nothing was compiled.', state: 'idle', status: 'interrupted', breaks: 0, facts }
+  });
+  assert.equal(one('.aotlab-report').querySelectorAll('.al-state-idle').length, 1);
+  assert.deepEqual(
+    all('.al-chip.al-warn, .al-part.al-warn, .al-part.al-bad, .al-mark.al-bad').map(each => each.textContent),
+    []
+  );
+  assert.ok(all('.al-chip').some(each => each.textContent === 'interrupted'));
+  assert.equal(
+    all('table[data-table=cell] td[data-column=reason]').at(-1)?.textContent,
+    'interrupted KeyboardInterrupt'
+  );
 });
 
 test('what is saved is that of one call, and a partitioner that does not choose is named once', () => {
   const report = sample();
-  const [frame] = report['frames'] as { graphs: Json[] }[];
+  const [frame] = report['frames'] as { graphs: IJson[] }[];
   const [graph] = frame?.graphs ?? [];
-  const saved = (name: string, nbytes: number): Json => ({
-    name, tensor: {}, nbytes, reason: `computed by \`sin\`; the backward needs it for \`${name}\`; this partitioner computes nothing again`
+  const saved = (name: string, nbytes: number): IJson => ({
+    name,
+    tensor: {},
+    nbytes,
+    reason: `computed by \`sin\`; the backward needs it for \`${name}\`; this partitioner recomputes nothing`
   });
-  const graphs = [{ ...graph, saved: [saved('a', 8), saved('b', 4)] }, { ...graph, index: 1, saved: [saved('c', 2)] }];
+  const graphs = [
+    { ...graph, saved: [saved('a', 8), saved('b', 4)] },
+    { ...graph, index: 1, saved: [saved('c', 2)] }
+  ];
   show({ ...report, frames: [{ ...frame, graphs }] });
   tab('saved');
-  assert.match(text('[data-panel=saved] .al-heading'), /3 values of 2 graphs; one call of each function keeps at most 12 B of new memory$/);
-  assert.equal(text('[data-panel=saved]').split('computes nothing again').length, 2);
+  assert.match(
+    text('[data-panel=saved] .al-heading'),
+    /3 values of 2 graphs; one call of each function keeps at most 12 B of new memory$/
+  );
+  assert.equal(text('[data-panel=saved]').split('recomputes nothing').length, 2);
   assert.equal(all('table[data-table=saved] td[data-column=reason]')[0]?.textContent, 'needed for a');
 });
 
 test('the page says which lines were compared with what', () => {
-  const report = sample();
-  const cell = report['cell'] as Json;
-  const part = (line: number, compared: string): Json => ({ first_line: line, last_line: line, how: 'compiled', compared });
-  const parts = [part(1, 'nothing'), { ...part(2, 'python'), last_line: 3 }, part(4, 'graph'), part(5, 'graph')];
-  show({ ...report, cell: { ...cell, parts } });
-  const sentence = 'lines 2–3 compared with Python, line 4 and line 5 with the captured graph, line 1 with nothing';
-  for (const name of ['overview', 'verification']) {
-    tab(name);
-    assert.ok(all(`[data-panel=${name}] p.al-soft`).some(each => each.textContent === sentence), name);
+  const against = 'lines 2–3 compared with Python, line 4 with the captured graph';
+  for (const comparison of [against, '']) {
+    show({ ...sample(), summary: { against: comparison } });
+    for (const name of ['overview', 'verification']) {
+      tab(name);
+      const paragraphs = all(`[data-panel=${name}] p.al-soft`).map(each => each.textContent);
+      assert.equal(paragraphs.includes(against), comparison !== '', name);
+      assert.equal(paragraphs.includes(''), false);
+    }
+    view.dispose();
   }
-});
-
-test('the page says that gradients were compared with the captured graph', () => {
-  const report = sample();
-  const parts = [{ first_line: 2, last_line: 2, how: 'compiled', compared: 'python' }];
-  const [frame] = report['frames'] as { graphs: Json[] }[];
-  const graphs = frame?.graphs.map(graph => ({ ...graph, status: 'compiled', training: true, frontend: 'dynamo' }));
-  show({ ...report, frames: [{ ...frame, graphs }], cell: { ...(report['cell'] as Json), parts } });
-  assert.ok(all('p.al-soft').some(each => each.textContent === 'line 2 compared with Python, gradients with the captured graph'));
-});
-
-test('an older report does not tell what its lines were compared with', () => {
-  const report = sample();
-  const parts = [{ first_line: 2, last_line: 2, how: 'compiled' }];
-  show({ ...report, cell: { ...(report['cell'] as Json), parts } });
-  assert.equal(all('p.al-soft').some(each => each.textContent?.includes('compared with')), false);
 });
 
 test('the inputs’ table says exactly what was mutated, also outside of the graphs', () => {
@@ -268,19 +358,24 @@ test('the inputs’ table says exactly what was mutated, also outside of the gra
   assert.deepEqual(marks('weight.grad', 'outside'), ['data mutated']);
 });
 
-test('the inputs of a module that nothing happened to stand in one row, which opens', () => {
+test('the inputs of a group stand in one row, which opens', () => {
   const report = sample();
-  const [frame] = report['frames'] as Json[];
-  const [graph] = (frame?.['graphs'] ?? []) as Json[];
-  const [x, weight] = (graph?.['inputs'] ?? []) as Json[];
+  const [frame] = report['frames'] as IJson[];
+  const [graph] = (frame?.['graphs'] ?? []) as IJson[];
+  const [x, weight] = (graph?.['inputs'] ?? []) as IJson[];
   assert.ok(graph !== undefined);
-  const layers = Array.from({ length: 6 }, (_, index) => ({ ...weight, name: `model.${index}.weight` }));
+  const layers = Array.from({ length: 6 }, (_, index) => ({ ...weight, name: `model.${index}.weight`, group: 0 }));
   // One alias a row, and what was written by itself.
-  const others = [{ ...weight, name: 'model.tied', duplicate_of: 'model.0.weight' }, { ...x, name: 'model.steps' }];
+  const others = [
+    { ...weight, name: 'model.tied', duplicate_of: 'model.0.weight' },
+    { ...x, name: 'model.steps' }
+  ];
   graph['inputs'] = [x, ...layers, ...others];
+  graph['input_groups'] = [{ title: '6 parameters of model', count: 6, nbytes: 288 }];
   show(report);
   tab('inputs');
-  const names = (): (string | null)[] => all('table[data-table=inputs] td[data-column=name]').map(each => each.textContent);
+  const names = (): (string | null)[] =>
+    all('table[data-table=inputs] td[data-column=name]').map(each => each.textContent);
   assert.deepEqual(names(), ['x', '6 parameters of model', 'model.tied', 'model.steps']);
   assert.equal(text('tr[data-group] td[data-column=nbytes]'), '288 B');
   one('button[data-group]').focus();
@@ -303,37 +398,51 @@ test('what a narrow page has no column for stands below the row’s name', () =>
   tab('inputs');
   const name = one('table[data-table=inputs] tr[data-name=x] td[data-column=name]');
   assert.equal(name.dataset['below'], 'input · float32[2, 3] · #0');
-  const kept = all('table[data-table=inputs] thead th:not(.al-lesser)').map(each => each.textContent);
-  assert.deepEqual(kept, ['name', 'bytes', 'what happened to it']);
+  const narrowTitles = all('table[data-table=inputs] thead th:not(.al-lesser)').map(each => each.textContent);
+  assert.deepEqual(narrowTitles, ['name', 'bytes', 'what happened to it']);
   tab('calls');
-  assert.match(all('table[data-table=recompiles] tbody td')[0]?.dataset['below'] ?? '', /^graph 0 · compiled · reused: yes/);
+  assert.match(
+    all('table[data-table=recompiles] tbody td')[0]?.dataset['below'] ?? '',
+    /^graph 0 · compiled · reused: yes/
+  );
 });
 
 test('wrappers are trees: their parts stand below them, and lead to the inputs and outputs of the graph', () => {
   const report = sample();
   const graph = firstGraph(report);
-  const [x] = graph['inputs'] as Json[];
-  const [out] = graph['outputs'] as Json[];
+  const [x] = graph['inputs'] as IJson[];
+  const [out] = graph['outputs'] as IJson[];
   const plain = { mutates_data: false, mutation_under_no_grad: false, mutation_type: 'not mutated', storage: null };
-  const wrapper = (name: string, part_of = ''): Json[] => [
+  const wrapper = (name: string, part_of = ''): IJson[] => [
     { ...x, ...plain, name, part_of, tensor: { ...(x?.['tensor'] as object), type_name: 'a.b.Two' } },
     { ...x, ...plain, name: `${name}.a`, part_of: name, placeholder: `of ${name}`, gradient: 'mm', storage: 7 },
     { ...x, ...plain, name: `${name}.b`, part_of: name, storage: 8 }
   ];
-  const weights = [1, 2, 3].flatMap(number => wrapper(`model.w${number}`));
+  const weights = [1, 2, 3].flatMap(number => wrapper(`model.w${number}`)).map(row => ({ ...row, group: 0 }));
+  graph['input_groups'] = [{ title: '3 tensors of model', count: 3, nbytes: 72 }];
   graph['inputs'] = [...wrapper('t'), ...weights];
-  const alone = { base: null, base_kind: null, views: null, relation: 'memory of its own' };
+  const ownMemory = { base: null, base_kind: null, views: null, relation: 'memory of its own' };
   graph['outputs'] = [
-    { ...out, ...alone, name: 'out' },
-    { ...out, ...alone, name: 'out.a', part_of: 'out', base: 't.a', node: 'mul', tangent: 'tangents_1' }
+    { ...out, ...ownMemory, name: 'out' },
+    { ...out, ...ownMemory, name: 'out.a', part_of: 'out', base: 't.a', node: 'mul', tangent: 'tangents_1' }
   ];
   const span = { role: 'input', start: 0, stop: 24, mutated: false };
   graph['storages'] = [
-    { number: 7, owner: 'input', nbytes: 24, device: 'cpu', spans: [{ ...span, name: 't.a', part_of: 't' }, { ...span, name: 'p' }] }
+    {
+      number: 7,
+      owner: 'input',
+      nbytes: 24,
+      device: 'cpu',
+      spans: [
+        { ...span, name: 't.a', part_of: 't' },
+        { ...span, name: 'p' }
+      ]
+    }
   ];
   show(report);
   tab('inputs');
-  const names = (): (string | null)[] => all('table[data-table=inputs] td[data-column=name]').map(each => each.textContent);
+  const names = (): (string | null)[] =>
+    all('table[data-table=inputs] td[data-column=name]').map(each => each.textContent);
   assert.deepEqual(names(), ['t', 't.a', 't.b', '3 tensors of model']);
   assert.equal(text('table[data-table=inputs] tr[data-name="t"] .al-below'), 'Two');
   assert.equal(one('tr[data-name="t.a"] .al-part').dataset['depth'], '1');
@@ -378,7 +487,16 @@ test('the storage map draws the bytes that tensors have, hatches what is written
     ])
   ]);
   assert.deepEqual(spans, [
-    ['x', 'true', 1, [['al-hatch-some', 20, 4], ['al-hatch-all', 4, 4], ['al-hatch-all', 16, 4]]],
+    [
+      'x',
+      'true',
+      1,
+      [
+        ['al-hatch-some', 20, 4],
+        ['al-hatch-all', 4, 4],
+        ['al-hatch-all', 16, 4]
+      ]
+    ],
     ['out[1]', 'false', 2, []]
   ]);
   assert.equal(map.querySelectorAll('g[data-span=x] .al-element-input').length, 5);
@@ -386,9 +504,9 @@ test('the storage map draws the bytes that tensors have, hatches what is written
 
 test('of a report that does not say which bytes are written, the whole tensor is hatched', () => {
   const old = sample();
-  const [storage] = firstGraph(old)['storages'] as Json[];
+  const [storage] = firstGraph(old)['storages'] as IJson[];
   delete storage?.['written'];
-  delete (storage?.['spans'] as Json[])[0]?.['writes'];
+  delete (storage?.['spans'] as IJson[])[0]?.['writes'];
   show(old);
   tab('storages');
   assert.match(one('svg[data-storage="0"]').getAttribute('aria-label') ?? '', /input x: bytes 0 to 24, mutated;/);
@@ -402,22 +520,50 @@ test('a storage of one tensor that is not written is a line that opens to a tabl
   assert.equal(text('[data-panel=storages] summary'), '1 storage with one tensor, unwritten: 48 B');
 });
 
-test('of many storages those that are written as a whole are a line too', () => {
-  const many = sample();
-  const first = firstGraph(many);
-  const span = { name: 'p', role: 'input', start: 0, stop: 48, mutated: true, writes: 48 };
-  const more = Array.from({ length: 9 }, (_, index) => ({
-    ...{ number: 10 + index, owner: 'input', nbytes: 48, device: 'cpu', spans: [span] },
-    written: [{ start: 0, length: 48 }]
-  }));
-  first['storages'] = [...(first['storages'] as Json[]), ...more];
-  show(many);
+test('of a report that was cut, groups and headings have the numbers of the whole report', () => {
+  const report = sample(2);
+  const graph = firstGraph(report);
+  const [x, weight] = graph['inputs'] as IJson[];
+  const [frame] = report['frames'] as IJson[];
+  assert.ok(frame !== undefined);
+  graph['inputs'] = [x, { ...weight, name: 'net.0', group: 0 }, { ...weight, name: 'net.1', group: 0 }];
+  graph['input_groups'] = [{ title: '40 parameters of net', count: 40, nbytes: 902_144 }];
+  graph['storage_groups'] = [{ title: '40 storages with one tensor each, unwritten', count: 40, nbytes: 902_144 }];
+  const counts = { inputs: 43, mutated: 3, storages: 42, storage_bytes: 902_244, saved: 70, saved_bytes: 1024 };
+  graph['counts'] = counts;
+  frame['counts'] = { graphs: 7, refusals: 4, compile_ns: 9, recompiles: 6 };
+  const head = {
+    sentence: 'Compiled.',
+    state: 'verified',
+    status: 'equal to eager',
+    graphs: 7,
+    recompiles: 6,
+    refused: 4
+  };
+  report['summary'] = { ...head, listed: 7, counts: { ...counts, inputs: 301, saved: 490 } };
+  show(report);
+  const options = all('[data-key=graphs] option').map(each => each.textContent);
+  assert.deepEqual(
+    [options[0], options.at(-1)],
+    ['All 7 graphs', '5 more graphs, cut from this output to fit a notebook.']
+  );
+  tab('inputs');
+  const remark = (panel: string): string | null | undefined =>
+    all(`[data-panel=${panel}] .al-heading small`)[0]?.textContent;
+  assert.equal(remark('inputs'), '301 inputs of 7 graphs, 3 mutated');
+  assert.equal(text('button[data-group]'), '40 parameters of net');
+  assert.equal(text('tr[data-group] td[data-column=nbytes]'), '881 KiB');
+  assert.equal(one('[data-panel=inputs] [data-cut]').dataset['cut'], String(301 - 3 - 38 - 3));
+  one('button[data-group]').click();
+  assert.equal(one('[data-panel=inputs] [data-cut]').dataset['cut'], String(301 - 3 - 3));
+  tab('saved');
+  assert.match(remark('saved') ?? '', /^490 values of 7 graphs; one call of each function keeps at most 1.00 KiB/);
   tab('storages');
-  assert.equal(all('[data-panel=storages] svg[data-storage]').length, 1);
-  assert.deepEqual(all('[data-panel=storages] summary').map(each => each.textContent), [
-    '9 storages with one tensor each, written as a whole: 432 B',
-    '1 storage with one tensor, unwritten: 48 B'
-  ]);
+  assert.match(text('[data-panel=storages]'), /40 storages with one tensor each, unwritten: 881 KiB/);
+  assert.match(text('[data-panel=storages]'), /5 more graphs, cut from this output/);
+  tab('calls');
+  assert.equal(remark('calls'), '7, 6 of them recompiles');
+  assert.match(text('[data-panel=calls]'), /4 compilations/);
 });
 
 test('code is put on the page when its fold is opened', async () => {
@@ -430,7 +576,7 @@ test('code is put on the page when its fold is opened', async () => {
   await toggled;
   assert.equal(details.querySelector('.al-lines')?.textContent, 'def forward(x):  # a.py:7\n    return x\n');
   // What was open stays open when the report changes.
-  source.update({ reading: readReport({ ...sample(), name: 'again' }) });
+  source.update({ reading: readReport(counted({ ...sample(), name: 'again' })) });
   assert.equal((one('details[data-stage=trace]') as HTMLDetailsElement).open, true);
   assert.notEqual(one('details[data-stage=trace]').querySelector('.al-codebox'), null);
 });
@@ -438,8 +584,8 @@ test('code is put on the page when its fold is opened', async () => {
 test('backwards that were compiled later stand in one fold, with their code', async () => {
   const report = sample();
   const graph = firstGraph(report);
-  const [stage] = graph['stages'] as Json[];
-  const backward = (at: number): Json => ({ ...stage, name: 'backward', summary: `for tangents ${at}` });
+  const [stage] = graph['stages'] as IJson[];
+  const backward = (tangent: number): IJson => ({ ...stage, name: 'backward', summary: `for tangents ${tangent}` });
   graph['stages'] = [stage, backward(1), backward(2)];
   show(report);
   tab('stages');
@@ -455,7 +601,14 @@ test('backwards that were compiled later stand in one fold, with their code', as
 
 test('why a value is kept comes first, not its name again', () => {
   const report = sample();
-  const row = (name: string, reason: string, is_input: boolean): Json => ({ name, tensor: null, nbytes: 4, line: null, reason, is_input });
+  const row = (name: string, reason: string, is_input: boolean): IJson => ({
+    name,
+    tensor: null,
+    nbytes: 4,
+    line: null,
+    reason,
+    is_input
+  });
   firstGraph(report)['saved'] = [
     row('primals_1', 'the input `model.weight`; the backward needs it for `mm`', true),
     row('relu', 'computed by `relu`; the backward needs it for `mul`', false),
@@ -473,7 +626,10 @@ test('why a value is kept comes first, not its name again', () => {
 test('stages, saved tensors, kernels and graph breaks have tabs of their own', () => {
   show(sample());
   tab('stages');
-  assert.deepEqual(all('table[data-table=stages] td').map(each => each.textContent), ['trace', '1.00 ms', '', '4', 'traced']);
+  assert.deepEqual(
+    all('table[data-table=stages] td').map(each => each.textContent),
+    ['trace', '1.00 ms', '', '4', 'traced']
+  );
   tab('saved');
   assert.deepEqual(
     all('table[data-table=saved] td').map(each => each.textContent),
@@ -489,10 +645,17 @@ test('recompiles have reasons, refusals outcomes, and calls are counted', () => 
   show(sample(2));
   tab('calls');
   const reasons = all('table[data-table=recompiles] td[data-column=reason]').map(each => each.textContent);
-  assert.deepEqual(reasons, ['the first', 'graph 0: x has another shape. To avoid it: pad.']);
-  assert.deepEqual(all('td[data-column=reused]').map(each => each.textContent), ['yes', 'no']);
+  assert.deepEqual(reasons, ['the first', 'graph 0: x has another shape.']);
+  assert.equal(text('[data-advice]'), 'To avoid recompiles for x.size(0): pad.');
+  assert.deepEqual(
+    all('td[data-column=reused]').map(each => each.textContent),
+    ['yes', 'no']
+  );
   assert.equal(text('table[data-table=refusals] td[data-column=outcome]'), 'ran eagerly');
-  assert.deepEqual(all('[data-count]').map(each => each.textContent), ['3 in all', '2 compiled', '1 eager']);
+  assert.deepEqual(
+    all('[data-count]').map(each => each.textContent),
+    ['3 in all', '2 compiled', '1 eager']
+  );
   assert.equal(all('[data-call]').length, 3);
 });
 
@@ -509,7 +672,20 @@ test('timings stand beside eager, with the ratios, and what is noise says so fir
     ['aotlab', '1.00 µs', 'noise: 0.50× eager (0.25–1.50)0.75× torch.compile (0.70–0.80)']
   ]);
   assert.equal(text('table[data-table=timings] small'), '9 repeats, 1% noise');
-  assert.equal(text('table[data-table=timings] [data-noise]'), 'Noise is where it changed.');
+  assert.equal(text('table[data-table=timings] [data-noise]'), 'Too close to call: it changed.');
+});
+
+test('a timing of few rounds says so in the place of a ratio', () => {
+  const [eager, ours] = sample().timing_rows as [object, object];
+  show({
+    ...sample(),
+    timing_rows: [eager, { ...ours, ratios: [], again: 0, incomparable: 'not comparable: 2 rounds' }]
+  });
+  tab('timing');
+  assert.deepEqual(
+    all('[data-column=ratio]').map(each => each.textContent),
+    ['', 'not comparable: 2 rounds']
+  );
 });
 
 test('differences come before everything that was compared', () => {
@@ -529,24 +705,36 @@ test('the reader chooses one of several graphs', () => {
   ];
   assert.deepEqual(graphs(), ['0', '1', '2']);
   assert.equal(all('table[data-table=inputs]').length, 1);
-  assert.deepEqual(all('tr[data-name=x] td[data-column=graph]').map(each => each.textContent), ['step · 0', 'step · 1', 'step · 2']);
+  assert.deepEqual(
+    all('tr[data-name=x] td[data-column=graph]').map(each => each.textContent),
+    ['step · 0', 'step · 1', 'step · 2']
+  );
   const select = one('select') as HTMLSelectElement;
   select.value = 'step/1';
   select.dispatchEvent(new dom.window.Event('change'));
   assert.deepEqual(graphs(), ['1']);
   // The choice outlives a change of the report.
-  source.update({ reading: readReport(sample(4)) });
+  source.update({ reading: readReport(counted(sample(4))) });
   assert.deepEqual(graphs(), ['1']);
 });
 
 /** A report whose one graph has so many nodes; the later ones are larger. */
-function withNodes(count: number): Json {
+function withNodes(count: number): IJson {
   const report = sample();
-  const [graph] = ((report['frames'] as Json[])[0]?.['graphs'] ?? []) as Json[];
+  const [graph] = ((report['frames'] as IJson[])[0]?.['graphs'] ?? []) as IJson[];
   assert.ok(graph !== undefined);
   const line = { file: '/home/user/a.py', line: 7, function: 'step', code: 'y = x @ w' };
   graph['nodes'] = Array.from({ length: count }, (_, index) => ({
-    stage: 'trace', part: 'joint', name: `mm_${index}`, target: 'aten.mm.default', phase: 'forward', dtype: 'float32', shape: [2, index], nbytes: 8 * index, line
+    stage: 'trace',
+    part: 'joint',
+    name: `mm_${index}`,
+    target: 'aten.mm.default',
+    phase: 'forward',
+    dtype: 'float32',
+    shape: [2, index],
+    nbytes: 8 * index,
+    line,
+    module: 'h.3.mlp'
   }));
   return report;
 }
@@ -587,7 +775,7 @@ test('of a long table only the rows in sight stand in the page, and the reader�
   assert.equal(one('tr[data-name=mm_2999]').getAttribute('aria-rowindex'), '3001');
   const heights = all('tr.al-space').map(row => parseInt(row.style.height));
   assert.equal(heights[0], (3000 - rows('nodes').length) * 24);
-  source.update({ reading: readReport({ ...withNodes(3000), name: 'again' }) });
+  source.update({ reading: readReport(counted({ ...withNodes(3000), name: 'again' })) });
   await Promise.resolve();
   assert.equal(rows('nodes').at(-1), 'mm_2999');
   assert.equal(box().scrollTop, 2990 * 24);
@@ -597,13 +785,14 @@ test('a column sorts up, down and back, numbers by number', async () => {
   show(withNodes(12));
   await openNodes();
   const order = rows('nodes');
-  const header = (): (string | null)[] => ['nbytes', 'name'].map(name => one(`table[data-table=nodes] th[data-sort=${name}]`).getAttribute('aria-sort'));
+  const header = (): (string | null)[] =>
+    ['nbytes', 'name'].map(name => one(`table[data-table=nodes] th[data-sort=${name}]`).getAttribute('aria-sort'));
   sortBy('nodes', 'nbytes');
   assert.deepEqual(header(), ['ascending', 'none']);
   sortBy('nodes', 'nbytes');
   assert.deepEqual(header(), ['descending', 'none']);
   assert.deepEqual(rows('nodes'), [...order].reverse());
-  source.update({ reading: readReport({ ...withNodes(12), name: 'again' }) });
+  source.update({ reading: readReport(counted({ ...withNodes(12), name: 'again' })) });
   assert.deepEqual(rows('nodes'), [...order].reverse());
   sortBy('nodes', 'nbytes');
   assert.deepEqual(header(), ['none', 'none']);
@@ -621,19 +810,19 @@ test('a column sorts up, down and back, numbers by number', async () => {
 
 test('a table is searched in all its cells, and the notebook hears nothing of it', async () => {
   show(withNodes(370));
-  let heard = 0;
+  let notebookKeys = 0;
   document.body.addEventListener('keydown', () => {
-    heard += 1;
+    notebookKeys += 1;
   });
   await openNodes();
   press(one('[type=search]'), 'd');
-  assert.equal(heard, 0);
+  assert.equal(notebookKeys, 0);
   assert.equal(text('details[data-nodes] [role=status]'), '');
   search('MM_36 trace');
   assert.equal(text('details[data-nodes] [role=status]'), '11 of 370');
   assert.deepEqual(rows('nodes').slice(0, 2), ['mm_36', 'mm_360']);
   one('[type=search]').focus();
-  source.update({ reading: readReport({ ...withNodes(370), name: 'again' }) });
+  source.update({ reading: readReport(counted({ ...withNodes(370), name: 'again' })) });
   assert.equal(rows('nodes').length, 11);
   assert.equal(document.activeElement, one('[type=search]'));
   search('[2, 17]');
@@ -653,10 +842,10 @@ test('the rows that are shown are copied as text, also where the page may not wr
   search('mm_36');
   sortBy('nodes', 'nbytes');
   sortBy('nodes', 'nbytes');
-  const taken: string[] = [];
+  const clipboardTexts: string[] = [];
   Object.assign(document, {
     execCommand: () => {
-      taken.push((one('textarea') as HTMLTextAreaElement).value);
+      clipboardTexts.push((one('textarea') as HTMLTextAreaElement).value);
       return true;
     }
   });
@@ -664,10 +853,26 @@ test('the rows that are shown are copied as text, also where the page may not wr
   await new Promise(resolve => setTimeout(resolve));
   assert.equal(text('details[data-nodes] .al-copy'), 'Copied');
   assert.equal(all('textarea').length, 0);
-  const lines = (taken[0] ?? '').split('\n');
+  const lines = (clipboardTexts[0] ?? '').split('\n');
   assert.equal(lines.length, 12);
-  assert.equal(lines[0], 'name\tstage\tgraph\tphase\top\tvalue\tline\tbytes\tcode');
-  assert.equal(lines[1], 'mm_369\ttrace\tjoint\tforward\taten.mm.default\tfloat32[2, 369]\ta.py:7\t2.88 KiB\ty = x @ w');
+  assert.equal(lines[0], 'name\tstage\tgraph\tphase\top\tmodule\tvalue\tline\tbytes\tcode');
+  assert.equal(
+    lines[1],
+    'mm_369\ttrace\tjoint\tforward\taten.mm.default\th.3.mlp\tfloat32[2, 369]\ta.py:7\t2.88 KiB\ty = x @ w'
+  );
+});
+
+test('the largest saved value comes first, with the module that made it', () => {
+  const report = sample();
+  const [graph] = ((report['frames'] as IJson[])[0]?.['graphs'] ?? []) as IJson[];
+  assert.ok(graph !== undefined);
+  const [mm] = graph['saved'] as IJson[];
+  graph['saved'] = [mm, { ...mm, name: 'tanh', nbytes: 64, module: 'h.3.mlp' }, { ...mm, name: 'view', nbytes: 48 }];
+  show(report);
+  tab('saved');
+  assert.deepEqual(rows('saved').slice(0, 3), ['tanh', 'view', 'mm']);
+  const modules = all('table[data-table=saved] td[data-column=module]').map(each => each.textContent);
+  assert.deepEqual(modules.slice(0, 3), ['h.3.mlp', '', '']);
 });
 
 test('every column of every table says on hover what it means', () => {
@@ -680,63 +885,69 @@ test('every column of every table says on hover what it means', () => {
       details.dispatchEvent(new dom.window.Event('toggle'));
     }
     const silent = all('th[scope=col]').filter(heading => heading.title === '');
-    assert.deepEqual(silent.map(each => `${name}: ${each.textContent}`), []);
+    assert.deepEqual(
+      silent.map(each => `${name}: ${each.textContent}`),
+      []
+    );
   }
   tab('inputs');
-  assert.equal(one('table[data-table=inputs] th[data-sort=name]').title, 'The caller\'s name for it');
+  assert.equal(one('table[data-table=inputs] th[data-sort=name]').title, "The caller's name for it");
 });
 
 test('nodes, which no notebook holds, are asked for when their fold is opened, and kept', async () => {
   show(withNodes(0));
   assert.equal(all('details[data-nodes]').length, 0);
-  const asked: unknown[] = [];
-  source.onAsk = request => asked.push(request);
+  const requests: unknown[] = [];
+  source.onAsk = request => requests.push(request);
   source.receive({ kind: 'report', report: withNodes(0) });
-  asked.length = 0;
+  requests.length = 0;
   await openNodes();
   assert.match(text('details[data-nodes] .al-inside'), /asked/);
-  assert.deepEqual(asked, [{ kind: 'nodes', frame: 'step', index: 0 }]);
-  const [graph] = ((withNodes(3)['frames'] as Json[])[0]?.['graphs'] ?? []) as Json[];
+  assert.deepEqual(requests, [{ kind: 'nodes', frame: 'step', index: 0 }]);
+  const [graph] = ((withNodes(3)['frames'] as IJson[])[0]?.['graphs'] ?? []) as IJson[];
   source.receive({ kind: 'nodes', frame: 'step', index: 0, nodes: graph?.['nodes'] });
   assert.deepEqual(rows('nodes'), ['mm_0', 'mm_1', 'mm_2']);
   source.receive({ kind: 'report', report: withNodes(0) });
   assert.deepEqual(rows('nodes'), ['mm_0', 'mm_1', 'mm_2']);
-  assert.equal(asked.length, 1);
+  assert.equal(requests.length, 1);
 });
 
 test('arrows move between tabs, and the notebook hears nothing of them', () => {
   show(sample());
-  let heard = 0;
+  let notebookKeys = 0;
   document.body.addEventListener('keydown', () => {
-    heard += 1;
+    notebookKeys += 1;
   });
-  const shown = (): string | undefined => one('[role=tabpanel]:not([hidden])').dataset['panel'];
+  const openPanel = (): string | undefined => one('[role=tabpanel]:not([hidden])').dataset['panel'];
   press(one('[data-tab=overview]'), 'ArrowRight');
-  assert.equal(shown(), 'inputs');
+  assert.equal(openPanel(), 'inputs');
   assert.equal(document.activeElement, one('[data-tab=inputs]'));
   press(one('[data-tab=inputs]'), 'End');
-  assert.equal(shown(), 'verification');
+  assert.equal(openPanel(), 'verification');
   press(one('[data-tab=verification]'), 'ArrowRight');
-  assert.equal(shown(), 'overview');
-  assert.equal(heard, 0);
+  assert.equal(openPanel(), 'overview');
+  assert.equal(notebookKeys, 0);
   press(one('[data-tab=overview]'), 's');
-  assert.equal(heard, 1);
-  assert.deepEqual(all('[role=tab]').map(each => each.tabIndex), NAMES.map((_, index) => (index === 0 ? 0 : -1)));
+  assert.equal(notebookKeys, 1);
+  assert.deepEqual(
+    all('[role=tab]').map(each => each.tabIndex),
+    NAMES.map((_, index) => (index === 0 ? 0 : -1))
+  );
 });
 
 test('only a live report offers to measure, and says how far it is', () => {
   show(sample());
   tab('timing');
   assert.equal(all('[data-action=measure]').length, 0);
-  let asked = 0;
+  let requestCount = 0;
   source.onAsk = () => {
-    asked += 1;
+    requestCount += 1;
   };
   source.receive({ kind: 'report', report: sample() });
   assert.equal(one('.aotlab-report').dataset['live'], 'true');
   one('[data-action=measure]').click();
   one('[data-action=measure]').click();
-  assert.equal(asked, 1);
+  assert.equal(requestCount, 1);
   source.receive({ kind: 'progress', text: 'step, forward' });
   assert.equal(text('.al-measuring [role=status]'), 'step, forward');
   source.receive({ kind: 'error', message: 'no memory' });
@@ -751,7 +962,7 @@ test('a report that cannot be read is one line, and the next report is drawn', (
   const root = show({ version: 99, environment: {} });
   assert.equal(root.dataset['state'], 'unreadable');
   assert.match(root.textContent ?? '', /^! This report has version 99/);
-  source.update({ reading: readReport(sample()) });
+  source.update({ reading: readReport(counted(sample())) });
   assert.equal(all('[role=tab]').length, NAMES.length);
 });
 
@@ -759,7 +970,10 @@ test('damage and notes are said in the overview', () => {
   show({ ...sample(), notes: ['cut `to` fit'], graph_break_rows: 'none' });
   assert.deepEqual(
     all('.al-note').map(each => each.textContent),
-    ['cut to fit', 'This report is damaged; what could not be read is left out. First: $.graph_break_rows should be a list.']
+    [
+      'cut to fit',
+      'This report is damaged; what could not be read is left out. First: $.graph_break_rows should be a list.'
+    ]
   );
 });
 
@@ -768,7 +982,7 @@ test('nothing in a report becomes markup', () => {
   const poison = (value: unknown, key = ''): unknown => {
     if (typeof value === 'string') {
       // What the view compares with is left alone, so that every table is drawn.
-      return ['status', 'role', 'output_type', 'engine', 'phase', 'how'].includes(key) ? value : attack;
+      return ['status', 'state', 'role', 'output_type', 'engine', 'phase', 'how'].includes(key) ? value : attack;
     }
     if (Array.isArray(value)) {
       return value.map(each => poison(each));
@@ -778,14 +992,17 @@ test('nothing in a report becomes markup', () => {
     }
     return value;
   };
-  show(poison({ ...sample(2), notes: ['a note'], summary: { sentence: 'fine', state: 'verified' } }));
+  show(poison(counted({ ...sample(2), notes: ['a note'] })) as IJson);
   for (const name of NAMES) {
     tab(name);
     for (const details of all('details')) {
       (details as HTMLDetailsElement).open = true;
       details.dispatchEvent(new dom.window.Event('toggle'));
     }
-    assert.deepEqual(all('img, script, iframe, object, a').map(each => each.outerHTML), []);
+    assert.deepEqual(
+      all('img, script, iframe, object, a').map(each => each.outerHTML),
+      []
+    );
     const handlers = all('*').flatMap(each => each.getAttributeNames().filter(attribute => attribute.startsWith('on')));
     assert.deepEqual(handlers, []);
   }
@@ -795,8 +1012,7 @@ test('nothing in a report becomes markup', () => {
 
 test('a cell that compiled nothing says so first, and every panel has words', () => {
   const report = { ...sample(), frames: [], timing_rows: [], verification_rows: [], graph_break_rows: [], cell: null };
-  const root = show(report);
-  assert.equal(root.dataset['state'], 'nothing');
+  show({ ...report, summary: { state: 'nothing' } });
   for (const name of NAMES) {
     tab(name);
     assert.notEqual(text(`[data-panel=${name}]`).trim(), '');
@@ -805,38 +1021,48 @@ test('a cell that compiled nothing says so first, and every panel has words', ()
 
 test('what was refused is said to be refused, not to have mutated nothing', () => {
   const report = sample();
-  const [frame] = report['frames'] as Json[];
-  const [graph] = (frame?.['graphs'] ?? []) as Json[];
+  const [frame] = report['frames'] as IJson[];
+  const [graph] = (frame?.['graphs'] ?? []) as IJson[];
   assert.ok(graph !== undefined);
   Object.assign(graph, { status: 'refused', stages: [], outputs: [], training: null });
   graph['inputs'] = [{ name: 'x', kind: 'input', tensor: { dtype: 'float32', device: 'cpu', shape: [], stride: [] } }];
   const span = { name: 'x', role: 'input', start: 0, stop: 24, mutated: null };
   graph['storages'] = [{ number: 0, owner: 'input', nbytes: 24, device: 'cpu', spans: [span], written: null }];
+  graph['storage_groups'] = [];
   show({ ...report, cell: null });
-  assert.deepEqual(all('[data-fact]').map(each => each.textContent), []);
+  assert.deepEqual(
+    all('[data-fact]').map(each => each.textContent),
+    []
+  );
   tab('inputs');
   assert.equal(text('tr[data-name=x] td[data-column=happened]'), 'not traced');
   assert.match(text('[data-panel=inputs] .al-heading:first-child'), /1 input, not traced$/);
   tab('storages');
-  assert.match(text('[data-panel=storages]'), /1 storage with one tensor, of a graph that was not traced: 24 B/);
+  assert.match(text('[data-panel=storages] figcaption'), /^#0 24 B/);
 });
 
 test('a cut report counts what the whole one held, and says what is missing', () => {
   const report = sample();
-  const [frame] = report['frames'] as Json[];
-  const [graph] = (frame?.['graphs'] ?? []) as Json[];
+  const [frame] = report['frames'] as IJson[];
+  const [graph] = (frame?.['graphs'] ?? []) as IJson[];
   assert.ok(frame !== undefined && graph !== undefined);
   graph['counts'] = { inputs: 2900, mutated: 31, saved: 370, saved_bytes: 2 ** 20 };
   frame['counts'] = { graphs: 71, refusals: 0, compile_ns: 5e9 };
   const facts = [{ key: 'saved', title: 'saved for backward', sentence: '370 values, 1.00 MiB of new memory' }];
-  show({ ...report, summary: { sentence: 'fine', state: 'verified', facts, compared: 4000, different: 1 } });
+  show({
+    ...report,
+    summary: { sentence: 'fine', state: 'verified', facts, compared: 4000, different: 1, listed: 71 }
+  });
   assert.equal(text('[data-fact=saved]'), '370 values, 1.00 MiB of new memory');
   assert.match(text('table[data-table=frames] td[data-column=graphs]'), /^71$/);
   tab('inputs');
-  assert.match(text('[data-panel=inputs] .al-heading:first-child'), /2,900 inputs, 31 mutated/);
+  assert.match(text('[data-panel=inputs] .al-heading:first-child'), /2,900 inputs of 71 graphs, 31 mutated/);
   assert.match(text('[data-panel=inputs] [data-cut]'), /more rows, cut from this output/);
   tab('saved');
-  assert.match(text('[data-panel=saved]'), /370 values, 1.00 MiB of new memory/);
+  assert.match(
+    text('[data-panel=saved]'),
+    /370 values of 71 graphs; one call of each function keeps at most 1.00 MiB of new memory/
+  );
   tab('verification');
   assert.match(text('[data-panel=verification] .al-counts'), /1 of 4,000 differ/);
   view.dispose();
@@ -848,32 +1074,41 @@ test('a cut report counts what the whole one held, and says what is missing', ()
 
 test('while the kernel answers, what was cut is asked for once, and shown', () => {
   const cut = sample();
-  const [frame] = cut['frames'] as Json[];
-  const [graph] = (frame?.['graphs'] ?? []) as Json[];
+  const [frame] = cut['frames'] as IJson[];
+  const [graph] = (frame?.['graphs'] ?? []) as IJson[];
   assert.ok(frame !== undefined && graph !== undefined);
-  const whole = structuredClone(graph);
+  const whole = firstGraph(counted(cut));
   graph['inputs'] = [];
-  graph['counts'] = { inputs: 3 };
+  Object.assign(graph, { counts: { inputs: 3 }, cut: true });
   frame['counts'] = { graphs: 2 };
-  const rows = cut['verification_rows'] as Json[];
+  const rows = cut['verification_rows'] as IJson[];
   const note = 'This output is cut to fit a notebook: 0 of 3 inputs.';
   const summary = { sentence: 'fine', state: 'verified', compared: rows.length, outside: 2, status: 'equal to eager' };
   show({ ...cut, verification_rows: [], notes: [note], summary });
   assert.equal(text('.al-note'), note);
-  const asked: unknown[] = [];
-  source.onAsk = request => asked.push(request);
+  const requests: unknown[] = [];
+  source.onAsk = request => requests.push(request);
   tab('inputs');
-  assert.deepEqual(asked, []); // nobody answers
-  source.receive({ kind: 'report', report: { ...cut, verification_rows: [], notes: [note], summary } });
+  assert.deepEqual(requests, []); // nobody answers
+  source.receive({ kind: 'report', report: counted({ ...cut, verification_rows: [], notes: [note], summary }) });
   assert.equal(all('.al-note').length, 0);
   const name = frame['name'];
-  assert.deepEqual(asked, [
+  assert.deepEqual(requests, [
     { kind: 'outside' },
     { kind: 'graph', frame: name, index: 0 },
     { kind: 'graph', frame: name, index: 1 }
   ]);
-  source.receive({ kind: 'outside', rows: [{ name: 'a.grad', kind: 'new' }, { name: 'b', mutates_data: true }] });
-  assert.deepEqual(all('table[data-table=outside] tbody tr').map(row => row.dataset['name']), ['a.grad', 'b']);
+  source.receive({
+    kind: 'outside',
+    rows: [
+      { name: 'a.grad', kind: 'new' },
+      { name: 'b', mutates_data: true }
+    ]
+  });
+  assert.deepEqual(
+    all('table[data-table=outside] tbody tr').map(row => row.dataset['name']),
+    ['a.grad', 'b']
+  );
   assert.equal(all('tr[data-name=x]').length, 0);
   source.receive({ kind: 'graph', frame: name as string, graph: { ...whole, index: 1 } });
   source.receive({ kind: 'graph', frame: name as string, graph: whole });
@@ -881,18 +1116,21 @@ test('while the kernel answers, what was cut is asked for once, and shown', () =
   tab('verification');
   source.receive({ kind: 'verification', rows });
   assert.equal(all('table[data-table=verification] tbody tr').length, rows.length);
-  assert.equal(asked.length, 4);
+  assert.equal(requests.length, 4);
   // Another report may be cut elsewhere.
-  source.receive({ kind: 'report', report: { ...cut, verification_rows: [], summary } });
-  assert.equal(asked.length, 5);
+  source.receive({ kind: 'report', report: counted({ ...cut, verification_rows: [], summary }) });
+  assert.equal(requests.length, 5);
 });
 
 test('what the kernel sends leaves a button that is being pressed in its place', () => {
   show(sample(2));
   const buttons = all('[role=tab], [data-chip]');
   source.update({ live: true });
-  source.update({ reading: readReport({ ...sample(2), name: 'again' }) });
-  assert.deepEqual(all('[role=tab], [data-chip]').map((each, at) => each === buttons[at]), buttons.map(() => true));
+  source.update({ reading: readReport(counted({ ...sample(2), name: 'again' })) });
+  assert.deepEqual(
+    all('[role=tab], [data-chip]').map((each, index) => each === buttons[index]),
+    buttons.map(() => true)
+  );
   assert.match(text('.al-environment'), /live.*again/);
   tab('outputs');
   assert.equal(one('[role=tabpanel]:not([hidden])').dataset['panel'], 'outputs');
@@ -904,25 +1142,25 @@ test('when disposed, the view leaves nothing behind', () => {
   assert.equal(host.childNodes.length, 0);
   // Nor does it draw what nobody sees.
   const before = root.innerHTML;
-  source.update({ reading: readReport(sample(2)) });
+  source.update({ reading: readReport(counted(sample(2))) });
   assert.equal(root.innerHTML, before);
 });
 
 test('that there are no breaks or times is said as it is for what was recorded', () => {
   const breaks = (frontend: string | null): string => {
-    const report: Json = { ...sample(), graph_break_rows: [], timing_rows: [], cell: null };
-    const [frame] = report['frames'] as Json[];
+    const report: IJson = { ...sample(), graph_break_rows: [], timing_rows: [], cell: null };
+    const [frame] = report['frames'] as IJson[];
     assert.ok(frame !== undefined);
     frame['graphs'] = frontend === null ? [] : [{ ...firstGraph(report), frontend }];
     show(report);
     tab('breaks');
-    const found = text('[data-panel=breaks]');
+    const sentence = text('[data-panel=breaks]');
     tab('timing');
     assert.match(text('[data-panel=timing]'), /Not measured\. Graphs of a cell under %%aotcompile can be measured/);
     view.dispose();
-    return found;
+    return sentence;
   };
-  assert.equal(breaks('dynamo'), 'None: what Dynamo captured, it captured whole.');
+  assert.equal(breaks('dynamo'), 'None: Dynamo captured everything without a break.');
   assert.equal(breaks('direct'), 'None: the calls themselves were traced, without Dynamo.');
   assert.equal(breaks(null), 'None are known: Dynamo captured nothing.');
 });

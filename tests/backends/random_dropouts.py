@@ -1,4 +1,4 @@
-"""Random programs in which dropouts stand beside reductions, norms, views and writes, as text."""
+"""Random programs, as text, that combine dropouts with reductions, norms, views and writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backends: what resolves to one, and the boxed convention."""
+"""Backends: which values resolve to a backend, and the boxed convention."""
 
 from __future__ import annotations
 

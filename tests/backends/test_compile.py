@@ -23,7 +23,7 @@ def test_compiled_graph_records():
 
 
 def test_code_and_nodes_while_somebody_listens():
-    """Readable code and node records are taken when events are heard."""
+    """Readable code and node records are only made while someone listens to events."""
     with events():
         f = traced(lambda x: x.sin(), leaf(2))
     forward, backward = record(f, "compile").graphs

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import aotlab
-from aotlab.backends.inductor import InductorBackend, kernels_in
+from aotlab.backends.inductor_backend import InductorBackend, kernels_in
 from aotlab.errors import TransformError
-from aotlab.ir.graphs import is_random
+from aotlab.ir.fx_graphs import is_random
 from aotlab.ir.metadata import MutationType
+from aotlab.verification import verify
 from tests.engine_helpers import events, leaf, metadata, record, refusing
 
 OUTPUT_CODE = '''
@@ -113,7 +115,7 @@ def test_kernels_name_the_nodes_that_they_were_fused_of():
 
 
 def test_kernels_name_their_nodes_where_a_number_varies():
-    """The entry for all numbers hands them over as tensors, and says of its kernels what the first one says."""
+    """The entry for all numbers passes them as tensors. Its kernels have the same names as the first entry's."""
     g = aotlab.compile(lambda x, s: (x * s).relu())
     with aotlab.Report.record() as recording:
         for number in (2.0, 3.5):
@@ -183,7 +185,7 @@ def test_constants_of_a_graph():
 
 
 def test_complex_numbers():
-    """Graphs hold a call of `complex` where a zero's sign would be lost in text; Inductor knows numbers only."""
+    """Graphs contain a call of `complex` where text would lose the sign of a zero. Inductor only accepts numbers."""
 
     def f(x):
         return x * complex(-0.0, 3) + 2j
@@ -199,7 +201,7 @@ def test_complex_numbers():
 
 
 def test_batched_gradients():
-    """Kernels look for the memory of what they are given; the tensors of vmap have none, so the graph itself is run."""
+    """Kernels need the memory of their arguments. The tensors of vmap have no memory, so the graph itself is run."""
     x = leaf(3)
     f = lambda x: x.sin() * x  # noqa: E731
     y, expected = aotlab.compile(f, backend="inductor")(x), f(x)
@@ -237,7 +239,7 @@ def test_results_that_eager_has_apart_do_not_share_memory():
 
 
 def test_ops_that_could_be_decomposed_are_called_in_ci(monkeypatch):
-    """Where the variable ``CI`` is set, Inductor takes kernels of ops with a decomposition for mistakes of its own."""
+    """With the variable ``CI`` set, Inductor treats a kernel of a decomposable op as an internal error."""
     from torch._inductor import config, lowering
 
     monkeypatch.setenv("CI", "true")
@@ -254,3 +256,19 @@ def test_ops_that_could_be_decomposed_are_called_in_ci(monkeypatch):
     expected.sum().backward()
     torch.testing.assert_close(out, expected)
     torch.testing.assert_close(x.grad, y.grad)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_convolutions_are_trained_by_inductor(channels_last):
+    """Convolutions train with Inductor, which converts images to another layout.
+
+    The backward receives saved images in the layout that it expects.
+    """
+    torch.manual_seed(0)
+    image = torch.randn(2, 2, 6, 6)
+    if channels_last:
+        image = image.to(memory_format=torch.channels_last)
+    module = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 3))
+    found = verify(module, image.requires_grad_())
+    assert found.first is None, found.first
+    assert found.ran_eagerly == 0

@@ -1,4 +1,4 @@
-"""The default backend raises where eager does, also where Inductor by itself would compute something."""
+"""The default backend raises where eager does, even where Inductor alone would compute a result."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 import aotlab
-from aotlab.backends.inductor import drop_unused, keep_unused, with_checks
-from aotlab.ir.graphs import STAYS
+from aotlab.backends.inductor_backend import drop_unused, keep_unused, with_checks
+from aotlab.ir.fx_graphs import STAYS
 
 INDEX = torch.tensor([1])
 
 
 def outcome(function: Callable[..., Any], x: Tensor, *others: Any, grad: bool) -> Any:
-    """Call with a copy of ``x``, a non-leaf if ``grad``; return what came of it, and the copy."""
+    """Call with a copy of ``x``, a non-leaf if ``grad``. Return the result or the error, and the copy."""
     given = x.clone().requires_grad_() * 1 if grad else x.clone()
     torch.manual_seed(0)
     try:
@@ -30,20 +30,20 @@ def outcome(function: Callable[..., Any], x: Tensor, *others: Any, grad: bool) -
 
 
 def write_and_index(x: Tensor, i: Tensor) -> Tensor:
-    """Write, and take some."""
+    """Write, and index some elements."""
     x.add_(1)
     return x[i] * 2
 
 
 def unused_index(x: Tensor, i: Tensor) -> Tensor:
-    """Take some that nobody uses."""
+    """Index some elements and do not use them."""
     x.add_(1)
     x.gather(0, i)
     return x * 2
 
 
 def negative(x: Tensor, i: Tensor) -> Tensor:
-    """Take by an op that counts from the beginning only."""
+    """Index with an op that does not accept negative indices."""
     return x.index_select(0, i - 2)
 
 
@@ -55,7 +55,7 @@ def asserts(x: Tensor, i: Tensor) -> Tensor:
 
 
 def loss(x: Tensor, i: Tensor) -> Tensor:
-    """Take a loss of what shall be between 0 and 1."""
+    """Compute a loss that requires values between 0 and 1."""
     return functional.binary_cross_entropy(x / 9 * i, torch.ones(4))
 
 
@@ -66,7 +66,7 @@ def loss(x: Tensor, i: Tensor) -> Tensor:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_errors_are_eagers(function: Callable[..., Any], bad: int, grad: bool) -> None:
-    """The error, what was written before it, and the random numbers that follow are eager's."""
+    """The error, the writes before it, and the later random numbers equal eager's."""
     candidate = aotlab.compile(function, backend="inductor")
     x, good = torch.arange(4.0) + 1, INDEX + 1
     with torch.set_grad_enabled(grad):
@@ -77,7 +77,7 @@ def test_errors_are_eagers(function: Callable[..., Any], bad: int, grad: bool) -
 
 
 def test_ops_that_inductor_has_no_code_for() -> None:
-    """What its own decomposition draws or computes otherwise is left to eager's kernel."""
+    """Ops that Inductor's own decomposition would draw or compute differently are run by eager's kernel."""
 
     def function(x: Tensor, i: Tensor) -> Tensor:
         torch.rand(3)  # drawn, though nobody uses it
@@ -91,7 +91,7 @@ def test_ops_that_inductor_has_no_code_for() -> None:
 
 
 def test_results_that_nobody_uses() -> None:
-    """They are outputs while Inductor looks, those of several parts as well, and go again."""
+    """Unused results, also of ops with several results, are outputs during the compilation only."""
     graph = fx.Graph()
     x = graph.placeholder("x")
     single = graph.call_function(torch.ops.aten.sort.default, (x,))
@@ -109,7 +109,7 @@ def test_results_that_nobody_uses() -> None:
 
 
 def test_checks_are_for_kernels_that_can_say_so() -> None:
-    """On other devices than the CPU nothing is asked."""
+    """The checks are made only on the CPU."""
     asked: list[str] = []
     op = torch.ops.aten.index_select.default
     table = with_checks({op: lambda *args: asked.append("decomposed")})

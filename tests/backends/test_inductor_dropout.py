@@ -27,7 +27,7 @@ def test_verified(seed):
     assert result.ran_eagerly == 0
 
 
-#: What a user runs; the first time without the magic, with other names for what comes out.
+#: The user's cell. The first run has no magic, and other names for the results.
 CELL = """
 torch.manual_seed(2)
 result, sums = program(x, w, index)
@@ -38,7 +38,7 @@ gradient, w.grad, after = w.grad, None, torch.rand(2)
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_as_a_cell(seed):
-    """A cell that trains by the program leaves what it leaves in eager; its report says that it was compared."""
+    """A cell that trains with the program leaves eager's values, and its report says that it was compared."""
     names = ("result", "sums", "gradient", "after")
     setup = f"""
 import torch

@@ -1,4 +1,4 @@
-"""With Inductor, random numbers are those of `torch.compile` under the same settings; eager's where it is set so."""
+"""With Inductor, random numbers equal `torch.compile`'s under the same settings, and eager's if the settings say so."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OLD = torch.__version__.startswith("2.11")
 
 
 def mixed(x, w):
-    """Draw by ops that Inductor has kernels for, and by one that it has none for; unused, too."""
+    """Draw with ops that have Inductor kernels, and with one that has not. One result is unused."""
     torch.rand(3)
     y = F.dropout(x, 0.5) * torch.randn(8, 4) + torch.rand_like(x) * w
     return y, torch.randint(0, 9, (4,)), F.dropout(w, 0.3) * torch.bernoulli(x.detach().sigmoid())
@@ -67,7 +67,7 @@ def test_the_numbers_of_torch_compile_by_default(grad, frontend):
 
 
 def dropped(x):
-    """Drop, where what is dropped can be seen in the gradient."""
+    """Apply a dropout that is visible in the gradient."""
     y = F.dropout(x + 1, 0.5)
     return checkpoint(lambda value: F.dropout(value.sin(), 0.5) * value, y, use_reentrant=False)
 
@@ -92,7 +92,7 @@ def test_functional_numbers_are_eagers():
 
 
 def test_a_cells_numbers_are_eagers():
-    """What notebooks make is told to draw as eager does."""
+    """Functions that notebooks compile draw as eager does."""
     f = aotlab.compile(mixed, backend=InductorBackend(draws="eager"))
     torch.testing.assert_close(outcome(f, grad=False), outcome(mixed, grad=False))
     assert behind(f).calls.compiled == 2

@@ -1,4 +1,7 @@
-"""On Inductor, what an op in place fills is read after it was filled: masks that are drawn, scatters, index writes."""
+"""On Inductor, a tensor that an in-place op fills is read after the op.
+
+The ops are drawn masks, scatters and index writes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ COLUMNS = torch.arange(7, -1, -1).expand(4, 8)
 
 
 def beside_a_sum(change):
-    """Let a loop that reads what ``change`` made be fused with a reduction."""
+    """Fuse a loop that reads the result of ``change`` with a reduction."""
 
     def program(x, index, columns):
         made = change(x, index, columns) / 0.5
@@ -72,7 +75,7 @@ BY_DECOMPOSITIONS = {
 @pytest.mark.parametrize("make", ["table", pytest.param("inductor", marks=pytest.mark.tier("full"))])
 @pytest.mark.parametrize("grad", [False, True])
 def test_dropout_that_drops_nothing_returns_its_argument(grad, make):
-    """What is written into its result is written into the argument, an input or an intermediate."""
+    """A write into its result is a write into the argument, which is an input or an intermediate."""
 
     def program(x):
         y = x * 3
@@ -80,3 +83,12 @@ def test_dropout_that_drops_nothing_returns_its_argument(grad, make):
 
     with torch.set_grad_enabled(grad):
         same(program, leaf(3, 3).detach(), make=BY_DECOMPOSITIONS[make], backward=None)
+
+
+def test_writes_by_inductors_kernels_are_counted():
+    """A write by a compiled graph moves the version counter, so that a stale backward raises."""
+    x, w = torch.ones(3), torch.ones(3, requires_grad=True)
+    y = (w * x).sum()
+    aotlab.compile(lambda x: x.add_(1))(x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()

@@ -24,7 +24,10 @@ def test_memory_that_was_in_use_before_does_not_count() -> None:
 
 
 def test_what_the_call_did_not_take_is_no_release_of_its_own() -> None:
-    """Torch's profiler takes the size of what lay at an address in an earlier profile for that of what lies there."""
+    """The release of memory that the call did not allocate is counted correctly.
+
+    Torch's profiler confuses the size of a tensor with the size that an earlier profile saw at the same address.
+    """
     size = 1000
     held: list[torch.Tensor] = []
     others: list[torch.Tensor] = []
@@ -43,7 +46,7 @@ def test_what_the_call_did_not_take_is_no_release_of_its_own() -> None:
 
 
 def test_a_forward_keeps_what_its_backward_needs() -> None:
-    """``exp`` saves its result for the backward, ``add`` saves nothing: it shows in what is kept."""
+    """``exp`` saves its result for the backward, ``add`` saves nothing. The measured memory shows the difference."""
     x = torch.zeros(1000, requires_grad=True)
     saves = measure_memory(lambda: x.exp().sum())
     saves_nothing = measure_memory(lambda: x.add(x).sum())
@@ -51,7 +54,7 @@ def test_a_forward_keeps_what_its_backward_needs() -> None:
 
 
 def test_first_calls_stay_out() -> None:
-    """What only the first call allocates is no part of the measured one."""
+    """Memory that only the first call allocates is not counted."""
     kept: list[torch.Tensor] = []
 
     def call() -> torch.Tensor:

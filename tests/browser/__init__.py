@@ -1,4 +1,5 @@
-"""Browser tests; a package, so that pytest ends its fixtures when it goes on to other tests.
+"""Browser tests.
 
-Playwright's event loop runs in the thread of the tests, and a test elsewhere could not start one of its own beside it.
+They are a package, so that pytest ends its fixtures before other tests run. Playwright's event loop runs in the thread
+of the tests, and another test could not start a second loop in that thread.
 """

@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Keep what the page looked like when a test failed."""
+    """Save a screenshot of the page when a test fails."""
     report = yield
     if report.when == "call" and report.failed:
         for value in getattr(item, "funcargs", {}).values():
@@ -55,7 +55,7 @@ def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# The scope is the package: playwright's event loop must not run while other packages' tests start loops of their own.
+# The scope is the package: playwright's event loop must not run while other packages' tests start their own loops.
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
     """Run Chromium without a window."""
@@ -76,7 +76,10 @@ def browser() -> Iterator[Any]:
 def jupyterlab(
     browser: Any, tmp_path_factory: pytest.TempPathFactory, artefacts: Path, worker: str
 ) -> Iterator[Server]:
-    """Run a JupyterLab server; it asks for ``browser`` so that nothing is started in vain."""
+    """Run a JupyterLab server.
+
+    It requests ``browser``, so that nothing is started if there is no browser.
+    """
     log = artefacts / f"jupyterlab-{worker}.log"
     log.unlink(missing_ok=True)
     with running(tmp_path_factory.mktemp("jupyterlab"), log) as server:
@@ -91,7 +94,7 @@ def worker() -> str:
 
 @pytest.fixture(scope="package")
 def shared(browser: Any, jupyterlab: Server, artefacts: Path) -> Shared:
-    """Return what all pages of this process have in common."""
+    """Return the objects that all pages of this process share."""
     return Shared(browser=browser, server=jupyterlab, artefacts=artefacts)
 
 

@@ -1,4 +1,4 @@
-"""What a drawn report says: its tabs, its tables and its storage map as plain values, and what they ought to be."""
+"""The contents of a drawn report: its tabs, tables and storage map as plain values, and the expected values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TABS = (
     *("timing", "verification"),
 )
 
-#: What the tests compare, where a drawn table has to say what the report's table holds.
+#: The columns that the tests compare between a drawn table and the report's table.
 COMPARED = {
     "inputs": ("name", "kind", "tensor", "device", "storage", "autograd", "marks"),
     "outputs": ("name", "tensor", "device", "storage", "autograd", "relation", "marks"),
@@ -36,7 +36,7 @@ def panel(report: Any, tab: str) -> Any:
 
 
 def unfold(content: Any) -> None:
-    """Open all folds in an element, those within them too; they are filled when they are first opened."""
+    """Open all folds in an element, including inner ones. They are filled when they are first opened."""
     content.evaluate(
         """async content => {
             for (let closed; (closed = content.querySelector('details:not([open])')); ) {
@@ -50,9 +50,9 @@ def unfold(content: Any) -> None:
 
 
 def tables(report: Any, name: str, tab: str | None = None) -> Tables:
-    """Read the table ``name`` of a drawn report, by graph, ``frame/graph``; the tab has the table's name or its own.
+    """Read the table ``name`` of a drawn report, by graph, ``frame/graph``. ``tab`` is the tab's name, if it differs.
 
-    Rows that stand for several are opened. With the inputs comes what the cell changed outside of its graphs.
+    Rows that group several are opened. The inputs include the cell's changes outside of its graphs.
     """
     content = panel(report, tab or name)
     closed = content.locator("button[data-group][aria-expanded=false]")
@@ -80,7 +80,7 @@ def tables(report: Any, name: str, tab: str | None = None) -> Tables:
 
 
 def compared(found: Tables, name: str) -> Tables:
-    """Reduce drawn tables to what is compared; a column in which nothing stood was not drawn."""
+    """Reduce drawn tables to the compared columns. A column without any value was not drawn."""
     return {key: [{each: row.get(each, "") for each in COMPARED[name]} for row in rows] for key, rows in found.items()}
 
 
@@ -108,7 +108,7 @@ def expected(rows: Iterable[Mapping[str, Any]], name: str) -> Tables:
 
 
 def happened(row: Mapping[str, Any]) -> list[str]:
-    """Say in order what has to be marked as having happened to an input."""
+    """List in order the changes to an input that must be marked."""
     wrote = {
         "data mutated": row["mutates_data"],
         "metadata mutated": row["mutates_metadata"],
@@ -133,7 +133,7 @@ def happened(row: Mapping[str, Any]) -> list[str]:
 
 
 def spans(report: Any) -> list[Span]:
-    """Read the storage map of a drawn report: what is written about each tensor, and where its boxes lie."""
+    """Read the storage map of a drawn report: the text about each tensor, and the positions of its boxes."""
     content = panel(report, "storages")
     unfold(content)
     found: list[Span] = content.evaluate(
@@ -161,9 +161,9 @@ def spans(report: Any) -> list[Span]:
 
 
 def expected_spans(rows: Iterable[Mapping[str, object]]) -> list[Span]:
-    """Say what the storage map has to show for a report's table of storages.
+    """Return the expected storage map for a report's table of storages.
 
-    Of a graph with many only those are drawn that several tensors share or that are written in part.
+    Of a graph with many storages, only those that several tensors share or that are written in part are drawn.
     """
     graphs: dict[object, dict[object, list[Mapping[str, object]]]] = {}
     for row in sorted(rows, key=lambda row: (row["frame"], row["graph"], row["storage"])):
@@ -209,7 +209,7 @@ def seconds(text: str) -> float:
 
 
 def totals(report: Any) -> dict[str, Any]:
-    """Read every number in words that a drawn report tells: chips, tabs, facts, headings, reasons and times."""
+    """Read every number in the texts of a drawn report: chips, tabs, facts, headings, reasons and times."""
     overview = panel(report, "overview")
     said: dict[str, Any] = report.evaluate(
         """report => {
@@ -242,7 +242,7 @@ def totals(report: Any) -> dict[str, Any]:
 
 
 def beyond(report: Any) -> list[str]:
-    """Name what is drawn beyond the right edge of a report, and tables that have to be scrolled to the side."""
+    """Return the elements that are drawn beyond the right edge of a report, and tables that need sideways scrolling."""
     found: list[str] = report.evaluate(
         """report => {
             const right = report.getBoundingClientRect().right + 1;

@@ -1,4 +1,4 @@
-"""A JupyterLab page as a test sees it: open, run, switch the theme, reload, and read what is drawn."""
+"""A JupyterLab page for a test: open, run, switch the theme, reload, and read the page."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ OWN_ERRORS = {
     r"(?s)reading 'kernel'.*jupyter-widgets/jupyterlab-manager": "ipywidgets expects a kernel of every notebook",
 }
 
-# What the scripts below begin with: the panel of the notebook that is looked at.
+# The beginning of the scripts below: the panel of the current notebook.
 _PANEL = "const panel = window.jupyterapp.shell.currentWidget;"
-#: The outputs of the cells of the notebook that is looked at: as the notebook holds them, and how many are drawn.
+#: The outputs of the current notebook's cells, as the notebook stores them, and how many of them are drawn.
 _ALL_OUTPUTS = f"""() => {{
     {_PANEL}
     return (panel?.content?.widgets ?? []).filter(cell => cell.model?.outputs).map(cell => [
@@ -44,7 +44,7 @@ _COUNT = itertools.count(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """What the pages of one process share: a browser, a server, a folder for screenshots."""
+    """The objects that the pages of one process share: a browser, a server, a folder for screenshots."""
 
     browser: Any
     server: Server
@@ -73,11 +73,11 @@ class Lab:
     page
         Playwright's page.
     server
-        Where it comes from.
+        The server of the page.
     artefacts
-        Where screenshots go.
+        The folder for screenshots.
     complaints
-        What the console, uncaught exceptions and requests to other machines had to say.
+        Messages of the console, uncaught exceptions, and requests to other machines.
     """
 
     page: Any
@@ -89,7 +89,7 @@ class Lab:
     # The page
 
     def start(self) -> None:
-        """Load JupyterLab in a workspace of its own."""
+        """Load JupyterLab in a new workspace."""
         self.page.on("console", lambda message: self._hear(message.type, message.text, message.location))
         self.page.on("pageerror", lambda error: self.complaints.append(f"uncaught: {error}\n{error.stack or ''}"))
         self.page.on("request", lambda request: self._watch(request))
@@ -102,7 +102,7 @@ class Lab:
             self.theme(THEMES[0])  # the server remembers what another page chose
 
     def reload(self) -> None:
-        """Load the page again, and wait until JupyterLab has restored what was open."""
+        """Load the page again, and wait until JupyterLab has restored the open documents."""
         self._wait_for_saved_layout()
         self.page.reload()
         self._wait_for_lab()
@@ -137,7 +137,7 @@ class Lab:
         assert not mine, "the page complained:\n" + "\n".join(mine)
 
     def keep_failure(self, name: str) -> None:
-        """Keep what can be seen of a failed test."""
+        """Save the screenshot and the console messages of a failed test."""
         stem = re.sub(r"\W+", "-", name).strip("-")
         seen = list(self.complaints)
         if not self.page.is_closed():
@@ -161,7 +161,7 @@ class Lab:
         self.wait_for_notebook(kernel=kernel)
 
     def wait_for_notebook(self, *, kernel: bool = True) -> None:
-        """Wait until the current notebook is drawn and its kernel, if it is to have one, is idle."""
+        """Wait until the current notebook is drawn and its kernel, if one is expected, is idle."""
         self.page.wait_for_function(
             f"""kernel => {{
                 {_PANEL}
@@ -232,7 +232,7 @@ class Lab:
         return index
 
     def execute(self, code: str) -> str:
-        """Run code in the notebook's kernel outside of any cell; return what it printed."""
+        """Run code in the notebook's kernel outside of any cell, and return its printed text."""
         text: str = self.page.evaluate(
             f"""async code => {{
                 {_PANEL}
@@ -264,7 +264,7 @@ class Lab:
         self.page.evaluate(f"async () => {{ {_PANEL} await panel.sessionContext.session.kernel.interrupt(); }}")
 
     def save(self) -> dict[str, Any]:
-        """Save the notebook and return what is in its file."""
+        """Save the notebook and return the content of its file."""
         path = self.page.evaluate(f"async () => {{ {_PANEL} await panel.context.save(); return panel.context.path; }}")
         saved: dict[str, Any] = json.loads((self.server.root / path).read_text(encoding="utf-8"))
         return saved
@@ -274,7 +274,7 @@ class Lab:
         self.page.evaluate(f"() => {{ {_PANEL} panel.dispose(); }}")
 
     def outputs(self, index: int) -> list[dict[str, Any]]:
-        """Return the outputs of one cell as the notebook holds them."""
+        """Return the outputs of one cell as the notebook stores them."""
         found: list[dict[str, Any]] = self.page.evaluate(
             f"index => {{ {_PANEL} return panel.content.widgets[index].model.outputs.toJSON(); }}", index
         )
@@ -292,11 +292,11 @@ class Lab:
             arg=[index, count],
         )
 
-    # What is drawn
+    # The drawn page
 
     @property
     def notebook(self) -> Any:
-        """The notebook that is looked at."""
+        """The current notebook."""
         return self.page.locator(f"#{self.page.evaluate(f'() => {{ {_PANEL} return panel.id; }}')}")
 
     def cell(self, index: int) -> Any:
@@ -314,7 +314,7 @@ class Lab:
             self.complaints.append(f"console: {text} ({location.get('url')}:{location.get('lineNumber')})")
 
     def _watch(self, request: Any) -> None:
-        """Note what is asked of other machines: everything has to come from the server."""
+        """Record requests to other machines, because everything must come from the server."""
         address = urlsplit(request.url)
         if address.scheme in ("http", "https", "ws", "wss") and address.netloc != urlsplit(self.server.url).netloc:
             self.complaints.append(f"a request to another machine: {request.url}")

@@ -1,10 +1,10 @@
-"""What a report looks like: its tables as text, its colours as numbers."""
+"""The appearance of a report: its tables as text, its colours as numbers."""
 
 from __future__ import annotations
 
 from typing import Any
 
-#: The least contrast that WCAG 2 asks of text (success criterion 1.4.3, level AA), and of large text.
+#: The least contrast that WCAG 2 requires for text (success criterion 1.4.3, level AA), and for large text.
 LEAST_CONTRAST, LEAST_CONTRAST_LARGE = 4.5, 3.0
 
 # Colours are blended on a canvas: it knows every notation of a colour, and gives back plain bytes.

@@ -21,7 +21,7 @@ Reference = dict[int, dict[str, Any]]
 
 
 def reference(notebook: Path, output: Path) -> Reference:
-    """Run this file in a process of its own and return what it found."""
+    """Run this file in a separate process and return its result."""
     ran = subprocess.run([sys.executable, __file__, notebook, output], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return {int(index): found for index, found in json.loads(output.read_text(encoding="utf-8")).items()}

@@ -11,6 +11,7 @@ import torch
 
 import aotlab
 from aotlab.errors import UserLine
+from aotlab.report.counts import counted
 from aotlab.report.model import Code, Guard, Node, Report
 
 #: Runs if it is taken for markup in text, in an attribute, or in a script.
@@ -83,4 +84,4 @@ def hostile(*, also_chosen: bool) -> Report:
             return [spoil(each, key) for each in value]
         return value + HOSTILE if isinstance(value, str) and (also_chosen or key not in CHOSEN) else value
 
-    return Report.from_json(json.dumps(spoil(training_step().to_dict(), "")))
+    return Report.from_json(json.dumps(spoil(counted(training_step()).to_dict(), "")))

@@ -24,7 +24,7 @@ CHECKOUT = Path(__file__).parents[2]
 BUILT = CHECKOUT / "extension" / "dist" / "labextension"
 #: Every process that a server starts inherits this variable with the server's own value: that is how they are found.
 MARK = "AOTLAB_BROWSER_SERVER"
-#: What a user would set to be left alone: no news, no notice of updates.
+#: Settings that switch off the news and the notices of updates.
 SETTINGS = {"@jupyterlab/apputils-extension": {"notification": {"fetchNews": "false", "checkForUpdates": False}}}
 
 
@@ -37,13 +37,13 @@ class Server:
     url
         Its address, without a slash at the end.
     token
-        What it asks for.
+        The token that the server requires.
     data
-        Its own folder: signatures of trusted notebooks, and extensions.
+        The server's data folder: signatures of trusted notebooks, and extensions.
     root
         The folder whose notebooks it shows.
     log
-        What it and its kernels print.
+        The output of the server and its kernels.
     extension
         Whether it has aotlab's extension.
     """
@@ -56,7 +56,7 @@ class Server:
     extension: bool
 
     def ask(self, method: str, path: str, body: object = None) -> object:
-        """Call the server's REST interface and return what it answers."""
+        """Call the server's REST interface and return its answer."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"token {self.token}", "Content-Type": "application/json"}
         request = urllib.request.Request(f"{self.url}/api/{path}", data=data, headers=headers, method=method)
@@ -152,7 +152,7 @@ def _start(
         *(f"--ServerApp.root_dir={root}", "--LabApp.expose_app_in_browser=True"),
     ]
     with log.open("ab") as sink:
-        # A session of its own: an interrupt of the tests is not the server's, which is stopped in order.
+        # A separate session: an interrupt of the tests does not reach the server, which is stopped in order.
         process = subprocess.Popen(
             command, env=environment, cwd=root, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink,
             start_new_session=True,
@@ -174,7 +174,7 @@ def _answers(process: subprocess.Popen[bytes], server: Server) -> bool:
 
 
 def _kill_marked(mark: str) -> None:
-    """Kill what a server left behind: itself if it did not obey, and kernels that outlived it."""
+    """Kill the remaining processes of a server: itself if it did not stop, and kernels that are still running."""
     wanted = f"{MARK}={mark}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # processes end while we look

@@ -1,4 +1,4 @@
-"""The static page that a report's output carries, as JupyterLab shows it where our renderer is not asked."""
+"""The static page in a report's output, as JupyterLab shows it without our renderer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def html_only(report: Report) -> dict[str, object]:
 
 
 def test_page_in_a_trusted_notebook(lab: Lab) -> None:
-    """Without a kernel the page stands in its cell, styled, and can be read in both themes."""
+    """Without a kernel, the page is shown in its cell with its styles, and can be read in both themes."""
     write_notebook(lab.server.root / "page.ipynb", [{"source": "1", "outputs": [html_only(training_step())]}])
     lab.server.trust("page.ipynb")
     lab.open("page.ipynb", kernel=False)

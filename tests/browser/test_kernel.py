@@ -1,4 +1,4 @@
-"""What a kernel does meanwhile: interrupts, restarts, two notebooks at once, widgets, hostile names that were run."""
+"""Events in the kernel: interrupts, restarts, two notebooks at once, widgets, and hostile names that were run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ def test_interrupt(lab: Lab, extension: None, doing: str) -> None:
 
 
 def test_restarted_kernel(lab: Lab, extension: None) -> None:
-    """Reports of the kernel before are still shown, and not live; what runs in the new one is, also a second time."""
+    """Reports of the previous kernel are still shown, but not live.
+
+    A cell that runs in the new kernel has a live report, also if it runs a second time.
+    """
     write_notebook(lab.server.root / "restart.ipynb", [SETUP, STEP, STEP + "\nz = y + 1"])
     lab.open("restart.ipynb")
     lab.run_all()
@@ -74,7 +77,7 @@ def test_restarted_kernel(lab: Lab, extension: None) -> None:
 
 
 def test_equal_cells(lab: Lab, extension: None) -> None:
-    """Two cells of the same text share what was compiled, and each has a report of its own run."""
+    """Two cells of the same text share compiled entries, and each has a report of its run."""
     write_notebook(lab.server.root / "equal.ipynb", [SETUP, STEP, STEP])
     lab.open("equal.ipynb")
     lab.run_all()
@@ -143,7 +146,7 @@ def test_two_notebooks(lab: Lab, extension: None) -> None:
 
 
 def test_dashboard(lab: Lab, extension: None) -> None:
-    """The widget draws what the cell's output draws, and measures as well."""
+    """The widget draws the same report as the cell's output, and can also measure."""
     cells = [
         SETUP,
         STEP.replace("%%aotcompile", "%%aotcompile -o report"),

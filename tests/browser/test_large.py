@@ -1,4 +1,4 @@
-"""A report of ten thousand nodes as a page of its own: it is there at once, and so is each of its tabs."""
+"""A report of ten thousand nodes as a separate page: the page and each of its tabs appear at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AT_ONCE, FEW = 1000, 5000
 #: The benchmark is of aotlab, not of what else the machine does: the best of so many.
 TRIES = 3
 
-# Two frames later what a click caused has been painted.
+# Two frames later, the browser has painted the effect of a click.
 _CLICK = """element => new Promise(done => {
     const begin = performance.now();
     element.click();
@@ -91,7 +91,7 @@ def test_each_tab_is_there_at_once(page: Any, file: Path) -> None:
 
 
 def test_nodes_scroll_sort_and_search(page: Any, file: Path) -> None:
-    """All nodes can be reached, while few of them stand in the page."""
+    """All nodes can be reached, although the page contains only a few of them at a time."""
     page.goto(file.as_uri())
     fold = opened(page)
     rows, first = fold.locator("tr[data-name]"), fold.locator("tr[data-name]").first
@@ -134,7 +134,7 @@ def test_code_is_there_at_once(page: Any, file: Path) -> None:
 
 
 def test_a_fold_in_a_long_table_opens_above_the_rows(page: Any, tmp_path: Path) -> None:
-    """Rows of a long table have one line, but what a fold in one holds is seen, whole and within the table's width."""
+    """Rows of a long table have one line each. An opened fold shows its whole content within the table's width."""
     breaks = [
         GraphBreakRow(frame=f"step_{at}", words="it prints " * 30, reason="in other words " * 30, at_ns=at)
         for at in range(300)

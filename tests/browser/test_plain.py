@@ -1,4 +1,4 @@
-"""The ground that the other tests stand on: a kernel, both themes, a reload, and complaints that are heard."""
+"""The prerequisites of the other tests: a kernel, both themes, a reload, and complaints that are noticed."""
 
 from __future__ import annotations
 

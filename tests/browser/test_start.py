@@ -90,12 +90,12 @@ def assert_drawn(lab: Lab, truth: Reference, *, live: bool, name: str) -> None:
 
 
 def test_tables_while_live(ran: Lab, truth: Reference) -> None:
-    """Each compiled cell shows one live report, above what the cell itself shows, and its tables are true."""
+    """Each compiled cell shows one live report above the cell's other outputs, and its tables are true."""
     assert_drawn(ran, truth, live=True, name="live")
 
 
 def test_every_text_can_be_read(ran: Lab) -> None:
-    """In every tab of every report, all text stands out from what is behind it, in both themes."""
+    """In every tab of every report, all text has enough contrast with its background, in both themes."""
     unreadable: set[str] = set()
     for theme in THEMES:
         ran.theme(theme)
@@ -110,7 +110,7 @@ def test_every_text_can_be_read(ran: Lab) -> None:
 
 
 def test_known_answers(ran: Lab) -> None:
-    """What the page's own prose says of its cells is what the tables show."""
+    """The tables show the results that the page's prose states for its cells."""
     first = tables(report_of(ran, "first"), "inputs")
     assert [[(row["name"], row["marks"][0]) for row in rows] for rows in first.values()] == [[("x", "data mutated")]]
     (outputs,) = tables(report_of(ran, "first"), "outputs").values()
@@ -126,7 +126,7 @@ def test_known_answers(ran: Lab) -> None:
 
 
 def test_report_stands_above_the_result(ran: Lab) -> None:
-    """A cell shows one report, and below it what the cell itself shows."""
+    """A cell shows one report, and below it the cell's other outputs."""
     for index in compiled_cells(NOTEBOOK):
         outputs = ran.outputs(index)
         ours = [place for place, output in enumerate(outputs) if MIME_TYPE in output.get("data", {})]
@@ -167,7 +167,7 @@ def test_tables_after_a_reload(ran: Lab, truth: Reference) -> None:
 
 
 def test_saved_notebook(ran: Lab) -> None:
-    """The file holds each report as JSON, page and text: no widget, and nothing of the progress."""
+    """The file stores each report as JSON, page and text, without a widget and without progress messages."""
     saved = ran.save()
     assert "widgets" not in saved["metadata"]
     for index, cell in enumerate(saved["cells"]):

@@ -89,7 +89,7 @@ def test_hostile_words_stay_words(lab: Lab, extension: None, trusted: bool, also
 
 
 def test_damaged_report_says_so(lab: Lab, extension: None) -> None:
-    """A report that is none, or of a version to come, is said to be so, and breaks nothing around it."""
+    """A malformed report, or one of a future version, gives a message and does not break the rest of the page."""
     good = training_step()._repr_mimebundle_()
     kind = next(name for name in good if name.endswith("json"))
     whole = training_step().to_dict()

@@ -1,4 +1,4 @@
-"""Capture: names of arguments, what is lifted, and that nothing is run or copied."""
+"""Capture: names of arguments, lifted inputs, and that nothing is run or copied."""
 
 from __future__ import annotations
 
@@ -71,7 +71,10 @@ def test_rebuild_nests_again():
 
 
 def test_modules_are_lifted():
-    """Parameters first, then buffers, named by their path; a tied one stands in each place with one identity."""
+    """Parameters are lifted first, then buffers, named by their path.
+
+    A tied parameter is listed at each place with one identity.
+    """
     module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     module.append(nn.Linear(2, 2))
     module[2].weight = module[0].weight

@@ -6,14 +6,9 @@ import pytest
 import torch
 from torch.autograd import grad
 
-from tests.engine_helpers import compiled
+from tests.engine_helpers import behind_dynamo, compiled
 
 pytestmark = [pytest.mark.usefixtures("fresh_dynamo"), pytest.mark.filterwarnings("ignore::UserWarning")]
-
-
-def behind_dynamo(function):
-    """Compile behind Dynamo."""
-    return torch.compile(function, backend="aotlab", options={"compiler": "eager"})
 
 
 def square_beside(x, w):
@@ -32,7 +27,7 @@ def scaled_beside(x, w):
 
 
 def gradient_beside(x, w):
-    """Return what autograd makes of the first output beside it."""
+    """Return autograd's gradient of the first output, beside the output."""
     first = x.sin() * x
     return first * w, grad(first, x, w.cos().expand_as(x), create_graph=True)[0]
 
@@ -43,7 +38,7 @@ def written_between(x, w):
 
 
 def of_second_order(function):
-    """Take gradients of gradients."""
+    """Compute gradients of gradients."""
     x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, requires_grad=True)
     given = [x, w]
     first = grad(sum((out * out.cos()).sum() for out in function(x, w)), given, create_graph=True)

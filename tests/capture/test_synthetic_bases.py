@@ -10,9 +10,8 @@ import torch
 
 from aotlab.capture import call as capture
 from aotlab.capture import dedupe, synthetic_bases
-from aotlab.frontends import dynamo
 from aotlab.frontends.direct import FunctionTarget
-from aotlab.verification.fuzz.compare import differences
+from aotlab.maintenance.fuzz.compare import differences
 from tests.engine_helpers import behind, compiled, leaf, nonleaf, record, same
 from tests.functions import Viewed
 
@@ -33,7 +32,7 @@ def test_overlaps_in_bytes():
 
 
 def test_groups_are_apart():
-    """Inputs that share nothing with each other belong to different bases, of their own dtypes."""
+    """Inputs that share no memory with each other belong to different bases, each with its dtype."""
     one, other = torch.zeros(8), torch.zeros(8, dtype=torch.int64)
     bases = found(one[:4], other[:4], one[2:], other[3:], torch.zeros(2))[1]
     assert [(b.members, b.nbytes, b.dtype) for b in bases] == [
@@ -102,7 +101,7 @@ WINDOWS = {
 @pytest.mark.parametrize("windows", WINDOWS)
 @pytest.mark.parametrize("program", [write_first, both, second, through_view], ids=lambda f: f.__name__)
 def test_windows(program, windows):
-    """Windows of all kinds; those of a tensor with a history run eagerly."""
+    """Windows of all kinds are compiled. Windows of a tensor with a history run eagerly."""
     for make in (lambda: torch.randn(6), lambda: torch.arange(6.0).requires_grad_() * 1):
         a, b = WINDOWS[windows](make())
         if program in (both, second) and (windows == "expanded" or a.dim() == 0 or b.dim() == 0):
@@ -130,7 +129,10 @@ def test_no_relation():
 
 
 def test_other_dtypes():
-    """Inputs of several dtypes in one memory, of which one is written, and what counts by itself, run eagerly."""
+    """Inputs of several dtypes in one memory run eagerly if one of them is written.
+
+    So do inputs with separate version counters.
+    """
     base = torch.arange(6.0)
     same(lambda a, b: (a.add_(1 << 23), b * 2)[1], base.view(torch.int32)[1:], base[:4], eagerly=True)
     numbers = torch.complex(torch.arange(4.0), torch.ones(4))
@@ -152,7 +154,7 @@ def test_two_storages_over_one_buffer():
 
 
 def test_gradients_before_and_after():
-    """A write to a tensor with a history or to a view of it, both of which are arguments: eager runs it."""
+    """A write to a tensor with a history, or to a view of it, runs eagerly if both are arguments."""
     for program in (
         lambda a, b: (a.mul_(2), (a[:4] * b).sum())[1],
         lambda a, b: (a[:4].mul_(b.clone()), b * 2)[1],
@@ -198,7 +200,7 @@ def test_an_offset_that_moves_is_compiled_anew():
 
 
 def test_a_saved_value_is_the_old_one():
-    """What the backward needs of a window that is overwritten is kept as it was, also in a window beside it."""
+    """If the backward needs a window that is overwritten, its old value is saved, also for a window beside it."""
     flat = torch.arange(8.0)
     w = torch.ones(4, requires_grad=True)
     same(lambda a, b, w: ((w * a.clone()).sum() + (w * b.clone()).sum(), a.mul_(5))[0], flat[:4], flat[2:6], w)
@@ -261,12 +263,12 @@ def offset(a):
 
 
 def window(a):
-    """Take a window by sizes, strides and an offset."""
+    """Make a window from sizes, strides and an offset."""
     return a.as_strided((2,), (1,), 2) * 1, a.as_strided((2,), (2,))
 
 
 def unfolded(a):
-    """Take windows that overlap."""
+    """Make windows that overlap."""
     return a.unfold(0, 2, 1) * 3, (a * 2).unfold(0, 2, 1)
 
 
@@ -311,7 +313,7 @@ def test_other_looks_at_storages_run_eagerly(look, requires_grad):
 
 
 def test_windows_of_intermediates_may_be_written():
-    """They lie in memory of the function's own."""
+    """Windows of intermediates may be written, because their memory belongs to the function."""
     same(lambda a: ((b := a * 2).as_strided((2,), (3,)).zero_(), b)[1], torch.ones(2, 2))
     same(lambda a: ((b := a * 2).as_strided((2,), (3,)).zero_(), b)[1], leaf(2, 2))
 
@@ -321,7 +323,7 @@ def test_windows_of_intermediates_may_be_written():
 
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_inputs_that_no_base_can_hold_are_read(requires_grad):
-    """Where no base can be made of inputs that share memory they are inputs of their own, as long as none changes."""
+    """If no base can be made for inputs that share memory, they are separate inputs, as long as none changes."""
 
     def program(a, b):
         return a * 2, b.sum(), b[0]
@@ -337,7 +339,7 @@ def test_inputs_that_no_base_can_hold_are_read(requires_grad):
 
 
 def test_memory_behind_an_input_is_read_beside_others():
-    """`as_strided` of what shares memory runs eagerly."""
+    """`as_strided` of an input that shares memory runs eagerly."""
     whole = torch.arange(8.0)
     same(lambda a, b: (a.as_strided((2,), (2,)) * 1, b * 2), whole[:4], whole[2:], eagerly=True)
     same(lambda a, b: (b.mul_(2), a.as_strided((2,), (2,)) * 1)[1], whole[:4], whole[2:], eagerly=True)
@@ -351,7 +353,10 @@ def test_memory_behind_an_input_is_read_beside_others():
 @pytest.mark.parametrize("windows", [(2, 3), (2, 1), (1, 2)])
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_a_tensor_is_written_that_is_seen_in_windows(windows, requires_grad):
-    """Windows that leave elements out or overlap show what is written to the tensor itself, or through other views."""
+    """A write to a tensor is visible in its windows, also if they leave elements out or overlap.
+
+    So is a write through other views.
+    """
 
     def program(a):
         b = a.unfold(0, *windows)
@@ -382,7 +387,7 @@ def test_a_tensor_is_written_that_is_seen_in_windows(windows, requires_grad):
 
 
 def test_an_output_is_a_view_of_the_very_input():
-    """Where nothing is written no guard holds two inputs on one memory together."""
+    """Without writes, no guard requires that two inputs share memory."""
 
     def program(a, b):
         return b.view(-1)
@@ -491,7 +496,7 @@ def views_before_a_move(a):
 
 
 def test_an_operand_of_a_write_to_a_view_is_watched():
-    """Autograd keeps the operand of ``mul_`` also where it hides that: a later write makes the backward an error."""
+    """Autograd keeps the operand of ``mul_`` even if it hides that. A later write makes the backward an error."""
 
     def program(a, c):
         a.mul_(2)
@@ -508,7 +513,7 @@ def test_an_operand_of_a_write_to_a_view_is_watched():
 
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_views_with_a_history_behind_dynamo():
-    """Behind torch.compile a written view has the base's history too, and the entry is for such views only."""
+    """Behind torch.compile, a written view also has the base's history, and the entry is only for such views."""
 
     def program(a):
         early = a.view(-1)
@@ -522,7 +527,7 @@ def test_views_with_a_history_behind_dynamo():
             found += [None if (g := gradient(out, a)) is None else g.tolist() for out in function(a)]
         return found
 
-    ours = torch.compile(program, backend=lambda gm, inputs: dynamo.backend(gm, inputs, options={"compiler": "eager"}))
+    ours = behind_dynamo(program)
     assert gradients(program) == gradients(ours)
 
 
@@ -540,9 +545,9 @@ def test_two_windows_that_a_write_makes_require_grad():
 
 
 def test_inputs_with_a_common_history_are_not_parted():
-    """A function that differentiates one by the other can tell, though it writes neither: eager has the call.
+    """If two inputs have a common history and the function differentiates one by the other, the call runs eagerly.
 
-    The trace with a base fails at the offset of its own that `as_strided` has.
+    A trace with a base fails, because `as_strided` has an explicit offset.
     """
 
     def f(a, v):
@@ -566,7 +571,7 @@ def _gives_a_history(a, b):
 
 @pytest.mark.parametrize("program", [_differentiates, _gives_a_history])
 def test_an_entry_for_histories_apart_serves_no_others(program):
-    """What one argument has to do with the history of another is seen at each call, also where no byte is shared."""
+    """Each call checks whether one argument is in the history of another, even if they share no byte."""
     function = compiled(program)
     whole = nonleaf(4) if program is _differentiates else torch.ones(4)
     pair = (lambda a: (a, a[1:])) if program is _differentiates else (lambda a: (a[:2], a[2:]))
@@ -596,7 +601,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("with_another", [False, True], ids=["lone", "group"])
 @pytest.mark.parametrize(("shape", "stride"), LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_the_steps_of_dimensions_of_size_one_are_the_callers(shape, stride, with_another, requires_grad):
-    """The function may ask for them; a trace does not know them."""
+    """The function may read strides of dimensions of size one. A trace does not know them."""
 
     def f(a, b):
         a.detach()[:].mul_(2)
@@ -674,13 +679,16 @@ def _writes_unseen_first(a, b, w, other):
     ("program", "make"),
     [
         *((program, compiled) for program in (_adds, _writes_both, _writes_a_part, _writes_unseen_first)),
-        # Dynamo by itself fails on the other
+        # Dynamo alone fails on the program that is missing here
         *((program, behind_dynamo) for program in (_adds, _writes_both, _writes_unseen_first)),
     ],
 )
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_a_write_that_brings_a_history(kind, program, make):
-    """What is written requires grad, the memory did not: all that autograd takes for views of it do so then."""
+    """After a write of a value that requires grad, all views of the memory require grad.
+
+    Before the write, the memory did not require grad.
+    """
 
     def inputs():
         a, b, other = kind()

@@ -1,4 +1,4 @@
-"""The command line: what it passes on, what it answers, and that it runs without an installation."""
+"""The command line: the arguments that it passes on, its answers, and that it runs without an installation."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_demo_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_demo_says_at_once_what_cannot_be(arguments: list[str], message: str, tmp_path: Path) -> None:
-    """A path or a device that cannot be is told of before torch is even imported."""
+    """An impossible path or device is reported before torch is even imported."""
     code = (
         "import sys\nfrom aotlab import cli\ncli.version = lambda _name: '2.13.0+cpu'\n"
         f"print(cli.main({['demo', *arguments]!r}), 'torch' in sys.modules)"
@@ -87,7 +87,7 @@ def test_demo_says_at_once_what_cannot_be(arguments: list[str], message: str, tm
 def test_demo_looks_for_the_gpu_before_it_is_loaded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A torch that is built with CUDA, on a machine without a GPU: the demo itself is not even asked."""
+    """A missing GPU is reported before the demo is imported, even if torch is built with CUDA."""
     monkeypatch.setattr(cli, "version", lambda _name: "2.13.0")
     monkeypatch.setitem(sys.modules, "aotlab.cli.demo", None)
     assert cli.main(["demo", "--device", "cuda"]) == 2
@@ -95,8 +95,8 @@ def test_demo_looks_for_the_gpu_before_it_is_loaded(
 
 
 def test_bench_engine_hands_the_rest_to_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``bench engine`` has options of its own, ``--help`` among them."""
-    from aotlab.bench import suite
+    """``bench engine`` has separate options, including ``--help``."""
+    from aotlab.maintenance.bench import suite
 
     calls: list[list[str]] = []
 
@@ -110,8 +110,8 @@ def test_bench_engine_hands_the_rest_to_the_suite(monkeypatch: pytest.MonkeyPatc
 
 
 def test_bench_partitioners_hands_the_rest_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``bench partitioners`` has options of its own, too."""
-    from aotlab.bench import partitioners
+    """``bench partitioners`` has separate options, too."""
+    from aotlab.maintenance.bench import partitioners
 
     calls: list[list[str]] = []
 
@@ -126,8 +126,8 @@ def test_bench_partitioners_hands_the_rest_on(monkeypatch: pytest.MonkeyPatch) -
 
 def test_fuzz_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each option of ``fuzz`` reaches the run, and its status is the command's."""
-    from aotlab.verification.fuzz import run as module
-    from aotlab.verification.fuzz.plan import Plan
+    from aotlab.maintenance.fuzz import run as module
+    from aotlab.maintenance.fuzz.plan import Plan
 
     calls: list[tuple[object, dict[str, object]]] = []
 
@@ -194,7 +194,7 @@ def test_fuzz_prints_what_is_carried(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_fuzz_says_that_it_needs_hypothesis(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without Hypothesis the command ends with status 2 and says what to install."""
+    """Without Hypothesis, the command ends with status 2 and names the package to install."""
     monkeypatch.setitem(sys.modules, "hypothesis", None)
     assert cli.main(["fuzz"]) == cli.WRONG_USAGE
     assert capsys.readouterr().err == "aotlab: fuzz needs Hypothesis: pip install 'aotlab[fuzz]'\n"
@@ -205,17 +205,17 @@ def test_fuzz_says_that_it_needs_hypothesis(
     [
         ([], "the following arguments are required: COMMAND"),
         (["frobnicate"], "invalid choice: 'frobnicate'"),
-        (["demo", "--device", "tpu"], "'tpu' is none of auto, cpu, cuda, cuda:N"),
+        (["demo", "--device", "tpu"], "'tpu' is not one of auto, cpu, cuda, cuda:N"),
         (["demo", "--devices", "cpu"], "unrecognized arguments: --devices cpu"),
         (["doctor", "extra"], "unrecognized arguments: extra"),
         (["bench"], "the following arguments are required: SUITE"),
         (["fuzz", "--engine", "other"], "invalid choice: 'other'"),
-        (["fuzz", "--programs", "0"], "'0' is no count: a whole number from 1 on"),
-        (["fuzz", "--jobs", "-1"], "'-1' is no count: a whole number from 1 on"),
+        (["fuzz", "--programs", "0"], "'0' is not a count: pass a whole number from 1"),
+        (["fuzz", "--jobs", "-1"], "'-1' is not a count: pass a whole number from 1"),
     ],
 )
 def test_wrong_command_lines(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A wrong command line ends with status 2 and says what is wrong."""
+    """A wrong command line ends with status 2 and names the mistake."""
     with pytest.raises(SystemExit) as stop:
         cli.main(arguments)
     assert stop.value.code == cli.WRONG_USAGE
@@ -226,7 +226,7 @@ def test_wrong_command_lines(arguments: list[str], message: str, capsys: pytest.
     ("error", "status", "message"),
     [
         (UsageError("no such device"), cli.WRONG_USAGE, "aotlab: no such device\n"),
-        (RandomOpError("dropout"), cli.FAILED, "aotlab: RandomOpError: dropout\n"),
+        (RandomOpError("dropout"), cli.FAILED, "aotlab: RandomOpError: dropout [random-op]\n"),
         (KeyboardInterrupt(), cli.INTERRUPTED, "aotlab: interrupted\n"),
     ],
 )
@@ -237,7 +237,7 @@ def test_our_errors_are_sentences(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """An error of ours becomes one line on stderr and an exit status; there is no traceback."""
+    """An error of aotlab becomes one line on stderr and an exit status, without a traceback."""
     from aotlab.cli import doctor
 
     def run(**_options: object) -> int:
@@ -249,7 +249,7 @@ def test_our_errors_are_sentences(
 
 @pytest.fixture(scope="module")
 def bare_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a site folder with torch, numpy and pandas, what they require, and nothing else."""
+    """Make a site folder that contains only torch, numpy, pandas and their requirements."""
     folder = tmp_path_factory.mktemp("site")
     waiting, seen = ["torch", "numpy", "pandas"], set()
     while waiting:
@@ -291,12 +291,12 @@ def test_help_needs_no_torch(tmp_path: Path) -> None:
     empty.mkdir()
     done = bare(empty, tmp_path, "--help")
     assert (done.returncode, done.stderr) == (0, "")
-    names = re.findall(r"^ {4}(\w+) ", done.stdout, re.MULTILINE)
-    assert sorted(names) == ["bench", "demo", "doctor", "fuzz", "lab", "verify"]
+    names = re.findall(r"^ {4}(\w+)\b", done.stdout, re.MULTILINE)
+    assert sorted(names) == ["acceptance", "bench", "demo", "doctor", "fuzz", "lab", "verify"]
 
 
 def test_bare_checkout(bare_site: Path, tmp_path: Path) -> None:
-    """``python -m aotlab doctor`` runs from a checkout with torch, numpy and pandas, and notes what is missing."""
+    """``python -m aotlab doctor`` runs from a checkout with torch, numpy and pandas, and lists the missing packages."""
     done = bare(bare_site, tmp_path, "doctor", "--quick")
     assert done.returncode in {0, 1}, done.stderr
     found = {line[9:25].strip(): line for line in done.stdout.splitlines() if line[:1].strip()}

@@ -1,4 +1,4 @@
-"""``aotlab demo``: what it prints is true, and its exit status says whether all went well."""
+"""``aotlab demo``: the printed facts are true, and its exit status says whether all went well."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from aotlab.cli import demo
 from aotlab.errors import UsageError
 from aotlab.frontends import api
 from aotlab.report import Report
+from aotlab.report.counts import summary
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 
-#: What a server without Jupyter lacks, and what only developers have.
+#: Packages that a server without Jupyter lacks, and packages that only developers have.
 ABSENT = ("matplotlib", "IPython", "ipywidgets", "anywidget", "jupyterlab", "hypothesis", "pytest", "jsonschema")
 
 
@@ -33,6 +34,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, Report, s
     with pytest.MonkeyPatch.context() as patch:
         _make_quick(patch)
         status = demo.run("cpu", "eager", folder / "report.json", folder / "report.html", out)
+    assert status == 0, out.getvalue()
     report = Report.from_json((folder / "report.json").read_text())
     return status, out.getvalue(), report, (folder / "report.html").read_text()
 
@@ -114,11 +116,22 @@ def test_all_stages_are_there(shown: tuple[int, str, Report, str]) -> None:
 
 
 def test_three_engines_are_timed_in_both_directions(shown: tuple[int, str, Report, str]) -> None:
-    """Forward, backward and both together of eager, upstream and aotlab stand in the timings of both programs."""
+    """The timings of both programs contain forward, backward and total, each for eager, upstream and aotlab."""
     for frame in (0, 1):
         timed = [(row["phase"], row["engine"]) for row in _rows(shown[2], "timings", frame)]
         assert timed == [(p, e) for p in ("forward", "backward", "total") for e in ("eager", "upstream", "aotlab")]
     assert (shown[2].timings["median_ns"] > 1000).all()
+
+
+def test_two_rounds_of_the_demo_give_no_ratio(shown: tuple[int, str, Report, str]) -> None:
+    """With only two rounds, the demo gives no ratio, and the tables, the text and the chip say so."""
+    _, text, report, _ = shown
+    timings = report.timings
+    assert timings["over_eager"].isna().all()
+    assert set(timings.loc[timings["engine"] != "eager", "incomparable"]) == {"not comparable: 2 rounds"}
+    assert text.count("not comparable: 2 rounds") > 6
+    assert "×" not in text
+    assert summary(report).speed == "not comparable: 2 rounds"
 
 
 def test_everything_is_printed(shown: tuple[int, str, Report, str]) -> None:
@@ -155,7 +168,7 @@ def test_training_lowers_the_loss() -> None:
 
 
 def _without_mutation(function: Callable[..., object], **_: object) -> Callable[..., object]:
-    """Compile wrongly: what the function writes, it writes to copies."""
+    """Compile wrongly: the function writes to copies instead of its arguments."""
     if isinstance(function, torch.nn.Module):
         return function
     return lambda *args: function(*[arg if arg.requires_grad else arg.clone() for arg in args])
@@ -173,7 +186,7 @@ def test_a_wrong_engine_fails_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_ran_eagerly_fails_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that gives the function back uncompiled is equal to eager, and not what the demo shows."""
+    """An engine that returns the function uncompiled equals eager, but fails the demo."""
     _make_quick(monkeypatch)
     monkeypatch.setattr(api, "compile", lambda function, **_: function)
     out = io.StringIO()
@@ -188,7 +201,7 @@ def test_what_ran_eagerly_fails_the_demo(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_one_program_that_cannot_run_leaves_the_other(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An error in one program is told, with its traceback, and the other is shown all the same."""
+    """An error in one program is shown with its traceback, and the other program is still shown."""
     _make_quick(monkeypatch)
     compile_: Callable[..., Callable[..., object]] = api.compile
 
@@ -230,7 +243,7 @@ def test_paths_are_checked_before_anything_runs(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="shows what happens where there is no GPU, and here is one")
 def test_a_missing_device_is_named() -> None:
-    """Asking for cuda where there is none is an error that says what to do."""
+    """If cuda is requested but missing, the error suggests a remedy."""
     with pytest.raises(UsageError, match="use --device cpu"):
         demo.run("cuda", "eager", None, None, io.StringIO())
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_versions_are_the_packages() -> None:
-    """The versions that the doctor asks for are those of pyproject.toml."""
+    """The doctor requires the versions of pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (low, high) = (".".join(map(str, version)) for version in doctor.SUPPORTED_TORCH)
     assert f"torch>={low},<{high}" in project["dependencies"]
@@ -34,14 +34,14 @@ def test_versions_are_the_packages() -> None:
 
 @pytest.mark.parametrize("version", ["2.10.1", "2.11.0", "2.13.0+cpu", "2.15.3+cu132", "2.16.0", "3.0.0", "2.9.0"])
 def test_torch_range(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A torch outside the supported range is a problem, one inside is none."""
+    """A torch version outside the supported range is a problem, one inside is not."""
     monkeypatch.setattr(torch, "__version__", version)
     expected = "ok" if SpecifierSet(">=2.11,<2.16").contains(version) else "problem"
     assert doctor.check_torch().status == expected
 
 
 def test_an_exception_is_a_finding() -> None:
-    """A check that raises says so under its name; the others go on."""
+    """A check that raises is reported under its name, and the other checks run."""
 
     def broken() -> Finding:
         raise ImportError("libfoo.so is not there\nand more")
@@ -58,7 +58,7 @@ def test_an_exception_is_a_finding() -> None:
     ("statuses", "status", "closing"), [("on", 0, "No problems."), ("op", 1, "1 problem."), ("pp", 1, "2 problems.")]
 )
 def test_exit_status(statuses: str, status: int, closing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exit status is 1 if there is a problem; notes are none."""
+    """The exit status is 1 if there is a problem. Notes do not count."""
     names = {"o": "ok", "n": "note", "p": "problem"}
 
     def check(letter: str) -> Callable[[], Finding]:
@@ -154,7 +154,7 @@ def test_extension_without_jupyterlab(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_missing_dashboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package without the dashboard's JavaScript is a problem, and says where it looked."""
+    """A package without the dashboard's JavaScript is a problem, and the message names the searched places."""
     monkeypatch.setattr(doctor, "__file__", str(tmp_path / "aotlab" / "cli" / "doctor.py"))
     monkeypatch.setattr(doctor, "_installed", lambda: True)
     bundle = tmp_path / "aotlab" / "report" / "static" / "dashboard.js"

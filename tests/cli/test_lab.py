@@ -1,4 +1,4 @@
-"""``aotlab lab``: what it opens, what it copies, and how it ends."""
+"""``aotlab lab``: which page it opens, which files it copies, and how it ends."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Sequence[str], Mappin
 
 @pytest.fixture
 def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let aotlab stand in a folder like that of an installed wheel, and work in a folder beside it."""
+    """Put aotlab into a folder like an installed wheel's, and work in another folder."""
     package = tmp_path / "site-packages" / "aotlab"
     (package / "course").mkdir(parents=True)
     for name in ("00_start.ipynb", "01_more.ipynb"):
@@ -56,14 +56,14 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(*, directory: Path | None = None, port: int | None = None, more: Sequence[str] = ()) -> tuple[int, str]:
-    """Run the command without a browser; return its status and what it said."""
+    """Run the command without a browser, and return its status and its output."""
     out = io.StringIO()
-    status = lab.run(directory=directory, port=port, browser=False, more=more, out=out)
+    status = lab.run(directory=directory, port=port, browser=False, server_arguments=more, out=out)
     return status, out.getvalue()
 
 
 def test_options_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each option reaches `aotlab.cli.lab.run`, and what stands behind ``--`` is for JupyterLab."""
+    """Each option reaches `aotlab.cli.lab.run`, and the arguments after ``--`` are passed to JupyterLab."""
     calls: list[dict[str, object]] = []
 
     def run(**options: object) -> int:
@@ -74,25 +74,31 @@ def test_options_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.main(["lab"]) == 1
     cli.main(["lab", "there", "--port", "9000", "--no-browser", "--", "--allow-root", "--", "x"])
     cli.main(["lab", "--", "--allow-root"])
-    nothing = {"directory": None, "port": None, "browser": True, "more": [], "out": sys.stdout}
+    nothing = {"directory": None, "port": None, "browser": True, "server_arguments": [], "out": sys.stdout}
     assert calls == [
         nothing,
-        {**nothing, "directory": Path("there"), "port": 9000, "browser": False, "more": ["--allow-root", "--", "x"]},
-        {**nothing, "more": ["--allow-root"]},
+        {
+            **nothing,
+            "directory": Path("there"),
+            "port": 9000,
+            "browser": False,
+            "server_arguments": ["--allow-root", "--", "x"],
+        },
+        {**nothing, "server_arguments": ["--allow-root"]},
     ]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--port", "0"], "'0' is no port: a number from 1 to 65535"),
-        (["--port", "http"], "'http' is no port"),
+        (["--port", "0"], "'0' is not a port: pass a number from 1 to 65535"),
+        (["--port", "http"], "'http' is not a port"),
         (["--allow-root"], "unrecognized arguments: --allow-root"),
         (["here", "there"], "unrecognized arguments: there"),
     ],
 )
 def test_wrong_command_lines(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """JupyterLab's options are taken behind ``--`` only, and a port is a number."""
+    """JupyterLab's options are accepted only after ``--``, and a port is a number."""
     with pytest.raises(SystemExit) as stop:
         cli.main(["lab", *arguments])
     assert stop.value.code == cli.WRONG_USAGE
@@ -162,7 +168,7 @@ def test_changed_files_are_kept(wheel: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("wheel", "started")
 def test_a_copy_that_was_cut_short_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy that fails in the middle leaves no notebook that would be taken for the user's work."""
+    """A copy that fails midway leaves no notebook that could be mistaken for the user's work."""
 
     def half(source: Path, target: Path) -> None:
         target.write_text(source.read_text()[:5])
@@ -195,12 +201,12 @@ def test_no_notebooks(wheel: Path) -> None:
 
 
 def test_a_port_that_is_taken(started: list[tuple[list[str], dict[str, str]]]) -> None:
-    """A port that is taken is an error before anything starts; a free one is that port and no other."""
+    """A port in use is an error before anything starts. A free port is used, and no other."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        with pytest.raises(UsageError, match=f"port {port} is taken: name another one, or leave --port out"):
+        with pytest.raises(UsageError, match=f"port {port} is taken: use another port, or leave out --port"):
             call(port=port)
     assert started == []
     call(port=port)
@@ -208,9 +214,9 @@ def test_a_port_that_is_taken(started: list[tuple[list[str], dict[str, str]]]) -
 
 
 def test_root_is_told(started: list[tuple[list[str], dict[str, str]]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root hears from us what JupyterLab would ask for, and how to say it; then it is passed on."""
+    """Without ``--allow-root``, root gets an error that names the option. With it, JupyterLab starts."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    with pytest.raises(UsageError, match=r"unless it is told to: aotlab lab -- --allow-root$"):
+    with pytest.raises(UsageError, match=r"without an option that allows it: aotlab lab -- --allow-root$"):
         call()
     assert started == []
     call(more=["--allow-root"])
@@ -236,7 +242,7 @@ def test_without_the_extension(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Without the extension JupyterLab opens all the same, and the user hears what is missing and what to do."""
+    """Without the extension, JupyterLab still opens. The user is told about the missing extension and the remedy."""
     finding = doctor.Finding(subject="extension", status="note", seen="it is not there", advice="pip install it")
     monkeypatch.setattr(doctor, "check_extension", lambda: finding)
     assert call()[0] == 0
@@ -244,7 +250,7 @@ def test_without_the_extension(
 
 
 def test_a_failing_jupyterlab(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If JupyterLab fails, whatever its status is, ours is 1."""
+    """If JupyterLab fails with any status, the command's status is 1."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(lab, "arguments", lambda *_: [sys.executable, "-c", "raise SystemExit(7)"])
     assert call()[0] == cli.FAILED
@@ -261,7 +267,7 @@ time.sleep(600)
 
 
 class Remember:
-    """`subprocess.Popen`, which keeps what it made."""
+    """`subprocess.Popen`, which remembers the process that it started."""
 
     def __init__(self) -> None:
         self.make = subprocess.Popen
@@ -289,7 +295,7 @@ def once(condition: Callable[[], bool], action: Callable[[], None]) -> Iterator[
 
 
 def until(condition: Callable[[], bool], seconds: float = 120) -> bool:
-    """Wait until ``condition`` holds, and tell whether it does."""
+    """Wait until ``condition`` is true, and return whether it became true."""
     end = time.monotonic() + seconds
     while not (there := condition()) and time.monotonic() < end:
         time.sleep(0.05)

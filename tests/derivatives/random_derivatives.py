@@ -1,7 +1,7 @@
-"""Random programs of differentiable steps, and callers who take derivatives of derivatives of them.
+"""Random programs of differentiable ops, and callers that take their higher-order derivatives.
 
-Everything is computed in float64, so that another order of sums shows in the last places only. A program is text, so
-that one that fails can be read.
+All computation is in float64, so that another order of sums changes only the last digits. A program is source text, so
+that a failing one can be read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SIZE = 3
 
 
 class Cube(torch.autograd.Function):
-    """Saves what it takes, and an intermediate without a history."""
+    """Saves its input and an intermediate that has no autograd history."""
 
     @staticmethod
     def forward(ctx, x):
@@ -58,7 +58,7 @@ class Pair(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, y):
-        """Save what it takes."""
+        """Save both inputs."""
         ctx.save_for_backward(x, y)
         return x * y, x + y.sin()
 
@@ -102,7 +102,8 @@ def inner(value: Tensor, argument: Tensor, *, create_graph: bool = True) -> Tens
     )[0]
 
 
-#: In these `a` and `b` are names that are there, `x` is an argument, and `v` is what is bound or written.
+#: In these templates, `a` and `b` are defined names, `x` is an argument, and `v` is the name that is assigned or
+#: written.
 PURE = [
     "{a} * {b}", "{a} @ {b}", "{a} - {b} * {a}", "{a} / ({b} * {b} + 1)", "torch.addmm({a}, {a}, {b})",
     "torch.atan2({a}, {b} + 3)", "torch.outer({a}[0], {b}[:, 0])", "torch.where({a} > 0, {a} * {b}, {a}.sin())",
@@ -160,7 +161,7 @@ class Program:
     seed: int
 
     def function(self) -> Callable[..., tuple[Tensor, ...]]:
-        """Define it anew."""
+        """Compile the source again and return its function."""
         name = f"<random derivatives {self.seed}>"
         linecache.cache[name] = (len(self.source), None, self.source.splitlines(keepends=True), name)
         names = dict(globals())
@@ -169,7 +170,7 @@ class Program:
 
 
 def drawn(seed: int, *, writes_arguments: bool) -> Program:
-    """Draw a program; one whose arguments are written has none that are leaves."""
+    """Draw a program. If it writes arguments, none of its arguments is a leaf."""
     choices = random.Random(seed)
     names = list("abc"[: choices.choice([1, 2, 2, 3])])
     count, lines = len(names), []

@@ -1,6 +1,6 @@
-"""Derivatives of derivatives of small programs: second and third order, called directly and behind Dynamo.
+"""Second and third derivatives of small programs, called directly and behind Dynamo.
 
-All is compared with eager bit for bit, but where three terms or more are summed at the third order.
+All results are compared with eager bit for bit, except sums of three or more terms at third order.
 """
 
 from __future__ import annotations
@@ -18,14 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 import aotlab
 from aotlab.errors import TransformError
-from tests.engine_helpers import compiled, refusing
+from tests.engine_helpers import behind_dynamo, compiled, refusing
 
 pytestmark = [pytest.mark.usefixtures("fresh_dynamo"), pytest.mark.filterwarnings("ignore::UserWarning")]
-
-
-def behind_dynamo(function):
-    """Compile behind Dynamo."""
-    return torch.compile(function, backend="aotlab", options={"compiler": "eager"})
 
 
 def stock(function):
@@ -37,7 +32,7 @@ BOTH = pytest.mark.parametrize("make", [compiled, behind_dynamo])
 
 
 class Saves(torch.autograd.Function):
-    """Saves what it takes, of which the derivative is known, and an intermediate, of which it is not."""
+    """Saves its input, whose history autograd knows, and an intermediate, whose history it does not know."""
 
     @staticmethod
     def forward(ctx, x):
@@ -54,7 +49,7 @@ class Saves(torch.autograd.Function):
 
 
 class KeepsAttributes(torch.autograd.Function):
-    """Keeps what it takes as attributes."""
+    """Keeps its inputs as attributes."""
 
     @staticmethod
     def forward(ctx, x, w):
@@ -149,7 +144,7 @@ def written_input(x, w):
 
 
 def apart(x, w):
-    """Return what hangs on each other: several autograd nodes."""
+    """Return outputs that share an intermediate."""
     y = (x @ w).sin()
     return y.exp(), y.cos().sum()
 
@@ -173,7 +168,7 @@ def linear_in_x(x, w):
 
 
 def result_kept(x, w):
-    """Return what its own node keeps."""
+    """Return a result that its own node saves."""
     return (x @ w).exp()
 
 
@@ -192,7 +187,7 @@ def normed(x, w):
 
 
 def convolved(x, w):
-    """Have a backward with a backward of its own."""
+    """Return a convolution, whose backward is itself differentiable."""
     return functional.conv1d(x[None], w[:, :, None]).sigmoid()
 
 
@@ -254,7 +249,7 @@ def third(outputs, x, w):
 
 
 def outcome(function, use, program, *, leaves):
-    """Call, differentiate, and list what came of it: tensors, or an error."""
+    """Call and differentiate; return the resulting tensors, or the error."""
     torch.manual_seed(0)
     x, w = torch.randn(3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)
     given = (x, w) if leaves else (x * 1.5, w + 0.25)
@@ -285,7 +280,7 @@ def same(expected, actual, *, to_rounding=False):
 
 
 def is_rounded(program, use):
-    """Tell whether three terms or more are summed that come from several autograd nodes of a compiled call."""
+    """Return whether the test sums three or more terms that come from several autograd nodes of a compiled call."""
     third_order = {written, written_input, saves}  # from nodes of several orders
     return (use is third and program in third_order) or (use in (mixed, partial) and program in (apart, hooked))
 
@@ -308,7 +303,7 @@ def test_directly(program, use, leaves):
 @pytest.mark.parametrize("use", [mixed, by_backward])
 @pytest.mark.parametrize("program", [p for p in PROGRAMS if p not in (hooked, inner_gradient, *CUSTOM)])
 def test_behind_dynamo(program, use):
-    """So they are behind Dynamo."""
+    """Behind Dynamo, the derivatives are eager's too."""
     expected = outcome(program, use, program, leaves=True)
     found = outcome(behind_dynamo(program), use, program, leaves=True)
     same(expected, found, to_rounding=is_rounded(program, use))
@@ -316,7 +311,7 @@ def test_behind_dynamo(program, use):
 
 @BOTH
 def test_stock_refuses(make):
-    """Torch's own AOTAutograd refuses what works here."""
+    """Torch's own AOTAutograd refuses these derivatives."""
 
     def use(outputs, x, w):
         (first,) = grad(outputs[0].sum(), x, create_graph=True)
@@ -333,7 +328,10 @@ def test_stock_refuses(make):
 
 @pytest.mark.parametrize("program", CUSTOM)
 def test_custom_functions_behind_dynamo(program):
-    """Dynamo writes their backwards as if grad mode were off in them: to differentiate one is an error, never zeros."""
+    """A second derivative of a custom Function that Dynamo captured raises, and is never zero.
+
+    Dynamo captures the backward as if grad mode were off.
+    """
     kind, text = outcome(behind_dynamo(program), second, program, leaves=True)
     assert kind is aotlab.errors.DoubleBackwardError
     assert "that Dynamo captured" in text
@@ -342,7 +340,7 @@ def test_custom_functions_behind_dynamo(program):
 @pytest.mark.parametrize("retain", [None, True, False])
 @pytest.mark.parametrize("program", [result_kept, around_no_grad, linear_in_x, apart])
 def test_what_is_kept(program, retain):
-    """Backwards after backwards work or raise as in eager, whether graphs were kept or not."""
+    """Repeated backwards succeed or raise as in eager, with and without `retain_graph`."""
 
     def use(outputs, x, w):
         found = grad(outputs[0].sum(), [x, w], create_graph=True, retain_graph=retain)
@@ -359,7 +357,7 @@ def test_what_is_kept(program, retain):
 @pytest.mark.parametrize("what", ["x", "w", "tangent", "output"])
 @pytest.mark.parametrize("program", [result_kept, around_no_grad, views])
 def test_writes_in_between(program, what):
-    """What is written between the first and the second backward raises as in eager, or does not."""
+    """A write between the first and the second backward raises if it does in eager."""
 
     def use(outputs, x, w):
         tangent = torch.ones_like(outputs[0])
@@ -377,7 +375,7 @@ def test_writes_in_between(program, what):
 
 @BOTH
 def test_outputs_that_are_written(make):
-    """A result that the caller scales in place before it differentiates is no obstacle."""
+    """The caller may scale a result in place before differentiating it."""
 
     def program(x, w):
         return (x * w).exp().sin().sum()
@@ -391,7 +389,7 @@ def test_outputs_that_are_written(make):
 
 @BOTH
 def test_with_respect_to_outputs(make):
-    """What an output's own node keeps is differentiated with respect to the output, and its hooks see that."""
+    """A tensor that an output's node saved is differentiated with respect to the output, and the output's hooks run."""
 
     def use(outputs, x, w):
         seen: list[Tensor] = []
@@ -406,7 +404,7 @@ def test_with_respect_to_outputs(make):
 
 
 def test_hooks_on_gradients():
-    """Hooks on gradients, of which there are several, see what comes for each."""
+    """Hooks on gradients that are differentiated again see the same gradients as in eager."""
 
     def use(outputs, x, w):
         seen: list[Tensor] = []
@@ -423,7 +421,7 @@ def test_hooks_on_gradients():
 
 
 def test_calls_behind_each_other():
-    """Gradients go through one compiled call into another whose results nobody holds."""
+    """Gradients flow from one compiled call into another whose results are no longer referenced."""
 
     def first(h, w):
         return (h + w).cos().sum(0)
@@ -441,7 +439,7 @@ def test_calls_behind_each_other():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 def test_numerically(dtype):
-    """Second derivatives are those of finite differences."""
+    """Second derivatives agree with finite differences."""
     function = compiled(lambda x, w: (x @ w).sin() * x)
     torch.manual_seed(0)
     given = [torch.randn(2, 2, dtype=dtype, requires_grad=True) for _ in range(2)]
@@ -450,7 +448,10 @@ def test_numerically(dtype):
 
 @pytest.mark.parametrize("partitioner", ["default_partition", "min_cut_rematerialization_partition"])
 def test_partitioners(partitioner):
-    """What a partitioner did not save is computed again, or an error says so; never a wrong value."""
+    """A value that a partitioner did not save is recomputed, or an error names it.
+
+    The result is never a wrong value.
+    """
 
     def deep(x, w):
         for _ in range(4):
@@ -463,7 +464,7 @@ def test_partitioners(partitioner):
 
 
 def test_autocast():
-    """The backward of a backward is under the autocast of its own caller."""
+    """The backward of a backward runs under the autocast state of the code that calls it."""
 
     def run(function, where):
         torch.manual_seed(0)
@@ -482,7 +483,7 @@ def test_autocast():
 
 
 def test_checkpoint_around_and_saved_on_cpu():
-    """A compiled call inside of a checkpoint, or under save_on_cpu, is differentiated twice as in eager."""
+    """A compiled call inside a checkpoint, or under save_on_cpu, is differentiated twice as in eager."""
 
     def in_checkpoint(function):
         return lambda x, w: checkpoint(lambda a: function(a, w).cos(), x, use_reentrant=False)
@@ -512,7 +513,7 @@ def test_batched():
 
 
 def test_nothing_is_left():
-    """What derivatives of derivatives keep goes with them, without the garbage collector, and nothing grows."""
+    """The values saved for higher-order derivatives are freed with them, without the garbage collector."""
     import gc
     import weakref
 
@@ -537,7 +538,10 @@ def test_nothing_is_left():
 
 
 def test_an_argument_that_leads_nowhere():
-    """Another argument that is no leaf, and is not used: in torch 2.11 its node is gone by then, which was an error."""
+    """An unused argument that is not a leaf does not disturb the second derivative.
+
+    In torch 2.11 the argument's autograd node is freed early, which raised an error.
+    """
 
     def use(function):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Hooks on what a call returned see, in derivatives of derivatives, what they see in eager: no more, no less."""
+"""Hooks on a call's results see the same gradients in higher-order derivatives as in eager."""
 
 from __future__ import annotations
 
@@ -9,14 +9,9 @@ import pytest
 import torch
 from torch.autograd import grad
 
-from tests.engine_helpers import compiled
+from tests.engine_helpers import behind_dynamo, compiled
 
 pytestmark = [pytest.mark.usefixtures("fresh_dynamo"), pytest.mark.filterwarnings("ignore::UserWarning")]
-
-
-def behind_dynamo(function):
-    """Compile behind Dynamo."""
-    return torch.compile(function, backend="aotlab", options={"compiler": "eager"})
 
 
 PROGRAMS = {
@@ -41,26 +36,26 @@ SUMS = ("one is used by the other", "two of complex numbers")
 
 
 def only_the_gradient(x, ys):
-    """Differentiate what depends on the gradient alone."""
+    """Differentiate a value that depends on the gradient alone."""
     (g,) = grad(sum(y.sum() for y in ys), x, create_graph=True)
     return g, g.square().sum()
 
 
 def gradient_and_results(x, ys):
-    """Differentiate what depends on the gradient and on the results."""
+    """Differentiate a value that depends on the gradient and on the results."""
     (g,) = grad(sum(y.square().sum() for y in ys), x, create_graph=True)
     return g, g.square().sum() + sum(y.sin().sum() for y in ys)
 
 
 def third_order(x, ys):
-    """Differentiate what depends on the gradient's gradient."""
+    """Differentiate a value that depends on the second derivative."""
     (g,) = grad(sum(y.square().sum() for y in ys), x, create_graph=True)
     (h,) = grad(g.square().sum(), x, create_graph=True, allow_unused=True, materialize_grads=True)
     return h, h.square().sum() + g.sum()
 
 
 def watched(function, work, *, doubling: bool):
-    """Say what hooks on the results were called with, and which gradients came of it; the hooks may change them."""
+    """Return the gradients that hooks on the results saw, and the final gradients; the hooks may change them."""
     torch.manual_seed(0)
     x, w = torch.rand(3, requires_grad=True), torch.rand(3, requires_grad=True)
     seen = []
@@ -92,7 +87,7 @@ def is_same(one, other, *, exact: bool = True):
 @pytest.mark.parametrize("work", [only_the_gradient, gradient_and_results, third_order])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_hooks_on_results(name, work, make):
-    """They are called as often, in the same order, with the same gradients, and what they change shows."""
+    """Hooks run as often as in eager, in the same order and with the same gradients, and their changes take effect."""
     for doubling in (False, True):
         expected, values = watched(PROGRAMS[name], work, doubling=doubling)
         seen, found = watched(make(PROGRAMS[name]), work, doubling=doubling)
@@ -102,7 +97,7 @@ def test_hooks_on_results(name, work, make):
 
 
 def test_a_result_that_is_gone():
-    """A hook is called though nobody has the result any more."""
+    """A hook on a result runs even if the result is no longer referenced."""
     found = []
     for function in (PROGRAMS["two, one is kept"], compiled(PROGRAMS["two, one is kept"])):
         torch.manual_seed(0)
@@ -120,7 +115,7 @@ def test_a_result_that_is_gone():
 
 @pytest.mark.parametrize("name", ["two, both are kept", "two of one op", "a view of what is kept"])
 def test_nothing_leads_back(name):
-    """Results of all kinds are freed at once, without the collector, and so is what is put behind them."""
+    """Results, and the objects that keep their history, are freed at once, without the garbage collector."""
     function = compiled(PROGRAMS[name])
     x, w = torch.rand(3, requires_grad=True), torch.rand(3, requires_grad=True)
     function(x, w)

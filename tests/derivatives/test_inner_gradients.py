@@ -1,4 +1,4 @@
-"""`torch.autograd.grad` inside a compiled function, where the input is more to autograd than a plain tensor."""
+"""`torch.autograd.grad` inside a compiled function whose input has hooks, a history or a base."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def hooked(x):
 
 
 def hooked_on_the_way(x):
-    """Put a hook on what lies between."""
+    """Register a hook on an intermediate."""
     y = x * 2
     y.register_hook(lambda gradient: gradient * 3)
     return grad(y.sum() * 2, x)[0] * y
@@ -43,12 +43,12 @@ def moved(x):
 
 
 def asked(x):
-    """Ask what autograd knows of the input."""
+    """Read the input's autograd state."""
     return x * 1, x.is_leaf, x[0].grad_fn is None
 
 
 def based(x):
-    """Ask what the input is a view of."""
+    """Read whether the input has a base."""
     return x * 1, x._base is None
 
 
@@ -68,7 +68,7 @@ def view():
 
 
 def leaf_with_hook():
-    """Make a leaf that the caller has put a hook on."""
+    """Make a leaf with a hook that the caller registered."""
     x = leaf()
     x.register_hook(lambda gradient: gradient * 5)
     return x
@@ -82,7 +82,7 @@ def nonleaf_with_hook():
 
 
 def no_grad_view():
-    """Make a leaf that requires grad because what it is a view of does."""
+    """Make a view under no_grad of a leaf: it requires grad because its base does."""
     owner = torch.arange(4.0).requires_grad_()
     with torch.no_grad():
         return owner.view(2, 2)
@@ -97,7 +97,7 @@ MAKERS = (leaf, nonleaf, view, leaf_with_hook, nonleaf_with_hook, no_grad_view, 
 
 
 def outcome(function, make):
-    """Call, and describe all that comes of it."""
+    """Call, and describe the results and gradients."""
     x = make()
     try:
         result = function(x)
@@ -111,9 +111,9 @@ def outcome(function, make):
 
 @pytest.mark.parametrize("function", [plain, hooked, hooked_on_the_way, retained, moved, asked, based])
 def test_an_input_is_what_it_is_in_eager(function):
-    """Hooks are called, wherever they come from, gradients retained; an entry for one kind is not for another.
+    """Hooks run and gradients are retained on every kind of input, and each kind has its own entry.
 
-    Hooks are registered when a compiled function runs, so that a trace passed them by: gradients were wrong.
+    A hook is registered when the compiled function runs. The trace once missed such hooks, and gradients were wrong.
     """
     for first in MAKERS:
         g = compiled(function)
@@ -124,7 +124,7 @@ def test_an_input_is_what_it_is_in_eager(function):
 
 
 def test_what_is_plain_is_compiled():
-    """Gradients inside are, without hooks; so is a function that asks whether a plain input is a leaf."""
+    """Gradients inside the function are compiled if no hook is involved. So is a function that reads `is_leaf`."""
     for function in (plain, asked):
         for make in (leaf, nonleaf, view):
             g = compiled(function)

@@ -1,4 +1,4 @@
-"""Random programs, called by callers who take derivatives of derivatives: what comes is eager's, or an error says so.
+"""Random programs whose callers take higher-order derivatives: results are eager's, or an error says why not.
 
 Hundreds more are run with ``AOTLAB_RANDOM_DERIVATIVES=3000 pytest tests/derivatives/test_random_derivatives.py``.
 """
@@ -39,7 +39,7 @@ def in_float64():
 
 
 def outcome(function, program):
-    """Return what came, or the error."""
+    """Return the derivatives, or the error."""
     try:
         return derivatives(function, program)
     except (RuntimeError, RefusedError) as error:
@@ -51,13 +51,16 @@ def may_be_refused(error: Exception, way: str) -> bool:
     if isinstance(error, DoubleBackwardError):
         said = "that Dynamo captured" if way == "behind Dynamo" else "did not save"
         return way != "directly" and said in str(error)
-    # computing again from what was written since raises
+    # rematerialization from a tensor that was written since the forward raises
     written = "modified by an inplace operation" in str(error)
     return isinstance(error, OutputError) or (written and way == "a budget of 0.3")
 
 
 def difference(program: Program, way: str) -> str | None:
-    """Compare two calls with eager's; return what differs, if anything does, and "" for what was refused."""
+    """Compare two calls with eager.
+
+    Return a description of the difference, or "" if they agree or the call was refused.
+    """
     expected = outcome(program.function(), program)
     call = WAYS[way](program.function())
     for _ in range(2):
@@ -68,7 +71,7 @@ def difference(program: Program, way: str) -> str | None:
             if isinstance(expected, Exception) and isinstance(found, Exception):
                 continue
             if way == "behind Dynamo" and isinstance(expected, Exception):
-                continue  # Dynamo drops what a custom Function saves and does not use
+                continue  # Dynamo drops unused saved tensors of a custom Function
             return f"eager: {expected}\nours: {found}"
         if len(expected) != len(found):
             return f"{len(found)} things came, in eager {len(expected)}"
@@ -84,7 +87,7 @@ def difference(program: Program, way: str) -> str | None:
 @pytest.mark.parametrize("writes_arguments", [False, True], ids=["", "arguments written"])
 @pytest.mark.parametrize("way", WAYS)
 def test_random_derivatives(way, writes_arguments):
-    """Nothing differs; few are refused."""
+    """No result differs from eager's, and few programs are refused."""
     count = COUNT or (25 if way == "behind Dynamo" else 50)
     refused = 0
     for seed in range(count):
@@ -92,7 +95,7 @@ def test_random_derivatives(way, writes_arguments):
         if way == "behind Dynamo":
             torch._dynamo.reset()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what runs eagerly
+            warnings.simplefilter("ignore")  # notices of eager runs
             found = difference(program, way)
         assert not found, f"seed {program.seed}, {way}: {found}\n{program}\n{program.source}"
         refused += found == ""

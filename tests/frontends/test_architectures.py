@@ -1,4 +1,4 @@
-"""Architectures as people write them, by the direct frontend: what is compiled, and that two steps are eager's."""
+"""Common architectures with the direct frontend: which are compiled, and that two steps equal eager's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 import aotlab
 from aotlab import observe
-from aotlab.bench.models import trained_models
+from aotlab.maintenance.bench.models import trained_models
 from tests.engine_helpers import events
 from tests.training import models
 
@@ -25,9 +25,9 @@ WHOLE = "whole", ""
 #: Where the loss is chosen by its labels, the first call writes down which loss, and Dynamo can write that, too.
 CHOOSES = "first by Dynamo", r"config\.problem_type"
 #: Warns of padding by looking at the tokens.
-LOOKS = "by Dynamo", "`in` asks for the values of a tensor computed from `input_ids`"
+LOOKS = "by Dynamo", "`in` needs the values of a tensor computed from `input_ids`"
 #: Layers of graphs take out the edges from a node to itself.
-TAKES_OUT = "by Dynamo", r"size of what `x\[…\]` returns depends on the values"
+TAKES_OUT = "by Dynamo", r"size of the result of `x\[…\]` depends on the values"
 HOW = {
     "ResNet": CHOOSES,
     "ViT": CHOOSES,
@@ -37,8 +37,8 @@ HOW = {
     "GPT-2": LOOKS,
     "Llama": WHOLE,
     "Qwen": WHOLE,
-    "Mixtral": WHOLE if VERSION >= (2, 15) else ("by Dynamo", "`_grouped_mm` takes bfloat16 alone in a trace"),
-    "BERT": ("by Dynamo", "asks for the value of a tensor computed from `attention_mask`"),
+    "Mixtral": WHOLE if VERSION >= (2, 15) else ("by Dynamo", "`_grouped_mm` takes only bfloat16 in a trace"),
+    "BERT": ("by Dynamo", "needs the value of a tensor computed from `attention_mask`"),
     "T5": WHOLE,
     "Whisper": WHOLE,
     "Mamba": WHOLE,
@@ -49,13 +49,13 @@ HOW = {
     "MAML": WHOLE,
     "gemma": WHOLE,
     "segformer": ("first by Dynamo", "changes `the number of forward hooks of"),
-    "detr": ("by Dynamo", "asks for the value of a tensor"),
+    "detr": ("by Dynamo", "needs the value of a tensor"),
     "clip": WHOLE,
     "gcn": TAKES_OUT,
     "maml": WHOLE,
-    "packed": ("by Dynamo", "size of what `_pack_padded_sequence` returns depends on the values"),
+    "packed": ("by Dynamo", "size of the result of `_pack_padded_sequence` depends on the values"),
     "sparse": WHOLE,
-    "experts": ("eagerly", "size of what `nonzero` returns depends on the values"),  # Dynamo has no breaks in loops
+    "experts": ("eagerly", "size of the result of `nonzero` depends on the values"),  # Dynamo has no breaks in loops
     "vae": WHOLE,
     "transformer": WHOLE,
     "gru": WHOLE,
@@ -92,7 +92,7 @@ def dense(gradient):
 
 
 def steps(call, model, batches):
-    """Take a step for each batch; return the losses, gradients, parameters and buffers, step by step."""
+    """Make a training step for each batch. Return the losses, gradients, parameters and buffers, step by step."""
     numpy.random.seed(0)  # of which Wav2Vec2 draws its masks
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     seen = []
@@ -109,7 +109,10 @@ def steps(call, model, batches):
 
 
 def compare(name, batches):
-    """Assert that steps are those of a copy that runs eagerly; return what was called, and what was said and heard."""
+    """Assert that the steps equal an eager copy's.
+
+    Return the compiled function, the warnings and the events.
+    """
     torch.manual_seed(0)
     model, batch = made(name)
     batches = batches or [batch, batch]
@@ -154,7 +157,7 @@ def test_nine_in_ten():
 @full
 @pytest.mark.parametrize("name", ["BERT", "GPT-2", "Llama", "ResNet", "gcn"])
 def test_sizes(name):
-    """Batches of three sizes take two compilations of each graph at most, and are eager's."""
+    """Batches of three sizes need at most two compilations of each graph, and equal eager's."""
     sizes, generator = ((4, 10), (6, 13), (3, 16)), torch.Generator().manual_seed(0)
     if name == "gcn":
         batches = [models.gcn(10 * count, 5 * length)[1] for count, length in sizes]

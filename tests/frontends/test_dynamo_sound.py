@@ -1,4 +1,4 @@
-"""What issue 4 asks of mutation and aliasing, behind Dynamo: whole graphs, compiled, and eager's in all that shows."""
+"""The requirements of issue 4 on mutation and aliasing, behind Dynamo: whole graphs, and eager's observables."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ BACKWARD_RAISES = "the backward raises RuntimeError: one of the variables needed
 
 
 def saved_after_the_write(x, y):
-    """Save it as it is after the write."""
+    """Save the value after the write."""
     x.add_(y)
     return x.sin()
 
@@ -68,7 +68,7 @@ def saved_clone(x, y):
 
 
 def written_twice(x, y):
-    """Save what stands between two writes."""
+    """Save a value between two writes."""
     x.mul_(y)
     z = x.clone().exp()
     x.add_(z)
@@ -78,7 +78,7 @@ def written_twice(x, y):
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
 @pytest.mark.parametrize("f", [scaled, saved_then_written, saved_after_the_write, saved_clone, written_twice])
 def test_a_mutated_input_that_is_saved(f, partitioner):
-    """Gradients are those of the value that was saved; what eager's backward raises is eager's to raise."""
+    """Gradients use the saved value. If eager's backward raises, ours raises the same error."""
     eagerly = BACKWARD_RAISES if f is saved_then_written else None
     behind_dynamo(f, nonleaf(2, 3), leaf(2, 3, seed=1), partitioner=PARTITIONERS[partitioner], eagerly=eagerly)
 
@@ -97,7 +97,7 @@ def hidden_by_no_grad(x, y):
 
 
 def hidden_after_the_save(x, y):
-    """Write what was saved before."""
+    """Write a value that was saved before."""
     out = x * y
     with torch.no_grad():
         x.zero_()
@@ -112,7 +112,7 @@ def test_hidden_writes(f, make):
 
 
 def unreached(x, y):
-    """Return outputs of which the first reaches one input only, through an op that both outputs come from."""
+    """Return outputs where the first one depends on one input only, through an op that both outputs use."""
     shared = x.sin()
     return shared * 2, shared * y
 
@@ -126,7 +126,7 @@ def test_unreached_inputs_get_no_gradient(backward, partitioner):
 
 @pytest.mark.parametrize("kind", ["leaf", "nonleaf", "plain"])
 def test_overlapping_slices_of_a_buffer(kind):
-    """Two windows of one buffer, of which one is written, with and without a history."""
+    """Two windows of one buffer, one of them written, with and without a history."""
 
     def f(a, b):
         a.mul_(2)
@@ -141,7 +141,7 @@ def test_overlapping_slices_of_a_buffer(kind):
         f,
         a,
         b,
-        eagerly="`a` and `b` count writes together, as parts of one buffer" if kind == "nonleaf" else None,
+        eagerly="`a` and `b` share a version counter, as parts of one buffer" if kind == "nonleaf" else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""Fake tensors as arguments: programs are planned without data, beside what eager makes of the same fake tensors."""
+"""Fake tensors as arguments: programs are planned without data, and compared with eager on the same fake tensors."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_second_derivatives(name: str) -> None:
 
 
 def test_shared_memory_is_told_by_storages() -> None:
-    """Fakes have no addresses: what was compiled for two storages serves no windows of one that overlap."""
+    """Fakes have no addresses. An entry for two storages does not serve overlapping windows of one storage."""
     compiled = aotlab.compile(lambda x, y: x.mul_(2) + y, backend="eager")
     fakes = Fakes("cpu")
     memory = fakes(8)
@@ -152,7 +152,7 @@ def test_shared_memory_is_told_by_storages() -> None:
 
 
 def test_a_model_that_was_made_under_the_mode() -> None:
-    """It is trained without data; the report says what would be saved."""
+    """It is trained without data, and the report lists the values that would be saved."""
     mode = FakeTensorMode()
     with mode, aotlab.Report.record() as recording:
         model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 3))
@@ -179,7 +179,7 @@ def test_inductor_is_not_asked() -> None:
 
 
 def test_real_and_fake_tensors_have_entries_of_their_own() -> None:
-    """And a mode of the caller's that takes real tensors is a case of its own, too."""
+    """Real and fake tensors have separate entries. A mode of the caller that accepts real tensors has one as well."""
     compiled = aotlab.compile(lambda x: x * 2, backend="eager")
     real = torch.randn(3)
     for _ in range(2):
@@ -196,7 +196,7 @@ def test_real_and_fake_tensors_have_entries_of_their_own() -> None:
 def test_gradients_on_a_gpu_that_is_not_here() -> None:
     """Torch would end the process there, so that it is not tried."""
     fakes = Fakes("cuda")
-    with pytest.raises(RuntimeError, match="ends the process"):
+    with pytest.raises(RuntimeError, match="aborts the process"):
         aotlab.compile(lambda x: x * 2)(fakes(3, grad=True))
 
 

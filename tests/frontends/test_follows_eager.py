@@ -1,4 +1,4 @@
-"""What Dynamo or a trace passes over by itself, and eager does not: it is as in eager, with either frontend."""
+"""Operations that Dynamo or a trace skips, but eager does not: with both frontends, the result is eager's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ways = pytest.mark.parametrize("compile", WAYS.values(), ids=WAYS)
 
 
 class NoneForUnused(torch.autograd.Function):
-    """Tells an output that nobody used from one whose gradient is zero."""
+    """Distinguishes an unused output from an output with a zero gradient."""
 
     @staticmethod
     def forward(ctx, x):
@@ -80,7 +80,7 @@ def test_backward_hooks_registered_later():
 
 @ways
 def test_numpy_seeds_numpy(compile):
-    """Not torch: masks of dropout go on to differ. The direct frontend refuses it."""
+    """It does not seed torch: masks of dropout continue to differ. The direct frontend refuses it."""
 
     def f(x):
         np.random.seed(0)  # the global generator is what this is about
@@ -118,7 +118,7 @@ def test_padding_of_transformers(compile, masked):
 
 
 def test_other_backends_are_left_alone():
-    """Dynamo reads as it did where another backend stands behind it."""
+    """With another backend, Dynamo reads such values as before."""
 
     def f(x):
         return NoneForUnused.apply(x)[0].sum()
@@ -156,7 +156,7 @@ def _choose(x, scale):
     return functions[x.sum() <= 0](x)
 
 
-#: Programs in which a function that torch calls is the first to take floats, of which some are used outside, too.
+#: Programs in which a function that torch calls is the first to take floats. Some floats are used outside, too.
 WITH_FLOATS = {
     "checkpoint": lambda model, x, scale: _checkpointed(lambda y: model(y) * scale, x),
     "more checkpoints": lambda model, x, scale: (
@@ -170,7 +170,10 @@ WITH_FLOATS = {
 @pytest.mark.parametrize("way", ["dynamo", "backend"])
 @pytest.mark.parametrize("program", WITH_FLOATS.values(), ids=WITH_FLOATS)
 def test_floats_that_vary(program, way):
-    """What Dynamo hands over as tensors are numbers in functions that torch calls, whatever they are by then."""
+    """Dynamo passes some numbers as tensors.
+
+    In functions that torch calls, they are numbers again, with their current values.
+    """
 
     def outcome(compile):
         torch.manual_seed(0)

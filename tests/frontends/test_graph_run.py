@@ -11,9 +11,9 @@ from torch.nn import functional as F  # noqa: N812  # as everybody writes it
 from torch.utils.checkpoint import checkpoint
 
 import aotlab
-from aotlab.frontends.dynamo import backend
+from aotlab.frontends.dynamo_frontend import backend
 from aotlab.frontends.graph_run import GraphRun, needs_care
-from tests.engine_helpers import leaf
+from tests.engine_helpers import keeping_graphs, leaf
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -33,13 +33,9 @@ def graph_of(function, *args):
     """Let Dynamo capture one graph."""
     found = []
 
-    def keep(graph, _inputs):
-        found.append(graph)
-        return graph.forward
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.compile(function, backend=keep)(*args)
+        torch.compile(function, backend=keeping_graphs(found))(*args)
     return found[-1]
 
 
@@ -90,7 +86,7 @@ def test_a_graph_without_modes_runs_as_it_is():
 
 
 def test_a_trace_that_fails_within_inference_mode_leaves_no_trace_of_itself():
-    """What was entered in a trace that failed does not put torch back into the trace later on."""
+    """A context that a failed trace entered does not put torch back into the trace later."""
 
     def f(x, y):
         z = y * 2
@@ -168,7 +164,10 @@ CHECKPOINTS = (*COMPILED_CHECKPOINTS, _reentrant, _drawn_anew)
 @pytest.mark.filterwarnings("ignore:.*eagerly")
 @pytest.mark.parametrize("function", CHECKPOINTS, ids=lambda f: f.__name__)
 def test_the_random_numbers_of_a_checkpoint_are_those_of_its_forward(function):
-    """Dynamo's op for it would draw others for the backward; what cannot be compiled with eager's runs eagerly."""
+    """A checkpoint's backward draws the same random numbers as its forward.
+
+    Dynamo's op would draw others. If eager's numbers cannot be compiled, the call runs eagerly.
+    """
     torch.compiler.reset()
     made = []
 

@@ -1,4 +1,7 @@
-"""What aotlab compiled, called inside of what Dynamo captures: it becomes a part of the graph, and is guarded there."""
+"""A function compiled by aotlab inside a function that Dynamo captures.
+
+It becomes a part of the graph, and its guards are checked there.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ class Net(nn.Module):
 
 
 class Outer(nn.Module):
-    """Holds a compiled module and a compiled function."""
+    """A class with a compiled module and a compiled function."""
 
     def __init__(self, inner, activation):
         """Keep both."""
@@ -183,7 +186,7 @@ MODULES = {
 @pytest.mark.parametrize("frontend", ["direct", "dynamo"])
 @pytest.mark.parametrize("name", MODULES)
 def test_modules(name, frontend):
-    """Of a module, what Dynamo guards is the module's: its flag and its attributes; weights are read anew."""
+    """Dynamo guards a module's flag and attributes. Weights are read again at each call."""
     if OLD and (name, frontend) == ("inside of another", "direct"):
         pytest.skip("Dynamo of torch 2.11 breaks off at a compiled function that is an attribute")
     torch.manual_seed(0)
@@ -221,7 +224,7 @@ def test_modules(name, frontend):
 
 
 def test_what_a_function_reads_is_guarded():
-    """A change of what the inner function reads compiles the outer one again."""
+    """If a value that the inner function reads changes, the outer function is compiled again."""
     graphs = []
     inner = by("direct")(writes)
     function = torch.compile(lambda x, w: inner(x, w)[0], backend=count(graphs))
@@ -236,7 +239,7 @@ def test_what_a_function_reads_is_guarded():
 
 
 def test_what_cannot_be_compiled_directly():
-    """What the direct frontend refuses is no matter there: nothing of the inner function's engine is asked."""
+    """A refusal of the direct frontend does not matter there, because the inner function's engine is not used."""
     inner = by("direct")(lambda x: (x * 2).sum().backward())
 
     def outer(x):
@@ -248,7 +251,7 @@ def test_what_cannot_be_compiled_directly():
 
 
 def test_calls_outside_stay_compiled():
-    """The inner function goes on to serve other calls by entries of its own, and counts those alone."""
+    """Outside, the inner function's entries serve its calls, and its counters count only those calls."""
     inner = by("direct")(writes)
     x, w = torch.ones(2, 3), torch.ones(3, 3)
     inner(x, w)

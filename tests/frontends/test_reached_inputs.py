@@ -1,4 +1,4 @@
-"""What a function uses is an input: tensors and modules in closures, globals, objects and containers."""
+"""Tensors that a function reads become inputs: tensors and modules in closures, globals, objects and containers."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def in_a_closure(state):
 
 
 def by_lambda(state):
-    """Take the loss of a model."""
+    """Use the loss of a model."""
     net = state["net"]
     return lambda x: net(x).square().mean()
 
 
 def by_method(state):
-    """Take a bound method."""
+    """Use a bound method."""
     return state["net"].forward
 
 
@@ -70,7 +70,7 @@ def in_containers(state):
 
 
 def by_default(state):
-    """Take a dictionary as the default of a parameter."""
+    """Use a dictionary as the default of a parameter."""
 
     def f(x, more=state):
         return x * more["weight"] + more["total"]
@@ -131,14 +131,17 @@ def test_names():
     net, held = Net(), {"w": leaf(3)}
     f = compiled(lambda x: net(x) * held["w"])
     f(torch.ones(4, 3))
-    names = [argument.name for argument in f.entries[0].records["capture"].arguments]
+    names = [argument.name for argument in f.entries[0].records.capture.arguments]
     assert names[:2] == ["net.layer.weight", "net.layer.bias"]
     assert {"held['w']", "net.scale", "net.norm.running_mean"} <= set(names)
     assert names[-1] == "x"
 
 
 def test_rebound():
-    """Another tensor of the same kind is read anew; one of another shape is compiled for; another value counts."""
+    """For a new tensor of the same kind, the entry is reused.
+
+    Another shape, number or `requires_grad` needs a new entry.
+    """
     held = {"w": torch.ones(3), "k": 2}
 
     def f(x):
@@ -156,7 +159,7 @@ def test_rebound():
 
 
 def test_the_same_tensor_twice():
-    """An argument may be what the closure holds, whole or in part: as with two arguments."""
+    """An argument may be the tensor in the closure, or a part of it, as with two arguments."""
     weight = torch.ones(4)
 
     def f(x):
@@ -171,7 +174,7 @@ def test_the_same_tensor_twice():
 
 
 def test_a_global_is_rebound():
-    """A global is read anew at each call."""
+    """A global is read again at each call."""
     f = compiled(lambda x: x * WEIGHT)
     assert f(torch.ones(3)).tolist() == [1.0] * 3
     before = WEIGHT
@@ -184,7 +187,7 @@ def test_a_global_is_rebound():
 
 
 def test_what_is_assigned_is_refused():
-    """A function that puts another tensor into such a place is refused, and the place is as it was."""
+    """A function that assigns another tensor to such a place is refused, and the place stays unchanged."""
     held = {"w": torch.ones(3)}
 
     def f(x):
@@ -201,7 +204,7 @@ def test_what_is_assigned_is_refused():
 
 
 def test_a_data_set_is_no_input():
-    """A long list of tensors stays what it is: one that is used is refused as before."""
+    """A long list of tensors is not made an input. A function that uses one of them is refused as before."""
     rows = [torch.full((1,), float(i)) for i in range(1000)]
     f = compiled(lambda x: x + rows[3])
     with config.patch(fallback="eager"), pytest.warns(RuntimeWarning, match=r"rows\[3\]"):
@@ -219,17 +222,17 @@ def test_signature():
 
 @pytest.mark.parametrize(
     ("mode", "backend", "why"),
-    [("reduce-overhead", "inductor", "CUDA graphs"), ("quick", "inductor", "there are"),
+    [("reduce-overhead", "inductor", "CUDA graphs"), ("quick", "inductor", "use one of"),
      ("max-autotune-no-cudagraphs", "eager", "backend inductor")],
 )  # fmt: skip
 def test_modes(mode, backend, why):
-    """A mode that there is none of is refused with the reason."""
+    """An unknown mode is refused with the reason."""
     with pytest.raises(aotlab.errors.UsageError, match=why):
         aotlab.compile(torch.sin, backend=backend, mode=mode)
 
 
 def test_another_container():
-    """A list or dictionary that takes the place of one that inputs are read from is looked at anew."""
+    """If another list or dictionary replaces a container of inputs, the inputs are read from the new one."""
     held = SimpleNamespace(all=[torch.ones(3)], more={"w": [torch.ones(3)]})
     f = compiled(lambda x: x * held.all[0] + held.more["w"][0])
     x = torch.ones(3)
@@ -241,7 +244,7 @@ def test_another_container():
 
 
 def test_a_module_is_made_anew():
-    """What ``__init__`` replaces, called again, is looked at anew: the dictionaries of parameters and of modules."""
+    """If ``__init__`` is called again, the new dictionaries of parameters and of modules are read."""
     net = nn.Sequential(nn.Linear(3, 3))
     f, x = compiled(lambda x: net(x)), torch.ones(3)
     for again in (lambda: nn.Linear.__init__(net[0], 3, 3), lambda: net.__init__(nn.Linear(3, 3))):

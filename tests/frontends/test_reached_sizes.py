@@ -1,4 +1,4 @@
-"""Tensors that a function finds in places, with sizes that vary: one graph, read anew from the places at each call."""
+"""Lifted inputs with sizes that vary: one graph serves all sizes, and the tensors are read again at each call."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def partial():
 
 
 def default():
-    """Take the default of a parameter."""
+    """Use the default of a parameter."""
     held = Holder()
 
     def f(x, holder=held):
@@ -112,13 +112,13 @@ def items():
 
 
 def module():
-    """Take a module itself."""
+    """Use a module itself."""
     layer = Layer()
     return layer, layer.put
 
 
 def method_of_a_module():
-    """Take its method."""
+    """Use a method of the module."""
     layer = Layer()
     return layer.forward, layer.put
 
@@ -166,7 +166,7 @@ def test_sizes_of_places(place, dynamic, backend):
 
 
 def test_parameters_and_buffers():
-    """Their sizes are cases of their own, as upstream: a model's do not vary, and kernels may count on them."""
+    """Sizes of parameters and buffers are specialized, as upstream does, so that kernels may rely on them."""
     net = nn.Module()
     call = aotlab.compile(lambda x: x.sum() * net.weight * net.mean, backend="eager", dynamic=True)
     for size in (2, 3, 4):
@@ -177,7 +177,7 @@ def test_parameters_and_buffers():
 
 
 def test_a_part_of_what_is_in_a_place():
-    """An argument may be what a place holds, whole or in part, of whatever size."""
+    """An argument may be a lifted input, or a part of one, of any size."""
     held = {"w": None}
 
     def f(x):
@@ -198,7 +198,7 @@ def test_a_part_of_what_is_in_a_place():
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dynamic", [True, None])
 def test_a_cache_that_grows(dynamic, backend):
-    """What is read from a place and grown outside of the function, call by call, is compiled for all lengths."""
+    """A tensor in a place that grows outside of the function, call by call, is compiled for all lengths."""
     held = {}
 
     def f(x):

@@ -1,4 +1,4 @@
-"""Fake tensors whose sizes are symbols of the caller's, beside what eager makes of the same: results and guards."""
+"""Fake tensors whose sizes are symbols of the caller, compared with eager on the same tensors: results and guards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import aotlab
 
 
 class Symbolic:
-    """Makes fake tensors, all of whose sizes are symbols; those of one size share one."""
+    """Makes fake tensors with symbolic sizes only. Equal sizes share a symbol."""
 
     def __init__(self) -> None:
         self.mode = FakeTensorMode(shape_env=ShapeEnv())
@@ -28,7 +28,7 @@ class Symbolic:
 
     @property
     def guards(self) -> set[str]:
-        """What was assumed of the symbols."""
+        """Return the guards on the symbols."""
         return {str(guard.expr) for guard in self.mode.shape_env.guards}
 
 
@@ -86,7 +86,7 @@ def _outcome(function: Callable[..., Any], shapes: list[tuple[int, ...]], grad: 
 @pytest.mark.parametrize("under", [False, True], ids=["outside of the mode", "under the mode"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_results(name: str, under: bool, grad: bool) -> None:
-    """Results and gradients are in the caller's symbols, of which no more is assumed than in eager."""
+    """Results and gradients have the caller's symbols, with the same guards as in eager."""
     function, shapes = PROGRAMS[name]
     compiled = aotlab.compile(function, backend="eager")
     expected, guards = _outcome(function, shapes, grad, under)
@@ -115,7 +115,7 @@ def test_second_derivatives(name: str) -> None:
 
 
 def test_entries() -> None:
-    """An entry is asked by the sizes of the call, which assumes nothing; those of fixed sizes serve no symbols."""
+    """The lookup of an entry compares sizes without adding guards. Entries for fixed sizes do not serve symbols."""
     compiled = aotlab.compile(_branch, backend="eager")
     plain = FakeTensorMode()
     compiled(plain.from_tensor(torch.empty(6, 4)))
@@ -131,7 +131,7 @@ def test_entries() -> None:
 
 
 def test_a_plan() -> None:
-    """The report has the graph and what is saved, with which a model is planned for all sizes of its batch."""
+    """The report has the graph and the saved values, from which a model is planned for all sizes of its batch."""
     made = Symbolic()
     x = made(5, 8)
     with aotlab.Report.record() as recording, made.mode:
@@ -149,7 +149,7 @@ def _resized(x: Tensor) -> Tensor:
 
 REFUSED: dict[str, tuple[Callable[..., Any], Callable[[Tensor], tuple[Any, ...]], str]] = {
     "shared memory": (lambda x, y: x.mul_(2) + y, lambda x: (x[1:], x[:-1]), "share memory"),
-    "nobody knows the size": (lambda x: x * 2, lambda x: (x.nonzero(),), "nobody knows"),
+    "nobody knows the size": (lambda x: x * 2, lambda x: (x.nonzero(),), "is unknown"),
     "a size of one": (lambda x: x * 2, lambda x: (x[: x.shape[0] // 6],), "0 or 1"),
     "a column": (lambda x: x * 2, lambda x: (x[:, 0],), "stride"),
     "a kernel that asks for integers": (_resized, lambda x: (x.requires_grad_(),), "IntList"),
@@ -158,7 +158,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], Callable[[Tensor], tuple[Any, ...]]
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_runs_eagerly(name: str) -> None:
-    """What would be traced for the sizes of one call only; eager's guards come of it alone."""
+    """A program that would specialize the sizes of one call runs eagerly, so that only eager's guards are added."""
     function, give, why = REFUSED[name]
     found = []
     for each in (function, aotlab.compile(function, backend="eager")):

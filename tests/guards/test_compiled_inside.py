@@ -1,4 +1,4 @@
-"""Compiled functions and modules inside of others that are traced directly: what they read is guarded, too."""
+"""Compiled functions and modules inside others that are traced directly: the values that they read are guarded too."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class Holder:
 
     @aotlab.compile(backend="eager")
     def direct(self, x):
-        """Read an attribute of its own as well."""
+        """Also read an attribute of the object."""
         return reads(x) * self.own
 
     @aotlab.compile(backend="eager", frontend="dynamo")
     def behind_dynamo(self, x):
-        """Read it behind Dynamo."""
+        """Call `reads` behind Dynamo."""
         return reads(x) * self.own
 
     def __call__(self, x):
-        """Do the same."""
+        """Call `reads` and an attribute of the object."""
         return reads(x) * self.own
 
 
@@ -53,7 +53,7 @@ def by_torch(function):
 
 
 def in_a_list(functions):
-    """Make a function that calls what a list holds."""
+    """Return a function that calls an element of a list."""
     return lambda x: functions[0](x)
 
 
@@ -77,7 +77,7 @@ INSIDE = {
 
 @pytest.mark.parametrize("inside", INSIDE)
 def test_what_a_compiled_function_reads(inside, monkeypatch):
-    """A change of what the inner function reads is a reason to compile the outer one again; another change is none."""
+    """A change of a value that the inner function reads recompiles the outer one; another change does not."""
     monkeypatch.setitem(globals(), "FACTOR", 2.0)
     monkeypatch.setattr(held, "scale", 1.0)
     holder = Holder()
@@ -153,7 +153,7 @@ MODULES = {"direct": compiled, "behind Dynamo": by_us_behind_dynamo, "by torch":
 @pytest.mark.parametrize("how", MODULES)
 @pytest.mark.parametrize("held_by", ["module", "function"])
 def test_what_a_compiled_module_reads(held_by, how):
-    """Attributes, flags, hooks and submodules of the original count, and hooks of the compiled one."""
+    """Attributes, flags, hooks and submodules of the original are guarded, and so are hooks of the compiled module."""
     torch.manual_seed(0)
     original = Network() if held_by == "module" else Plain()
     inner = MODULES[how](original)
@@ -187,7 +187,7 @@ def test_what_a_compiled_module_reads(held_by, how):
 
 @pytest.mark.parametrize("how", MODULES)
 def test_what_a_compiled_module_keeps(how):
-    """A module inside that counts its calls, or keeps a tensor, is refused as it is by itself, and left as it was."""
+    """A module that counts its calls or stores a tensor is refused inside another function too, and is restored."""
 
     class Counts(Network):
         calls = 0
@@ -213,7 +213,7 @@ def test_what_a_compiled_module_keeps(how):
 
 
 def test_the_code_of_a_graph():
-    """Of a `torch.fx.GraphModule` the code counts that was last made of its graph, and attributes that this reads."""
+    """Of a `torch.fx.GraphModule`, the code of the last recompilation and the attributes that it reads are guarded."""
     graph = torch.fx.symbolic_trace(Plain())
     outer, x = compiled(nn.Sequential(graph)), numbers(3, 4)
     assert torch.equal(outer(x), graph(x))

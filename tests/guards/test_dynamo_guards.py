@@ -1,8 +1,8 @@
-"""Guards behind Dynamo: who notices what changed, and that the value is eager's.
+"""Guards behind Dynamo: a change is noticed by Dynamo's guards or by ours, and the value is eager's.
 
-Each test calls a compiled function, changes one thing, calls it again, changes it back and calls it a third time.
-Dynamo notices what its own guards look at, and captures a second graph; how tensors share memory it does not look at,
-and our guards behind its graph do. Both are asserted: which of the two noticed, and that nothing was compiled again.
+Each test calls a compiled function, changes one thing, calls it again, changes it back and calls it a third time. If
+Dynamo's own guards notice the change, Dynamo captures a second graph. Dynamo does not guard how tensors share memory;
+our guards behind its graph do. Each test asserts which of the two noticed, and that the third call compiles nothing.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812  # as everybody calls it
 
-from tests.guards.test_kinds import MODES, ROOTS, by_dynamo, nothing, observed, var
-from tests.guards.test_overlap import OVERLAPS, write_first, write_second
+from tests.guards.test_overlap import OVERLAPS, THREE, write_first, write_one_of_three, write_second
+from tests.guards.two_calls import MODES, ROOTS, assigned, by_dynamo, entered, nothing, observed, var
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def noticed(function, first, second=None, *, by, reason=None, change=nothing, undo=nothing):
-    """Assert what the module's text says; ``by`` is "us" or "Dynamo", ``reason`` a part of our sentence."""
+    """Call three times and assert who notices the change.
+
+    ``by`` is "us" or "Dynamo", ``reason`` a part of our sentence.
+    """
     made = []
     f = by_dynamo(made)(function)
     try:
@@ -46,32 +49,19 @@ def noticed(function, first, second=None, *, by, reason=None, change=nothing, un
 @pytest.mark.parametrize("function", [write_first, write_second])
 @pytest.mark.parametrize("pattern", OVERLAPS)
 def test_overlap(pattern, function):
-    """Two windows of a buffer begin or cease to overlap, or one of them moves; the code is the same for Dynamo."""
+    """Two windows of a buffer start or stop overlapping, or one of them moves. Only our guards notice."""
     first, second = OVERLAPS[pattern]
     noticed(function, first, second, by="us", reason="memory, and the function writes to an input")
 
 
 def test_overlap_among_three():
-    """Of three windows other pairs overlap."""
-
-    def make(*parts):
-        def arguments():
-            base = torch.arange(1.0, 13.0)
-            return tuple(base[part] for part in parts)
-
-        return arguments
-
-    def f(x, y, z):
-        y.mul_(2)
-        return x + y * z
-
-    first = make(slice(0, 3), slice(2, 5), slice(6, 9))
-    noticed(f, first, make(slice(0, 3), slice(5, 8), slice(6, 9)), by="us", reason="memory")
+    """Of three windows, other pairs overlap."""
+    noticed(write_one_of_three, *THREE, by="us", reason="memory")
 
 
 @MODES
 def test_an_alias_without_a_view(grad):
-    """``x`` and ``x.detach()``: one memory without an autograd relation, where there were two."""
+    """``x`` and ``x.detach()`` share memory without an autograd relation; the other call has two separate tensors."""
 
     def separate():
         x = var([1.0, 2.0], grad=grad, nonleaf=True)
@@ -93,7 +83,7 @@ def test_an_alias_without_a_view(grad):
 
 @MODES
 def test_the_same_tensor_twice(grad):
-    """One tensor in two places, where there were two: Dynamo looks at that itself."""
+    """One tensor is passed twice, and the other call has two tensors: Dynamo notices that itself."""
 
     def two():
         return var([1.0, 2.0], grad=grad, nonleaf=True), var([3.0, 4.0], grad=grad, nonleaf=True)
@@ -127,7 +117,7 @@ def test_an_offset_that_moves(grad):
     )
 
 
-# --- what tensors are, and modes ---------------------------------------------------------------------------------
+# --- properties of tensors, and modes ----------------------------------------------------------------------------
 
 
 def test_requires_grad():
@@ -139,7 +129,7 @@ def test_requires_grad():
 
 @MODES
 def test_is_leaf(grad):
-    """A leaf in place of a result, which a function may write only if it is none, or without grad mode."""
+    """A leaf instead of a non-leaf. Only a non-leaf may be written in grad mode."""
 
     def f(x):
         with torch.no_grad():
@@ -152,17 +142,6 @@ def test_is_leaf(grad):
         lambda: (var([1.0, 2.0], grad=True, nonleaf=not grad),),
         by="us",
         reason=f"`x` has is_leaf={grad} where the compiled entry expects {not grad}",
-    )
-
-
-def test_grad_mode():
-    """A call under no_grad after one with grad mode on."""
-    noticed(
-        lambda x: x * 2,
-        lambda: (var([1.0, 2.0], grad=True),),
-        by="Dynamo",
-        change=lambda: torch.set_grad_enabled(False),
-        undo=lambda: torch.set_grad_enabled(True),
     )
 
 
@@ -190,38 +169,23 @@ def test_autocast(grad):
         autocast(False)
 
 
-def entered(manager):
-    """Make a (change, undo) pair that enters and leaves a context manager."""
-    made = []
-
-    def change():
-        made.append(manager())
-        made[-1].__enter__()
-
-    def undo():
-        while made:
-            made.pop().__exit__(None, None, None)
-
-    return change, undo
-
-
-@MODES
-def test_inference_mode(grad):
-    """A call under inference_mode after one without: what it returns is an inference tensor, or none."""
-    change, undo = entered(torch.inference_mode)
-    noticed(lambda x: x * 2, lambda: (var([1.0, 2.0], grad=grad),), by="Dynamo", change=change, undo=undo)
-
-
-@MODES
-def test_deterministic_algorithms(grad):
-    """Deterministic algorithms, asked for after the trace; the function reads whether they are."""
-    noticed(
+CHANGED_MODES = {
+    "grad mode": (lambda x: x * 2, lambda: entered(torch.no_grad)),
+    "inference mode": (lambda x: x * 2, lambda: entered(torch.inference_mode)),
+    "deterministic algorithms": (
         lambda x: x * (3 if torch.are_deterministic_algorithms_enabled() else 2),
-        lambda: (var([1.0, 2.0], grad=grad),),
-        by="Dynamo",
-        change=lambda: torch.use_deterministic_algorithms(True),
-        undo=lambda: torch.use_deterministic_algorithms(False),
-    )
+        lambda: assigned(torch.use_deterministic_algorithms, True, torch.are_deterministic_algorithms_enabled),
+    ),
+}
+
+
+@MODES
+@pytest.mark.parametrize("mode", CHANGED_MODES)
+def test_mode(mode, grad):
+    """Dynamo notices a call in another mode. Under inference_mode the result is an inference tensor."""
+    function, make = CHANGED_MODES[mode]
+    change, undo = make()
+    noticed(function, lambda: (var([1.0, 2.0], grad=grad),), by="Dynamo", change=change, undo=undo)
 
 
 # --- flags of torch's backends -----------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def test_a_variable_that_changes(function: Callable[[Tensor], Tensor], monkeypat
 
 
 def test_functions_that_read_none_do_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are not compiled anew."""
+    """Functions that do not read the environment are not compiled again when it changes."""
     candidate = compiled(torch.sin)
     candidate(torch.ones(()))
     monkeypatch.setenv(NAME, "9")
@@ -54,7 +54,7 @@ def test_functions_that_read_none_do_not_ask(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_function_that_sets_one() -> None:
-    """It is refused, and the environment is as before."""
+    """A function that sets an environment variable is refused, and the environment is restored."""
 
     def function(x: Tensor) -> Tensor:
         os.environ[NAME] = "5"
@@ -67,7 +67,7 @@ def test_a_function_that_sets_one() -> None:
 
 
 def test_what_is_shown() -> None:
-    """The values are not shown, and are put back."""
+    """The repr of the environment does not show its values, and `restore` restores them."""
     now = internals.Environment(os.environ)
     assert repr(now) == f"<environment of {len(os.environ)} variables>"
     os.environ[NAME] = "1"

@@ -1,4 +1,4 @@
-"""What a function reads of objects of torch's: attributes that its code names, and public ones that its calls read."""
+"""Guards on torch's objects: the attributes that the user's code names, and public ones that its calls read."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_change_is_seen(case: Callable[[], Case], monkeypatch: pytest.MonkeyPa
 
 
 def test_what_the_function_changes_itself() -> None:
-    """A step of a scheduler, whose rate the function reads, is refused: it would be taken at the trace alone."""
+    """A function that steps a scheduler whose rate it reads is refused. The step would run only in the trace."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=2.0)
     scheduler = StepLR(optimizer, 1)
     optimizer.step()
@@ -99,7 +99,7 @@ def test_what_the_function_changes_itself() -> None:
 
 
 def test_caches_are_none_of_it() -> None:
-    """What torch's objects keep for themselves neither refuses a call nor has it compiled again."""
+    """Caches inside torch's objects neither refuse a call nor recompile it."""
     affine = transforms.AffineTransform(loc=0.0, scale=2.0)
     add = torch.ops.aten.add
     candidate = compiled(lambda x: add(affine.inv(affine(x)), x) * add.Tensor(x, x))

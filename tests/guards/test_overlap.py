@@ -1,8 +1,8 @@
-"""How the bytes of inputs overlap, as a guard: two calls whose inputs begin or cease to overlap, or do so elsewhere.
+"""Guards on overlap: two calls whose inputs start or stop overlapping, or overlap elsewhere.
 
-Only entries that write an input look at overlaps. Bytes count, not storage objects and not dtypes. Each test calls a
-compiled function with one pattern, with another, and with the first again: the second call is compiled anew with a
-sentence, the third is served by the first entry, and all are eager's.
+Only entries that write an input check overlaps. The overlap is computed from bytes, not from storage objects or dtypes.
+Each test calls a compiled function with one pattern, with another, and with the first again. The second call is
+compiled again with a sentence, the first entry serves the third call, and all results are eager's.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import pytest
 import torch
 
 import aotlab
+from aotlab.ir.extents import byte_interval, extent_bytes, overlapping_pairs
 from tests.engine_helpers import behind, compiled
-from tests.guards.test_kinds import MODES, ROOTS, by_dynamo, dynamo_two_calls, observed, two_calls
+from tests.guards.two_calls import MODES, ROOTS, by_dynamo, observed, two_calls
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -58,7 +59,7 @@ def write_first(x, y):
 
 
 def write_second(x, y):
-    """Write the argument that comes later."""
+    """Write the second argument."""
     y.add_(1)
     return x * 2
 
@@ -86,17 +87,10 @@ def test_overlap(pattern, function):
     two_calls(function, first, second, reason="memory")
 
 
-@pytest.mark.parametrize("pattern", OVERLAPS)
-def test_overlap_behind_dynamo(pattern):
-    """Dynamo does not come back when tensors begin to overlap: our own guards do."""
-    first, second = OVERLAPS[pattern]
-    dynamo_two_calls(write_first, first, second)
-
-
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")
 @pytest.mark.parametrize("frontend", ["direct", "dynamo"])
 def test_overlap_of_other_dtypes(frontend):
-    """Bytes count, not elements: a call that writes where those of another dtype are runs eagerly."""
+    """Overlap is computed in bytes: a write to memory that an input of another dtype shares runs eagerly."""
     makes = [windows(slice(0, 4), part, dtype=torch.int32) for part in (slice(4, 8), slice(3, 7), slice(4, 8))]
     made = []
     f = by_dynamo(made)(write_first) if frontend == "dynamo" else compiled(write_first)
@@ -106,7 +100,7 @@ def test_overlap_of_other_dtypes(frontend):
     assert (behind_it.calls.compiled, behind_it.calls.eager) == (2, 1)
 
 
-@pytest.mark.filterwarnings("ignore:.*inputs share memory as no synthetic base can express")
+@pytest.mark.filterwarnings("ignore:.*no synthetic base can express them")
 @pytest.mark.parametrize("frontend", ["direct", "dynamo"])
 @pytest.mark.parametrize("kind", ["numpy", "ctypes", "bytearray"])
 @pytest.mark.parametrize("pattern", EXTERNAL)
@@ -124,31 +118,34 @@ def test_overlap_in_external_memory(pattern, kind, frontend):
     assert sum(each.calls.eager for each in behind_it) == 3 - apart
 
 
+def several(*slices):
+    """Make several windows of one buffer."""
+
+    def make():
+        base = torch.arange(1.0, 21.0)
+        return tuple(base[part] for part in slices)
+
+    return make
+
+
+def write_one_of_three(x, y, z):
+    """Write the second argument, and read all."""
+    y.mul_(2)
+    return x + y * z
+
+
+#: The first and the second window overlap in one call, the second and the third in the other.
+THREE = (several(slice(0, 3), slice(2, 5), slice(6, 9)), several(slice(0, 3), slice(5, 8), slice(6, 9)))
+
+
 def test_overlap_among_three():
-    """Three windows, of which other pairs overlap from call to call."""
-
-    def make(*slices):
-        def arguments():
-            base = torch.arange(1.0, 13.0)
-            return tuple(base[part] for part in slices)
-
-        return arguments
-
-    def f(x, y, z):
-        y.mul_(2)
-        return x + y * z
-
-    two_calls(
-        f,
-        make(slice(0, 3), slice(2, 5), slice(6, 9)),
-        make(slice(0, 3), slice(5, 8), slice(6, 9)),
-        reason="memory",
-    )
+    """Of three windows, other pairs overlap from call to call."""
+    two_calls(write_one_of_three, *THREE, reason="memory")
 
 
 @MODES
 def test_overlap_of_inputs_that_are_only_read(grad):
-    """Nothing is compiled anew where no input is written."""
+    """If no input is written, a change of the overlap compiles nothing again."""
     f = compiled(lambda x, y: x + y * 2)
     for pattern in ("begins", "ceases", "moves"):
         for make in OVERLAPS[pattern]:
@@ -182,7 +179,10 @@ ALIASES = {
     ],
 )  # fmt: skip
 def test_views_of_an_input_and_of_an_alias_of_it(pair, is_complex):
-    """A write to a view gives what it is a view of a history, if that is the other input and no alias of it."""
+    """A write to a view gives its base a history.
+
+    This concerns the other input if it is the base, but not if it is an alias of the base.
+    """
 
     def f(a, b, c):
         b.mul_(c.sum())
@@ -199,7 +199,7 @@ def test_views_of_an_input_and_of_an_alias_of_it(pair, is_complex):
         g = compiled(f)
         for kind in (*kinds, kinds[0]):
             assert outcome(f, kind) == outcome(g, kind)
-        assert (g.calls.eager, len(g.entries)) == (3, 0)  # a write gives what they share a history
+        assert (g.calls.eager, len(g.entries)) == (3, 0)  # a write gives the shared base a history
 
 
 def test_a_report_says_which_inputs_share_bytes():
@@ -218,3 +218,38 @@ def test_a_report_says_which_inputs_share_bytes():
             compiled(f)(one, two)
         guards = report.guards
         assert guards[guards.kind == "overlap"].sentence.tolist() == [said]
+
+
+def test_overlap_among_many_inputs():
+    """With many inputs, only overlaps with the written input are guarded; the others may overlap."""
+
+    def f(a, b, c, d):
+        c.mul_(2)
+        return a + b + d
+
+    g = compiled(f)
+    windows = [slice(0, 3), slice(4, 7), slice(8, 11), slice(12, 15)]
+    for i, window in ((0, slice(0, 3)), (0, slice(9, 12)), (1, slice(6, 9)), (3, slice(10, 13)), (3, slice(8, 11))):
+        make = several(*windows[:i], window, *windows[i + 1 :])
+        assert observed(f, make) == observed(g, make)
+    assert [reason.split(" share")[0] for reason in g.recompiles] == [
+        "`a` and `c`",
+        "`b` and `c`",
+        *["`c` and `d`"] * 2,
+    ]
+
+
+def test_overlap_arithmetic():
+    """Byte intervals and pairs by themselves: offsets, strides, empty tensors, three in a row."""
+    base = torch.zeros(10)
+    start = base.data_ptr()
+    assert byte_interval(base[2:5]) == (start + 8, start + 20)
+    assert byte_interval(base[::3]) == (start, start + 40)
+    assert byte_interval(base[:0]) == (0, 0)
+    assert extent_bytes((2, 3), (3, 1), 4) == 24
+    assert extent_bytes((2, 3), (1, 2), 8) == 48
+    assert extent_bytes((), (), 2) == 2
+    assert extent_bytes((0, 3), (3, 1), 4) == 0
+    tensors = [base[0:4], base[3:6], base[5:8], base[8:10], base[:0]]
+    assert overlapping_pairs(list(enumerate(tensors))) == ((0, 1, 12), (1, 2, 8))
+    assert overlapping_pairs([(7, base[1:2]), (3, base)]) == ((3, 7, 4),)

@@ -21,7 +21,7 @@ from tests.engine_helpers import behind, compiled, events, refusing
 
 def container_of(base):
     """Make a class of containers whose every method of reading counts, and scales by an attribute."""
-    count = threading.Semaphore(0)  # whose state no guard looks at
+    count = threading.Semaphore(0)  # no guard reads the state of a semaphore
 
     def counted(name):
         plain = getattr(base, name)
@@ -57,7 +57,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_its_class_does_is_guarded(kind):
-    """Attributes of the class and of the container, its methods, and what it holds: a change of each is a reason."""
+    """A container subclass is guarded: attributes of the class and of the container, its methods and its elements."""
     base, content, key = KINDS[kind]
     own, _ = container_of(base)
     held = own(content)
@@ -84,7 +84,7 @@ def test_what_its_class_does_is_guarded(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_none_of_its_code_is_run_besides(kind):
-    """A class that counts its uses sees those of the function's own run, and of compiled calls none."""
+    """The methods of a container class run only in the function's own trace, and not in compiled calls."""
     base, content, key = KINDS[kind]
     own, count = container_of(base)
     held = own(content)
@@ -106,7 +106,7 @@ def test_none_of_its_code_is_run_besides(kind):
 
 
 class Makes(collections.OrderedDict):
-    """Makes a module of what is looked up, as the table of activations of transformers does."""
+    """Makes a module on each lookup, as transformers' table of activations does."""
 
     def __getitem__(self, key):
         """Make it."""
@@ -131,7 +131,7 @@ def _make(name):
 
 
 def test_a_table_that_makes_modules():
-    """Where the code only mentions it, nothing is made, and the function is compiled."""
+    """A function that only mentions a table of module classes makes no module and is compiled."""
 
     class Net(nn.Module):
         def __init__(self):
@@ -165,7 +165,7 @@ class Scaling(Point):
 
 
 def test_named_tuples(monkeypatch):
-    """Their properties are code like any other."""
+    """The code of a named tuple's property is guarded."""
     point = Scaling(1.0, 2.0)
     function = compiled(lambda x: x * point.scaled)
     x = torch.ones(2)
@@ -176,12 +176,12 @@ def test_named_tuples(monkeypatch):
 
 
 class Register(dict):
-    """A dictionary that keeps something besides."""
+    """A dictionary with an additional attribute."""
 
 
 @pytest.mark.parametrize("where", ["item", "attribute"])
 def test_leaks(where):
-    """A tensor that is left in it, by key or by name, is found and taken back."""
+    """A traced tensor that leaks into the container, as an item or an attribute, is found and removed."""
     register = Register(a=1)
     register.last = None
 
@@ -234,7 +234,7 @@ name = "scale"
 
 
 def test_loggers(monkeypatch):
-    """What a logger keeps for itself, which its use changes, is no state; nor does it lead to all others."""
+    """A logger's cache, which logging changes, is no guarded state, and a logger does not lead to all other loggers."""
     logger._cache.clear()
     x = torch.ones(2)
     function = compiled(_reads_by_name)
@@ -287,7 +287,7 @@ def test_what_raises_in_a_trace_alone_is_traced_once():
 
 
 def test_a_refusal_that_is_known_is_an_error_under_the_other_fallback(monkeypatch):
-    """What ran eagerly while that was allowed is an error where it is not."""
+    """A call that ran eagerly while the setting allowed it raises when the setting is "error"."""
     monkeypatch.setattr(aotlab.config, "fallback", "eager")
     function = aotlab.compile(lambda x: x.sum().item(), backend="eager")
     with pytest.warns(RuntimeWarning, match="runs eagerly"):

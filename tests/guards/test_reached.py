@@ -1,4 +1,7 @@
-"""The one fast check of what a function reads: places of one form are read by loops, the others by a line each."""
+"""The fast check of the values that a function reads.
+
+Values that are reached by the same form of path share a loop. Each other value has one line.
+"""
 
 from __future__ import annotations
 

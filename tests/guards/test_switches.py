@@ -1,8 +1,8 @@
-"""The flags of torch's backends: which kernels attention may use, which libraries serve, how precise float32 is.
+"""The flags of torch's backends: allowed attention kernels, active libraries, and the precision of float32.
 
-Some decide which ops a function is traced as; every entry checks these. The others are read by kernels when they run,
-which a compiled graph runs as well: only code that reads a flag itself needs a guard, and gets one. How many threads
-there are changes no result beyond rounding; that torch's own guard of global settings looks at it costs a compilation.
+Some decide which ops a function is traced as; every entry checks these. Kernels read the others at run time, also in a
+compiled graph. These need a guard only if the user's code reads them. The number of threads changes results only in
+rounding; torch's own guard of global settings checks it, so a change compiles again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from aotlab import _torch as internals
 from aotlab.errors import EscapeError
 from tests.engine_helpers import compiled, entry_of, refusing, same
-from tests.guards.test_kinds import MODES, ROOTS, assigned, two_calls, var
+from tests.guards.two_calls import MODES, ROOTS, assigned, two_calls, var
 
 B = torch.backends
 
@@ -144,7 +144,7 @@ READ = {
 @MODES
 @pytest.mark.parametrize("name", READ)
 def test_a_flag_that_the_code_reads(name, grad):
-    """Each flag, by the function or attribute that people read it by."""
+    """Each flag that the code reads is guarded, by every function or attribute that reads it."""
     function, pair, reason = READ[name]
     change, undo = pair()
     two_calls(function, lambda: (var([1.0, 2.0], grad=grad),), reason=reason, change=change, undo=undo)
@@ -166,7 +166,7 @@ def test_from_high_to_medium():
 
 
 def test_precisions_that_contradict_the_older_flag():
-    """Where torch refuses to say how precise matrix products are, calls are compiled all the same."""
+    """Calls are compiled even if torch cannot report the matmul precision because old and new flags contradict."""
     change, undo = attribute(B.cuda.matmul, "fp32_precision", "tf32")
     change()
     try:
@@ -178,7 +178,7 @@ def test_precisions_that_contradict_the_older_flag():
 
 
 def test_a_flag_that_nothing_depends_on():
-    """What neither the trace nor the code reads is not checked, and its change compiles nothing anew."""
+    """A flag that neither the trace nor the code reads is not checked, and its change compiles nothing again."""
     f = compiled(lambda x: x * 2)
     f(torch.ones(2))
     change, undo = attribute(B.cudnn, "benchmark", True)
@@ -191,7 +191,7 @@ def test_a_flag_that_nothing_depends_on():
     assert "benchmark" not in entry_of(f).source
 
 
-# --- flags that decide what is traced ----------------------------------------------------------------------------
+# --- flags that change the trace ---------------------------------------------------------------------------------
 
 
 def queries(grad):
@@ -209,7 +209,7 @@ def attention(x):
 
 @MODES
 def test_attention_kernels(grad):
-    """With another kernel the last bits are others; eager's are."""
+    """Another attention kernel gets another entry, with eager's last bits."""
     context = sdpa_kernel(SDPBackend.MATH)
     made = two_calls(
         attention,
@@ -218,13 +218,13 @@ def test_attention_kernels(grad):
         change=context.__enter__,
         undo=lambda: context.__exit__(None, None, None) if not B.cuda.flash_sdp_enabled() else None,
     )
-    first, second = (str(entry.records["partition"].forward.graph) for entry in reversed(made.entries))
+    first, second = (str(entry.records.partition.forward.graph) for entry in reversed(made.entries))
     assert "_scaled_dot_product_flash_attention" in first
     assert "_scaled_dot_product_flash_attention" not in second
 
 
 def test_no_attention_kernel():
-    """Where no kernel is allowed, the error is eager's, also after a compiled call."""
+    """If no attention kernel is allowed, eager's error is raised, also after a compiled call."""
     f = compiled(attention)
     (x,) = queries(False)
     f(x)
@@ -255,7 +255,7 @@ def test_a_context_inside_of_the_function(grad):
     "switch", [s for s in internals.SWITCHES if s.name != "os.environ"], ids=lambda switch: switch.name
 )
 def test_a_function_that_leaves_a_flag_changed(switch):
-    """It is refused by the flag's name, and the flag is as before."""
+    """A function that changes a flag is refused by the flag's name, and the flag is restored."""
     before = switch.read()
     others = {True: False, False: True, "ieee": "none", (None,): (True,)}
     other = before[::-1] if isinstance(before, list) else others.get(before, "ieee")

@@ -1,4 +1,4 @@
-"""Tensors that a function knows from elsewhere: which they are, what hangs on them, and how long they live.
+"""Tensors that a function does not receive as arguments: their identity, their attributes and their lifetime.
 
 Guards neither keep such tensors alive nor hold weak references to them: `torch.utils.swap_tensors`, and with it
 ``module.to(…)`` and ``load_state_dict`` under `set_swap_module_params_on_conversion`, refuse tensors that have any.
@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from aotlab.guards.values import snapshot
+from aotlab.guards.guarded_values import snapshot
 from tests.engine_helpers import behind, compiled
-from tests.guards.test_kinds import MODES, by_dynamo, set_attribute, two_calls, var
+from tests.guards.two_calls import MODES, by_dynamo, set_attribute, two_calls, var
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -34,7 +34,7 @@ def swapping():
 
 @MODES
 def test_a_tensor_outside_is_swapped(grad):
-    """`swap_tensors` works after a compiled call; a tensor of another kind then counts as a change."""
+    """`swap_tensors` works after a compiled call. A tensor with other metadata recompiles."""
     held, other = torch.ones(2, 3), torch.ones(5)
 
     def swap():
@@ -50,7 +50,7 @@ def test_a_tensor_outside_is_swapped(grad):
 
 
 def test_a_tensor_outside_is_swapped_for_its_like():
-    """Only values change, which no trace can read: the entry serves on."""
+    """Swapping in a tensor with equal metadata compiles nothing, because no trace reads its values."""
     held = torch.ones(2, 3)
     f = compiled(lambda x: x * held.shape[0])
     assert f(torch.ones(1)).item() == 2.0
@@ -130,7 +130,7 @@ def test_a_state_is_loaded_by_assignment(make, swap):
 
 
 def test_tensors_are_not_kept_alive():
-    """What a closure, a container, an object or a module held, and holds no longer, is gone; the entries are there."""
+    """The entries do not keep a tensor alive that a closure, a container, an object or a module no longer holds."""
     space = types.SimpleNamespace(tensor=torch.ones(3))
     tensors, module = [torch.ones(4)], nn.Linear(2, 2)
     many = [torch.ones(1) for _ in range(9)]
@@ -150,14 +150,14 @@ def test_tensors_are_not_kept_alive():
 
 
 def test_a_tensor_at_the_address_of_another():
-    """A tensor that got the address of one that is gone serves as that one only if it is of the same kind."""
+    """A tensor at the address of a freed one is accepted only if it has the same metadata."""
     for _ in range(10):  # an object of another thread may have taken the address meanwhile
         held = torch.ones(2)
         known = snapshot((held,))
         address = id(held)
         assert known.holds((held,))
         del held
-        others = []  # kept, so that memory which was free before runs out: at most times the first is it
+        others = []  # kept alive, so that the free memory is used up; the address is usually reused at once
         while len(others) < 20_000 and (not others or id(others[-1]) != address):
             others.append(torch.ones(3))
             assert not known.holds((others[-1],))
@@ -184,7 +184,7 @@ ATTRIBUTES = {
 @MODES
 @pytest.mark.parametrize("kind", ATTRIBUTES)
 def test_attributes_of_a_tensor_outside(kind, grad):
-    """What hangs on a tensor that the function knows from elsewhere is eager's to read."""
+    """A function that reads an attribute of a captured tensor runs eagerly."""
     function, name = ATTRIBUTES[kind]
     change, undo = set_attribute(OUTSIDE, name, 3.0)
     f = compiled(function)
@@ -199,7 +199,7 @@ def test_attributes_of_a_tensor_outside(kind, grad):
 
 
 def test_an_attribute_that_comes_later():
-    """Code that asks for one by a name in a string sees it."""
+    """Code that reads an attribute by a computed name sees an attribute that is set later."""
     held = torch.ones(1)
     f = compiled(lambda x: x * getattr(held, "sca" + "le", 1))
     assert f(torch.ones(1)).item() == 1.0
@@ -208,7 +208,7 @@ def test_an_attribute_that_comes_later():
 
 
 def test_attributes_that_the_code_does_not_mention():
-    """Others may change as they like."""
+    """Attributes of a tensor that the code does not mention may change without a recompile."""
     held = torch.ones(1)
     held.unread = 0
     f = compiled(lambda x: x * len(held.shape))

@@ -1,4 +1,7 @@
-"""What a function reaches and no guard can watch runs eagerly; what lies behind other objects is guarded."""
+"""A function that reads state that no guard can watch runs eagerly.
+
+State that is reached through other objects is guarded.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ ITERATORS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("kind", ITERATORS)
 @pytest.mark.parametrize("where", ["closure", "default", "attribute", "item", "bound", "partial", "module"])
 def test_a_captured_iterator(kind: str, where: str) -> None:
-    """Wherever it hangs, each call takes the next from it, as in eager, and a sentence says so."""
+    """A captured iterator, however it is reached, is advanced at each call, as in eager, with a notice."""
 
     def make() -> Callable[[Tensor], Tensor]:
         it = ITERATORS[kind]()
@@ -78,14 +81,14 @@ def test_a_captured_iterator(kind: str, where: str) -> None:
 
     expected = _three(make())
     candidate = compiled(make())
-    with pytest.warns(RuntimeWarning, match="which no guard watches"):
+    with pytest.warns(RuntimeWarning, match="no guard can check everything that the function reads: it "):
         actual = _three(candidate)
     assert expected == actual
     assert behind(candidate).calls.eager == 3
 
 
 def test_iterators_made_inside_are_compiled() -> None:
-    """An iterator of the function's own, over what is guarded, is none of another call's."""
+    """An iterator that the function itself makes over guarded values belongs to one call, and is compiled."""
     values = [1, 2]
 
     def function(x: Tensor) -> Tensor:
@@ -99,16 +102,19 @@ def test_iterators_made_inside_are_compiled() -> None:
 
 @pytest.mark.parametrize("name", ["numbers", "other"])
 def test_an_iterator_read_by_a_computed_name(name: str) -> None:
-    """Where `getattr` is mentioned, all attributes of the user's objects count."""
+    """If the code mentions `getattr`, all attributes of the user's objects are considered."""
     holder = types.SimpleNamespace(numbers=itertools.count(), other=itertools.count())
     candidate = compiled(lambda x: x * next(getattr(holder, name)))
-    with pytest.warns(RuntimeWarning, match="which no guard watches"):
+    with pytest.warns(RuntimeWarning, match="no guard can check everything that the function reads: it "):
         actual = _three(candidate)
     assert actual == [0.0, 1.0, 2.0]
 
 
 def test_the_counters_of_a_package() -> None:
-    """What only the code of an installed package reads, as to number its objects, lets a function be compiled."""
+    """State that only an installed package's code reads does not prevent compilation.
+
+    An example is a counter that numbers the package's objects.
+    """
     source = """
 def number():
     eval("1")
@@ -128,7 +134,10 @@ class _Counted:
 
 @pytest.mark.parametrize("kind", ["in a dictionary", "in an object", "weakly"])
 def test_what_lies_in_a_register_of_a_package(kind: str) -> None:
-    """What is found in such a thing counts as the thing does: the package's affair, until the user's code names it."""
+    """An object in a package's registry is not guarded until the user's code names it.
+
+    Until then it is the package's internal state.
+    """
     source = """
 class Register:
     pass
@@ -154,7 +163,10 @@ def number():
 
 
 def test_a_method_of_what_lies_in_a_register_of_a_package() -> None:
-    """What the user's code reads by a method is the user's affair, whoever holds the object besides."""
+    """An object that the user's code reads by a method is the user's state.
+
+    This holds even if a package's registry contains the object too.
+    """
     source = "def number():\n    return len(REGISTER) * 0 + 2\n"
     package: dict[str, Any] = {"__name__": "package"}
     exec(compile(source, "/lib/site-packages/package.py", "exec"), package)
@@ -173,7 +185,7 @@ def test_a_method_of_what_lies_in_a_register_of_a_package() -> None:
 
 
 def test_an_iterator_that_no_code_names() -> None:
-    """What hangs beside what is read costs nothing."""
+    """An iterator next to an attribute that the code reads is not an obstacle."""
     holder = types.SimpleNamespace(scale=2.0, numbers=itertools.count())
     candidate = compiled(lambda x: x * holder.scale)
     assert candidate(torch.ones(())).item() == 2.0
@@ -258,7 +270,10 @@ GUARDED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any]
 
 @pytest.mark.parametrize("kind", GUARDED)
 def test_what_is_guarded(kind: str) -> None:
-    """What is behind it is read again at each call; transformers' models have both."""
+    """Values behind a mapping proxy or a context variable are read again at each call.
+
+    Transformers' models use both.
+    """
     make, change, read = GUARDED[kind]
     held = make()
     candidate = compiled(lambda x: x * read(held))
@@ -272,14 +287,16 @@ def test_what_is_guarded(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", HOLDING)
 def test_what_runs_eagerly(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What hangs behind it may change where no guard looks: eager, with one notice, and right at each call."""
+    """State behind such an object may change without a guard, so each call runs eagerly, with one notice."""
     monkeypatch.setattr(OWNER, "scale", 2)
     make, change, read = HOLDING[kind]
     held = make()
     candidate = compiled(lambda x: x * read(held))
     before = float(read(held))
     with pytest.warns(
-        RuntimeWarning, match=r"it reads `held.*, which no guard watches|`held\[0\].held`, which the function may read"
+        RuntimeWarning,
+        match="no guard can check everything that the function reads: it reads `held"
+        r"|`held\[0\].held`, which the function may read",
     ):
         actual = [candidate(torch.ones(())).item() for _ in range(2)]
     change(held)
@@ -289,7 +306,7 @@ def test_what_runs_eagerly(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_views_of_a_dictionary() -> None:
-    """One that is made inside is none of another call's."""
+    """A view of a dictionary that the function makes belongs to one call, and is compiled."""
     values = {"a": 1, "b": 2}
     inside = compiled(lambda x: x * sum(values.values()))
     actual = [inside(torch.ones(())).item()]
@@ -300,7 +317,7 @@ def test_views_of_a_dictionary() -> None:
 
 
 def test_methods_written_in_c() -> None:
-    """A captured method of a list or a dictionary leads to what it belongs to."""
+    """A captured method of a list or a dictionary leads to its object, which is guarded."""
     values = {"k": 2}
     get = values.get
     candidate = compiled(lambda x: x * get("k"))
@@ -326,7 +343,7 @@ K = 2
 
 @pytest.mark.parametrize("how", ["globals", "eval", "exec"])
 def test_names_that_stand_in_no_code(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What reads them by `globals`, `eval` or `exec` runs eagerly, also in a function that is called."""
+    """Code that reads names by `globals`, `eval` or `exec` runs eagerly, also in a function that is called."""
 
     def by_exec() -> int:
         found: dict[str, int] = {}
@@ -341,7 +358,9 @@ def test_names_that_stand_in_no_code(how: str, monkeypatch: pytest.MonkeyPatch) 
     }
     read = ways[how]
     candidate = compiled(lambda x: x * read())
-    with pytest.warns(RuntimeWarning, match=f"it calls `{how}`, which may read what no guard watches, in .*unseen"):
+    with pytest.warns(
+        RuntimeWarning, match=f"no guard can check .*: it calls `{how}`, which may read anything, in .*unseen"
+    ):
         actual = [candidate(torch.ones(())).item()]
     monkeypatch.setitem(globals(), "K", 9)
     actual.append(candidate(torch.ones(())).item())
@@ -350,7 +369,7 @@ def test_names_that_stand_in_no_code(how: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_function_of_that_name() -> None:
-    """One of the user's own called `eval` is none of them; nor is a method of that name."""
+    """A user's own function or method called `eval` is an ordinary function."""
     source = "def eval(x):\n    return x * 2\ndef function(x, m):\n    return eval(x)\n"
     namespace: dict[str, Any] = {"__name__": "users"}
     exec(source, namespace)
@@ -361,10 +380,10 @@ def test_a_function_of_that_name() -> None:
 
 @pytest.mark.parametrize("make", [lambda: random.Random(3), lambda: numpy.random.default_rng(3)], ids=["py", "numpy"])
 def test_generators_of_random_numbers(make: Callable[[], Any]) -> None:
-    """One of the user's own gives another number at each call, as in eager."""
+    """A user's own generator of random numbers gives another number at each call, as in eager."""
     ours, eagers = make(), make()
     candidate = compiled(lambda x: x * ours.random())
-    with pytest.warns(RuntimeWarning, match="which no guard watches"):
+    with pytest.warns(RuntimeWarning, match="no guard can check everything that the function reads: it "):
         actual = _three(candidate)
     assert _three(lambda x: x * eagers.random()) == actual
     assert len(set(actual)) == 3
@@ -372,7 +391,10 @@ def test_generators_of_random_numbers(make: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize("module", [random, numpy.random], ids=["py", "numpy"])
 def test_random_numbers_of_a_module(module: Any) -> None:
-    """A call that draws them runs eagerly with the numbers that eager draws: those of the trace count for nothing."""
+    """A call that draws a module's random numbers runs eagerly with eager's numbers.
+
+    The trace's draws have no effect.
+    """
     module.seed(5)
     expected = _three(lambda x: x * module.random())
     module.seed(5)
@@ -381,7 +403,7 @@ def test_random_numbers_of_a_module(module: Any) -> None:
 
 
 def test_a_file_that_is_written() -> None:
-    """Where a log goes does not keep a function from being compiled; where text is read from does."""
+    """A file that is only written, as by a log, does not prevent compilation; a file that is read does."""
     written, read = sys.__stderr__, io.StringIO("2\n3\n")
 
     def logs(x: Tensor) -> Tensor:
@@ -398,13 +420,13 @@ def test_a_file_that_is_written() -> None:
 
 
 def test_a_function_as_an_argument() -> None:
-    """One that no guard can watch is refused by name."""
-    with refusing(PythonValueError, match=r"`g` is a function that no guard can watch, .* it calls `globals`"):
+    """A function argument that no guard can watch is refused by name."""
+    with refusing(PythonValueError, match=r"`g` is a function that no guard can check, .* it calls `globals`"):
         compiled(lambda x, g: x * g())(torch.ones(()), lambda: globals()["K"])
 
 
 def test_what_usual_code_has_is_compiled() -> None:
-    """A logger, whose attributes all count where `getattr` is mentioned, does not count as unseen."""
+    """A logger does not prevent compilation, even if `getattr` is mentioned and all its attributes are considered."""
     logger = logging.getLogger("aotlab.test")
     handler = logging.StreamHandler(io.StringIO())
     logger.addHandler(handler)
@@ -424,7 +446,7 @@ def test_what_usual_code_has_is_compiled() -> None:
 
 
 def test_code_that_a_package_generates() -> None:
-    """Such as the methods of a package's dataclasses: what only it reads is the package's own affair."""
+    """State that only a package's generated code reads, as in its dataclasses' methods, is the package's own."""
     space: dict[str, Any] = {
         "__file__": "/x/site-packages/p.py",
         "held": types.SimpleNamespace(it=operator.attrgetter("a")),

@@ -1,4 +1,4 @@
-"""Hooks on views: the gradient of what is a view of such a view passes the hook, as in eager."""
+"""Hooks on views: the gradient of a view of a hooked view passes the hook, as in eager."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def part_of_a_view(x):
 
 
 def equal_views(x):
-    """Return an equal view without the hook besides, and the input."""
+    """Return an equal view without the hook, a view of the hooked one, and the input."""
     v = x.view(-1)
     v.register_hook(hook("v", 2))
     return x.view(-1), v.select(0, 3), x
@@ -70,14 +70,14 @@ def two_of_an_intermediate(x):
 
 
 def alone(x):
-    """Return nothing else of an intermediate."""
+    """Return only a view of a hooked view of an intermediate."""
     v = (x * 2).view(-1)
     v.register_hook(hook("v", 2))
     return v.view(2, 4)
 
 
 def several_hooks(x):
-    """Hang several hooks on one view, some of which return nothing; take one off again."""
+    """Register several hooks on one view, some of which return nothing, and remove one again."""
     v = x.t()
     v.register_hook(hook("first", None))
     v.register_hook(hook("second", -1))
@@ -112,7 +112,7 @@ def hidden_write(x):
 
 
 def restrided(x):
-    """Hang a hook on what as_strided gives, and on an expanded view."""
+    """Register a hook on an as_strided view, and on an expanded view."""
     v = x.as_strided((2, 2), (2, 1))
     v.register_hook(hook("v", 2))
     w = x.unsqueeze(0).expand(3, 4, 2)
@@ -161,23 +161,26 @@ def used(function, *, nonleaf, pick):
 @pytest.mark.parametrize("function", PROGRAMS, ids=lambda f: f.__name__)
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_gradients_pass_the_hooks(function, frontend):
-    """Hooks are called with eager's gradients, in eager's order, whichever outputs the backward begins at."""
+    """Hooks are called with eager's gradients, in eager's order, whichever outputs the backward starts from."""
     for nonleaf in (False, True):
         for pick in (None, 0, 1):
             torch.compiler.reset()
             g = compiled(function, frontend=frontend)
             expected = used(function, nonleaf=nonleaf, pick=pick)
             if frontend == "dynamo" and not alike(lambda f, n=nonleaf, p=pick: used(f, nonleaf=n, pick=p), function):
-                continue  # Dynamo mixes up hooks and writes by itself
+                continue  # Dynamo itself mixes up hooks and writes
             assert expected == used(g, nonleaf=nonleaf, pick=pick)
             if frontend == "direct":
                 assert g.calls.eager == 2
             else:
-                break  # what the backward begins at is the direct frontend's test
+                break  # the direct frontend's test covers the start of the backward
 
 
 def test_without_grad_mode():
-    """In a call without grad mode a view has no history: eager has its say, and the call with gradients is compiled."""
+    """A view in a call without grad mode has no history, so the call runs eagerly.
+
+    A call with gradients is compiled.
+    """
 
     def f(x):
         v = x.view(-1)
@@ -190,7 +193,9 @@ def test_without_grad_mode():
     for kind in (f, g):
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("error")  # it is known, and not a trace that failed
-            warnings.filterwarnings("ignore", ".* runs eagerly: a hook on a view made under no_grad", RuntimeWarning)
+            warnings.filterwarnings(
+                "ignore", ".* runs eagerly: a hook is registered on a view that was made under no_grad", RuntimeWarning
+            )
             a, b = kind(leaf(4, 2))
         found.append((a.item(), b.tolist(), a.requires_grad, b.requires_grad))
     assert found[0] == found[1]
@@ -199,7 +204,7 @@ def test_without_grad_mode():
 
 
 def test_equal_inputs_of_which_one_has_a_hook():
-    """Of two inputs that are the same view, an output is made from the one that the function took it from."""
+    """If two inputs are the same view, each output is made from the input that the function used."""
 
     def f(v, w):
         return v.select(0, 1), w.select(0, 2), w.view(2, 4)
@@ -221,7 +226,7 @@ def test_equal_inputs_of_which_one_has_a_hook():
 
 
 def test_another_hook_at_the_second_call():
-    """A hook that is an argument is a new entry; each entry registers its own."""
+    """A hook that is an argument gets another entry if it changes; each entry registers its own hook."""
 
     def f(x, h):
         v = x.view(-1)
@@ -241,7 +246,7 @@ def test_another_hook_at_the_second_call():
 
 
 def test_a_removed_handle():
-    """A handle that was removed before the function returned leaves nothing behind; the others stay."""
+    """A handle that is removed before the function returns has no effect; the other hooks stay."""
 
     def f(x):
         v = x.view(-1)
@@ -257,7 +262,7 @@ def test_a_removed_handle():
 
 @pytest.mark.parametrize("leaf_first", [False, True])
 def test_hooks_of_the_caller_on_a_view_that_is_written(leaf_first):
-    """In eager the gradient of a written view goes to its base, past its hooks: eager runs such calls."""
+    """In eager the gradient of a written view bypasses the caller's hooks on it; such calls run eagerly."""
 
     def f(b):
         c = b * 3
@@ -283,7 +288,10 @@ def test_hooks_of_the_caller_on_a_view_that_is_written(leaf_first):
 
 
 def test_a_second_hook_after_a_write_to_the_base():
-    """Up to torch 2.14 such a hook hangs where the first does, from 2.15 on where it should: eager runs it."""
+    """A second hook after a write to the base runs eagerly.
+
+    Up to torch 2.14 the hook is attached to the first hook's node; from 2.15 on it is attached to the view's new node.
+    """
 
     def f(x):
         y = x * 1
@@ -300,7 +308,10 @@ def test_a_second_hook_after_a_write_to_the_base():
 
 @pytest.mark.parametrize("write", [lambda a: a.__setitem__(..., a), lambda a: a.mul_(2), lambda a: a[:1].zero_()])
 def test_a_hook_on_a_view_that_is_written_without_grad_mode(write):
-    """It is registered before the write, as the function does: after it torch itself would crash."""
+    """A hook on a view that is written without grad mode is registered before the write.
+
+    Torch itself crashes if it is registered afterwards.
+    """
 
     def f(a):
         a.register_hook(hook("a", 2))
@@ -320,7 +331,10 @@ def test_a_hook_on_a_view_that_is_written_without_grad_mode(write):
 
 @pytest.mark.parametrize("first", [False, True])
 def test_a_written_view_that_retains_its_gradient(first):
-    """Autograd moves the retained gradient along when it makes the view's history anew: eager runs such calls alone."""
+    """A call that writes a view that retains its gradient runs eagerly.
+
+    When autograd regenerates the view's history, it also moves the retained gradient.
+    """
 
     def f(b):
         b.select(0, 0)[...] = 3

@@ -8,8 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-import aotlab
-from aotlab.verification.fuzz.compare import differences
+from aotlab.maintenance.fuzz.compare import differences
 from tests.engine_helpers import compiled
 from tests.functions import Parted
 
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 def behind_dynamo(function):
     """Let torch.compile capture the graphs."""
-    return aotlab.compile(function, backend="eager", frontend="dynamo")
+    return compiled(function, frontend="dynamo")
 
 
 def leaf_input():
@@ -56,7 +55,7 @@ def each(one, two):
 
 
 def other_goes_elsewhere(one, two):
-    """Use both together, and the other by itself."""
+    """Use both results together, and the other one alone."""
     one.register_hook(negated)
     return (one.sum() * two).sum(), two * 3
 
@@ -68,7 +67,7 @@ def together(one, two):
 
 
 def own_goes_elsewhere(one, two):
-    """Use both together, and the hooked one by itself."""
+    """Use both results together, and the hooked one alone."""
     one.register_hook(negated)
     return (one.sum() * two).sum(), one * 3
 
@@ -77,7 +76,7 @@ def own_goes_elsewhere(one, two):
 @pytest.mark.parametrize("several", ["custom", "eigh", "unbind", "split"])
 @pytest.mark.parametrize("use", [only_other, each, other_goes_elsewhere, together, own_goes_elsewhere])
 def test_a_hook_in_the_function(use, several, backward):
-    """It is called with None as in eager, which runs such a function."""
+    """A hook in the function is called with None as in eager."""
 
     def program(a):
         return use(*SEVERAL[several](a))
@@ -98,7 +97,10 @@ BELOW = {
 @pytest.mark.parametrize("backward", ["all", "first", "each"])
 @pytest.mark.parametrize("views", BELOW.values(), ids=BELOW.keys())
 def test_a_hook_on_what_outputs_are_views_of(views, backward, make):
-    """It is not called at all, not even with None, when a gradient comes from an output that is no such view."""
+    """A hook on a base is not called if the gradient comes from an output that is no view of it.
+
+    It is not even called with None.
+    """
 
     def program(a):
         made = a * 2
@@ -115,7 +117,10 @@ def test_a_hook_on_what_outputs_are_views_of(views, backward, make):
 @pytest.mark.parametrize("several", ["custom", "eigh"])
 @pytest.mark.parametrize("hooked", [0, 1])
 def test_a_hook_in_the_function_where_one_result_is_returned_as_a_view(hooked, several, backward):
-    """It is called with None where the gradient comes from the other, whichever of them has it."""
+    """A hook on one of several results is called with None if the gradient comes from the other result.
+
+    This holds if one of the results is returned as a view.
+    """
 
     def program(a):
         results = SEVERAL[several](a)
@@ -145,7 +150,7 @@ HIDE_ONE = ("mixed and one", "mixed, changed and one", "mixed part and one", "pa
 @pytest.mark.parametrize("several", ["custom", "var_mean", "eigh", "unbind", "split"])
 @pytest.mark.parametrize("results", RESULTS)
 def test_a_hook_of_the_caller(results, several, backward, make):
-    """It is called with None as in eager, by a gradient that goes past the output too."""
+    """The caller's hook is called with None as in eager, also if the gradient bypasses the output."""
 
     def program(a):
         return RESULTS[results](*SEVERAL[several](a))
@@ -164,7 +169,7 @@ def test_a_hook_of_the_caller(results, several, backward, make):
 
 
 def test_results_that_have_a_node_in_common_are_the_callers_own():
-    """They are written in place as in eager, and count no version by being returned."""
+    """Results that share an autograd node may be written in place as in eager, and returning them moves no version."""
 
     def program(a):
         return Parted.apply(a)
@@ -177,7 +182,7 @@ def test_results_that_have_a_node_in_common_are_the_callers_own():
     assert differences(program, compiled(program), [leaf_input], before=lambda out: [lambda: out[1].mul_(2)]) == []
 
 
-# --- what no gradient reaches is not touched
+# --- a hook that no gradient reaches is not called
 
 
 MIDDLE = {
@@ -193,7 +198,7 @@ MIDDLE = {
 @pytest.mark.parametrize("backward", ["first", "each", "all"])
 @pytest.mark.parametrize("middle", MIDDLE)
 def test_a_hook_in_the_middle_of_other_outputs(middle, backward, make):
-    """It is not called at all when a gradient comes from an output that does not hang on its own."""
+    """The hook is not called if the gradient comes from an output that does not depend on the hooked one."""
     for at in (0, 1, -1):
 
         def before(out):

@@ -1,4 +1,4 @@
-"""Hooks that hold tensors or state of the call run eagerly; what is outside of the call all calls share."""
+"""Hooks that hold tensors or state of the call run eagerly; state from outside the call is shared by all calls."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def attribute(x):
 
 
 def counter(x):
-    """Count in a variable of the call, which eager makes anew in each."""
+    """Count in a local variable, which eager creates in each call."""
     n = 0
 
     def scale(g):
@@ -150,7 +150,7 @@ def own_object(x):
 
 
 def argument(x, log):
-    """Append to a list that is an argument, of which the trace has a copy."""
+    """Append to a list argument, of which the trace has a copy."""
     x.register_hook(log.append)
     return x * 2
 
@@ -163,7 +163,7 @@ KEEPING = [attribute, counter, own_list, own_method, own_default, own_object]
 @pytest.mark.parametrize("function", HOLDING, ids=lambda f: f.__name__)
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_tensors_of_the_call(function, frontend):
-    """Gradients are eager's; those of the first call are made with the first call's tensors."""
+    """Gradients are eager's; the gradients of the first call use the first call's tensors."""
     if frontend == "dynamo" and not alike(gradients, function):
         pytest.skip("Dynamo itself is wrong here")
     g = compiled(function, frontend=frontend)
@@ -174,7 +174,7 @@ def test_tensors_of_the_call(function, frontend):
 
 @pytest.mark.parametrize("function", KEEPING, ids=lambda f: f.__name__)
 def test_state_of_the_call(function):
-    """It is made anew by each call, which eager does; the notice names the line."""
+    """A hook with state that each call creates runs eagerly, and the notice names the line."""
     g = compiled(function)
     grads = []
     for kind in (function, g):
@@ -186,12 +186,15 @@ def test_state_of_the_call(function):
             grads.append(x.grad.tolist())
     assert grads[:2] == grads[2:]
     assert (g.calls.eager, g.calls.compiled) == (2, 0)
-    with config.patch(fallback="error"), pytest.raises(RefusedError, match=r"registered at .*# here"):
+    with (
+        config.patch(fallback="error"),
+        pytest.raises(RefusedError, match=r"a hook (holds|assigns to) .*, at .*# here"),
+    ):
         compiled(function)(leaf(3))
 
 
 def test_a_list_that_is_an_argument():
-    """Eager appends to the very list."""
+    """A hook appends to the caller's list object, as in eager."""
     g = compiled(argument)
     x, log = leaf(3), []
     g(x, log).sum().backward()
@@ -200,7 +203,7 @@ def test_a_list_that_is_an_argument():
 
 
 def test_state_outside_of_the_call():
-    """What is made outside is shared by all calls, in eager as here: lists, variables, objects."""
+    """State that is created outside is shared by all calls, as in eager: lists, variables, objects."""
 
     def make():
         log, n = [], 0
@@ -280,7 +283,7 @@ class Hooked(torch.nn.Module):
 @pytest.mark.parametrize("frontend", ["direct", "dynamo"])
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_a_module_as_hook(frontend):
-    """All calls share the modules of the function's own."""
+    """All calls share the function's modules."""
     model = Hooked()
     g = compiled(model, frontend=frontend)
     expected, got = leaf(4), leaf(4)

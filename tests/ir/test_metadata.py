@@ -43,7 +43,7 @@ def an_output(index, kind, base=None, spec=SPEC):
     ],
 )
 def test_the_one_rule(changes, expected):
-    """Where a new value is written follows from what changed, and from whether the graph may."""
+    """The place that a new value is written to depends on the changes, and on whether the graph may write."""
     assert an_input(**changes).mutation_type is expected
 
 

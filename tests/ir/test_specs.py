@@ -1,4 +1,4 @@
-"""Specs: what is known of a tensor without the tensor."""
+"""Specs: the metadata of a tensor without the tensor."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_expanded_bytes():
 
 
 def test_sparse_layout():
-    """A tensor without strides has none in its spec."""
+    """The spec of a tensor without strides has no strides."""
     spec = spec_of(torch.eye(2).to_sparse())
     assert (spec.layout, spec.stride, spec.offset) == (torch.sparse_coo, (), 0)
 

@@ -1,7 +1,7 @@
 """The cell suite as data: notebook cells of every kind that a user writes, for `tests.notebook.test_cells`.
 
-Each record is one cell with the cells run before it and after it. The cells after it go on with what it left: they
-mutate, differentiate, call and print, so that a difference that hides behind equal values comes to light.
+Each record is one cell with the cells run before it and after it. The later cells use its results: they mutate,
+differentiate, call and print, so that they reveal a difference that equal values hide.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Cell:
     Attributes
     ----------
     name
-        What it is about.
+        The subject of the cell.
     cell
         Its text, without the magic's line.
     setup, after
@@ -31,13 +31,13 @@ class Cell:
     above
         Lines above the magic's line: another cell magic around it.
     eager
-        What stands for the cell on the eager side, where the cell without the magic would not be the same thing.
+        The text that runs on the eager side instead, if the cell without the magic would do something else.
     again
         Whether the cell is run a second time, unchanged.
     refused
-        Why nothing of it is compiled though Dynamo can capture it: what the README lists as refused.
+        Why nothing of it is compiled although Dynamo can capture it: one of the refusals that the README lists.
     known
-        What is known to differ from eager under the magic; the test then has to fail.
+        A known difference from eager under the magic; the test then has to fail.
     """
 
     name: str
@@ -2068,6 +2068,33 @@ _cell(
     after="print(b, c, d, n, gate.locked())",
 )
 _cell(
+    "the last expression comes after an async comprehension",
+    """
+    scale = x + 1
+    y = [v * scale async for v in rows()]
+    z = y[1] - scale
+    [z + v async for v in rows()]
+    y = [v * 5 async for v in rows()]
+    y[0]
+    """,
+    setup=(_X, "y = ['an old value']\nasync def rows():\n    for row in x:\n        yield row"),
+    after="print(y, z)",
+)
+_cell(
+    "async comprehensions in a loop and in a block",
+    """
+    for k in range(2):
+        y = torch.stack([v * k async for v in rows()])
+        total = total + y.sum()
+    with torch.no_grad():
+        y = {i: v for i, v in enumerate([v async for v in rows()])}
+        total = total * y[0]
+    total
+    """,
+    setup=(_X, "total = torch.zeros(())\nasync def rows():\n    for row in x:\n        yield row"),
+    after="print(k, y, total)",
+)
+_cell(
     "await that fails",
     """
     y = x * 2
@@ -2409,6 +2436,12 @@ _cell(
     setup=_X,
     after="print(x, y)",
 )
+_cell(
+    "a line that cannot be compiled, before the last expression",
+    "y = x * 2\n__debug__ = y\ny.sum()",
+    setup=(_X, "y = x"),
+    after="print(y)",
+)
 _cell("syntax error", "y = x * 2\nz = = 3\n", setup=_X, after="print('y' in globals())", captures=False)
 _cell("indentation error", "y = x * 2\n  z = 3\n", setup=_X, after="print('y' in globals())", captures=False)
 _cell(
@@ -2499,7 +2532,7 @@ _cell(
     after=("y.backward()", "print(isinstance(net, Net), net.fc.weight.grad)"),
 )
 
-# --- what Dynamo passes over by itself --------------------------------------------------------------------------------
+# --- code that Dynamo skips -------------------------------------------------------------------------------------------
 
 _cell(
     "numpy work on a tensor's memory",
@@ -2559,6 +2592,79 @@ _cell(
     """,
     after="print(y, s)",
 )
+
+_cell(
+    "blocks of a profiler",
+    """
+    def f(v):
+        with torch.profiler.record_function("inside"):
+            return v.sin() * 2
+    with torch.profiler.record_function("around"):
+        y = f(x) + 1
+    z = y * 2
+    z
+    """,
+    setup=_X,
+    after="print(y, z)",
+)
+
+_cell(
+    "a function mode",
+    """
+    def f(v):
+        return torch.relu(v) * 2
+    with mode:
+        y = f(x)
+        w = torch.relu(y)
+    z = y.sin()
+    """,
+    setup=(
+        _X,
+        """
+        from torch.overrides import TorchFunctionMode
+        class Adds(TorchFunctionMode):
+            def __torch_function__(self, func, types, args=(), kwargs=None):
+                result = func(*args, **(kwargs or {}))
+                return result + 100 if func is torch.relu else result
+        mode = Adds()
+        """,
+    ),
+    after="print(y, w, z)",
+)
+_cell(
+    "hooks of all modules",
+    """
+    y = net(x)
+    z = y.sum()
+    """,
+    setup=(
+        _X,
+        """
+        from torch import nn
+        net = nn.Sequential(nn.Tanh(), nn.Sigmoid())
+        handle = nn.modules.module.register_module_forward_hook(lambda module, args, out: out * 2)
+        """,
+    ),
+    after="handle.remove()\nprint(y, z)",
+    again=True,
+)
+_cell(
+    "a state by parameter",
+    """
+    y = x * state[weight]
+    z = y + weight.grad
+    """,
+    setup=(
+        _X,
+        """
+        weight = torch.nn.Parameter(torch.ones(2, 3))
+        weight.grad = torch.ones(2, 3)
+        state = {weight: torch.full((3,), 2.0)}
+        """,
+    ),
+    after="print(y, z)",
+)
+_cell("a batch of one", "c = b.sin()\nc[:, 0] += 1\nc", setup=_X + "\nb = x[:1].clone()", after="print(c)")
 
 # --- ways to run it ---------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,7 @@
-"""Plain IPython shells with the extension, for tests that need no kernel; and what a cell must not touch."""
+"""Plain IPython shells with the extension, for tests that need no kernel.
+
+The module also describes the process state that a cell must not change.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,14 @@ import torch
 import torch._dynamo
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
+from torch.optim import sgd
 
 from tests.notebook import shells
 from tests.notebook.shells import Notebook
 
 
 def plain_shell(*, loaded: bool = True) -> InteractiveShell:
-    """Make a shell with a namespace of its own; Dynamo forgets what it compiled for others."""
+    """Make a shell with an empty namespace, and reset Dynamo, so that it forgets earlier compilations."""
     torch._dynamo.reset()
     made = InteractiveShell()
     made.history_manager.enabled = False
@@ -51,7 +55,7 @@ def failing(shell: InteractiveShell, text: str) -> BaseException:
 
 
 def printed(shell: InteractiveShell, text: str) -> tuple[str, list[dict[str, Any]]]:
-    """Run a cell that must not fail; return what it printed, and the data of what it displayed."""
+    """Run a cell that must not fail. Return its printed text and the data of its displayed objects."""
     with capture_output() as captured:
         result = shell.run_cell(text)
     result.raise_error()
@@ -69,8 +73,7 @@ def compiled(report: Any) -> list[str]:
 
 
 def process_state() -> dict[str, object]:
-    """Describe what belongs to the process, and a cell must leave as it found it."""
-    optimizers = [module for name, module in sorted(sys.modules.items()) if name.startswith("torch.optim.")]
+    """Describe the state of the process that a cell must leave unchanged."""
     loggers = [logging.getLogger(name) for name in sorted(logging.root.manager.loggerDict) if name.startswith("torch")]
     handlers = dict.fromkeys(handler for logger in loggers for handler in logger.handlers)
     return {
@@ -82,7 +85,7 @@ def process_state() -> dict[str, object]:
         "filters": [(handler, list(handler.filters)) for handler in handlers],
         "showwarning": warnings.showwarning,
         "warning filters": list(warnings.filters),
-        "optimizers": [(module.__name__, vars(module).get("_get_value")) for module in optimizers],
+        "optimizers": sgd._to_scalar,
         "modes": (torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()),
         "main": sys.modules["__main__"],
         "displayhook": sys.displayhook,

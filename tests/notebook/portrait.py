@@ -1,4 +1,4 @@
-"""What a user can see of a notebook's namespace, as plain text facts that two runs can be compared by.
+"""A notebook's namespace as plain text facts, so that two runs can be compared.
 
 A portrait is a dict from a place (``"model.weight.grad: value"``) to a text. It holds no live objects, so the run that
 it describes can be torn down before the other one begins. Every object is described where it is first reached; a
@@ -37,7 +37,7 @@ _PLAIN = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis), typ
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 _GRAD_FN = re.compile(r"grad_fn=<[^>]*>")
 
-#: Attributes of a function that are looked at one by one.
+#: Attributes of a function that are described separately.
 _FUNCTION = ("__name__", "__qualname__", "__module__", "__doc__")
 #: Attributes of a class that differ between any two classes.
 _CLASS_NOISE = {"__dict__", "__weakref__", "__module__", "__doc__", "__qualname__", "__firstlineno__"}
@@ -50,12 +50,12 @@ class Versions:
         self._seen: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Remember one tensor's counter; an inference tensor has none."""
+        """Remember one tensor's version counter. An inference tensor has no counter."""
         if not tensor.is_inference():
             self._seen[id(tensor)] = (weakref.ref(tensor), tensor._version)
 
     def moved(self, tensor: torch.Tensor) -> bool | None:
-        """Say whether the counter has moved since; None for a tensor that was not there."""
+        """Return whether the counter has changed since then, or None for a tensor that did not exist."""
         reference, version = self._seen.get(id(tensor), (None, 0))
         if reference is None or reference() is not tensor or tensor.is_inference():
             return None
@@ -76,7 +76,7 @@ def portrait(
     namespace
         The notebook's.
     leave_out
-        Names that are not described: those of a fresh shell, and what the test itself put there.
+        Names that are not described: the names of a fresh shell, and the names that the test itself added.
     before
         The version counters of an earlier moment.
     text
@@ -99,7 +99,7 @@ def portrait(
 
 
 def plain(text: str) -> str:
-    """Take out of a text what differs between any two runs: addresses, and the names of ``grad_fn`` nodes."""
+    """Remove from a text the parts that differ between any two runs: addresses, and the names of ``grad_fn`` nodes."""
     return _GRAD_FN.sub("grad_fn=<...>", _ADDRESS.sub("0x...", text))
 
 
@@ -123,7 +123,7 @@ class _Painter:
         if isinstance(value, types.ModuleType):
             self.facts[place] = f"module {value.__name__}"
             return
-        # Bound methods are made anew at each look.
+        # Each access creates a new bound method.
         if id(value) in self.seen and not isinstance(value, types.MethodType):
             self.facts[place] = f"same as {self.seen[id(value)]}"
             return
@@ -134,11 +134,11 @@ class _Painter:
             self.describe(part, label)
 
     def fact(self, place: str, label: str, value: object) -> None:
-        """Write down one property of what stands at ``place``."""
+        """Record one property of the object at ``place``."""
         self.facts[f"{place}: {label}"] = plain(self.text(str(value)))
 
     def parts(self, value: Any, place: str) -> Iterator[tuple[Any, str]]:
-        """Write down what ``value`` is, and give the objects below it with their places."""
+        """Record the kind of ``value``, and return the objects below it with their places."""
         if isinstance(value, torch.Tensor):
             yield from self.tensor(value, place)
         elif isinstance(value, np.ndarray | np.generic):
@@ -208,7 +208,7 @@ class _Painter:
             yield from state
 
     def attributes(self, value: Any, place: str) -> Iterator[tuple[Any, str]]:
-        """Give what an object holds in its ``__dict__`` and its slots."""
+        """Return the contents of an object's ``__dict__`` and of its slots."""
         held: dict[str, Any] = dict(getattr(value, "__dict__", None) or {})
         for base in type(value).__mro__:
             slots = base.__dict__.get("__slots__", ())

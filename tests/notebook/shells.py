@@ -76,7 +76,7 @@ _RELATIVE = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """What could be observed after one cell.
+    """The observables after one cell.
 
     Attributes
     ----------
@@ -166,7 +166,7 @@ class Notebook:
         self.files[name] = self.files[os.path.basename(name)] = (number, shift)
         self.shifts[number] = shift
         parent = self.kernel.session.msg("execute_request", {"code": text})
-        cell_id = f"cell-{hashlib.sha1(text.encode()).hexdigest()}"  # to run a text again is to run the same cell again
+        cell_id = f"cell-{hashlib.sha1(text.encode()).hexdigest()}"  # the same text is the same cell, run again
         parent["metadata"]["cellId"] = cell_id
         self.kernel.set_parent([b"cells"], parent)
         return await self.kernel.do_execute(text, False, True, cell_id=cell_id, cell_meta={})
@@ -182,7 +182,7 @@ class Notebook:
         return (int(match[1]), self.shifts.get(int(match[1]), 0)) if match else None
 
     def text(self, text: str) -> str:
-        """Put in place of a cell's file name and line what its user would say: cell 3, line 2."""
+        """Replace a cell's file name and line by the user's words: cell 3, line 2."""
 
         def replaced(match: re.Match[str]) -> str:
             file, between, line = match.groups()
@@ -224,7 +224,7 @@ async def _run(cell: Cell, install: Callable[[Notebook], None] | None, everywher
     shell = notebook.shell
     if install is not None:
         install(notebook)
-        # What the extension itself leaves is a matter of `%load_ext`, and is tested elsewhere.
+        # The state that the extension itself leaves belongs to `%load_ext` and is tested elsewhere.
         notebook.messages.clear()
     for text in cell.setup:
         reply = await notebook.execute(line + text, shift=lines_above)
@@ -244,7 +244,7 @@ async def _run(cell: Cell, install: Callable[[Notebook], None] | None, everywher
         for key in ("status", "ename", "evalue", "execution_count", "payload"):
             facts[f"reply: {key}"] = plain(notebook.text(str(reply.get(key))))
         for key, value in _process(notebook, threads).items():
-            # Of what the two sides do not begin alike with, only a change counts.
+            # If the two sides begin with different values, only a change is compared.
             facts[f"process: {key}"] = "as before" if key in _RELATIVE and value == before[key] else value
         error, lines = _error(notebook)
         shown = [
@@ -268,7 +268,10 @@ async def _run(cell: Cell, install: Callable[[Notebook], None] | None, everywher
 
 
 def differences(eager: Run, magic: Run) -> list[str]:
-    """Say in what two runs differ, one sentence each; an empty list for runs that no user could tell apart."""
+    """Return the differences between two runs, one sentence each.
+
+    The list is empty if no user could notice a difference.
+    """
     found = []
     for index, (expected, actual) in enumerate(zip(eager.moments, magic.moments, strict=True)):
         when = "after the cell" if index == 0 else f"after follow-up {index}"
@@ -287,7 +290,7 @@ _NODE = re.compile(r", which is output \d+ of \w+,")
 
 
 def _without_nodes(outputs: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
-    """Leave out of errors what names autograd nodes, and the frames below the engine of nodes made in Python."""
+    """Remove from errors the names of autograd nodes, and the frames below the engine of nodes made in Python."""
     found = []
     for output in outputs:
         ends = (n + 1 for n, part in enumerate(output) if "_execution_engine.run_backward(" in part)
@@ -464,7 +467,10 @@ def _plain_items(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def heap_frozen() -> Iterator[None]:
-    """Spare the garbage collector what is there already: Dynamo makes it run after each compilation."""
+    """Exclude all existing objects from garbage collection.
+
+    Dynamo makes the collector run after each compilation.
+    """
     gc.collect()
     gc.freeze()
     try:
@@ -498,7 +504,7 @@ def _notebook_with_streams() -> Notebook:
 
 @contextmanager
 def _process_kept() -> Iterator[None]:
-    """Put back what a cell may change for good, and end the kernel."""
+    """Restore the process state that a cell may change permanently, and end the kernel."""
     environment, path, folder = dict(os.environ), list(sys.path), os.getcwd()
     streams, main, hooks = (sys.stdout, sys.stderr), sys.modules["__main__"], (sys.excepthook, sys.displayhook)
     random_state = (torch.get_rng_state(), np.random.get_state(), random.getstate())
@@ -543,7 +549,7 @@ def _end_kernel() -> None:
     if IPythonKernel.initialized():
         kernel = IPythonKernel.instance()
         shell = kernel.shell
-        # What the shell does when a process ends, but for its full garbage collection.
+        # The shell's work at the end of a process, without its full garbage collection.
         atexit.unregister(shell.atexit_operations)
         if "aotlab" in shell.extension_manager.loaded:
             shell.extension_manager.unload_extension("aotlab")

@@ -1,10 +1,11 @@
-"""Where the report says that Dynamo broke off: at lines of the cell and of what it calls, in our words, once."""
+"""The places where the report says that Dynamo stopped.
+
+They are lines of the cell and of functions that it calls, and the reasons are in our words.
+"""
 
 from __future__ import annotations
 
 import inspect
-import types
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,7 +14,6 @@ pytest.importorskip("IPython")
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from aotlab.notebook import unload_ipython_extension
 from aotlab.report import Report
 from aotlab.report.counts import summary
 
@@ -30,21 +30,6 @@ def outer(t):
 """
 PRINTED, BRANCHED = "`print()` is called", "a branch depends on the value of a tensor"
 IN_HELPER = [("In [1], line 4", PRINTED), ("In [1], line 5", BRANCHED)]
-
-
-@pytest.fixture
-def shell() -> Iterator[InteractiveShell]:
-    """Make a shell of its own, and let Dynamo forget what earlier tests compiled."""
-    torch._dynamo.reset()
-    made = InteractiveShell()
-    made.history_manager.enabled = False
-    module = types.ModuleType("__main__")
-    made.user_module, made.user_ns = module, vars(module)
-    made.init_user_ns()
-    made.run_cell("%load_ext aotlab").raise_error()
-    made.run_cell(SETUP).raise_error()
-    yield made
-    unload_ipython_extension(made)
 
 
 def execute(shell: InteractiveShell, text: str) -> Report:
@@ -74,7 +59,7 @@ CELLS = {
 
 @pytest.mark.parametrize("name", list(CELLS))
 def test_breaks_stand_at_their_lines(shell: InteractiveShell, name: str) -> None:
-    """Each break is told once, however many frames Dynamo tried in vain, and again where the cell runs unchanged."""
+    """Each break is reported once, however often Dynamo tried, and again if the cell runs unchanged."""
     text, expected = CELLS[name]
     for _ in range(2):
         report = execute(shell, text)
@@ -87,7 +72,10 @@ def test_breaks_stand_at_their_lines(shell: InteractiveShell, name: str) -> None
 
 
 def test_inference_mode_is_no_break(shell: InteractiveShell) -> None:
-    """What a block of inference mode holds is compiled, what follows it, too, and functions that enter it."""
+    """The body of an inference-mode block is compiled.
+
+    So are the code after it, and functions that enter inference mode.
+    """
     shell.run_cell("@torch.inference_mode()\ndef predict(t):\n    return t.sin() * 2").raise_error()
     report = execute(shell, "with torch.inference_mode():\n    y = x.cos()\nz = y + 1\nw = predict(x)")
     assert [frame.name for frame in report.frames] == ["line 3", "line 4", "line 5"]
@@ -104,7 +92,7 @@ def test_what_is_left_of_a_function_goes_by_its_name(shell: InteractiveShell) ->
 
 
 def test_functions_that_call_each_other(shell: InteractiveShell) -> None:
-    """Of compiled functions one of which calls the other after a break, nothing of ours is captured."""
+    """If one compiled function calls another after a break, Dynamo captures none of our own code."""
     first = "def first(t):\n    t = second(t + 1)\n    return t.sin()\n\n"
     text = f"{first}def second(t):\n    print(end='')\n    return t * 2"
     shell.run_cell(f"%%aotcompile -o report --backend eager --quiet\n{text}").raise_error()
@@ -117,7 +105,7 @@ def test_functions_that_call_each_other(shell: InteractiveShell) -> None:
 
 
 def test_breaks_outside_of_cells(shell: InteractiveShell) -> None:
-    """A recording of `torch.compile` tells the same breaks, and calls what is left of a function by its name."""
+    """A recording of `torch.compile` reports the same breaks, and gives the rest of a function the function's name."""
     shell.run_cell(
         "from aotlab.report import Report\n"
         "with Report.record() as report:\n"
@@ -147,7 +135,7 @@ for i in range({}):
 
 
 def test_calls_past_the_recompile_limit_are_eager_calls(shell: InteractiveShell) -> None:
-    """They are counted, the limit is named with what would help, and it is no later cell's."""
+    """Such calls are counted, the report names the limit and a remedy, and later cells are not affected."""
     shell.run_cell(OPTIMIZER).raise_error()
     limit = torch._dynamo.config.recompile_limit
     report = execute(shell, ROUNDS.format(limit + 3))
@@ -169,7 +157,7 @@ def test_calls_past_the_recompile_limit_are_eager_calls(shell: InteractiveShell)
 
 
 def test_a_function_of_the_cell_past_the_limit(shell: InteractiveShell) -> None:
-    """Its calls are told apart as well."""
+    """The calls of such a function are counted separately as well."""
     report = execute(shell, "def f(t, mode):\n    return t.sin() if mode != 'a' else t.cos()")
     shell.run_cell("for mode in 'abcdefghijkl':\n    y = f(x, mode)").raise_error()
     calls = shell.user_ns["report"].report().frames[0].calls

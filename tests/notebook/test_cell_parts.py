@@ -1,4 +1,7 @@
-"""A cell taken apart: which lines are regions, which are Python's, and that together they mean what the cell means."""
+"""A cell split into regions and statements for Python.
+
+The tests check the split, and that all parts together have the cell's meaning.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from aotlab.notebook.cell import CellCode, linked, take_apart
 
 
 def compile_tree(tree: Any, file: str, mode: str) -> types.CodeType:
-    """Compile as a shell would, without Python's remark on the constants that stand for regions."""
+    """Compile as a shell would, without Python's warning about the constants that replace regions."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
         code = compile(tree, file, mode)
@@ -44,7 +47,7 @@ def apart(text: str, namespace: dict[str, Any], **options: Any) -> CellCode:
 
 
 def portrait(code: CellCode) -> str:
-    """Write down what Python runs, and below it the regions and the reasons."""
+    """Return the lines that Python runs, and below them the regions and the reasons."""
     lines = [ast.unparse(each) for each in code.statements]
     for region in code.regions:
         pieces = f", {len(region.pieces)} pieces" if region.pieces else ""
@@ -211,6 +214,21 @@ GOLDEN: dict[str, tuple[str, str]] = {
         python: 2-2 calls print
         """,
     ),
+    "a line that no function can hold, before the last expression": (
+        """
+        y = x * 2
+        __debug__ = y
+        y.sum()
+        """,
+        """
+        'aotlab region 0'()
+        __debug__ = y
+        'aotlab result'(y.sum())
+        region 0: 1-1 binds ['y']
+        python: 2-2 no computation with tensors
+        python: 3-3 cannot be cut out
+        """,
+    ),
     "nothing to compile": (
         """
         answer = 42
@@ -228,7 +246,7 @@ GOLDEN: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize("name", list(GOLDEN))
 def test_golden(name: str, namespace: dict[str, Any]) -> None:
-    """What is cut out of the sample cells, and what is left, with the reasons."""
+    """The printed parts of the sample cells: the regions, the statements left to Python, and the reasons."""
     text, expected = (textwrap.dedent(each).strip("\n") for each in GOLDEN[name])
     assert expected == portrait(apart(text, namespace))
 
@@ -279,7 +297,7 @@ def test_which_expressions_are_shown(interactivity: str, shown: list[str], names
 
 
 def run(code: CellCode, namespace: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Run a cell that was taken apart, its regions as plain functions; return what it showed, and its result."""
+    """Run a split cell with its regions as plain functions. Return its displayed values and its result."""
     shown: list[Any] = []
     result: list[Any] = []
     regions: dict[int, Callable[[], Any]] = {
@@ -309,7 +327,10 @@ SAMPLES = [
 
 @pytest.mark.parametrize("text", SAMPLES)
 def test_the_parts_together_do_what_the_cell_does(text: str) -> None:
-    """Taken apart and put together again, a cell binds, in the same order, and shows what it does whole."""
+    """A cell that was split and put together again does the same as the whole cell.
+
+    It binds the same names in the same order, and displays the same values.
+    """
 
     def fresh() -> dict[str, Any]:
         torch.manual_seed(0)
@@ -332,7 +353,7 @@ def test_the_parts_together_do_what_the_cell_does(text: str) -> None:
 
 
 def test_lines_are_those_of_the_cell(namespace: dict[str, Any]) -> None:
-    """An error in a region stands at its own line, in a frame that is named as module code is."""
+    """An error in a region has its own line, in a frame with the name of module code."""
     text = "\n\ny = x * 2\nz = y + 1\nw = z.nothing\n"
     code = take_apart(ast.parse(text), namespace=namespace, file="cell.py", compile_tree=compile_tree)
     assert [(each.first_line, each.last_line) for each in code.regions] == [(3, 5)]

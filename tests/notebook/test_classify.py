@@ -6,6 +6,7 @@ import ast
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -69,7 +70,7 @@ def statement(text: str) -> ast.stmt:
     ],
 )
 def test_what_becomes_part_of_a_region(namespace: dict[str, Any], text: str) -> None:
-    """Computation with tensors is handed over, also in branches, short loops, comprehensions and grad modes."""
+    """Tensor computation becomes part of a region, also in branches, short loops, comprehensions and grad modes."""
     scope = Scope(namespace)
     found = statement(text)
     assert scope.refusal(found, in_loop=False) is None
@@ -89,6 +90,8 @@ def test_what_becomes_part_of_a_region(namespace: dict[str, Any], text: str) -> 
         ("y = torch.vmap(lambda v: v * np.ones(2))(x)", "calls numpy"),
         ("y = (v for v in x)", "makes a generator"),
         ("y = await x", "awaits"),
+        ("y = [v async for v in x]", "awaits"),
+        ("y = {v: [u async for u in v] for v in x}", "awaits"),
         ("y: float = x.sum()", "is annotated"),
         ("del x", "deletes"),
         ("global z", "declares names"),
@@ -99,7 +102,7 @@ def test_what_becomes_part_of_a_region(namespace: dict[str, Any], text: str) -> 
         ("while n:\n    x.add_(1)", "loops until something changes"),
         ("for i in range(3):\n    if x.sum() > i:\n        break", "may be left early"),
         ("for i in range(3):\n    y = x + i\nelse:\n    y = x", "has an else"),
-        ("for v in x:\n    v.add_(1)", "loops over something whose length shows when it runs"),
+        ("for v in x:\n    v.add_(1)", "loops a number of times that is known only when it runs"),
         ("for i in range(many):\n    x.add_(i)", f"loops {LONGEST_UNROLLED + 1} times"),
         ("with open('f') as f:\n    y = x + 1", "enters a context"),
         ("print(x + 1)", "calls print"),
@@ -130,7 +133,10 @@ def test_what_becomes_part_of_a_region(namespace: dict[str, Any], text: str) -> 
     ],
 )
 def test_what_is_left_to_python_and_why(namespace: dict[str, Any], text: str, reason: str) -> None:
-    """What Dynamo cannot capture, or would do otherwise than eager, stays Python's, and the report can say why."""
+    """A statement stays with Python if Dynamo cannot capture it or would run it differently from eager.
+
+    The report gives the reason.
+    """
     assert reason == Scope(namespace).refusal(statement(text), in_loop=False)
 
 
@@ -138,14 +144,14 @@ def test_what_is_left_to_python_and_why(namespace: dict[str, Any], text: str, re
     "text", ["k = 3", "k = n + 1", "n += 1", "y = x", "y = len(items)", "pass", "'words'", "dtype = torch.float32"]
 )
 def test_what_is_not_worth_a_region(namespace: dict[str, Any], text: str) -> None:
-    """Statements in which no tensor is computed make no region of their own."""
+    """A statement that computes no tensor does not make a region."""
     scope = Scope(namespace)
     assert scope.refusal(statement(text), in_loop=False) is None
     assert not scope.tensorish(statement(text))
 
 
 def test_an_inner_statement_counts(namespace: dict[str, Any]) -> None:
-    """A statement is left to Python for what any of its parts is."""
+    """A statement is left to Python if any of its parts must be."""
     assert Scope(namespace).refusal(statement("if n:\n    y = x + 1\n    print(y)"), in_loop=False) == "calls print"
     # a loop's own break leaves the loop only
     assert Scope(namespace).refusal(statement("for i in items:\n    y = [v for v in x]"), in_loop=False) is None
@@ -154,7 +160,7 @@ def test_an_inner_statement_counts(namespace: dict[str, Any]) -> None:
 def test_optimizers_that_round_otherwise_when_captured(namespace: dict[str, Any]) -> None:
     """Where results have to be eager's bits, Adam's step stays Python's; for Inductor's kernels it does not."""
     found = statement("adam.step()")
-    reason = "steps Adam, whose captured form rounds otherwise than eager"
+    reason = "steps Adam, which runs eagerly by design: its captured form rounds differently than eager"
     assert reason == Scope(namespace, exact=True).refusal(found, in_loop=False)
     assert Scope(namespace, exact=False).refusal(found, in_loop=False) is None
     assert Scope(namespace, exact=True).refusal(statement("opt.step()"), in_loop=False) is None
@@ -181,7 +187,7 @@ def test_batched_derivatives_of_derivatives(namespace: dict[str, Any]) -> None:
 
 
 def test_a_name_means_what_the_cell_has_made_it(namespace: dict[str, Any]) -> None:
-    """What the cell binds itself hides what the notebook, or Python, calls so."""
+    """A name that the cell binds hides the notebook's name and Python's builtin of the same spelling."""
     scope = Scope(namespace)
     scope.learn(statement("n = x.sum()"))
     assert scope.tensorish(statement("k = n")) is False  # a copy of a name computes nothing
@@ -197,13 +203,66 @@ def test_a_name_means_what_the_cell_has_made_it(namespace: dict[str, Any]) -> No
 
 
 def test_a_number_that_changes_in_each_round(namespace: dict[str, Any]) -> None:
-    """Dynamo would compile anew for each value: in a loop of Python's, such statements stay Python's."""
+    """In a Python loop, a statement with a number that changes in each round stays with Python.
+
+    Dynamo would compile it again for each value.
+    """
     scope = Scope(namespace)
     scope.kinds["step"] = "varying"
-    reason = "depends on `step`, which is another number in each round"
+    reason = "depends on `step`, which has another value in each round"
     assert reason == scope.refusal(statement("y = x * step"), in_loop=True)
     assert scope.refusal(statement("y = x * n"), in_loop=True) is None
     assert scope.refusal(statement("y = x * step"), in_loop=False) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "foreign"),
+    [
+        ("v = np.arange(3.0)", True),
+        ("v = frame", True),
+        ("v = frame.describe()['a']", True),
+        ("v, w = pd.concat([frame]).a, x", False),
+        ("v = torch.from_numpy(frame.values)", False),
+        ("v = load()", False),
+    ],
+)
+def test_objects_of_libraries_without_tensors(namespace: dict[str, Any], text: str, foreign: bool) -> None:
+    """A name that the cell binds to such an object is known as one: statements that use it are Python's."""
+    scope = Scope({**namespace, "pd": pd, "frame": pd.DataFrame()})
+    scope.learn(statement(text))
+    expected = "works on `v`, an object of another library" if foreign else None
+    assert expected == scope.refusal(statement("y = v.mean()"), in_loop=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("y = model(items[step])", "loop over the items of `items` instead of their numbers"),
+        ("y = model(x) * (step + 1)", "make `step` a tensor by `torch.tensor(step)`"),
+        ("y = x.sum() ** step", "make `step` a tensor by `torch.tensor(step)`"),
+        ("print(model(x))", "compute the tensors on a line of their own"),
+        ("found.append((x * 2).tolist())", "compute the tensors on a line of their own"),
+        # These compute nothing, or nothing with tensors.
+        ("print(step, x.item())", ""),
+        ("history[step] = x.item()", ""),
+        ("rate = 0.1 * step", ""),
+        ("t = torch.tensor(step)", ""),
+        ("writer.add_scalar('loss', x.item(), step)", ""),
+        ("x.backward()", ""),
+        ("print(len(items))", ""),
+    ],
+)
+def test_advice_for_lines_that_stay_eager_in_loops(namespace: dict[str, Any], text: str, advice: str) -> None:
+    """For a line in a loop that computes with tensors in Python, the report says how it could be compiled."""
+    scope = Scope({**namespace, "items": [torch.ones(2)]})
+    scope.kinds["step"] = "varying"
+    found = statement(text)
+    reason = scope.refusal(found, in_loop=True)
+    if reason is None:
+        assert not advice
+        return
+    assert advice == scope.advice(found, reason, in_loop=True)
+    assert scope.advice(found, reason, in_loop=False) == ""
 
 
 def test_the_names_that_statements_bind() -> None:
@@ -238,7 +297,7 @@ x[0] = 1
 
 
 def test_the_namespace_is_only_looked_at(namespace: dict[str, Any]) -> None:
-    """Nothing of the user's is called, and properties are not read, to tell what a name means."""
+    """To classify a name, nothing of the user's is called, and no property is read."""
 
     class Watched:
         def __getattr__(self, name: str) -> object:

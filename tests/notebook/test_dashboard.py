@@ -1,4 +1,4 @@
-"""The dashboard widget: what it shows, what it follows, and what a saved notebook keeps of it."""
+"""The dashboard widget: its contents, how it follows a running cell, and how much of it a saved notebook keeps."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Live:
         self.error: Exception | None = None
 
     def report(self) -> Report:
-        """Return what it is now."""
+        """Return the current report."""
         return self.now
 
     def measure(self, progress: Callable[[str], None]) -> Report:
@@ -73,7 +73,7 @@ def running() -> Live:
 
 
 def shown(widget: Dashboard) -> dict[str, Any]:
-    """Return what a front end would be given for the displayed widget."""
+    """Return the data that a front end receives for the displayed widget."""
     data, metadata = widget._repr_mimebundle_()
     assert metadata == {}
     return data
@@ -90,34 +90,34 @@ def test_a_plain_report_is_drawn(static: Path) -> None:
 
 
 def test_a_recording_is_drawn_as_it_stands() -> None:
-    """A recording is as good as a report."""
+    """A recording is accepted instead of a report."""
     with Report.record("in the making") as recording:
         assert dashboard(recording).report["name"] == "in the making"
 
 
 @pytest.mark.parametrize("wrong", [None, 7, {"version": 1}, "report.json", Report])
 def test_what_is_no_report_is_refused(wrong: object) -> None:
-    """The error says what was given."""
-    with pytest.raises(UsageError, match="a dashboard shows a report, and this is "):
+    """The error names the object that was passed instead of a report."""
+    with pytest.raises(UsageError, match="a dashboard shows a report, not a "):
         dashboard(wrong)  # type: ignore[arg-type]
 
 
 def test_without_the_build_the_error_names_the_command(static: Path) -> None:
-    """In a checkout where nothing was built, the user is told what to run."""
+    """In a checkout without a build, the error names the command to run."""
     (static / "dashboard.js").unlink()
     with pytest.raises(UsageError, match=r"no .*dashboard\.js.*npm ci --ignore-scripts && npm run build:widget"):
         dashboard(empty())
 
 
 def test_large_reports_are_cut() -> None:
-    """What the widget sends is no larger than what a cell's output may embed."""
+    """The data that the widget sends is no larger than a cell's output may embed."""
     widget = dashboard(empty().with_timings([ROW] * 20_000))
     assert len(json.dumps(widget.report)) <= CAP
     assert widget.report["notes"][-1].startswith("This output is cut to fit a notebook")
 
 
 def test_changes_are_followed(running: Live) -> None:
-    """A dashboard of a cell that still runs shows what is pushed, until it is closed."""
+    """A dashboard of a running cell shows each pushed change until it is closed."""
     widget = dashboard(running.now)
     assert widget.live
     running.now = empty(running.identifier).with_timings([ROW])
@@ -139,7 +139,7 @@ def test_a_request_measures(running: Live) -> None:
 
 
 def test_a_failed_measurement_is_said(running: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason comes as a message each time, also if it is the same again, and the progress is gone."""
+    """The error's text is sent as a message each time, even if it is the same, and the progress disappears."""
     running.error = UsageError("its inputs are gone")
     widget = dashboard(running)
     sent: list[object] = []
@@ -167,7 +167,7 @@ def test_garbage_is_ignored(running: Live, content: object) -> None:
 
 
 def test_a_displayed_dashboard_is_the_reports_bundle(running: Live) -> None:
-    """What is saved draws from JSON, or else from HTML, and refers to no widget that will be dead."""
+    """The saved output draws from JSON, or else from HTML, and refers to no widget that will not exist."""
     data = shown(dashboard(running))
     assert list(data) == [MIME_TYPE, "text/html", "text/plain"]
     assert data[MIME_TYPE]["identifier"] == running.identifier
@@ -195,7 +195,7 @@ def test_formats_can_be_chosen() -> None:
 def test_the_widget_is_referred_to_where_nothing_else_is_live(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], asked: bool | None, expected: bool
 ) -> None:
-    """In VS Code, or where asked for, the bundle refers to the widget, and still holds the HTML."""
+    """In VS Code, or on request, the bundle refers to the widget, and still contains the HTML."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     widget = dashboard(empty(), widget_view=asked)

@@ -1,4 +1,4 @@
-"""`aotlab.disable()`: everything runs eagerly, says so, and is back at once after `aotlab.enable()`."""
+"""`aotlab.disable()`: everything runs eagerly with a notice, and `aotlab.enable()` restores compilation at once."""
 
 from __future__ import annotations
 
@@ -13,26 +13,19 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import aotlab
 from aotlab import observe
-from aotlab.frontends.dynamo import backend
+from aotlab.frontends.dynamo_frontend import backend
 from aotlab.report.verdict import verdict
-from tests.notebook.plain_shells import cell, compiled, execute, plain_shell
+from tests.notebook.plain_shells import cell, compiled, execute
 
 FRONTENDS = ["dynamo", "direct"]
+
+SETUP = "import torch, aotlab\nx = torch.ones(3)"
 
 
 @pytest.fixture(autouse=True)
 def _enabled() -> Iterator[None]:
     yield
     aotlab.enable()
-
-
-@pytest.fixture
-def shell() -> Iterator[InteractiveShell]:
-    """Make a shell with the extension, torch and a tensor ``x``."""
-    made = plain_shell()
-    execute(made, "import torch, aotlab\nx = torch.ones(3)")
-    yield made
-    made.run_line_magic("unload_ext", "aotlab")
 
 
 def started() -> tuple[list[observe.Event], observe.Listener]:
@@ -65,7 +58,7 @@ def test_a_cell_runs_eagerly_and_says_so(shell: InteractiveShell) -> None:
 
 
 def test_an_unchanged_cell_compiles_nothing_when_it_is_switched_on_again(shell: InteractiveShell) -> None:
-    """On, off, on: the third run is served by what the first compiled."""
+    """After on, off, on, the third run uses the entry that the first run compiled."""
     text = cell("y = x * 2")
     execute(shell, text)
     assert compiled(shell.user_ns["report"]) == ["line 2"]
@@ -99,7 +92,10 @@ def test_a_cell_that_first_ran_while_off_is_compiled_when_on(shell: InteractiveS
 
 @pytest.mark.parametrize("frontend", FRONTENDS)
 def test_functions_of_a_cell(shell: InteractiveShell, frontend: str) -> None:
-    """A compiled function runs eagerly while it is off, its report says so, and serves again without compiling."""
+    """A compiled function runs eagerly while compilation is off, and its report says so.
+
+    Afterwards its entry is used again without compiling.
+    """
     execute(shell, cell("def double(v):\n    return v * 2", f"--quiet --frontend {frontend}"))
     report = shell.user_ns["report"]
     execute(shell, "y = double(x)")

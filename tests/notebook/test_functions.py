@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,22 +16,13 @@ from IPython.core.interactiveshell import InteractiveShell
 import aotlab
 from aotlab.notebook.options import Options
 from aotlab.report.verdict import verdict
-from aotlab.runtime import stage as runtime
-from tests.notebook.plain_shells import cell, compiled, execute, failing, plain_shell, printed
+from aotlab.runtime import runtime_stage as runtime
+from tests.notebook.plain_shells import cell, compiled, execute, failing, printed
 
 FRONTENDS = ["dynamo", "direct"]
 
 #: Where aotlab lies; a checkout or an environment may be called so, too.
 PACKAGE = os.path.dirname(aotlab.__file__) + os.sep
-
-
-@pytest.fixture
-def shell() -> Iterator[InteractiveShell]:
-    """Make a shell with the extension, torch and a tensor ``x``."""
-    made = plain_shell()
-    execute(made, "import torch\nx = torch.ones(3)")
-    yield made
-    made.run_line_magic("unload_ext", "aotlab")
 
 
 def define(shell: InteractiveShell, body: str, options: str = "--quiet") -> Any:
@@ -47,7 +37,7 @@ def parts(report: Any) -> dict[int, tuple[str, str]]:
 
 
 def calls(report: Any) -> dict[str, tuple[int, int, int]]:
-    """Return by frame how often it was called, by what was compiled, and eagerly."""
+    """Return for each frame the number of all calls, of compiled calls and of eager calls."""
     return {frame.name: (frame.calls.total, frame.calls.compiled, frame.calls.eager) for frame in report.frames}
 
 
@@ -55,7 +45,7 @@ def calls(report: Any) -> dict[str, tuple[int, int, int]]:
 def test_the_report_grows_with_the_calls(shell: InteractiveShell, frontend: str) -> None:
     """Before the first call nothing is compiled, and the verdict says so; every call is counted in the same report."""
     report = define(shell, "def double(v):\n    return v * 2", f"--quiet --frontend {frontend}")
-    assert report.verdict.startswith("Nothing was compiled: ")
+    assert report.verdict.startswith("Nothing to compile yet: ")
     assert parts(report) == {2: ("not run", "a function that was not called yet")}
     execute(shell, "y = double(x)")
     assert parts(report) == {2: ("compiled", "")}
@@ -65,6 +55,16 @@ def test_the_report_grows_with_the_calls(shell: InteractiveShell, frontend: str)
     assert calls(report) == {"double": (3, 3, 0)}
     assert shell.user_ns["y"].tolist() == [4.0] * 3
     assert sum(len(frame.graphs) for frame in report.frames) == 1
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_a_recompile_is_explained_by_the_nearest_graph(shell: InteractiveShell, frontend: str) -> None:
+    """A call that differs from one graph in a number alone, and from the other in a dtype too, names the number."""
+    body = "def norm(t, scale=1.0):\n    return t / t.norm() * scale"
+    report = define(shell, body, f"--quiet --frontend {frontend}")
+    execute(shell, "y = norm(x), norm(x.double()), norm(x, 2.0)")
+    nearest = report.recompiles.iloc[1]
+    assert nearest[["graph", "earlier", "subject", "before", "after"]].tolist() == [2, 0, "scale", "1.0", "2.0"]
 
 
 @pytest.mark.parametrize("frontend", FRONTENDS)
@@ -78,12 +78,58 @@ def test_the_frontend_is_the_one_asked_for(shell: InteractiveShell, frontend: st
     assert (captured > 0) == (frontend == "dynamo")
 
 
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("def double(v):\n    return v * 2\ny = double(x)", ["double"]),
+        ("def double(v):\n    return v * 2\ny = double(x) + 1", ["line 4"]),  # the line computes, too
+        ("def double(v):\n    return v * 2\ny = double(x)\nz = y + 1", ["lines 4–5"]),
+        # Dynamo captures the code before and after a graph break apart
+        ("def broken(v):\n    v = v * 2\n    print('.')\n    return v + 1\ny = broken(x)", ["broken", "broken (2)"]),
+        ("y = x * 2", ["line 2"]),
+    ],
+)
+def test_a_function_called_in_its_own_cell_has_its_name(
+    shell: InteractiveShell, body: str, expected: list[str]
+) -> None:
+    """A graph of a whole function of the cell, or of a part of its call, has the function's name."""
+    report = define(shell, body)
+    assert [frame.name for frame in report.frames] == expected
+
+
+def test_names_of_an_optimizer_that_a_function_of_the_cell_makes(shell: InteractiveShell) -> None:
+    """State that exists only while the function runs is named by the function's variables, in every round of a loop."""
+    body = """
+def train(steps):
+    net = torch.nn.Linear(3, 1)
+    opt = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(steps):
+        net(x).sum().backward()
+        opt.step()
+train(3)
+"""
+    names = set(define(shell, body).inputs["name"])
+    assert {"net.weight", "net.weight.grad", "opt.state[net.weight]['momentum_buffer']"} <= names
+    assert not [name for name in names if "___" in name or "param_groups" in name]
+
+
+def test_names_of_state_that_is_made_while_the_cell_runs(shell: InteractiveShell) -> None:
+    """The notebook's optimizer gets its state in the first round of a function's loop: the second round names it."""
+    execute(shell, "net = torch.nn.Linear(3, 1)\nopt = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)")
+    body = (
+        "def train(steps):\n    for _ in range(steps):\n        net(x).sum().backward()\n        opt.step()\ntrain(3)"
+    )
+    names = set(define(shell, body).inputs["name"])
+    assert "opt.state[net.weight]['momentum_buffer']" in names
+    assert not [name for name in names if "___" in name or "param_groups" in name]
+
+
 def test_direct_wants_a_cell_of_definitions(shell: InteractiveShell) -> None:
-    """For other statements the error says what to do, and nothing has run."""
+    """For other statements, the error suggests a remedy, and nothing has run."""
     error = failing(shell, cell("ran = True\ny = x + 1", "--frontend direct"))
     assert str(error) == (
-        "--frontend direct traces calls of functions, and this cell holds other statements: "
-        "define a function in a cell of its own, or leave the option out"
+        "--frontend direct traces calls of functions, and this cell has other statements: "
+        "define a function in a separate cell, or leave the option out"
     )
     assert "ran" not in shell.user_ns
 
@@ -106,7 +152,7 @@ def test_why_it_was_compiled_again(shell: InteractiveShell, frontend: str) -> No
 
 @pytest.mark.parametrize("frontend", FRONTENDS)
 def test_sizes_and_numbers_that_change(shell: InteractiveShell, frontend: str) -> None:
-    """What changes between calls is compiled for all its values; the graph is verified, and can be timed."""
+    """Varying sizes and numbers are compiled for all values. The graph is verified, and can be timed."""
     source = "def scaled(v, s):\n    v.add_(1)\n    return v * s, v[1:], v.shape[0]"
     report = define(shell, source, f"--quiet --backend eager --frontend {frontend}")
     execute(shell, "found = [scaled(torch.arange(float(n)), n / 2) for n in (3, 5, 7, 9)]")
@@ -125,7 +171,7 @@ def test_sizes_and_numbers_that_change(shell: InteractiveShell, frontend: str) -
 
 
 def test_a_training_flag_is_an_assumption(shell: InteractiveShell) -> None:
-    """``eval()`` compiles again and says that the flag changed; dropout is then off, and on again later."""
+    """``eval()`` compiles again, and the report says that the flag changed. Dropout is then off, and on again later."""
     execute(shell, "net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Dropout(0.5))")
     report = define(shell, "def apply(v):\n    return net(v)")
     execute(shell, "y = apply(x)\nnet.eval()\nz = apply(x)\nsame = torch.equal(z, net(x))\nnet.train()\nw = apply(x)")
@@ -137,7 +183,7 @@ def test_a_training_flag_is_an_assumption(shell: InteractiveShell) -> None:
 
 
 def test_a_function_of_several_graphs(shell: InteractiveShell) -> None:
-    """A graph break splits a function into frames of the report; the reason is told, with its line."""
+    """A graph break splits a function into frames of the report. The report gives the reason and the line."""
     report = define(shell, "def split(v):\n    a = v + 1\n    print('between')\n    return a * 2")
     shown, _ = printed(shell, "y = split(x)")
     assert shown == "between\n"
@@ -187,7 +233,10 @@ def test_a_compiled_function_looks_as_it_did(shell: InteractiveShell, frontend: 
 
 
 def test_classes_and_methods_are_left_alone(shell: InteractiveShell) -> None:
-    """A class makes a cell one of statements: it is defined as it stands, and its methods are plain functions."""
+    """In a cell with a class, the cell's statements are compiled.
+
+    The class is defined unchanged, its methods are plain functions.
+    """
     execute(shell, cell("class Net:\n    def double(self, v):\n        return v * 2\ny = Net().double(x)"))
     net = shell.user_ns["Net"]
     assert net.double.__qualname__ == "Net.double"
@@ -209,7 +258,7 @@ def test_a_function_within_another_cell(shell: InteractiveShell, frontend: str) 
 
 @pytest.mark.parametrize("frontend", FRONTENDS)
 def test_functions_of_one_cell_that_call_each_other(shell: InteractiveShell, frontend: str) -> None:
-    """The inner one becomes part of the outer one's graph; on its own it is compiled as well."""
+    """The inner function becomes part of the outer one's graph. A direct call compiles it separately."""
     report = define(
         shell,
         "def inner(v):\n    return v * 2\ndef outer(v):\n    return inner(v) + 1",
@@ -250,13 +299,16 @@ def test_what_direct_refuses_runs_eagerly(shell: InteractiveShell) -> None:
     assert calls(report) == {"apply": (1, 0, 1)}
     how, reason = parts(report)[2]
     assert how == "eager"
-    assert 'torch.where, or take frontend="dynamo"' in reason
+    assert 'torch.where, or use frontend="dynamo"' in reason
     assert report.verdict.startswith("Nothing was compiled: ")
 
 
 @pytest.mark.parametrize("frontend", FRONTENDS)
 def test_an_error_in_the_compiled_form_is_eagers(shell: InteractiveShell, frontend: str) -> None:
-    """Index out of range in a graph that was good before: same error, and what came before it happened once."""
+    """An error in a compiled form, here an index out of range, is eager's.
+
+    The statements before it have run once.
+    """
     text = "def look(v, i, table):\n    v.add_(1)\n    return v + torch.nn.functional.embedding(i, table).sum()"
     report = define(shell, text, f"--quiet --frontend {frontend}")
     execute(shell, "table = torch.ones(4, 2)\ny = look(x, torch.tensor([1]), table)")
@@ -276,7 +328,7 @@ def test_an_error_in_the_compiled_form_is_eagers(shell: InteractiveShell, fronte
 
 @pytest.mark.parametrize("frontend", FRONTENDS)
 def test_a_user_error_while_tracing_happens_once(shell: InteractiveShell, frontend: str) -> None:
-    """A first call that fails midway leaves what eager leaves: the write before the error, done once."""
+    """A first call that fails midway leaves the same state as eager: the write before the error has happened once."""
     text = "def wrong(v):\n    v.add_(1)\n    return v @ torch.ones(7)"
     define(shell, text, f"--quiet --frontend {frontend}")
     error = failing(shell, "wrong(x)")
@@ -288,7 +340,7 @@ def test_a_user_error_while_tracing_happens_once(shell: InteractiveShell, fronte
 def test_a_wrong_compiled_form_is_not_used(
     shell: InteractiveShell, frontend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If what was compiled is not eager's, the calls run eagerly and the report says NOT equal."""
+    """If the compiled result differs from eager's, the calls run eagerly and the report says NOT equal."""
     original = runtime.run
 
     def sabotaged(*args: Any) -> Any:
@@ -340,7 +392,7 @@ def test_defining_again_starts_anew(shell: InteractiveShell, frontend: str) -> N
 
 @pytest.mark.parametrize("frontend", FRONTENDS)
 def test_the_device_of_arguments(shell: InteractiveShell, frontend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call with an argument that is not on the device asked for runs eagerly; the report says how to move it."""
+    """A call with an argument on another device than the requested one runs eagerly. The report says how to move it."""
     monkeypatch.setattr(Options, "wanted_device", lambda _options: torch.device("cuda", 0))
     report = define(shell, "def double(v):\n    return v * 2", f"--quiet --frontend {frontend} --device cuda")
     execute(shell, "y = double(x)")
@@ -358,11 +410,11 @@ def test_what_is_refused_before_it_is_traced(shell: InteractiveShell) -> None:
     how, reason = parts(report)[2]
     assert how == "eager"
     assert "`v` is on the meta device" in reason
-    assert reason.endswith("a trace cannot represent it; pass a tensor with memory")
+    assert reason.endswith("a trace cannot represent it; pass a tensor with memory [unsupported-tensor]")
 
 
 def test_a_function_keeps_no_argument_alive() -> None:
-    """What is kept to take a first call's writes back is let go when the call has ended."""
+    """The copies that could undo a first call's writes are freed when the call has ended."""
     import weakref
 
     from IPython.core.interactiveshell import InteractiveShell
@@ -409,7 +461,7 @@ def test_what_a_graph_writes_in_a_broken_function_is_told_once(shell: Interactiv
 
 
 def test_what_an_uncaptured_function_writes_is_told(shell: InteractiveShell) -> None:
-    """Nothing of the function is captured; the report still says what became of its argument."""
+    """If nothing of a function is captured, the report still lists the changes to its argument."""
     report = define(shell, "def g(v):\n    return v.t_()\n", "--quiet --backend eager")
     execute(shell, "m = torch.ones(2, 3)\ny = g(m)")
     assert report.inputs[["name", "mutates_metadata"]].values.tolist() == [["m", True]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,9 +16,9 @@ from IPython.core.interactiveshell import InteractiveShell
 import aotlab
 from aotlab import observe
 from aotlab.report.verdict import verdict
-from aotlab.runtime import stage as runtime
-from aotlab.verification.mutants import MUTANTS
-from tests.notebook.plain_shells import cell, compiled, execute, failing, plain_shell, printed
+from aotlab.runtime import runtime_stage as runtime
+from tests.mutants import MUTANTS
+from tests.notebook.plain_shells import cell, compiled, execute, failing, printed
 
 SETUP = """
 import torch
@@ -31,15 +31,6 @@ table = torch.nn.Embedding(4, 2)
 
 #: Where aotlab lies; a checkout or an environment may be called so, too.
 PACKAGE = os.path.dirname(aotlab.__file__) + os.sep
-
-
-@pytest.fixture
-def shell() -> Iterator[InteractiveShell]:
-    """Make a shell with the extension and some tensors."""
-    made = plain_shell()
-    execute(made, SETUP)
-    yield made
-    made.run_line_magic("unload_ext", "aotlab")
 
 
 def compilations(run: Callable[[], object]) -> int:
@@ -59,7 +50,7 @@ def compilations(run: Callable[[], object]) -> int:
 
 
 def test_an_unchanged_cell_compiles_nothing(shell: InteractiveShell) -> None:
-    """The second run is served by the first one's graphs; report and verdict say that they are reused."""
+    """The second run uses the first run's graphs. The report and the verdict say that they are reused."""
     text = cell("a = x + 1\nprint(end='')\nb = [row.sum() for row in a]\nfor _ in range(40):\n    x.add_(1)")
     first = compilations(lambda: execute(shell, text))
     assert first >= 2
@@ -84,7 +75,7 @@ def test_an_unchanged_cell_compiles_nothing(shell: InteractiveShell) -> None:
     ],
 )
 def test_a_changed_cell_compiles_again(shell: InteractiveShell, body: str, options: str) -> None:
-    """Another option or another text is another cell, with a report of its own."""
+    """A cell with another option or another text is a new cell with a separate report."""
     execute(shell, cell("y = x + 1\n"))
     first = shell.user_ns["report"]
     assert compilations(lambda: execute(shell, cell(body, options))) == 1
@@ -93,7 +84,7 @@ def test_a_changed_cell_compiles_again(shell: InteractiveShell, body: str, optio
 
 
 def test_other_tensors_are_a_reason_to_compile_again(shell: InteractiveShell) -> None:
-    """An unchanged cell with an input of another shape compiles once more, and the report says why."""
+    """An unchanged cell with an input of another shape is compiled again, and the report gives the reason."""
     text = cell("y = x + 1\n")
     execute(shell, text)
     execute(shell, "x = torch.ones(5)")
@@ -116,7 +107,10 @@ def test_other_tensors_are_a_reason_to_compile_again(shell: InteractiveShell) ->
     ],
 )
 def test_a_broken_engine_changes_no_result(shell: InteractiveShell, mutant: str, body: str) -> None:
-    """With a bug in the engine the cell's results are eager's; the report says what differs and that it is not used."""
+    """With a bug in the engine, the cell's results are eager's.
+
+    The report lists the differences and says that the graph is not used.
+    """
     (broken,) = (each for each in MUTANTS if each.name == mutant)
     expected: dict[str, Any] = {}
     exec(SETUP + body, expected)
@@ -149,7 +143,10 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wrong_graph_is_not_used(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also again and again, and in a loop; beside what is compiled rightly the verdict begins with the difference."""
+    """A wrong graph is never used, also in later runs and in a loop.
+
+    If other graphs are right, the verdict still begins with the difference.
+    """
     execute(shell, cell("fine = x + 1"))
     wrong(monkeypatch)
     text = cell("for _ in range(40):\n    x.add_(1)\n    y = x * 2")
@@ -163,7 +160,7 @@ def test_a_wrong_graph_is_not_used(shell: InteractiveShell, monkeypatch: pytest.
 
 
 def test_without_verification_it_is(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sabotage is one: unverified, the wrong result is the cell's, and the verdict says that nobody looked."""
+    """Without verification, the wrong result reaches the cell, and the verdict says that nothing was compared."""
     wrong(monkeypatch)
     execute(shell, cell("y = x * 2", "--quiet --no-verify"))
     assert shell.user_ns["y"][0, 0].item() == 1.0
@@ -172,7 +169,7 @@ def test_without_verification_it_is(shell: InteractiveShell, monkeypatch: pytest
 
 # --- errors in compiled code -------------------------------------------------------------------------------------
 
-#: The third round asks for a row that is not there.
+#: The third round reads a row that does not exist.
 LOOP = """\
 for index in indices:
     x.add_(1)
@@ -207,7 +204,7 @@ def test_an_error_in_the_third_round(shell: InteractiveShell) -> None:
 
 
 def test_random_numbers_after_an_error(shell: InteractiveShell) -> None:
-    """What a failing graph has drawn is drawn once: the numbers that follow are eager's."""
+    """A failing graph draws its random numbers only once: the later numbers equal eager's."""
     body = "noise = torch.rand(2)\nrow = table(index) + torch.rand(1)"
     execute(shell, "index = torch.tensor([1])")
     execute(shell, cell(body))
@@ -223,7 +220,10 @@ def test_random_numbers_after_an_error(shell: InteractiveShell) -> None:
 
 
 def test_an_error_of_the_compiled_form_alone(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What only the compiled form raises nobody sees: eager's result counts, and the report has a note."""
+    """The user does not see an error that only the compiled form raises.
+
+    Eager's result is used, and the report has a note.
+    """
     original = runtime.run
 
     def failing_run(*args: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Live reports: who is told what, when, and on which thread; with a real kernel where comms matter."""
+"""Live reports: which viewers are notified, when, and on which thread. Tests of comms use a real kernel."""
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import threading
@@ -19,6 +20,7 @@ from jupyter_client.manager import KernelManager, start_new_kernel
 from aotlab.errors import UsageError
 from aotlab.notebook import live
 from aotlab.report.codec import decode
+from aotlab.report.counts import count
 from aotlab.report.mime import CAP
 from aotlab.report.model import Cell, Environment, Frame, Graph, Guard, Input, Node, Report, TimingRow, VerificationRow
 
@@ -50,7 +52,7 @@ class Fake:
         self.error: BaseException | None = None
 
     def report(self) -> Report:
-        """Return what was set."""
+        """Return the report that the test set."""
         return self.now
 
     def note(self, text: str) -> None:
@@ -58,7 +60,7 @@ class Fake:
         self.now = Report(environment=self.now.environment, identifier=self.identifier, notes=(*self.now.notes, text))
 
     def measure(self, progress: Callable[[str], None]) -> Report:
-        """Say something, and add a timing or raise."""
+        """Send a progress text, and add a timing or raise."""
         self.measured.append(threading.current_thread())
         progress("timing f")
         if self.error is not None:
@@ -76,7 +78,7 @@ def fake() -> Fake:
 
 
 class Eye:
-    """A viewer that keeps what it is sent."""
+    """A viewer that keeps every message it receives."""
 
     def __init__(self, identifier: str) -> None:
         self.seen: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -98,7 +100,7 @@ class Eye:
 
 
 def test_reports_are_found_by_their_identifier(fake: Fake) -> None:
-    """What is registered can be found, and nothing else."""
+    """A registered report is found by its identifier. Other identifiers find nothing."""
     assert live.find(fake.identifier) is fake
     assert live.find("nothing of that name") is None
 
@@ -191,7 +193,7 @@ def test_who_stops_looking_is_told_no_more(fake: Fake) -> None:
 
 
 def test_viewers_that_a_reload_left_behind_do_not_pile_up(fake: Fake) -> None:
-    """Of many viewers of one report the last ones are told."""
+    """Of many viewers of one report, only the newest ones are notified."""
     eyes = [Eye(fake.identifier) for _ in range(live._MOST_VIEWERS + 1)]
     fake.note("x")
     live.changed(fake.identifier)
@@ -200,12 +202,12 @@ def test_viewers_that_a_reload_left_behind_do_not_pile_up(fake: Fake) -> None:
 
 
 def test_a_message_is_never_larger_than_an_output(fake: Fake) -> None:
-    """A report of megabytes is cut to what a cell's output may hold, and its notes say so."""
+    """A report of megabytes is cut to the size limit of a cell's output, and its notes say so."""
     fake.now = fake.now.with_timings([row(median_ns=number) for number in range(20_000)])
     assert len(fake.now.to_json()) > CAP
     sent = live.report_message(fake.now)["report"]
     again = Report.from_dict(sent)
-    assert len(again.to_json()) <= CAP
+    assert len(json.dumps(sent)) <= CAP
     assert again.notes[-1].startswith("This output is cut to fit a notebook")
     assert again.identifier == fake.identifier
 
@@ -230,7 +232,7 @@ def test_measuring_tells_progress_and_result(fake: Fake) -> None:
     ],
 )
 def test_a_failed_measurement_is_said_and_can_be_repeated(fake: Fake, error: BaseException, expected: str) -> None:
-    """Whatever a measurement raises becomes one message, and the next one may begin."""
+    """An error in a measurement becomes one message, and the next measurement may begin."""
     eye = Eye(fake.identifier)
     fake.error = error
     live.request_measurement(fake.identifier, eye.seen.put)
@@ -289,7 +291,7 @@ def test_a_cancelled_cell_has_ended() -> None:
 
 @pytest.mark.parametrize("error", [ValueError(), KeyboardInterrupt()])
 def test_a_job_that_raises_does_not_end_the_loop(error: BaseException) -> None:
-    """What a job raises goes no further, and the next job is done."""
+    """An error in one job is contained, and the next job is done."""
     idle, done = live._Idle(), []
     scheduled: list[Callable[[], None]] = []
     idle.schedule = scheduled.append
@@ -415,7 +417,7 @@ class Kernel:
         return self.client.execute(code)
 
     def end(self, cell: str) -> str:
-        """Wait until a cell has ended; return what it printed."""
+        """Wait until a cell has ended, and return its printed text."""
         text = ""
         while True:
             message = self.wait_for(lambda m: m["parent_header"].get("msg_id") == cell)
@@ -460,14 +462,17 @@ def known(kernel: Kernel) -> str:
 
 
 def test_a_comm_gets_the_report_at_once(kernel: Kernel, known: str) -> None:
-    """Who asks for a known report gets it, whole and readable."""
+    """A front end that requests a known report receives it, complete and readable."""
     message = Comm(kernel, {"identifier": known}).next()
     assert message["kind"] == "report"
     assert Report.from_dict(message["report"]).identifier == known
 
 
 def test_parts_of_a_report_come_as_a_whole(fake: Fake) -> None:
-    """What the report's message is cut by, a front end asks for: a graph, the verification, what changed outside."""
+    """A front end can request the parts that were cut from a report's message.
+
+    These are a graph, the verification, and the changes outside the cell.
+    """
     guards = tuple(Guard(kind="size", subject=f"x{i}", sentence="x" * 200) for i in range(5000))
     node = Node(stage="trace", part="joint", name="mul", op="call_function", target="mul", phase="forward")
     graph = Graph(index=1, entry=7, status="compiled", guards=guards, nodes=(node,))
@@ -481,7 +486,7 @@ def test_parts_of_a_report_come_as_a_whole(fake: Fake) -> None:
     cut = Report.from_dict(eye.next()["report"])
     assert len(cut.frames[0].graphs[0].guards) < 5000
     live.send_part(fake.identifier, {"kind": "graph", "frame": "f", "index": 1}, eye.seen.put)
-    assert decode(Graph, eye.next()["graph"]) == replace(graph, nodes=())
+    assert decode(Graph, eye.next()["graph"]) == replace(graph, nodes=(), counts=count(graph))
     live.send_part(fake.identifier, {"kind": "verification"}, eye.seen.put)
     assert tuple(decode(VerificationRow, row) for row in eye.next()["rows"]) == rows
     live.send_part(fake.identifier, {"kind": "outside"}, eye.seen.put)
@@ -497,7 +502,7 @@ def test_parts_of_a_report_come_as_a_whole(fake: Fake) -> None:
 
 
 def test_an_unknown_report_is_said_to_be_unknown(kernel: Kernel) -> None:
-    """Who asks for a report of another session is told so, and the comm closes."""
+    """A front end that requests a report of another session receives `unknown`, and the comm closes."""
     comm = Comm(kernel, {"identifier": "of yesterday"})
     assert [comm.next(), comm.next()] == [{"kind": "unknown"}, {"kind": "closed"}]
 
@@ -514,7 +519,7 @@ def test_garbage_at_the_opening_is_unknown(kernel: Kernel, data: object) -> None
     "data", [None, [], 7, "x", {}, {"kind": 7}, {"kind": {"deep": ["er"]}}, {"kind": "x" * 10_000}]
 )
 def test_garbage_on_an_open_comm_is_an_error_message(kernel: Kernel, known: str, data: object) -> None:
-    """A message that makes no sense gets an answer of bounded length, and the comm goes on working."""
+    """A malformed message gets an answer of bounded length, and the comm continues to work."""
     comm = Comm(kernel, {"identifier": known})
     comm.next()
     comm.send(data)
@@ -525,7 +530,10 @@ def test_garbage_on_an_open_comm_is_an_error_message(kernel: Kernel, known: str,
 
 
 def test_changes_come_at_the_end_of_the_cell(kernel: Kernel, known: str) -> None:
-    """Several changes in one cell come as one message; a change to what was sent already comes not at all."""
+    """Several changes in one cell arrive as one message.
+
+    If the report is unchanged since the last message, nothing is sent.
+    """
     comm = Comm(kernel, {"identifier": known})
     comm.next()
     kernel.run("live._INTERVAL, interval = 3600, live._INTERVAL")  # only the cells' ends push
@@ -555,7 +563,7 @@ def test_a_closed_comm_is_told_nothing(kernel: Kernel, known: str) -> None:
 
 
 def test_questions_are_answered_while_a_cell_runs(kernel: Kernel, known: str, tmp_path: Path) -> None:
-    """On a thread of its own a comm gets the report, and its changes, before the cell has ended."""
+    """A comm on a separate thread gets the report and its changes before the cell has ended."""
     cell = kernel.begin(
         f"known.note('begun'); wait_for({str(tmp_path / 'more')!r}); known.note('more')\n"
         f"wait_for({str(tmp_path / 'end')!r}); print('ended')"
@@ -571,7 +579,7 @@ def test_questions_are_answered_while_a_cell_runs(kernel: Kernel, known: str, tm
 
 
 def test_a_measurement_is_made_on_the_main_thread(kernel: Kernel, known: str) -> None:
-    """Measuring runs user code, so it runs where cells run, also if a thread of its own took the request."""
+    """A measurement runs user code, so it runs on the main thread, even if another thread received the request."""
     comm = Comm(kernel, {"identifier": known}, kernel.subshell())
     comm.next()
     comm.send({"kind": "measure"})
@@ -604,7 +612,10 @@ def test_a_measurement_waits_for_the_running_cell(kernel: Kernel, known: str, tm
 
 
 def test_the_kernels_interrupt_ends_a_measurement(kernel: Kernel, known: str) -> None:
-    """An interrupt between cells, which ipykernel ignores, ends what the dashboard has begun; the kernel lives."""
+    """An interrupt between cells ends the dashboard's measurement.
+
+    ipykernel itself ignores such an interrupt; the kernel stays alive.
+    """
     kernel.run("known.forever = True; import signal; before = signal.getsignal(signal.SIGINT)")
     comm = Comm(kernel, {"identifier": known})
     comm.next()

@@ -1,4 +1,4 @@
-"""Timing captured graphs: what is timed, and that nothing of the user's is changed by it."""
+"""Timing captured graphs: which forms and phases are timed, and that the user's objects stay unchanged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aotlab import _torch as internals
 from aotlab import config, observe
 from aotlab.cache import CompiledFunction
 from aotlab.errors import UsageError
-from aotlab.frontends.dynamo import backend
+from aotlab.frontends.dynamo_frontend import backend
 from aotlab.guards.call_state import TensorFacts, tensor_facts
 from aotlab.notebook import measure as module
 from aotlab.notebook.measure import Captured, measure
@@ -36,7 +36,7 @@ TRAINING = [(engine, phase) for phase in ("forward", "backward", "total") for en
 
 
 class Notebook:
-    """Compiles functions as the magic does, and keeps what is needed to measure them."""
+    """A stand-in for the magic that compiles functions and keeps the data that a measurement needs."""
 
     def __init__(self) -> None:
         self.captured: list[Captured] = []
@@ -79,7 +79,7 @@ def notebook() -> Notebook:
 
 
 def kinds(rows: Sequence[TimingRow]) -> list[tuple[str, str]]:
-    """Say what was timed."""
+    """Return the engine and the phase of each timed row."""
     return [(row.engine, row.phase) for row in rows]
 
 
@@ -188,7 +188,7 @@ def test_nothing_of_the_users_is_changed(notebook: Notebook) -> None:
 
 
 def test_an_interrupt_leaves_nothing_behind(notebook: Notebook) -> None:
-    """A KeyboardInterrupt in the middle comes through, and modes and random numbers are put back."""
+    """A KeyboardInterrupt during a measurement is raised, and modes and random numbers are restored."""
     with torch.no_grad():
         notebook.compile(lambda x: x.add_(torch.rand(4)))(torch.zeros(4))
     calls = 0
@@ -211,7 +211,7 @@ def test_an_interrupt_leaves_nothing_behind(notebook: Notebook) -> None:
 
 
 def test_tensors_that_the_graph_holds_are_put_back() -> None:
-    """A graph that writes a buffer of its own has the old values in it afterwards."""
+    """A graph that writes its own buffer leaves the buffer with its old values after the measurement."""
 
     class Counter(nn.Module):
         def __init__(self) -> None:
@@ -243,7 +243,10 @@ def test_non_leaves_are_measured(notebook: Notebook) -> None:
 def test_the_backward_goes_as_far_as_the_input_that_was_written(
     notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gradient of a written non-leaf is that of its value before the call, so that the whole backward is timed."""
+    """The whole backward of a written non-leaf is timed.
+
+    Its gradient is computed for its value before the call.
+    """
     gradients: list[torch.Tensor] = []
     grad = torch.autograd.grad
 
@@ -257,7 +260,7 @@ def test_the_backward_goes_as_far_as_the_input_that_was_written(
     monkeypatch.setattr(torch.autograd, "grad", spy)
     assert kinds(notebook.measure()) == TRAINING
     assert gradients
-    # Both what is returned and what `h` has become are differentiated.
+    # Both the result and the new value of `h` are differentiated.
     expected = 2 * (h.detach() * 2).cos() + 2
     assert all(torch.allclose(each, expected) for each in gradients)
 
@@ -287,7 +290,7 @@ def test_gone_inputs_have_stand_ins(notebook: Notebook) -> None:
     assert len(facts) == 4
     assert set(seen) == {facts}
     names = " and ".join([", ".join(entry.state.names[:-1]), entry.state.names[-1]])
-    assert notebook.notes == [f"frame 0 was timed with other values for {names}, gone or changed since it ran"]
+    assert notebook.notes == [f"frame 0 was timed with new values for {names}, gone or changed since it ran"]
 
 
 def test_only_what_is_gone_is_replaced(notebook: Notebook) -> None:
@@ -309,7 +312,7 @@ def test_only_what_is_gone_is_replaced(notebook: Notebook) -> None:
     notebook.inputs[0] = (None, torch.full((2,), 7.0))
     assert kinds(notebook.measure()) == FORWARD
     assert seen == {(7.0, 7.0)}
-    assert notebook.notes == ["frame 0 was timed with other values for x, gone or changed since it ran"]
+    assert notebook.notes == ["frame 0 was timed with new values for x, gone or changed since it ran"]
 
 
 def test_an_input_that_the_graph_has_changed_has_a_stand_in(notebook: Notebook) -> None:
@@ -321,11 +324,11 @@ def test_an_input_that_the_graph_has_changed_has_a_stand_in(notebook: Notebook) 
 
     notebook.compile(function)(torch.ones(4))
     assert kinds(notebook.measure()) == TRAINING
-    assert notebook.notes == ["frame 0 was timed with other values for x, gone or changed since it ran"]
+    assert notebook.notes == ["frame 0 was timed with new values for x, gone or changed since it ran"]
 
 
 def test_nothing_to_time_is_an_error(notebook: Notebook) -> None:
-    """If no graph could be timed, the error says why for each; without any graph it says that."""
+    """If no graph could be timed, the error gives the reason for each. If there is no graph, it says so."""
     gone = Captured(frame="f", graph=fx.symbolic_trace(lambda x: x.sin()), compiled=torch.sin, inputs=lambda: None)
     with pytest.raises(UsageError, match="f was not timed: its inputs are gone"):
         measure([gone], notebook.progress.append, SECONDS)
@@ -355,7 +358,7 @@ def test_what_runs_eagerly_is_skipped(notebook: Notebook) -> None:
 
 
 def test_a_backward_that_raises_leaves_the_forward(notebook: Notebook) -> None:
-    """What cannot be differentiated, in eager either, is timed forward only, and the note says why."""
+    """A function that eager cannot differentiate either is timed forward only, and the note gives the reason."""
     graph = fx.symbolic_trace(lambda x: x.sigmoid())
 
     class Broken(torch.autograd.Function):
@@ -410,7 +413,10 @@ def test_of_several_entries_the_one_for_the_inputs_is_measured(notebook: Noteboo
 
 
 def test_a_graph_that_takes_sizes(notebook: Notebook) -> None:
-    """Each engine is given what it takes: the sizes that Dynamo's graph takes beside the tensors, or the tensors."""
+    """Each engine receives the arguments that its graph takes.
+
+    Dynamo's graph takes sizes and tensors, others take tensors only.
+    """
     graph = fx.Graph()
     size, x = graph.placeholder("size"), graph.placeholder("x")
     graph.output((graph.call_function(torch.mul, (x, size)),))
@@ -461,10 +467,11 @@ class Clock:
 
 
 @pytest.mark.parametrize(
-    ("cost_ns", "most_seconds"), [(1_000, 1.0), (100_000, 1.0), (30_000_000, 1.3), (20_000_000_000, 50.0)]
+    ("cost_ns", "most_seconds", "words"),
+    [(1_000, 1.0, ""), (100_000, 1.0, ""), (30_000_000, 1.3, ""), (20_000_000_000, 50.0, "not comparable: 1 round")],
 )
-def test_the_time_is_limited(monkeypatch: pytest.MonkeyPatch, cost_ns: int, most_seconds: float) -> None:
-    """A measurement takes about what it may; of calls slower than that, it makes one to try and one to time."""
+def test_the_time_is_limited(monkeypatch: pytest.MonkeyPatch, cost_ns: int, most_seconds: float, words: str) -> None:
+    """A measurement keeps about to its limit; a slower call is tried once and timed once, which gives no ratio."""
     eager, ours = Clock(cost_ns), Clock(cost_ns)
     monkeypatch.setattr(time, "perf_counter_ns", lambda: eager.now_ns + ours.now_ns)
     graph = fx.GraphModule(nn.Module(), fx.Graph())
@@ -472,6 +479,7 @@ def test_the_time_is_limited(monkeypatch: pytest.MonkeyPatch, cost_ns: int, most
     one = Captured(frame="f", graph=graph, compiled=ours, inputs=lambda: (torch.ones(2),))
     rows = measure([one], lambda text: None, 1.0)
     assert {row.median_ns for row in rows} == {cost_ns}
+    assert [(row.incomparable, bool(row.ratios)) for row in rows] == [("", False), (words, not words)]
     assert (eager.now_ns + ours.now_ns) / 1e9 <= max(most_seconds, 5 * cost_ns / 1e9)
     assert ours.calls >= 2
 
@@ -497,7 +505,7 @@ def test_copies_of_large_inputs_are_not_heaped_up(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_phases_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is told of the whole step is the sum of what is told of its forward and backward, for each engine."""
+    """The whole step's figures are the sum of the forward's and the backward's figures, for each engine."""
     clock = itertools.count(step=1000)  # every look at it takes a while, so that there is no time without a look
 
     class Slow(torch.autograd.Function):
@@ -522,7 +530,10 @@ def test_the_phases_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_stock_is_timed_beside_both(notebook: Notebook) -> None:
-    """Stock torch.compile stands between eager and aotlab, in what is written as in what is not, and compiles anew."""
+    """Stock torch.compile is timed between eager and aotlab, for functions with and without mutations.
+
+    It compiles again for the measurement.
+    """
     weight = torch.randn(4, 4, requires_grad=True)
     notebook.compile(lambda x: (x @ weight).relu())(torch.randn(2, 4))
     notebook.compile(lambda x: x.mul_(2).sin())(torch.randn(4))
@@ -534,7 +545,7 @@ def test_stock_is_timed_beside_both(notebook: Notebook) -> None:
     assert kinds(rows) == [*expected, *[(engine, "forward") for engine in three], *expected]
     assert [[ratio.over for ratio in row.ratios] for row in rows[:3]] == [[], ["eager"], ["eager", "upstream"]]
     assert notebook.notes == []
-    # For other inputs, what was compiled for these must not serve.
+    # An entry that was compiled for these inputs must not be used for other inputs.
     notebook.inputs[2] = (torch.randn(3, requires_grad=True),)
     notebook.captured[2].compiled(*notebook.inputs[2])
     assert kinds(notebook.measure()) == kinds(rows)
@@ -558,7 +569,7 @@ def test_what_stock_cannot_do_is_a_note(notebook: Notebook, monkeypatch: pytest.
 
 @pytest.mark.parametrize("stock", ["aot_eager", "inductor"])
 def test_stock_is_called_without_dynamo(notebook: Notebook, monkeypatch: pytest.MonkeyPatch, stock: str) -> None:
-    """What stock's backend would hand to Dynamo is called as it is, and Dynamo compiles nothing."""
+    """The function that stock's backend would pass to Dynamo is called directly, and Dynamo compiles nothing."""
     made: list[Any] = []
     called: list[Any] = []
     stock_compiled, spread = internals.stock_compiled, module._spread
@@ -584,7 +595,7 @@ def test_stock_is_called_without_dynamo(notebook: Notebook, monkeypatch: pytest.
     forms = {id(each): each for each in called}
     assert len(forms) == 3
     assert id(made[0]) in forms
-    # What `torch.compile` returns knows what it was made of.
+    # A callable that `torch.compile` returned would have this attribute.
     assert not any(hasattr(each, "get_compiler_config") for each in forms.values())
 
 
@@ -670,7 +681,7 @@ def test_all_is_as_before_stock_was_timed(notebook: Notebook) -> None:
 
 
 def test_an_interrupt_while_stock_compiles(notebook: Notebook) -> None:
-    """It comes through, and modes and random numbers are as before; the next measurement is whole."""
+    """The interrupt is raised, modes and random numbers are restored, and the next measurement is complete."""
     calls = 0
 
     def interrupted(x: torch.Tensor) -> torch.Tensor:

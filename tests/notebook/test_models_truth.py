@@ -1,4 +1,4 @@
-"""The totals that a report tells of a training step of a model, beside counts of their own."""
+"""The totals that a report gives for a training step of a model, checked against independent counts."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Told:
 
 @pytest.fixture(scope="module", params=list(MODELS))
 def told(request: pytest.FixtureRequest) -> Iterator[Told]:
-    """Run a step in a shell of its own."""
+    """Run a step in a new shell, and return the report's totals."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     shell = InteractiveShell()

@@ -1,4 +1,4 @@
-"""What ``--device`` moves: values, aliases and identity stay; gradients and what optimizers keep go along."""
+"""``--device`` moves values. Aliases and identity are preserved. Gradients and the state of optimizers move along."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aotlab.errors import DeviceError
 from aotlab.notebook.moving import move, move_storages
 
 CPU, META = torch.device("cpu"), torch.device("meta")
-#: Another device than that of tensors on the CPU, to torch, and the same one: so what is moved there is copied.
+#: For torch, this is another device than `cpu`, although it is the same hardware. So moved tensors are copied.
 OTHER = torch.device("cpu", 0)
 CUDA = pytest.param(torch.device("cuda", 0), marks=pytest.mark.gpu)
 
@@ -51,7 +51,7 @@ def test_values_and_aliases() -> None:
 
 
 def test_interrupted() -> None:
-    """What breaks off leaves all as it was."""
+    """If a move is interrupted, everything stays unchanged."""
 
     class Stubborn(Tensor):
         data = property(lambda self: Tensor.data.__get__(self), lambda self, value: interrupt())
@@ -147,7 +147,7 @@ def test_the_optimizer_alone() -> None:
 
 
 REFUSED = {
-    "a history": (lambda: torch.ones(3, requires_grad=True) * 2, "computed on cpu, with a history there"),
+    "a history": (lambda: torch.ones(3, requires_grad=True) * 2, "computed on cpu, with an autograd history there"),
     "sparse": (lambda: torch.eye(2).to_sparse(), "a sparse_coo tensor"),
     "in inference mode": (lambda: torch.inference_mode()(torch.ones)(3), "made in inference mode"),
     "another class": (lambda: torch.ones(3).as_subclass(type("Mine", (Tensor,), {})), "a `Mine`"),
@@ -166,6 +166,6 @@ def test_refused(name: str) -> None:
 
 
 def test_without_data() -> None:
-    """What has no values cannot get any."""
+    """A tensor without data cannot be moved."""
     with pytest.raises(DeviceError, match="`m` cannot be moved as it is: on the meta device, without data"):
         move({"m": torch.ones(3, device=META)}, CPU)

@@ -1,6 +1,6 @@
-"""The course: every notebook runs from top to bottom, and what its prose says of a cell is what the cell shows.
+"""The course: every notebook runs from top to bottom, and each cell shows the results that the prose describes.
 
-The README's cells and options are held to the same.
+The same is checked for the README's cells and options.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Session:
         return next(cell for cell in self.book.cells if cell.id == identifier)
 
     def run(self, cell: Any) -> None:
-        """Run a cell in the kernel, and raise what it raises."""
+        """Run a cell in the kernel, and raise its error, if any."""
         if cell not in self.book.cells:
             self.book.cells.append(cell)
         self.client.execute_cell(cell, self.book.cells.index(cell))
@@ -53,7 +53,7 @@ class Session:
             self.run(cell)
 
     def answer(self, source: str) -> str:
-        """Run a line of code that is no cell of the notebook, and return what it prints."""
+        """Run a line of code that is not a cell of the notebook, and return its printed text."""
         cell = nbformat.v4.new_code_cell(source)
         self.run(cell)
         return printed(cell)
@@ -63,7 +63,7 @@ class Session:
         return json.loads(self.answer(f"print(({self.cell(identifier).source}).to_json(orient='records'))"))
 
     def report(self, identifier: str) -> dict[str, Any]:
-        """Return the report that a cell displays, as JSON, and check that it stands above the cell's result."""
+        """Return the report that a cell displays, as JSON, and check that it is displayed above the cell's result."""
         outputs = [output for output in self.cell(identifier).outputs if output.output_type != "stream"]
         places = [number for number, output in enumerate(outputs) if REPORT in output.get("data", {})]
         assert places == [0], outputs
@@ -76,7 +76,7 @@ class Session:
 
 
 def printed(cell: Any) -> str:
-    """Return what a cell wrote to stdout."""
+    """Return the text that a cell wrote to stdout."""
     return "".join(o["text"] for o in cell.outputs if o.output_type == "stream" and o.name == "stdout")
 
 
@@ -165,7 +165,7 @@ def promises_of_start(run: Session) -> None:
     # What if it cannot be compiled?
     assert run.answer("print(refused.verdict)").startswith("Nothing was compiled: ")
     assert run.result("refused-cell").replace(" ", "").split() == ["tensor([[1.,1.],", "[1.,1.],", "[1.,1.]])"]
-    assert "draws in the order of the memory" in run.answer("print(refused.verdict)")
+    assert "draws random numbers into a tensor that is not contiguous" in run.answer("print(refused.verdict)")
     (refusal,) = run.report("refused-cell")["frames"][0]["refusals"]
     assert "not contiguous" in refusal["message"]
     assert run.table("refused-table") == [{"error": "RefusedError", "argument": None, "outcome": "ran eagerly"}]
@@ -201,7 +201,10 @@ RIGHT_ANSWERS = (
 
 
 def promises_of_upstream_findings(run: Session) -> None:
-    """Check what upstream_findings.ipynb shows on every version; test_upstream_findings.py has the differences."""
+    """Check the parts of upstream_findings.ipynb that hold on every version.
+
+    test_upstream_findings.py has the differences.
+    """
     rows = printed(run.cell("table-print")).splitlines()[1:]
     states = [line for line in rows if line.startswith(("differs ", "mended "))]
     assert len(rows) == len(states) == int(run.answer("print(len(found))"))
@@ -211,7 +214,10 @@ def promises_of_upstream_findings(run: Session) -> None:
 
 
 def promises_of_differences(run: Session) -> None:
-    """Check that each pair of differences.ipynb is still a difference: what is not goes out of the notebook."""
+    """Check that each pair of differences.ipynb still differs.
+
+    A pair that no longer differs must be removed from the notebook.
+    """
     pairs = [cell.id for cell in run.book.cells if cell.id.endswith("-pair")]
     shown = {pair: ast.literal_eval(run.result(pair)) for pair in pairs}
     assert len(shown) > 8
@@ -219,11 +225,16 @@ def promises_of_differences(run: Session) -> None:
 
 
 def promises_of_index(run: Session) -> None:
-    """Check the example of index.ipynb: one answer is right, one is wrong, and all topics stand in the progress."""
+    """Check the example of index.ipynb: one answer is right, one is wrong, and the progress lists all topics."""
     verdicts = [line for line in run.result("how-predict").splitlines() if line.startswith(("writes ", "shares "))]
     assert ["miss" in line for line in verdicts] == [False, False, True]
     assert {"storages", "wild"} <= {line.split()[0] for line in run.result("done-cell").splitlines()}
     assert run.answer("help(teach.exercises)").count("- One factor is `x`.") == 1
+
+
+def promises_of_what_runs_eagerly(run: Session) -> None:
+    """Check that the notebook prints a row of the catalogue."""
+    assert printed(run.cell("setup")).startswith("changes-sizes-of-leaf\n")
 
 
 #: Notebook → what to check after it ran.
@@ -233,6 +244,7 @@ PROMISES: dict[str, Callable[[Session], None]] = {
     "differences.ipynb": promises_of_differences,
     "index.ipynb": promises_of_index,
     "upstream_findings.ipynb": promises_of_upstream_findings,
+    "what_runs_eagerly.ipynb": promises_of_what_runs_eagerly,
 }
 
 
@@ -240,7 +252,7 @@ PROMISES: dict[str, Callable[[Session], None]] = {
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_notebook_runs_and_keeps_its_promises(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No cell raises that is not tagged for it, and what the prose promises is in the tables."""
+    """Only cells with the tag for errors raise, and the tables contain the values that the prose promises."""
     with session(path, tmp_path, monkeypatch) as run:
         run.run_all()
         PROMISES[path.name](run)
@@ -301,7 +313,7 @@ def readme() -> str:
 
 @pytest.mark.tier("quick")
 def test_readme_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The README's cells run, and the second mutates what the README says."""
+    """The README's cells run, and the second cell mutates the tensors that the README names."""
     sources = re.findall(r"^```ipython\n(.*?)\n```$", readme(), re.MULTILINE | re.DOTALL)
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
     nbformat.write(book, tmp_path / "readme.ipynb")

@@ -1,4 +1,7 @@
-"""Manners: what a compiled cell leaves in the namespace and the process, after success, errors and interrupts."""
+"""Side effects: the state that a compiled cell leaves in the namespace and in the process.
+
+The cells succeed, raise an error, or are interrupted.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import contextlib
 import signal
 import sys
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,15 +20,15 @@ from IPython.core.interactiveshell import InteractiveShell
 from torch._dynamo import guards
 
 from aotlab import observe
-from aotlab.backends import stage as compile
+from aotlab.backends import compile_stage as compile
 from aotlab.capture import call as capture
 from aotlab.notebook import graphs
-from aotlab.notebook.compiled_cell import CompiledCell
+from aotlab.notebook.cell_compiler import CellCompiler
 from aotlab.notebook.extension import unload_ipython_extension
 from aotlab.notebook.playground import TORCH, Playground
-from aotlab.partition import stage as partition
-from aotlab.runtime import stage as runtime
-from aotlab.trace import stage as trace
+from aotlab.partition import partition_stage as partition
+from aotlab.runtime import runtime_stage as runtime
+from aotlab.trace import trace_stage as trace
 from tests.notebook.plain_shells import (
     cell,
     compiled,
@@ -65,15 +67,6 @@ CELLS: dict[str, str] = {
 }
 
 
-@pytest.fixture
-def shell() -> Iterator[InteractiveShell]:
-    """Make a shell with the extension, some tensors, a model and an optimizer."""
-    made = plain_shell()
-    execute(made, SETUP)
-    yield made
-    made.run_line_magic("unload_ext", "aotlab")
-
-
 def names(shell: InteractiveShell) -> list[str]:
     """Return every name of the namespace, hidden ones included, in order, but for the report's."""
     return [name for name in shell.user_ns if name != "report"]
@@ -87,7 +80,7 @@ def test_names_and_settings_are_eagers(name: str) -> None:
         shell = plain_shell()
         torch.manual_seed(0)
         execute(shell, SETUP)
-        # What is imported and set up once for all belongs to neither run.
+        # Imports and one-time setup belong to neither run.
         execute(shell, cell("warm = x + 1"))
         before = process_state()
         body = CELLS[name]
@@ -120,7 +113,7 @@ def test_nothing_is_left_on_tensors_and_modules(shell: InteractiveShell) -> None
 
 
 def test_the_settings_of_the_user_stay(shell: InteractiveShell) -> None:
-    """What the user has set before the cell holds in it and after it."""
+    """The user's earlier settings hold in the cell and after it."""
     default = torch.get_default_dtype()
     try:
         execute(shell, "torch.set_default_dtype(torch.float64)\ntorch.set_grad_enabled(False)")
@@ -141,7 +134,7 @@ def test_the_settings_of_the_user_stay(shell: InteractiveShell) -> None:
 
 #: Where the user's interrupt arrives while the second region is compiled.
 STAGES: dict[str, tuple[Any, str]] = {
-    "Dynamo's capture": (CompiledCell, "_capture"),
+    "Dynamo's capture": (CellCompiler, "_capture"),
     "capture": (capture, "run"),
     "trace": (trace, "run"),
     "partition": (partition, "run"),
@@ -162,7 +155,10 @@ loss = b.sum()
 
 @pytest.mark.parametrize("stage", list(STAGES))
 def test_an_interrupt_while_compiling(shell: InteractiveShell, stage: str) -> None:
-    """What had run has run; the statements that were being compiled have not begun; the cell can run again."""
+    """After an interrupt during compilation, only the earlier statements have run.
+
+    The statements that were being compiled have not begun, and the cell can run again.
+    """
     execute(shell, cell("warm = x + 1"))
     before, known, values = process_state(), names(shell), shell.user_ns["x"].clone()
     owner, function = STAGES[stage]
@@ -188,7 +184,10 @@ def test_an_interrupt_while_compiling(shell: InteractiveShell, stage: str) -> No
 
 
 def test_an_interrupt_while_running(shell: InteractiveShell) -> None:
-    """In the third round of a loop, what the first two did stays done, and nothing of the third is bound."""
+    """After an interrupt in the third round of a loop, the first two rounds' effects stay.
+
+    Nothing of the third round is bound.
+    """
     execute(shell, "def wait(step):\n    if step == 2:\n        raise KeyboardInterrupt")
     before = process_state()
     error = failing(shell, cell("for step in range(5):\n    wait(step)\n    x.add_(1)\n    y = x * 2"))
@@ -226,7 +225,10 @@ def test_an_interrupt_in_a_compiled_graph(shell: InteractiveShell, monkeypatch: 
 
 
 def test_an_interrupt_in_a_guard(shell: InteractiveShell) -> None:
-    """Dynamo drops what a guard raises, and would go on: the interrupt comes again when the guard has been checked."""
+    """An interrupt that arrives in a guard is raised again after the guard check.
+
+    Dynamo drops an exception that a guard raises, and would continue.
+    """
     arrived: list[int] = []
 
     def profile(frame: types.FrameType, event: str, _argument: object) -> None:
@@ -237,7 +239,7 @@ def test_an_interrupt_in_a_guard(shell: InteractiveShell) -> None:
             signal.raise_signal(signal.SIGINT)
 
     shell.user_ns["watch"] = lambda: sys.setprofile(profile)
-    execute(shell, cell("warm = x + 1"))  # what is set up once for all is nothing that an interrupt leaves
+    execute(shell, cell("warm = x + 1"))  # one-time setup is not an effect of an interrupt
     before = process_state(), signal.getsignal(signal.SIGINT)
     try:
         error = failing(shell, cell("for step in range(200_000):\n    if step == 2: watch()\n    y = x * 2"))
@@ -264,7 +266,7 @@ def test_an_interrupt_in_a_guard_that_was_just_made(shell: InteractiveShell, tri
                 signal.raise_signal(signal.SIGINT)
 
     shell.user_ns["watch"] = lambda: sys.setprofile(profile)
-    execute(shell, cell("warm = x + 1"))  # what is set up once for all is nothing that an interrupt leaves
+    execute(shell, cell("warm = x + 1"))  # one-time setup is not an effect of an interrupt
     before = process_state(), signal.getsignal(signal.SIGINT)
     try:
         error = failing(shell, cell("watch()\ny = x.sin()\nfor step in range(200_000):\n    z = y * 2"))
@@ -301,7 +303,7 @@ def test_an_interrupt_in_a_context_manager(shell: InteractiveShell, crossing: st
             signal.raise_signal(signal.SIGINT)
 
     shell.user_ns["watch"] = lambda: sys.setprofile(profile)
-    execute(shell, cell("warm = x + 1"))  # what is set up once for all is nothing that an interrupt leaves
+    execute(shell, cell("warm = x + 1"))  # one-time setup is not an effect of an interrupt
     before = process_state(), signal.getsignal(signal.SIGINT)
     execute(shell, "@torch.compiler.disable\ndef quietly():\n    with torch.no_grad():\n        return x * 3")
     loop = "for step in range(200_000):\n    if step == 2: watch()\n    y = x * 2\n    z = quietly()"
@@ -374,7 +376,7 @@ def test_a_cell_does_not_hear_other_compilations(shell: InteractiveShell) -> Non
 
 
 def test_names_are_lent_for_a_block() -> None:
-    """What Dynamo needs stands in the namespace inside of `opened` only, also if the block fails or is nested."""
+    """The names that Dynamo needs are in the namespace only inside `opened`, also if the block fails or is nested."""
     namespace: dict[str, Any] = {"x": torch.ones(2)}
     playground = Playground(namespace)
     with playground.opened(("y",)):

@@ -1,4 +1,4 @@
-"""What Dynamo logs while it gives up on a piece of code, as the report tells it."""
+"""Dynamo's log messages when it gives up on a piece of code, as the report shows them."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def stand_in(
     afterwards: Callable[[Notebook], object] | None = None,
     instead: str = "",
 ) -> Callable[[Notebook], None]:
-    """Make a magic that runs the cell as it is, but for what a sabotage does.
+    """Make a magic that runs the cell unchanged, except for a sabotage.
 
     ``change`` rewrites the cell's text, ``instead`` is run on the line of the magic, ``afterwards`` runs when the cell
     has ended.
@@ -61,7 +61,10 @@ def stand_in(
 
 @pytest.mark.parametrize("cell", CELLS[::8], ids=lambda cell: cell.name)
 def test_a_magic_that_only_runs_the_cell_passes(cell: Cell) -> None:
-    """Two runs of one cell agree in all that is compared, so what the suite finds is the magic's doing."""
+    """Two plain runs of one cell agree in all compared facts.
+
+    So every difference that the suite finds is caused by the magic.
+    """
     found = differences(run(cell), run(cell, stand_in()))
     assert not found, "\n".join(found)
 
@@ -477,7 +480,7 @@ SABOTAGES = (
 
 @pytest.mark.parametrize("sabotage", SABOTAGES, ids=lambda sabotage: sabotage.name)
 def test_a_sabotaged_magic_is_caught(sabotage: Sabotage) -> None:
-    """What a magic could do wrong is noticed, at the place where it went wrong."""
+    """Each mistake that a magic could make is noticed where it happens."""
     cell = Cell(
         name=sabotage.name, cell=sabotage.cell, setup=(sabotage.setup,), after=(sabotage.after,) * bool(sabotage.after)
     )
@@ -494,7 +497,7 @@ def test_a_sabotaged_magic_is_caught(sabotage: Sabotage) -> None:
 
 
 def test_frames_of_ours_are_seen() -> None:
-    """A traceback with a frame of Dynamo's is told from one without."""
+    """A traceback with a frame of Dynamo differs from one without."""
     cell = Cell(name="fails", cell="1 / 0")
     assert not ours(run(cell).moments[0])
     assert ours(run(cell, stand_in(afterwards=_frame_added)).moments[0])

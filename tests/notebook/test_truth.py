@@ -1,8 +1,7 @@
-"""What a report says that a training step mutated is what eager's run shows to have been mutated."""
+"""The report's mutated tensors of a training step are the tensors that the eager run mutates."""
 
 from __future__ import annotations
 
-import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,9 +12,9 @@ pytest.importorskip("IPython")
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from aotlab.notebook import unload_ipython_extension
 from aotlab.report import Report
 from aotlab.report.counts import summary
+from tests.notebook.plain_shells import execute, plain_shell
 
 SETUP = """
 import torch
@@ -59,21 +58,10 @@ CELLS = {
 
 @pytest.fixture
 def shell() -> Iterator[InteractiveShell]:
-    """Make a shell of its own, and let Dynamo forget what earlier tests compiled of torch's optimizers."""
-    torch._dynamo.reset()
-    made = InteractiveShell()
-    made.history_manager.enabled = False
-    module = types.ModuleType("__main__")
-    made.user_module, made.user_ns = module, vars(module)
-    made.init_user_ns()
+    """Make a shell with the extension and an empty namespace."""
+    made = plain_shell()
     yield made
-    unload_ipython_extension(made)
-
-
-def execute(shell: InteractiveShell, text: str) -> None:
-    """Run a cell, and raise what it raises."""
-    result = shell.run_cell(text)
-    result.raise_error()
+    made.run_line_magic("unload_ext", "aotlab")
 
 
 def tensors(namespace: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -110,7 +98,6 @@ def mutated_in_eager(optimizer: str, cell: str) -> set[str]:
 def test_a_step_mutates_what_eager_mutates(shell: InteractiveShell, optimizer: str, cell: str) -> None:
     """``report.inputs`` names exactly the tensors whose values and versions eager's run of the cell moves."""
     expected = mutated_in_eager(OPTIMIZERS[optimizer], CELLS[cell])
-    execute(shell, "%load_ext aotlab")
     execute(shell, SETUP + OPTIMIZERS[optimizer] + "\n" + STEP)
     before = set(tensors(shell.user_ns))
     execute(shell, "%%aotcompile -o report --backend eager --quiet\n" + CELLS[cell])
@@ -118,13 +105,12 @@ def test_a_step_mutates_what_eager_mutates(shell: InteractiveShell, optimizer: s
     named = set(inputs[inputs["mutates_data"].fillna(False).astype(bool)]["name"])
     assert named & before == expected & before
     assert {name for name in named if name in before} == expected
-    # what the table names beside them did not exist before the cell
+    # all other names in the table did not exist before the cell
     assert all(name not in before for name in named - expected)
 
 
 def test_the_step_is_compiled(shell: InteractiveShell) -> None:
-    """The forward and the optimizer's step are graphs; the table is not about what ran eagerly only."""
-    execute(shell, "%load_ext aotlab")
+    """The forward and the optimizer's step are graphs, so the table covers compiled code too."""
     execute(shell, SETUP + OPTIMIZERS["SGD with momentum"] + "\n" + STEP)
     execute(shell, "%%aotcompile -o report --backend eager --quiet\n" + STEP)
     report = shell.user_ns["report"]
@@ -133,6 +119,95 @@ def test_the_step_is_compiled(shell: InteractiveShell) -> None:
     weights = set(graphs[graphs["frame"] == "line 5"]["name"])
     assert {"model.0.weight", "optimizer.state[model.0.weight]['momentum_buffer']"} <= weights
     assert {"model.1.running_mean"} <= set(graphs[graphs["frame"] == "line 3"]["name"])
+
+
+TRAINING = {
+    "a loop": """
+optimizer = {optimizer}
+for step in range(3):
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+""",
+    "an attribute and a scheduler": """
+class Trainer: ...
+trainer = Trainer()
+trainer.steps = {optimizer}
+schedule = torch.optim.lr_scheduler.StepLR(trainer.steps, 2)
+for step in range(3):
+    trainer.steps.zero_grad()
+    loss = nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    trainer.steps.step()
+    schedule.step()
+""",
+    "a function of the cell": """
+def train(steps):
+    steps.zero_grad()
+    loss = nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    steps.step()
+    return loss
+optimizer = {optimizer}
+for step in range(3):
+    loss = train(optimizer)
+""",
+    "a function of an earlier cell": """
+optimizer = {optimizer}
+losses = [train_earlier(optimizer) for step in range(3)]
+loss = losses[-1]
+""",
+}
+
+STEPS = {
+    "Adam": "torch.optim.Adam(model.parameters(), lr=0.01)",
+    "AdamW, for each": "torch.optim.AdamW(model.parameters(), lr=0.01, foreach=True)",
+    "RMSprop": "torch.optim.RMSprop(model.parameters(), lr=0.01, momentum=0.9)",
+    "Adadelta": "torch.optim.Adadelta(model.parameters())",
+    "a subclass": "type('Mine', (torch.optim.NAdam,), {})(model.parameters(), lr=0.01)",
+    "SGD": "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)",
+    "SGD with a rate in a tensor": "torch.optim.SGD(model.parameters(), lr=torch.tensor(0.03), weight_decay=0.1)",
+}
+
+
+@pytest.mark.parametrize(
+    ("training", "steps"),
+    [*(("a loop", steps) for steps in STEPS), *((training, "Adam") for training in TRAINING if training != "a loop")],
+)
+def test_training_is_eagers_bit_for_bit(shell: InteractiveShell, training: str, steps: str) -> None:
+    """However a step is reached, the eager backend keeps no result of it that is rounded otherwise."""
+    head, _, _ = TRAINING["a function of the cell"].rpartition("optimizer =")
+    setup = SETUP + head.replace("train(", "train_earlier(")
+    cell = TRAINING[training].format(optimizer=STEPS[steps])
+    eager: dict[str, Any] = {}
+    exec(setup + cell, eager)
+    execute(shell, setup)
+    execute(shell, f"%%aotcompile -o report --backend eager --quiet{cell}")
+    for name, value in eager["model"].state_dict().items():
+        assert torch.equal(value, shell.user_ns["model"].state_dict()[name]), name
+    assert torch.equal(eager["loss"], shell.user_ns["loss"])
+    report = shell.user_ns["report"]
+    assert all(row.equal for row in report.verification_rows)
+    if training == "a loop" and "SGD" not in steps:
+        assert ", which runs eagerly by design: its captured form rounds differently than eager" in report.verdict
+
+
+@pytest.mark.parametrize("reached", ["optimizer", "trainer.steps"])
+def test_an_unchanged_cell_tells_of_the_optimizer_that_it_steps(shell: InteractiveShell, reached: str) -> None:
+    """With an optimizer of another class the report has nothing left of the earlier one, and the other way round."""
+    execute(shell, SETUP + "class Trainer: ...\ntrainer = Trainer()")
+    verdicts = []
+    for kind in ("Adam", "SGD", "Adam"):
+        execute(shell, f"{reached} = torch.optim.{kind}(model.parameters(), lr=0.01)")
+        execute(shell, "%%aotcompile -o report --backend eager --quiet\n" + STEP.replace("optimizer", reached))
+        verdicts.append(shell.user_ns["report"].verdict)
+    adam, sgd, again = (verdict.partition("verified: ")[2] for verdict in verdicts)
+    assert "steps Adam, which runs eagerly by design" in adam
+    assert "Adam" not in sgd
+    assert "ran eagerly" not in sgd
+    assert adam == again
+    assert verdicts[2].startswith("Nothing new was compiled")
 
 
 LOOP = """\
@@ -148,7 +223,6 @@ for n in (4, 8, 16):
 
 def test_a_function_that_a_loop_calls_is_compiled(shell: InteractiveShell) -> None:
     """It is, although the lines around it are not, and served again; not for a number that is another in each round."""
-    execute(shell, "%load_ext aotlab")
     execute(shell, "import torch\nw = torch.ones(8, requires_grad=True)")
     for reused in (False, True):
         execute(shell, "%%aotcompile -o report --backend eager --quiet\n" + LOOP)
@@ -158,14 +232,13 @@ def test_a_function_that_a_loop_calls_is_compiled(shell: InteractiveShell) -> No
         assert [graph.reused for graph in graphs] == [reused] * 2  # for the first size, and for all
         assert [[miss.subject for miss in graph.misses] for graph in graphs] == [[], ["x.size(0)"]]
         ways = [(part.first_line, part.how) for part in report.cell.parts]
-        assert ways == [(2, "compiled"), (5, "python"), (6, "python"), (7, "python"), (8, "python")]
+        assert ways == [(2, "compiled"), (5, "python"), (6, "python"), (7, "python"), (8, "eager")]
     assert torch.equal(shell.user_ns["w"].grad, torch.full((8,), 2 * 3.0 * (4 + 8 + 16)))
     assert shell.user_ns["other"].item() == 8 * 16
 
 
 def reported(shell: InteractiveShell, setup: str, cell: str) -> Report:
     """Run two cells, the second under the magic, whether it raises or not, and return its report."""
-    execute(shell, "%load_ext aotlab")
     execute(shell, setup)
     shell.run_cell("%%aotcompile -o report --backend eager --quiet\n" + cell)
     return shell.user_ns["report"].report()
@@ -210,7 +283,7 @@ ERRORS = {
 
 @pytest.mark.parametrize("name", list(ERRORS))
 def test_the_line_of_an_error(shell: InteractiveShell, name: str) -> None:
-    """It is told, with what ran before it; what stands after it did not run."""
+    """The report names the line of the error and the parts that ran before it. Later statements did not run."""
     cell, line, parts = ERRORS[name]
     report = reported(shell, "import torch\nx = torch.ones(2)", cell)
     assert report.cell is not None
@@ -245,7 +318,7 @@ def test_an_interrupt_is_one_line(
 def test_layout_and_memory_that_change_beside_the_data(
     shell: InteractiveShell, cell: str, told: str, row: list[bool | None]
 ) -> None:
-    """What Python did to a tensor's sizes is told though a graph wrote its values, and new memory is no write."""
+    """Python's change to a tensor's sizes is reported even if a graph wrote its values. New memory is not a write."""
     report = reported(shell, "import torch\nt, other = torch.zeros(2, 3), torch.ones(2, 3)", cell)
     assert {fact.key: fact.sentence for fact in summary(report).facts}["mutated"] == told
     (outside,) = report.cell.mutated_outside
@@ -262,3 +335,46 @@ def test_new_gradients_that_graphs_write_are_new_alone(shell: InteractiveShell) 
     assert (head.mutated, head.new) == (9, 6)  # six parameters, and three statistics of the batch norm
     assert "grad" not in facts["mutated"]
     assert facts["new"] == "6 gradients of model"
+
+
+REPLACED = {
+    "a method of a class": ("y = net(x)", "Net.scale = lambda self, x: -x"),
+    "the code of a method": ("y = net(x)", "Net.scale.__code__ = (lambda self, x: -x).__code__"),
+    "the class of a module": ("y = net[0](x) + 1", "net[0].__class__ = nn.Tanh"),
+    "a function of a library": ("y = nn.functional.gelu(x)", "nn.functional.gelu = lambda x: -x"),
+    "a function that a module calls": ("y = gelu(x) + 1", "nn.functional.gelu = lambda x, **_: -x"),
+}
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_an_unchanged_cell_sees_what_was_replaced(
+    name: str, shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell is compiled again if a function that it calls was replaced between two runs."""
+    cell, change = REPLACED[name]
+    monkeypatch.setattr(torch.nn.functional, "gelu", torch.nn.functional.gelu)  # and put back after the test
+    execute(
+        shell,
+        """
+import torch
+from torch import nn
+class Net(nn.Sequential):
+    def forward(self, x):
+        return self.scale(x)
+    def scale(self, x):
+        return x * 2
+net, gelu, x = Net(nn.Identity()), nn.GELU(), torch.randn(3)
+""",
+    )
+    magic = "%%aotcompile -o report --backend eager --quiet\n" + cell
+    for _ in range(2):
+        execute(shell, magic)
+    before = shell.user_ns["y"]
+    execute(shell, change)
+    for _ in range(2):
+        execute(shell, magic)
+        actual = shell.user_ns["y"]
+        execute(shell, cell)
+        assert torch.equal(shell.user_ns["y"], actual)
+        assert not torch.equal(before, actual)
+        assert len(shell.user_ns["report"].stages)

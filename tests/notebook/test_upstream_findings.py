@@ -53,14 +53,14 @@ def headings(level: str) -> list[str]:
 
 @pytest.mark.skipif(not torch.__version__.startswith(CHECKED), reason=f"the findings are of torch {CHECKED}*")
 def test_upstream_differs_in_every_finding_and_aotlab_in_none(capsys: pytest.CaptureFixture[str]) -> None:
-    """The cells assert that aotlab does what eager does; upstream's differences are all still there."""
+    """The cells assert that aotlab behaves as eager does. Upstream still shows every listed difference."""
     space = run_cells({})
     assert dict.fromkeys(FINDINGS, True) == space["found"]
     assert "mended" not in capsys.readouterr().out
 
 
 def test_aotlab_has_none_behind_dynamo() -> None:
-    """Behind torch.compile, aotlab does what eager does in the same programs; the cells assert it."""
+    """Behind torch.compile, aotlab behaves as eager does in the same programs; the cells assert it."""
     space = run_cells({"aotlab": lambda program: aotlab.compile(program, frontend="dynamo", backend="eager")})
     assert list(space["found"]) == FINDINGS
 
@@ -72,13 +72,13 @@ def test_a_difference_of_aotlab_fails_the_notebook() -> None:
 
 
 def test_a_mended_upstream_is_reported_and_fails_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where upstream does what eager does, the notebook says so and runs to its end."""
+    """If upstream behaves as eager does, the notebook says so and runs to its end."""
     same: dict[str, Any] = dict.fromkeys(("aot", "compile", "inductor"), lambda program: program)
     assert dict.fromkeys(FINDINGS, False) == run_cells(same)["found"]
     assert capsys.readouterr().out.count("upstream was mended in") == len(FINDINGS)
 
 
 def test_every_finding_has_its_heading() -> None:
-    """What the table lists stands in the prose, in the same order."""
+    """The prose has one heading for each row of the table, in the same order."""
     assert [heading.replace("`", "").lower() for heading in headings("###")] == FINDINGS
     assert set(headings("##")) >= {"Silently wrong", "Raises where eager does not", "Refuses"}

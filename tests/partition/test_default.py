@@ -1,4 +1,4 @@
-"""The default partitioner by itself: it saves what the backward uses and recomputes nothing."""
+"""The default partitioner: it saves the values that the backward uses and recomputes nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import inspect
 import torch
 
 import aotlab
-from aotlab.ir.graphs import output_args, placeholders
+from aotlab.ir.fx_graphs import output_args, placeholders
 from aotlab.partition.default import default_partition, forward_nodes, is_tangent
 from tests.engine_helpers import leaf, record, targets, traced
 
@@ -22,7 +22,7 @@ def joint(function, *args):
 
 
 def test_the_parts_compute_what_the_whole_does():
-    """Forward then backward is the joint graph."""
+    """The forward and then the backward compute the joint graph's results."""
     module, forward, backward, count = joint(lambda x, w: ((x @ w).sin(), x * 2), leaf(2, 3), leaf(3, 4))
     primals = torch.randn(2, 3), torch.randn(3, 4)
     tangents = torch.randn(2, 4), torch.randn(2, 3)
@@ -34,14 +34,14 @@ def test_the_parts_compute_what_the_whole_does():
 
 
 def test_no_op_is_in_both():
-    """Nothing is computed twice."""
+    """No op is computed twice."""
     module, forward, backward, _ = joint(lambda x: x.sin().exp().tanh(), leaf(3))
     assert sorted(targets(forward) + targets(backward)) == sorted(targets(module))
     assert all(n.meta["phase"] == "backward" for n in backward.graph.nodes if n.op == "call_function")
 
 
 def test_unused_primals_and_none_gradients():
-    """The forward takes all primals, the backward only what it needs; a missing gradient is None."""
+    """The forward takes all primals, and the backward only those that it needs; a missing gradient is None."""
     _, forward, backward, count = joint(lambda x, y, z: x.sin() + y, leaf(2), torch.ones(2), torch.ones(2))
     assert [n.name for n in placeholders(forward.graph)] == ["primals_1", "primals_2", "primals_3"]
     assert [n.name for n in placeholders(backward.graph)] == ["primals_1", "tangents_1"]
@@ -50,7 +50,7 @@ def test_unused_primals_and_none_gradients():
 
 
 def test_multi_output_ops_stay_together():
-    """Items of an op with several results are taken in the forward."""
+    """The items of an op with several results are taken in the forward."""
     _, forward, backward, _ = joint(lambda x: torch.nn.functional.layer_norm(x, (4,)), leaf(2, 4))
     assert "aten.native_layer_norm.default" in targets(forward)
     assert "aten.native_layer_norm.default" not in targets(backward)
@@ -60,7 +60,7 @@ def test_multi_output_ops_stay_together():
 
 
 def test_metadata_stays_on_the_nodes():
-    """Values, lines and phases go along."""
+    """The nodes of both parts keep their metadata: values, lines and phases."""
     module, forward, backward, _ = joint(lambda x: x.sin(), leaf(2))
     for part in (forward, backward):
         for node in part.graph.nodes:
@@ -70,7 +70,7 @@ def test_metadata_stays_on_the_nodes():
 
 
 def test_is_tangent():
-    """Tangents are known by their name."""
+    """Tangents are recognized by their name."""
     module, *_ = joint(lambda x: x.sin(), leaf(2))
     assert [is_tangent(n) for n in placeholders(module.graph)] == [False, True]
     needed = forward_nodes(module.graph, output_args(module.graph)[:1])
@@ -78,7 +78,7 @@ def test_is_tangent():
 
 
 def test_signature_is_upstreams():
-    """The same parameters as upstream's, so that each can stand in for the other."""
+    """Our partitioner and upstream's have the same parameters, so that each can replace the other."""
     from torch._functorch.partitioners import default_partition as upstream
 
     ours, theirs = (inspect.signature(f).parameters for f in (default_partition, upstream))

@@ -1,4 +1,4 @@
-"""The zeros and ones of a dropout are saved as bools, and so are numbers computed from bools."""
+"""Dropout masks of zeros and ones are saved as bools, and so are numbers computed from bools."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ PARTITIONERS = [aotlab.default_partition, aotlab.min_cut_rematerialization_parti
 
 
 def stack() -> nn.Module:
-    """Six layers whose dropout keeps a mask beside the activations."""
+    """Six layers whose dropout saves a mask in addition to the activations."""
     return nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.SiLU(), nn.Dropout(0.1))))
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
 def test_a_stack_keeps_no_more_than_with_upstreams_min_cut(partitioner):
-    """Nor than eager, which keeps floats for its masks."""
+    """A stack of layers keeps no more than with upstream's min cut.
+
+    It keeps less than eager, which saves masks as floats.
+    """
     model, x = stack(), torch.randn(64, 64)
     ours = aotlab.compile(model, backend="eager", partitioner=partitioner)
     upstream = torch.compile(model, backend="aot_eager_decomp_partition")
@@ -39,10 +42,10 @@ def test_a_stack_keeps_no_more_than_with_upstreams_min_cut(partitioner):
     "scan", [pytest.param(True, marks=pytest.mark.tier("full")), pytest.param(False, marks=pytest.mark.tier("long"))]
 )
 def test_mamba_keeps_no_more_than_what_dynamo_captured(scan):
-    """Where it sees a compiler, transformers' Mamba scans associatively, unless its config says not to.
+    """Mamba keeps no more than the graph that Dynamo captured keeps when it runs eagerly.
 
-    That scan keeps more than eager's loop. What the default partitioner keeps is what the captured graph keeps when
-    it is run eagerly: without the scan, eager's bytes.
+    When transformers' Mamba is compiled, it uses an associative scan unless its config says otherwise. The scan keeps
+    more than eager's loop. Without the scan, the default partitioner keeps eager's bytes.
     """
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     config = transformers.MambaConfig(
@@ -79,7 +82,7 @@ def test_mamba_keeps_no_more_than_what_dynamo_captured(scan):
     ],
 )
 def test_as_in_eager(program, partitioner):
-    """Bit for bit, also in second derivatives."""
+    """Results equal eager's bit for bit, also in second derivatives."""
 
     def with_derivatives(x: Tensor) -> tuple[Tensor, Tensor]:
         y = program(x)
@@ -95,7 +98,7 @@ def test_as_in_eager(program, partitioner):
 
 
 def test_drawn_numbers_that_are_returned():
-    """They are the caller's, and are saved as bools besides only where something is computed from them."""
+    """Returned random numbers belong to the caller. They are also saved as bools only if the backward needs them."""
 
     def program(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         drawn = torch.empty_like(x).bernoulli_(0.5)
@@ -106,7 +109,7 @@ def test_drawn_numbers_that_are_returned():
 
 
 def test_written_between():
-    """A mask that is written is not what it was drawn as."""
+    """A dropout mask that is written no longer has its drawn values, so it cannot be stored as bits."""
 
     def program(x: Tensor) -> Tensor:
         mask = torch.empty_like(x).bernoulli_(0.5)

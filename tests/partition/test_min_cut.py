@@ -1,4 +1,4 @@
-"""The rematerializing partitioner: what it keeps, what it computes again, and that nothing else changes."""
+"""The rematerializing partitioner: it saves and recomputes the expected values, and changes nothing else."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torch.nn import functional
 
 import aotlab
 from aotlab.errors import UsageError
-from aotlab.ir.graphs import output_args
+from aotlab.ir.fx_graphs import output_args
 from aotlab.partition.choice import Network
-from aotlab.partition.joint import copied, within_reach
+from aotlab.partition.joint_analysis import caller_reachable, with_copies
 from aotlab.partition.min_cut import min_cut_rematerialization_partition
 from tests.engine_helpers import compiled, leaf, nonleaf, record, same, targets, traced
 
@@ -38,7 +38,7 @@ def split(function, *args, by=min_cut_rematerialization_partition):
 
 
 def held(partition_record):
-    """Bytes that are kept for the backward and that neither inputs nor outputs hold in any case."""
+    """Return the bytes that are saved for the backward, without inputs and outputs, which are alive in any case."""
     return sum(value.nbytes for value in partition_record.saved if not (value.is_input or value.is_output))
 
 
@@ -70,7 +70,7 @@ MODELS = {
 
 @pytest.mark.parametrize("seed", range(40))
 def test_minimum_cuts_are_those_of_networkx(seed):
-    """A cut of the same cost, which parts the source from the sink; of several, the one nearest to the sink."""
+    """A minimum cut has networkx's cost and separates source and sink; among several, it is the closest to the sink."""
     draw = random.Random(seed)
     count = draw.randint(2, 12)
     network, reference, capacities = Network(), networkx.DiGraph(), []
@@ -92,7 +92,7 @@ def test_minimum_cuts_are_those_of_networkx(seed):
 
 
 def test_of_two_cheapest_cuts_the_later_one():
-    """A chain of equal edges is cut at its end: what was computed is kept as far as it costs nothing more."""
+    """A chain of equal edges is cut at its end: later values are saved if they cost no more."""
     network = Network()
     middle = network.node()
     network.edge(network.source, middle)
@@ -103,16 +103,16 @@ def test_of_two_cheapest_cuts_the_later_one():
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("name", MODELS)
 def test_results_are_eagers(name, budget):
-    """Values, gradients and everything else are eager's bit for bit, whatever is computed again."""
+    """Values and gradients equal eager's bit for bit, whatever is recomputed."""
     function, x = MODELS[name]()
     same(function, x, make=lambda f: compiled(f, partitioner=partition(budget)))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_less_memory_for_more_ops_with_a_falling_budget(name):
-    """Bytes fall with the budget, down to nothing but inputs and small change; ops of the backward do not get fewer.
+    """With a smaller budget the forward saves fewer bytes, down to inputs and a small rest.
 
-    Never more is kept than by the default partitioner.
+    The backward's op count does not fall, and no budget saves more than the default partitioner.
     """
     function, x = MODELS[name]()
     records = [split(function, x, by=partition(budget)) for budget in BUDGETS]
@@ -128,7 +128,7 @@ def test_less_memory_for_more_ops_with_a_falling_budget(name):
 
 
 def test_pointwise_ops_are_computed_again():
-    """Of a chain of pointwise ops only the start is kept; the default keeps what each derivative uses."""
+    """Of a chain of pointwise ops only the start is saved; the default saves the values that each derivative uses."""
     f = lambda x: (x + 1).cos().exp().sin()  # noqa: E731
     ours, default = split(f, leaf(50)), split(f, leaf(50), by=aotlab.default_partition)
     assert [value.name for value in ours.saved] == ["add"]
@@ -145,7 +145,7 @@ def test_products_are_not_computed_again_unless_memory_is_short():
 
 
 def test_random_ops_are_not_computed_again():
-    """What dropout drew is kept even if nothing may be; a second draw would be another mask."""
+    """Dropout's mask is saved at every budget, because a second draw would give another mask."""
     f = lambda x: functional.dropout(x.sin(), 0.5).exp()  # noqa: E731
     for budget in BUDGETS:
         found = split(f, leaf(20), by=partition(budget))
@@ -155,13 +155,13 @@ def test_random_ops_are_not_computed_again():
 
 
 def test_a_value_that_is_cheaper_kept_than_its_inputs():
-    """A sum is kept, and not the big tensor that it could be computed from."""
+    """A sum is saved instead of the larger tensor from which it could be recomputed."""
     found = split(lambda x, y: (x * y).sum(0).exp(), leaf(100, 4), leaf(100, 4))
     assert all(value.nbytes <= 16 for value in found.saved if not value.is_input)
 
 
 def test_equal_expressions_are_computed_once():
-    """What is written twice is computed, and kept, once; ops that differ in `1` and `True` stay apart."""
+    """Equal expressions are computed and saved once; ops whose arguments differ as `1` and `True` stay separate."""
 
     def f(x, w):
         return (x @ w).exp() * (x @ w).sin() + (x + 1) * (x + 1)
@@ -173,7 +173,7 @@ def test_equal_expressions_are_computed_once():
 
 
 def test_equal_results_stay_apart():
-    """Two results of one expression share no memory with each other, and neither do views of two."""
+    """Two results of one expression share no memory with each other, and neither do their views."""
 
     def f(x):
         return x + 1, x + 1, (x * 2).view(-1), (x * 2).view(-1)
@@ -184,7 +184,7 @@ def test_equal_results_stay_apart():
 @pytest.mark.parametrize("backward", ["all", "first", "each", "reversed"])
 @pytest.mark.parametrize("budget", [1.0, 0.0])
 def test_backwards_from_some_of_the_outputs(backward, budget):
-    """What one output's backward needs is computed from what was kept for all, equal expressions included."""
+    """A backward from one output uses the values that were saved for all outputs, also for equal expressions."""
 
     def f(x, w):
         h = (x @ w).sin()
@@ -197,7 +197,7 @@ def test_backwards_from_some_of_the_outputs(backward, budget):
 
 @pytest.mark.parametrize("budget", [1.0, 0.0])
 def test_overwritten_inputs(budget):
-    """An input that is saved and then overwritten is saved as it was, or what needs it is."""
+    """If a saved input is overwritten, its old value, or a value computed from it, is saved."""
 
     def f(x, y):
         out = (x.clone() * y).sin()
@@ -208,15 +208,15 @@ def test_overwritten_inputs(budget):
 
 
 def test_reasons():
-    """Of each kept value the record says why it is not computed again."""
+    """The record explains for each saved value why it is not recomputed."""
     found = split(lambda x, w: functional.dropout((x @ w).sin()), leaf(4, 4), leaf(4, 4))
     reasons = {value.name: value.reason for value in found.saved if not value.is_input}
-    assert "to keep it moves 128 bytes, to compute it again, as a product, " in reasons["mm"]
+    assert "saving it moves 128 bytes, computing it again, as a product, " in reasons["mm"]
     assert any("must not run twice" in reason for reason in reasons.values())
 
 
 def test_in_upstreams_function():
-    """It splits upstream's joint graph, too."""
+    """The partitioner also splits upstream's joint graph."""
     from functorch.compile import aot_function, nop
 
     def f(x, w):
@@ -241,13 +241,13 @@ def test_signature_is_upstreams():
 
 @pytest.mark.parametrize("budget", [-0.1, 1.5, float("nan")])
 def test_budgets_that_mean_nothing(budget):
-    """A budget outside of 0 to 1 is an error."""
+    """A budget outside 0 to 1 is an error."""
     with pytest.raises(UsageError, match="memory_budget is a number from 0"):
         split(lambda x: x.sin(), leaf(2), by=partition(budget))
 
 
 def test_the_parts_compute_what_the_whole_does():
-    """Forward then backward is the joint graph."""
+    """The forward and then the backward compute the joint graph's results."""
     f = compiled(lambda x, w: ((x @ w).sin().exp(), x * 2), partitioner=partition(0.0))
     f(leaf(2, 3), leaf(3, 4))
     module, found = record(f, "trace").module, record(f, "partition")
@@ -284,7 +284,7 @@ def calls_of(partitioner, module):
 
 @pytest.mark.parametrize("budget", [1.0, 0.5])
 def test_its_work_is_nearly_linear(budget):
-    """Four times the layers take about four times as many calls: by far not sixteen times."""
+    """Four times the layers need about four times, and not sixteen times, the function calls."""
     small, large = (calls_of(partition(budget), joint_of_mlp(layers)) for layers in (40, 160))
     assert 3 * small < large < 6 * small
 
@@ -308,7 +308,7 @@ def _written_uncounted(x):
     ],
 )
 def test_what_is_computed_again_does_not_see_what_the_caller_writes(function, write):
-    """Eager keeps results; to compute them again takes the inputs as they were."""
+    """Recomputed values do not change after the caller's writes: they are computed from the inputs' old values."""
 
     def gradients(call):
         x, w = leaf(4), leaf(4)
@@ -318,7 +318,7 @@ def test_what_is_computed_again_does_not_see_what_the_caller_writes(function, wr
         try:
             y.backward()
         except RuntimeError as error:
-            return str(error)[:90]  # behind it stand the sizes of what autograd kept, a view maybe
+            return str(error)[:90]  # the rest of the text has the sizes of the saved tensor, which may be a view
         return x.grad.tolist(), w.grad.tolist()
 
     found = gradients(lambda f: compiled(f, partitioner=min_cut_rematerialization_partition))
@@ -327,7 +327,11 @@ def test_what_is_computed_again_does_not_see_what_the_caller_writes(function, wr
 
 
 def test_copies_are_made_where_they_are_smaller_than_what_they_spare():
-    """Of a norm's scale, not of the sum; and none below the full budget, where writes to inputs are errors."""
+    """An input is copied if the copy is smaller than the memory that it saves.
+
+    Here a norm's scale is copied and its sum is not. Below the full budget there are no copies, because writes to
+    inputs are errors.
+    """
     f = lambda x, scale: ((x + 1) * scale).exp().sin().sum()  # noqa: E731
     x, scale = leaf(64, 4), leaf(4)
     saved = {value.name: value.reason for value in split(f, x, scale).saved}
@@ -344,7 +348,7 @@ def test_copies_are_made_where_they_are_smaller_than_what_they_spare():
 
 
 def test_graphs_are_left_as_they_were():
-    """Copies stand in the joint graph only while it is parted."""
+    """The joint graph contains copies only while it is partitioned."""
     f = traced(lambda x, w: (x * w * 3).sin(), leaf(4), leaf(4))
     module = record(f, "trace").module
     before = str(module.graph)
@@ -354,7 +358,7 @@ def test_graphs_are_left_as_they_were():
 
 @pytest.mark.parametrize("breaks_at", [0, 1])
 def test_graphs_are_left_as_they_were_by_an_error(breaks_at):
-    """Also where the second of several copies cannot be made."""
+    """An error leaves the joint graph unchanged, even if it is raised at the second of several copies."""
     module = record(traced(lambda x, w: (x * w * 3).sin(), leaf(4), leaf(4)), "trace").module
     before = str(module.graph)
     asked = []
@@ -365,13 +369,13 @@ def test_graphs_are_left_as_they_were_by_an_error(breaks_at):
             raise KeyError(breaks_at)
         return True
 
-    with pytest.raises(KeyError), copied(within_reach(module.graph, 1), worth):
+    with pytest.raises(KeyError), with_copies(caller_reachable(module.graph, 1), worth):
         pytest.fail("the copies were made")
     assert str(module.graph) == before
 
 
 def test_results_in_reach_are_kept_and_not_computed_again():
-    """What the caller writes to an output shows in eager's gradient of an op that keeps it."""
+    """A caller's write to an output changes the gradient of an op that saves the output, as in eager."""
 
     def gradients(call):
         x = leaf(4)

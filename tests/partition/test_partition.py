@@ -1,4 +1,4 @@
-"""Partition: what is saved and why, whichever partitioner; derived backwards; what no partitioner may do."""
+"""Partitioning: the saved values and their reasons, derived backwards, and rules for every partitioner."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from torch import nn
 
 import aotlab
 from aotlab.errors import RandomOpError, RefusedError
-from aotlab.ir.graphs import output_args, placeholders
+from aotlab.ir.fx_graphs import output_args, placeholders
 from tests.engine_helpers import compiled, leaf, nonleaf, record, refusing, same, targets, traced
 
 
 def saved(function, *args):
-    """Return what is saved for a call."""
+    """Return the saved values of a call."""
     return record(traced(function, *args), "partition").saved
 
 
 def test_saved_values_and_reasons():
-    """Each saved value with its bytes, whether it is new memory, who uses it, and a sentence."""
+    """Each saved value has its bytes, its users, a reason, and flags for inputs and outputs."""
     values = {s.name: s for s in saved(lambda x, w: (x @ w).sin(), leaf(2, 3), leaf(3, 4))}
     product = values["mm"]
     assert (product.nbytes, product.is_input, product.is_output) == (32, False, False)
@@ -30,7 +30,7 @@ def test_saved_values_and_reasons():
 
 
 def test_saved_outputs():
-    """An output that the backward uses takes no further memory."""
+    """An output that the backward uses takes no additional memory."""
     (value,) = saved(lambda x: x.exp(), leaf(3))
     assert (value.is_output, value.is_input) == (True, False)
     assert "an output" in value.reason
@@ -44,7 +44,7 @@ def test_nothing_is_saved_without_need():
 
 
 def test_forward_and_backward_fit():
-    """The forward's outputs after its own are the backward's placeholders before the tangents."""
+    """The forward's additional outputs match the backward's placeholders before the tangents."""
     part = record(traced(lambda x, y: ((x * y).sin(), (x @ y.t())[0]), leaf(2, 3), leaf(2, 3)), "partition")
     returned = output_args(part.forward.graph)
     count = part.num_forward_outputs
@@ -58,7 +58,10 @@ def test_forward_and_backward_fit():
 
 
 def test_a_view_of_an_input_is_saved_as_the_input():
-    """So that autograd's count of writes covers it: the view is made again in the backward."""
+    """A view of an input is saved as the input, so that its version counter is checked.
+
+    The backward makes the view again.
+    """
     part = record(traced(lambda x: x.t().sin(), leaf(2, 3)), "partition")
     assert [(s.name, s.is_input) for s in part.saved] == [("primals_1", True)]
     assert any(t.startswith(("aten.t.", "aten.transpose.", "aten.permute.")) for t in targets(part.backward))
@@ -69,10 +72,10 @@ def test_a_view_of_an_input_is_saved_as_the_input():
 
 
 def test_partitions_of_mutated_inputs_save_clones():
-    """A partitioner that saves an input which the call overwrites gets a clone of it."""
+    """A partitioner that saves an input which the call overwrites saves a clone."""
 
     def greedy(joint, inputs, *, num_fwd_outputs, **rest):
-        """Save inputs and compute everything else again."""
+        """Save only inputs and recompute everything else."""
         graph = joint.graph
         outputs = output_args(graph)
         primals = [n for n in graph.nodes if n.op == "placeholder" and "tangents" not in n.name]

@@ -1,4 +1,4 @@
-"""What must run once runs once: random draws, writes, custom operators, whatever the budget and partitioner."""
+"""Random draws, writes and custom operators run once, whatever the budget and partitioner."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _calls: list[float] = []
 
 @torch.library.custom_op("aotlab_run_once::counted", mutates_args=())
 def counted(x: torch.Tensor) -> torch.Tensor:
-    """Return something else at every run, and write down that it ran: no purer than a user's operator may be."""
+    """Return another value at every run, and record the run, as an impure user operator may do."""
     _calls.append(1.0)
     return x * (1 + next(_numbers) % 7)
 
@@ -48,7 +48,7 @@ def drawn_normal(x):
 
 
 def several_draws(x):
-    """Draw in a chain, of which the middle would be cheap to compute again."""
+    """Draw in a chain whose middle would be cheap to recompute."""
     y = functional.dropout(x.sin(), 0.5).exp()
     return (y * torch.rand_like(y)).cos() * torch.bernoulli(torch.full_like(y, 0.5))
 
@@ -73,7 +73,7 @@ def leaky(x):
 @PART
 @pytest.mark.parametrize("function", [drawn_normal, several_draws, unseen_draws, permuted, leaky])
 def test_draws(function, partitioner):
-    """Eager's results, gradients and generator under one seed; no draw is in the backward."""
+    """Results, gradients and generator state are eager's under one seed, and no draw is in the backward."""
     torch.manual_seed(0)
     same(function, leaf(6, 3), make=lambda f: compiled(f, partitioner=partitioner))
     f = compiled(function, partitioner=partitioner)
@@ -88,7 +88,10 @@ def test_draws(function, partitioner):
 
 @PART
 def test_custom_operators(partitioner):
-    """Nobody knows what they do: one run for each call, though its result may be all that memory is needed for."""
+    """A custom operator runs once per call, because its effects are unknown.
+
+    This holds even if saving its result takes the most memory.
+    """
 
     def f(x):
         return (counted(x.sin()).exp() * x).sin().sum()
@@ -102,7 +105,7 @@ def test_custom_operators(partitioner):
 
 
 def test_equal_calls_of_custom_operators_are_not_one():
-    """Two calls are two calls."""
+    """Two equal calls of a custom operator remain two calls."""
 
     def f(x):
         return (counted(x) * counted(x)).sum()
@@ -115,7 +118,7 @@ def test_equal_calls_of_custom_operators_are_not_one():
 
 @PART
 def test_written_buffers(partitioner):
-    """Statistics of a batch norm are written once, though all of it runs again."""
+    """Batch norm's statistics are written once, although the backward recomputes the op."""
     model = nn.Sequential(nn.Conv1d(3, 3, 3), nn.BatchNorm1d(3), nn.SiLU(), nn.Conv1d(3, 3, 3), nn.BatchNorm1d(3))
     ours, theirs = copy.deepcopy(model), model
     f = compiled(ours, partitioner=partitioner)
@@ -129,7 +132,7 @@ def test_written_buffers(partitioner):
 
 @PART
 def test_assertions_run_in_the_forward(partitioner):
-    """An assertion on a value that is computed again raises in the call, once."""
+    """An assertion on a recomputed value raises once, in the call."""
 
     def f(x):
         y = x.exp()
@@ -145,7 +148,7 @@ def test_assertions_run_in_the_forward(partitioner):
 
 @PART
 def test_writes_in_place_of_intermediates(partitioner):
-    """Written, viewed and written again; under no_grad as well."""
+    """In-place writes to intermediates and their views run once, also under no_grad."""
 
     def f(x, w):
         y = x * 2
@@ -161,24 +164,24 @@ def test_writes_in_place_of_intermediates(partitioner):
     ("op", "reason"),
     [
         (torch.ops.aten.rand_like.default, "draw other random numbers"),
-        (torch.ops.aten.add_.Tensor, "writes to what it is given"),
-        (torch.ops.aten._print.default, "effects besides its results"),
-        (torch.ops.aten._assert_async.default, "there since it may raise"),
-        (torch.ops.aotlab_run_once.counted.default, "not torch's own"),
+        (torch.ops.aten.add_.Tensor, "writes to its argument"),
+        (torch.ops.aten._print.default, "has side effects"),
+        (torch.ops.aten._assert_async.default, "only because it may raise"),
+        (torch.ops.aotlab_run_once.counted.default, "not an op of torch"),
         (torch.ops.higher_order.cond, "runs functions"),
         (torch.ops.aten.sin.default, ""),
         (torch.ops.aten.view.default, ""),
     ],
 )
 def test_why(op, reason):
-    """Each kind of op that must run once says why."""
+    """Each kind of op that must run once has a reason."""
     node = torch.fx.Graph().call_function(op)
     assert (reason in why_once(node)) if reason else why_once(node) == ""
 
 
 @PART
 def test_random_ops_in_upstreams_function(partitioner):
-    """In torch's own `aot_function`, too, no draw is computed again."""
+    """In torch's own `aot_function` no draw is repeated either."""
     from functorch.compile import aot_function, nop
 
     backwards = []
@@ -207,5 +210,5 @@ def test_random_ops_in_upstreams_function(partitioner):
 
 
 def test_aotlab_names_it():
-    """The partitioner is public."""
+    """The package exports the partitioner."""
     assert aotlab.min_cut_rematerialization_partition.__module__ == "aotlab.partition.min_cut"

@@ -1,4 +1,4 @@
-"""Ops of the forward that nobody uses, but that may raise or that draw: they stay, or the call runs eagerly."""
+"""Unused ops of the forward that may raise or draw are kept, or the call runs eagerly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BAD = torch.tensor([5])
 
 
 def new_memory(x, i):
-    """Index what was made on the way."""
+    """Index a tensor that the function allocated."""
     x.new_zeros(3)[i]
     return x.sin() * x
 
@@ -56,7 +56,7 @@ def called(function, x, i, backward):
 @pytest.mark.parametrize("frontend", ["direct", "dynamo"])
 @pytest.mark.parametrize("function", [new_memory, embedding, assertion, several])
 def test_what_may_raise_stays(function, frontend, grad, partitioner):
-    """The second call has an index out of range: eager's error comes, in training as well."""
+    """An unused op that may raise is not removed: with a bad index the second call raises eager's error."""
     if frontend == "dynamo":
         torch.compiler.reset()
         stock = torch.compile(function, backend="eager")
@@ -77,7 +77,7 @@ def test_what_may_raise_stays(function, frontend, grad, partitioner):
 @PART
 @GRAD
 def test_what_draws_stays(grad, partitioner):
-    """Numbers that nobody uses move the generator, so that the next ones are eager's."""
+    """An unused random op is not removed, so that later draws are eager's."""
 
     def f(x):
         torch.rand_like(x)
@@ -88,7 +88,7 @@ def test_what_draws_stays(grad, partitioner):
 
 
 def test_they_are_in_the_forward():
-    """And not in the backward."""
+    """Kept unused ops are in the forward and not in the backward."""
     f = compiled(several)
     f(leaf(3), torch.tensor([1]))
     part = record(f, "partition")
@@ -98,5 +98,12 @@ def test_they_are_in_the_forward():
 
 def test_partitioners_of_others_leave_them_out():
     """So eager runs the call, and says which op it is."""
-    with pytest.warns(RuntimeWarning, match=r"nobody uses the result of `aten\.gather\.default`.*default_partition"):
+    with pytest.warns(RuntimeWarning, match=r"the partitioner would drop `aten\.gather\.default`.*default_partition"):
         compiled(several, partitioner=min_cut_rematerialization_partition)(leaf(3), torch.tensor([1]))
+
+
+def test_linalg_checks_stay():
+    """Checks that return nothing are kept, in inference and in training."""
+    for x in (torch.zeros(2, 2), torch.zeros(2, 2, requires_grad=True)):
+        with pytest.raises(torch.linalg.LinAlgError):
+            compiled(torch.linalg.inv)(x)

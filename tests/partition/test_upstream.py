@@ -17,7 +17,7 @@ from aotlab.errors import RefusedError
 from aotlab.partition.default import default_partition
 from aotlab.partition.min_cut import min_cut_rematerialization_partition
 from tests.engine_helpers import leaf, record, traced
-from tests.partition.drawn import drawn
+from tests.partition.random_training_programs import drawn
 
 OURS = {
     "default": default_partition,
@@ -30,7 +30,10 @@ THEIRS = {"default": their_default, "min cut": their_min_cut}
 
 @pytest.mark.parametrize("name", ["default", "min cut"])
 def test_parameters(name):
-    """All of upstream's, of the same kinds, in the same order and with the same defaults; ours are keyword-only."""
+    """Our partitioners have all of upstream's parameters, in the same order and with the same defaults.
+
+    Our additional parameters are keyword-only.
+    """
     ours = [*inspect.signature(OURS[name]).parameters.values()]
     theirs = [*inspect.signature(THEIRS[name]).parameters.values()]
     for a, b in zip(ours, theirs, strict=False):
@@ -41,7 +44,10 @@ def test_parameters(name):
 
 @pytest.mark.parametrize("name", ["default", "min cut"])
 def test_every_parameter_of_upstreams_can_be_given(name):
-    """By position where that is allowed, and by name; what is only accepted changes nothing."""
+    """Every parameter of upstream's can be given, by position or by name.
+
+    Parameters without an effect change nothing.
+    """
     module = record(traced(lambda x, w: (x @ w).sin(), leaf(3, 3), leaf(3, 3)), "trace").module
     theirs = inspect.signature(THEIRS[name]).parameters
     values = {
@@ -62,7 +68,7 @@ def test_every_parameter_of_upstreams_can_be_given(name):
 
 
 def gradients(function, args):
-    """Call, go back from the sum of what requires grad, and return results and gradients."""
+    """Call, differentiate the sum of the results that require grad, and return results and gradients."""
     for argument in args:
         argument.grad = None
     torch.manual_seed(0)
@@ -72,7 +78,7 @@ def gradients(function, args):
 
 
 def differentiable(seeds):
-    """Draw programs of which something requires grad."""
+    """Draw programs with a result that requires grad."""
     for seed in seeds:
         function, args = drawn(seed)
         if any(value.requires_grad for value in function(*args)):
@@ -81,7 +87,7 @@ def differentiable(seeds):
 
 @pytest.mark.parametrize("name", OURS)
 def test_ours_in_upstreams_function(name):
-    """Random programs through torch's own `aot_function`: what its default partitioner computes, bit for bit."""
+    """Random programs through torch's own `aot_function` equal the results of its default partitioner bit for bit."""
     for _, function, args in differentiable(range(100, 115)):
         expected = gradients(aot_function(function, nop, partition_fn=their_default), args)
         found = gradients(aot_function(function, nop, partition_fn=OURS[name]), args)
@@ -93,7 +99,7 @@ def test_ours_in_upstreams_function(name):
 
 @pytest.mark.parametrize("name", OURS)
 def test_ours_in_upstreams_module(name):
-    """A module with parameters and buffers."""
+    """Our partitioners work in upstream's `aot_module`, with parameters and buffers."""
     model = nn.Sequential(nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4), nn.SiLU(), nn.Flatten(), nn.Linear(24, 2))
     x = leaf(5, 3, 8)
     expected = torch.autograd.grad(model(x).square().sum(), [x, *model.parameters()])
@@ -105,7 +111,10 @@ def test_ours_in_upstreams_module(name):
 
 @pytest.mark.parametrize("name", THEIRS)
 def test_theirs_in_our_function(name):
-    """Random programs through ours: what our default partitioner computes; or, in partial backwards, our error."""
+    """Random programs through our `aot_function` with upstream's partitioners equal our default's results.
+
+    Partial backwards may raise our error.
+    """
     refused = 0
     for _, function, args in differentiable(range(100, 115)):
         expected = gradients(aotlab.aot_function(function, aotlab.nop), args)
@@ -124,7 +133,7 @@ def test_theirs_in_our_function(name):
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize("value", [3, 2.5, True, "text", None])
 def test_plain_results_in_upstreams_function(value, name):
-    """Upstream's graphs return plain values as they are."""
+    """Upstream's graphs return plain values unchanged."""
     x = torch.ones(3, requires_grad=True)
     out, same = aot_function(lambda x: (x.sin().exp(), value), nop, nop, partition_fn=OURS[name])(x)
     out.sum().backward()

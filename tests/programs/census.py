@@ -1,6 +1,6 @@
-"""Ordinary programs, as people write them: what a change of the engine must not lose.
+"""Ordinary programs, as users write them, which every version of the engine must compile.
 
-Each function returns ``(program, args)`` or ``(program, args, kwargs)``; what is here is compiled as a whole, directly.
+Each function returns ``(program, args)`` or ``(program, args, kwargs)``. Each program is compiled as a whole, directly.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Pair = namedtuple("Pair", "first second")  # as users write it
 
 @dataclass
 class Batch:
-    """What a data loader gives."""
+    """A batch of a data loader."""
 
     x: Tensor
     weight: float = 2.0
 
 
 class Block(nn.Module):
-    """A layer with everything: parameters, a buffer, a flag, a number, a hook of its own."""
+    """A layer with parameters, a buffer, a flag, a number and a hook."""
 
     def __init__(self, width: int = 8, *, residual: bool = True) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Straight(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """Pass on what lies within one."""
+        """Pass the gradient where the input lies between -1 and 1."""
         (x,) = ctx.saved_tensors
         return gradient * (x.abs() < 1)
 
@@ -106,7 +106,7 @@ def transformer_layer() -> Any:
 
 
 def attention() -> Any:
-    """Causal attention by hand."""
+    """Causal attention, written with plain ops."""
 
     def program(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
@@ -451,7 +451,7 @@ def power_iteration() -> Any:
 
 
 def copied_model() -> Any:
-    """A model beside its own frozen copy."""
+    """A model and its frozen copy."""
     model = nn.Linear(4, 4)
 
     class Student(nn.Module):
@@ -468,7 +468,7 @@ def copied_model() -> Any:
 
 
 def channels_last() -> Any:
-    """Images that lie channels last."""
+    """A convolution on channels-last images."""
     return nn.Conv2d(3, 4, 3, padding=1), (torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last),)
 
 

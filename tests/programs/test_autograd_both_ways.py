@@ -1,6 +1,6 @@
-"""What autograd sees of a call and what its caller does with it, in inference and training, directly and behind Dynamo.
+"""Autograd behaviour of a call and of its caller's later operations, in inference and training, by both frontends.
 
-Each program is one phrase of what is promised: parts of a backward, writes to outputs, hooks, containers, errors.
+Each program tests one promise: parts of a backward, writes to outputs, hooks, containers, errors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _two_leaves(x):
     return x, x.detach().clone().requires_grad_(x.requires_grad)
 
 
-# --- which outputs are differentiated, in which order, how often
+# --- the outputs that are differentiated, their order and number
 
 
 def _shared(x, w):
@@ -97,7 +97,7 @@ STRUCTURE = {
 }
 
 
-# --- what the caller writes
+# --- writes by the caller
 
 
 def _views(x):
@@ -232,7 +232,7 @@ HOOKS = {
 }
 
 
-# --- what is returned, and what is raised
+# --- returned structures and exceptions
 
 
 def _nested(x):
@@ -263,7 +263,8 @@ def _written_after_the_save(x):
     return y
 
 
-#: Torch 2.15 does not tell of which call one of several views is: eager runs what returns one from before a write.
+#: In torch 2.15, one of several views does not show which call made it. A function that returns such a view from before
+#: a write runs eagerly.
 MAY_NOT = BOTH if torch.__version__.startswith("2.15") else ("training",)
 
 RESULTS = {

@@ -1,6 +1,6 @@
-"""What people write compiles, and is eager's: a census that a change of the engine must not shrink.
+"""A census of ordinary programs: each compiles and agrees with eager, and no change of the engine may lose one.
 
-The models and the notebooks' cells are counted elsewhere: `tests/training` and `tests/notebook/test_cells.py`.
+Models and the notebooks' cells are tested elsewhere: `tests/training` and `tests/notebook/test_cells.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,6 @@ from tests.programs.census import PROGRAMS
 @pytest.mark.parametrize("make", [compiled, by_min_cut])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_compiled(program, make):
-    """As a whole, with one entry for two calls, and bit for bit."""
+    """Each program is compiled as a whole, with one entry for two calls, and equals eager bit for bit."""
     function, args, *kwargs = program()
     same(function, *args, make=make, kwargs=kwargs[0] if kwargs else None)

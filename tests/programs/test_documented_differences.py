@@ -1,4 +1,4 @@
-"""What README says may differ from eager: each is shown here, so that the page can be corrected once it does not."""
+"""The differences from eager that README documents. If one disappears, its test fails and README can be corrected."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def twice(x, w):
 
 
 def several(x, w):
-    """Use the leaf itself in several ways besides."""
+    """Also use the leaf itself in several ways."""
     return x @ w + (w.sum() + w.mean()) * 0
 
 
@@ -52,7 +52,10 @@ def test_the_cache_of_autocast():
 
 
 def test_a_checkpoint_computes_again_inside_of_the_region():
-    """Eager's uses the cast that is kept, ours what the leaf holds by then."""
+    """In an autocast region, eager's checkpoint recomputes from the cached cast.
+
+    Ours recomputes from the leaf's current value.
+    """
 
     def region(call):
         torch.manual_seed(0)
@@ -72,7 +75,7 @@ def test_a_checkpoint_computes_again_inside_of_the_region():
 
 
 def test_attention_without_gradients():
-    """Eager's own kernel returns other strides; values are close."""
+    """Without gradients, eager's fused attention kernel returns other strides; values are close."""
     torch.manual_seed(0)
     attention = nn.MultiheadAttention(16, 2, batch_first=True).eval()
     x = torch.randn(4, 7, 16)
@@ -84,7 +87,7 @@ def test_attention_without_gradients():
 
 @pytest.mark.skipif(torch.__version__ >= torch.torch_version.TorchVersion("2.15"), reason="2.15 has another formula")
 def test_third_derivatives_of_a_determinant():
-    """Of some matrices they are nan."""
+    """Third derivatives of a determinant are nan for some matrices."""
 
     def third(function):
         torch.manual_seed(0)
@@ -104,7 +107,10 @@ def test_third_derivatives_of_a_determinant():
 
 @pytest.mark.parametrize("function", [lambda x: x.cumprod(0), lambda x: x.prod()])
 def test_gradients_of_gradients_with_respect_to_a_product_itself(function):
-    """Eager's formula for elements that are not zero uses the result; ours does not, and says the same of x."""
+    """Eager's formula for the gradient of `prod` uses its result if no element is zero, and ours uses only x.
+
+    A second derivative with respect to the result therefore differs; the derivative with respect to x agrees.
+    """
 
     def use(function):
         x = torch.arange(1.0, 4.0, dtype=torch.float64, requires_grad=True)

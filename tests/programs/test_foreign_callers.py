@@ -31,13 +31,13 @@ HIGHER_ORDER = {
 def test_higher_order_ops_are_refused_before_dynamo_sees_them(name, grad):
     """The error is ours; eager works afterwards, which it does not once Dynamo has met the trace's tensors."""
     x = torch.ones(2, 2, requires_grad=grad and name == "cond")
-    with refusing(HigherOrderOpError, match=f"`{name}` is given functions"):
+    with refusing(HigherOrderOpError, match=f"`{name}` takes functions"):
         aotlab.compile(HIGHER_ORDER[name], backend="eager")(x)
     HIGHER_ORDER[name](x)
 
 
 def test_torch_compile_is_put_back():
-    """It is replaced while something is traced, and only for higher-order ops."""
+    """`torch.compile` is replaced only during a trace, for higher-order ops, and is restored."""
     before = torch.compile
     compiled = aotlab.compile(lambda x: torch.compile(torch.sin, backend="eager")(x), backend="eager")
     torch.testing.assert_close(compiled(torch.ones(2)), torch.ones(2).sin())
@@ -45,7 +45,7 @@ def test_torch_compile_is_put_back():
 
 
 def test_a_resized_storage_runs_eagerly():
-    """Functionalization forgets the resize; the graph would write where there is no memory."""
+    """A resized storage runs eagerly, because functionalization ignores the resize."""
     a, b = nn.Parameter(torch.ones(8)), torch.arange(8.0)
     a.untyped_storage().resize_(0)
 
@@ -63,7 +63,7 @@ def test_a_resized_storage_runs_eagerly():
 
 
 def test_compiled_autograd():
-    """Its graphs take a list of tensors, and call ops, views among them, past torch's function modes."""
+    """Graphs of compiled autograd, which take a list and bypass function modes, are compiled."""
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
     x = torch.ones(2, 3)
     model(x).sum().backward()
@@ -76,7 +76,7 @@ def test_compiled_autograd():
 
 
 def test_another_class_for_a_compiled_module():
-    """``fully_shard`` gives a module another class: the compiled one gets it, not the original."""
+    """Assigning ``__class__``, as ``fully_shard`` does, changes the compiled module's class and not the original's."""
     compiled = aotlab.compile(nn.Linear(3, 3), backend="eager")
     kind = type(compiled)
     compiled.__class__ = type("Sharded", (kind,), {})
@@ -98,7 +98,7 @@ def test_graphs_can_be_scripted():
 
 @pytest.mark.parametrize("name", ["aot_function", "aot_module_simplified"])
 def test_every_parameter_of_upstreams_is_taken(name):
-    """With its default, whatever the version of torch."""
+    """Every parameter of upstream's is accepted with its default, for every version of torch."""
     ours = {"aot_function": lambda x: (x + 1,), "aot_module_simplified": nn.Identity()}[name]
     args = {"aot_function": (), "aot_module_simplified": ([torch.ones(2)],)}[name]
     parameters = inspect.signature(getattr(aot_autograd, name)).parameters.values()
@@ -112,7 +112,7 @@ def test_every_parameter_of_upstreams_is_taken(name):
 
 
 def test_a_line_of_ours_is_not_the_users():
-    """Where torch's module alone runs, the user's line is that of the call."""
+    """If only code of torch's module runs, the user's line is the line of the call."""
     compiled = aotlab.compile(nn.BatchNorm1d(3, momentum=None), backend="eager")
     with refusing(aotlab.errors.DataDependentError) as caught:
         compiled(torch.randn(4, 3))  # this line

@@ -1,6 +1,6 @@
 """Programs that change or share memory, in inference and in training, called directly and behind Dynamo.
 
-Each is one phrase of what is promised: metadata changed by each method, storages, hidden writes, inputs that overlap.
+Each program tests one promise: metadata changes by each method, storages, hidden writes, overlapping inputs.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Square(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        """Use what was saved."""
+        """Use the saved tensor."""
         return gradient * 2 * ctx.saved_tensors[0]
 
 
@@ -171,7 +171,7 @@ def _by_inference_mode(x):
 
 
 WAYS = {"data": _by_data, "detach": _by_detach, "no_grad": _by_no_grad, "inference_mode": _by_inference_mode}
-#: What is written, and what is computed before and after.
+#: Programs that write a tensor. The key names the tensor, and says whether it is used after the write.
 TARGETS = {
     "an input": lambda write: lambda x: (x * 3, write(x), x * x)[::2],
     "saved": lambda write: lambda x: (x * x, write(x))[0],
@@ -182,13 +182,13 @@ TARGETS = {
     "a part of several, used": lambda write: lambda x: (parts := x.unbind(0), write(parts[0]), parts[1] * 3)[2],
     "an intermediate's part": lambda write: lambda x: (y := x * 2, write(y.split(1)[1]), y * y)[::2],
 }
-#: Eager protects views of Functions and of several: they cannot be used after a write that moves their version. Where
-#: something saved is written so, the backward raises, and eager runs the call.
+#: Eager protects views of Functions and views of several: they may not be used after a write that moves their version.
+#: If a saved tensor is written in this way, the backward raises, and the call runs eagerly.
 PROTECTED = {"eager": ("training",), "breaks": ("training",)}
 
 
 def _expected(target, way):
-    if way == "inference_mode":  # turned on inside
+    if way == "inference_mode":  # entered inside the function
         return {"eager": BOTH, "breaks": BOTH}
     return PROTECTED if (target.endswith(", used") or target.startswith("saved")) and way != "data" else {}
 
@@ -205,7 +205,7 @@ HIDDEN = {
 }
 
 
-# --- inputs that overlap, of which some are written
+# --- overlapping inputs, some of which are written
 
 
 def _saved_before(a, b):
@@ -353,5 +353,8 @@ test_called_directly, test_behind_dynamo = both_ways(CASES)
 
 @pytest.mark.parametrize("mode", BOTH)
 def test_made_to_require_grad_after_a_write_that_counts_for_it(mode):
-    """A view from before that write gets its history when it is looked at; behind Dynamo it is made after the write."""
+    """A view from before a write to shared memory gets its history when it is read.
+
+    Behind Dynamo the view is made after the write.
+    """
     check_direct(Case(program=_required_later, arguments=_parts_without_a_base, size=(8,), eager=BOTH), mode)

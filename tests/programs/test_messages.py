@@ -1,4 +1,4 @@
-"""Every refusal, and every call left to eager, says where, of what, why, and what to do: read as a stranger would."""
+"""Every refusal and every eager run names the place, the object, the reason and a remedy."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 import aotlab
 from aotlab.errors import BY_DYNAMO, RefusedError, UsageError, brief
-from aotlab.frontends.dynamo import backend
-from aotlab.guards.code import definition, line_like, line_that_changes
+from aotlab.frontends.dynamo_frontend import backend
+from aotlab.guards.code_names import definition, line_like, line_that_changes
 from tests.engine_helpers import compiled, leaf, same
 
 GLOBALS = (torch.zeros(3),)
@@ -30,7 +30,7 @@ COUNT = 0
 
 @dataclass
 class State:
-    """What a training loop hands around."""
+    """The state that a training loop passes to its functions."""
 
     t: object
     n: int = 0
@@ -318,24 +318,24 @@ CASES = [
     (_reentrant, [partial(leaf, 3)], None, "use_reentrant=False"),
     (_sets, [_ones, _ones], "x", "copy_"),
     (_sets_data, [_ones, _ones], "x", "move it out"),
-    (_infers_inside, [_ones], None, "inference_mode around all of it"),
+    (_infers_inside, [_ones], None, "inference_mode around the whole function"),
     (_asks_numpy, [_ones], "x", "move it out"),
     (_asks_array, [_ones], "x", "move it out"),
     (_asks_address, [_ones], "x", "move it out"),
-    (_asks_gradient, [partial(leaf, 3)], "x", "a whole training step"),
+    (_asks_gradient, [partial(leaf, 3)], "x", BY_DYNAMO),
     (_swaps, [_ones], "x", "move it out"),
     (_makes_a_tensor_of_tensors, [_ones], "tensor", "torch.stack"),
     (_makes_sparse, [_ones], None, "outside of the compiled function"),
-    (_makes_a_module, [_ones], None, "make it outside"),
-    (_makes_opaque, [_ones], None, "that out"),
+    (_makes_a_module, [_ones], None, "make it outside of the function"),
+    (_makes_opaque, [_ones], None, "this code out"),
     (_chooses, [_ones], "cond", "move it out"),
-    (_writes_one_twice, [_ones], "_foreach_add_", "return a new tensor"),
+    (_writes_one_twice, [_ones], "_foreach_add_", "write one tensor after the other"),
     (_doubles, [lambda: torch.eye(3).to_sparse()], "x", "to_dense()"),
     (_doubles, [lambda: torch._neg_view(torch.ones(3))], "x", "resolve_neg()"),
     (_doubles, [partial(torch.ones, 3, device="meta")], "x", "with memory"),
     (_doubles, [lambda: _ones().as_subclass(Own)], "x", "the plain tensors"),
 ]
-#: What no message may contain: torch's words to those who develop it, names of its own, and addresses.
+#: Text that no message may contain: torch's messages for its developers, its internal names, and addresses.
 FOREIGN = re.compile(
     r"INTERNAL ASSERT|report a bug|file an issue|Caffe2|_local_scalar_dense|Assertion|https?://|0x[0-9a-f]{6}"
 )
@@ -374,7 +374,7 @@ def place_of(function):
     ("function", "makers", "name", "advice"), CASES, ids=[f"{n} {case[0].__name__}" for n, case in enumerate(CASES)]
 )
 def test_messages_name_the_line_the_argument_and_a_way_out(function, makers, name, advice, entry):
-    """Each has the marked line, the name of what it is about, and an advice, in the user's words, on one line."""
+    """Each message has the user's line, the name of the object and a remedy, in the user's words, on one line."""
     make = compiled if entry == "compile" else partial(aotlab.aot_function, fw_compiler=aotlab.nop)
     text = told(make(function), *(maker() for maker in makers))
     assert place_of(function) in text
@@ -387,8 +387,8 @@ def test_messages_name_the_line_the_argument_and_a_way_out(function, makers, nam
 BEHIND_DYNAMO = [
     (_reentrant, [partial(leaf, 3)], "use_reentrant=False"),
     (_sets_data, [_ones, _ones], "move it out"),
-    (_infers_inside, [_ones], "inference_mode around all of it"),
-    (_writes_one_twice, [_ones], "return a new tensor"),
+    (_infers_inside, [_ones], "inference_mode around the whole function"),
+    (_writes_one_twice, [_ones], "write one tensor after the other"),
     (_doubles, [lambda: torch._neg_view(torch.ones(3))], "resolve_neg()"),
 ]
 
@@ -397,7 +397,7 @@ BEHIND_DYNAMO = [
     ("function", "makers", "advice"), BEHIND_DYNAMO, ids=[case[0].__name__ for case in BEHIND_DYNAMO]
 )
 def test_messages_behind_dynamo(function, makers, advice):
-    """Behind `torch.compile` one warning says the same, and does not advise what is done already."""
+    """Behind `torch.compile` there is one warning with the same text, and it does not advise `torch.compile`."""
     torch._dynamo.reset()
     f = torch.compile(function, backend=backend, options={"compiler": "eager"})
     text = told(f, *(maker() for maker in makers))
@@ -451,7 +451,7 @@ class MakesAParameter(Counting):
     ],
 )
 def test_modules_that_change_themselves(kind, name):
-    """The attribute and the line of the assignment stand in the message."""
+    """The message names the attribute and the line of the assignment."""
     text = told(compiled(kind()), torch.ones(3))
     assert f"`{name}`{place_of(kind.forward)}" in text
     assert "return " in text
@@ -459,7 +459,10 @@ def test_modules_that_change_themselves(kind, name):
 
 @pytest.mark.parametrize("view", [lambda x: x, lambda x: x.view(-1), lambda x: x[1:]])
 def test_writes_to_inference_tensors_outside_of_the_mode_raise_what_eager_raises(view):
-    """That the argument's stand-in in the trace is an ordinary tensor does not show."""
+    """A write to an inference tensor outside inference mode raises eager's error.
+
+    The trace uses an ordinary tensor for the argument, and this is not visible.
+    """
 
     def f(x):
         view(x).add_(1)
@@ -479,7 +482,7 @@ def test_writes_through_detach_to_inference_tensors_are_eagers():
 
 
 def test_a_clone_of_an_inference_tensor_is_an_ordinary_tensor():
-    """What is written is new memory, so nothing is left to eager."""
+    """A clone of an inference tensor has new memory, so a write to it does not run eagerly."""
     same(lambda x: x.clone().add_(1) * x, _of_inference())
 
 
@@ -497,7 +500,7 @@ def test_brief_leaves_out_what_torch_says_to_its_developers():
 
 
 def test_lines_are_found_in_code():
-    """A store comes before a mention on a line that changes something; what is only read is no line."""
+    """The line of a store is preferred to a line that mentions the name in a mutating call; a read is no such line."""
 
     def f(x):
         print(FOUND[0])
@@ -517,7 +520,7 @@ def test_lines_are_found_in_code():
 
 
 def test_a_compiled_module_shows_the_module_within():
-    """Printed, and asked for its documentation, it is the user's module."""
+    """The repr and the docstring of a compiled module are those of the user's module."""
     layer = nn.Linear(2, 3)
     assert str(compiled(layer)) == f"AotModule(\n  (orig_module): {layer}\n)"
     assert compiled(layer).__doc__ == nn.Linear.__doc__
@@ -528,7 +531,7 @@ def test_a_compiled_module_shows_the_module_within():
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: compiled(nn.Linear), r"`Linear` is a class of modules: compile a module"),
+        (lambda: compiled(nn.Linear), r"`Linear` is a module class: compile an instance"),
         (lambda: aotlab.compile(torch.sin, partitioner=3), r"partitioner 3: pass a function"),
         (lambda: aotlab.compile(3), r"takes a function or a module, not 3"),
         (lambda: aotlab.aot_function(3, aotlab.nop), r"takes a function, not 3"),

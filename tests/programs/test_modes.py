@@ -1,13 +1,15 @@
-"""Grad mode, autocast, deterministic algorithms, inference mode and default dtype are eager's (row C12)."""
+"""Grad mode, autocast, deterministic algorithms, inference mode and default dtype are eager's."""
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from aotlab.errors import EscapeError
@@ -82,7 +84,7 @@ def test_grad_mode_inside(program, make, around):
 
 @pytest.mark.parametrize("program", [leaves_off, leaves_on])
 def test_grad_mode_left_behind_dynamo(program):
-    """What Dynamo makes of a mode that is left changed: the caller finds eager's."""
+    """If the function changes grad mode and does not restore it, the caller finds eager's mode behind Dynamo too."""
     torch._dynamo.reset()
     found = []
     for function in (program, compiled(program, frontend="dynamo")):
@@ -124,7 +126,7 @@ def autocast_inside(x, w):
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("program", [mixed, nested_autocast, autocast_inside])
 def test_autocast(program, grad, around):
-    """Inside, around, nested: results and gradients bit for bit, the settings as they were."""
+    """Autocast inside, around and nested gives eager's results and gradients bit for bit, and restores the settings."""
     x, w = leaf(4, 4), leaf(4, 4, seed=1)
     if not grad:
         x, w = x.detach(), w.detach()
@@ -201,7 +203,7 @@ OWN_CASTS = {
 
 @pytest.mark.parametrize("name", OWN_CASTS)
 def test_what_casts_by_itself_runs_eagerly(name):
-    """Kernels, and a transformer in evaluation, of which a graph would return another dtype."""
+    """Ops that cast inside their kernel run eagerly under autocast, because a graph would return another dtype."""
     with bf16(), torch.no_grad():
         same(OWN_CASTS[name], leaf(2, 8, 8).detach(), eagerly=True, backward=None)
 
@@ -243,7 +245,7 @@ def inference_inside(x):
 
 
 def inference_results(x):
-    """Return what was made under inference mode, views of it, and views of ordinary tensors."""
+    """Return a result that was made under inference mode, views of it, and views of ordinary tensors."""
     with torch.inference_mode():
         y = x * 2
         y.add_(1)
@@ -272,7 +274,7 @@ def looks_under_inference(x):
     "program", [inference_inside, inference_results, writes_under_inference, looks_under_inference]
 )
 def test_inference_mode_for_a_part(program, make):
-    """It runs eagerly, whatever is done there."""
+    """A function that uses inference mode for a part runs eagerly."""
     same(program, make(), eagerly=True)
     with pytest.warns(RuntimeWarning, match=r"inference_mode is turned on or off between ops.*use no_grad there"):
         compiled(program)(make())
@@ -287,7 +289,7 @@ def decorated(x):
 
 
 def results_and_views(x):
-    """Return what was made there, an input, and views of both; nest the mode; write."""
+    """Return a result of nested inference mode, an input, and views of both, and write."""
     with torch.inference_mode():
         y = x.detach().mul_(2).exp()
         with torch.inference_mode():
@@ -295,7 +297,7 @@ def results_and_views(x):
 
 
 def looks_around(x):
-    """Ask for the modes outside, inside and behind."""
+    """Read the modes before, inside and after the block."""
     before = torch.is_grad_enabled(), x.requires_grad
     with torch.inference_mode():
         y = x * (2 if torch.is_grad_enabled() else 3)
@@ -316,7 +318,7 @@ INSIDE = [decorated, results_and_views, looks_around, under_autocast]
 @pytest.mark.parametrize("make", [lambda: leaf(3) * 1, lambda: leaf(3).detach()], ids=["training", "inference"])
 @pytest.mark.parametrize("program", INSIDE)
 def test_inference_mode_inside(program, make, grad, frontend, fresh_dynamo):
-    """A function that enters it before all else is compiled; its results are inference tensors, as in eager."""
+    """A function that enters inference mode first is compiled; its results are inference tensors, as in eager."""
     function = compiled(program, frontend=frontend)
 
     def called(function):
@@ -338,7 +340,7 @@ def test_inference_mode_inside(program, make, grad, frontend, fresh_dynamo):
 
 
 def test_inference_mode_inside_for_all_sizes():
-    """One entry serves all of them, in whatever mode it is called."""
+    """One entry serves all sizes, whatever mode surrounds the call."""
     function = compiled(decorated, dynamic=True)
     for n, mode in ((2, torch.enable_grad), (3, torch.no_grad), (5, torch.inference_mode)):
         x = leaf(n)
@@ -348,7 +350,7 @@ def test_inference_mode_inside_for_all_sizes():
 
 
 def test_modes_left_behind_inference_mode():
-    """A function that leaves grad mode changed besides runs eagerly."""
+    """A function with inference mode that also leaves grad mode changed runs eagerly."""
 
     def leaves(x):
         with torch.inference_mode():
@@ -389,7 +391,10 @@ COMPOSITES = {
 
 @pytest.mark.parametrize("name", COMPOSITES)
 def test_composite_ops_in_inference_mode(name):
-    """What they write, and what they return a view of, is seen, though autograd takes none apart there."""
+    """In inference mode, the trace sees the writes and views of composite ops.
+
+    Autograd does not decompose them there.
+    """
 
     def program(x):
         y = COMPOSITES[name](x)
@@ -410,7 +415,10 @@ def test_views_of_parameters_in_inference_mode():
 
 
 def test_a_cache_is_written_in_inference_mode():
-    """An ordinary tensor that is written and viewed afterwards, as what a decoder keeps; that is compiled."""
+    """In inference mode, a call that writes an ordinary tensor and views it afterwards is compiled.
+
+    A decoder's cache is used in this way.
+    """
     ours, wanted = torch.zeros(3, 4), torch.zeros(3, 4)
 
     def program(cache, x):
@@ -427,7 +435,10 @@ def test_a_cache_is_written_in_inference_mode():
 
 
 def test_parameters_made_in_inference_mode():
-    """Called outside of it, eager keeps no history of what is computed of such alone; so it runs eagerly there."""
+    """Outside inference mode, eager keeps no history for ops on parameters that were made inside.
+
+    Such calls run eagerly.
+    """
     with torch.inference_mode():
         layer, x = nn.Linear(4, 4), leaf(4, 4).detach()
     g = compiled(lambda x: layer(x).relu())
@@ -448,7 +459,7 @@ def test_asking_for_inference_runs_eagerly(ask):
 
 
 def test_saving_an_inference_tensor():
-    """It cannot be saved for a backward: eager's error."""
+    """An inference tensor that must be saved for backward raises eager's error."""
     with torch.inference_mode():
         x = torch.ones(3)
     messages = []
@@ -487,7 +498,10 @@ def test_deterministic_mode(grad):
 
 
 def test_deterministic_mode_is_guarded():
-    """A call in the other mode is compiled for, and what has no deterministic form is eager's error."""
+    """A call in the other deterministic mode compiles again.
+
+    An op without a deterministic form raises eager's error.
+    """
     g = compiled(lambda x: x.cumsum(0))
     g(torch.ones(2))
     put = compiled(lambda x: (x * 2).put_(torch.tensor([0]), torch.ones(1)))
@@ -580,3 +594,115 @@ def test_default_dtype_around(frontend):
     finally:
         torch.set_default_dtype(torch.float32)
     assert g(torch.ones(2)).dtype == torch.float32
+
+
+# --- function modes ----------------------------------------------------------------------------------------------
+
+
+class Adds(TorchFunctionMode):
+    """Adds a number to each result of `torch.relu`."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        """Call the function."""
+        result = func(*args, **(kwargs or {}))
+        return result + 100 if func is torch.relu else result
+
+
+class Scales(TorchFunctionMode):
+    """Scales each result."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        """Call the function."""
+        result = func(*args, **(kwargs or {}))
+        return result * 1.5 if isinstance(result, torch.Tensor) and result.is_floating_point() else result
+
+
+def in_one_graph(x):
+    """Compute."""
+    return torch.relu(x).sin() * 2
+
+
+def in_two_graphs(x):
+    """Compute, with a break between."""
+    y = torch.relu(x)
+    torch._dynamo.graph_break()
+    return torch.relu(y) * 2
+
+
+def makes_a_tensor(x):
+    """Compute with a tensor of the default device."""
+    return torch.relu(x) + torch.ones(3)
+
+
+def enters_a_mode(x):
+    """Enter a mode inside, with a break in it."""
+    with Adds():
+        y = torch.relu(x)
+        torch._dynamo.graph_break()
+        y = torch.relu(y)
+    return torch.relu(y)
+
+
+def one_device(*modes):
+    """Return a context manager that enters some modes around a default device."""
+
+    @contextlib.contextmanager
+    def entered():
+        with contextlib.ExitStack() as stack:
+            for mode in modes:
+                stack.enter_context(mode())
+            yield stack.enter_context(torch.device("cpu"))
+
+    return entered
+
+
+@pytest.mark.filterwarnings("ignore:.*a torch function mode")
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("function", [in_one_graph, in_two_graphs, makes_a_tensor, enters_a_mode])
+@pytest.mark.parametrize(
+    "mode", [Adds, Scales, one_device(), one_device(Adds), one_device(Scales, Adds)],
+    ids=["adds", "scales", "device", "adds, device", "scales, adds, device"],
+)  # fmt: skip
+def test_a_function_mode_acts_once(mode, function, frontend):
+    """A function mode acts once on each call of the program, and not on calls without the mode."""
+    f = compiled(function, frontend=frontend)
+    found = []
+    for call in (f, function):
+        for around in (mode, mode, contextlib.nullcontext):
+            x = leaf(3)
+            with around():
+                out = call(x)
+                out.backward(torch.ones(3))
+                found.append((out.tolist(), x.grad.tolist(), torch._C._len_torch_function_stack()))
+    assert found[:3] == found[3:]
+    assert torch._C._len_torch_function_stack() == 0
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("mode", [Adds, one_device(Adds)], ids=["adds", "adds, device"])
+def test_a_call_that_raises_leaves_the_function_modes(mode):
+    """After an error in a graph the caller's modes are on."""
+
+    def function(x, n):
+        return torch.relu(x)[n] * 2
+
+    f = compiled(function, frontend="dynamo")
+    with mode():
+        before = torch.overrides._get_current_function_mode_stack()
+        assert f(torch.ones(3), torch.tensor([1])).tolist() == [202.0]
+        with pytest.raises(IndexError):
+            f(torch.ones(3), torch.tensor([7]))
+        assert torch.overrides._get_current_function_mode_stack() == before
+
+
+def test_a_refused_trace_puts_settings_back():
+    """A function that changes a setting and is then refused leaves the setting as it was."""
+
+    def f(x):
+        torch.set_default_dtype(torch.float64)
+        return x.numpy()
+
+    with refusing(EscapeError):
+        compiled(f)(torch.ones(2))
+    assert torch.get_default_dtype() == torch.float32

@@ -1,7 +1,7 @@
-"""Inputs that are written, alias each other and are returned: the combinations that upstream's own tests are about.
+"""Inputs that are written, alias each other and are returned, in the combinations that upstream's tests cover.
 
-Upstream's AOTAutograd is poisoned: that a program comes out as in eager is our doing. What single writes, views, modes
-and duplicates do is in ``tests/trace`` and ``tests/capture``; here they meet.
+Upstream's AOTAutograd raises if it is called, so aotlab itself computes the results. The tests of single writes, views,
+modes and duplicates are in ``tests/trace`` and ``tests/capture``; this module combines them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ def alone(x):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A program, and what makes its arguments of a tensor of shape (4, 3) that may be written.
+    """A program, and a function that makes its arguments from a tensor of shape (4, 3) that may be written.
 
-    ``inference`` and ``training`` are words of the reason why eager runs it there; empty where it is compiled.
+    ``inference`` and ``training`` are parts of the reason why the call runs eagerly in that mode, or "" if it is
+    compiled.
     """
 
     program: Callable[..., Any]
@@ -73,13 +74,13 @@ def leaves_apart(x):
 
 
 def two_bases(x):
-    """Pass views of two bases by turns, bases behind their views, and a tensor of its own."""
+    """Pass alternating views of two bases, bases after their views, and a separate tensor."""
     other = torch.arange(12.0).view(4, 3)
     return x[0], other.view(-1), torch.ones(3), x, other[1:]
 
 
 def plain_pair_and_leaf(x):
-    """Pass two aliases that require no grad beside a tensor that does."""
+    """Pass two aliases that require no grad, and a tensor that does."""
     shared = torch.arange(3.0)
     return shared, shared.view(3, 1), x
 
@@ -119,7 +120,7 @@ def with_nothing_and_numbers(nothing, x, n, y):
 
 
 def written_and_returned(x):
-    """Return what was written, a view of it, and what is computed from it."""
+    """Return a written input, a view of it, and a value computed from it."""
     x.mul_(2)
     return x, x.view(-1), x * 1
 
@@ -155,14 +156,14 @@ def beside_a_mean(x):
 
 
 def average(mean, x):
-    """Keep an average of what passes, of which no gradient is wanted."""
+    """Update a running average of the input under no_grad."""
     with torch.no_grad():
         mean.lerp_(x, 0.1)
     return (x - mean).square().sum()
 
 
 def by_a_function_that_says_so(x):
-    """Let a custom function write, and use what it returned."""
+    """Let a custom function write and declare it, and use its result."""
     y = Doubles.apply(x)
     return y, y * 3
 
@@ -174,13 +175,13 @@ def through_a_custom_view(x):
 
 
 def of_some_outputs(x, y):
-    """Return views of which one requires grad, beside a result that does not."""
+    """Return views, one of which requires grad, and a result that does not."""
     x.mul_(2)
     return x.t(), y.t(), (y * 2).view(-1), x.detach() * 3
 
 
 def made_to_require_grad(x, y):
-    """Fill a plain input with what requires grad, and return a view of it."""
+    """Copy a value that requires grad into a plain input, and return a view of the input."""
     y.copy_(x * 3)
     return y.view(-1), x * 1
 
@@ -193,7 +194,7 @@ def rows_from_others(x, y):
 
 
 def strided_window(x):
-    """Write through a window that is told by strides."""
+    """Write through a window with given strides."""
     x.as_strided((2, 2), (3, 1), 1).mul_(5)
     return x * x
 
@@ -217,7 +218,7 @@ def turned_and_written(x):
 
 
 def turned_beside_intermediates(x, y):
-    """Turn one input around beside views of an intermediate."""
+    """Transpose one input in place, and return views of an intermediate."""
     x.transpose_(1, 0)
     t = y * 2
     return t.unsqueeze(0), t.transpose(1, 0), x.unsqueeze(0), t.view(-1)
@@ -233,7 +234,7 @@ def writes_first(x, between, view):
 
 
 def writes_view(x, between, view):
-    """Write the view, and return what aliases the tensor."""
+    """Write the view, and return aliases of the tensor."""
     view.mul_(2)
     return between + 1, x.t(), view[1:]
 
@@ -266,7 +267,7 @@ def only_one(a, b):
 
 
 def of_bases_by_turns(row, flat, alone, x, rest):
-    """Write what belongs to two bases, of which one comes behind its view."""
+    """Write views of two bases. One base is passed after its view."""
     row.mul_(2)
     alone.add_(row)
     flat.add_(1)
@@ -282,7 +283,7 @@ def everything_at_once(row, flat, alone, x, rest):
 
 
 def pair_without_grad(a, b, x):
-    """Write aliases that require no grad, beside a tensor that does."""
+    """Write aliases that require no grad, and use a tensor that does."""
     a.add_(1)
     b.mul_(2)
     return x * a + x.sum() * b.view(-1)
@@ -295,7 +296,7 @@ def turned_alias(x, between, view):
 
 
 def of_which_input(x, between, view):
-    """Return views of each of two aliases: each is of its own input."""
+    """Return views of each of two aliases. The base of each view is the alias that made it."""
     return view[1:], x[1:], x.view(-1)[2:], view.view(3, 4), between * 2
 
 
@@ -318,7 +319,7 @@ def turned_intermediate(x):
 
 
 def without_grad_beside(x):
-    """Return views of a result of which one was made without grad."""
+    """Return views of a result, one of which was made without grad."""
     t = x * 2
     with torch.no_grad():
         quiet = t.view(-1)
@@ -340,11 +341,11 @@ def several_times(x):
 
 
 #: Views that autograd knows of, one of them written: upstream replaces them by their base, here eager runs it.
-TOGETHER = "count writes together, as parts of one buffer"
+TOGETHER = "share a version counter, as parts of one buffer"
 #: An alias of inputs that alias each other is returned.
 OF_SEVERAL = "an output shares memory with several inputs"
 #: Sizes change in place, of what requires grad or has views.
-SIZES = r"changes `x`, which requires grad or shares memory|`x` changes its sizes, and has views"
+SIZES = "changes the sizes or the history of `x`, an argument that (is detached, requires grad|has views)"
 CASES = (
     Case(with_nothing_and_numbers, around),
     Case(written_and_returned),
@@ -353,7 +354,7 @@ CASES = (
     Case(hidden_twice),
     Case(average, beside_a_mean),
     Case(by_a_function_that_says_so),
-    Case(through_a_custom_view, training="has an autograd history of its own"),
+    Case(through_a_custom_view, training="autograd does not treat it as a view of"),
     Case(of_some_outputs, two),
     Case(made_to_require_grad, two),
     Case(rows_from_others, two),
@@ -369,12 +370,12 @@ CASES = (
     Case(alias_of_either, views_alone, inference=OF_SEVERAL, training=TOGETHER),
     Case(alias_of_either, views_apart, inference=TOGETHER, training=TOGETHER),
     Case(in_turn, views_alone, training=TOGETHER),
-    Case(only_one, leaves_apart, training="is a view, of a tensor that requires grad or with a hook, and is written"),
+    Case(only_one, leaves_apart, training="a view of a tensor that requires grad or has a hook"),
     Case(only_one, views_apart, training=TOGETHER),
     Case(of_bases_by_turns, two_bases, training=TOGETHER),
     Case(everything_at_once, two_bases, inference=OF_SEVERAL, training=OF_SEVERAL),
     Case(pair_without_grad, plain_pair_and_leaf),
-    Case(of_an_intermediate_and_itself, training="a view of an intermediate from before that was written"),
+    Case(of_an_intermediate_and_itself, training="a view of an intermediate that was made before a write"),
     Case(turned_intermediate),
     Case(without_grad_beside),
     Case(through_a_linear),

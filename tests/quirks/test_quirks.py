@@ -1,4 +1,4 @@
-"""The quirks: each can be switched off, and then its corner runs eagerly, with eager's results and a sentence."""
+"""Quirks: each can be switched off, and then its case runs eagerly, with eager's results and a notice."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from aotlab import config, quirks
-from aotlab.quirks import draws
+from aotlab.maintenance.fuzz.plan import Plan
+from aotlab.quirks import random_order
 from aotlab.trace.boundary import CLAIMABLE
-from aotlab.verification.fuzz.plan import Plan
 from tests.engine_helpers import compiled, leaf, refusing, same
-from tests.verification.fuzz_blocks import Blocks, check
-from tests.verification.test_fuzz_corpus import FOUND_DIRECTLY, differs
+from tests.maintenance.fuzz_blocks import Blocks, check
+from tests.maintenance.test_fuzz_corpus import FOUND_DIRECTLY, differs
 
 NAMES = tuple(quirk.name for quirk in quirks.ALL)
-#: What eager's kernel of this machine does with a permuted tensor.
-ALONG_MEMORY = draws._goes_along_memory(torch.float32)
+#: Whether eager's random kernels on this machine draw along the memory order of a permuted tensor.
+ALONG_MEMORY = random_order._goes_along_memory(torch.float32)
 
 
 def hooked(x):
@@ -57,7 +57,7 @@ def warning(x):
 
 
 def drawing(x):
-    """Draw into a tensor that does not lie row by row."""
+    """Draw into a tensor that is not row-major."""
     return torch.empty_like(x).t().contiguous().t().bernoulli_(0.5) * x
 
 
@@ -78,41 +78,44 @@ def choosing(x):
 
 
 PROGRAMS = [
-    ("hooks", hooked, "a hook is registered"),
-    ("moves", moving, "`t_` changes a tensor in place"),
-    ("windows", striding, "`as_strided` looks at"),
-    ("windows", offset, "`storage_offset` looks at"),
-    ("gradients", differentiating, r"`torch.autograd.grad` is called inside"),
-    ("warnings", warning, "it warns"),
-    ("draws", drawing, "draws in the order of the memory"),
-    ("lstm", recurrent, "an LSTM looks at grad mode"),
-    ("kernels", singular, "eager computes `linalg_svdvals` by another kernel"),
-    ("hops", choosing, "`cond` is given functions"),
+    ("hooks", hooked, "`register_hook` is called, and the quirk hooks is switched off"),
+    ("metadata_changes", moving, "`t_` is called, and the quirk metadata_changes is switched off"),
+    ("storage_offsets", striding, "`as_strided` is called, and the quirk storage_offsets is switched off"),
+    ("storage_offsets", offset, "`storage_offset` is called, and the quirk storage_offsets is switched off"),
+    ("gradients", differentiating, "`grad` is called, and the quirk gradients is switched off"),
+    ("warnings", warning, "`warn` is called, and the quirk warnings is switched off"),
+    ("random_order", drawing, "draws random numbers into a tensor that is not contiguous"),
+    ("lstm", recurrent, "`lstm` is called, and the quirk lstm is switched off"),
+    ("kernels", singular, "`linalg_svdvals` is called, and the quirk kernels is switched off"),
+    ("hops", choosing, "`cond` is called, and the quirk hops is switched off"),
 ]
 
 
 @pytest.mark.tier("quick")
 def test_all_are_on():
-    """The switch names every quirk, and a name that is none is an error at the first call."""
+    """The default switches all quirks on, and an unknown name raises at the first call."""
     assert config.quirks == NAMES
-    with config.patch(quirks=("nonesuch",)), pytest.raises(ValueError, match="'nonesuch'; there are hooks, moves"):
+    with (
+        config.patch(quirks=("nonesuch",)),
+        pytest.raises(ValueError, match="there are hooks, metadata_changes"),
+    ):
         compiled(hooked)(leaf(2, 3))
 
 
 @pytest.mark.tier("quick")
 def test_each_row_has_its_quirk():
     """What may be claimed is claimed by one quirk, and nothing else is."""
-    claims = [func for quirk in quirks.ALL for func in quirk().claims()]
-    assert len(claims) == len(set(claims))
-    assert set(claims) == set(CLAIMABLE)
+    claims = [(func, quirk.name) for quirk in quirks.ALL for func in quirk().claims()]
+    assert len(claims) == len(dict(claims))
+    assert dict(claims) == CLAIMABLE
 
 
 @pytest.mark.tier("quick")
 @pytest.mark.parametrize(("name", "program", "sentence"), PROGRAMS)
 def test_a_quirk_is_one_corner(name, program, sentence):
-    """With the quirk alone its corner is compiled; with all others it runs eagerly, and says so."""
+    """A program is compiled with its quirk alone, and runs eagerly with a notice if only that quirk is off."""
     with config.patch(quirks=(name,)):
-        same(program, leaf(2, 3), eagerly=name == "draws" and not ALONG_MEMORY)
+        same(program, leaf(2, 3), eagerly=name == "random_order" and not ALONG_MEMORY)
     with config.patch(quirks=tuple(other for other in NAMES if other != name)):
         same(program, leaf(2, 3), eagerly=True)
         with refusing(match=sentence):
@@ -123,7 +126,7 @@ def test_a_quirk_is_one_corner(name, program, sentence):
 @pytest.mark.parametrize("cell", FOUND_DIRECTLY, ids=[cell.stem for cell in FOUND_DIRECTLY])
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_the_corpus_without_quirks(cell, capsys):
-    """What the fuzzer once found does not differ where the core is alone."""
+    """Without quirks, the programs in the fuzzer's corpus still give eager's results."""
     with config.patch(quirks=()):
         if differs(cell, cell.read_text(encoding="utf-8")):
             pytest.fail(capsys.readouterr().out)
@@ -137,7 +140,7 @@ def test_the_corpus_without_quirks(cell, capsys):
     ],
 )
 def test_random_programs_without_quirks(without, programs):
-    """Programs that nobody has seen before are eager's equal, with all quirks off and with each one off."""
+    """Random programs agree with eager with all quirks off, and with each one off."""
     plan = Plan(seed=secrets.randbits(32), programs=programs, without=without)
     blocks = Blocks(plan, [0])
     try:

@@ -1,7 +1,7 @@
 """Programs whose kernels run under Triton's interpreter, and their comparison with eager.
 
-``TRITON_INTERPRET=1 python -m tests.rehearse.programs`` prints for each program what differs, as JSON: Triton decides
-when it is imported whether it interprets, so a test runs this in a process of its own.
+``TRITON_INTERPRET=1 python -m tests.rehearse.programs`` prints the differences of each program, as JSON. Triton decides
+at import whether it interprets, so a test runs this in a separate process.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def mutation() -> Made:
 
 @program
 def views() -> Made:
-    """Take and return views, with strides."""
+    """Return views, with strides."""
     base = torch.randn(8, 10)
     return lambda x: (x.t().exp(), x[1:] + x[:-1], x.t()), (base[:, 1::2],)
 
@@ -117,7 +117,7 @@ def constants() -> Made:
 
 
 def outcome(function: Callable[..., Any], args: tuple[Any, ...]) -> list[Tensor]:
-    """Run a function and its backward; return the results, what became of the arguments, and the gradients."""
+    """Run a function and its backward. Return the results, the changed arguments, and the gradients."""
     torch.manual_seed(7)
     result = function(*args)
     results = [result] if isinstance(result, Tensor) else [*result]
@@ -129,7 +129,10 @@ def outcome(function: Callable[..., Any], args: tuple[Any, ...]) -> list[Tensor]
 
 
 def seeded() -> tuple[list[str], list[str]]:
-    """Drop by the seed that the kernels draw by: what is kept is scaled, and the backward drops the same."""
+    """Apply a dropout with the seed of the kernels.
+
+    The remaining values are scaled, and the backward drops the same ones.
+    """
     import aotlab
     from aotlab.rehearse import RehearsalBackend
 
@@ -152,7 +155,7 @@ def seeded() -> tuple[list[str], list[str]]:
 
 
 def differences(name: str) -> tuple[list[str], list[str]]:
-    """Return what differs between eager and the interpreted kernels of a program, and the kernels' names."""
+    """Return the differences between eager and the interpreted kernels of a program, and the kernels' names."""
     import aotlab
     from aotlab.rehearse import RehearsalBackend
 
@@ -173,7 +176,7 @@ def differences(name: str) -> tuple[list[str], list[str]]:
 
 
 def main() -> None:
-    """Run all programs, or those that are named."""
+    """Run all programs, or the named ones."""
     from aotlab import config
 
     config.fallback = "error"

@@ -37,7 +37,7 @@ def only(kernels: list[Kernel]) -> Kernel:
 
 
 def test_a_kernel_is_described() -> None:
-    """Its source, what Triton compiled of it, what it takes of the card, and what a call moves."""
+    """A kernel is described by its source, its compiled code, its use of the card, and the bytes that a call moves."""
     kernel = only(rehearse(lambda x, y: x.sin() + y, torch.randn(1000, 10), torch.randn(10)))
     assert (kernel.graph, kernel.calls) == ("inference", 1)
     assert "@triton.jit" in kernel.source
@@ -76,7 +76,7 @@ def test_each_card_has_its_own_code(card: str) -> None:
 
 
 def facts() -> dict[str, Any]:
-    """Return what a rehearsal changes while it lasts."""
+    """Return the state that a rehearsal changes temporarily."""
     from torch._dynamo.device_interface import CudaInterface
     from torch._inductor import async_compile, config
     from torch._inductor.runtime import triton_helpers
@@ -168,7 +168,7 @@ def test_interpreted_kernels_equal_eager(interpreted: dict[str, Any], name: str)
 
 
 def test_there_are_ten_programs() -> None:
-    """As was asked for."""
+    """There are at least as many programs as the requirement asks."""
     found: dict[str, Callable[..., Any]] = PROGRAMS
     assert len(found) >= 10
 
@@ -183,7 +183,7 @@ def test_ops_that_look_at_values() -> None:
 @pytest.mark.parametrize(
     ("function", "dtype", "told"),
     [
-        (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), torch.float32, "a graph inside of the graph"),
+        (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), torch.float32, "an inner graph"),
         (lambda x: x.sin(), torch.bfloat16, "Tesla T4 does not support bfloat16, which `.*` is"),
     ],
     ids=["a graph inside", "bfloat16"],
@@ -195,7 +195,7 @@ def test_what_is_not_rehearsed(function: Callable[..., Any], dtype: torch.dtype,
 
 
 def test_constants_and_ops_without_kernels() -> None:
-    """A tensor that the graph holds is read by the kernel, and what a library computes is between the kernels."""
+    """A kernel reads a constant tensor of the graph. A library op runs between the kernels."""
     kernel = only(rehearse(lambda x: x + torch.tensor([1.0, 2.0, 3.0]), torch.randn(3)))
     assert (kernel.bytes_read, kernel.bytes_written) == (24, 12)
     assert len(rehearse(lambda x: torch.linalg.svd(x.sin())[1] * 2, torch.randn(4, 4))) == 2

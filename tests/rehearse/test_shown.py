@@ -21,7 +21,10 @@ MEASURES = ["registers", "shared_bytes", "spilled_bytes", "blocks", "bytes_read"
 
 
 def test_a_report_has_what_became_of_each_kernel() -> None:
-    """Of those that Triton compiled; a library's kernels have no such numbers. They are kept in the JSON."""
+    """A report has the figures of each kernel that Triton compiled, also in the JSON.
+
+    A library's kernels have no figures.
+    """
     layer, x = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()), torch.randn(32, 64)
     backend = RehearsalBackend("h100")
     with aotlab.Report.record() as recording:
@@ -40,14 +43,14 @@ def test_a_report_has_what_became_of_each_kernel() -> None:
 
 
 def test_kernels_that_were_not_rehearsed_have_no_numbers() -> None:
-    """Those of the CPU."""
+    """The kernels of the CPU have no figures."""
     with aotlab.Report.record() as recording:
         aotlab.compile(lambda x: x.sin() * 2, backend="inductor")(torch.randn(8))
     assert recording.report().kernels[MEASURES].isna().all(axis=None)
 
 
 def test_the_demo() -> None:
-    """Both programs are compiled for the card, and compute what eager does."""
+    """Both programs are compiled for the card, and compute eager's results."""
     out = io.StringIO()
     assert demo.rehearse("h100", json_path=None, html_path=None, out=out) == OK
     assert out.getvalue().count("triton_") > 10

@@ -1,7 +1,7 @@
-"""What stands around compiled graphs never waits for a device: guards, writes, saved values, the backward.
+"""The code around compiled graphs never waits for a device: guards, writes, saved values, the backward.
 
-The profiler names each op of a call; those that would copy from a GPU to the host are refused. What Inductor writes for
-a card is read.
+The profiler names each op of a call; those that would copy from a GPU to the host are refused. The source that Inductor
+generates for a card is searched for such calls.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import aotlab
-from aotlab.cli.acceptance import waiting_is_an_error
+from aotlab.maintenance.acceptance import waiting_is_an_error
 from aotlab.rehearse import RehearsalBackend
 from aotlab.runtime.prologue import Prologue
 from tests.engine_helpers import behind
 
 CPU = torch.device("cpu")
 DEVICES = [CPU, pytest.param(torch.device("cuda", 0), marks=pytest.mark.gpu)]
-#: How generated source would wait, or ask for a value.
+#: Calls in generated source that would wait for the device or read a value.
 WAITS = r"\.item\(|\.tolist\(|\.cpu\(|\.numpy\(|nonzero|torch\.equal|synchronize|wait_|\.to\("
 
 Made = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -46,7 +46,7 @@ def mutation(device: torch.device) -> Made:
 
 
 def views(device: torch.device) -> Made:
-    """Take arguments that share memory, write one, return views."""
+    """Write one of several arguments that share memory, and return views."""
     base = torch.randn(8, 10, device=device)
 
     def step(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, ...]:

@@ -21,12 +21,12 @@ from torch import fx
 
 from aotlab import observe
 from aotlab.backends.base import KernelSource
-from aotlab.backends.stage import BackwardRecord, CompiledGraphRecord, CompileRecord
+from aotlab.backends.compile_stage import BackwardRecord, CompiledGraphRecord, CompileRecord
 from aotlab.capture.call import ArgumentRecord, CaptureRecord
 from aotlab.capture.dedupe import DedupeRecord
 from aotlab.capture.synthetic_bases import Overlap, SyntheticBasesRecord
 from aotlab.errors import RandomOpError, UserLine
-from aotlab.ir.graphs import node_records
+from aotlab.ir.fx_graphs import node_records
 from aotlab.ir.metadata import (
     InputAliasInfo,
     OutputAliasInfo,
@@ -37,10 +37,10 @@ from aotlab.ir.metadata import (
     ViewStep,
 )
 from aotlab.ir.specs import StorageNumbers, spec_of
-from aotlab.partition.described import SavedValue
-from aotlab.partition.stage import PartitionRecord
+from aotlab.partition.partition_stage import PartitionRecord
+from aotlab.partition.saved_descriptions import SavedValue
 from aotlab.report import Recording, Report
-from aotlab.runtime.stage import RuntimeRecord
+from aotlab.runtime.runtime_stage import RuntimeRecord
 from aotlab.trace.records import AutogradNode, TraceRecord
 
 FILE = "/home/ada/work/model.py"
@@ -49,7 +49,7 @@ REASON = "`x` has shape (8, 5), this entry was compiled for (4, 5)"
 
 
 class Story:
-    """Tells the events of an imagined engine, entry by entry; names and code can be chosen."""
+    """Emits the events of an imagined engine, entry by entry. Names and code can be chosen."""
 
     def __init__(self, *, function: str = "step", code: str = "x.mul_(2)", kernel: str = "int main() {}") -> None:
         self.function = function
@@ -87,7 +87,7 @@ class Story:
         self.stage(entry, "synthetic_bases", self.overlaps(), 20_000)
         self.stage(entry, "trace", self.trace(joint), 40_000_000, 4)
         self.stage(entry, "partition", self.partition(forward, backward), 5_000_000, 4)
-        # Later stages rewrite graphs in place: what was recorded must not follow.
+        # Later stages rewrite graphs in place. The recorded graphs must not change with them.
         joint.graph.erase_node(next(node for node in reversed(joint.graph.nodes) if node.op == "output"))
         self.stage(entry, "compile", self.compile(forward, backward), 900_000_000)
         self.stage(entry, "runtime", RuntimeRecord(name="<aotlab step 0>", source=RUNTIME_SOURCE), 300_000)
@@ -157,7 +157,7 @@ class Story:
         return SyntheticBasesRecord(overlaps=(Overlap(first=2, second=3, bytes=16),))
 
     def trace(self, joint: fx.GraphModule) -> TraceRecord:
-        """Say what the run of the function showed."""
+        """Report the facts that the trace recorded."""
         capture = self.capture()
         dedupe = self.dedupe()
         inputs = []

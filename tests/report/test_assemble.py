@@ -1,4 +1,7 @@
-"""What the rows say about the story's arguments, outputs and memory; the truth is in the story's docstring."""
+"""The rows about the story's arguments, outputs and memory.
+
+The docstring of the story states the true facts.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from torch._subclasses import FakeTensorMode
 from aotlab.ir.metadata import ViewStep
 from aotlab.ir.specs import SymExpr, spec_of
 from aotlab.report import Report
-from aotlab.report.assemble import chain, reach, tensor_info
 from aotlab.report.model import Graph
+from aotlab.report.rows import chain, reach, tensor_info
 
 
 @pytest.fixture
@@ -72,7 +75,7 @@ def test_outputs_say_what_they_alias(graph: Graph) -> None:
 
 
 def test_storages_gather_who_shares_memory(graph: Graph) -> None:
-    """Inputs and outputs that alias stand in one storage, with the bytes that they reach."""
+    """Inputs and outputs that alias are listed under one storage, with their ranges of bytes."""
     found = {
         storage.number: (storage.owner, storage.nbytes, [(s.name, s.start, s.stop, s.mutated) for s in storage.spans])
         for storage in graph.storages
@@ -88,7 +91,10 @@ def test_storages_gather_who_shares_memory(graph: Graph) -> None:
 
 
 def test_saved_values_keep_reason_line_and_users(graph: Graph) -> None:
-    """What is saved says why, from where, for whom; what the caller holds anyway costs nothing."""
+    """A saved value has a reason, a line and its users.
+
+    A saved value that the caller holds anyway costs no new bytes.
+    """
     assert [(s.name, s.nbytes, s.reason, s.is_input, s.is_output, s.new_bytes, s.used_by) for s in graph.saved] == [
         ("mul", 80, "mm needs it", False, True, 0, ("t",)),
         ("primals_1", 60, "mm needs it", True, False, 0, ("mm",)),
@@ -165,7 +171,7 @@ def test_the_bytes_that_a_tensor_reaches(tensor: torch.Tensor, expected: tuple[i
 
 
 def test_the_bytes_that_a_symbolic_tensor_reaches() -> None:
-    """Those of the traced call; a size of which not even that is known leaves the range open."""
+    """The bytes are computed from the traced call's sizes. If a size is unknown even there, the range has no end."""
     row = tensor_info(spec_of(torch.empty(2, 3)))
     for hint, expected in ((2, (0, 24)), (None, None)):
         size, nbytes = SymExpr(expression="s0", hint=hint), SymExpr(expression="12*s0", hint=hint and 24)
@@ -198,12 +204,12 @@ def test_view_chains_as_code() -> None:
     ],
 )
 def test_slices_are_written_as_indices(args: tuple[object, ...], expected: str) -> None:
-    """A slice reads as it is written in Python, and an open end is open."""
+    """A slice is written in Python's notation, and an open end stays open."""
     assert expected == chain("x", (ViewStep(target="aten.slice.Tensor", args=args),))
 
 
 def test_slices_say_what_the_op_does() -> None:
-    """What is written as indices is the view that the op makes."""
+    """The index notation of a slice gives the same view as the op."""
     x = torch.arange(24).view(2, 3, 4)
     for args in ((0, 1, 2**63 - 1), (1, 1, 2**63 - 1), (2, 0, 3, 2), (-1, 1, 2), (-2, 1, 2), (0, -2, 2**63 - 1), ()):
         expected = torch.ops.aten.slice.Tensor(x, *args)

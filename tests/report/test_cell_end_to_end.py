@@ -1,15 +1,14 @@
-"""Reports of cells that IPython ran under the magic: what their first line, tables and page say of what happened."""
+"""Reports of cells that IPython ran under the magic: their first line, tables and page."""
 
 from __future__ import annotations
 
+import json
 import time
-import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("IPython")
 
@@ -18,11 +17,14 @@ from IPython.core.interactiveshell import InteractiveShell
 from aotlab.notebook import graphs
 from aotlab.notebook.compiled_cell import CompiledCell
 from aotlab.notebook.magic import Magic
-from aotlab.report import Report
-from aotlab.report.counts import summary
+from aotlab.report import MIME_TYPE, Report
+from aotlab.report.counts import count_frame, summary
+from aotlab.report.cut import fitting
 from aotlab.report.html import fragment
+from aotlab.report.mime import bundle
 from aotlab.report.text import place
 from aotlab.report.verdict import verdict
+from tests.notebook.plain_shells import plain_shell
 
 Run = Callable[..., Report]
 
@@ -30,17 +32,12 @@ Run = Callable[..., Report]
 @pytest.fixture
 def shell() -> InteractiveShell:
     """Return a fresh shell."""
-    return InteractiveShell()
+    return plain_shell(loaded=False)
 
 
 @pytest.fixture
 def run(shell: Any) -> Iterator[Run]:
     """Return what runs plain cells in a fresh shell, then one under the magic, and returns its report."""
-    torch._dynamo.reset()
-    shell.history_manager.enabled = False
-    module = types.ModuleType("__main__")
-    shell.user_module, shell.user_ns = module, vars(module)
-    shell.init_user_ns()
     shell.run_cell("%load_ext aotlab\nimport torch\nx = torch.arange(12.0).view(3, 4)")
 
     def cell(text: str, *later: str, fails: bool = False) -> Report:
@@ -92,7 +89,7 @@ def test_a_cell_of_which_part_runs_eagerly(run: Run) -> None:
 
 
 def test_a_graph_break_within_a_line(run: Run) -> None:
-    """A stretch that Dynamo split is not told as if all of it had been captured."""
+    """A part that Dynamo split is not reported as wholly captured."""
     report = run("y = x * 2\nx.t_()")
     found = verdict(report)
     assert found.state == "partly"
@@ -102,7 +99,7 @@ def test_a_graph_break_within_a_line(run: Run) -> None:
 
 
 def test_a_cell_that_fails(run: Run) -> None:
-    """The error stands in the first line and above the cell's lines; what was not reached is marked."""
+    """The error is named in the first line and above the cell's lines. Lines that were not reached are marked."""
     report = run("y = x + 1\nprint(y.sum())\nundefined\nz = 1", fails=True)
     assert report.verdict.endswith("The cell ended at line 4 with NameError: name 'undefined' is not defined.")
     assert "<td>not run</td>" in fragment(report)
@@ -123,9 +120,11 @@ def test_the_unchanged_cell_again(run: Run) -> None:
 
 
 def test_functions_that_nobody_called_yet(run: Run) -> None:
-    """A cell of definitions says that its functions wait, and later what their calls compiled."""
+    """A cell of definitions says that its functions were not called yet, and later lists what their calls compiled."""
     cell = "def f(x):\n    return x.sin()\ndef g(x):\n    return x.cos()"
-    assert run(cell).verdict == "Nothing was compiled: no function of the cell was called yet."
+    found = verdict(run(cell))
+    assert found.sentence == "Nothing to compile yet: the functions of the cell are compiled when they are called."
+    assert found.state == "idle"
     assert run(cell, "y = f(x)").verdict.startswith("Compiled f: 1 graph (inference)")
 
 
@@ -151,7 +150,7 @@ def test_recompiles_and_calls_of_a_function(run: Run) -> None:
 
 
 def test_pieces_that_dynamo_split(run: Run) -> None:
-    """Each captured piece is a frame of its own with its own calls, and the break between them has a row."""
+    """Each captured piece is a separate frame with separate calls, and the break between them has a row."""
     report = run("def f(v):\n    v = v * 2\n    print('here')\n    return v + 1", "f(x); f(x); 0")
     assert [frame.calls.total for frame in report.frames] == [2, 2]
     assert len(report.calls) == 4
@@ -160,7 +159,7 @@ def test_pieces_that_dynamo_split(run: Run) -> None:
 
 
 def test_tensors_written_outside_of_the_graphs(run: Run) -> None:
-    """What Python wrote, and what was written through another name, stands beside what the graphs mutated."""
+    """The summary lists writes by Python and writes through another name, beside the graphs' mutations."""
     run("v = x[1:]\nw = torch.zeros(2)")
     report = run("x.mul_(2)\nw.numpy()[0] = 1")
     (fact,) = (fact.sentence for fact in summary(report).facts if fact.key == "mutated")
@@ -170,7 +169,7 @@ def test_tensors_written_outside_of_the_graphs(run: Run) -> None:
 
 
 def test_a_compiled_form_that_differs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backend that computes something else is told first, and the cell's results are eager's."""
+    """A backend with another result is named first, and the cell's results are eager's."""
     compare = graphs.compare
 
     def other(*args: Any, **options: Any) -> Any:
@@ -208,7 +207,7 @@ def test_lines_of_other_cells_name_their_cell(run: Run, shell: Any) -> None:
 
 
 def test_where_the_time_of_a_cell_went(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The report adds up to what the magic took until it was shown; a slow comparison has a row of its own."""
+    """The times in the report add up to the magic's total time. A slow comparison has a separate row."""
     compare, cell, shows = graphs.compare, Magic.cell, CompiledCell.show_in
     clock: dict[str, int] = {}
 
@@ -233,3 +232,64 @@ def test_where_the_time_of_a_cell_went(run: Run, monkeypatch: pytest.MonkeyPatch
     assert found["rest"] >= 0.3e9
     assert sum(found.values()) == report.duration_ns
     assert clock["took"] * 0.9 <= report.duration_ns <= clock["took"]
+
+
+@pytest.mark.parametrize("between", ["", "print()\n"], ids=["one graph", "a graph for each line"])
+def test_one_storage_has_one_number_in_the_cell(run: Run, between: str) -> None:
+    """A tensor, its view and a write to the view have one number; so have a new tensor and the view of it."""
+    lines = ["x.add_(1)", "y = x.t()", "y[0].mul_(2)", "z = x * 2", "w = z.view(-1)", "w.add_(1)"]
+    report = run("".join(f"{line}\n{between}" for line in lines))
+    assert len(report.frames) == (6 if between else 1)
+    rows = {(row["tensor"], row["storage"]) for row in report.storages.to_dict("records")}
+    assert rows == {("x", 0), ("y", 0), ("z", 1), ("w", 1)}
+
+
+#: A UNet of 40 parameters, as a notebook defines it.
+UNET = """
+import torch.nn.functional as F
+from torch import nn
+class Block(nn.Module):
+    def __init__(self, given, made):
+        super().__init__()
+        self.first, self.norm1 = nn.Conv2d(given, made, 3, padding=1), nn.GroupNorm(4, made)
+        self.second, self.norm2 = nn.Conv2d(made, made, 3, padding=1), nn.GroupNorm(4, made)
+    def forward(self, x):
+        return F.silu(self.norm2(self.second(F.silu(self.norm1(self.first(x))))))
+class UNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.down, self.below, self.middle, self.above = Block(1, 8), Block(8, 16), Block(16, 16), Block(16, 8)
+        self.up = nn.ConvTranspose2d(16, 8, 2, stride=2)
+        self.attention, self.time, self.head = nn.Linear(16, 16), nn.Linear(1, 16), nn.Conv2d(8, 1, 1)
+    def forward(self, x, t):
+        skip = self.down(x)
+        low = self.middle(self.below(F.max_pool2d(skip, 2)) + self.time(t)[:, :, None, None])
+        low = low + self.attention(low.mean((2, 3)))[:, :, None, None]
+        return self.head(self.above(torch.cat([skip, self.up(low)], 1)))
+net = UNet()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+image, when = torch.randn(2, 1, 8, 8), torch.rand(2, 1)
+"""
+
+
+def test_a_saved_report_counts_what_there_was_before_it_was_cut(shell: Any, run: Run) -> None:
+    """The output of a UNet's training step stores few rows. Groups, totals and pages still count all 40 parameters."""
+    shell.run_cell(UNET).raise_error()
+    whole = run("loss = net(image, when).square().mean()\nloss.backward()\noptimizer.step()")
+    parameters = list(shell.user_ns["net"].parameters())
+    told = (40, sum(each.nbytes for each in parameters))
+    assert len(parameters) == 40
+    harsh = fitting(whole, lambda cut: len(cut.to_json()) < 60_000)
+    saved = Report.from_dict(json.loads(json.dumps(bundle(whole)[MIME_TYPE])))
+    live = Report.from_dict(bundle(whole, live=True)[MIME_TYPE])
+    for cut in (saved, live, harsh):
+        assert len(cut.frames[0].graphs[0].inputs) < 40
+        (group, *_) = cut.frames[0].graphs[0].input_groups
+        assert (group.title, group.count, group.nbytes) == ("40 parameters of net", *told)
+        kept = {row.name for row in cut.frames[0].graphs[0].inputs if row.group is None}
+        assert {"image", "when"} <= kept
+        assert summary(cut) == summary(whole)
+        assert summary(cut).listed == 2
+        assert [count_frame(frame) for frame in cut.frames] == [
+            count_frame(frame) for frame in whole.frames[: len(cut.frames)]
+        ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from traceback import FrameSummary
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ import aotlab
 from aotlab import config, observe
 from aotlab.report import Recording, Report
 from aotlab.report.collect import RECENT_CALLS
+from aotlab.report.dynamo_breaks import graph_break
+from aotlab.report.verdict import ROUNDS
 
 
 def test_frames_and_graphs_are_numbered_in_order_of_appearance(report: Report) -> None:
@@ -28,7 +31,7 @@ def test_frames_and_graphs_are_numbered_in_order_of_appearance(report: Report) -
 
 
 def test_functions_of_one_name_are_told_apart(story: Any) -> None:
-    """Two functions called ``step`` become two frames with names of their own."""
+    """Two functions called ``step`` become two frames with different names."""
     with Report.record() as recording:
         story.compiled(function_id=1)
         story.compiled(function_id=2)
@@ -82,7 +85,7 @@ def test_snapshots_do_not_follow_what_later_stages_rewrite(report: Report) -> No
 
 
 def test_a_recording_answers_like_a_report_at_any_time(story: Any) -> None:
-    """During the block and after it, tables, fields and methods are those of the report so far."""
+    """During the block and after it, tables, fields and methods equal those of the current report."""
     with Report.record("half") as recording:
         assert len(recording.inputs) == 0
         entry = story.compiled()
@@ -102,7 +105,7 @@ def test_a_recording_answers_like_a_report_at_any_time(story: Any) -> None:
 
 
 def test_nothing_is_heard_after_the_block(story: Any) -> None:
-    """The listener goes with the block, also when the block raises, and the finished report stands still."""
+    """The listener is removed after the block, also if the block raises, and the finished report does not change."""
 
     def fail() -> None:
         raise KeyError("the user's")
@@ -164,7 +167,7 @@ def test_a_stage_that_the_report_does_not_know_is_timed(story: Any) -> None:
 
 
 def test_a_refusal_names_class_argument_line_and_outcome(report: Report) -> None:
-    """What a RefusedError says arrives in the report."""
+    """The class, reason, argument, line and outcome of a RefusedError arrive in the report."""
     (refusal,) = report.frames[1].refusals
     assert (
         refusal.error,
@@ -202,7 +205,7 @@ def test_the_time_of_a_stage_is_its_own(story: Any) -> None:
 
 
 def test_the_switches_are_those_of_the_beginning(story: Any) -> None:
-    """What the configuration was when the recording began is in the environment."""
+    """The environment contains the configuration at the beginning of the recording."""
     with config.patch(recompile_limit=3), Report.record() as recording:
         config.recompile_limit = 5
     switches = {switch.name: switch.value for switch in recording.report().environment.config}
@@ -222,12 +225,12 @@ def test_the_switches_are_those_of_the_beginning(story: Any) -> None:
         (
             lambda story: story.refused(),
             "Nothing was compiled: step was refused, RandomOpError: `aten.bernoulli` draws random numbers, "
-            "at /home/ada/work/model.py:3 (x.mul_(2))",
+            "at /home/ada/work/model.py:3 (x.mul_(2)) [random-op]",
         ),
         (
             lambda story: story.refused(outcome="ran eagerly"),
             "Nothing was compiled: step ran eagerly, RandomOpError: `aten.bernoulli` draws random numbers, "
-            "at /home/ada/work/model.py:3 (x.mul_(2))",
+            "at /home/ada/work/model.py:3 (x.mul_(2)) [random-op]",
         ),
         (
             lambda story: story.compiled(),
@@ -236,14 +239,14 @@ def test_the_switches_are_those_of_the_beginning(story: Any) -> None:
     ],
 )
 def test_the_verdict(story: Any, tell_story: Callable[[Any], None], expected: str) -> None:
-    """The first line says what was compiled; if nothing was, it says that and why."""
+    """The first line lists the compiled functions. If nothing was compiled, it says so and gives the reason."""
     with Report.record() as recording:
         tell_story(story)
     assert expected == recording.verdict
 
 
 def test_the_verdict_of_something_refused_beside_something_compiled(recording: Recording) -> None:
-    """Refusals are not hidden behind what went well."""
+    """Refusals are named although other functions were compiled."""
     assert recording.verdict.endswith("not verified. 1 compilation refused, first dropout_net (RandomOp).")
 
 
@@ -273,7 +276,7 @@ def test_the_verdict_does_not_claim_what_was_not_verified(story: Any) -> None:
 
 
 def test_storages_are_numbered_through_the_report(report: Report) -> None:
-    """Equal numbers share memory, whatever graph they stand in."""
+    """Equal storage numbers mean shared memory, in all graphs of the report."""
     graphs = [graph for frame in report.frames for graph in frame.graphs]
     numbers = [storage.number for graph in graphs for storage in graph.storages]
     assert len([graph for graph in graphs if graph.storages]) > 1
@@ -294,3 +297,33 @@ def test_a_graph_that_was_not_traced_says_nothing_of_writes() -> None:
     (graph,) = recording.report().frames[0].graphs
     assert [row.mutates_data for row in graph.inputs] == [None]
     assert [span.mutated for storage in graph.storages for span in storage.spans] == [None]
+
+
+SKIPPED = "Attempted to inline function marked as skipped\n  Developer debug context: qualname: f, filename: `{}`, why"
+
+
+@pytest.mark.parametrize(
+    ("file", "reason", "library"),
+    [
+        ("/home/me/train.py", SKIPPED.format("/env/site-packages/pandas/core/frame.py"), "pandas"),
+        ("/env/site-packages/matplotlib/cbook.py", "Unsupported method call", "matplotlib"),
+        ("/home/me/train.py", "attempted to trace numpy function with config.trace_numpy=False", "numpy"),
+        ("/env/site-packages/transformers/modeling_utils.py", "logging.Logger method not supported", "logging"),
+        # The program's own log, and code that computes with tensors.
+        ("/home/me/train.py", "logging.Logger method not supported", ""),
+        ("/home/me/train.py", SKIPPED.format("/env/site-packages/torch/optim/optimizer.py"), ""),
+        ("/env/site-packages/transformers/models/llama.py", "generic_jump TensorVariable()", ""),
+        ("/home/me/pandas.py", "call to print()", ""),
+    ],
+)
+def test_calls_of_libraries_without_tensors(file: str, reason: str, library: str) -> None:
+    """A break in such a library, or in the log of an installed package, is not counted against the program."""
+    row = graph_break(FrameSummary(file, 3, "f"), reason, 0)
+    assert library == row.library
+    assert (row.words == f"calls {library}") == bool(library)
+
+
+def test_a_step_that_runs_eagerly_by_design() -> None:
+    """An optimizer's step that aotlab keeps from Dynamo is no fault either."""
+    row = graph_break(FrameSummary("/home/me/train.py", 3, "f"), "aotlab: the step of Adam\n  Explanation: why\n", 0)
+    assert (row.library, row.words) == ("torch.optim", f"steps Adam, {ROUNDS}")

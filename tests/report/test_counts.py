@@ -1,4 +1,7 @@
-"""Counts and facts: those of the whole report, however much of it was cut; what they say of the user's tensors."""
+"""Counts and facts always describe the whole report, even if it was cut.
+
+The facts are sentences about the user's tensors.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,10 @@ def with_graph(report: Report, graph: Graph) -> Report:
 
 
 def test_counts_are_those_of_the_whole_report(report: Report) -> None:
-    """A cut changes no count: the embedded report has those of the tables before, row by row counted here."""
+    """A cut changes no count: the embedded report has the counts of the full tables.
+
+    The test counts the tables row by row.
+    """
     whole = of_a_model(report)
     cut = Report.from_dict(json.loads(json.dumps(bundle(whole)[MIME_TYPE])))
     (before, *_), (after, *_) = whole.frames[0].graphs, cut.frames[0].graphs
@@ -113,7 +119,7 @@ def test_saved_values_that_share_memory_take_it_once() -> None:
 
 
 def test_what_is_saved_is_that_of_one_call(report: Report) -> None:
-    """Of a function's graphs one serves a call: the memory is that of the one that saves most, not of all."""
+    """One call uses one of a function's graphs. So the memory is the maximum over the graphs, not the sum."""
     graph = next(graph for frame in report.frames for graph in frame.graphs if graph.saved)
     one = with_graph(report, graph)
     frame = one.frames[0]

@@ -1,4 +1,4 @@
-"""What Dynamo left to Python, without a graph that would tell: the recording gives Dynamo's reason."""
+"""Code that Dynamo left to Python without a graph: the recording gives Dynamo's reason."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_break_between_two_graphs_is_told_once():
 
 
 def test_a_limit_that_was_reached_is_told():
-    """Calls past it run eagerly, and Dynamo tells of the first only."""
+    """Calls past the limit run eagerly, and Dynamo logs only the first."""
 
     def function(x, mode):
         return x.sin() if mode != "a" else x.cos()
@@ -59,7 +59,7 @@ def test_a_limit_that_was_reached_is_told():
         for mode in range(torch._dynamo.config.recompile_limit + 2):
             compiled(torch.ones(3), str(mode))
     assert "Dynamo's recompile limit is reached" in report.verdict
-    assert "nobody knows how many" in report.verdict
+    assert "their number is unknown" in report.verdict
     assert "torch._dynamo.config.recompile_limit" in report.verdict
 
 

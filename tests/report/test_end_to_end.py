@@ -18,6 +18,7 @@ import aotlab
 from aotlab.errors import EscapeError
 from aotlab.report import Report
 from aotlab.report.collect import Recording
+from aotlab.report.counts import summary
 from tests.engine_helpers import refusing
 
 HERE = Path(__file__).name
@@ -43,7 +44,7 @@ class Net(nn.Module):
 
 
 def rows(table: pd.DataFrame, *columns: str) -> list[list[Any]]:
-    """Return the columns as plain lists, with None for what is missing."""
+    """Return the columns as plain lists, with None for missing values."""
     return [[None if value is pd.NA else value for value in row] for row in table[list(columns)].values.tolist()]
 
 
@@ -112,8 +113,63 @@ def test_storages_of_the_mutating_function(aliasing: Recording) -> None:
     ]
 
 
+def shift(x: torch.Tensor) -> torch.Tensor:
+    """Write the input and return a view of it."""
+    x.add_(1)
+    return x.t()
+
+
+def double_a_row(y: torch.Tensor) -> torch.Tensor:
+    """Write a view of the input and return new memory."""
+    y[0].mul_(2)
+    return y * 2
+
+
+def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return new memory."""
+    return a + b
+
+
+@pytest.mark.parametrize("how", ["direct", "behind Dynamo"])
+def test_one_storage_has_one_number_in_all_graphs(how: str, fresh_dynamo: None) -> None:
+    """An input, its view, and a result that a later graph takes keep their numbers; new memory gets a new number."""
+    by_dynamo = torch.compile(backend="aotlab", options={"compiler": "eager"})
+    compiled = aotlab.compile(backend="eager") if how == "direct" else by_dynamo
+    first, second, third = map(compiled, (shift, double_a_row, add))
+    x = torch.ones(3, 4)
+    with Report.record() as recording:
+        view = first(x)
+        made = second(view)
+        total = third(view, made)
+        del made, total
+        third(torch.ones(2, 2), torch.ones(2, 2))  # these may lie where the deleted tensors did
+        third(x.t()[:, 0], torch.ones(4))
+    tables = [(recording.inputs, "input"), (recording.outputs, "output")]
+    found = {
+        (row.frame, row.graph, role, row.index): row.storage for table, role in tables for row in table.itertuples()
+    }
+    assert found == {
+        ("shift", 0, "input", 0): 0,
+        ("shift", 0, "output", 0): 0,
+        ("double_a_row", 0, "input", 0): 0,
+        ("double_a_row", 0, "output", 0): 1,
+        ("add", 0, "input", 0): 0,
+        ("add", 0, "input", 1): 1,
+        ("add", 0, "output", 0): 2,
+        ("add", 1, "input", 0): 3,
+        ("add", 1, "input", 1): 4,
+        ("add", 1, "output", 0): 5,
+        ("add", 2, "input", 0): 0,
+        ("add", 2, "input", 1): 6,
+        ("add", 2, "output", 0): 7,
+    }
+    counts = summary(recording.report()).counts
+    nbytes = [48, 48, 48, 16, 16, 16, 16, 16]
+    assert (counts.storages, counts.storage_bytes) == (len(nbytes), sum(nbytes))
+
+
 def test_calls_and_recompiles(aliasing: Recording) -> None:
-    """The third call has another size and is compiled for all sizes; the others run what there is."""
+    """The third call has another size and is compiled for all sizes. The other calls use existing entries."""
     assert rows(aliasing.calls, "graph", "compiled", "cold") == [
         [0, True, True],
         [0, True, False],
@@ -134,7 +190,7 @@ def test_calls_and_recompiles(aliasing: Recording) -> None:
 
 
 def test_all_stages_and_their_code(aliasing: Recording) -> None:
-    """Seven stages in order; the generated program is shown and returns what the function returns."""
+    """Seven stages are listed in order. The generated program is shown and returns the function's results."""
     stages = aliasing.report().frames[0].graphs[0].stages
     assert [stage.name for stage in stages] == [
         "capture",
@@ -165,7 +221,7 @@ def test_nodes_know_the_users_lines(aliasing: Recording) -> None:
 
 
 def test_guards_name_the_duplicate_and_the_number(aliasing: Recording) -> None:
-    """What the entry relies on is written down."""
+    """The report lists the assumptions of the entry as guards."""
     found = aliasing.guards.query("graph == 0").sentence.tolist()
     assert "`again` is the same tensor as `x`" in found
     assert "`scale` is 2.0" in found
@@ -194,7 +250,7 @@ def test_inputs_of_the_training_step(training: Recording) -> None:
 
 
 def test_placeholders_go_by_the_names_of_the_arguments(aliasing: Recording, training: Recording) -> None:
-    """Each placeholder of the trace has a name that the user knows; duplicates have none of their own."""
+    """Each placeholder of the trace has a name that the user knows. A duplicate has no placeholder."""
     for recording in (aliasing, training):
         for graph in recording.report().frames[0].graphs:
             placeholders = [node.name for node in graph.nodes if (node.stage, node.op) == ("trace", "placeholder")]
@@ -204,7 +260,7 @@ def test_placeholders_go_by_the_names_of_the_arguments(aliasing: Recording, trai
 
 
 def test_saved_values_of_the_training_step(training: Recording) -> None:
-    """Something is saved, with bytes, reason and users among the backward's nodes; inputs take no new memory."""
+    """Saved values are listed with bytes, reason and users among the backward's nodes. Inputs take no new memory."""
     (graph,) = training.report().frames[0].graphs
     assert (graph.training, graph.status) == (True, "compiled")
     assert len(graph.saved) > 0
@@ -228,7 +284,7 @@ def test_both_phases_of_the_joint_graph_point_to_the_layer(training: Recording) 
 
 
 def test_real_reports_fulfil_the_schema_and_survive(aliasing: Recording, training: Recording) -> None:
-    """What the engine's events lead to is valid, round-trips exactly, and was recorded without a note."""
+    """Reports from real events are valid, round-trip exactly, and contain no note about a failed recording."""
     text = resources.files("aotlab.report").joinpath("schema/report.v1.json").read_text(encoding="utf-8")
     validator = jsonschema.Draft202012Validator(json.loads(text))
     for recording in (aliasing, training):
@@ -258,7 +314,9 @@ def test_a_refusal_arrives_with_its_line() -> None:
     with Report.record() as raised, refusing(EscapeError):
         aotlab.compile(turn, backend="eager")(torch.ones(2, 3))
     assert rows(raised.refusals, "reason", "argument", "outcome") == [["Escape", "x", "raised"]]
-    assert raised.verdict.startswith("Nothing was compiled: turn was refused, EscapeError: `untyped_storage()` of `x`")
+    assert raised.verdict.startswith(
+        "Nothing was compiled: turn was refused, EscapeError: the function calls `untyped_storage()`"
+    )
     assert raised.refusals.code.tolist() == ["x.untyped_storage().resize_(24)"]
     assert raised.inputs.name.tolist() == ["x"]
     assert raised.inputs.mutated.tolist() == [pd.NA]
@@ -308,7 +366,10 @@ def test_graphs_behind_dynamo(fresh_dynamo: None) -> None:
 
 
 def test_the_autograd_nodes_and_the_synthetic_bases() -> None:
-    """Which node makes what, where its gradients go, which inputs are one of the graph, and what was done in place."""
+    """The report lists each autograd node with its outputs and edges.
+
+    It also lists the synthetic bases and the in-place operations.
+    """
 
     def chained(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
         x.mul_(2)
@@ -344,7 +405,7 @@ def test_the_autograd_nodes_and_the_synthetic_bases() -> None:
 
 
 def test_one_autograd_node_where_that_is_enough(training: Recording) -> None:
-    """A call whose outputs do not hang on each other has one, in inference there is none."""
+    """A call with independent outputs has one autograd node. In inference it has no node."""
     assert set(rows(training.autograd, "node")[0]) == {0}
     compiled = aotlab.compile(lambda x: x * 2, backend="eager")
     with Report.record() as recording:

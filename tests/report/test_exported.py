@@ -15,7 +15,7 @@ from aotlab.report import ExportedGraph, Report
 
 
 def reported(*calls: tuple[Any, tuple[Any, ...]], backend: str = "eager") -> Report:
-    """Compile functions and call each; return the report as it is loaded from JSON."""
+    """Compile functions and call each. Return the report after a round trip through JSON."""
     with Report.record() as recording:
         for function, args in calls:
             compiled: Any = aotlab.compile(function, backend=backend)
@@ -81,7 +81,7 @@ def test_the_signature_says_what_everything_is() -> None:
 
 
 def test_the_joint_graph_returns_what_the_signature_says() -> None:
-    """The names stand in the code's ``return`` in the same order."""
+    """The joint graph's ``return`` lists the names in the order of the signature."""
     found = reported(training()).export()
     assert found.joint is not None
     returned = found.joint.rpartition("return (")[2].rstrip(")\n").split(", ")
@@ -106,7 +106,7 @@ def test_gradients_between_autograd_nodes() -> None:
 
 @pytest.mark.tier("full")
 def test_inference_and_writes_in_the_graph() -> None:
-    """Without gradients there is no joint graph; what Inductor's graph writes itself is told."""
+    """Without gradients there is no joint graph. Writes that Inductor's graph makes itself are listed."""
 
     def f(x: Any, n: int) -> Any:
         x.add_(n)
@@ -119,7 +119,7 @@ def test_inference_and_writes_in_the_graph() -> None:
 
 
 def test_parts_of_wrappers() -> None:
-    """They stand by their own names."""
+    """The parts have their own names."""
     x = TwoTensor(torch.ones(2), torch.ones(2)).requires_grad_()
     found = reported((lambda x: (x * 2,), (x,))).export()
     assert rows(found, "input")[:2] == [("user input", "x.a"), ("user input", "x.b")]
@@ -136,7 +136,10 @@ def test_sizes_that_vary() -> None:
 
 
 def test_which_graph_is_meant() -> None:
-    """By number and frame, by the frame's name, by the compiled graph's; otherwise the error says what there is."""
+    """A graph is chosen by number and frame, by the frame's name, or by the compiled graph's name.
+
+    Otherwise the error lists the graphs.
+    """
 
     def f(x: Any) -> Any:
         return x * 2
@@ -160,7 +163,7 @@ def test_which_graph_is_meant() -> None:
 
 
 def test_it_is_shown_as_tables() -> None:
-    """In a notebook, with what the report says as text."""
+    """A notebook shows the export as tables. Texts from the report are escaped."""
     report = json.loads(reported(training()).to_json())
     report["frames"][0]["graphs"][0]["placeholders"][0]["user_name"] = "<b>"
     found = Report.from_dict(report).export()

@@ -1,4 +1,4 @@
-"""The figure of timings: what it shows, how it looks, and that it leaves matplotlib as it was."""
+"""The figure of timings: its contents, its appearance, and that matplotlib's settings stay unchanged."""
 
 from __future__ import annotations
 
@@ -70,16 +70,19 @@ def test_bars_are_medians_beside_eager() -> None:
     """A bar for each engine and phase, as long as its median, with the ratio to eager's written beside it."""
     forward = replace(STEP[1], ratios=(Ratio(over="eager", median=0.5, p10=0.45, p90=0.75),))
     backward = replace(STEP[3], ratios=(Ratio(over="eager", median=1.5, p10=0.8, p90=2, noise="it changed"),))
-    figure = timing_figure(report(STEP[0], forward, STEP[2], backward))
-    assert bars(figure) == [20.0, 10.0, 40.0, 60.0]
+    total = replace(row("aotlab", "total", 90_000), incomparable="not comparable: 1 round")
+    figure = timing_figure(report(STEP[0], forward, STEP[2], backward, total))
+    assert bars(figure) == [20.0, 10.0, 40.0, 60.0, 90.0]
     assert texts(figure) == [
         "step, on cpu, µs",
         "forward",
         "backward",
+        "total",
         "eager  20.0 µs",
         "aotlab  10.0 µs; 0.50× eager (0.45–0.75)",
         "eager  40.0 µs",
         "aotlab  60.0 µs; noise: 1.50× eager (0.80–2.00)",
+        "aotlab  90.0 µs; not comparable: 1 round",
     ]
 
 
@@ -107,7 +110,7 @@ def test_a_far_percentile_leaves_the_bars_visible() -> None:
 
 
 def test_every_graph_has_a_panel() -> None:
-    """Graphs are told apart by frame, and by number where a frame has several."""
+    """Graphs are labelled by frame, and by number if a frame has several."""
     rows = [row("eager", "forward", 1_000_000, frame, graph) for frame, graph in (("f", 0), ("f", 1), ("g", 0))]
     figure = timing_figure(report(*rows, row("eager", "total", 2_000_000_000, frame=None, graph=None)))
     titles = [axes.get_title(loc="left") for axes in figure.axes]
@@ -120,7 +123,7 @@ def test_the_last_measurement_counts() -> None:
 
 
 def test_many_graphs_are_cut_to_the_slowest() -> None:
-    """A report of a hundred graphs is drawn as far as it can be read, and says what is left out."""
+    """For a report of a hundred graphs, the figure shows the slowest ones and says how many it omits."""
     rows = [row("eager", "forward", 1000 * (1 + number), f"f{number}") for number in range(100)]
     figure = timing_figure(report(*rows))
     first = 100 - figures.MOST_GRAPHS
@@ -129,8 +132,11 @@ def test_many_graphs_are_cut_to_the_slowest() -> None:
 
 
 def test_without_timings_it_says_so() -> None:
-    """The figure says why it shows nothing."""
-    assert [text.get_text() for text in report().plot_timings().texts] == ["no timings were made"]
+    """The figure says why it shows nothing, and has axes, without which IPython would not show it."""
+    figure = report().plot_timings()
+    assert [text.get_text() for axes in figure.axes for text in axes.texts] == [
+        "There are no timings: nothing was measured."
+    ]
 
 
 def test_odd_rows_are_drawn() -> None:
@@ -142,7 +148,10 @@ def test_odd_rows_are_drawn() -> None:
 @pytest.mark.parametrize("colour", [*figures._COLOURS.values(), figures._OTHER, figures._INK])
 @pytest.mark.parametrize("background", ["#ffffff", "#111111"])
 def test_colours_are_seen_on_both_themes(colour: str, background: str) -> None:
-    """Every colour has the contrast of 3 that WCAG asks of graphics, on white and on JupyterLab's dark."""
+    """Every colour has the contrast that WCAG requires for graphics.
+
+    This is 3, on white and on JupyterLab's dark background.
+    """
 
     def luminance(text: str) -> float:
         parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colors.to_rgb(text)]

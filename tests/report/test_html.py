@@ -13,11 +13,12 @@ from typing import Any, get_args
 import pytest
 
 from aotlab.report import Report, html
+from aotlab.report.columns import COLUMNS
+from aotlab.report.counts import counted
 from aotlab.report.html import fragment, page
 from aotlab.report.markup import Markup, clean, element, escape, join
 from aotlab.report.model import Cell, CellPart, Summary
 from aotlab.report.parts import words
-from aotlab.report.tables import COLUMNS
 from aotlab.report.verdict import State
 from tests.browser.looks import hard_to_read
 
@@ -114,7 +115,7 @@ def test_all_sections_are_there_in_order(report: Report) -> None:
 
 
 def test_mutations_aliases_and_reasons_are_visible(report: Report) -> None:
-    """What the workbench is for can be read off the page."""
+    """The page shows mutations, aliases and reasons."""
     text = Page(fragment(full(report))).text
     for expected in (
         "data mutated",
@@ -133,7 +134,7 @@ def test_mutations_aliases_and_reasons_are_visible(report: Report) -> None:
 
 
 def test_differences_are_shown_openly(report: Report) -> None:
-    """What differs from eager is not behind a fold."""
+    """Differences from eager are not hidden in a fold."""
     row = {"kind": "stride", "subject": "out[1]", "equal": False, "sentence": "`out[1]` has strides (1, 5), not (4, 1)"}
     text = fragment(report.with_verification([row]))
     assert "NOT equal to eager: 1 of 1 observable" in text
@@ -170,7 +171,7 @@ def test_everything_of_the_users_is_escaped(tell: Callable[..., Any]) -> None:
     assert "<img" not in drawn.partition("<noscript>")[2]
     assert drawn.count("</script") == 2  # the data's and the script's
     (data,) = re.findall(r'<script type="application/json" id="aotlab-data">(.*?)</script>', drawn)
-    assert replace(Report.from_json(data), summary=None) == report
+    assert Report.from_json(data) == counted(report)
     assert f"<title>{escape(EVIL)} – aotlab report</title>" in drawn
 
 
@@ -186,7 +187,7 @@ def test_markup_escapes_what_is_not_markup() -> None:
 
 
 def test_names_in_sentences_are_code() -> None:
-    """Names in backticks become code; a lone backtick, and what would be markup, stay text."""
+    """Names in backticks become code. A lone backtick, and text that looks like markup, stay text."""
     assert words("needs `mul_52` <b>") == "needs <code>mul_52</code> &lt;b&gt;"
     assert words("a ` alone") == "a ` alone"
 
@@ -201,8 +202,20 @@ def test_the_page_needs_nothing_else(report: Report) -> None:
         assert 'charset="utf-8"' in text
 
 
+@pytest.mark.parametrize(
+    ("name", "title"), [("my run", "my run – aotlab report"), (None, "step and dropout_net – aotlab report")]
+)
+def test_the_page_has_a_title_and_a_description(report: Report, name: str | None, title: str) -> None:
+    """The title is the report's name, or the names of its functions; the description is the verdict."""
+    named = replace(report, name=name)
+    for text in (page(named), without_script(named)):
+        head = text.partition("</head>")[0]
+        assert f"<title>{title}</title>" in head
+        assert f'<meta name="description" content="{escape(named.verdict)}">' in head
+
+
 def test_without_the_script_all_tables_are_there(report: Report) -> None:
-    """Each table that has rows stands behind its name, with its columns."""
+    """Each table with rows is below its name, with its columns."""
     made = full(report)
     text = Page(without_script(made)).text
     for name, columns in COLUMNS.items():

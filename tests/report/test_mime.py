@@ -1,4 +1,4 @@
-"""What a notebook gets, and that it stays small."""
+"""The data that a notebook receives, and that it stays small."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from aotlab.report import MIME_TYPE, Report, cut
 from aotlab.report.collect import Recording
-from aotlab.report.counts import count, summary
+from aotlab.report.counts import count, counted, summary
 from aotlab.report.cut import fitting
 from aotlab.report.mime import CAP, bare, bundle, embedded_size, plain
 from aotlab.report.model import Cell, Code, Graph, Kernel
@@ -44,13 +44,13 @@ def test_the_bundle_has_json_html_and_text_and_no_widget(report: Report) -> None
 
 
 def embedded(report: Report, **left: tuple[()]) -> Report:
-    """Return the report as a notebook holds it: without what no notebook shows, and counted."""
+    """Return the report as a notebook stores it, with counts instead of the parts that no notebook shows."""
     left = dict.fromkeys(("nodes", "autograd", "compiled", "results"), ()) | left
     frames = [
-        replace(frame, graphs=tuple(replace(bare(graph), counts=count(graph), **left) for graph in frame.graphs))
-        for frame in report.frames
+        replace(frame, graphs=tuple(replace(bare(graph), **left) for graph in frame.graphs))
+        for frame in counted(report).frames
     ]
-    return replace(report, frames=tuple(frames))
+    return replace(report, frames=tuple(frames), summary=summary(report))
 
 
 def test_the_json_is_a_report_with_its_verdict(report: Report) -> None:
@@ -58,17 +58,15 @@ def test_the_json_is_a_report_with_its_verdict(report: Report) -> None:
     read = Report.from_dict(json.loads(json.dumps(bundle(report)[MIME_TYPE])))
     assert read.summary is not None
     assert (read.summary.sentence, read.summary.state) == (report.verdict, "partly")
-    assert replace(read, summary=None) == embedded(report)
+    assert read == embedded(report)
 
 
 def test_what_a_kernel_answers_for_is_counted_only(report: Report) -> None:
-    """Of guards, kernels and what is equal to eager a live report embeds the numbers, and all that differs."""
+    """A live report embeds only the counts of guards, kernels and equal values, but all differences."""
     rows = [{"kind": "value", "subject": f"out[{i}]", "equal": i > 0} for i in range(9)]
     whole = report.with_verification(rows)
     read = Report.from_dict(bundle(whole, live=True)[MIME_TYPE])
-    assert read == replace(
-        embedded(whole, guards=(), kernels=()), summary=summary(whole), verification_rows=whole.verification_rows[:1]
-    )
+    assert read == replace(embedded(whole, guards=(), kernels=()), verification_rows=whole.verification_rows[:1])
     assert [count(graph).guards for graph in read.frames[0].graphs] == [
         len(graph.guards) for graph in report.frames[0].graphs
     ]
@@ -92,7 +90,10 @@ def test_jupyter_finds_the_methods(recording: Recording) -> None:
     ],
 )
 def test_an_output_is_capped_and_says_what_is_missing(report: Report, size: dict[str, int]) -> None:
-    """Large reports are cut below the cap, visibly, in JSON and HTML, and still say what was compiled."""
+    """Large reports are cut to the cap, in JSON and HTML, with a visible note.
+
+    They still list the compiled functions.
+    """
     whole = big(report, **size)
     found = bundle(whole)
     assert embedded_size(found) <= CAP
@@ -115,7 +116,7 @@ def test_what_is_missing_is_said_by_tab_and_with_the_reports_variable(report: Re
 
 
 def test_the_size_is_that_of_the_notebook_file(report: Report) -> None:
-    """The estimate is not below what nbformat adds to a file."""
+    """The estimate is at least the size that nbformat adds to a file."""
     nbformat = pytest.importorskip("nbformat", reason="needs nbformat, which comes with JupyterLab")
     found: Any = bundle(big(report))
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("x")])
@@ -139,7 +140,7 @@ def test_a_cut_never_hides_a_difference(report: Report) -> None:
 
 
 def test_the_harshest_cut_leaves_the_verdict(report: Report) -> None:
-    """Whatever is asked for, the verdict and the note about the cut remain."""
+    """Even under the smallest cap, the verdict and the note about the cut remain."""
     whole = big(report)
     smallest = fitting(whole, lambda cut: False)
     assert smallest.frames == ()
@@ -151,6 +152,16 @@ def test_a_huge_name_or_message_is_cut_too(report: Report) -> None:
     """One string alone cannot exceed the cap either."""
     monstrous = replace(report, name="n" * 1_000_000, notes=("m" * 1_000_000,))
     assert embedded_size(bundle(monstrous)) <= CAP
+
+
+@pytest.mark.parametrize("over", [1, 3, 22, 23, 60])
+def test_the_note_about_a_cut_is_not_longer_than_what_was_cut(over: int) -> None:
+    """A text a few characters over the limit is left whole; one that is cut becomes shorter."""
+    limits = cut.Limits(code=1000, rows=100, graphs=10, text=500)
+    value = "v" * (500 + over)
+    found = cut._Cutter(limits).visit("message", value)
+    assert found == (value if over <= 22 else f"{'v' * 500}\n… {over} characters cut …")
+    assert len(found) <= len(value)
 
 
 def test_text_that_json_cannot_carry_is_cleaned(report: Report) -> None:

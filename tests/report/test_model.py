@@ -38,7 +38,10 @@ def filled(report: Report) -> Report:
 
 
 def test_the_shipped_schema_is_that_of_the_model() -> None:
-    """The file is ``json.dumps(report_schema(), indent=2, ensure_ascii=False)``: write it anew for a new field."""
+    """The file is ``json.dumps(report_schema(), indent=2, ensure_ascii=False)``.
+
+    Write it again after adding a field.
+    """
     text = resources.files("aotlab.report").joinpath("schema/report.v1.json").read_text(encoding="utf-8")
     assert json.loads(text) == report_schema()
 
@@ -72,7 +75,7 @@ def test_every_field_is_documented() -> None:
 
 
 def test_round_trip(report: Report, tmp_path: Path) -> None:
-    """What is written is read back equal, as text and as a file."""
+    """A report that was written as text or as a file is equal after reading."""
     whole = filled(report)
     assert Report.from_json(whole.to_json()) == whole
     assert Report.from_json(whole.to_json(indent=2).encode()) == whole
@@ -147,7 +150,7 @@ def _broken(report: Report, *path: Any, value: Any = None) -> str:
     ],
 )
 def test_what_is_no_report_is_refused_with_the_place(report: Report, make: Any, message: str) -> None:
-    """Malformed files give our own error, which says what is wrong and where."""
+    """A malformed file raises our error, which gives the reason and the place."""
     with pytest.raises(ReportFormatError, match=message) as caught:
         Report.from_json(make(report))
     assert isinstance(caught.value, AotlabError)

@@ -8,6 +8,7 @@ from torch import nn
 
 import aotlab
 from aotlab.report import Report
+from aotlab.report.html import fragment
 
 BONUS = 3
 
@@ -36,7 +37,7 @@ def _bonus(value):
 
 
 X = torch.arange(32.0).reshape(4, 8)
-#: What is called second, after a call with `X` alone; what is found, expected, had.
+#: The second call, after a call with `X` alone; then the found, the expected and the previous value.
 SECOND = {
     "a bool": (lambda model: model(X, flag=False), "flag", "True", "False"),
     "a number": (lambda model: model(X, factor=2.0), "factor", "None", "2.0"),
@@ -56,7 +57,7 @@ SECOND = {
 
 @pytest.fixture(autouse=True)
 def fresh(fresh_dynamo):
-    """Compile anew, and leave the global as it was."""
+    """Compile again, and restore the global."""
     yield
     _bonus(3)
 
@@ -68,7 +69,7 @@ def behind(function):
 
 @pytest.mark.parametrize("name", SECOND)
 def test_guards_of_dynamo(name):
-    """One frame with two graphs; what failed of the first, with both values."""
+    """One frame has two graphs. The reason lists the failed guards of the first, with both values."""
     call, subject, before, after = SECOND[name]
     model = Model()
     compiled = behind(model)
@@ -97,7 +98,10 @@ def asks(t):
 
 
 def test_nearest_first():
-    """What differs in a number only is nearer than what differs in a tensor; both have rows, with the line."""
+    """A call that differs only in a number is nearer than one that differs in a tensor.
+
+    Both have rows, with the line.
+    """
     compiled = behind(normalize)
     with Report.record() as recording:
         compiled(X)
@@ -114,6 +118,42 @@ def test_nearest_first():
     assert list(table["earlier"]) == [0, 0, 1]
     assert list(table["subject"]) == ["t.dtype", "scale", "t.dtype"]
     assert list(table["line"].dropna()) == [near.line.line]
+
+
+#: Earlier calls, the call that is compiled for, and the number and subject of the nearest earlier graph.
+NEAREST = {
+    "a number, not a dtype": ([(X,), (X.double(),)], (X, 2.0), 0, "scale"),
+    "one value of two": ([(X,), (X.double(), 2.0)], (X.half(),), 0, "t.dtype"),
+    "a number and a dtype": ([(X,), (X.double(),), (X.double(), 3.0)], (X, 2.0), 0, "scale"),
+    "a size and a dtype": ([(X,), (X.double(),)], (X[:2].clone(),), 0, "t.size(0)"),
+    "the latest of equals": ([(X,), (X, 2.0)], (X, 3.0), 1, "scale"),
+}
+
+
+@pytest.mark.parametrize("how", ["behind Dynamo", "direct"])
+@pytest.mark.parametrize("name", NEAREST)
+def test_the_nearest_of_several(name, how):
+    """The nearest earlier graph has the fewest differences; of several, the lightest one, and then the latest."""
+    earlier, call, graph, subject = NEAREST[name]
+    direct = aotlab.compile(normalize, backend="eager", dynamic=False)
+    compiled = behind(normalize) if how == "behind Dynamo" else direct
+    with Report.record() as recording:
+        for args in (*earlier, call):
+            compiled(*args)
+    nearest = recording.frames[0].graphs[-1].misses[0]
+    assert (nearest.graph, nearest.subject) == (graph, subject)
+
+
+def test_advice_is_given_once():
+    """The summary words the nearest graph alone for each recompile, and gives the same advice for all of them once."""
+    compiled = behind(normalize)
+    with Report.record() as recording:
+        for scale in (1.0, 2.0, 3.0, 4.0):
+            compiled(X, scale)
+    text = fragment(recording.report())
+    assert text.count("where the earlier graph expects") == 2 * 3  # in the table, and where each graph is described
+    assert text.count("each value is compiled for itself") == 1
+    assert "To avoid recompiles for <code>scale</code>: each value" in text
 
 
 #: The same, traced directly.

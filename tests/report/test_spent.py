@@ -18,7 +18,7 @@ def sums(rows: tuple[TimeRow, ...]) -> dict[str, tuple[int, int]]:
 
 
 def test_what_holds_others_has_what_they_leave() -> None:
-    """A call from 10 to 100 holds a trace from 20 to 50 and two backwards in the rest."""
+    """A call from 10 to 100 contains a trace from 20 to 50, and two backwards in the rest."""
     spent = Spent(0)
     spent.add("trace", 50, 30)
     spent.add("backward", 70, 10)
@@ -35,7 +35,10 @@ def test_what_holds_others_has_what_they_leave() -> None:
 
 
 def test_captures_in_a_comparison_belong_to_it() -> None:
-    """They are those of the ``torch.compile`` with which it compares; the others keep their row."""
+    """Captures of the ``torch.compile`` that is used for comparison count as verification.
+
+    Other captures keep their row.
+    """
     spent = Spent(0)
     spent.add("dynamo", 10, 10)
     spent.add("dynamo", 30, 10)
@@ -45,7 +48,10 @@ def test_captures_in_a_comparison_belong_to_it() -> None:
 
 
 def test_nothing_counts_twice() -> None:
-    """Stretches of two threads lie across one another; what began before the recording counts from its beginning."""
+    """Intervals of two threads may overlap.
+
+    An interval that began before the recording counts from the recording's beginning.
+    """
     spent = Spent(100)
     spent.add("eager", 110, 50)
     spent.add("trace", 150, 30)
@@ -67,7 +73,10 @@ def test_calls_after_the_run_add_to_it() -> None:
 
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_a_recording_is_accounted_for() -> None:
-    """All rows together are what a clock outside says; Dynamo, trace, calls and pauses have rows of their own."""
+    """The rows add up to the time on an outside clock.
+
+    Dynamo, the trace, calls and pauses have separate rows.
+    """
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
     compiled = torch.compile(model, backend="aotlab", options={"compiler": "eager"})
     began = time.perf_counter_ns()

@@ -1,4 +1,7 @@
-"""A notebook's cell on the page: how each line ran and why, what was mutated where, and nothing but text."""
+"""A notebook's cell on the page.
+
+The page shows how each line ran and why, and which tensors were mutated where. All texts are escaped.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +101,7 @@ def told(report: Report) -> Report:
 
 
 def test_every_line_says_how_it_ran(told: Report) -> None:
-    """Lines that ran in one way stand together; of two parts around a line the inner one counts."""
+    """Lines that ran in the same way are shown together. Of two parts around a line, the inner one counts."""
     assert Tables(fragment(told)).of("The") == [
         ["1 %%aotcompile", "", ""],
         ["2 for step in range(3):\n3 \n4     # the heart of it", "python", "loops 3 times"],
@@ -110,7 +113,7 @@ def test_every_line_says_how_it_ran(told: Report) -> None:
 
 
 def test_lines_of_no_part(told: Report) -> None:
-    """A comment belongs to nothing; a blank line does not tear apart what it stands in."""
+    """A comment belongs to no part. A blank line does not split the part that contains it."""
     assert told.cell is not None
     parts = (
         CellPart(first_line=1, last_line=1, how="compiled"),
@@ -125,7 +128,7 @@ def test_lines_of_no_part(told: Report) -> None:
 
 
 def test_lines_are_aligned_and_pieces_apart(told: Report) -> None:
-    """Line numbers take the same width in all rows; the graphs of one stretch are listed."""
+    """Line numbers have the same width in all rows, and the graphs of one part are listed."""
     assert told.cell is not None
     parts = (CellPart(first_line=9, last_line=10, how="compiled", frames=("lines 5–6", "gone")),)
     made = told.with_cell(replace(told.cell, source="\n" * 8 + "a = 1\nb = 2\n", parts=parts))
@@ -137,7 +140,7 @@ def test_lines_are_aligned_and_pieces_apart(told: Report) -> None:
 
 
 def test_graph_breaks_stand_with_their_lines(told: Report) -> None:
-    """Where Dynamo stopped in compiled lines of this cell, or in what they call, is told at these lines."""
+    """A graph break in a compiled line of this cell, or in a function that it calls, is shown at that line."""
     words = "calls `x.t_`"
     rows = (
         GraphBreakRow(frame="/tmp/cell.py:6", where="line 6", cell_line=6, words=words, reason="…"),
@@ -173,7 +176,7 @@ def test_reuse_is_said(told: Report) -> None:
 
 
 def test_the_error_is_at_the_top(told: Report) -> None:
-    """What ended the cell stands above its lines."""
+    """The error that ended the cell is shown above the cell's lines."""
     text = fragment(told)
     assert text.index("ended with") < text.index("ValueError: no</p>") < text.index("%%aotcompile")
 

@@ -45,7 +45,7 @@ def test_columns_are_documented_and_keyed(name: str) -> None:
 
 
 def test_describe_documents_every_column_of_every_table(report: Report) -> None:
-    """`describe` lists what the tables hold, and nothing else; each table carries the meanings of its columns."""
+    """`describe` lists exactly the columns of the tables, and each table carries the meanings of its columns."""
     tables = {name: getattr(report, name) for name, value in vars(Views).items() if isinstance(value, property)}
     tables = {name: table for name, table in tables.items() if isinstance(table, pd.DataFrame)}
     described = report.describe()
@@ -107,7 +107,7 @@ def test_recompiles_calls_and_refusals(report: Report) -> None:
 
 
 def test_kernels_guards_and_breaks(report: Report) -> None:
-    """What the compiler made and what the entry assumes."""
+    """The tables of kernels, of guards and of graph breaks."""
     kernels = report.kernels[report.kernels.graph.eq(0)]
     assert kernels[["kind", "name", "language", "source"]].values.tolist() == [
         ["forward", "cpp_fused_forward", "c++", "int main() {}"],
@@ -134,14 +134,14 @@ def test_stages_are_in_order(report: Report) -> None:
 
 
 def test_large_numbers_stay_exact(report: Report) -> None:
-    """An integer column with gaps does not pass through floats: 2**60 + 1 stays what it is."""
+    """An integer column with gaps does not pass through floats: 2**60 + 1 stays exact."""
     rows = [GraphBreakRow(frame="f", reason="r", at_ns=2**60 + 1)]
     table = Report(environment=report.environment, graph_break_rows=tuple(rows)).graph_breaks
     assert table.at_ns.tolist() == [2**60 + 1]
 
 
 def test_importing_aotlab_loads_no_pandas() -> None:
-    """The room and pandas come when a report is asked for, not before."""
+    """`aotlab.report` and pandas are imported at the first use of a report, not before."""
     code = (
         "import sys, aotlab; a = 'pandas' in sys.modules, 'aotlab.report' in sys.modules;"
         "aotlab.Report; print(a, 'pandas' in sys.modules, 'aotlab.report' in sys.modules)"

@@ -70,7 +70,7 @@ def test_amounts_and_lists() -> None:
     ],
 )
 def test_a_break_says_nothing_twice(text: str, expected: str) -> None:
-    """Of a headline and an explanation that says the same at more length the explanation is told."""
+    """If a headline and an explanation say the same, only the longer explanation is shown."""
     assert why_dynamo_stopped(text) == expected
 
 

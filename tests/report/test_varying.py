@@ -1,4 +1,4 @@
-"""Sizes and numbers that vary: how a report shows them, what was assumed of them, and what a recompile is for."""
+"""Sizes and numbers that vary: how a report shows them, their guards, and the reasons for recompiles."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def branching(x, y, n):
 
 
 def hashing(x):
-    """Take a size for a key, which a symbol cannot be."""
+    """Use a size as a key, which a symbol cannot be."""
     return {3: 1}.get(x.shape[0], 5) * x
 
 
@@ -40,7 +40,7 @@ LINES = {text.strip(): n for n, text in enumerate(open(__file__, encoding="utf-8
 
 
 def record(function: Callable[..., Any], *calls: tuple[Any, ...], **options: Any) -> Report:
-    """Record calls of a function that is compiled anew."""
+    """Record calls of a newly compiled function."""
     compiled = aotlab.compile(function, backend="eager", **options)
     with Report.record() as recording:
         for call in calls:
@@ -78,7 +78,10 @@ def test_sizes_are_shown_with_their_values(varied: Report) -> None:
 
 
 def test_inputs_that_vary(varied: Report) -> None:
-    """Sizes and numbers that the graph takes have the user's names and their values; bytes are those of the call."""
+    """Sizes and numbers that the graph takes have the user's names and their values.
+
+    The bytes belong to the recorded call.
+    """
     last = varied.frames[0].graphs[-1]
     sizes = [(each.name, each.user_name, each.value) for each in last.placeholders if each.value]
     assert sizes == [("size_0", "s", "3"), ("size_1", "x.size(0)", "8")]
@@ -94,7 +97,7 @@ def test_inputs_that_vary(varied: Report) -> None:
 
 
 def test_what_a_recompile_is_for(varied: Report) -> None:
-    """The reason names the size or the number, says that all are served now, and what would have avoided it."""
+    """The reason names the size or the number, says that all values are compiled now, and suggests a remedy."""
     size, number, _ = varied.recompiles.itertuples()
     assert (size.subject, size.before, size.after) == ("x.size(0)", "3", "5")
     assert size.reason == "`x.size(0)` is 5 where the compiled entry expects 3; compiled for all sizes of it from 2 on"
@@ -105,7 +108,7 @@ def test_what_a_recompile_is_for(varied: Report) -> None:
 
 
 def test_guards_of_sizes_have_words_and_lines() -> None:
-    """What specialised a size, and where: a branch, a view, a loop."""
+    """The report gives the cause and the line of a specialized size: a branch, a view, a loop."""
     calls = [(torch.ones(n), torch.ones(m, 2), k) for n, m, k in ((6, 8, 3), (8, 6, 3), (4, 6, 3), (10, 5, 2))]
     report = record(branching, *calls)
     rows = report.guards[report.guards["kind"] == "size"]
@@ -145,7 +148,7 @@ def test_a_rule_that_is_broken() -> None:
 
 
 def test_what_nobody_assumed_has_no_line() -> None:
-    """What is assumed by default, or to derive a backward, no line of the program asks for."""
+    """A guard that comes from a default, or from deriving a backward, has no line."""
     report = record(scaled, (*x_y(3), 2), dynamic=True)
     rows = report.guards[report.guards["kind"] == "size"].set_index("sentence")["line"].to_dict()
     lines = {text: line for text, line in rows.items() if line == line and line is not None and str(line) != "<NA>"}
@@ -167,11 +170,11 @@ def test_why_a_size_does_not_vary() -> None:
     (miss,) = second.misses
     assert miss.sentence.endswith(f"expects 3; compiled for this one alone: {reason}")
     assert miss.line is not None
-    assert miss.suggestion == "move that out, to have the rest compiled"
+    assert miss.suggestion == "move this code out of the function"
 
 
 def test_a_size_that_follows_another_one(fresh_dynamo: None) -> None:
-    """Behind Dynamo, a size that is to be that of another input varies with it; guards are told in the user's names."""
+    """Behind Dynamo, a size that must equal another input's size varies with it. Guards use the user's names."""
 
     def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return (torch.nn.functional.pad(labels, (0, 1))[:, 1:] * logits[:, :, 0]).sum()
@@ -187,7 +190,7 @@ def test_a_size_that_follows_another_one(fresh_dynamo: None) -> None:
 
 
 def test_without_symbols() -> None:
-    """Where sizes must not vary, the reason names the size, and says what would avoid it."""
+    """If sizes must not vary, the reason names the size and suggests a remedy."""
     report = record(hashing, (torch.ones(3),), (torch.ones(5),), dynamic=False)
     (miss,) = report.frames[0].graphs[1].misses
     assert miss.sentence == "`x.size(0)` is 5 where the compiled entry expects 3"
@@ -211,13 +214,13 @@ def test_without_symbols() -> None:
     ],
 )
 def test_words(text: str, subject: str, sentence: str) -> None:
-    """What has no words of its own is shown as it is."""
+    """A guard without a special wording is shown unchanged."""
     row = guard("size", "inputs", f"`{text}`", {})
     assert (row.subject, row.sentence, row.line) == (subject, sentence, None)
 
 
 def test_errors_are_taken_apart() -> None:
-    """The reason, the line and what would avoid it; an error of another form is told as it is."""
+    """An error is split into the reason, the line and the remedy. An error of another form is shown unchanged."""
     reason, line, instead = apart("it does, at a.py:3 (f(x, y)); do not")
     assert line is not None
     assert (reason, line.file, line.line, line.code, instead) == ("it does", "a.py", 3, "f(x, y)", "do not")

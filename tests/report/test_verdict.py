@@ -1,6 +1,6 @@
-"""The first line of a report about a notebook's cell: what was compiled, what ran eagerly and why, on which line.
+"""The first line of a report about a cell: which lines were compiled, and which ran eagerly and why.
 
-What it says of reports without a cell is tested with the recordings that they come from, in ``test_collect.py``.
+The first line of reports without a cell is tested with their recordings, in ``test_collect.py``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from aotlab.report import Report
-from aotlab.report.collect import graph_break
+from aotlab.report.counts import summary
+from aotlab.report.dynamo_breaks import graph_break
 from aotlab.report.model import Cell, CellPart, Frame, Graph, Ratio, Refusal, TimeRow, TimingRow
-from aotlab.report.verdict import DIFFERS, Verdict, verdict
+from aotlab.report.verdict import BY_DESIGN, DIFFERS, Verdict, speed, verdict
 
 SOURCE = "%%aotcompile\ny = x + 1\nprint(y)\nz = y.relu()\nz.sum()"
 
@@ -58,23 +59,6 @@ COMPILED = (
 @pytest.mark.parametrize(
     ("told", "expected"),
     [
-        (cell(), "there is no computation with tensors in the cell."),
-        (
-            cell(part(2, 5, "python", "no computation with tensors")),
-            "there is no computation with tensors in the cell.",
-        ),
-        (
-            cell(part(2, 2, "eager", "it holds no computation with tensors")),
-            "there is no computation with tensors in the cell.",
-        ),
-        (
-            cell(part(2, 2, "python", "no computation with tensors"), part(3, 5, "python", "calls print")),
-            "no line was handed to the compiler: line 2 (no computation with tensors) and lines 3–5 (calls print).",
-        ),
-        (
-            cell(part(2, 2, "python", "imports"), part(3, 3, "not run")),
-            "no line was handed to the compiler: line 2 (imports) and line 3 (not run).",
-        ),
         (
             cell(part(2, 3, "python", "calls print"), part(4, 5, "eager", "it draws\n\nat length.")),
             "lines 4–5 ran eagerly (it draws).",
@@ -89,8 +73,8 @@ COMPILED = (
             "line 2 ran eagerly (it draws). The cell ended with NameError: no x.",
         ),
         (
-            cell(part(2, 3, "not run", "a function that was not called yet"), kind="definitions"),
-            "no function of the cell was called yet.",
+            cell(part(2, 2, "eager", "it draws"), error="KeyboardInterrupt"),
+            "line 2 ran eagerly (it draws). The cell was interrupted.",
         ),
         (cell(part(2, 3, "eager", "it draws"), kind="definitions"), "lines 2–3 ran eagerly (it draws)."),
     ],
@@ -100,8 +84,70 @@ def test_nothing_compiled_gives_the_reason_and_the_line(nothing: Report, told: C
     assert Verdict(sentence=f"Nothing was compiled: {expected}", state="nothing") == verdict(nothing.with_cell(told))
 
 
+NOTHING = "Nothing to compile: there is no computation with tensors in the cell."
+
+
+@pytest.mark.parametrize(
+    ("told", "sentence", "status"),
+    [
+        (cell(), NOTHING, "nothing to compile"),
+        (cell(part(2, 5, "python", "no computation with tensors")), NOTHING, "nothing to compile"),
+        (cell(part(2, 2, "eager", "it holds no computation with tensors")), NOTHING, "nothing to compile"),
+        (
+            cell(part(2, 2, "python", "imports"), part(3, 4, "python", "defines a class"), part(5, 5, "not run")),
+            "Nothing was compiled: no line was handed to the compiler: line 2 (imports), lines 3–4 (defines a class) "
+            "and line 5 (not run).",
+            "nothing was compiled",
+        ),
+        (
+            cell(part(2, 2, "python", "imports"), part(3, 5, "python", "defines a function")),
+            NOTHING,
+            "nothing to compile",
+        ),
+        (
+            cell(part(2, 2, "python", "no computation with tensors"), part(3, 5, "python", "calls pandas")),
+            "Nothing was compiled: no line was handed to the compiler: line 2 (no computation with tensors) and "
+            "lines 3–5 (calls pandas).",
+            "nothing was compiled",
+        ),
+        (
+            cell(part(2, 3, "not run", "a function that was not called yet"), kind="definitions"),
+            "Nothing to compile yet: the functions of the cell are compiled when they are called.",
+            "nothing to compile yet",
+        ),
+        (
+            replace(cell(part(3, 3, "not run"), error="KeyboardInterrupt: while aotlab compiled"), error_line=3),
+            "Nothing was compiled: the cell was interrupted at line 3.",
+            "interrupted",
+        ),
+    ],
+)
+def test_without_a_fault_nothing_is_wrong(nothing: Report, told: Cell, sentence: str, status: str) -> None:
+    """A cell in which there was nothing to compile, or that was interrupted, gets a quiet state."""
+    found = verdict(nothing.with_cell(told))
+    assert (sentence, "idle", status) == (found.sentence, found.state, found.status)
+
+
+def test_lines_that_run_eagerly_by_design_are_no_fault(one: Report) -> None:
+    """Such lines are named once, and the state does not change."""
+    reason = f"steps Adam, {BY_DESIGN}: why"
+    made = cell(part(2, 2, "compiled", "", "line 2"), part(3, 3, "python", reason), part(5, 5, "python", reason))
+    found = verdict(one.with_cell(made))
+    assert Verdict(sentence=f"{COMPILED} Line 3 steps Adam, {BY_DESIGN}: why.", state="verified") == found
+    assert found.status == "equal to eager"
+
+
+def test_an_interrupted_cell(one: Report) -> None:
+    """An interrupt is no error of the cell."""
+    made = one.with_cell(cell(part(2, 2, "compiled", "", "line 2"), part(3, 3, "not run"), error="KeyboardInterrupt"))
+    assert Verdict(sentence=f"{COMPILED} The cell was interrupted.", state="verified") == verdict(made)
+    assert [(fact.key, fact.title) for fact in summary(made).facts if "KeyboardInterrupt" in fact.sentence] == [
+        ("interrupted", "interrupted")
+    ]
+
+
 def test_a_long_reason_is_cut(nothing: Report) -> None:
-    """A reason over paragraphs keeps the sentence short, and ends where it is cut."""
+    """A long reason is cut to keep the sentence short, and the cut is marked."""
     reason = "Unsupported: " + "word " * 100
     found = verdict(nothing.with_cell(cell(part(2, 2, "eager", reason)))).sentence
     assert found.startswith("Nothing was compiled: line 2 ran eagerly (Unsupported: word word")
@@ -110,7 +156,7 @@ def test_a_long_reason_is_cut(nothing: Report) -> None:
 
 
 def test_a_reason_is_not_cut_within_a_sentence(nothing: Report) -> None:
-    """What torch says of one error fits; of more only whole sentences are kept."""
+    """A short error of torch is quoted whole. Of a longer one, only whole sentences are kept."""
     why = "RuntimeError: Attempting to broadcast a dimension of length 4 at -1! Mismatching argument at index 1 had "
     why += "torch.Size([4]); but expected shape should be broadcastable to [3]"
     assert f"({why})" in verdict(nothing.with_cell(cell(part(2, 2, "eager", why)))).sentence
@@ -119,24 +165,27 @@ def test_a_reason_is_not_cut_within_a_sentence(nothing: Report) -> None:
 
 
 def test_a_reason_ends_with_a_clause_and_names_the_cells_line(nothing: Report) -> None:
-    """Of an error of ours, what was seen and where: the kernel's file and the code do not stand in a heading."""
+    """For an error of ours, the heading gives the fact and the cell's line, without the kernel's file and the code."""
     where = "/tmp/ipykernel_39/22.py:2 (columns.bernoulli_(1.0))"
-    why = "a trace has no values, and what it took for one would hold at every call; " + "advice " * 20
-    found = verdict(nothing.with_cell(cell(part(2, 2, "eager", f"`columns` is asked for, at {where}: {why}")))).sentence
-    told = "`columns` is asked for, at notebook cell, line 2: a trace has no values, and what it took for one"
+    why = "a traced tensor has no values, and a graph must be right for all values; " + "advice " * 20
+    found = verdict(nothing.with_cell(cell(part(2, 2, "eager", f"`columns` is read, at {where}: {why}")))).sentence
+    told = "`columns` is read, at notebook cell, line 2: a traced tensor has no values, and a graph must be right"
     assert found.startswith(f"Nothing was compiled: line 2 ran eagerly ({told}")
-    assert found.endswith("would hold at every call).")
+    assert found.endswith("must be right for all values).")
 
 
 def test_lines_that_ran_eagerly_are_counted(one: Report) -> None:
-    """Beside what was compiled the sentence says how many lines were not, and why the first; the state is partly."""
+    """Beside the compiled lines, the sentence counts the eager lines and gives the reason for the first.
+
+    The state is partly.
+    """
     made = cell(part(2, 2, "compiled", "", "line 2"), part(3, 3, "eager", "it draws"), part(4, 5, "eager", "else"))
     expected = f"{COMPILED} 3 lines ran eagerly, first line 3 (it draws)."
     assert Verdict(sentence=expected, state="partly") == verdict(one.with_cell(made))
 
 
 def test_plain_python_is_no_fault(one: Report) -> None:
-    """Lines that are not for the compiler, or hold nothing for it, leave the verdict as it is."""
+    """Lines without tensor computation, or not meant for the compiler, do not change the verdict."""
     made = cell(
         part(2, 2, "compiled", "", "line 2"),
         part(3, 3, "python", "calls print"),
@@ -147,7 +196,7 @@ def test_plain_python_is_no_fault(one: Report) -> None:
 
 
 def test_a_part_that_is_compiled_in_part(one: Report) -> None:
-    """A graph break within compiled lines is told: by the part's reason, or by where Dynamo stopped."""
+    """A graph break within compiled lines is named, with the part's reason or with the place where Dynamo stopped."""
     made = cell(part(2, 3, "compiled", "calls t_ on an input", "line 2"))
     expected = f"{COMPILED} Not all of lines 2–3 was captured (calls t_ on an input)."
     assert Verdict(sentence=expected, state="partly") == verdict(one.with_cell(made))
@@ -167,7 +216,7 @@ def test_a_part_that_is_compiled_in_part(one: Report) -> None:
 
 
 def test_a_part_with_a_graph_that_differs(one: Report) -> None:
-    """Of a stretch with a graph that differs and one that does not, the difference is told once."""
+    """If only one graph of a part differs, the difference is named once."""
     message = f"{DIFFERS}: other values"
     frame = Frame(name="line 3", function="line 3", refusals=(refusal(message),))
     made = replace(one, frames=(*one.frames, frame)).with_cell(cell(part(2, 3, "compiled", message, "line 2")))
@@ -180,7 +229,7 @@ def test_a_part_with_a_graph_that_differs(one: Report) -> None:
 
 
 def test_the_error_that_ended_the_cell(one: Report) -> None:
-    """What was compiled was compiled; the cell ended nevertheless."""
+    """The verdict lists the compiled lines although the cell ended with an error."""
     made = cell(part(2, 2, "compiled", "", "line 2"), part(3, 3, "not run"), error="ValueError: no")
     assert verdict(one.with_cell(made)).sentence == f"{COMPILED} The cell ended with ValueError: no."
 
@@ -207,7 +256,10 @@ def test_an_unchanged_cell_serves_again(one: Report) -> None:
 
 
 def test_a_form_that_differs_from_eager_is_told_first(one: Report) -> None:
-    """What was compiled, compared, found different and not used comes first, and is not what the rest is judged by."""
+    """A compiled form that differs from eager is named first.
+
+    It was not used, so the other lines are judged without it.
+    """
     message = f"{DIFFERS}: `out[0]` has other values"
     frame = Frame(name="line 4", function="line 4", refusals=(refusal(message),))
     parts = (part(2, 2, "compiled", "", "line 2"), part(4, 4, "eager", message))
@@ -230,7 +282,7 @@ def test_refusals_are_told_once(one: Report) -> None:
 
 
 def timed(phase: str, median_ns: int, *ratios: Ratio, frame: str = "line 2") -> TimingRow:
-    """Make a timing of ours."""
+    """Make a timing of aotlab."""
     times = dict.fromkeys(("min_ns", "p10_ns", "p90_ns"), median_ns)
     return TimingRow(
         engine="aotlab", phase=phase, median_ns=median_ns, **times, repeats=9, frame=frame, graph=0, ratios=ratios
@@ -272,11 +324,30 @@ def ratio(over: str, median: float, noise: str = "") -> Ratio:
             " Forward and backward took 1.50× eager's time (1.25–1.75 in eight rounds of ten; 10% noise) "
             "and 1.00× stock torch.compile's (0.75–1.25; noise: it changed).",
         ),
+        (
+            [replace(timed("total", 2_000_000), incomparable="not comparable: 2 rounds")],
+            " Forward and backward took 2.00 ms (not comparable: 2 rounds).",
+        ),
+        (
+            [
+                timed("forward", 30, ratio("eager", 3)),
+                replace(timed("total", 9, frame="g"), incomparable="too few"),
+            ],
+            " A forward of line 2, which of 2 graphs takes longest, took 3.00× eager's time "
+            "(2.75–3.25 in eight rounds of ten). Beside eager: g too few.",
+        ),
     ],
 )
 def test_timings_have_their_headline(one: Report, rows: list[TimingRow], expected: str) -> None:
-    """The ratio of a step with its range stands in the verdict, with the noise."""
+    """The verdict gives the ratio of a step with its range and its noise."""
     assert verdict(one.with_timings(rows)).sentence == COMPILED + expected
+
+
+def test_the_speed_of_few_rounds_is_no_ratio(one: Report) -> None:
+    """The chip of a measurement without a ratio gives the reason."""
+    made = replace(timed("total", 2_000_000), incomparable="not comparable: 2 rounds")
+    assert speed(one.with_timings([made])) == "not comparable: 2 rounds"
+    assert speed(one.with_timings([timed("total", 20, ratio("eager", 0.5))])) == "2.0× faster"
 
 
 @pytest.mark.parametrize(
@@ -307,7 +378,7 @@ def test_timings_have_their_headline(one: Report, rows: list[TimingRow], expecte
 def test_equal_to_eager_is_said_of_what_was_compared_with_python(
     one: Report, compared: tuple[str, str], told: str, status: str, state: str
 ) -> None:
-    """Of the other lines the sentence says what they were compared with."""
+    """For the other lines, the sentence names the run that they were compared with."""
     parts = [part(2, 2, "compiled", "", "line 2"), part(5, 8, "compiled", "", "line 2")]
     made = cell(*[replace(each, compared=how) for each, how in zip(parts, compared, strict=True)])
     found = verdict(one.with_cell(made))
@@ -316,7 +387,7 @@ def test_equal_to_eager_is_said_of_what_was_compared_with_python(
 
 
 def test_a_part_in_pieces_is_named_once(one: Report) -> None:
-    """Dynamo's second piece of a line has the same name, and that time which Dynamo took is told by itself."""
+    """Dynamo's second piece of a line has the same name. The time that Dynamo took is given separately."""
     frame = replace(one.frames[0], name="line 2 (2)", function="line 2 (2)")
     rows = (
         TimeRow(kind="dynamo", duration_ns=2_000_000_000, count=3),

@@ -36,7 +36,7 @@ def only(report: Report) -> Graph:
 
 
 def tree(rows: tuple[Input, ...] | tuple[Output, ...]) -> dict[str, str]:
-    """Return what each row is a part of."""
+    """Return for each row the row that it is a part of."""
     return {row.name: row.part_of for row in rows}
 
 
@@ -87,7 +87,7 @@ def test_outputs_lead_to_nodes_and_to_tangents() -> None:
 
 
 def test_outputs_that_are_inputs_or_views() -> None:
-    """They have no parts of their own; the base of a view is told below it."""
+    """An output that is an input or a view has no parts. The base of a view is listed below it."""
     graph = only(reported(lambda x: (x, x.detach(), (x * 2).t(), x.t()), two(3, 2)))
     rows = {row.name: row for row in graph.outputs}
     assert (rows["out[0]"].base, rows["out[0]"].relation) == ("x", "is input x itself")
@@ -113,7 +113,10 @@ def test_a_write_is_told_of_the_wrapper_and_its_parts() -> None:
 
 
 def test_gradients_of_another_kind() -> None:
-    """A plain parameter whose gradient is a wrapper has what stands for that below it, and it takes no memory."""
+    """A plain parameter can have a wrapper as its gradient.
+
+    The rows of that gradient follow the parameter's row and take no memory.
+    """
     module = torch.nn.Linear(2, 2)
     report = reported(lambda x: (module(x),), two(3, 2), backward=True)
     rows = {row.name: row for row in only(report).inputs}
@@ -156,7 +159,7 @@ def test_the_storage_map_shows_who_shares_memory_below_wrappers() -> None:
 
 
 def test_sizes_that_vary() -> None:
-    """The wrapper's sizes are those of its parts."""
+    """The wrapper's sizes equal the sizes of its parts."""
 
     def f(x: Any) -> Any:
         return (x * 2,)
@@ -187,7 +190,7 @@ def test_tables_and_text() -> None:
 
 
 def test_a_report_with_trees_is_written_and_read() -> None:
-    """Nothing of it is lost, and what stands around the compiled function is among the stages."""
+    """A report with wrappers is read back equal, and its stages include the code that unwraps and wraps."""
     report = reported(lambda x: (x * x,), two(2))
     assert Report.from_json(report.to_json()) == report
     (stage,) = [stage for stage in only(report).stages if stage.name == "subclasses"]
@@ -202,3 +205,14 @@ def test_a_text_draws_ten_trees(count: int) -> None:
     text = plain(report)
     assert ("and 4 more" in text) == (count == 14)
     assert f"args[{min(count, 10) - 1}].b: " in text
+
+
+def test_the_memory_below_a_result_keeps_its_numbers_in_a_later_graph() -> None:
+    """The parts of a wrapper that one graph makes and another takes are the same storages."""
+    make, use = (aotlab.compile(f, backend="eager") for f in (lambda x: (x * 2, x.sum()), lambda y: y + 1))
+    with Report.record() as recording:
+        use(make(two(3))[0])
+    (made,), (used,) = (frame.graphs for frame in recording.frames)
+    parts = [row.storage for row in made.outputs if row.part_of == "out[0]"]
+    assert len(set(parts)) == 2
+    assert [row.storage for row in used.inputs if row.part_of] == parts

@@ -55,7 +55,7 @@ def column_by_column(x: Tensor) -> None:
 
 
 def many(x: Tensor) -> None:
-    """Write every other column of three rows, each by itself."""
+    """Write every other column of three rows, one element at a time."""
     for row in (0, 2, 5):
         for column in range(0, 8, 2):
             x[row, column] = V
@@ -110,7 +110,7 @@ def both(a: Tensor, b: Tensor) -> None:
 
 
 def one_of_two(a: Tensor, b: Tensor) -> Tensor:
-    """Write a window, a part of which is an argument by itself."""
+    """Write a window; a part of it is also a separate argument."""
     a[1:].fill_(V)
     return b + 1
 
@@ -160,7 +160,7 @@ IN_PART: dict[str, Program] = {
 
 
 def graph_of(program: Program, arguments: list[Tensor], *, decomposed: bool = False) -> Graph:
-    """Compile a program, traced as it is or as Inductor wants it, and return what the report has of it."""
+    """Compile a program with or without Inductor's decompositions, and return the graph in the report."""
     decompositions = internals.inductor_decompositions() if decomposed else {}
     with Report.record() as recording:
         aotlab.aot_function(program, aotlab.nop, decompositions=decompositions)(*arguments)
@@ -238,7 +238,7 @@ def test_sizes_that_change_write_no_byte() -> None:
 
 
 def test_statistics_are_written_as_a_whole() -> None:
-    """What a kernel writes of its own counts too."""
+    """The running statistics that a kernel writes itself are counted, too."""
     with torch.no_grad():
         graph = graph_of(
             lambda *given: torch.nn.functional.batch_norm(*given, training=True),

@@ -1,4 +1,4 @@
-"""Anomaly mode: calls under it run eagerly; a backward under it is run as any other."""
+"""Anomaly mode: calls in it run eagerly, and the backward of an earlier compiled call runs as usual."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PROGRAMS = [root_of_zero, masked, mutated, hooked]
 
 
 def run(function, make, *, forward=True, backward=True, check_nan=True):
-    """Run forward and backward under anomaly mode or not; return the error and what was warned of it."""
+    """Run forward and backward with or without anomaly mode; return the error and the warning about it."""
     modes = [
         torch.autograd.detect_anomaly(check_nan=check_nan) if on else contextlib.nullcontext()
         for on in (forward, backward)
@@ -66,14 +66,17 @@ def run(function, make, *, forward=True, backward=True, check_nan=True):
 @pytest.mark.parametrize("frontend", FRONTENDS)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
 def test_a_call_under_the_mode(program, frontend):
-    """It runs eagerly: eager's error, eager's line in a warning, and one notice; without the mode it is compiled."""
+    """In anomaly mode a call runs eagerly, with eager's error, the line in a warning, and one notice.
+
+    Without the mode it is compiled.
+    """
     torch._dynamo.reset()
     make = nonleaf if program is mutated else leaf
     error, _ = run(program, make)
     assert error is not None
     assert "returned nan values in its" in error
     if program is hooked and frontend == "dynamo" and torch.__version__.startswith("2.11"):
-        # There Dynamo writes a hook as a custom Function: a node of its own, as with Dynamo alone.
+        # Dynamo turns a hook into a custom Function with its own node, also without us.
         error = error.replace("MulBackward0", "_AppliedBackward")
     g = compiled(program) if frontend == "direct" else behind_dynamo(program)
     with open(__file__) as file:
@@ -99,7 +102,7 @@ def test_a_call_under_the_mode(program, frontend):
 
 
 def test_without_gradients():
-    """A call of which nothing can be differentiated has nothing for the mode to look at, and stays compiled."""
+    """A call without gradients stays compiled in anomaly mode."""
     g = compiled(lambda x: x.sin())
     g(torch.ones(2))
     with torch.autograd.set_detect_anomaly(True), warnings.catch_warnings():
@@ -110,14 +113,14 @@ def test_without_gradients():
 
 @pytest.mark.parametrize("check_nan", [False, True])
 def test_a_backward_under_the_mode(check_nan):
-    """The gradients that a compiled call returns are looked at, as those of a single node."""
+    """Anomaly mode checks the gradients that a compiled call returns as the gradients of a single node."""
     error, _ = run(compiled(root_of_zero), leaf, forward=False, check_nan=check_nan)
     assert (error is not None) == check_nan
     assert error is None or "returned nan values in its 0th output" in error
 
 
 def test_gradients():
-    """A backward under the mode has a plain backward's gradients, of all orders, and with hooks."""
+    """A backward in anomaly mode has the usual gradients, of all orders, and with hooks."""
 
     def f(x, w):
         y = x @ w
@@ -139,7 +142,7 @@ def test_gradients():
 
 
 def test_other_errors():
-    """An error of the user's backward is the user's, also in anomaly mode."""
+    """An error of the user's backward is raised unchanged in anomaly mode too."""
 
     class Raises(torch.autograd.Function):
         @staticmethod

@@ -1,4 +1,4 @@
-"""Under autocast a compiled call casts for itself; what autocast keeps for eager code stays as it is."""
+"""Under autocast a compiled call casts separately, and autocast's cache for eager code does not change."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def renewed(x, w):
 
 
 def checkpointed(x, w):
-    """Cast once more in the backward."""
+    """Use a checkpoint, whose backward casts again."""
     return checkpoint(twice, x, w, use_reentrant=False)
 
 
@@ -66,14 +66,14 @@ def region(function, *, calls=1, around=casting):
 
 
 def cast_of(x, w):
-    """Return the cast of a leaf that autocast has kept, or casts now and keeps."""
+    """Return the leaf's cast from autocast's cache, which casts now if there is none."""
     return (x @ w).grad_fn._saved_mat2
 
 
 @pytest.mark.parametrize("around", [casting, lambda: casting(cache=False), lambda: casting(torch.float16)])
 @pytest.mark.parametrize("program", [multiply, twice, both, differentiated, renewed, checkpointed])
 def test_one_call_in_a_region(program, around):
-    """Bit for bit: a cast is used at several places of one call as in eager, and gradients are summed as there."""
+    """Within one call, casts are reused and gradients are summed as in eager, bit for bit."""
     f = compiled(program)
     for _ in range(2):
         (expected, gradients), (actual, own) = region(program, around=around), region(f, around=around)
@@ -84,7 +84,10 @@ def test_one_call_in_a_region(program, around):
 
 @pytest.mark.parametrize("program", [multiply, twice, both, checkpointed])
 def test_several_calls_in_a_region(program):
-    """The same values; gradients that eager sums in bfloat16, because the calls share a cast, are more precise."""
+    """Several calls have eager's values.
+
+    Gradients that eager sums in bfloat16, through a shared cast, are more precise.
+    """
     f = compiled(program)
     (expected, gradients), (actual, own) = region(program, calls=3), region(f, calls=3)
     assert all(torch.equal(e, a) for e, a in zip(expected, actual, strict=True))
@@ -96,7 +99,10 @@ def test_several_calls_in_a_region(program):
 
 @pytest.mark.parametrize("frontend", ["direct", "dynamo"])
 def test_a_module_and_its_layers(frontend):
-    """A model with norms and convolutions of other layouts, called several times before one backward."""
+    """A model with norms and convolutions in other memory formats agrees with eager.
+
+    It is called several times before one backward.
+    """
 
     class Net(nn.Module):
         def __init__(self):
@@ -129,7 +135,7 @@ def test_a_module_and_its_layers(frontend):
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("program", [multiply, twice, renewed])
 def test_what_is_kept_for_eager_code(program, before):
-    """A trace in the midst of a region neither empties what autocast keeps nor puts anything there that eager finds."""
+    """A trace inside a region neither clears autocast's cache nor adds an entry that eager would use."""
     f = compiled(program)
     x, w = leaf(8, 8), leaf(8, 8, seed=1)
     with casting():
@@ -146,7 +152,7 @@ def test_what_is_kept_for_eager_code(program, before):
 
 
 def test_nothing_outlives_the_region():
-    """Neither the caller's leaf nor what was traced is kept by what autocast keeps."""
+    """Autocast's cache keeps neither the caller's leaf nor a traced tensor alive after the region."""
     f = compiled(multiply)
     w = leaf(8, 8, seed=1)
     with casting():

@@ -1,4 +1,4 @@
-"""The boxed calling convention (row E7): one list that the callee may empty, so that each input dies when it can."""
+"""The boxed calling convention: the callee may empty its argument list, so that inputs can be freed early."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ COMPILERS = [
 @pytest.mark.parametrize("compiler", COMPILERS, ids=lambda f: f.__qualname__.split(".")[0])
 @pytest.mark.parametrize("frontend", ["function", "module", "dynamo"])
 def test_kinds_of_callables(compiler, frontend):
-    """Boxed and plain ones, marked or not, tuples or lists: mutation, outputs and gradients are eager's."""
+    """Boxed and plain callables that return tuples or lists give eager's writes, outputs and gradients."""
 
     def program(x, y):
         x.mul_(2)
@@ -100,11 +100,11 @@ def alive():
     """Count the tensors of this file's size that are alive."""
     gc.collect()
     found = [t for t in gc.get_objects() if type(t) is torch.Tensor and t.shape == (SIZE,)]
-    return sum(not internals.is_functional(t) for t in found)  # the trace keeps its own, which have no memory
+    return sum(not internals.is_functional(t) for t in found)  # the trace's own tensors have no memory
 
 
 def test_the_eager_backend_frees_saved_values_as_it_goes():
-    """While a backward runs op by op, what it has used is gone: as many tensors live at its end as eager has."""
+    """A backward that runs op by op frees used values: at its end as many tensors are alive as in eager."""
 
     def chain(x):
         for _ in range(8):
@@ -128,14 +128,14 @@ def test_the_eager_backend_frees_saved_values_as_it_goes():
             loss.backward()
         found.append(counts)
         del loss
-    # each of the eight has one value less to come
+    # each of the eight steps frees one value
     assert [a - b for a, b in itertools.pairwise(found[0])] == [1] * 7
     assert [a - b for a, b in itertools.pairwise(found[1])] == [1] * 7
 
 
 @pytest.mark.parametrize("retain", [False, True])
 def test_saved_values_belong_to_the_backward(retain):
-    """The list that a boxed backward gets is the only owner of the saved values, unless the graph is kept."""
+    """A boxed backward's list is the only owner of the saved values, unless the graph is retained."""
     dead = []
 
     def backward_compiler(gm, inputs):
@@ -167,7 +167,7 @@ def test_saved_values_belong_to_the_backward(retain):
 
 
 def test_lists_are_handed_over():
-    """Forward, backward and inference graphs are each given a list of their own, which may be emptied and kept."""
+    """Forward, backward and inference graphs each receive their own list, which they may empty and keep."""
     given = []
 
     def compiler(gm, inputs):
@@ -191,7 +191,7 @@ def test_lists_are_handed_over():
 
 
 def test_temporaries_of_the_caller_die():
-    """A compiled function keeps no argument alive once it has returned, nor after its backward."""
+    """A compiled function keeps no argument alive after its call or its backward."""
     f = aotlab.aot_function(lambda x, w: (x * w).sum(), aotlab.nop)
     w = leaf(3)
     x = torch.ones(3)
@@ -212,7 +212,7 @@ def test_temporaries_of_the_caller_die():
 
 
 def test_make_boxed_func():
-    """It marks what it makes, leaves what is marked alone, and takes graphs, which then empty their list."""
+    """It marks its result, leaves a marked callable unchanged, and accepts graphs, which then empty their list."""
     plain = aotlab.make_boxed_func(lambda x, y: (x + y,))
     assert plain._boxed_call is True
     assert plain([1, 2]) == (3,)
@@ -239,7 +239,7 @@ WRONG_CALLABLES = {
 @pytest.mark.parametrize("kind", WRONG_CALLABLES)
 @pytest.mark.parametrize("which", ["inference", "forward", "backward"])
 def test_compilers_that_return_no_function(which, kind):
-    """The error names the compiler and the graph, and comes before anything was written."""
+    """If a compiler returns no function, the error names the compiler and the graph, before anything is written."""
     compiler, text = WRONG_CALLABLES[kind]
     compilers = {"fw_compiler": aotlab.nop, "bw_compiler": aotlab.nop, "inference_compiler": aotlab.nop}
     key = {"inference": "inference_compiler", "forward": "fw_compiler", "backward": "bw_compiler"}[which]
@@ -253,7 +253,7 @@ def test_compilers_that_return_no_function(which, kind):
 
 
 def test_boxing_what_is_no_function():
-    """`make_boxed_compiler` leaves what is wrong to be told; `make_boxed_func` tells it."""
+    """`make_boxed_compiler` passes a wrong result on, and the engine's error reports it; `make_boxed_func` raises."""
     f = aotlab.aot_function(lambda x: x * 2, aotlab.make_boxed_compiler(lambda gm, inputs: None))
     with pytest.raises(UsageError, match="`<lambda>` returned None for the inference graph"):
         f(torch.ones(1))
@@ -276,7 +276,10 @@ WRONG_RESULTS = {
 @pytest.mark.parametrize("kind", WRONG_RESULTS)
 @pytest.mark.parametrize("which", ["inference", "forward", "backward"])
 def test_compiled_graphs_that_return_wrong_things(which, kind, boxed):
-    """The error says what came back and what the graph has; nothing was written, no gradient was added."""
+    """If a compiled graph returns wrong results, the error shows them and the expected outputs.
+
+    Nothing was written, and no gradient was accumulated.
+    """
     spoil, text = WRONG_RESULTS[kind]
     counts = []
 
@@ -307,7 +310,7 @@ def test_compiled_graphs_that_return_wrong_things(which, kind, boxed):
 
 
 def test_a_compiler_that_raises():
-    """Its error is the caller's, nothing was written, and the next call tries again."""
+    """A compiler's exception reaches the caller, nothing is written, and the next call tries again."""
     tries = []
 
     def compiler(gm, inputs):

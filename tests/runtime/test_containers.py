@@ -1,4 +1,4 @@
-"""What a compiled function returns has eager's types, eager's identities, and fresh containers at each call."""
+"""A compiled function returns eager's types and object identities, and new containers at each call."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Late:
 
 
 class Subclassed(dict):
-    """A dictionary with attributes of its own, which would refuse to be filled as usual."""
+    """A dictionary with additional attributes, whose ``__setitem__`` raises."""
 
     def __init__(self, value):
         super().__init__(v=value)
@@ -102,7 +102,7 @@ class WithSlots:
         self.value = value
 
     def __repr__(self):
-        """Show what it holds."""
+        """Show the value."""
         return f"WithSlots({self.value.tolist()})"
 
 
@@ -198,7 +198,8 @@ def portrait(value, seen=None):
     number = seen.setdefault(id(value), len(seen)) if not isinstance(value, tuple) else None
     seen[("alive", len(seen))] = value
     items = list(value) if hasattr(value, "__iter__") else []
-    if isinstance(value, (set, frozenset)):  # of colliding hashes the order is that of insertion: no promise of eager's
+    # the order of elements with colliding hashes is insertion order, which eager does not promise
+    if isinstance(value, (set, frozenset)):
         items.sort(key=repr)
     extra = (getattr(value, "default_factory", None), getattr(value, "maxlen", None))
     inside = [
@@ -211,7 +212,7 @@ def portrait(value, seen=None):
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_outputs(name, grad):
-    """Types, order, identities inside the result, and values are eager's; nothing is shared between two calls."""
+    """Types, order, identities inside the result, and values are eager's; two calls share no object."""
     program = PROGRAMS[name]
     expected = portrait(program(leaf(3) if grad else leaf(3).detach()))
     g = compiled(program)
@@ -227,7 +228,7 @@ def test_outputs(name, grad):
 
 @pytest.mark.parametrize("name", EAGER)
 def test_results_of_eager(name):
-    """What is not worth a nesting of its own runs eagerly, with one notice and eager's identities."""
+    """Results that no nesting describes run eagerly, with one notice and eager's object identities."""
     program, x = EAGER[name], leaf(3)
     g = compiled(program)
     with pytest.warns(RuntimeWarning, match="runs eagerly") as heard:
@@ -255,7 +256,7 @@ def _containers(value):
 
 @pytest.mark.parametrize("name", ["dict", "dataclass", "named tuple", "return types", "object", "same tensor"])
 def test_gradients_through_containers(name):
-    """What hangs in a container is differentiated as it is in eager."""
+    """Tensors inside a container are differentiated as in eager."""
     same(PROGRAMS[name], leaf(3), backward="all")
     same(PROGRAMS[name], leaf(3), backward="each")
 
@@ -266,7 +267,7 @@ DYNAMO = ["tuple", "list", "dict", "ordered", "named tuple", "return type", "dat
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", DYNAMO)
 def test_outputs_behind_dynamo(name, grad):
-    """Dynamo takes containers apart itself; what it hands us changes nothing."""
+    """Dynamo flattens containers itself; we return its outputs unchanged."""
     torch._dynamo.reset()
     program = PROGRAMS[name]
     x = leaf(3) if grad else leaf(3).detach()
@@ -276,7 +277,7 @@ def test_outputs_behind_dynamo(name, grad):
 
 
 def test_initialisers_do_not_run_again():
-    """An object of the result is made of its attributes; what its class counts is counted while tracing only."""
+    """An object in the result is built from its attributes, so its constructor runs only while tracing."""
     x = torch.ones(2)
 
     @dataclasses.dataclass
@@ -293,7 +294,7 @@ def test_initialisers_do_not_run_again():
         assert out.value.tolist() == [2.0, 2.0]
 
 
-# --- what the caller has -----------------------------------------------------------------------------------------
+# --- arguments that are returned ----------------------------------------------------------------------------------
 
 KEPT = {"numbers": [1, 2]}
 WEIGHT = torch.ones(3)
@@ -301,7 +302,7 @@ HOLDER = types.SimpleNamespace(plain=Plain(1.0))
 
 
 def test_arguments_come_back_as_themselves():
-    """A container, an object, a function that is passed in and returned is the very one, with what it held."""
+    """A container, object or function that is passed in and returned is the same object, with its contents."""
 
     def f(d, items, pair, plain, act, *rest, **named):
         d["w"].mul_(2)
@@ -325,7 +326,7 @@ def test_arguments_come_back_as_themselves():
 
 
 def test_another_container_of_the_same_form():
-    """The entry serves another dictionary too, and gives that one back."""
+    """The entry also serves another dictionary, and returns that dictionary."""
     g = compiled(lambda d: (d, d["x"] * 2))
     for _ in range(3):
         d = {"x": torch.ones(1)}
@@ -334,7 +335,7 @@ def test_another_container_of_the_same_form():
 
 
 def test_part_of_an_argument_in_a_fresh_container():
-    """A fresh list around an inner dictionary of the argument."""
+    """A new list around an inner dictionary of the argument contains the caller's dictionary."""
     d = {"a": {"x": leaf(2)}}
     g = compiled(lambda d: [d["a"], d["a"]["x"] * 2])
     out = g(d)
@@ -347,7 +348,7 @@ def test_part_of_an_argument_in_a_fresh_container():
 
 
 def test_dataclass_arguments():
-    """Their tensors are inputs, mutated and differentiated; their plain fields are guarded; methods work."""
+    """Tensors in a dataclass argument are inputs, are mutated and are differentiated; plain fields are guarded."""
 
     @dataclasses.dataclass
     class Step:
@@ -375,7 +376,7 @@ def test_dataclass_arguments():
 
 @pytest.mark.parametrize("make", [Frozen, Slotted, FrozenSlotted, Plain, Pair], ids=lambda kind: kind.__name__)
 def test_kinds_of_dataclass_arguments(make):
-    """Frozen ones, ones with slots, and named tuples."""
+    """Frozen dataclasses, dataclasses with slots, and named tuples are supported as arguments."""
 
     def f(held, y):
         inner = next(iter(nesting.attributes_of(held).values())) if not isinstance(held, tuple) else held.first
@@ -386,7 +387,7 @@ def test_kinds_of_dataclass_arguments(make):
 
 
 def test_other_arguments_recompile():
-    """Another class, another set of fields, a container that is shared or no longer, a key that is True and not 1."""
+    """Another class, another set of fields, another sharing of containers, or another type of key compiles again."""
 
     @dataclasses.dataclass
     class Other:
@@ -406,7 +407,7 @@ def test_other_arguments_recompile():
     x = torch.ones(1)
     both = [x]
     assert h([x], [x])[0] is False
-    with pytest.warns(RuntimeWarning, match="stands in two places"):
+    with pytest.warns(RuntimeWarning, match="occurs twice"):
         assert h(both, both)[0] is True
     assert h([x], [x])[0] is False
     assert h(both, both)[0] is True
@@ -431,7 +432,7 @@ def test_other_arguments_recompile():
 
 
 def test_slices_of_tensors():
-    """A slice may hold tensors: they are inputs, not values that are baked in."""
+    """Tensors in a slice are inputs, and not constants."""
     g = compiled(lambda x, s: (x[: s.stop.shape[0]] * s.stop, s))
     for value in (2.0, 3.0):
         where = slice(None, torch.full((2,), value))
@@ -455,7 +456,10 @@ torch.utils._pytree.register_pytree_node(
 
 
 def test_registered_containers():
-    """In and out by the functions that were registered; what they keep besides is guarded; it comes back as itself."""
+    """Registered containers are flattened and built by their registered functions. Their context is guarded.
+
+    A registered container that is passed in and returned is the same object.
+    """
     g = compiled(lambda r: (r, Registered([r.items[0] * 2], r.name + "!")))
     given = Registered([torch.ones(1)], "a")
     for _ in range(2):
@@ -466,7 +470,7 @@ def test_registered_containers():
     assert len(g.entries) == 2
 
 
-# --- what is refused ---------------------------------------------------------------------------------------------
+# --- refused results and arguments --------------------------------------------------------------------------------
 
 
 def _endless(x):
@@ -494,7 +498,7 @@ class WithDel:
 @pytest.mark.parametrize(
     ("function", "text"),
     [
-        (_endless, "`out[1]` stands in two places, or in itself"),
+        (_endless, "`out[1]` occurs twice, or contains itself"),
         (_deep, "is nested more than"),
         (lambda x: (x, (y for y in [x])), "`out[1]` is a `builtins.generator`"),
         (lambda x: iter([x]), "`out` is a `builtins.list_iterator`"),
@@ -506,7 +510,7 @@ class WithDel:
     ],
 )
 def test_results_that_cannot_be_made_again(function, text):
-    """They are refused, with their place in the result."""
+    """A result that cannot be rebuilt is refused, with its place in the result."""
     with refusing(OutputError, match=None) as caught:
         compiled(function)(torch.ones(2))
     assert text in str(caught.value)
@@ -514,7 +518,10 @@ def test_results_that_cannot_be_made_again(function, text):
 
 
 def test_arguments_that_cannot_be_taken_apart():
-    """Lists that contain themselves, sets of tensors, objects that keep what nobody sees: named, and nothing ran."""
+    """Arguments that cannot be flattened are refused by name, and nothing runs.
+
+    Examples are lists that contain themselves, sets of tensors, and objects with hidden state.
+    """
 
     def f(x):
         raise AssertionError
@@ -522,7 +529,7 @@ def test_arguments_that_cannot_be_taken_apart():
     loop = [1]
     loop.append(loop)
     for value, text in (
-        ([loop], "or in itself"),
+        ([loop], "or contains itself"),
         ({torch.ones(1)}, "`x` is a `builtins.set`"),
         ([Plain(iter([1]))], "`x[0].value` is a `builtins.list_iterator`"),
         ({torch.ones(1): 1}, "`x` has a key that is a `torch.Tensor`"),
@@ -533,7 +540,7 @@ def test_arguments_that_cannot_be_taken_apart():
 
 
 def test_changed_arguments_are_refused():
-    """A field that is assigned, an item that is added: refused, and the caller's object is as it was."""
+    """Assigning a field or adding an item to an argument is refused, and the caller's object is restored."""
 
     def assigns(held):
         held.value = held.value * 2

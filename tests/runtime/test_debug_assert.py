@@ -1,4 +1,7 @@
-"""``config.debug_assert`` (row T8): a compiler that does not keep to its graph is caught, and the output named."""
+"""``config.debug_assert``: a compiler whose result differs from its graph is detected.
+
+The error names the output.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def debug_assert():
 
 
 def lying(change):
-    """Make a compiler whose callables change what their graph returns."""
+    """Make a compiler whose callables change the results of their graph."""
 
     def compiler(gm, inputs):
         return lambda *arguments: change(tuple(gm(*arguments)), arguments)
@@ -36,13 +39,13 @@ def first(change):
 
 
 LIES = {
-    "shape": (first(lambda o, a: o[:1]), "came back with shape (1, 3); traced as (2, 3)"),
-    "dtype": (first(lambda o, a: o.double()), "came back with dtype torch.float64; traced as torch.float32"),
-    "strides": (first(lambda o, a: o.t().contiguous().t()), "came back with strides (1, 2); traced as (3, 1)"),
-    "device": (first(lambda o, a: o.to("meta")), "came back with device meta; traced as cpu"),
+    "shape": (first(lambda o, a: o[:1]), "has shape (1, 3), but (2, 3) in the graph"),
+    "dtype": (first(lambda o, a: o.double()), "has dtype torch.float64, but torch.float32 in the graph"),
+    "strides": (first(lambda o, a: o.t().contiguous().t()), "has strides (1, 2), but (3, 1) in the graph"),
+    "device": (first(lambda o, a: o.to("meta")), "has device meta, but cpu in the graph"),
     "input": (
         first(lambda o, a: a[0]),
-        "shares memory with input 0 of the graph; it was traced as a tensor of its own",
+        "shares memory with input 0 of the graph, but is a new tensor in the graph",
     ),
     "two in one": (lambda outs, a: (outs[0], outs[0], *outs[2:]), "shares memory with `out[0]`"),
 }
@@ -51,7 +54,7 @@ LIES = {
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "forward"])
 @pytest.mark.parametrize("lie", LIES)
 def test_outputs_of_the_forward(lie, grad):
-    """Shape, dtype, strides, device, aliasing with inputs and among outputs: named, and nothing was written."""
+    """A wrong shape, dtype, stride, device or alias of an output is reported before anything is written."""
     change, text = LIES[lie]
     f = aotlab.aot_function(lambda x, w: (x.clone() * w, x + w, x.add_(1)), lying(change), aotlab.nop)
     x, w = torch.ones(2, 3), leaf(2, 3) if grad else leaf(2, 3).detach()
@@ -69,7 +72,7 @@ def test_outputs_of_the_forward(lie, grad):
 
 @pytest.mark.parametrize("lie", ["dtype", "strides", "input", "two in one"])
 def test_sizes_that_vary(lie):
-    """What does not vary is held against the trace at all sizes."""
+    """Static properties are compared with the trace at all sizes."""
     change, text = LIES[lie]
     for compiler, caught in ((aotlab.nop, False), (lying(change), True)):
         g = aotlab.aot_function(lambda x, w: (x * w, x + w), compiler, aotlab.nop, dynamic=True)
@@ -83,7 +86,7 @@ def test_sizes_that_vary(lie):
 
 
 def test_a_mutated_input():
-    """The new value of an input is an output of the graph, too."""
+    """A wrong new value of a mutated input is reported too."""
     f = aotlab.aot_function(lambda x: x.mul_(2).sum(), lying(first(lambda o, a: o.double())))
     x = torch.ones(2)
     with pytest.raises(GraphInvariantError, match="mutated input x"):
@@ -92,14 +95,14 @@ def test_a_mutated_input():
 
 
 def test_an_intermediate_base():
-    """So is the tensor of which the user's outputs are views."""
+    """The intermediate base of the user's outputs is checked too."""
     f = aotlab.aot_function(lambda x: [(x * 2)[0].t(), 1] if x.dim() else x, lying(first(lambda o, a: o.double())))
     with pytest.raises(GraphInvariantError, match="intermediate base 0"):
         f(torch.ones(2, 3, 4))
 
 
 def test_requires_grad():
-    """An output that requires grad where the trace had none, or the reverse."""
+    """An output whose requires_grad differs from the trace is reported."""
 
     def compiler(gm, inputs):
         def call(*arguments):
@@ -114,7 +117,11 @@ def test_requires_grad():
 
 
 GRADIENT_LIES = {
-    "shape": (lambda outs, a: (outs[0].sum(0), *outs[1:]), "the gradient of `x`", "shape (3,); traced as (2, 3)"),
+    "shape": (
+        lambda outs, a: (outs[0].sum(0), *outs[1:]),
+        "the gradient of `x`",
+        "shape (3,), but (2, 3) in the graph",
+    ),
     "dtype": (lambda outs, a: (outs[0], outs[1].double()), "the gradient of `w`", "dtype torch.float64"),
     "tangent": (lambda outs, a: (outs[0], a[-1]), "the gradient of `w`", "shares memory with input"),
     "each other": (lambda outs, a: (outs[0], outs[0]), "the gradient of `w`", "with the gradient of `x`"),
@@ -125,7 +132,7 @@ GRADIENT_LIES = {
 @pytest.mark.parametrize("frontend", ["direct", "dynamo"])
 @pytest.mark.parametrize("lie", GRADIENT_LIES)
 def test_gradients(lie, frontend):
-    """Shape, dtype, and memory that belongs to a tangent, a saved value or another gradient."""
+    """A gradient with a wrong shape, dtype or alias is reported."""
     torch._dynamo.reset()
     change, name, text = GRADIENT_LIES[lie]
 
@@ -151,7 +158,7 @@ def test_gradients(lie, frontend):
 
 
 def test_a_backward_of_some_outputs():
-    """The backward that is compiled later for a part of the outputs is held to its graph as well."""
+    """A backward that is compiled later, for some outputs, is checked too."""
 
     def compiler(gm, inputs):
         names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
@@ -177,7 +184,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 @pytest.mark.parametrize("name", ["shared", "saved views", "views"])
 def test_honest_compilers(name, backend):
-    """What keeps to its graph passes; Inductor's own choice of strides for what nobody sees is no lie."""
+    """Correct compilers pass, and Inductor may choose the strides of values that the caller does not see."""
     program, make = PROGRAMS[name], nonleaf if name == "views" else leaf
     x, y = make(2, 3), make(2, 3)
     expected = program(x)
@@ -191,14 +198,14 @@ def test_honest_compilers(name, backend):
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_honest_programs(name, grad):
-    """Views, broadcast gradients, tangents that are handed through, empty outputs: nothing is said."""
+    """Correct programs pass: views, broadcast gradients, tangents that are returned unchanged, and empty outputs."""
     x = nonleaf(2, 3) if grad else nonleaf(2, 3).detach()
     by_eager = torch.__version__.startswith("2.15") and grad and name == "views"  # of an unbind, after a write
     same(PROGRAMS[name], x, eagerly=by_eager)
 
 
 def test_off_means_off():
-    """Without the switch a lying compiler goes through, and nothing is written into the generated function."""
+    """Without the switch, a wrong result is not detected, and the generated function contains no checks."""
     with aotlab.config.patch(debug_assert=False):
         f = aotlab.aot_function(lambda x: x * 2, lying(first(lambda o, a: o.double())))
         assert f(torch.ones(2)).dtype == torch.float64
@@ -209,7 +216,7 @@ def test_off_means_off():
 
 
 def test_doctor_says_so():
-    """`aotlab doctor` tells whether the assertions are on."""
+    """`aotlab doctor` reports whether the assertions are on."""
     assert doctor.check_assertions().status == "note"
     with aotlab.config.patch(debug_assert=False):
         assert doctor.check_assertions().status == "ok"
@@ -220,11 +227,11 @@ def test_doctor_says_so():
 
 
 def test_graphs_as_readable_python():
-    """Forward and backward can be read and compiled as Python; their nodes know the user's lines."""
+    """Forward and backward graphs compile as readable Python code, and their nodes have the user's lines."""
     with events():
         g = compiled(lambda x: (x.sin() * 2).sum())
         g(leaf(3)).backward()
-    graphs = g.entries[0].records["compile"].graphs
+    graphs = g.entries[0].records.compile.graphs
     assert [graph.kind for graph in graphs] == ["forward", "backward"]
     for graph, op in zip(graphs, ("sin", "cos"), strict=True):
         compile(graph.code, "<test>", "exec")

@@ -1,4 +1,4 @@
-"""Deterministic mode at the call and at the backward: eager's values, errors and filling of fresh memory."""
+"""Deterministic mode at the call and at the backward: values, errors and filling of new memory are eager's."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def mode(name: str) -> Iterator[None]:
 
 
 def outcome(function, forward, backward, *, grad=True):
-    """Return what two calls give or raise."""
+    """Return the results or errors of two calls."""
     found = []
     for _ in range(2):
         x = torch.linspace(0, 1, 16).view(4, 4).requires_grad_(grad)
@@ -86,7 +86,7 @@ def outcome(function, forward, backward, *, grad=True):
 )
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_at_the_call_and_at_the_backward(program, forward, backward):
-    """Each by what is on when it runs."""
+    """Forward and backward each use the deterministic mode that is active when they run."""
     f = compiled(PROGRAMS[program])
     assert outcome(PROGRAMS[program], forward, backward) == outcome(f, forward, backward)
 
@@ -94,7 +94,7 @@ def test_at_the_call_and_at_the_backward(program, forward, backward):
 @pytest.mark.parametrize("around", ["on", "warns"])
 @pytest.mark.parametrize("program", FRESH)
 def test_fresh_memory_is_filled(program, around):
-    """With a nan, or the largest integer."""
+    """Uninitialized memory is filled with nan or the largest integer."""
     f = compiled(FRESH[program])
     assert outcome(FRESH[program], around, "off", grad=False) == outcome(f, around, "off", grad=False)
     assert f.calls.compiled == 2
@@ -102,7 +102,7 @@ def test_fresh_memory_is_filled(program, around):
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_switched_from_call_to_call(program):
-    """One function, under one mode after the other, and again."""
+    """One function follows the mode of each call."""
     f = compiled(PROGRAMS[program])
     for each in ("off", "on", "warns", "off", "fills nothing", "on"):
         assert outcome(PROGRAMS[program], each, "off") == outcome(f, each, "off")
@@ -110,7 +110,7 @@ def test_switched_from_call_to_call(program):
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_behind_dynamo(program):
-    """The same at the call and at the backward, from call to call."""
+    """Behind Dynamo, the call and the backward also follow the current mode."""
     torch.compiler.reset()
     f = torch.compile(PROGRAMS[program], backend="aotlab", options={"compiler": "eager"})
     for forward, backward in (("off", "on"), ("on", "off"), ("warns", "on"), ("fills nothing", "off"), ("off", "on")):
@@ -119,7 +119,7 @@ def test_behind_dynamo(program):
 
 @pytest.mark.parametrize("program", FRESH)
 def test_fresh_memory_is_filled_behind_dynamo(program):
-    """With a nan, or the largest integer, where that is asked for by then."""
+    """Behind Dynamo, uninitialized memory is filled with nan or the largest integer if the run-time mode demands it."""
     torch.compiler.reset()
     f = torch.compile(FRESH[program], backend="aotlab", options={"compiler": "eager"})
     for around in ("on", "warns"):

@@ -1,4 +1,4 @@
-"""Calls beside streams, precisions and devices: what a GPU alone can get wrong. On the CPU the same lines are run."""
+"""Streams, precisions and devices, which can go wrong on a GPU. The same code runs on the CPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def leaf(*shape: int, device: torch.device) -> Tensor:
 
 @DEVICES
 def test_on_streams_of_its_own(device: torch.device) -> None:
-    """Forward, a write and backward wait for what the same stream does before, and nothing else is waited for."""
+    """Forward, a write and backward run on the caller's stream in order, and synchronize with no other stream."""
     streams: Any = torch.get_device_module(device)
     on: Callable[[Any], AbstractContextManager[None]] = streams.stream
 
@@ -61,7 +61,7 @@ def test_on_streams_of_its_own(device: torch.device) -> None:
 
 @DEVICES
 def test_autocast_and_scaled_gradients(device: torch.device) -> None:
-    """Steps in half precision, of which one is left out because its gradients are not finite."""
+    """Steps in half precision, one of which is skipped because its gradients are not finite, equal eager's."""
     dtype = torch.float16 if device.type == "cuda" else torch.bfloat16
 
     def train(make: Callable[[nn.Module], Any]) -> tuple[list[float], list[Tensor]]:
@@ -98,7 +98,7 @@ def test_autocast_and_scaled_gradients(device: torch.device) -> None:
 
 @DEVICES
 def test_moved_without_waiting(device: torch.device) -> None:
-    """Memory that is pinned is copied to the device inside of the function."""
+    """A function may copy pinned memory to the device asynchronously."""
 
     def step(batch: Tensor, w: Tensor) -> Tensor:
         return batch.to(device, non_blocking=True) @ w
@@ -110,7 +110,7 @@ def test_moved_without_waiting(device: torch.device) -> None:
 @DEVICES
 @pytest.mark.parametrize("grad", [False, True], ids=["constant", "leaf"])
 def test_a_number_on_the_cpu(device: torch.device, grad: bool) -> None:
-    """Among inputs on the device: read, with its gradient on the CPU, and written."""
+    """A scalar on the CPU among inputs on the device is read and written there, and so is its gradient."""
 
     def step(x: Tensor, scale: Tensor, count: Tensor) -> Tensor:
         count += 1
@@ -121,7 +121,10 @@ def test_a_number_on_the_cpu(device: torch.device, grad: bool) -> None:
 
 @DEVICES
 def test_on_two_devices(device: torch.device) -> None:
-    """Inputs on the CPU beside others are read, written and returned there; the gradient of each is where it is."""
+    """Inputs on the CPU, next to inputs on a GPU, are read, written and returned on the CPU.
+
+    Each gradient is on its input's device.
+    """
 
     def step(x: Tensor, y: Tensor, log: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         log.add_(1)
@@ -134,7 +137,10 @@ def test_on_two_devices(device: torch.device) -> None:
 @DEVICES
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
 def test_attention_in_training(checkpointed: bool, device: torch.device) -> None:
-    """Its backward draws nothing, nor does the forward without dropout: a checkpoint may run it again."""
+    """Attention's backward draws no random numbers.
+
+    Without dropout its forward draws none, so a checkpoint may repeat it.
+    """
 
     def attend(q: Tensor, k: Tensor) -> Tensor:
         return functional.scaled_dot_product_attention(q, k, k.sin())
@@ -147,7 +153,10 @@ def test_attention_in_training(checkpointed: bool, device: torch.device) -> None
 
 @ON_GPU
 def test_the_first_attention_of_a_process() -> None:
-    """Torch chooses the order of its kernels then, which is no change that the function makes."""
+    """Torch chooses the order of its attention kernels at the first attention of a process.
+
+    This is not taken for a setting that the function changes.
+    """
     program = (
         "import torch, aotlab; q = torch.randn(1, 2, 16, 8, device='cuda');"
         "attend = torch.nn.functional.scaled_dot_product_attention;"
@@ -161,7 +170,7 @@ def test_the_first_attention_of_a_process() -> None:
     ("size", "device"), [(4, CPU), pytest.param(3, GPU, marks=ON_GPU)], ids=["another size", "another device"]
 )
 def test_what_cannot_be_added(size: int, device: torch.device) -> None:
-    """The error is eager's, and so is what was written before it."""
+    """The error, and the write that happens before it, are eager's."""
 
     def step(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
         z.add_(1)
@@ -173,7 +182,7 @@ def test_what_cannot_be_added(size: int, device: torch.device) -> None:
 @ON_GPU
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_on_two_gpus() -> None:
-    """Each part runs where its inputs are, whatever device is current."""
+    """Each part runs on the device of its inputs, whatever device is current."""
 
     def step(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         y.mul_(2)

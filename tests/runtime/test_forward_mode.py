@@ -1,4 +1,4 @@
-"""Forward-mode differentiation and batched gradients of compiled calls: no tangent is dropped, no sample lost."""
+"""Forward-mode differentiation and batched gradients of compiled calls keep every tangent and every sample."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def scalar(x):
 
 
 def parts(dual):
-    """Take a dual tensor apart, to be looked at outside of its level."""
+    """Unpack a dual tensor into copies that are valid outside its level."""
     primal, tangent = forward_ad.unpack_dual(dual)
     return primal.clone(), None if tangent is None else tangent.clone()
 
@@ -101,7 +101,7 @@ AROUND = (
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 @pytest.mark.parametrize("program", AROUND)
 def test_forward_mode_around(program, make):
-    """Tangents are eager's; a compiled function says once that it runs eagerly there."""
+    """Tangents are eager's; a compiled function runs eagerly under forward mode, with one notice."""
     made = []
 
     def making(function):
@@ -135,7 +135,7 @@ def write_inside(x):
 
 
 def tangent_of_one_of_two(x):
-    """Have a tensor with a tangent beside one without."""
+    """Use a tensor with a tangent and a tensor without one."""
     with forward_ad.dual_level():
         return parts(dual(x).sin()), parts(x.cos())
 
@@ -143,7 +143,7 @@ def tangent_of_one_of_two(x):
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 @pytest.mark.parametrize("program", [tangent_inside, write_inside, tangent_of_one_of_two])
 def test_forward_mode_inside(program, make):
-    """Tangents are eager's, gradients of them too, and no level stays open."""
+    """Tangents inside a function, and their gradients, are eager's, and no level stays open."""
 
     def use(make):
         f, found = make(program), []
@@ -161,8 +161,8 @@ def test_forward_mode_inside(program, make):
 
 
 def test_the_notice_names_forward_mode():
-    """It says what a trace cannot hold."""
-    with pytest.warns(RuntimeWarning, match="forward-mode differentiation takes a number"):
+    """The notice names the op that a trace cannot represent."""
+    with pytest.warns(RuntimeWarning, match="forward-mode differentiation uses zeros without memory"):
         compiled(tangent_inside)(numbers(4))
 
 
@@ -197,7 +197,7 @@ def batched(make):
 
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 def test_batched_gradients(make):
-    """They are eager's."""
+    """Batched gradients are eager's."""
     expected, _, state = outcome(batched, lambda f: f)
     found, notices, state_after = outcome(batched, make)
     assert_same(expected, found)
@@ -207,7 +207,7 @@ def test_batched_gradients(make):
 
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 def test_batched_gradients_with_histories(make):
-    """They are refused, whichever vmap it is, and nothing is used up."""
+    """Batched gradients with a history are refused under every kind of vmap, and the graph is not freed."""
     x = numbers(4).requires_grad_()
     y = make(body)(x)
     with refusing(TransformError, match="is_grads_batched"):
@@ -218,7 +218,7 @@ def test_batched_gradients_with_histories(make):
 
 
 def test_batched_gradients_of_other_compilers():
-    """A compiler's kernels are given no tensors that stand for several: the graph itself is run."""
+    """Another compiler's kernels receive no batched tensors: the graph itself runs instead."""
     seen = []
 
     def compiler(graph, inputs):
@@ -244,7 +244,7 @@ def test_batched_gradients_of_other_compilers():
 
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 def test_dual_gradients(make):
-    """A dual tensor that comes to a compiled backward keeps its tangent; under ``create_graph`` it is an error."""
+    """A dual tensor keeps its tangent in a compiled backward; under ``create_graph`` it is refused."""
     x = numbers(4).requires_grad_()
     y, expected = make(body)(x), body(x)
     with forward_ad.dual_level():
@@ -263,7 +263,7 @@ def test_dual_gradients(make):
 
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 def test_a_backward_in_another_transform(make):
-    """With ``create_graph`` under grad or jvp a compiled backward is an error of ours, if the transform is in it."""
+    """A compiled backward with ``create_graph`` inside grad or jvp is refused if the transform applies to it."""
     x = numbers(4).requires_grad_()
     y = make(body)(x)
 
@@ -279,9 +279,9 @@ def test_a_backward_in_another_transform(make):
 
 
 def test_a_break_in_a_level():
-    """A level that Dynamo cannot capture in one graph is there after the break, too.
+    """A dual level that Dynamo cannot capture in one graph stays open after a graph break.
 
-    Of a tensor with a tangent that a graph is given, Dynamo itself says that it has none.
+    Dynamo itself reports that a dual tensor that a graph receives has no tangent.
     """
 
     def broken(x):

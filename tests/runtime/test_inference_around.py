@@ -1,4 +1,7 @@
-"""Calls under ``inference_mode``: what they write to ordinary tensors is counted, as a later backward has to know."""
+"""Calls under ``inference_mode``: their writes to ordinary tensors move the version counters.
+
+A later backward checks these counters.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def through_data(x, y):
 
 
 def through_a_view_of_data(x, y):
-    """Write it through a part of such an alias, made of a view."""
+    """Write a part of such an alias, which was made from a view."""
     torch.add(x.view(-1).data[1:], 1, out=x.data.view(-1)[:3])
     return x * 1
 
@@ -116,7 +119,7 @@ def inside():
     ],
 )
 def test_what_is_written_is_counted(f, make):
-    """The version counter of an ordinary tensor moves if eager moves it, at the first call and at the second."""
+    """The version counter of an ordinary tensor moves if it moves in eager, at the first and the second call."""
 
     def use(call):
         tensors = make()
@@ -133,7 +136,7 @@ def test_what_is_written_is_counted(f, make):
 
 
 def test_a_backward_sees_it():
-    """What a graph has saved was written: the backward raises, where it used the new values silently."""
+    """A backward raises if the call wrote a tensor that it saved. It once used the new values silently."""
 
     def use(call):
         x, w = torch.ones(3), torch.ones(3, requires_grad=True)
@@ -150,7 +153,7 @@ def test_a_backward_sees_it():
 
 @pytest.mark.parametrize("make", [compiled, partial(compiled, frontend="dynamo")], ids=["direct", "dynamo"])
 def test_a_backward_that_does_not_see_it_in_eager(make):
-    """A write through ``.data`` leaves no trace, and the backward uses the new values as in eager."""
+    """A write through ``.data`` moves no version counter, and the backward uses the new values as in eager."""
 
     def use(call):
         x, w = torch.ones(3), torch.ones(3, requires_grad=True)
@@ -164,7 +167,7 @@ def test_a_backward_that_does_not_see_it_in_eager(make):
 
 
 def test_a_comparison_sees_it():
-    """`verify` under inference_mode looks at the version counters of ordinary tensors, whose copies are ordinary."""
+    """`verify` under inference_mode compares the version counters of ordinary tensors, with ordinary copies."""
     x, y = apart()
 
     def uncounted(f):

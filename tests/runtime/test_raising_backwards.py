@@ -1,4 +1,4 @@
-"""Backwards that go wrong: whether they raise, and what, is as in eager, and so is what happened before."""
+"""Backwards that raise: the error, and everything that happened before it, are eager's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ makers = pytest.mark.parametrize("make", [compiled, behind_dynamo])
 
 
 def grown(x: Tensor) -> Tensor:
-    """Keep a view of what gets another dimension."""
+    """Save a view of a tensor that then gets another dimension."""
     y = x * 1
     z = y.permute(1, 0)
     result = z * z
@@ -50,14 +50,14 @@ def grown_for_checkpoint(x: Tensor) -> Tensor:
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")
 @pytest.mark.parametrize("function", [grown, grown_input, grown_for_checkpoint])
 def test_what_is_kept_is_a_view_of_what_changes_its_sizes(function):
-    """Eager's error is about the write, whose version it sees; a trace fails before that, making the view again."""
+    """A write to a tensor whose saved view cannot be made again runs eagerly and raises eager's version error."""
     same(function, torch.ones(2, 3, dtype=torch.float64).requires_grad_() * 1, eagerly=True)
 
 
 @makers
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_what_only_the_backward_uses_is_computed_in_the_forward(make):
-    """What a custom Function saves is what it was, whatever the caller does to the input that it came from."""
+    """A tensor that a custom Function saves keeps its value, whatever the caller writes to the input."""
 
     def function(x):
         return PartedAndSaved.apply(x)[1]
@@ -77,7 +77,7 @@ def test_what_only_the_backward_uses_is_computed_in_the_forward(make):
 
 
 def test_it_is_saved_itself():
-    """The forward graph computes it; the backward graph does not."""
+    """The forward graph computes the saved value; the backward graph does not."""
     made = compiled(lambda x: PartedAndSaved.apply(x)[1])
     made(torch.ones(2, requires_grad=True) * 1)
     saved = record(made, "partition").saved
@@ -88,7 +88,10 @@ def test_it_is_saved_itself():
 @makers
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_an_output_that_reaches_no_input_leaves_the_graphs_behind_inputs_alone(make):
-    """A backward from it calls no node of the caller's, which could be called a second time only if that is asked."""
+    """A backward from an output that reaches no input calls none of the caller's autograd nodes.
+
+    A second call of these nodes would need `retain_graph=True`.
+    """
 
     def function(x):
         x.mul_(2)
@@ -111,7 +114,7 @@ def test_an_output_that_reaches_no_input_leaves_the_graphs_behind_inputs_alone(m
 
 
 class Doubled(torch.autograd.Function):
-    """A node with a name of its own."""
+    """A function whose node has its own name."""
 
     @staticmethod
     def forward(ctx, value):
@@ -133,7 +136,7 @@ MAKES: list[Callable[[Tensor], Tensor]] = [
 
 
 def says(function: Callable[..., Any], make: Callable[[Tensor], Tensor], write: Any = None) -> str:
-    """Return what the backward raises."""
+    """Return the text of the error that the backward raises."""
     x = make(torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True))
     out = function(x)
     if write is not None:
@@ -144,7 +147,7 @@ def says(function: Callable[..., Any], make: Callable[[Tensor], Tensor], write: 
 
 
 def written_unseen(x: Tensor) -> Tensor:
-    """Write what is kept, without autograd's knowledge."""
+    """Write a saved tensor under no_grad."""
     y = x * x
     with torch.no_grad():
         x.add_(1)
@@ -152,14 +155,14 @@ def written_unseen(x: Tensor) -> Tensor:
 
 
 def written_seen(x: Tensor) -> Tensor:
-    """Write what is kept."""
+    """Write a saved tensor."""
     y = x * x
     x.add_(1)
     return y
 
 
 def viewed_and_written(x: Tensor) -> Tensor:
-    """Keep a view, and write what it is a view of."""
+    """Save a view, and write its base."""
     y = x[0] * x[0]
     x.add_(1)
     return y
@@ -180,7 +183,7 @@ def viewed_twice_and_written(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("function", [written_unseen, written_seen, viewed_and_written, viewed_twice_and_written])
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_the_error_names_the_nodes_that_eager_names(function, make_input, make):
-    """What was kept is called an output of the caller's node, or of the node that autograd made for a written view."""
+    """The error names eager's node: the caller's, or the node that autograd made for a written view."""
     assert says(function, make_input) == says(make(function), make_input)
 
 
@@ -188,7 +191,7 @@ def test_the_error_names_the_nodes_that_eager_names(function, make_input, make):
 @pytest.mark.parametrize("make_input", MAKES)
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_the_error_after_a_write_of_the_callers_names_its_node(make_input, make):
-    """The input is kept itself, so its present history is named."""
+    """After the caller's write, the error names the input's current node."""
 
     def unseen(x):
         with torch.no_grad():

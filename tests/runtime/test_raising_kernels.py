@@ -1,4 +1,4 @@
-"""A kernel that raises when it runs: what eager wrote by then is written, and the error is eager's."""
+"""Kernels that raise at run time: earlier writes have happened, and the error is eager's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GOOD, BAD = torch.tensor([1]), torch.tensor([9])
 
 
 def outcome(function: Callable[..., Any], *args: Any) -> tuple[Any, list[Tensor]]:
-    """Call with copies of the tensors; return what came of it, and the copies."""
+    """Call with copies of the tensors; return the result or error, and the copies."""
     copies = [a.detach().clone().requires_grad_(a.requires_grad) if isinstance(a, Tensor) else a for a in args]
     given = [c * 1 if isinstance(c, Tensor) and c.requires_grad else c for c in copies]
     try:
@@ -31,7 +31,7 @@ def outcome(function: Callable[..., Any], *args: Any) -> tuple[Any, list[Tensor]
 def raises_alike(
     function: Callable[..., Any], good: tuple[Any, ...], bad: tuple[Any, ...], make: Any = compiled
 ) -> Any:
-    """Assert that a compiled function does what eager does where it raises, and is served by its entry before."""
+    """Assert that a compiled function raises as eager does, and that its entry served the call before."""
     candidate = make(function)
     outcome(candidate, *good)
     (expected, written), (found, ours) = outcome(function, *bad), outcome(candidate, *bad)
@@ -50,7 +50,7 @@ def gather(x: Tensor, i: Tensor) -> Tensor:
 
 
 def scatter(x: Tensor, i: Tensor) -> Tensor:
-    """Write before and behind."""
+    """Write before and after the kernel that may raise."""
     x.add_(1)
     y = x.scatter(0, i, 5.0)
     x.mul_(2)
@@ -77,13 +77,13 @@ def divide(x: Tensor, i: Tensor) -> Tensor:
 
 
 def factor(x: Tensor, i: Tensor) -> Tensor:
-    """Write, and factor what may have no factor."""
+    """Write, and factorize a matrix that may have no factorization."""
     x.add_(1)
     return torch.linalg.cholesky(x.sum() * (5 - i).view(1, 1))
 
 
 def several(x: Tensor, i: Tensor) -> Tensor:
-    """Write two inputs, and one of them again behind the error."""
+    """Write two inputs before the kernel that may raise."""
     x.add_(1)
     i.sub_(1)
     y = x.mul(2)
@@ -101,7 +101,7 @@ INPUTS = {"inference": lambda: torch.arange(4.0), "training": lambda: leaf(4, se
 @pytest.mark.parametrize("mode", INPUTS)
 @pytest.mark.parametrize("function", PROGRAMS, ids=lambda function: function.__name__)
 def test_what_was_written_before_an_error_is_written(function: Callable[..., Any], mode: str) -> None:
-    """Inputs that are written before a kernel raises are written, those that are written behind it are not."""
+    """Inputs that are written before the kernel that raises keep the write; later writes do not happen."""
     x = INPUTS[mode]()
     candidate = raises_alike(function, (x, GOOD), (x, BAD))
     assert (len(behind(candidate).entries), behind(candidate).calls.eager) == (1, 1)
@@ -110,7 +110,7 @@ def test_what_was_written_before_an_error_is_written(function: Callable[..., Any
 @pytest.mark.parametrize("mode", INPUTS)
 @pytest.mark.parametrize("function", [gather, several], ids=lambda function: function.__name__)
 def test_behind_dynamo(function: Callable[..., Any], mode: str) -> None:
-    """It is so behind Dynamo."""
+    """Behind Dynamo, the error and the writes are eager's too."""
     torch.compiler.reset()
     x = INPUTS[mode]()
     make = lambda f: aotlab.compile(f, backend="eager", frontend="dynamo")  # noqa: E731
@@ -119,13 +119,13 @@ def test_behind_dynamo(function: Callable[..., Any], mode: str) -> None:
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_functions_of_upstreams_form(keep: bool) -> None:
-    """It is so in `aot_function`, also where its graphs are to write their inputs."""
+    """In `aot_function`, the error and the writes are eager's too, even if its graphs may write their inputs."""
     make = lambda f: aotlab.aot_function(f, aotlab.nop, keep_inference_input_mutations=keep)  # noqa: E731
     raises_alike(gather, (torch.arange(4.0), GOOD), (torch.arange(4.0), BAD), make)
 
 
 def test_modules() -> None:
-    """Buffers are written as in eager, by modules and by those of the flat calling convention."""
+    """Buffers are written as in eager, also in the flat calling convention for modules."""
 
     class Counts(nn.Module):
         def __init__(self) -> None:
@@ -150,7 +150,7 @@ def test_modules() -> None:
 
 
 def test_the_first_call_may_raise() -> None:
-    """The call that the function is compiled for may be the one."""
+    """The first call, which compiles the function, may raise too."""
     candidate = compiled(gather)
     expected, found = outcome(gather, torch.arange(4.0), BAD), outcome(candidate, torch.arange(4.0), BAD)
     assert expected[0] == found[0]
@@ -158,7 +158,7 @@ def test_the_first_call_may_raise() -> None:
 
 
 def test_several_autograd_nodes() -> None:
-    """It is so for a call that autograd sees as several nodes."""
+    """If a call has several autograd nodes, the error and the writes are eager's too."""
 
     def function(x: Tensor, i: Tensor) -> tuple[Tensor, Tensor]:
         row = x[:2]
@@ -171,7 +171,7 @@ def test_several_autograd_nodes() -> None:
 
 @pytest.mark.parametrize("mode", INPUTS)
 def test_random_numbers_are_drawn_once(mode: str) -> None:
-    """What is drawn before a kernel raises is drawn once, and written as eager draws it."""
+    """Random numbers before a kernel that raises are drawn once and written as in eager."""
 
     def function(x: Tensor, i: Tensor) -> Tensor:
         x.add_(torch.rand(4))
@@ -190,7 +190,7 @@ def test_random_numbers_are_drawn_once(mode: str) -> None:
 
 
 def test_warnings_are_given_once() -> None:
-    """A function that warns does so once in a call that raises."""
+    """A function that warns gives its warnings once in a call that raises."""
 
     def function(x: Tensor, i: Tensor) -> Tensor:
         warnings.warn("mind", UserWarning, stacklevel=1)
@@ -209,7 +209,7 @@ def test_warnings_are_given_once() -> None:
 
 
 def test_the_error_stands_alone() -> None:
-    """Eager's error does not carry the kernel's along."""
+    """Eager's error has no link to the kernel's error."""
     candidate = compiled(gather)
     for _ in range(2):
         with pytest.raises(IndexError) as caught:
@@ -230,7 +230,7 @@ def broken(error: BaseException) -> Callable[..., Any]:
 
 
 def test_an_error_that_eager_does_not_raise() -> None:
-    """Where eager does not raise, its result is returned, with one warning."""
+    """If eager does not raise, its result is returned with one warning."""
     candidate = aotlab.aot_function(lambda x: x.add_(1).sum(), broken(ValueError("no kernel")))
     x = torch.zeros(2)
     with pytest.warns(RuntimeWarning, match="its compiled form raised ValueError: no kernel"):
@@ -242,7 +242,7 @@ def test_an_error_that_eager_does_not_raise() -> None:
 
 
 def test_nothing_is_hidden_where_all_raises() -> None:
-    """Under ``config.fallback = "error"`` such an error is raised, and says that eager had no objection."""
+    """With ``config.fallback = "error"`` a kernel's error is raised if eager raises none, and the message says so."""
     candidate = aotlab.aot_function(lambda x: x.add_(1).sum(), broken(ValueError("no kernel")))
     with aotlab.config.patch(fallback="error"), pytest.raises(ValueError, match="no kernel") as caught:
         candidate(torch.zeros(2))
@@ -251,7 +251,7 @@ def test_nothing_is_hidden_where_all_raises() -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), UsageError("ours")], ids=lambda error: type(error).__name__)
 def test_what_is_not_run_again(error: BaseException) -> None:
-    """An interrupt is an interrupt, and an error of ours says what is wrong: neither call is run a second time."""
+    """A call that ends with an interrupt or one of our errors is not run again."""
     candidate = aotlab.aot_function(lambda x: x.add_(1).sum(), broken(error))
     x = torch.zeros(2)
     with pytest.raises(type(error)):
@@ -267,7 +267,7 @@ def compiled_once(function: Callable[..., Any]) -> Any:
 
 
 def test_a_graph_whose_ops_may_raise_writes_no_inputs() -> None:
-    """A graph writes inputs itself only if nothing in it can raise, since kernels run in an order of their own."""
+    """A graph writes inputs itself only if none of its ops can raise, because a compiler may reorder kernels."""
     plain = compiled(lambda x, i: x.add_(i).sum())
     plain(torch.arange(4.0), GOOD)
     assert "x.copy_" not in behind(plain).entries[0].source
@@ -275,7 +275,7 @@ def test_a_graph_whose_ops_may_raise_writes_no_inputs() -> None:
 
 
 def test_hooks_are_registered_once() -> None:
-    """A hook that is registered before the error is registered, by eager alone."""
+    """A hook that the function registers before the error is registered once, by the eager run."""
     calls = []
 
     def function(x: Tensor, i: Tensor) -> Tensor:

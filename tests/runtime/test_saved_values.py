@@ -1,4 +1,4 @@
-"""One rule for what a backward uses: it is saved, its version is checked, and a write is autograd's error."""
+"""One rule for tensors that a backward uses: they are saved, their version is checked, and autograd reports a write."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WRITTEN = "modified by an inplace operation"
 
 
 class Attribute(torch.autograd.Function):
-    """Keeps what it takes, or makes of it, as attributes."""
+    """Keeps an input and an intermediate as attributes."""
 
     @staticmethod
     def forward(ctx, x, w):
@@ -31,7 +31,7 @@ class Attribute(torch.autograd.Function):
 
 
 class Saved(torch.autograd.Function):
-    """Saves what it takes as autograd wants it."""
+    """Saves its input by ``save_for_backward``."""
 
     @staticmethod
     def forward(ctx, x, w):
@@ -56,7 +56,7 @@ def given(x, w):
 
 
 def written_by_the_function(x, w):
-    """Write what is kept as an attribute, behind its use: eager's backward sees that."""
+    """Write a tensor that is kept as an attribute after its use: eager's backward reads the new value."""
     y = Attribute.apply(x, w)
     w.add_(1)
     return y
@@ -88,7 +88,10 @@ def use(call, change):
 @FRONTENDS
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_nobody_writes(name, frontend):
-    """The ordinary case is compiled, and eager's; so is a write through ``data`` to what is saved itself."""
+    """Without a write the call is compiled and gives eager's gradients.
+
+    So does a write through ``data`` to a saved tensor.
+    """
     f = compiled(PROGRAMS[name], frontend=frontend)
     for change in (lambda w: None, lambda w: w.data.mul_(3)):
         assert use(PROGRAMS[name], change) == use(f, change)
@@ -99,7 +102,7 @@ def test_what_nobody_writes(name, frontend):
 @FRONTENDS
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_the_caller_writes(name, frontend):
-    """It is autograd's error, also where eager's backward would read the new value without a word."""
+    """A caller's write raises autograd's error, even if eager's backward would silently read the new value."""
     found = use(compiled(PROGRAMS[name], frontend=frontend), lambda w: w.add_(1))
     assert WRITTEN in found
     if name in ("product", "linear", "saved", "given"):
@@ -109,7 +112,7 @@ def test_what_the_caller_writes(name, frontend):
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 @pytest.mark.parametrize("name", ["captured", "attribute"])
 def test_what_a_partitioner_keeps_instead(name, backend):
-    """A write to what such a backward reads is an error whatever was saved for it."""
+    """A write to a tensor that the backward reads is an error, whatever the partitioner saved instead."""
     partitioner = aotlab.min_cut_rematerialization_partition
     f = aotlab.compile(PROGRAMS[name], backend=backend, partitioner=partitioner)
     torch.testing.assert_close(use(f, lambda w: None), use(PROGRAMS[name], lambda w: None))
@@ -119,7 +122,7 @@ def test_what_a_partitioner_keeps_instead(name, backend):
 @pytest.mark.parametrize("change", [lambda w: torch.zeros(3, 3), lambda w: w.t()], ids=["memory", "strides"])
 @pytest.mark.parametrize("name", ["product", "linear", "captured"])
 def test_other_memory(name, change):
-    """Nodes of eager's keep the tensor itself or an alias; ours says that it is no longer what was saved."""
+    """Eager's nodes keep the tensor or an alias. Our error says that the tensor has other sizes or other memory."""
     with pytest.raises(MetadataMutationError, match="was given other sizes or other memory"):
         use_other(compiled(PROGRAMS[name]), change)
 
@@ -139,7 +142,10 @@ def use_other(call, change):
     ids=["attribute", "captured"],
 )
 def test_an_inference_tensor(function):
-    """Autograd does not save one; as an attribute it may be kept."""
+    """Autograd cannot save an inference tensor.
+
+    Such a call runs eagerly, and the function may keep it as an attribute.
+    """
     with torch.inference_mode():
         w = torch.ones(3, 3)
     f = compiled(function)
@@ -162,7 +168,7 @@ class Failing(torch.autograd.Function):
 
 
 def spoilt(x):
-    """Write what a node keeps."""
+    """Write a saved tensor."""
     y = x * x
     x.add_(1)
     return y
@@ -171,7 +177,7 @@ def spoilt(x):
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")
 @pytest.mark.parametrize("function", [Failing.apply, spoilt])
 def test_a_backward_that_raises(function):
-    """Eager runs the function, and raises when the backward is asked for; without gradients it is compiled."""
+    """A function whose backward raises runs eagerly, and the backward raises. Without gradients it is compiled."""
     same(function, leaf(3) * 1, eagerly=True)
     with torch.no_grad():
         same(function, leaf(3) * 1)

@@ -1,4 +1,4 @@
-"""Inputs that share a version counter but no byte, as slices of one buffer do: eager's errors, and guards."""
+"""Inputs that share a version counter but no bytes, such as slices of one buffer: eager's errors, and guards."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def slices(count=2):
 
 
 def apart(count=2):
-    """Make the same tensors, each with memory of its own."""
+    """Return the same tensors, each with its own memory."""
     return tuple(part.detach().clone().requires_grad_(part.requires_grad) for part in slices(count))
 
 
 def save_then_write(a, b):
-    """Autograd saves `a`; the write to `b` counts for it too."""
+    """Save `a` for backward, then write `b`, which shares its version counter."""
     out = a.sin()
     b.mul_(2)
     return out
@@ -43,7 +43,7 @@ def by(frontend, function):
 
 
 def backward_error(function, args):
-    """Call, differentiate, and return the error's text (None: there was none) and the gradient."""
+    """Call and differentiate; return the error's text or None, and the gradient."""
     out = function(*args)
     try:
         out.sum().backward()
@@ -56,7 +56,10 @@ def backward_error(function, args):
 @pytest.mark.parametrize("function", [save_then_write, write_then_save])
 @pytest.mark.parametrize("make", [slices, apart])
 def test_a_write_to_a_neighbour_counts(frontend, function, make):
-    """The backward raises where eager's does, with its text, and the call does not; else gradients are equal."""
+    """The backward raises eager's error after a write to a tensor that shares the counter.
+
+    Otherwise gradients are equal.
+    """
     expected, gradient = backward_error(function, make())
     assert (expected is not None) == (function is save_then_write and make is slices)
     f = by(frontend, function)
@@ -71,7 +74,7 @@ def test_a_write_to_a_neighbour_counts(frontend, function, make):
 @pytest.mark.parametrize("frontend", FRONTENDS)
 @pytest.mark.parametrize("first", [slices, apart])
 def test_the_sharing_of_counters_is_guarded(frontend, first):
-    """A call whose inputs begin or cease to share a counter gets an entry of its own, in both directions."""
+    """If inputs start or stop sharing a version counter, the call gets another entry, in both directions."""
     f = by(frontend, save_then_write)
     second = apart if first is slices else slices
     errors = [backward_error(f, make())[0] is not None for make in (first, second, first)]
@@ -79,7 +82,10 @@ def test_the_sharing_of_counters_is_guarded(frontend, first):
 
 
 def test_a_write_in_training_runs_eagerly():
-    """Autograd would have to be told that the write counts; elsewhere the call has an entry of its own."""
+    """A write in training that must also move another input's version runs eagerly.
+
+    Tensors that share no counter have another entry.
+    """
     f = compiled(save_then_write)
     f(*apart())
     f(*slices())
@@ -87,7 +93,7 @@ def test_a_write_in_training_runs_eagerly():
 
 
 def test_without_gradients_a_write_stays_compiled():
-    """Nobody asks then what counted; the neighbour's version moves with it, once."""
+    """Without gradients a write stays compiled, and moves the shared counter once."""
     args = slices()
     before = args[0]._version
     f = compiled(save_then_write)
@@ -95,12 +101,12 @@ def test_without_gradients_a_write_stays_compiled():
         f(*args)
     assert args[0]._version == before + 1
     (entry,) = f.entries
-    infos = entry.records["trace"].metadata.input_info
+    infos = entry.records.trace.metadata.input_info
     assert [(info.mutates_data, info.moves_version) for info in infos] == [(False, False), (True, True)]
 
 
 def test_a_view_of_a_neighbour_is_returned_by_eager():
-    """It may be one from before the write."""
+    """A view of a tensor that shares the counter is returned eagerly, because it may be from before the write."""
     f = compiled(lambda a, b: (a[1:], b.mul_(2)))
     with torch.no_grad():
         f(*slices())
@@ -109,7 +115,7 @@ def test_a_view_of_a_neighbour_is_returned_by_eager():
 
 @pytest.mark.parametrize("frontend", FRONTENDS)
 def test_overlapping_neighbours_of_a_third(frontend):
-    """Two windows that overlap, and a third one beside them: what is written to one of the two spoils the third."""
+    """With three windows of one storage, a write to a window raises for a saved neighbour that it does not overlap."""
 
     def f(a, b, c):
         out = a.sin()
@@ -132,7 +138,7 @@ def test_overlapping_neighbours_of_a_third(frontend):
 @pytest.mark.parametrize("frontend", FRONTENDS)
 @pytest.mark.parametrize("first", ["together", "apart"])
 def test_a_step_that_changes_no_values_counts_too(frontend, first):
-    """Tensors that share a counter are told from others also where only sizes or strides change in place."""
+    """Shared counters are guarded even if an op changes only sizes or strides in place."""
 
     def f(a, b):
         a.swapaxes(0, 1).t_()

@@ -1,4 +1,4 @@
-"""Outputs that share memory with each other or with inputs, in ways that take more than one look to tell."""
+"""Outputs that share memory with each other or with inputs in ways that are hard to detect."""
 
 import pytest
 import torch
@@ -8,14 +8,14 @@ from tests.functions import Viewed
 
 
 def whole_and_views(x):
-    """Return what was made under inference mode, and views of it from outside."""
+    """Return a tensor that was made under inference mode, and views of it that were made outside."""
     with torch.inference_mode():
         y = x * x
     return y, y.unsqueeze(0), y[1:]
 
 
 def views_only(x):
-    """Return views of what was made under inference mode, and something else."""
+    """Return views of a tensor that was made under inference mode, and another result."""
     with torch.inference_mode():
         y = x * x
         first, second = y.unbind(0)
@@ -25,7 +25,7 @@ def views_only(x):
 @pytest.mark.parametrize("function", [whole_and_views, views_only])
 @pytest.mark.parametrize("make", [lambda: leaf(2, 2), lambda: nonleaf(2, 2), lambda: leaf(2, 2).detach()])
 def test_views_of_inference_tensors(function, make):
-    """They are inference tensors over one memory: eager makes them."""
+    """Views of inference tensors are inference tensors that share memory; such calls run eagerly."""
     x = make()
     same(function, x, eagerly=True)
     expected, found = function(x), compiled(function)(x)
@@ -34,7 +34,7 @@ def test_views_of_inference_tensors(function, make):
 
 
 def written_through_all(x):
-    """Return an intermediate whose new value is an alias of what was written over all of it."""
+    """Return an intermediate that was overwritten as a whole through an alias, and two aliases of it."""
     y = torch.stack([x, x])
     y[:, 0:].relu_()
     return y, y.view(-1, 2), y.detach()
@@ -43,12 +43,12 @@ def written_through_all(x):
 @pytest.mark.parametrize("backward", ["all", "each", None])
 @pytest.mark.parametrize("make", [lambda: leaf(2, 2), lambda: nonleaf(2, 2), lambda: leaf(2, 2).detach()])
 def test_intermediates_that_are_not_whole_results(make, backward):
-    """What the outputs are views of need not be what an op made: an alias of it or a part will do."""
+    """The base of outputs may be an alias or a part of an op's result."""
     same(written_through_all, make(), backward=backward)
 
 
 def test_the_gradient_of_an_unfolded_output_has_memory_for_each_element():
-    """Two elements of it lie at one place, and have two gradients."""
+    """The gradient of an unfolded output has separate memory for each element, although the elements overlap."""
     assert same(lambda x: Viewed.apply(x.unfold(0, 2, 1)), leaf(3), eagerly=True)
 
 
@@ -60,7 +60,7 @@ def last_scores(x):
 
 
 def both_of_a_linear_layer(x):
-    """Return what a linear layer makes of matrices, and a written row of it."""
+    """Return a linear layer's result, and a written row of it."""
     out = torch.nn.functional.linear(x, x[0])
     row = out[0]
     row.tanh_()
@@ -70,6 +70,9 @@ def both_of_a_linear_layer(x):
 @pytest.mark.parametrize("requires_grad", [True, False])
 @pytest.mark.parametrize("function", [last_scores, both_of_a_linear_layer])
 def test_written_parts_of_products_of_several_matrices(function, requires_grad):
-    """Such a product is an unsafe view; what shares memory with it after a write has no base, and runs eagerly."""
+    """A batched matrix product is an unsafe view.
+
+    After a write, tensors that share its memory have no base, and the call runs eagerly.
+    """
     eagerly = requires_grad or function is both_of_a_linear_layer
     same(function, torch.rand(2, 3, 4, requires_grad=requires_grad), eagerly=eagerly)

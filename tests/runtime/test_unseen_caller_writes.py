@@ -1,4 +1,4 @@
-"""Writes of the caller between call and backward that move no version: eager's backward finds them in what it kept."""
+"""Writes between call and backward that change no version counter: eager's backward reads the written values."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ import inspect
 import pytest
 import torch
 
-from aotlab.verification.fuzz.compare import differences
+from aotlab.maintenance.fuzz.compare import differences
 from tests.engine_helpers import compiled
 
 
 def squared(a):
-    """Keep what was written."""
+    """Save a written tensor."""
     a.mul_(2)
     return (a * a).sum()
 
 
 def part(a):
-    """Keep a part of what was written."""
+    """Save a part of a written tensor."""
     a.mul_(2)
     return a[1] * a[1]
 
 
 def through_a_part(a):
-    """Keep the whole of which a part was written."""
+    """Save a tensor of which a part was written."""
     a[0].mul_(2)
     return (a * a).sum()
 
 
 def unseen(a, b):
-    """Keep what was written under no_grad, as others lie there too."""
+    """Save a tensor that was written under no_grad."""
     with torch.no_grad():
         a.mul_(2)
     return (a * b).sum(), a.view(-1).exp().sum()
 
 
 def by_another(a, b):
-    """Keep what was written by adding another argument."""
+    """Save a tensor after another argument was added to it."""
     a.add_(b)
     return a[0] * a[0], a.t().sin()
 
 
 def alone():
-    """Make an argument with memory of its own."""
+    """Return an argument with its own memory."""
     leaf = torch.arange(1.0, 5.0).view(2, 2).requires_grad_()
     return leaf * 1, torch.full((2, 2), 2.0), {"leaf": leaf}
 
@@ -56,7 +56,7 @@ def overlapping():
 
 
 def with_gaps():
-    """Make an argument with strides of its own."""
+    """Return an argument with gaps between its elements."""
     leaf = torch.arange(1.0, 13.0).requires_grad_()
     whole = leaf * 1
     return whole.view(3, 4)[:2, 1:3], torch.ones(2, 2), {"leaf": leaf, "whole": whole}
@@ -70,7 +70,7 @@ MAKES = [alone, overlapping, with_gaps]
 )
 @pytest.mark.parametrize("program", [squared, part, through_a_part, unseen, by_another])
 def test_a_written_input_is_kept_as_eager_keeps_it(program, make, write):
-    """What the caller does to it then has the same effect on the gradients, or is the same error."""
+    """A later write by the caller changes the gradients, or raises, as in eager."""
 
     def inputs():
         a, b, watched = make()

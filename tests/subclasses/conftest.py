@@ -1,4 +1,4 @@
-"""What the tests of subclasses have in common."""
+"""Fixtures that the tests of subclasses share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import aotlab
 from tests.test_pipeline import HARMLESS, poison
 
-#: What Dynamo asks while it captures.
+#: Names that Dynamo reads while it captures.
 _ASKED_BY_DYNAMO = {
     "_coor_enabled", "get_loaded_async_collective_tensor_type", "saved_tensors_hooks_are_inlineable",
     "top_saved_tensors_hooks",

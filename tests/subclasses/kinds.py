@@ -1,4 +1,4 @@
-"""Tensor subclasses for the tests, and what compares compiled calls with eager ones."""
+"""Tensor subclasses for the tests, and helpers that compare compiled calls with eager ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 class Quantized(torch.Tensor):
-    """A matrix as int8 and a scale for each row, with metadata; ops but a few compute with what it stands for."""
+    """An int8 matrix with one scale per row and with metadata. Most ops compute with the dequantized values."""
 
     @staticmethod
     def __new__(cls, data, scale, bits):
@@ -26,7 +26,7 @@ class Quantized(torch.Tensor):
         self.data_, self.scale, self.bits = data, scale, bits
 
     def __tensor_flatten__(self):
-        """Take it apart."""
+        """Return the names of the parts, and the metadata."""
         return ["data_", "scale"], {"bits": self.bits}
 
     @classmethod
@@ -41,7 +41,7 @@ class Quantized(torch.Tensor):
         return cls((values / scale).round().to(torch.int8), scale, bits)
 
     def values(self):
-        """Return what it stands for."""
+        """Return the dequantized values."""
         return self.data_.to(self.scale.dtype) * self.scale
 
     @classmethod
@@ -78,7 +78,7 @@ class Tagged(torch.Tensor):
         self.elem, self.tag = elem, tag
 
     def __tensor_flatten__(self):
-        """Take it apart."""
+        """Return the names of the parts, and the metadata."""
         return ["elem"], self.tag
 
     @staticmethod
@@ -97,12 +97,12 @@ class Tagged(torch.Tensor):
 
 
 def two(i=0, shape=(3, 4)):
-    """Make a `TwoTensor` with values of its own."""
+    """Make a `TwoTensor` with values that depend on ``i``."""
     return TwoTensor(plain(2 * i, shape), plain(2 * i + 1, shape))
 
 
 def plain(i=0, shape=(3, 4)):
-    """Make a tensor with values of its own."""
+    """Make a tensor with values that depend on ``i``."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(i))
 
 

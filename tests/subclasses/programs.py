@@ -1,4 +1,4 @@
-"""Random programs over wrappers and tensors: ops, views, writes, results, and what of the arguments requires grad."""
+"""Random programs over wrappers and tensors: ops, views, writes, results, and arguments with `requires_grad`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def nested(i, shape):
 
 
 def program(seed):
-    """Make a program of a number, and what makes its arguments."""
+    """Make a program from a seed, a function that makes its arguments, and its text."""
     choose = random.Random(seed)
     kinds = [choose.choice(("two", "two", "plain", "nested")) for _ in range(choose.randint(1, 3))]
     modes = [choose.choice(("no", "leaf", "leaf", "inner")) for _ in kinds]

@@ -1,4 +1,7 @@
-"""Wrappers as arguments, results and intermediates, beside eager bit for bit; upstream's AOTAutograd is poisoned."""
+"""Wrappers as arguments, results and intermediates equal eager bit for bit.
+
+Upstream's AOTAutograd raises if it is called.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_without_gradients(name):
-    """Nothing requires grad."""
+    """Programs with wrappers that do not require grad agree with eager."""
     function, make = PROGRAMS[name]
     if name == "by name":
         assert same(
@@ -76,7 +79,7 @@ def test_without_gradients(name):
 
 
 def test_under_no_grad():
-    """What requires grad is called under no_grad, and then with gradients: another entry."""
+    """A wrapper that requires grad is called under no_grad, and then in grad mode with another entry."""
     compiled = aotlab.compile(lambda t: (t * 2, t.t()), backend="eager")
     with torch.no_grad():
         result = compiled(leaf(two()))
@@ -86,7 +89,7 @@ def test_under_no_grad():
 
 
 def test_inference_mode():
-    """Under inference mode, with what requires grad too."""
+    """Calls under inference mode agree with eager, also for wrappers that require grad."""
     with torch.inference_mode():
         for make in (two, lambda: leaf(two())):
             compiled = aotlab.compile(lambda t: (t * 2, t.t()), backend="eager")
@@ -96,7 +99,7 @@ def test_inference_mode():
 
 
 def test_one_wrapper_twice():
-    """It is one tensor to the function, and two where two are passed."""
+    """A wrapper that is passed twice is one tensor to the function; two wrappers are two."""
     compiled = aotlab.compile(lambda t, u: (t * u, t is u), backend="eager")
     t = two()
     assert same(compiled(t, t), (t * t, True))
@@ -105,7 +108,7 @@ def test_one_wrapper_twice():
 
 
 def test_wrappers_of_one_tensor():
-    """Two wrappers share an inner tensor, and with a plain argument."""
+    """Two wrappers may share an inner tensor with each other and with a plain argument."""
     a, b = plain(1), plain(2)
     beside_eager(lambda t, u, x: t * u + x, lambda: (TwoTensor(a, b), TwoTensor(b, a), a))
 
@@ -115,7 +118,7 @@ MODULES = {"TwoTensor": lambda w: TwoTensor(w, w + 1), "Quantized": Quantized.of
 
 @pytest.mark.parametrize("kind", MODULES)
 def test_parameters_and_buffers(kind):
-    """A parameter and a buffer of a module are wrappers, and are replaced by others."""
+    """Wrappers as a module's parameter and buffer are supported, and may be replaced."""
 
     class Net(torch.nn.Module):
         def __init__(self):
@@ -137,7 +140,7 @@ def test_parameters_and_buffers(kind):
 
 
 def test_a_wrapper_in_a_closure():
-    """It is read anew at each call."""
+    """A wrapper in a closure is read again at each call."""
     t = two()
 
     def function(x):
@@ -153,14 +156,14 @@ def test_a_wrapper_in_a_closure():
 @pytest.mark.tier("full")
 @pytest.mark.parametrize("name", ["alone", "with a tensor", "nested", "views of a result", "quantized", "made inside"])
 def test_inductor(name):
-    """The same by Inductor."""
+    """Inductor's results agree with eager."""
     function, make = PROGRAMS[name]
     beside_eager(function, make, backend="inductor", close=True)
 
 
 @pytest.mark.parametrize("grad", [False, True])
 def test_nothing_is_kept(grad):
-    """Neither the first call nor the second keeps its arguments alive, or parts of them."""
+    """No call keeps its arguments or their parts alive."""
     compiled = aotlab.compile(lambda t: (t.t(), t * 2), backend="eager")
     gc.collect()
     gc.disable()
@@ -173,3 +176,12 @@ def test_nothing_is_kept(grad):
             assert [each() for each in alive] == [None] * 3
     finally:
         gc.enable()
+
+
+def test_names_of_the_generated_code():
+    """Arguments may have the names that the generated code uses for itself."""
+
+    def computed(detect_writes, take_wrapper, view_again, body, isinstance, id, tree):
+        return detect_writes * take_wrapper + view_again * body + isinstance * id + tree
+
+    beside_eager(computed, lambda: tuple(two(i) for i in range(7)))

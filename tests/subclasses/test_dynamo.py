@@ -1,4 +1,4 @@
-"""Wrappers behind Dynamo, which hands them over as they are: the graphs are aotlab's entries."""
+"""Wrappers behind Dynamo, which passes them to aotlab unchanged: aotlab's entries serve its graphs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.subclasses.test_training import NETS, Net, trained
 
 @pytest.fixture
 def finished():
-    """Start Dynamo anew; list what is compiled, and how each call is served."""
+    """Reset Dynamo; list the compilations, and how each call is served."""
     torch.compiler.reset()
     events = []
     with observe.listen(events.append):
@@ -52,7 +52,7 @@ def test_calls(name, grad, finished):
 
 @pytest.mark.parametrize("kind", ["TwoTensor", "Quantized"])
 def test_training(kind, finished):
-    """Ten steps of SGD on a module whose parameters are wrappers."""
+    """Ten steps of SGD on a module whose parameters are wrappers agree with eager."""
     mine, wanted = Net(*NETS[kind]), Net(*NETS[kind])
     compiled = aotlab.compile(mine, backend="eager", frontend="dynamo")
     assert same(trained(mine, compiled, plain, 10), trained(wanted, wanted, plain, 10))
@@ -63,7 +63,7 @@ def test_training(kind, finished):
 
 
 def test_as_a_backend(finished):
-    """The same by ``torch.compile(backend="aotlab")``, with a graph break between."""
+    """``torch.compile(backend="aotlab")`` agrees with eager, with a graph break in between."""
 
     def function(t):
         y = t * 2
@@ -89,7 +89,10 @@ VARYING = {
 
 @pytest.mark.parametrize("name", VARYING)
 def test_sizes(name, finished):
-    """What Dynamo lets vary varies in the parts, too: one graph for all sizes, or one more once they were others."""
+    """A size that Dynamo treats as dynamic is dynamic in the parts too.
+
+    There is one graph for all sizes, or a second one after the sizes have changed.
+    """
     make = VARYING[name]
     function = lambda *args: (args[0] * 2).sin() + args[-1]  # noqa: E731
     for dynamic, graphs in ((True, 1), (None, 2)):

@@ -1,4 +1,4 @@
-"""What an entry assumes of wrappers: another type, context, part or history is another entry, with a reason."""
+"""Guards on wrappers: another type, context, part or history gets another entry, with a reason."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_another_entry(name):
-    """The second call is compiled anew, the third and fourth are not; the reason is told."""
+    """The second call is compiled again, with the expected reason; the third and fourth are not."""
     first, second, reason = CHANGES[name]
     function = lambda t: (t * 2).sin()  # noqa: E731
     compiled = aotlab.compile(function, backend="eager", dynamic=False)
@@ -47,7 +47,7 @@ def test_another_entry(name):
 
 
 def test_two_or_one():
-    """Two wrappers, and then one twice."""
+    """Two wrappers, and one wrapper passed twice, get separate entries."""
     function = lambda t, u: (t * u, t is u)  # noqa: E731
     compiled = aotlab.compile(function, backend="eager")
     for t, u in ((two(), two(1)), (leaf(two()),) * 2, (leaf(two()), leaf(two(1))), (two(),) * 2, (two(), two(1))):
@@ -56,13 +56,13 @@ def test_two_or_one():
 
 
 def test_names_of_parts():
-    """The report of an entry calls parts by their wrappers, and says how they are put together."""
+    """The report of an entry names parts by their wrappers, and shows how they are wrapped."""
     compiled = aotlab.compile(lambda o, w: o["t"] * w, backend="eager")
     compiled({"t": two()}, TwoTensor(two(1), two(2)))
     records = compiled.entries[0].records
-    names = [each.name for each in records["capture"].arguments]
+    names = [each.name for each in records.capture.arguments]
     assert names == ["o['t'].a", "o['t'].b", "type(o['t'])", "w.a.a", "w.a.b", "w.b.a", "w.b.b", "type(w)"]
-    record = records["subclasses"]
+    record = records.subclasses
     assert str(record.inputs[0].spec) == "TwoTensor(a, b)"
     assert record.inputs[1].fact.startswith("TwoTensor(a: TwoTensor(a, b), b: TwoTensor(a, b))")
     assert [item.kind for item in record.outputs] == ["new"]
@@ -70,7 +70,7 @@ def test_names_of_parts():
 
 
 def test_report(tmp_path):
-    """A report calls the inputs of the graph by the attributes of wrappers."""
+    """A report names the graph's inputs by the attributes of the wrappers."""
     with aotlab.Report.record() as report:
         compiled = aotlab.compile(lambda t, w: torch.nn.functional.linear(t, w), backend="eager")
         compiled(leaf(two()), Quantized.of(plain(1, (5, 4)))).sum().backward()
@@ -81,7 +81,7 @@ def test_report(tmp_path):
 
 
 def test_arguments_named_otherwise(monkeypatch):
-    """Keywords, missing and too many arguments are as in eager."""
+    """Keywords and missing or additional arguments behave as in eager."""
     function = lambda t, u=None, *, k=1: t * k if u is None else t * u  # noqa: E731
     compiled = aotlab.compile(function, backend="eager")
     assert same(compiled(two()), two())
@@ -96,33 +96,36 @@ def test_arguments_named_otherwise(monkeypatch):
 
 
 class FunctionOnly(torch.Tensor):
-    """A subclass that says by ``__torch_function__`` what its functions do, and wraps nothing."""
+    """A subclass that defines ``__torch_function__`` and has no parts."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        """Negate what `torch.sin` gives."""
+        """Negate the result of `torch.sin`."""
         result = super().__torch_function__(func, types, args, kwargs or {})
         return -result if func is torch.sin else result
 
 
 class Odd(Tagged):
-    """A wrapper that names something else than tensors."""
+    """A wrapper that names a non-tensor as a part."""
 
     def __tensor_flatten__(self):
-        """Take it apart, wrongly."""
+        """Return a wrong list of parts."""
         return ["elem", "tag"], None
 
 
 REFUSED = {
     "__torch_function__ alone": (lambda: plain().as_subclass(FunctionOnly), "FunctionOnly"),
-    "parts that are no tensors": (lambda: Odd(plain(), "x"), "names? tensors"),
-    "jagged": (lambda: torch.nested.nested_tensor([plain(), plain(1, (2, 4))], layout=torch.jagged), "nested tensor"),
+    "parts that are no tensors": (lambda: Odd(plain(), "x"), "may name only tensors"),
+    "jagged": (
+        lambda: torch.nested.nested_tensor([plain(), plain(1, (2, 4))], layout=torch.jagged),
+        "NestedTensor`, which is nested",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_eager_with_a_notice(name, monkeypatch):
-    """What is no wrapper that can be taken apart runs eagerly, and the notice says why."""
+    """A tensor subclass that cannot be unwrapped runs eagerly, and the notice says why."""
     make, text = REFUSED[name]
     monkeypatch.setattr(aotlab.config, "fallback", "eager")
     compiled = aotlab.compile(lambda t: torch.sin(t) * 2, backend="eager")
@@ -152,7 +155,7 @@ def with_leaf(name):
 @pytest.mark.parametrize("fallback", ["eager", "dynamo"])
 @pytest.mark.parametrize("name", ["jagged", "__torch_function__ alone"])
 def test_trained_eagerly(name, fallback, monkeypatch):
-    """The same in training, whatever the fallback: one notice, and gradients are eager's."""
+    """In training such a call runs eagerly too, with one notice, whatever the fallback; gradients are eager's."""
     monkeypatch.setattr(aotlab.config, "fallback", fallback)
     function = lambda t: torch.sin(t) * 2  # noqa: E731
     compiled = aotlab.compile(function, backend="eager")
@@ -177,7 +180,7 @@ class Made(torch.Tensor):
 
 
 def test_made_by_the_class(monkeypatch):
-    """A tensor of a subclass that is made inside is returned as one, also at the first use of its class."""
+    """A tensor of a subclass that is made inside is returned as that subclass, also at the class's first use."""
     monkeypatch.setattr(aotlab.config, "fallback", "eager")
     for function in (Made, lambda x: Made(x)):
         with pytest.warns(RuntimeWarning, match="runs eagerly"):

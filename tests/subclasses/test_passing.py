@@ -1,4 +1,4 @@
-"""Wrappers that are returned together with what is computed of them, as logits and their loss, beside eager."""
+"""Wrappers that are returned together with values computed from them, as logits and their loss, agree with eager."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("kind", ["two", "nested"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_gradients(name, kind):
-    """Gradients go through the wrapper that is returned: hooks on it, ``.grad`` and ``autograd.grad`` see them."""
+    """Hooks, ``.grad`` and ``autograd.grad`` see the gradients that flow through a returned wrapper."""
     function, make = PROGRAMS[name], {"two": two, "nested": nested}[kind]
     compiled = aotlab.compile(function, backend="eager")
     found = []
@@ -60,7 +60,7 @@ def test_gradients(name, kind):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_all_gradients(name):
-    """A backward of all results, and one of gradients: eager's but for the order of sums."""
+    """Backwards of all results, and of gradients, are eager's except for the order of sums."""
     compiled = aotlab.compile(PROGRAMS[name], backend="eager")
     found = []
     for call in (compiled, PROGRAMS[name]):
@@ -90,7 +90,7 @@ class WithLoss(torch.nn.Module):
 @pytest.mark.parametrize("frontend", ["direct", pytest.param("dynamo", marks=pytest.mark.tier("full"))])
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.tier("full"))])
 def test_ten_steps(backend, frontend):
-    """Ten steps of training by the loss; the gradients of the logits are kept."""
+    """Ten training steps on the loss agree with eager, with retained gradients of the logits."""
     found, served = [], []
     for compiles in (True, False):
         model = WithLoss("TwoTensor")
@@ -117,7 +117,7 @@ def test_ten_steps(backend, frontend):
 
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_sizes(dynamic):
-    """For other sizes, too."""
+    """Calls with other sizes agree with eager too."""
     function = PROGRAMS["a loss"]
     compiled = aotlab.compile(function, backend="eager", dynamic=dynamic)
     for rows in (3, 5, 7):
@@ -130,7 +130,7 @@ def test_sizes(dynamic):
 
 
 def test_written_before_the_backward():
-    """A returned wrapper that the loss needs is written: the backward raises, as eager's."""
+    """A write to a returned wrapper that the loss needs makes the backward raise, as in eager."""
     for call in (aotlab.compile(PROGRAMS["a loss"], backend="eager"), PROGRAMS["a loss"]):
         y, loss = call(leaf(two()))
         with torch.no_grad():
@@ -140,7 +140,7 @@ def test_written_before_the_backward():
 
 
 def test_a_wrapper_made_inside_a_function_of_tensors():
-    """The arguments are tensors; what is returned is a wrapper, and a loss of it."""
+    """A function of tensors returns a wrapper that it made, and a loss computed from it."""
     u = two(5)
     function = lambda x: (lambda y: (y, (y * y).sum()))(x * u)  # noqa: E731
     ours, theirs = leaf(plain()), leaf(plain())
@@ -154,7 +154,7 @@ def test_a_wrapper_made_inside_a_function_of_tensors():
 
 
 class Twice(torch.autograd.Function):
-    """Twice a wrapper; torch tells nobody that it is called."""
+    """A custom Function that doubles a wrapper. No function mode sees its call."""
 
     @staticmethod
     def forward(ctx, x):
@@ -167,23 +167,24 @@ class Twice(torch.autograd.Function):
         return gradient * 2
 
 
+BESIDE = "is a tensor subclass, and a value computed from it is also returned or written"
 REFUSED = {
-    "of what it is computed of, too": (lambda t: (lambda y: (y, t * y))(t.sin()), "is computed both of it and of what"),
-    "by a custom Function": (lambda t: (lambda y: (y, y.sum()))(Twice.apply(t)), "with what is computed of it"),
-    "a view": (lambda t: (lambda y: (y, y.sum()))((t * 2)[0]), "with what is computed of it"),
+    "of what it is computed of, too": (lambda t: (lambda y: (y, t * y))(t.sin()), f"a result {BESIDE}"),
+    "by a custom Function": (lambda t: (lambda y: (y, y.sum()))(Twice.apply(t)), BESIDE),
+    "a view": (lambda t: (lambda y: (y, y.sum()))((t * 2)[0]), BESIDE),
     "written, and returned by what writes it": (
-        lambda t: (lambda y: (y, y.sum()))(functional.relu(t * 2, inplace=True)), "with what is computed of it",
+        lambda t: (lambda y: (y, y.sum()))(functional.relu(t * 2, inplace=True)), BESIDE,
     ),
     "first without history": (
-        lambda t: (lambda y: (y, y.sum()))(torch.zeros_like(t).add_(t * 2)), "with what is computed of it",
+        lambda t: (lambda y: (y, y.sum()))(torch.zeros_like(t).add_(t * 2)), BESIDE,
     ),
-    "written after": (lambda t: (lambda y: (y.mul_(2), y.sum()))(t * 2), "with what is computed of it"),
+    "written after": (lambda t: (lambda y: (y.mul_(2), y.sum()))(t * 2), BESIDE),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
-    """These are left to eager."""
+    """These programs are refused with a reason."""
     function, text = REFUSED[name]
     with pytest.raises(RefusedError, match=text):
         aotlab.compile(function, backend="eager")(leaf(two()))

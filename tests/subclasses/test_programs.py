@@ -1,4 +1,4 @@
-"""Random programs over wrappers and tensors, beside eager."""
+"""Random programs over wrappers and tensors agree with eager."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.subclasses.programs import program
 
 
 def outcome(call, make):
-    """Call a program; return the type of what it raises, or its results, arguments and gradients."""
+    """Call a program; return its exception's type, or its results, arguments and gradients."""
     arguments = make()
     try:
         results = call(*arguments)
@@ -41,7 +41,7 @@ def near(one, other):
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("block", range(20))
 def test_beside_eager(block, dynamic, monkeypatch):
-    """Results bit for bit, arguments, memory, gradients; what runs eagerly does so by a notice."""
+    """Results equal eager bit for bit, as do arguments, shared memory and gradients; eager runs have a notice."""
     monkeypatch.setattr(aotlab.config, "fallback", "eager")
     compiled = 0
     for seed in range(10 * block, 10 * block + 10):

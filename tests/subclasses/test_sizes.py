@@ -1,4 +1,4 @@
-"""Wrappers whose sizes vary: one entry for all of them, with the sizes of the parts."""
+"""Wrappers with dynamic sizes: one entry for all sizes, which are the sizes of the parts."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_all_at_once(name):
-    """The first entry serves all sizes."""
+    """With dynamic sizes the first entry serves all sizes."""
     compiled = beside_eager(*PROGRAMS[name], steps=SHAPES, dynamic=True)
     assert "size(0)" in str(compiled.entries[0].state.rules)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_once_they_were_others(name):
-    """The second entry does."""
+    """Without ``dynamic=True`` the second entry serves all sizes."""
     beside_eager(*PROGRAMS[name], steps=SHAPES, entries=2)
 
 
 def test_a_view_by_sizes():
-    """Such a view is made anew for the sizes of each call: an entry each."""
+    """A view by sizes is specialized to the sizes of each call: one entry each."""
     beside_eager(lambda t: t.view(t.shape[1], -1), lambda s: (two(0, s),), steps=SHAPES, entries=3, dynamic=True)

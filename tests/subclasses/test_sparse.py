@@ -1,4 +1,4 @@
-"""Sparse gradients, as `nn.Embedding(sparse=True)` has them: graphs compute rows, and the gradient is eager's."""
+"""Sparse gradients, as from `nn.Embedding(sparse=True)`: graphs compute the rows, and the gradient is eager's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def numbers(*size):
 
 
 def described(gradient):
-    """Return all that there is to a gradient."""
+    """Return all properties of a gradient."""
     if gradient is None or not gradient.is_sparse:
         return gradient
     indices, values = gradient._indices(), gradient._values()
@@ -114,7 +114,7 @@ BACKENDS = ["eager", pytest.param("inductor", marks=pytest.mark.tier("full"))]
 @pytest.mark.parametrize("frontend", ["direct", "dynamo"])
 @pytest.mark.parametrize("name", LOOKUPS)
 def test_training(name, frontend, by):
-    """Gradients and steps are eager's, bit for bit on the eager backend; each gradient is the sparse tensor it is."""
+    """Gradients and steps equal eager's bit for bit on the eager backend, and gradients are sparse tensors."""
     torch.compiler.reset()
     make, call, batches = LOOKUPS[name]
     mine, wanted = Net(make, call), Net(make, call)
@@ -128,7 +128,7 @@ def test_training(name, frontend, by):
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", LOOKUPS)
 def test_sizes(name, dynamic):
-    """Numbers of rows vary: the second entry serves all of them, the first if all sizes are to vary."""
+    """The number of rows is dynamic: the second entry serves all numbers, or the first if ``dynamic=True``."""
     make, call, batches = LOOKUPS[name]
     mine, wanted = Net(make, call), Net(make, call)
     compiled = aotlab.compile(mine, backend="eager", dynamic=dynamic)
@@ -253,7 +253,7 @@ def _frozen(compiled):
     ],
 )
 def test_gradients(program):
-    """What else gradients go through: all is eager's."""
+    """Sparse gradients through other uses of a weight are eager's."""
     made = []
 
     def compiled(function):
@@ -268,7 +268,7 @@ def test_gradients(program):
 
 
 def test_by_aot_function():
-    """So it is by the functions with the names of torch's."""
+    """`aot_function` gives eager's sparse gradients too."""
     mine, wanted = table(padding_idx=2), table(padding_idx=2)
     compiled = aotlab.aot_function(lambda w, i: functional.embedding(i, w, 2, sparse=True).sin(), aotlab.nop)
     compiled(mine.weight, ROWS).sum().backward()
@@ -277,7 +277,7 @@ def test_by_aot_function():
 
 
 def test_differentiated():
-    """The gradient itself has no derivative: that is refused."""
+    """A second derivative through a sparse gradient is refused."""
     e = table()
     (gradient,) = torch.autograd.grad(aotlab.compile(e, backend="eager")(ROWS).sin().sum(), e.weight, create_graph=True)
     with pytest.raises(SubclassError, match="call the original function"):
@@ -298,19 +298,20 @@ def _left(what):
     return function, flat if what in ("a view", "gather") else e.weight
 
 
+MORE = "the gradient of a weight is sparse, and is more than the gradient of one lookup: "
 LEFT = {
-    "twice": "a weight is looked up twice, and its gradient is sparse, at .*; `sparse=False` is compiled",
-    "tied": r"`aten.add.Tensor` computes with a sparse gradient, at .*; `sparse=False` is compiled",
+    "twice": f"{MORE}the weight is looked up twice, at .*; use sparse=False",
+    "tied": f"{MORE}`aten.add.Tensor` computes with it, at .*; use sparse=False",
     "a dense gradient alone": "a gradient of `e.weight` is a `Tensor`",
-    "max_norm": "the version of `e.weight` moves",
-    "a view": "`aten.view.default` computes with a sparse gradient",
-    "gather": ".* makes a sparse, quantized",
+    "max_norm": "the function increases the version counter of `e.weight`",
+    "a view": f"{MORE}`aten.view.default` computes with it",
+    "gather": ".* makes a tensor of the layout torch.sparse_coo",
 }
 
 
 @pytest.mark.parametrize("what", LEFT)
 def test_left_to_eager(what, monkeypatch):
-    """Where it is not simply the gradient of an argument, eager runs the call, and a notice says why."""
+    """A gradient that is not simply the gradient of an argument runs eagerly, and the notice says why."""
     monkeypatch.setattr(aotlab.config, "fallback", "eager")
     (function, mine), (plain, wanted) = _left(what), _left(what)
     compiled = aotlab.compile(function, backend="eager")
@@ -328,7 +329,7 @@ def test_left_to_eager(what, monkeypatch):
 
 
 def test_a_report():
-    """The parts of the gradient are rows below it, and the backward returns them."""
+    """The report shows the parts of a sparse gradient, which the backward returns."""
     e = table(padding_idx=2)
     with aotlab.Report.record() as report:
         aotlab.compile(lambda i: e(i).sin().sum(), backend="eager")(ROWS).backward()

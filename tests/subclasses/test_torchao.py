@@ -1,4 +1,4 @@
-"""torchao: weights as int8 in inference, and training with weights that are quantised and back, beside eager."""
+"""torchao: int8 weights in inference, and training with fake quantization, agree with eager."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aotlab import observe
 from tests.subclasses.kinds import parts, plain, same
 
 pytestmark = pytest.mark.tier("full")
-with warnings.catch_warnings():  # those of its own imports
+with warnings.catch_warnings():  # warnings of torchao's imports
     warnings.simplefilter("ignore")
     pytest.importorskip("torchao", reason='needs torchao: pip install "aotlab[subclasses]"', exc_type=ImportError)
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
@@ -28,7 +28,7 @@ def net():
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 @pytest.mark.parametrize("grad_mode", [False, True])
 def test_int8_weights(backend, grad_mode):
-    """Weights as int8 with scales: the graphs take both apart."""
+    """The graphs unwrap int8 weights into data and scales."""
     model = net()
     quantize_(model, Int8WeightOnlyConfig())
     compiled = aotlab.compile(model, backend=backend)
@@ -50,7 +50,7 @@ def prepare(model):
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_fake_quantised_weights(backend):
-    """Ten steps; torchao's layers keep their scales as attributes, so Dynamo captures them."""
+    """Ten steps agree with eager; Dynamo captures torchao's layers, which keep their scales as attributes."""
     found, served = [], []
     for compiles in (True, False):
         model = net()

@@ -1,4 +1,4 @@
-"""Torch's own subclasses: `DTensor` on one process, and what runs eagerly."""
+"""Torch's own subclasses: `DTensor` in one process, and subclasses that run eagerly."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_distributed(name, grad, mesh):
 
 
 def test_ten_steps(mesh):
-    """Ten steps of SGD on a module whose parameters are distributed."""
+    """Ten steps of SGD on a module with distributed parameters agree with eager."""
     found = []
     for compiles in (True, False):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Training with wrappers: gradients of wrappers and of tensors beside them, as eager's bit for bit."""
+"""Training with wrappers: gradients of wrappers and of plain tensors equal eager's bit for bit."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from aotlab.errors import RefusedError, SubclassError
 from tests.subclasses.kinds import Quantized, Tagged, beside_eager, leaf, parts, plain, same, tensors, two
 from tests.subclasses.test_calls import PROGRAMS
 
-_LEAVES_IN_EAGER = {  # eager's wrappers of tensors that require grad are leaves of their own
+_LEAVES_IN_EAGER = {  # wrappers of tensors that require grad are separate leaves in eager
     "made inside", "made inside, of the arguments", "made inside, returned in part", "quantized inside",
 }  # fmt: skip
 _CONSTRUCTED = {"by name", "nested, with a wrapper of tensors"}
 
 
 def requiring(make):
-    """Let all that ``make`` makes require grad, but plain tensors beside wrappers."""
+    """Return a function whose wrapper arguments all require grad; plain tensors do not."""
 
     def made():
         arguments = make()
@@ -33,7 +33,7 @@ def requiring(make):
 
 @pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - _LEAVES_IN_EAGER - _CONSTRUCTED))
 def test_with_gradients(name):
-    """All wrappers require grad."""
+    """Programs in which all wrappers require grad agree with eager."""
     function, make = PROGRAMS[name]
     beside_eager(function, requiring(make))
 
@@ -63,7 +63,7 @@ MIXED = {
 
 @pytest.mark.parametrize("name", MIXED)
 def test_mixed(name):
-    """Gradients of wrappers and of tensors, each of the kind that eager gives it."""
+    """Each gradient of a wrapper or a tensor has eager's type."""
     beside_eager(*MIXED[name])
 
 
@@ -105,7 +105,7 @@ NETS = {
 
 @pytest.mark.parametrize("kind", NETS)
 def test_ten_steps(kind):
-    """Ten steps of SGD with momentum."""
+    """Ten steps of SGD with momentum agree with eager."""
     if kind == "Tagged":  # it cannot be written: only its gradients count
         beside_eager(lambda x, w: functional.linear(x, w).relu(), MIXED["a tensor's of a wrapper of floats"][1])
         return
@@ -121,7 +121,7 @@ def test_ten_steps(kind):
 @pytest.mark.tier("full")
 @pytest.mark.parametrize("kind", ["TwoTensor", "Quantized"])
 def test_ten_steps_by_inductor(kind):
-    """The same by Inductor."""
+    """Ten training steps with Inductor agree with eager."""
     mine, wanted = Net(*NETS[kind]), Net(*NETS[kind])
     compiled = aotlab.compile(mine, backend="inductor")
     ours, theirs = trained(mine, compiled, plain, 10), trained(wanted, wanted, plain, 10)
@@ -132,7 +132,7 @@ def test_ten_steps_by_inductor(kind):
 
 
 def test_some_results_alone():
-    """A backward starts from some of the results only; an input that those do not reach gets none."""
+    """A backward of some results gives None to an input that they do not depend on."""
     function = lambda t, u: (t.sin(), (t * u).exp(), u * u)  # noqa: E731
     compiled = aotlab.compile(function, backend="eager")
     for n in range(3):
@@ -145,7 +145,7 @@ def test_some_results_alone():
 
 
 def test_gradients_of_a_result_given():
-    """A gradient of the type of the result; and a plain one, which is taken for a wrapper."""
+    """The gradient of a result may be a wrapper of the result's type, or a plain tensor."""
     compiled = aotlab.compile(lambda t: (t * t).sin(), backend="eager")
     for gradient in (two(4), plain(4)):
         ours, theirs = leaf(two()), leaf(two())
@@ -156,7 +156,7 @@ def test_gradients_of_a_result_given():
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.tier("full"))])
 def test_a_wrapper_into_a_function_of_tensors(backend):
-    """A gradient that is a wrapper comes into a backward of tensors: eager's result, and no kernel sees it."""
+    """A wrapper as the gradient of a plain result gives eager's gradient, and no kernel receives the wrapper."""
     ours, theirs = leaf(plain()), leaf(plain())
     compiled = aotlab.compile(lambda x: (x * x).sin(), backend=backend)
     (compiled(ours) * two()).sum().backward()
@@ -166,7 +166,7 @@ def test_a_wrapper_into_a_function_of_tensors(backend):
 
 
 def test_a_wrapper_for_a_tensor_beside_wrappers():
-    """Beside other wrappers it would have to be taken apart: refused, with the reason."""
+    """A wrapper as the gradient of a plain output is refused with a reason if other outputs are wrappers."""
     weight, x = leaf(Quantized.of(plain(1, (5, 4)))), leaf(plain(7, (3, 5)))
     result = aotlab.compile(lambda w, x: x @ w, backend="eager")(weight, x)
     with pytest.raises(SubclassError, match="the gradient of a plain output is a `TwoTensor`"):
@@ -174,7 +174,7 @@ def test_a_wrapper_for_a_tensor_beside_wrappers():
 
 
 def test_independent_results():
-    """A backward of one result hands another's argument nothing: its hook is not called."""
+    """A backward of one result does not call hooks on another result's argument."""
     seen = []
     for call in (independent := lambda t, x: (t * t, x + 1), aotlab.compile(independent, backend="eager")):
         t, x = leaf(two()), leaf(plain(7)) * 1
@@ -187,7 +187,7 @@ def test_independent_results():
 
 
 def test_other_strides_of_a_gradient():
-    """A backward for strides that it was not traced for may not be had: gradients are copied into those that were."""
+    """A gradient with untraced strides is copied to the traced strides if no backward can be compiled for it."""
     found = []
     for call in (row := lambda t: t.reshape(4, 3).t()[0], aotlab.compile(row, backend="eager")):
         t = leaf(TwoTensor(plain(0, (4, 3)).t(), plain(1, (4, 3)).t()))
@@ -197,21 +197,25 @@ def test_other_strides_of_a_gradient():
 
 
 def test_complex_parts():
-    """Complex parts may be lazy conjugates inside of a wrapper, which graphs of parts do not know."""
+    """Training with complex parts is refused: parts may be lazy conjugates, which graphs of parts do not represent."""
     t = leaf(TwoTensor(*(torch.complex(plain(n), plain(n + 1)) for n in (0, 2))))
-    with pytest.raises(RefusedError, match="has parts whose gradients are not compiled"):
+    with pytest.raises(
+        RefusedError, match="gradients flow through `out`, a `TwoTensor`, and not all of its parts are real"
+    ):
         aotlab.compile(lambda t: t.square(), backend="eager")(t)
 
 
 def test_gradients_of_two_kinds():
-    """A plain argument whose gradient is a wrapper by one result and a tensor by another: eager's, each alone."""
+    """A plain argument with a wrapper gradient from one result and a tensor gradient from another is refused."""
     function = lambda t, x: ((t * x).sin(), x * 2)  # noqa: E731
-    with pytest.raises(RefusedError, match="a plain argument has gradients of two kinds"):
+    with pytest.raises(
+        RefusedError, match="a plain argument gets a plain gradient from one result, and a tensor subclass"
+    ):
         aotlab.compile(function, backend="eager")(leaf(two()), leaf(plain(7)))
 
 
 def test_a_wrong_gradient():
-    """A gradient of another type is refused, with the reason."""
+    """A gradient of another type is refused with a reason."""
     t = leaf(two())
     result = aotlab.compile(lambda t: (t * t).sin(), backend="eager")(t)
     with pytest.raises(SubclassError, match="was compiled for a `TwoTensor"):
@@ -227,7 +231,7 @@ HIGHER = {
 
 @pytest.mark.parametrize("name", HIGHER)
 def test_higher_derivatives(name):
-    """Second derivatives are eager's, and the third but for the order of sums."""
+    """Second derivatives are eager's, and third derivatives are eager's except for the order of sums."""
     function, make = HIGHER[name]
     compiled = aotlab.compile(function, backend="eager")
     found = []
@@ -246,7 +250,7 @@ def test_higher_derivatives(name):
 
 
 def test_accumulated_and_hooked():
-    """Gradients are added to those that there are, and hooks on wrappers see them as they are."""
+    """Gradients accumulate, and hooks on wrappers see wrapper gradients."""
     seen = []
     found = []
     compiled = aotlab.compile(lambda t: (t * t).sin(), backend="eager")
@@ -260,3 +264,53 @@ def test_accumulated_and_hooked():
         found.append(t.grad)
     assert same(*found)
     assert same(seen[:2], seen[2:])
+
+
+PLAIN_GRADIENTS = {
+    "a number": (lambda t: t * 2, lambda: (leaf(two()),)),
+    "another wrapper": (lambda t, u: t * u, lambda: (leaf(two()), leaf(two(1)))),
+    "a number and another wrapper": (lambda t, u: t * u + u * 2, lambda: (leaf(two()), leaf(two(1)))),
+    "a tensor that is added": (lambda t, x: t + x, lambda: (leaf(two()), leaf(plain(7)))),
+    "a tensor beside a wrapper without": (lambda t, x: t + x * 2, lambda: (two(), leaf(plain(7)))),
+    "a view": (lambda t: (t * 2)[1:], lambda: (leaf(two()),)),
+    "a write": (lambda t: (t * 1).mul_(2), lambda: (leaf(two()),)),
+    "a wrapper of wrappers": (lambda t: t * 2, lambda: (leaf(TwoTensor(two(), two(1))),)),
+    "two results": (lambda t: (t * 2, t * t), lambda: (leaf(two()),)),
+    "a result of another": (lambda t: ((y := t * 2), y * 3), lambda: (leaf(two()),)),
+}
+
+
+@pytest.mark.parametrize("frontend", ["direct", "dynamo"])
+@pytest.mark.parametrize("name", sorted({*MIXED, *PLAIN_GRADIENTS}))
+def test_plain_gradients(name, frontend):
+    """If the caller passes a plain gradient for a wrapper, each ``.grad`` has eager's type."""
+    function, make = {**MIXED, **PLAIN_GRADIENTS}[name]
+    found = []
+    torch.compiler.reset()
+    for call in (aotlab.compile(function, backend="eager", frontend=frontend), function):
+        gradients = []
+        for is_plain in (True, False, True):
+            arguments = make()
+            results = tensors(call(*arguments))
+            given = [torch.full(each.shape, 3.0) if is_plain else torch.ones_like(each) for each in results]
+            torch.autograd.backward(results, given)
+            gradients.append([each.grad for each in arguments])
+        found.append(gradients)
+    assert same(*found, versions=False)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_plain_gradient_beside_that_of_a_wrapper(is_first):
+    """Of two results that are wrappers, one may get a plain gradient, or none."""
+
+    def f(t, u):
+        return t * u, t * 2
+
+    compiled, found = aotlab.compile(f, backend="eager"), []
+    for call in (compiled, f):
+        t, u = leaf(two()), leaf(two(1))
+        results = call(t, u)[:: 1 if is_first else -1]
+        torch.autograd.backward(results, [torch.ones(3, 4), two(2)], retain_graph=True)
+        torch.autograd.backward(results[:1], [torch.ones(3, 4)])
+        found.append([t.grad, u.grad])
+    assert same(*found, versions=False)

@@ -1,4 +1,4 @@
-"""Wrappers that are written: in their values, with and without history, through views, sharing memory with others."""
+"""Writes to wrappers: with and without history, through views, and with shared memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from torch.utils.checkpoint import checkpoint
 
 import aotlab
 from aotlab.errors import RefusedError
+from aotlab.subclasses.target import UnwrappedTarget
 from tests.subclasses.kinds import Quantized, beside_eager, leaf, parts, plain, same, two
 
 
 def after(write, result=lambda t: t * 3):
-    """Write an argument, and return what is computed of it."""
+    """Return a function that writes an argument and returns a value computed from it."""
 
     def function(t, *others):
         write(t, *others)
@@ -47,13 +48,13 @@ WRITES = {
 
 @pytest.mark.parametrize("name", WRITES)
 def test_without_gradients(name):
-    """The caller's wrapper, its parts and its version are as eager leaves them."""
+    """The caller's wrapper, its parts and its version counter are eager's."""
     beside_eager(after(WRITES[name]), lambda: (two(),))
 
 
 @pytest.mark.parametrize("name", sorted(WRITES.keys() - {"a part"}))
 def test_a_buffer(name):
-    """The same of a buffer of a module."""
+    """A write to a wrapper in a module's buffer agrees with eager."""
 
     class Net(torch.nn.Module):
         def __init__(self):
@@ -73,7 +74,7 @@ def test_a_buffer(name):
 
 
 def history(function):
-    """Call a function with what is no leaf, and return what it returns and its argument."""
+    """Return a function that calls the given one with a non-leaf argument."""
 
     def outer(t, *others):
         return function(t * 1, *others)
@@ -82,7 +83,7 @@ def history(function):
 
 
 def both(write):
-    """Write an argument, and return it and what is computed of it."""
+    """Return a function that writes an argument and returns a value computed from it."""
 
     def function(t, *others):
         write(t, *others)
@@ -93,7 +94,7 @@ def both(write):
 
 @pytest.mark.parametrize("name", sorted(WRITES.keys() - {"a part"}))
 def test_with_gradients(name):
-    """A written wrapper has the history that eager gives it."""
+    """A written wrapper has eager's history."""
     compiled = aotlab.compile(WRITES[name], backend="eager")
     found = []
     for call in (compiled, WRITES[name]):
@@ -109,7 +110,7 @@ def test_with_gradients(name):
 
 
 def test_by_what_requires_grad():
-    """A wrapper without history gets one from what is written into it."""
+    """A wrapper without a history gets one from a tensor with a history that is written into it."""
     compiled = aotlab.compile(lambda t, x: t.mul_(x), backend="eager")
     found = []
     for call in (compiled, lambda t, x: t.mul_(x)):
@@ -130,7 +131,7 @@ WITH_HOOKS = {
 
 @pytest.mark.parametrize("name", WITH_HOOKS)
 def test_hooks_of_written_ones(name):
-    """Of a wrapper that got a history something is computed: a hook put on it later sees that gradient as well."""
+    """A hook on a wrapper that a write gave a history sees the gradients of the call's other results too."""
     function, seen = WITH_HOOKS[name], []
     with aotlab.config.patch(fallback="eager"), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -140,21 +141,21 @@ def test_hooks_of_written_ones(name):
             t.register_hook(seen.append)
             (result.sum() + u.sum()).backward()
     assert same(*seen)
-    assert "with what is computed of it" in str(caught[0].message)
+    assert "a value computed from it is also returned or written" in str(caught[0].message)
 
 
 def test_under_no_grad():
-    """A leaf is written under no_grad, as by an optimizer."""
+    """A leaf is written under no_grad, as by an optimizer, with eager's result."""
     beside_eager(after(under_no_grad(lambda t: t.sub_(0.5))), lambda: (leaf(two()),))
 
 
 def test_a_quantized_one():
-    """Its own way to write writes both of its parts."""
+    """A quantized wrapper's own in-place op writes both of its parts."""
     beside_eager(after(lambda w, g: w.sub_(g), lambda w: w + 0.0), lambda: (Quantized.of(plain(1)), plain(2)))
 
 
 def test_a_leaf():
-    """What eager refuses is not written."""
+    """A write to a leaf that eager refuses does not happen."""
     t = leaf(two())
     compiled = aotlab.compile(lambda t: t.add_(1), backend="eager")
     with pytest.raises(RefusedError, match="is a leaf that requires grad"):
@@ -163,7 +164,7 @@ def test_a_leaf():
 
 
 def test_returned():
-    """A written wrapper is returned itself, and so are views of it, which see what is written later."""
+    """A written wrapper is returned as the same object. Returned views of it see later writes."""
     compiled = aotlab.compile(lambda t: (t.mul_(2), t.t(), t[1]), backend="eager")
     for make in (two, lambda: leaf(two()) * 1):
         t, wanted = make(), make()
@@ -179,7 +180,7 @@ def test_returned():
 
 
 def test_shared_parts():
-    """One is written, and a tensor or another wrapper shares its memory."""
+    """A write to a wrapper is visible in a tensor or another wrapper that shares its memory."""
     function = lambda t, u: (t.add_(1), u * 2)[1]  # noqa: E731
     cases = [lambda t: (t, TwoTensor(t.b, t.a)), lambda t: (t, t.a), lambda t: (t, t), lambda t: (t, t.a[1:])]
     for share in cases:
@@ -187,15 +188,15 @@ def test_shared_parts():
 
 
 def test_shared_parts_with_history():
-    """With a history, and memory that another argument has, eager has to run it."""
+    """A write to a wrapper with a history that shares memory with another argument is refused."""
     argument = leaf(two()) * 1
-    with pytest.raises(RefusedError, match="shares memory with another argument"):
+    with pytest.raises(RefusedError, match="is changed, and another argument shares its memory"):
         aotlab.compile(lambda t, x: (t.add_(1), x * 2)[1], backend="eager")(argument, argument.a)
     assert same(argument.detach(), two() * 1)
 
 
 def test_a_part_returned():
-    """A part of a wrapper is returned itself; where the body knows an alias of it, by eager."""
+    """A returned part of a wrapper is the same object. If the wrapper requires grad, the call is refused."""
     t = two()
     assert aotlab.compile(lambda t: t.a, backend="eager")(t) is t.a
     with pytest.raises(RefusedError, match="is a part of a tensor subclass that requires grad"):
@@ -203,15 +204,15 @@ def test_a_part_returned():
 
 
 ELSE = {
-    "its sizes": (lambda t: t.t_(), "other than in its values"),
-    "an attribute": (lambda t: setattr(t, "note", "t"), "other than in its values"),
-    "a part replaced": (lambda t: setattr(t, "a", t.b), "other than in its values"),
+    "its sizes": (lambda t: t.t_(), "in place, and not only its values"),
+    "an attribute": (lambda t: setattr(t, "note", "t"), "in place, and not only its values"),
+    "a part replaced": (lambda t: setattr(t, "a", t.b), "in place, and not only its values"),
 }
 
 
 @pytest.mark.parametrize("name", ELSE)
 def test_else(name, monkeypatch):
-    """What is changed else runs eagerly, with a notice that says what."""
+    """Other changes of a wrapper run eagerly, with a notice that names the change."""
     change, text = ELSE[name]
     monkeypatch.setattr(aotlab.config, "fallback", "eager")
     compiled = aotlab.compile(after(change), backend="eager")
@@ -237,7 +238,7 @@ SIZES = {
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", SIZES)
 def test_sizes_in_place(name, grad, fallback, monkeypatch):
-    """What changes sizes in place runs eagerly, with one notice: results, the argument and gradients are eager's."""
+    """An op that changes sizes in place runs eagerly with one notice; results, argument and gradients are eager's."""
     monkeypatch.setattr(aotlab.config, "fallback", fallback)
     function = lambda t: (SIZES[name](t) * 3, t.sin())  # noqa: E731
     compiled = aotlab.compile(function, backend="eager")
@@ -255,13 +256,13 @@ def test_sizes_in_place(name, grad, fallback, monkeypatch):
     assert same(found[2], found[3], versions=False)
     notices = [str(each.message) for each in noted if "runs eagerly" in str(each.message)]
     assert len(notices) == 1
-    assert "changes a tensor in place other than in its values" in notices[0]
+    assert "changes sizes, strides or memory in place" in notices[0]
     assert (compiled.calls.eager, compiled.calls.by_dynamo) == (2, 0)
 
 
 @pytest.mark.parametrize("fallback", ["eager", "dynamo", "error"])
 def test_sizes_of_a_leaf(fallback, monkeypatch):
-    """A trace that was given up keeps no autograd node of the leaf, which would know its sizes of before."""
+    """An abandoned trace keeps no autograd node of the leaf, which would have the leaf's old sizes."""
     monkeypatch.setattr(aotlab.config, "fallback", fallback)
     function = after(under_no_grad(lambda t: t.swapaxes_(1, 0)))
     compiled, found = aotlab.compile(function, backend="eager"), []
@@ -289,7 +290,7 @@ def _wrapper(n, t, y):
     return (y * t * n).sin()
 
 
-#: What is written before a checkpoint, the checkpoint's function, and whether it is compiled.
+#: The write before a checkpoint, the checkpoint's function, and whether it is compiled.
 CHECKPOINTED = {
     "beside it": (lambda n, t: None, _plain, True),
     "before": (lambda n, t: t.mul_(2), lambda n, t, y: (y * t.cos()).sin(), True),
@@ -299,7 +300,7 @@ CHECKPOINTED = {
 
 @pytest.mark.parametrize("name", CHECKPOINTED)
 def test_in_checkpoints(name, monkeypatch):
-    """Each backward reads buffers as they are by then, and writes them; a write of a wrapper is left to eager."""
+    """Each backward reads the buffers' current values and writes them again; a write of a wrapper runs eagerly."""
     before, body, is_compiled = CHECKPOINTED[name]
     monkeypatch.setattr(aotlab.config, "fallback", "eager")
 
@@ -325,3 +326,27 @@ def test_in_checkpoints(name, monkeypatch):
     assert ["a checkpoint writes `t.a`, a part of" in str(each.message) for each in warned] == [True] * (
         not is_compiled
     )
+
+
+def test_few_traces(monkeypatch):
+    """One trace finds all written wrappers, and one finds the gradients of all plain inputs."""
+    traces = []
+    run = UnwrappedTarget.run
+
+    def counted(*args):
+        traces.append(1)
+        return run(*args)
+
+    def write(*tensors):
+        for x in tensors:
+            x.mul_(2)
+
+    def multiply(w, *tensors):
+        return sum(w * x for x in tensors)
+
+    monkeypatch.setattr(UnwrappedTarget, "run", counted)
+    beside_eager(write, lambda: tuple(two(i).requires_grad_() * 1 for i in range(6)))
+    assert len(traces) == 2
+    traces.clear()
+    beside_eager(multiply, lambda: (two().requires_grad_(), *(two().a.requires_grad_() for _ in range(6))))
+    assert len(traces) == 3

@@ -62,7 +62,7 @@ FIXED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 
 
 def seen(function: Callable[..., Any], x: Tensor, number: Any) -> list[str]:
-    """Call a function and run a backward; write what a caller can see."""
+    """Call a function and run a backward. Return the observables."""
     torch.manual_seed(1)
     result = function(x, number)
     leaves = pytree.tree_leaves(result)
@@ -91,7 +91,7 @@ def test_one_compilation_serves_all_numbers(name: str) -> None:
 
 @pytest.mark.parametrize("name", FIXED)
 def test_numbers_that_have_to_be_known(name: str) -> None:
-    """What reads the number itself is compiled for each, or serves only what it holds for."""
+    """A function that reads the number itself is compiled for each number, or guards the condition that it read."""
     function, numbers = FIXED[name]
     made = compiled(function)
     for number in numbers:
@@ -119,7 +119,7 @@ def test_behind_dynamo(name: str, fresh_dynamo: None) -> None:
 
 
 def test_a_logged_number_behind_dynamo(fresh_dynamo: None) -> None:
-    """What is computed of an `.item()` runs compiled, though the number is another one at each call."""
+    """A computation with a logged `.item()` is compiled, although the number differs at each call."""
 
     def step(x: Tensor, _: int) -> Tensor:
         loss = x.sin().sum().item()
@@ -136,7 +136,10 @@ def test_a_logged_number_behind_dynamo(fresh_dynamo: None) -> None:
 
 
 def learned(rates: tuple[float, ...], make: Callable[..., Any], backend: Any) -> tuple[list[float], int]:
-    """Take steps with other learning rates; return where a parameter was after each, and how often was compiled."""
+    """Make steps with different learning rates.
+
+    Return where a parameter was after each step, and the number of compilations.
+    """
     parameter = torch.nn.Parameter(torch.ones(3))
     optimizer = make([parameter], lr=0.1)
 
@@ -170,7 +173,7 @@ def learned(rates: tuple[float, ...], make: Callable[..., Any], backend: Any) ->
     ids=["SGD", "momentum", "Adam", "AdamW"],
 )
 def test_learning_rates(make: Callable[..., Any], beside: str | None, fresh_dynamo: None) -> None:
-    """Twelve learning rates in a compiled step take two compilations."""
+    """Twelve learning rates in a compiled step need two compilations."""
     expected, _ = learned(FLOATS, make, beside)
     torch.compiler.reset()
     found, compilations = learned(FLOATS, make, "aotlab")
@@ -179,7 +182,7 @@ def test_learning_rates(make: Callable[..., Any], beside: str | None, fresh_dyna
 
 
 def test_what_is_guarded_is_said() -> None:
-    """The reason names the number, the guards what was assumed of it."""
+    """The recompile reason names the number, and the guards state the assumptions about it."""
     made = compiled(lambda x, s: x * s if s > 0.5 else x + s)
     with aotlab.Report.record() as report:
         for number in (0.1, 0.2, 0.9):
@@ -196,7 +199,7 @@ def test_what_is_guarded_is_said() -> None:
 @pytest.mark.tier("full")
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in ("a branch", "repetitions")])
 def test_by_inductor(name: str) -> None:
-    """Inductor's kernels take numbers as tensors without dimensions."""
+    """Inductor's kernels receive numbers as tensors without dimensions."""
     function, numbers, most = PROGRAMS[name]
     made = aotlab.compile(function)
     for number in numbers[:5]:

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 import aotlab
 from aotlab import _torch as internals
 from aotlab import observe
-from aotlab._torch.symbols import MOST_SYMBOLS
+from aotlab._torch.symbolic_sizes import MOST_SYMBOLS
 from aotlab.trace import memo
 
 SIZES = (6, 4, 9, 32, 7, 16)
@@ -152,7 +152,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Make, int]] = {
 
 
 def observed(result: Any, arguments: Sequence[Tensor]) -> list[Any]:
-    """Run a backward from all results; return what a caller can see of them and of the arguments."""
+    """Run a backward from all results, and return the observables of the results and of the arguments."""
     leaves = pytree.tree_leaves(result)
     roots = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
     if roots:
@@ -180,7 +180,7 @@ def assert_as_eager(function: Callable[..., Any], compiled: Callable[..., Any], 
 @pytest.mark.parametrize("partitioner", [aotlab.default_partition, aotlab.min_cut_rematerialization_partition])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_one_compilation_serves_all_sizes(name: str, partitioner: Any) -> None:
-    """What a compiled call returns, writes and differentiates is eager's, for sizes that were not traced too."""
+    """Results, writes and gradients of a compiled call equal eager's, also for sizes that were not traced."""
     function, make, most = PROGRAMS[name]
     compiled = aotlab.compile(function, backend="eager", dynamic=True, partitioner=partitioner)
     assert_as_eager(function, compiled, make)
@@ -262,7 +262,7 @@ def test_backwards_of_other_kinds() -> None:
 
 @pytest.mark.parametrize("dynamic", [None, True, False])
 def test_marks(dynamic: bool | None) -> None:
-    """What the user marks is compiled for all sizes at the first call, or never."""
+    """A size that the user marks is dynamic from the first call, or always specialized."""
     for mark in (torch._dynamo.mark_dynamic, torch._dynamo.maybe_mark_dynamic):
         made = aotlab.compile(lambda x: x * 2, backend="eager", dynamic=dynamic)
         for n in SIZES:
@@ -325,7 +325,7 @@ def test_by_itself() -> None:
 
 
 def test_what_was_assumed_is_said() -> None:
-    """A call whose sizes are not such is compiled for, and told why; the report lists what is assumed."""
+    """A call whose sizes fail the guards is compiled with a reason, and the report lists the guards."""
     compiled = aotlab.compile(lambda x, y: (x + y, x.shape[0]), backend="eager", dynamic=True)
     with aotlab.Report.record() as report:
         compiled(torch.randn(6, 4), torch.randn(6, 4))
@@ -341,7 +341,7 @@ def test_what_cannot_be_of_any_size_is_compiled_for_each() -> None:
     """Numbers of values run eagerly, as with sizes that stay; `len` is the size of the call."""
     for dynamic in (False, True):
         item = aotlab.compile(lambda x: x * x.sum().item(), backend="eager", dynamic=dynamic)
-        with pytest.warns(RuntimeWarning, match="asks for the value"):
+        with pytest.warns(RuntimeWarning, match="needs the value"):
             item(torch.ones(2))
     sliced = aotlab.compile(lambda x: (x * 2, slice(0, x.shape[0])), backend="eager", dynamic=True)
     assert [sliced(torch.ones(n))[1] for n in (3, 5)] == [slice(0, 3), slice(0, 5)]
@@ -352,7 +352,10 @@ def test_what_cannot_be_of_any_size_is_compiled_for_each() -> None:
 
 
 def test_values_that_hang_on_sizes(fresh_dynamo: None) -> None:
-    """Constants of a size are asked for values, as Hugging Face's masks are: Dynamo captures that for all sizes."""
+    """A program may read values of constants that depend on a size, as Hugging Face's masks do.
+
+    Dynamo captures this for all sizes.
+    """
 
     def function(x: Tensor) -> Tensor:
         positions = torch.arange(x.shape[0])
@@ -445,7 +448,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Tensor], tuple[tuple[tu
 
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_that_were_wrong_once(name: str) -> None:
-    """Each call does what eager does, whichever entry serves it."""
+    """Each call equals eager, with every entry that may serve it."""
     function, make, calls = CALLS[name]
     compiled = aotlab.compile(function, backend="eager", dynamic=True)
     for shapes in calls:
@@ -454,7 +457,7 @@ def test_calls_that_were_wrong_once(name: str) -> None:
     assert compiled.calls.eager == 0
 
 
-#: A function, whether all sizes vary at once, and what it is called with, call by call.
+#: A function, whether all sizes vary at once, and the arguments of each call.
 MIXED: dict[str, tuple[Callable[..., Any], bool | None, Sequence[tuple[Any, ...]]]] = {
     "fewer dimensions than those that varied": (
         lambda x: x * 2,
@@ -481,7 +484,7 @@ MIXED: dict[str, tuple[Callable[..., Any], bool | None, Sequence[tuple[Any, ...]
 
 @pytest.mark.parametrize("name", MIXED)
 def test_other_kinds_of_arguments_than_those_that_varied(name: str) -> None:
-    """What an entry assumes of sizes and numbers is asked only of calls that have them."""
+    """An entry's guards on sizes and numbers are checked only for calls that have them."""
     function, dynamic, calls = MIXED[name]
     compiled = aotlab.compile(function, backend="eager", dynamic=dynamic)
     for arguments in calls:
@@ -491,7 +494,7 @@ def test_other_kinds_of_arguments_than_those_that_varied(name: str) -> None:
 
 
 def test_what_a_later_backward_assumes() -> None:
-    """A size that becomes a number when a backward is derived is asked for, since its graph has the number in it."""
+    """A size that is specialized when a backward is derived is guarded, because that graph contains the number."""
     sizes = internals.Sizes(["x"], 2)
     fake = sizes.enter(FakeTensorMode(shape_env=sizes.env), 0, torch.ones(5, 4), [0, 1])
     names = [name for _, name, _, _ in sizes.symbols()]
@@ -505,7 +508,7 @@ def test_what_a_later_backward_assumes() -> None:
 
 
 def _asked(monkeypatch: pytest.MonkeyPatch, layers: int, size: int = 3) -> int:
-    """Count what torch's fakes are asked by the first step of a model of so many layers."""
+    """Count the calls into torch's fake mode during the first step of a model with this number of layers."""
     count, call = 0, internals.call_by_fake_mode
 
     def counting(*args: Any) -> Any:
@@ -524,14 +527,17 @@ def test_repeated_layers_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """An op on tensors of sizes that were met before, all the same symbols, does not ask torch's fake again."""
     counts = []
     for layers in (2, 8):
-        monkeypatch.setattr(memo, "_known", (None, {}))
+        monkeypatch.setattr(memo, "_cache", (None, {}))
         counts.append(_asked(monkeypatch, layers))
     assert counts[0] == counts[1] > 0
 
 
 def test_another_trace_knows_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second model of the same layers asks for what makes a guard, here one op; for another size it asks anew."""
-    monkeypatch.setattr(memo, "_known", (None, {}))
+    """A second model of the same layers calls the fake mode only for ops that make a guard, here one.
+
+    For another size, all calls are made again.
+    """
+    monkeypatch.setattr(memo, "_cache", (None, {}))
     first, second, other_size = _asked(monkeypatch, 1), _asked(monkeypatch, 1), _asked(monkeypatch, 1, size=5)
     assert first > 5 < other_size
     assert second == 1
@@ -563,7 +569,7 @@ def _when_large(x: Tensor) -> Tensor:
 def test_another_trace_assumes_for_itself(
     first: Callable[..., Any], second: Callable[..., Any], sizes: tuple[int, ...], others: tuple[int, ...], turn: int
 ) -> None:
-    """What one program assumed of sizes, another one that calls the same ops is still guarded for."""
+    """A guard on sizes from one program's trace is added again for another program with the same ops."""
     for function in (first, second)[::turn]:
         compiled = aotlab.compile(function, backend="eager", dynamic=True)
         for chosen in (sizes, others):

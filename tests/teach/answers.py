@@ -172,7 +172,7 @@ def _own(name: str, *changes: tuple[str, str]) -> Any:
 ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
     "second-column": (
         [lambda x: x[:, 1], lambda x: x.t()[1], lambda x: x.select(1, 1)],
-        [(lambda x: x[:, 1].clone(), "storage of its own"), (lambda x: x[1], "shape (3,)"), (lambda x: 7, "type int")],
+        [(lambda x: x[:, 1].clone(), "so it is a copy"), (lambda x: x[1], "shape (3,)"), (lambda x: 7, "type int")],
     ),
     "diagonal-stride": (
         [lambda n: n + 1, lambda n: torch.empty(n, n).diagonal().stride(0)],
@@ -189,7 +189,7 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
     ),
     "zero-the-diagonal": (
         [lambda x: x.diagonal().zero_(), lambda x: x.fill_diagonal_(0), lambda x: x.mul_(1 - torch.eye(3))],
-        [(lambda x: x * (1 - torch.eye(3)), "[[1.0,"), (lambda x: x.zero_(), "beside the diagonal")],
+        [(lambda x: x * (1 - torch.eye(3)), "[[1.0,"), (lambda x: x.zero_(), "outside of the diagonal")],
     ),
     "turned-in-place": (
         [lambda x: x.t_(), lambda x: x.transpose_(0, 1)],
@@ -205,7 +205,7 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
             (lambda x: x.add_(1), "from 0 to 1"),
             (lambda x: x.detach().add_(1), "from 0 to 1"),
             (lambda x: x + 1, "0.0"),
-            (_renew, "left its memory behind"),
+            (_renew, "`x` got other memory"),
         ],
     ),
     "zeros-not-none": (
@@ -231,7 +231,7 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
     ),
     "epilogue": (
         [lambda x, new: x.copy_(new), lambda x, new: x.zero_().add_(new)],
-        [(_rebinds, "0.0"), (_new_data, "left it behind"), (lambda x, new: x.set_(new), "left it behind")],
+        [(_rebinds, "0.0"), (_new_data, "`x` got other memory"), (lambda x, new: x.set_(new), "`x` got other memory")],
     ),
     "what-is-copied-back": (
         ["a b", {"a", "b"}],
@@ -316,7 +316,7 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
     "another-graph": (
         [lambda x: x.clone().requires_grad_(), lambda x: x.t().contiguous().t()],
         [
-            (lambda x: x.clone(), "strides (3, 1), offset 0, as `x`"),
+            (lambda x: x.clone(), "strides (3, 1), offset 0 and requires_grad=False, like `x`"),
             (lambda x: x.double(), "dtype torch.float64"),
             (lambda x: x[:1], "[[0.0, 1.0, 2.0]]"),
         ],
@@ -333,7 +333,7 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
     "mask-again": (
         [_mask],
         [
-            (_mask_and_moved, "is another one afterwards"),
+            (_mask_and_moved, "has changed afterwards"),
             (_mask_of_now, "it was [1, 1, "),
             (_zeros_are_masked, "for x = [0.0, 1.0, "),
             (lambda x, state: x, "booleans"),
@@ -410,8 +410,8 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
     "record": (
         [_own("record")],
         [
-            (_own("record", ("map_aggregate(kwargs, recorder.read)", "{}")), "this is the smallest found"),
-            (_own("record", ("item(node, number)", "item(node, 0)")), "this is the smallest found"),
+            (_own("record", ("map_aggregate(kwargs, recorder.read)", "{}")), "this is the smallest that differs"),
+            (_own("record", ("item(node, number)", "item(node, 0)")), "this is the smallest that differs"),
             (_own("record", ("map_aggregate(args, recorder.read)", "args")), "name 'float32' is not defined"),
             (
                 _own("record", ("recorder.keep(result, node)", "pass")),
@@ -422,9 +422,9 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
     "write": (
         [_own("write")],
         [
-            (_own("write", ("*window(tensor)", "*window(tensor)[:2], 0")), "write to tensors that they made"),
-            (_own("write", ("recorder.nodes[storage] = new", "pass")), "write to tensors that they made"),
-            (_own("write", ('whole.meta["window"]', "window(tensor)")), "write to tensors that they made"),
+            (_own("write", ("*window(tensor)", "*window(tensor)[:2], 0")), "write to tensors that they computed"),
+            (_own("write", ("recorder.nodes[storage] = new", "pass")), "write to tensors that they computed"),
+            (_own("write", ('whole.meta["window"]', "window(tensor)")), "write to tensors that they computed"),
         ],
     ),
     "differentiate": (

@@ -1,4 +1,4 @@
-"""What the prose of the course's pages promises, checked on the pages after they ran."""
+"""Checks of the promises in the prose of the course's pages, after the pages ran."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ EXERCISES = {
 
 
 def printed(run: Any, identifier: str) -> str:
-    """Return what a cell wrote to stdout."""
+    """Return the text that a cell wrote to stdout."""
     outputs = run.cell(identifier).outputs
     return "".join(each["text"] for each in outputs if each.output_type == "stream" and each.name == "stdout")
 
 
 def raised(run: Any, identifier: str) -> str:
-    """Return what a cell raised."""
+    """Return the error that a cell raised."""
     (error,) = [each for each in run.cell(identifier).outputs if each.output_type == "error"]
     return f"{error.ename}: {error.evalue}"
 
@@ -141,7 +141,7 @@ def views_and_autograd(run: Any) -> None:
 
 
 def ops(text: str) -> list[str]:
-    """Return the names of the values of a graph's code, in order, and what it returns."""
+    """Return the names of the values of a graph's code, in order, and the returned values."""
     lines = [line.strip() for line in text.splitlines()[1:]]
     return [line.partition(" = ")[0] if " = " in line else line for line in lines]
 
@@ -224,7 +224,7 @@ def inputs_that_share(run: Any) -> None:
         (None, None, 0)
     }
     assert run.result("bytes-cell").startswith("All right")
-    assert "no synthetic base can express" in printed(run, "dtypes-cell")
+    assert "no synthetic base can express them" in printed(run, "dtypes-cell")
     right(run, "scale, memory[:4], memory[4:], again=(memory[:4], memory[2:6])", recompiles=True)
     right(run, "scale, torch.ones(4), torch.ones(4), again=(memory[:4], memory[4:])", recompiles=False)
     right(run, "product, memory[:4], memory[4:], again=(memory[:4], memory[2:6])", recompiles=False)
@@ -245,7 +245,7 @@ def two_graphs(run: Any) -> None:
     assert "modified by an inplace operation" in raised(run, "over-cell")
     assert run.result("own-cell").startswith("All right")
     assert printed(run, "clone-cell").startswith("computed by `clone`")
-    assert [row["is_input"] for row in run.table("again-table")] == [True, True, False, False, False, False]
+    assert sorted(row["is_input"] for row in run.table("again-table")) == [False] * 4 + [True] * 2
     assert [row["is_input"] for row in run.table("min-cut-table")] == [True, True]
     curve = run.answer("print(list(curve), list(curve.values()))")
     kept, products = (list(map(int, part.split(","))) for part in curve.strip().strip("[]").split("] ["))
@@ -384,7 +384,7 @@ def in_the_wild(run: Any) -> None:
     """Check 12_in_the_wild.ipynb."""
     assert ": 2 graphs (training)" in printed(run, "compile-cell")
     assert [each.name for each in run.cell("compile-cell").outputs] == ["stdout"]
-    assert re.search(r"it logs +transformers/\S+ +logger.warning_once\(", run.result("breaks-table"))
+    assert re.search(r"calls logging +transformers/\S+ +logger.warning_once\(", run.result("breaks-table"))
     assert [line.split()[1:] for line in run.result("breaks-frames").splitlines()[1:]] == [
         ["forward", "0"],
         ["pad", "0"],

@@ -1,4 +1,4 @@
-"""The exercises: right answers pass, wrong ones are told apart, and neither is given away."""
+"""The exercises: right answers pass, wrong ones get a specific message, and no answer is revealed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aotlab.errors import UsageError
 from aotlab.teach import exercises
 from tests.teach.answers import ANSWERS
 
-OF_THE_COURSE = [name for name, each in exercises._KNOWN.items() if each.topic != "mine"]
+OF_THE_COURSE = [name for name, each in exercises._EXERCISES.items() if each.topic != "mine"]
 
 
 def test_every_exercise_has_answers() -> None:
@@ -35,7 +35,10 @@ def test_right_answers_pass(name: str, answer: Any) -> None:
 def test_wrong_answers_are_told_apart(
     name: str, answer: Any, said: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is said is what was seen, and the exercise is not done; no traceback of a graph, no log of Dynamo's."""
+    """A wrong answer gets its observed facts as a message and does not complete the exercise.
+
+    The message has no traceback of a graph and no log of Dynamo.
+    """
     found = repr(teach.exercise(name).check(answer))
     assert found.startswith("Not yet: ")
     assert said in found
@@ -50,9 +53,9 @@ def blank(shape: object, strides: object, offset: object) -> Any:
 
 @pytest.mark.parametrize("answer", [..., None, blank, lambda: None])
 def test_no_answer(answer: object) -> None:
-    """An answer cell as it stands in a page is no try."""
+    """An unchanged answer cell of a page does not count as a try."""
     assert repr(teach.exercise("room").check(answer)).startswith("Not yet: there is no answer.")
-    assert exercises.kept.entry("exercises", "room")["tries"] == 0
+    assert exercises.progress_file.entry("exercises", "room")["tries"] == 0
 
 
 def test_answers_of_a_wrong_type_and_such_that_raise() -> None:
@@ -69,24 +72,24 @@ def test_an_answer_that_is_a_constant() -> None:
 
 
 def test_hints_come_one_by_one() -> None:
-    """Each is said after those before it; a fourth one says that there are no more."""
+    """Each hint is given after the previous ones. A fourth request says that there are no more."""
     exercise = teach.exercise("room")
     given = [repr(exercise.hint()) for _ in range(4)]
     assert given[:3] == [" ".join(exercise.hints[:count]) for count in (1, 2, 3)]
     assert given[3] == f"{given[2]}\nThere are no more hints."
-    assert exercises.kept.entry("exercises", "room")["hints"] == 3
+    assert exercises.progress_file.entry("exercises", "room")["hints"] == 3
 
 
 def test_a_page_goes_on_with_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    """A right one is taken, and in place of a wrong one or none the course's own, which is shown when asked for."""
+    """A right answer is used. A wrong or missing one is replaced by the course's answer, which is shown on request."""
     exercise = teach.exercise("guards")
-    own = exercise.own
-    assert own is not None
-    right = lambda args: own(args)  # noqa: E731  # another object, as a reader's is
+    reference = exercise.reference
+    assert reference is not None
+    right = lambda args: reference(args)  # noqa: E731  # another object, as a reader's is
     assert exercise.take(right) is right
     assert capsys.readouterr().out == "Right.\n"
     for wrong in (blank, len):
-        assert exercise.take(wrong) is own
+        assert exercise.take(wrong) is reference
         assert capsys.readouterr().out.endswith("the course's own; `.solution()` shows it.\n")
     assert repr(exercise.solution()).startswith("def guards(args):\n")
     assert repr(teach.exercise("room").solution()).startswith("There is no solution")
@@ -94,17 +97,17 @@ def test_a_page_goes_on_with_an_answer(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_what_is_done_stays_done() -> None:
-    """A later mistake takes nothing away."""
+    """A later mistake does not undo a completed exercise."""
     exercise = teach.exercise("diagonal-stride")
     exercise.check(lambda n: n + 1)
     exercise.check(lambda n: n)
-    assert exercises.kept.entry("exercises", "diagonal-stride") == {
+    assert exercises.progress_file.entry("exercises", "diagonal-stride") == {
         "topic": "storages", "done": True, "tries": 2, "hints": 0,
     }  # fmt: skip
 
 
 def test_an_exercise_of_a_teachers(file: Path) -> None:
-    """A function with a docstring is one; it is found, checked, and stands on the map."""
+    """A teacher's function with a docstring is an exercise: it is found, checked, and shown on the map."""
 
     @teach.new_exercise("mine", takes="number")
     def threes(answer: Any) -> None:
@@ -126,11 +129,11 @@ def test_an_exercise_of_a_teachers(file: Path) -> None:
         (row,) = [row for row in teach.progress().rows if row[0] == "mine"]
         assert row == ("mine", "1 of 1", "✓\N{NO-BREAK SPACE}threes", "")
     finally:
-        del exercises._KNOWN["threes"]
+        del exercises._EXERCISES["threes"]
 
 
 def test_mistakes_of_a_teachers() -> None:
-    """Too few hints, or no such kind of answer."""
+    """A teacher's exercise with too few hints, or with an unknown kind of answer, is an error."""
 
     def bad(answer: object) -> None:
         """Do it.

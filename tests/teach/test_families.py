@@ -1,4 +1,7 @@
-"""Families of programs: each does what its name says, aotlab and the course's layer pass all, wrong compilers fail."""
+"""Families of programs: each does what its name says.
+
+aotlab and the course's compiler pass all of them; wrong compilers fail.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def in_order(family: str) -> set[str]:
 
 @pytest.mark.parametrize("family", teach.FAMILIES)
 def test_programs_do_what_the_family_says(family: str) -> None:
-    """Those that are written down and those that are drawn do it, and nothing of a later family."""
+    """The fixed and the random programs of a family use its feature, and no feature of a later family."""
     examples = [families._example(*example) for example in families._EXAMPLES[family]]
     for program in (*examples, *families._programs(family, 10)):
         words = families._words(program)
@@ -69,11 +72,11 @@ def first_again(function: Callable[..., Any]) -> Callable[..., Any]:
     ],
 )
 def test_wrong_compilers(compiler: Callable[..., Any], passes: str, fails: str) -> None:
-    """A family finds what it is about, and the ones before it do not mind."""
+    """A family finds the errors that it tests, and the earlier families do not report them."""
     assert teach.check_compiler(compiler, passes, programs=5).ok
     found = teach.check_compiler(compiler, fails, programs=5)
     assert not found
-    assert "this is the smallest found that differs: " in found.title
+    assert "this is the smallest that differs from eager: " in found.title
     assert "def program(" in found.code
     assert len(found.code.splitlines()) <= 16
 
@@ -86,17 +89,17 @@ def test_drawn_programs_find_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_shown_is_a_program() -> None:
-    """It runs as it stands, with what the caller does afterwards as a comment."""
+    """The shown text is a runnable program. The caller's later actions are a comment."""
     program = families._example("a = @2, 3; b = a | a = @3", "v1 = a * 2", "v1", "out[0].mul_(2)")
     text = families.text_of(program)
     assert text.splitlines()[:5] == ["# call 1", "a = torch.randn(2, 3)", "b = a", "# call 2", "a = torch.randn(3)"]
-    assert text.endswith("# then the caller does out[0].mul_(2), where out is what is returned")
+    assert text.endswith("# then the caller runs out[0].mul_(2), where out is the result")
     names: dict[str, Any] = {"torch": torch}
     exec(text, names)
     assert names["program"](torch.ones(2), None)[0].tolist() == [2.0, 2.0]
 
 
 def test_no_such_family() -> None:
-    """The message names those that there are."""
+    """The message lists the existing families."""
     with pytest.raises(UsageError, match="there is no family 'reads'; there are pure, writes"):
         teach.check_compiler(lambda function: function, "reads")

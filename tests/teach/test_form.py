@@ -25,7 +25,7 @@ def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 
 def test_a_form() -> None:
-    """What is ticked is compared with the truth when the button is clicked, again and again."""
+    """At each click of the button, the ticked boxes are compared with the truth."""
     ask = "raises writes shares same"
     form = teach.predict(program, torch.ones(2, 2), torch.ones(2), ask=ask).form()
     boxes = {box.description: box for box in found(form, widgets.Checkbox)}

@@ -22,7 +22,7 @@ _MINUTES = {"20": "Twenty", "25": "Twenty-five", "90": "Ninety"}
 
 @pytest.mark.tier("quick")
 def test_a_page_runs() -> None:
-    """Its cells need nothing but each other, and what they define is there at the end."""
+    """The cells of a page need only each other, and their definitions exist at the end."""
     book = json.loads((NOTEBOOKS / "05_outputs_that_share.ipynb").read_text(encoding="utf-8"))
     names: dict[str, Any] = {"__name__": "page"}
     for cell in book["cells"]:
@@ -51,7 +51,10 @@ def test_the_index_lists_every_page() -> None:
 
 
 def compiler_page(answers: dict[str, str]) -> tuple[dict[str, Any], str, str]:
-    """Run the page on the compiler with answers in place of blanks; return its names, its code, and what it printed."""
+    """Run the page on the compiler with answers in place of blanks.
+
+    Return its names, its code, and its printed text.
+    """
     book = json.loads((NOTEBOOKS / "11_be_the_compiler.ipynb").read_text(encoding="utf-8"))
     names: dict[str, Any] = {"__name__": "page"}
     cells = {cell["id"]: "".join(cell["source"]) for cell in book["cells"] if cell["cell_type"] == "code"}
@@ -81,9 +84,11 @@ def test_a_reader_who_answers_all() -> None:
 
 
 def test_a_reader_whose_answers_are_wrong() -> None:
-    """The page goes on with the course's own answer, and says so."""
+    """The page continues with the course's own answer, and says so."""
     names, _, printed = compiler_page({"write": steps.parts()["write"].replace("= new", "= whole")})
     assert printed.count("Until then the page goes on with the course's own") == len(STEPS)
-    assert "Not yet: of 19 programs that write to tensors that they made, this is the smallest found" in printed
+    assert (
+        "Not yet: of 19 programs that write to tensors that they computed, this is the smallest that differs" in printed
+    )
     assert printed.count("All right: ") == len(FAMILIES)
-    assert names["write"] is teach.exercise("write").own
+    assert names["write"] is teach.exercise("write").reference

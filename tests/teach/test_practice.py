@@ -10,7 +10,7 @@ import pytest
 
 from aotlab import teach
 from aotlab.errors import UsageError
-from aotlab.teach import kept
+from aotlab.teach import progress_file
 from aotlab.teach.programs import TOPICS
 
 #: Those whose programs take a second or two to be found.
@@ -25,7 +25,7 @@ def test_programs(topic: str) -> None:
     facts = {key: {name: fact.value for name, fact in first.facts(key).items()} for key in first.ask}
     assert any(any(values.values()) for values in facts.values())
     body = first.code.partition("\n\ndef ")[2].partition("\n\n")[0].splitlines()
-    assert len(body) == 3  # the first line, one statement, and what is returned
+    assert len(body) == 3  # the first line, one statement, and the return
 
 
 def test_no_result_stands_there_twice() -> None:
@@ -62,11 +62,11 @@ def test_practice_follows_how_one_fares() -> None:
         assert answered.right, answered
         assert f"{number + 1} of {number + 1} right so far" in answered.note
     assert len(titles) == 3
-    assert kept.entry("practice", "writes") == {"level": 2, "asked": 3, "right": 3, "streak": 0}
+    assert progress_file.entry("practice", "writes") == {"level": 2, "asked": 3, "right": 3, "streak": 0}
     program = teach.practice("writes")
     assert not program.answer(writes="", shares="").right
     program.answer(**right_answer(program))
-    assert kept.entry("practice", "writes") == {"level": 1, "asked": 4, "right": 3, "streak": 0}
+    assert progress_file.entry("practice", "writes") == {"level": 1, "asked": 4, "right": 3, "streak": 0}
     (row,) = [row for row in teach.progress().rows if row[0] == "writes"]
     assert row[-1] == "level 1: 3 of 4 right"
 
@@ -77,9 +77,9 @@ def test_what_is_not_understood_counts_for_nothing() -> None:
     answers = right_answer(program)
     misspelt = program.answer(**{**answers, "writes": "aa"})
     assert misspelt.title.endswith(" Not understood, so not counted: `writes`.")
-    assert kept.entry("practice", "writes")["asked"] == 0
+    assert progress_file.entry("practice", "writes")["asked"] == 0
     assert program.answer(**answers).right
-    assert kept.entry("practice", "writes")["asked"] == 1
+    assert progress_file.entry("practice", "writes")["asked"] == 1
 
 
 @FULL
@@ -95,7 +95,7 @@ def test_a_level_that_there_is_not(file: Path) -> None:
     file.parent.mkdir()
     file.write_text('{"practice": {"writes": {"level": 99, "asked": 0, "right": 0, "streak": 0}}}')
     assert not teach.practice("writes").answer(writes="", shares="").right
-    assert kept.entry("practice", "writes")["level"] == kept.HARDEST - 1
+    assert progress_file.entry("practice", "writes")["level"] == progress_file.HARDEST - 1
 
 
 def test_what_is_not_answered_yet_is_asked_again() -> None:

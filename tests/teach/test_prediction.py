@@ -12,7 +12,7 @@ import aotlab
 from aotlab import teach
 from aotlab.errors import UsageError
 from aotlab.teach.course_again import Two
-from aotlab.teach.prediction import QUESTIONS
+from aotlab.teach.questions import QUESTIONS
 from aotlab.teach.truth import eager_truth, places
 from aotlab.verification.programs import program_of
 
@@ -28,14 +28,14 @@ def numpy_write(x: torch.Tensor) -> None:
 
 
 def late(w: torch.Tensor) -> torch.Tensor:
-    """Overwrite what the backward needs."""
+    """Overwrite a value that the backward needs."""
     y = w.exp()
     y.add_(1)
     return y
 
 
 WINDOWS = torch.zeros(6)
-#: A program, its arguments, a question, what is true of its subjects, and a piece of why of the first of them.
+#: A program, its arguments, a question, the true answer for each subject, and a part of the reason for the first one.
 TRUE: list[tuple[Callable[..., Any], tuple[Any, ...], str, dict[str, object], str]] = [
     (lambda x: x[0].zero_(), (torch.zeros(2, 2),), "writes", {"x": True}, "2 of its 4 elements"),
     (lambda x, y: x.add_(y), (ones(2), ones(2)), "writes", {"x": True, "y": False}, "x.add_(y)"),
@@ -76,7 +76,7 @@ TRUE: list[tuple[Callable[..., Any], tuple[Any, ...], str, dict[str, object], st
 def test_what_is_true(
     function: Callable[..., Any], args: tuple[Any, ...], key: str, true: dict[str, object], why: str
 ) -> None:
-    """The facts are what eager and the report say, with a reason of theirs; the arguments stay as they were."""
+    """The facts come from eager and the report, each with a reason. The arguments stay unchanged."""
     before = [(each.clone(), each._version, each.shape, each.data_ptr()) for each in args]
     facts = teach.predict(function, *args, ask=key).facts(key)
     assert {subject: fact.value for subject, fact in facts.items()} == true
@@ -87,7 +87,7 @@ def test_what_is_true(
 
 
 def test_every_question_is_tried() -> None:
-    """All but the one for two calls, which has a test of its own."""
+    """All questions are tested here, except the one about two calls, which has a separate test."""
     assert {row[2] for row in TRUE} == set(QUESTIONS) - {"recompiles"}
 
 
@@ -96,7 +96,7 @@ def test_every_question_is_tried() -> None:
     [(ones(3), True, "`x.size(0)` is 3"), (ones(2), False, "all that the first graph assumes")],
 )
 def test_recompiles(again: torch.Tensor, true: bool, why: str) -> None:
-    """Another size is compiled anew, the same one is not."""
+    """Another size is compiled again, the same size is not."""
     predicted = teach.predict(lambda x: x * 2, ones(2), again=(again,), recompiles=not true)
     assert predicted.rows[0][2:5] == (str(not true), str(true), "miss")
     assert why in predicted.rows[0][-1]
@@ -141,11 +141,11 @@ def test_answers(answers: dict[str, object], right: int, of: int) -> None:
 @pytest.mark.parametrize(
     ("answers", "said"),
     [
-        ({"writes": 3}, "an answer of type int is none of `x` and `y`"),
-        ({"writes": "z"}, "`z` is none of `x` and `y`"),
+        ({"writes": 3}, "an answer of type int is not one of `x` and `y`"),
+        ({"writes": "z"}, "`z` is not one of `x` and `y`"),
         ({"shares": "x"}, "there are 4 results: say which"),
-        ({"shares": {"first": "x"}}, "`first` is none of `out[0]`"),
-        ({"shares": {"out": "x"}}, "`out` is none of `out[0]`"),
+        ({"shares": {"first": "x"}}, "`first` is not one of `out[0]`"),
+        ({"shares": {"out": "x"}}, "`out` is not one of `out[0]`"),
         ({"raises": "yes"}, "the answer is 'no' or 'call' or 'backward'"),
     ],
 )
@@ -181,7 +181,7 @@ def test_what_follows_need_not_be_said(
 
 
 def test_a_wrong_link_is_one_miss() -> None:
-    """The others stand as they were said: each result with inputs, and with results before it."""
+    """The other links stay as they were answered: each result with inputs, and with earlier results."""
     predicted = teach.predict(
         program, ones(2, 2), ones(2, 2), shares={"out[0]": "x", "out[1]": "out[2]", "out[3]": "x"}
     )
@@ -192,7 +192,7 @@ def test_a_wrong_link_is_one_miss() -> None:
 
 
 def test_an_input_that_moves_away_shares_no_more() -> None:
-    """Inputs belong together as they lie after the call."""
+    """Two inputs share memory if they do so after the call."""
     answers = [{"out[0]": "a", "out[1]": "b"}, {"out[0]": "a", "out[1]": "a"}]
     right = [
         teach.predict(lambda a, b: (a, b.set_(ones(2))), SHARED[:3], SHARED[3:], shares=answer).right
@@ -236,7 +236,10 @@ def test_questions_run_nothing() -> None:
 
 
 def test_a_wrapper_is_shown_with_its_parts() -> None:
-    """It has no memory of its own. And an example of an answer is none that may be right."""
+    """A wrapper has no memory itself; its parts are shown.
+
+    The example of an answer is not a possible right answer.
+    """
     shown = teach.predict(lambda x: x * 2, Two(ones(2), ones(3).double()), ask="saved")
     assert shown.code.splitlines()[-1].startswith(
         "x: float32, a Two of other (float64, shape (3,), strides (1,), offset 0) and one (float32, shape (2,), "
@@ -265,7 +268,7 @@ def test_the_grad_mode_is_put_back() -> None:
 
 
 def test_one_after_the_other() -> None:
-    """Questions can be answered bit by bit; what is left is said."""
+    """Questions can be answered one after the other. The remaining ones are named."""
     first = teach.predict(program, ones(2, 2), ones(2, 2), ask="writes metadata", writes="x")
     assert (first.note, first.right) == ("Not answered yet: `metadata`.", False)
     assert first.answer(metadata="").right
@@ -299,7 +302,7 @@ def test_what_cannot_be_copied() -> None:
 
 
 def test_what_is_not_compiled() -> None:
-    """What is saved is not known of a function that runs eagerly; that is said."""
+    """For a function that runs eagerly, the saved values are unknown, and the answer says so."""
     (row,) = teach.predict(lambda x: x * x.sum().item(), ones(2, grad=True), saved="x").rows
     assert (row[3], row[-2]) == ("eager", "miss")
 
@@ -309,7 +312,7 @@ def test_what_is_not_compiled() -> None:
     [
         (lambda: teach.predict(program, ones(2), wirtes="x"), "there is no question `wirtes`; there are `raises`"),
         (lambda: teach.predict(program, ones(2), ask="all"), "there is no question `all`"),
-        (lambda: teach.predict(ones(2), ones(2)), "a function and its arguments, and this is a Tensor"),
+        (lambda: teach.predict(ones(2), ones(2)), "a function and its arguments, not a Tensor"),
     ],
 )
 def test_mistakes(call: Callable[[], object], said: str) -> None:
@@ -320,7 +323,7 @@ def test_mistakes(call: Callable[[], object], said: str) -> None:
 
 @pytest.mark.tier("full")
 def test_truth_agrees_with_the_engine() -> None:
-    """What eager is seen to write and to reshape is what the engine finds out for itself, of what it compiles."""
+    """For compiled functions, the engine finds the same writes and reshapes as eager shows."""
     compared = 0
     for seed in range(40):
         drawn = program_of(seed, max_calls=1)

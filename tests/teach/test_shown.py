@@ -1,4 +1,4 @@
-"""What is shown: maps of storages, code, tables as text and as HTML."""
+"""The displays: maps of storages, code, tables as text and as HTML."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from aotlab.errors import UsageError
 
 
 def test_a_map() -> None:
-    """One table for each storage; elements at one place stand there together; the rest of a long one is left out."""
+    """A map has one table for each storage.
+
+    Elements at one position share a cell, and the rest of a long storage is left out.
+    """
     x = torch.arange(2.0)
     shown = repr(teach.storage_map(x=x, twice=x.expand(2, 2), other=torch.zeros(40)))
     first, second = shown.split("\n\n")
@@ -28,11 +31,11 @@ def test_a_map() -> None:
     [
         ({"x": 3}, "`x` is of type int"),
         ({"x": torch.ones(2, dtype=torch.complex64)}, "real tensors"),
-        ({"x": (x := torch.ones(2)), "y": x.view(torch.int32)}, "x, y look at one storage as different dtypes"),
+        ({"x": (x := torch.ones(2)), "y": x.view(torch.int32)}, "x, y view one storage as different dtypes"),
     ],
 )
 def test_what_no_map_is_drawn_of(tensors: dict[str, object], said: str) -> None:
-    """It is said why."""
+    """If no map can be drawn, the reason is shown."""
     with pytest.raises(UsageError, match=said):
         teach.storage_map(**tensors)
 
@@ -49,7 +52,7 @@ def test_figures_have_no_box() -> None:
 
 
 def test_code() -> None:
-    """The code of each part, the wrapper without its checks; what there is not is said."""
+    """The code of each part is shown; the wrapper without its checks. A missing part is named."""
     with aotlab.Report.record() as report:
         aotlab.compile(lambda x, w: x.mul_(2) * w, backend="eager")(torch.ones(2), torch.ones(2, requires_grad=True))
     assert "def joint(self, primals_1, primals_2, tangents_1)" in repr(teach.code(report, "joint"))

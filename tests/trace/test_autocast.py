@@ -1,4 +1,4 @@
-"""Autocast casts for what returns new tensors, and not for what writes, as in eager; also where eager has to run."""
+"""Autocast casts for ops that return new tensors, and not for ops that write, as in eager. Some ops run eagerly."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def in_place(x, w):
 
 
 def dtypes(x, w):
-    """Mix what autocast lowers, raises, and gives the widest dtype."""
+    """Mix ops that autocast casts to the low precision, to float32, and to the widest dtype."""
     h = x @ w
     mean = F.mse_loss(h, w)
     return torch.cat([x, h]), F.binary_cross_entropy_with_logits(h, w.sigmoid()), mean, F.gelu(h), h.sum()
@@ -104,7 +104,7 @@ AROUND = {
 
 
 def outcome(function, forward, backward, *, grad=True):
-    """Return the results and gradients of two calls with what is on around each."""
+    """Return the results and gradients of two calls, each inside the given context managers."""
     found = []
     for call in range(2):
         x, w = (leaf(8, 8, seed=2 * call + n).detach().requires_grad_(grad) for n in range(2))
@@ -122,7 +122,7 @@ def outcome(function, forward, backward, *, grad=True):
 @pytest.mark.parametrize("forward", AROUND)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_around_forward_and_backward(program, forward, backward):
-    """Results and gradients are eager's bit for bit, in the same dtypes, and nothing is left to eager."""
+    """Results and gradients equal eager's bit for bit, in the same dtypes, and no call runs eagerly."""
     f = compiled(PROGRAMS[program])
     around = AROUND[forward], AROUND[backward]
     assert outcome(PROGRAMS[program], *around) == outcome(f, *around)
@@ -134,7 +134,7 @@ def test_around_forward_and_backward(program, forward, backward):
 @pytest.mark.parametrize("around", ["off", "bfloat16"])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_behind_dynamo(program, around):
-    """The same behind Dynamo, forward and backward under it."""
+    """Behind Dynamo, values and gradients under autocast are eager's too."""
     if program == "hooked" and torch.__version__.startswith("2.11"):
         pytest.skip("on torch 2.11 Dynamo itself loses what the hook holds")
     torch.compiler.reset()
@@ -152,9 +152,12 @@ def test_behind_dynamo(program, around):
     ids=["in a kernel", "matmul, out", "addmm_"],
 )
 def test_what_only_eager_casts_for(program):
-    """What casts inside of a kernel, or of an op that writes, runs eagerly, and without autocast does not."""
+    """Under autocast, an op that casts inside its kernel, or casts and writes, runs eagerly.
+
+    Otherwise it is compiled.
+    """
     f = compiled(program)
-    with pytest.warns(RuntimeWarning, match="under autocast|another shape, dtype"):
+    with pytest.warns(RuntimeWarning, match="under autocast, `.*` casts its operands|`out` has another shape, dtype"):
         found = outcome(f, casting, AROUND["off"])
     assert outcome(program, casting, AROUND["off"]) == found
     assert (f.calls.compiled, f.calls.eager) == (0, 2)
@@ -164,7 +167,7 @@ def test_what_only_eager_casts_for(program):
 
 
 def test_one_entry_for_each_kind_of_autocast():
-    """Enabled, dtype and cache are guarded, and each entry serves its kind again."""
+    """Enabled, dtype and cache are guarded, and each entry serves later calls of its kind."""
     f = compiled(lambda x, w: x @ w)
     x = torch.ones(2, 2)
     for _ in range(2):
@@ -176,7 +179,7 @@ def test_one_entry_for_each_kind_of_autocast():
 
 
 def test_a_scaler_of_gradients():
-    """Scaled, unscaled and stepped as in eager, also where a step is left out for an infinite gradient."""
+    """A gradient scaler scales, unscales and steps as in eager, and skips a step with an infinite gradient."""
     found = []
     for make in (lambda f: f, compiled):
         model = torch.nn.Linear(4, 1)

@@ -1,4 +1,4 @@
-"""Custom functions whose backward writes in place: eager's, whatever they write."""
+"""Custom functions whose backward writes in place agree with eager, whatever they write."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ class Attribute(torch.autograd.Function):
 
 
 class Scales(torch.autograd.Function):
-    """Writes the gradient that it is handed."""
+    """A function whose backward writes its incoming gradient in place."""
 
     @staticmethod
     def forward(ctx, x):
@@ -48,7 +48,7 @@ class Scales(torch.autograd.Function):
 
 
 class OwnWork(torch.autograd.Function):
-    """Writes nothing but what its backward made itself."""
+    """Writes only a tensor that its backward made."""
 
     @staticmethod
     def forward(ctx, x):
@@ -64,7 +64,10 @@ class OwnWork(torch.autograd.Function):
 @pytest.mark.parametrize("function", [Counts, Attribute])
 @pytest.mark.parametrize("inside", [False, True], ids=["input", "intermediate"])
 def test_a_tensor_that_was_kept_is_written(function, inside):
-    """The caller sees the count of an input; that of an intermediate counts for the next backward."""
+    """A backward that writes a saved tensor runs eagerly.
+
+    The caller sees the new count in an input. For an intermediate, the next backward reads the new count.
+    """
 
     def f(x, count):
         return function.apply(x, count * 1 if inside else count).sum()
@@ -80,7 +83,7 @@ def test_a_tensor_that_was_kept_is_written(function, inside):
 
 
 def test_the_gradient_that_comes_in_is_written():
-    """It is the caller's tensor."""
+    """A backward that writes its incoming gradient writes the caller's tensor, as in eager."""
     results = []
     for call in (Scales.apply, compiled(lambda x: Scales.apply(x))):
         x, gradient = torch.ones(3, requires_grad=True), torch.ones(3)
@@ -90,5 +93,5 @@ def test_the_gradient_that_comes_in_is_written():
 
 
 def test_what_the_backward_made_may_be_written():
-    """Then nothing can be seen, and it is compiled."""
+    """A backward that writes only a tensor that it made is compiled, because the write is not visible."""
     same(lambda x: OwnWork.apply(x), torch.ones(3, requires_grad=True))

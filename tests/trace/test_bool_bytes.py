@@ -1,4 +1,7 @@
-"""Memory that is seen as bool and as another dtype: its bytes may be others than 0 and 1, which copies do not keep."""
+"""Memory that is viewed as bool and as another dtype: its bytes may differ from 0 and 1.
+
+A copy of bools would change such bytes.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def of_an_intermediate(flags):
 
 
 def as_bool(numbers):
-    """Write a part of what is bool only in a view."""
+    """Write a part of a number tensor through a bool view."""
     seen = numbers.view(torch.bool)
     seen[:2].logical_not_()
     return seen, numbers * 1
@@ -43,17 +46,17 @@ def as_bool(numbers):
 
 @pytest.mark.parametrize("write", [through_another_dtype, through_a_part, of_an_intermediate])
 def test_a_write_that_leaves_other_bytes_in_bools_is_eagers(write):
-    """What is read of the memory afterwards is what was written."""
+    """A program that writes bytes other than 0 and 1 into bools runs eagerly. Reads afterwards return those bytes."""
     same(write, bools(), eagerly=True)
 
 
 def test_a_write_of_bools_among_other_bytes_is_eagers():
-    """Bytes beside those that are written stay what they are."""
+    """A write of bools to a part of a byte buffer leaves the other bytes unchanged."""
     same(as_bool, torch.tensor([0, 1, 2, 3, 254, 255], dtype=torch.uint8), eagerly=True)
 
 
 def test_inputs_of_which_one_sees_the_other_as_bool():
-    """Arguments on one memory, one of them bool: a write to it leaves the other's bytes as eager does."""
+    """A write to one of two arguments that share memory, one of them bool, leaves eager's bytes in the other."""
 
     def program(numbers, flags):
         flags[:2].logical_not_()
@@ -64,7 +67,7 @@ def test_inputs_of_which_one_sees_the_other_as_bool():
 
 
 def test_looking_at_bools_as_numbers_is_compiled():
-    """Without a write to that memory nothing is copied."""
+    """A program that views bools as numbers, and does not write them, is compiled."""
 
     def program(flags, numbers):
         return flags.view(torch.uint8) * 2, numbers.view(torch.bool).sum(), ~flags

@@ -1,4 +1,4 @@
-"""Results of another dtype than the tensor they are written to: eager casts some and refuses others."""
+"""In-place results of another dtype than their destination: eager casts some and refuses others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def of_detached_part(op):
 
 
 def of_intermediate(op):
-    """Let ``op`` write what the function made and turned."""
+    """Return a function that applies ``op`` to a transposed intermediate."""
 
     def f(x):
         y = x + 1
@@ -47,7 +47,7 @@ WHERE = pytest.mark.parametrize("where", [of_detached_part, of_intermediate])
     ids=["out", "sin", "foreach", "overload"],
 )
 def test_what_eager_refuses_to_cast(op, where):
-    """Its error, of what was detached or made inside too."""
+    """An in-place cast that eager refuses raises eager's error, also for detached tensors and intermediates."""
     same(where(op), torch.tensor([[-1, 1], [-1, 0]]), eagerly=True)
 
 
@@ -58,12 +58,12 @@ def test_what_eager_refuses_to_cast(op, where):
     ids=["mul", "masked_fill", "copy"],
 )
 def test_what_eager_casts_or_need_not(op, where):
-    """These are compiled."""
+    """An in-place cast that eager allows is compiled."""
     same(where(op), torch.tensor([[-1, 1], [-1, 0]]))
 
 
 def test_an_input_that_was_passed_several_times():
-    """It lies in a base then."""
+    """A tensor that is passed twice becomes a view of a synthetic base, and the refused cast runs eagerly."""
 
     def f(a, b):
         a.unsqueeze_(0)
@@ -87,7 +87,7 @@ def test_an_input_that_was_passed_several_times():
 )
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_steps_by_their_overloads(step, requires_grad):
-    """What has a method is known by its other name too, by which it runs eagerly."""
+    """In-place ops that are called by their ATen overload run eagerly, like the methods of the same name."""
 
     def f(x):
         y = x * 2
@@ -102,7 +102,7 @@ def test_steps_by_their_overloads(step, requires_grad):
     "op", [lambda y: ATEN.addmm_.default(y, y, y), lambda y: ATEN.copy_.default(y[0], y[:, 1])], ids=["addmm", "copy"]
 )
 def test_overloads_that_read_what_they_write(op):
-    """Eager's value or error."""
+    """An overload that reads the memory that it writes runs eagerly and gives eager's value or error."""
 
     def f(x):
         op(x)

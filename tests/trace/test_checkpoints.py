@@ -1,4 +1,4 @@
-"""Checkpointed functions that change what they act on: in eager each backward runs them once more."""
+"""Checkpointed functions that change the state they depend on. In eager, each backward runs them again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils.checkpoint import (
 )
 
 import aotlab
-from aotlab.frontends.dynamo import backend
+from aotlab.frontends.dynamo_frontend import backend
 from tests.engine_helpers import alike, behind, compiled, leaf, record
 
 
@@ -51,7 +51,7 @@ def counted(x, w):
 
 
 def counted_in_a_constant(x, w):
-    """Compute with a constant that is made of such a number."""
+    """Compute with a constant that is made from a Python counter."""
     count = [1.0]
 
     def body(y):
@@ -73,7 +73,7 @@ def counted_in_a_tensor(x, w):
 
 
 def chosen(y, number):
-    """Call an op that takes functions, of which one computes with a constant."""
+    """Call an op that takes functions, one of which computes with a constant."""
     return torch.ops.higher_order.cond(
         y.sum() > 0, lambda a: (a * torch.tensor(number),), lambda a: (a * torch.tensor(3.0),), (y,)
     )[0].sin()
@@ -102,7 +102,7 @@ def kept_in_a_list(x, w):
 
 
 def written_view(x, w):
-    """Hide what is saved in the node of a write to a view."""
+    """Save a value in the autograd node of a write to a view, where the trace cannot see it."""
     runs = []
 
     def body(y):
@@ -152,30 +152,26 @@ def outcome(function, x, w):
     return found
 
 
-@pytest.mark.parametrize("kind", CHANGING)
-def test_a_function_that_acts_on_what_it_changes(kind):
-    """Two backwards of eager's do not compute the same; no compiled one can, so eager runs it and says so."""
-    program, x, w = CHANGING[kind], leaf(3), leaf(3, seed=1)
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        *((program, "a checkpoint computes other results when it runs") for program in CHANGING.values()),
+        *((program, "the backward raises") for program in RAISING.values()),
+    ],
+    ids=[*CHANGING, *RAISING],
+)
+def test_a_function_whose_second_run_differs(program, reason):
+    """A function whose second run in eager computes other values, or raises, runs eagerly with a notice."""
+    x, w = leaf(3), leaf(3, seed=1)
     f = compiled(program)
-    with pytest.warns(RuntimeWarning, match="a checkpoint computes something else each time"):
-        found = outcome(f, x, w)
-    assert outcome(program, x, w) == found
-    assert (f.calls.compiled, f.calls.eager) == (0, 2)
-
-
-@pytest.mark.parametrize("kind", RAISING)
-def test_a_function_that_raises_when_it_is_run_again(kind):
-    """Likewise."""
-    program, x, w = RAISING[kind], leaf(3), leaf(3, seed=1)
-    f = compiled(program)
-    with pytest.warns(RuntimeWarning, match="the backward raises"):
+    with pytest.warns(RuntimeWarning, match=reason):
         found = outcome(f, x, w)
     assert outcome(program, x, w) == found
     assert (f.calls.compiled, f.calls.eager) == (0, 2)
 
 
 def appended(x, w):
-    """Keep what is computed, and act on nothing of it in the function."""
+    """Append the intermediate to a list, and read only the list's length."""
     kept = []
 
     def body(y):
@@ -186,12 +182,12 @@ def appended(x, w):
 
 
 def with_constants(x, w):
-    """Make the same constants anew."""
+    """Create the same constants in every run."""
     return checkpointed(lambda y: (y * torch.tensor(2.0)).sin()[torch.tensor([0, 2])].exp() * torch.ones(2), x)
 
 
 def written_behind(x, w):
-    """Write what the function captures behind the checkpoint: eager's backward sees that."""
+    """Write a captured tensor after the checkpoint: eager's backward reads the new value."""
     captured = w * 1
     y = checkpointed(lambda y: (y * captured).sin(), x)
     captured.mul_(3)
@@ -210,7 +206,7 @@ STEADY = {
 
 @pytest.mark.parametrize("kind", STEADY)
 def test_a_function_that_is_the_same_in_each_backward(kind):
-    """What it does in all backwards is compiled, also where the call's own run was another."""
+    """A function that does the same in every backward is compiled, even if its run in the forward differed."""
     program, x, w = STEADY[kind], leaf(3), leaf(3, seed=1)
     f = compiled(program)
     assert outcome(program, x, w) == outcome(f, x, w)
@@ -222,7 +218,10 @@ USES = {"not at all": torch.ones_like, "computes": torch.sin, "draws": torch.ber
 
 @pytest.mark.parametrize("use", USES)
 def test_a_function_that_writes_an_argument_of_the_call(use):
-    """It writes once more in each backward, by the value that is there then."""
+    """A checkpointed function that writes an argument writes it again in each backward.
+
+    Each write starts from the argument's current value.
+    """
 
     def program(x, w):
         def body(y):
@@ -256,7 +255,7 @@ class Blocks(nn.Module):
         self.end = nn.Linear(8, 2)
 
     def forward(self, x):
-        """Return two results, which share what comes before."""
+        """Return two results that share their first layers."""
         y = checkpointed(self.first, x)
         for _ in range(2):
             y = checkpointed(self.second, y).relu()
@@ -286,7 +285,10 @@ def blocks(*more):
 @pytest.mark.parametrize("frontend", ["direct", "dynamo"])
 @pytest.mark.parametrize("wanted", [(0, 1), (0,), (1,)], ids=str)
 def test_training_with_checkpointed_modules(wanted, frontend):
-    """Where a backward runs a module again, it finds the traced parameters there, and its own ones afterwards."""
+    """A backward that runs a module again uses the traced parameters.
+
+    Afterwards the module has its own parameters again.
+    """
     torch.compiler.reset()
     module = blocks()
     parameters = list(module.parameters())
@@ -300,7 +302,7 @@ def test_training_with_checkpointed_modules(wanted, frontend):
 
 
 def test_a_checkpointed_lstm():
-    """The list of its weights, which it keeps besides them, is its own again afterwards."""
+    """After a backward that runs an LSTM again, its flat list of weights holds its own parameters."""
 
     class Recurrent(nn.Module):
         def __init__(self):
@@ -318,7 +320,7 @@ def test_a_checkpointed_lstm():
         assert all(kept is parameter for kept, parameter in pairs)
         return torch.tensor(losses)
 
-    with pytest.warns(RuntimeWarning, match="computes something else each time"):  # so say torch's fakes
+    with pytest.warns(RuntimeWarning, match="computes other results when it runs"):  # so say torch's fakes
         found = run(compiled)
     assert torch.equal(run(lambda module: module), found)
 
@@ -341,7 +343,10 @@ def late(change):
 
 
 def test_late_changes():
-    """What was given to the checkpoint must be what it was; so must what was not, which eager reads anew."""
+    """A later write to a checkpoint's argument raises, as in eager.
+
+    A later write to a captured tensor also raises. Eager would read the new value instead.
+    """
     expected, found = late(lambda x, w: None)
     assert expected == found
     expected, found = late(lambda x, w: x.mul_(2))
@@ -351,14 +356,14 @@ def test_late_changes():
 
 
 def selected(function, x, **settings):
-    """Compute again what is neither a sine nor a product."""
+    """Checkpoint a function: recompute everything except sines and matrix products."""
     chosen = [torch.ops.aten.sin.default, torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
     contexts = functools.partial(create_selective_checkpoint_contexts, chosen, **settings)
     return checkpoint(function, x, use_reentrant=False, context_fn=contexts)
 
 
 class Selected(nn.Module):
-    """Two selective checkpoints, one behind the other, and a way around them."""
+    """Two selective checkpoints, the second of which uses the first, and a layer outside them."""
 
     def __init__(self):
         """Make the layers."""
@@ -378,7 +383,10 @@ class Selected(nn.Module):
 @pytest.mark.parametrize("frontend", ["direct", "dynamo"])
 @pytest.mark.parametrize("dynamic", [False, None], ids=["static", "varying"])
 def test_selective_checkpoints(frontend, wanted, dynamic):
-    """All is eager's, also that what is kept serves one backward where the graph is kept."""
+    """Selective checkpoints give eager's values, gradients and errors.
+
+    A saved value serves only one backward, even under `retain_graph=True`.
+    """
 
     def steps(call, module):
         found = []
@@ -408,7 +416,10 @@ def test_selective_checkpoints(frontend, wanted, dynamic):
 @pytest.mark.parametrize("partition", [aotlab.default_partition, aotlab.min_cut_rematerialization_partition])
 @pytest.mark.parametrize("by", ["eager", pytest.param("inductor", marks=pytest.mark.tier("full"))])
 def test_what_selective_checkpoints_save(by, partition):
-    """Besides inputs, only what they were asked to keep, of which the backward needs the first product."""
+    """Besides inputs, the forward saves only values that the policy marks and that the backward needs.
+
+    Here this is the first product.
+    """
 
     def program(x, w):
         return selected(lambda value: (value @ w).tanh().exp().cos(), x).sum()
@@ -428,7 +439,7 @@ def test_what_selective_checkpoints_save(by, partition):
 
 
 def written_in_it(x):
-    """Write what is kept when something has been computed from it."""
+    """Write a saved value after another value has been computed from it."""
 
     def body(value):
         y = value.sin()
@@ -453,7 +464,7 @@ def steady_in_it(x):
 @pytest.mark.parametrize("kind", [written_in_it, inside_of_it, steady_in_it])
 @pytest.mark.parametrize("way", ["once", "twice", "of higher order"])
 def test_ways_through_a_selective_checkpoint(kind, way, mutation):
-    """The gradients or the error are eager's; what is kept and written is left to eager."""
+    """Gradients or errors are eager's. A call that writes a saved value runs eagerly."""
 
     def program(x):
         return selected(kind(x), x, allow_cache_entry_mutation=mutation).sum()
@@ -478,7 +489,10 @@ def test_ways_through_a_selective_checkpoint(kind, way, mutation):
 
 
 def test_a_backward_for_one_input_uses_up_what_is_on_its_way():
-    """Another one, which reaches another selective checkpoint, goes through."""
+    """A backward for one input frees only the values on its path.
+
+    A second backward, through the other selective checkpoint, still succeeds.
+    """
 
     def program(x, w):
         y = selected(lambda value: value.sin().exp(), x) * selected(lambda value: value.sin().cos(), w)
@@ -504,7 +518,7 @@ def test_a_backward_for_one_input_uses_up_what_is_on_its_way():
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("kind", [*CHANGING, *RAISING, *STEADY])
 def test_behind_dynamo(kind):
-    """Dynamo runs a function that changes something itself, or breaks the graph there; what it hands on is eager's."""
+    """Behind Dynamo, which runs a function with side effects itself or breaks the graph there, results are eager's."""
     program, x, w = {**CHANGING, **RAISING, **STEADY}[kind], leaf(3), leaf(3, seed=1)
 
     def use(function):
@@ -547,7 +561,7 @@ class Nested(nn.Module):
 @pytest.mark.parametrize(("before", "after"), [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a_layer_in_nested_checkpoints(depth, before, after, drop):
-    """What an inner checkpoint keeps lies in the one around it; nothing is run again to see it."""
+    """The values that an inner checkpoint saves belong to the outer one, and nothing is run again to find them."""
     torch.manual_seed(0)
     model = Nested(depth, before, after, drop)
 

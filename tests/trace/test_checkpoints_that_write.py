@@ -1,4 +1,4 @@
-"""Checkpoints that write buffers: each backward reads them as they are by then, and writes them once more."""
+"""Checkpoints that write buffers. Each backward reads the buffers' current values, and writes them again."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Buffers(nn.Module):
 
 
 def before_the_last_saved(s, x):
-    """Compute with what is written."""
+    """Compute with the buffer after writing it."""
 
     def inner(y):
         s.n.add_(1)
@@ -59,7 +59,10 @@ def behind_the_last_saved(s, x):
 
 
 def read_and_then_written(s, x):
-    """Read what is written where the second run has stopped: it reads what other forwards have left."""
+    """Read the buffer, then write it after the point where the second run stops.
+
+    The second run therefore reads the values that other forwards have left in the buffer.
+    """
 
     def inner(y):
         made = (y * s.w * s.n.cos()).sin()
@@ -71,13 +74,13 @@ def read_and_then_written(s, x):
 
 
 def written_and_then_read(s, x):
-    """Read in a checkpoint what is written before it."""
+    """Read in a checkpoint a buffer that was written before the checkpoint."""
     s.n.add_(1)
     return checkpointed(lambda y: (y * s.w * s.n.cos()).sin(), x).sum()
 
 
 def one_behind_the_other(s, x):
-    """Write a buffer in two checkpoints, of which backwards run the second one first."""
+    """Write a buffer in two checkpoints. Backwards run the second one first."""
 
     def first(y):
         s.n.mul_(2).add_(1)
@@ -92,7 +95,7 @@ def one_behind_the_other(s, x):
 
 
 def one_beside_the_other(s, x):
-    """Write a buffer in two checkpoints, of which a gradient may need one alone."""
+    """Write a buffer in two checkpoints. A gradient may need only one of them."""
 
     def inner(w):
         def body(y):
@@ -164,7 +167,7 @@ def written_around(s, x):
 
 
 def several_results(s, x):
-    """Return results that others hang on, one of a checkpoint among them."""
+    """Return several results: one is a checkpoint's result, and the others depend on it."""
 
     def inner(y):
         s.n.add_(1)
@@ -299,7 +302,7 @@ def train(module, call, *, casts=False):
     [("eager", False), ("eager", True), pytest.param("inductor", False, marks=pytest.mark.tier("full"))],
 )
 def test_batch_norms(by, frontend, casts):
-    """The statistics take in each batch twice, as in eager."""
+    """The running statistics include each batch twice, as in eager."""
     torch.compiler.reset()
     module, expected = Convolutions(), Convolutions()
     f = aotlab.compile(module, backend=by, frontend=frontend)
@@ -317,7 +320,7 @@ def test_batch_norms(by, frontend, casts):
 
 
 def test_sizes_that_vary():
-    """A second number of samples makes it one of all."""
+    """A second batch size makes the size dynamic."""
 
     def use(call, module):
         for size in (4, 5, 7):
@@ -340,7 +343,7 @@ def test_sizes_that_vary():
 
 
 def test_how_far_a_second_run_goes():
-    """Whether it stops early is asked at each call."""
+    """The second run reads the early-stop setting at each call."""
 
     def use(call):
         module, found = Buffers(behind_the_last_saved), []
@@ -358,7 +361,7 @@ def test_how_far_a_second_run_goes():
 
 
 def test_what_the_graphs_take_and_return():
-    """The buffer is an input of the backward, behind the tangents, and its new value an output."""
+    """The buffer is the backward's last input, after the tangents, and its new value is an output."""
     f = compiled(Buffers(before_the_last_saved))
     f(leaf(3)).backward()
     part = record(f, "partition")
@@ -369,13 +372,13 @@ def test_what_the_graphs_take_and_return():
 
 
 def kept_elsewhere(s, x):
-    """Save the buffer outside of the checkpoint by a node that does not look at versions."""
+    """Save the buffer outside the checkpoint by a node that does not check versions."""
     made = checkpointed(lambda y: functional.batch_norm(y, s.n, s.m, training=True), torch.stack([x, x + 1]))
     return functional.batch_norm(made, s.n, s.m, s.w, s.v, training=True).square().sum()
 
 
 def shared_by_nodes(s, x):
-    """Write a buffer in two checkpoints, of which one result needs one and another one both."""
+    """Write a buffer in two checkpoints. One result needs one of them, and another result needs both."""
 
     def inner(y):
         s.n.add_(1)
@@ -387,14 +390,14 @@ def shared_by_nodes(s, x):
 
 @pytest.mark.parametrize("body", [kept_elsewhere, shared_by_nodes])
 def test_what_is_left_to_eager(body):
-    """It says so."""
-    with pytest.warns(RuntimeWarning, match="computes something else each time|checkpoints in several autograd nodes"):
+    """A checkpoint that no graph can repeat runs eagerly with a notice."""
+    with pytest.warns(RuntimeWarning, match="computes other results|checkpoints in several autograd nodes"):
         found = outcome(body, compiled)
     assert outcome(body, lambda module: module) == found
 
 
 def test_what_cannot_be_done_in_a_backward():
-    """An error comes before anything is written: of a buffer of another kind, and under ``create_graph``."""
+    """A backward raises before it writes anything, if the buffer was replaced or under ``create_graph``."""
     module = Buffers(before_the_last_saved)
     f, x = compiled(module), leaf(3)
     with pytest.raises(DoubleBackwardError, match="a checkpoint in it writes an input"):
@@ -412,7 +415,7 @@ def test_what_cannot_be_done_in_a_backward():
 
 
 def test_exports():
-    """A joint graph has no live inputs."""
+    """Exporting a function with a checkpoint that writes a buffer is refused."""
 
     def program(x, w):
         def inner(y):

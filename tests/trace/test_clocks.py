@@ -1,4 +1,4 @@
-"""A function that reads the clock is run by eager, and everybody else reads it as before."""
+"""A function that reads the clock runs eagerly, and other code reads the clock as before."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tests.engine_helpers import behind, compiled
 
 
 def test_each_call_has_its_own_time() -> None:
-    """Of two calls the later one sees a later time, and it is said why nothing was compiled."""
+    """Two calls see different times, and the notice says why nothing was compiled."""
 
     def function(x: Tensor) -> Tensor:
         return x + time.perf_counter()
 
     candidate = compiled(function)
     x = torch.zeros((), dtype=torch.float64)
-    with pytest.warns(RuntimeWarning, match=r"runs eagerly: it reads the clock by `time\.perf_counter`"):
+    with pytest.warns(RuntimeWarning, match=r"runs eagerly: `time\.perf_counter` returns another time"):
         first = candidate(x)
     assert first < candidate(x)
     assert behind(candidate).calls.eager == 2
 
 
 def test_the_clocks_are_put_back() -> None:
-    """After the block, and where it raises, they are the functions that they were; libraries may read them inside."""
+    """The clock functions are restored after the trace and after an error, and libraries may read the clock inside."""
     before = time.time, time.monotonic_ns
     with clocks_watched():
         torch.ones(1).tolist()

@@ -1,4 +1,4 @@
-"""Lazy conjugates and negatives: as arguments, made and written in the function, as gradients that come in."""
+"""Lazy conjugates and negatives: as arguments, as tensors that the function makes or writes, and as gradients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aotlab.verification import compare
-from tests.engine_helpers import behind, compiled, leaf
+from tests.engine_helpers import behind, compiled, leaf, same
 
 FULL = pytest.param("inductor", marks=pytest.mark.tier("full"))
 
@@ -71,7 +71,7 @@ ARGUMENTS = {
     "mH of a part": lambda: numbers(4, 4)[1:, 1:].mH,
 }
 LEAVES = ("plain leaf", "conjugate of a leaf")
-#: What is eager's, as a write of which it makes an error, and several lazy views of an argument.
+#: Programs that run eagerly: a write that eager refuses, and several lazy views of an argument.
 EAGERLY = {
     *(
         (program, f"{kind} leaf")
@@ -87,7 +87,7 @@ EAGERLY = {
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_conjugates(program, argument, dynamic):
-    """All that can be seen is eager's, and is compiled."""
+    """Values, gradients and flags are eager's, and the program is compiled."""
     made = []
 
     def make(function):
@@ -104,7 +104,7 @@ def test_conjugates(program, argument, dynamic):
 @pytest.mark.parametrize("frontend", ["direct", "dynamo"])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_conjugates_by_each_way(by, frontend):
-    """Inductor's kernels and Dynamo's graphs are given conjugates."""
+    """Inductor's kernels and Dynamo's graphs accept conjugates."""
 
     def program(x, w):
         y = x + w * 2
@@ -138,7 +138,7 @@ def test_an_entry_is_for_conjugates_or_for_others():
 
 
 def test_conjugates_from_outside():
-    """What the function finds outside of its arguments may be one, too."""
+    """A tensor that the function reads through a closure may be a conjugate view too."""
     held = [numbers(3).conj()]
     f = compiled(lambda x: x * held[0])
     x = numbers(3, seed=1)
@@ -150,7 +150,7 @@ def test_conjugates_from_outside():
 
 @pytest.mark.parametrize("which", ["one", "the same", "another part"])
 def test_conjugates_that_share_memory_with_what_is_written(which):
-    """A synthetic base has no conjugates: eager runs it."""
+    """A conjugate that shares memory with a written input runs eagerly. A synthetic base cannot be conjugate."""
 
     def program(x, y):
         x.mul_(2j)
@@ -171,14 +171,14 @@ def test_conjugates_that_share_memory_with_what_is_written(which):
 
 
 def test_lazy_negatives_run_eagerly():
-    """A lazy negative among the arguments is left to eager, whose kernels know it."""
+    """A call with a lazy negative among its arguments runs eagerly."""
 
     def outcome(function):
         x = numbers(3).conj().imag
         return function(x).tolist(), x.tolist()
 
     f = compiled(lambda x: x.mul_(2).sin())
-    with pytest.warns(RuntimeWarning, match=r"`x` is a lazy negative.*resolve_neg"):
+    with pytest.warns(RuntimeWarning, match=r"`x` is a view with the negative bit.*resolve_neg"):
         found = outcome(f)
     assert found == outcome(lambda x: x.mul_(2).sin())
 
@@ -195,7 +195,7 @@ LOSSES = {
 @pytest.mark.parametrize("by", ["eager", FULL])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_gradients_that_come_in_as_conjugates(loss, by, create_graph):
-    """The gradient of a conjugate is a lazy one, of which a backward may take the parts."""
+    """The gradient of a conjugate is lazy, and a backward may take its real and imaginary parts."""
     weight = leaf(4, 4, seed=1).detach()
 
     def program(x):
@@ -216,8 +216,26 @@ def test_gradients_that_come_in_as_conjugates(loss, by, create_graph):
 
 @pytest.mark.parametrize("by", ["eager", FULL])
 def test_a_real_gradient_that_comes_in_as_a_lazy_negative(by):
-    """Its memory has other values than it."""
+    """A gradient that is a lazy negative is read with its sign, which its memory does not contain."""
     x = leaf(4)
     y = compiled(lambda x: x.sin(), backend=by)(x)
     (found,) = torch.autograd.grad(y, x, torch._neg_view(torch.ones(4)))
     torch.testing.assert_close(found, -x.cos())
+
+
+def test_conjugates_that_are_returned_and_resolved():
+    """Lazy conjugates and negatives inside the function, returned, resolved, and their parts."""
+
+    def make(grad=False):
+        return torch.randn(3, dtype=torch.complex64).requires_grad_(grad)
+
+    same(lambda x: (x.resolve_conj(), x.conj().resolve_conj(), x.conj().resolve_conj()), make())
+    same(lambda x: ((x * 2).conj(), (x * 3).conj()), make(grad=True))
+    same(lambda x: (x.conj().clone(), (x * 2).conj().clone(), x.clone(), (x * 2).conj().resolve_conj()), make())
+    same(lambda x: (x.conj().conj() * 1, (x * 2).conj() * 1, (x * 3).conj() * 1), make())
+    same(lambda x: x.conj().mul_(2j), make())
+    same(lambda x: x.imag.mul_(2), make())
+    same(lambda x: (x.imag, (x * 2).imag), make())
+    same(lambda x: ((x * 2).conj().imag * 1, x.conj().imag * 2), make())
+    for returned in (lambda x: x.conj().imag, lambda x: (x * 3).conj().imag, lambda x: x.conj().conj()):
+        assert not compare(returned, (make(),), candidate=compiled).differences

@@ -1,4 +1,4 @@
-"""What the op database found: functions that were traced into something else than eager runs."""
+"""Differences that the op database found: functions whose trace did not match their eager run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import aotlab
 from aotlab._torch import FakeTensorMode, as_in_eager
 from aotlab.errors import DataDependentError
-from aotlab.frontends.dynamo import backend
+from aotlab.frontends.dynamo_frontend import backend
 from tests.engine_helpers import behind, compiled, leaf, nonleaf, refusing, same, traced
 
 
@@ -98,7 +98,7 @@ def test_rank_is_written():
     ids=["narrow_copy", "gelu"],
 )
 def test_kernels_that_take_gaps_for_elements_run_eagerly(function):
-    """What these write into an `out` with gaps lies beside its elements; no graph does that."""
+    """Kernels that ignore the strides of an `out` with gaps write outside its elements; such calls run eagerly."""
     x = torch.arange(12.0).reshape(4, 3)
     assert same(function, x, torch.zeros(4, 3))
     assert same(function, x, spread(4, 3), eagerly=True)
@@ -124,7 +124,7 @@ def test_values_without_vectors():
     for function in (torch.linalg.svdvals, torch.linalg.eigvalsh, torch.linalg.cond, lambda x: torch.norm(x, "nuc")):
         assert same(function, symmetric)
         assert same(function, symmetric.clone().requires_grad_())
-    module = behind(traced(torch.linalg.svdvals, matrix)).entries[0].records["trace"].module
+    module = behind(traced(torch.linalg.svdvals, matrix)).entries[0].records.trace.module
     call = next(node for node in module.graph.nodes if "svd" in str(node.target))
     assert call.kwargs == {"compute_uv": False}
     # the vectors of a decomposition that happens to be used for its values are computed
@@ -133,7 +133,10 @@ def test_values_without_vectors():
 
 @pytest.mark.parametrize("function", [torch.linalg.eig, torch.linalg.eigh, torch.linalg.svd, torch.svd])
 def test_complex_vectors_with_a_gradient_run_eagerly(function):
-    """Eager's backward refuses some losses by looking at values; reals, and what has no gradient, are compiled."""
+    """Complex decompositions with a gradient run eagerly, because eager's backward checks values to refuse some losses.
+
+    Real inputs, and inputs that require no grad, are compiled.
+    """
     x = torch.randn(3, 3, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
 
     def ill_defined(x):
@@ -172,7 +175,7 @@ def test_strides_that_fake_tensors_promise():
 
 @pytest.mark.parametrize("shape", [(2,), ()], ids=["vector", "scalar"])
 def test_dimensions_that_fake_tensors_do_not_look_at(shape):
-    """A softmax over a dimension that is not there raises where eager does, after what comes before it."""
+    """A softmax over a dimension that does not exist raises as in eager, after the writes that precede it."""
 
     def f(x, y):
         y.add_(1)
@@ -188,7 +191,7 @@ def test_dimensions_that_fake_tensors_do_not_look_at(shape):
 
 
 def test_questions_about_constants_are_answered():
-    """What is computed from no input is the same at every call: it may decide what is traced, and be returned."""
+    """Values that depend on no input are the same at every call: they can decide a branch and can be returned."""
 
     def f(x):
         steps = torch.arange(4).cumsum(0)
@@ -205,13 +208,16 @@ def test_questions_about_constants_are_answered():
     ids=["an input", "random numbers"],
 )
 def test_questions_about_other_values_are_refused(function):
-    """What is computed from an input, or drawn, is another at the next call."""
-    with refusing(DataDependentError, match=r"`\.item\(\)` asks for the value"):
+    """`.item()` raises for a value that depends on an input or on a random draw.
+
+    The next call would have another value.
+    """
+    with refusing(DataDependentError, match=r"`\.item\(\)` needs the value"):
         compiled(function)(torch.ones(3))
 
 
 def test_a_view_without_elements_keeps_its_place():
-    """Whatever a fake mode remembers of another one: the offset is that of what is viewed, in its memory."""
+    """A view without elements has its base's storage offset and storage, whatever another fake mode cached."""
     mode = FakeTensorMode()
     with mode:
         tail, wrong = torch.empty(2, 2)[2:], torch.empty(0, 2)
@@ -245,10 +251,10 @@ def test_gradients_of_extrema_are_written_by_a_mask(name):
     ],
 )
 def test_ops_that_are_something_else_to_a_trace(function):
-    """They run eagerly, with what to call instead."""
+    """They run eagerly, and the notice names an op to call instead."""
     same(function, torch.rand(3) + 1, eagerly=True)
     same(function, leaf(3), eagerly=True)
-    with pytest.warns(RuntimeWarning, match="to have it compiled"):
+    with pytest.warns(RuntimeWarning, match=r"; (use|write) .* \[(aliases-differ-in-trace|polygamma-in-place)\]$"):
         compiled(function)(torch.ones(3))
 
 

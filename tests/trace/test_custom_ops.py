@@ -1,4 +1,4 @@
-"""Ops that users make by `torch.library.custom_op`: functional ones with a gradient, and such that write."""
+"""Ops that users define by `torch.library.custom_op`: functional ops with a gradient, and ops that mutate arguments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ double_sine.register_autograd(
 
 @torch.library.custom_op("aotlab_tests::running", mutates_args={"total", "count"})
 def running(x: torch.Tensor, total: torch.Tensor, count: torch.Tensor, *, by: float = 1.0) -> torch.Tensor:
-    """Add to a total and to a counter; return what was added."""
+    """Add to a running total and to a counter; return the added value."""
     added = x * by
     total.add_(added)
     count.add_(1)
@@ -117,12 +117,12 @@ def test_versions_and_graph():
     compiled = aotlab.compile(writes_inputs, backend="eager")
     compiled(torch.ones(2), total, count)
     assert (total._version, count._version) == (1, 1)
-    code = compiled.entries[0].records["trace"].module.code
+    code = compiled.entries[0].records.trace.module.code
     assert "aotlab_tests_running_default" in code
 
 
 def test_where_a_gradient_is_wanted():
-    """What is written with a gradient runs eagerly: such an op has no functional form that has one."""
+    """A mutating custom op on tensors with gradients runs eagerly, because its functional form has no gradient."""
     x = leaf(2)
     compiled = aotlab.compile(lambda x: running(x * 1, x * 2, torch.zeros(())), backend="eager")
     with pytest.warns(RuntimeWarning, match="runs eagerly"):

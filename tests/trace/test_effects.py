@@ -101,7 +101,7 @@ def unsaid(x):
 
 
 def outcome(function, program):
-    """Call twice; return what was said and computed."""
+    """Call the function twice; return the recorded effects and the results."""
     found = []
     for scale in (1, 2):
         x = leaf(3).detach() * scale
@@ -120,7 +120,7 @@ def outcome(function, program):
 @pytest.mark.parametrize("by", ["eager", FULL])
 @pytest.mark.parametrize("program", [inference, training])
 def test_effects(program, by, frontend, dynamic):
-    """What is said, when and how often is what eager says, and it is compiled."""
+    """The effects, their order and their number are eager's, and the program is compiled."""
     said_in_eager, expected = outcome(program, program)
     said.clear()
     f = compiled(program, backend=by, frontend=frontend, dynamic=dynamic)
@@ -136,7 +136,7 @@ def test_effects(program, by, frontend, dynamic):
 
 @pytest.mark.tier("full")
 def test_order_in_kernels_of_inductor():
-    """What one op takes is computed in a kernel that waits for the next: torch 2.13 has them change places."""
+    """The kernel that computes an op's argument waits for the next effect: torch 2.13 swaps them otherwise."""
 
     def program(x):
         say(x.exp(), 1)
@@ -198,7 +198,7 @@ def test_effects_in_functions_of_ops(op):
         return torch.cond(x.sum() > 0, first, torch.sin, (x,))
 
     f = compiled(program, frontend="dynamo")
-    with pytest.warns(RuntimeWarning, match="calls an op with effects"):
+    with pytest.warns(RuntimeWarning, match="calls an op with side effects"):
         results = [f(torch.ones(size)).sum() for size in (3, 4, 5)]
     assert results == [6, 8, 10]
     assert said == [(1, 3), (1, 4), (1, 5)]
@@ -216,7 +216,7 @@ def test_inductor_would_lose_an_op_that_returns_nothing_and_is_not_registered():
         return x.sin()
 
     f = compiled(program, backend="inductor")
-    with pytest.warns(RuntimeWarning, match=r"silent.default` returns nothing, and is not registered"):
+    with pytest.warns(RuntimeWarning, match=r"silent.default` returns nothing, and is not registered to have effects"):
         f(torch.ones(2))
     assert said == [("s",)]
 
@@ -263,7 +263,7 @@ def deep(x, w):
 
 
 def backwards(function, size, *, asked=False):
-    """Go backwards twice, or for one gradient; return what was said and computed."""
+    """Run the backward twice, or compute one set of gradients; return the recorded effects and the results."""
     x, w = leaf(size, 4), leaf(4, 4, seed=1)
     said.clear()
     result = function(x, w)
@@ -280,7 +280,7 @@ def backwards(function, size, *, asked=False):
 @pytest.mark.parametrize("frontend", ["direct", "dynamo"])
 @pytest.mark.parametrize("by", ["eager", FULL])
 def test_effects_in_a_backward(by, frontend, dynamic):
-    """They run once in each, in eager's order, whichever gradient is asked for; it is compiled."""
+    """Effects in a compiled backward run once per backward and in eager's order, for any subset of gradients."""
     f = compiled(deep, backend=by, frontend=frontend, dynamic=dynamic)
     rtol = 0 if by == "eager" else 1e-5
     for size in (3, 4, 5):
@@ -298,7 +298,10 @@ def test_effects_in_a_backward(by, frontend, dynamic):
 
 @pytest.mark.parametrize("partition", [aotlab.default_partition, aotlab.min_cut_rematerialization_partition])
 def test_no_partitioner_moves_them_out_of_the_backward(partition):
-    """Also what hangs on no tangent; the metadata names them in order."""
+    """Partitioners keep effects in the backward, even those that depend on no tangent.
+
+    The metadata lists them in order.
+    """
     f = compiled(deep, partitioner=partition)
     said_now, _ = backwards(f, 3)
     assert said_now == backwards(deep, 3)[0]
@@ -345,7 +348,7 @@ def test_effects_in_a_backward_that_hang_on_what_is_asked_for(program, frontend)
     """Eager runs all of it."""
     expected = [backwards(program, 3, asked=asked) for asked in (False, True)]
     f = compiled(program, frontend=frontend)
-    with pytest.warns(RuntimeWarning, match=r"a backward calls `effects_test..*`, which has effects"):
+    with pytest.warns(RuntimeWarning, match=r"a backward calls `effects_test..*`, which has side effects"):
         found = [backwards(f, 3, asked=asked) for asked in (False, True)]
     assert [each[0] for each in found] == [each[0] for each in expected]
     torch.testing.assert_close([each[1] for each in found], [each[1] for each in expected], rtol=0, atol=0)
@@ -393,7 +396,7 @@ def test_values_of_constants_that_come_from_an_effect():
 
 
 def test_a_call_that_raises_is_not_run_again():
-    """Eager would say it once more."""
+    """A call that raises is not run again, because eager would repeat its effects."""
 
     def program(x, index):
         say(x, 1)

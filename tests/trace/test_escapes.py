@@ -21,7 +21,7 @@ from aotlab.errors import (
     LeakedTensorError,
     RefusedError,
 )
-from tests.engine_helpers import compiled, leaf, refusing, same
+from tests.engine_helpers import behind, compiled, leaf, refusing, same
 
 WEIGHT = torch.ones(3)
 PARAMETER = torch.ones(3, requires_grad=True)
@@ -71,6 +71,7 @@ LOOKS = {
     "data_ptr": (lambda x: x.data_ptr(), EscapeError),
     "data_ptr of a view": (lambda x: x[1:].data_ptr(), EscapeError),
     "storage pointer": (lambda x: x.untyped_storage().data_ptr(), EscapeError),
+    "storage": (lambda x: x.untyped_storage(), EscapeError),
     "typed storage": (lambda x: x.storage(), EscapeError),
     "from_dlpack": (lambda x: torch.from_dlpack(x.detach()), EscapeError),
     "numpy from_dlpack": (lambda x: np.from_dlpack(x.detach()), EscapeError),
@@ -93,7 +94,10 @@ LOOKS = {
     "is_nonzero": (lambda x: torch.is_nonzero(x[0]), DataDependentError),
     "in": (lambda x: 2.0 in x, DataDependentError),
     "equal": (lambda x: torch.equal(x, x * 1), DataDependentError),
+    "allclose": (lambda x: torch.allclose(x, x * 1), DataDependentError),
+    "unique": (torch.unique, DataDependentError),
     "repr": (repr, DataDependentError),
+    "str": (str, DataDependentError),
     "format": (lambda x: f"{x[0]:.2f}", DataDependentError),
     "nonzero": (lambda x: x.nonzero(), DataDependentError),
     "mask": (lambda x: x[x > 0], DataDependentError),
@@ -105,13 +109,19 @@ LOOKS = {
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("kind", LOOKS)
-def test_looking_behind_an_argument(kind, grad):
-    """It is refused with the user's line, at each call anew, and the write before it did not happen."""
+@pytest.mark.parametrize(
+    ("kind", "of"),
+    [*((kind, "argument") for kind in LOOKS), *((kind, "intermediate") for kind in LOOKS if kind != "class =")],
+)
+def test_looking_behind_a_tensor(kind, of, grad):
+    """Reading a traced tensor's memory or values is refused with the user's line at every call.
+
+    The write that precedes it in the program does not happen.
+    """
     look, error = LOOKS[kind]
     x = leaf(3) * 1 if grad else torch.ones(3)
     values, version = x.tolist(), x._version
-    g = compiled(inplace_then(look))
+    g = compiled(inplace_then(look if of == "argument" else lambda x: look(x * 2)))
     for _ in range(2):
         with refusing(error) as caught:
             g(x)
@@ -122,28 +132,138 @@ def test_looking_behind_an_argument(kind, grad):
     assert g.entries == ()
 
 
-STEPS = {
-    "backward": lambda model, x: (x * 1).sum().backward(),
-    "grad": lambda model, x: model.weight.grad,
-    "zero_grad": lambda model, x: model.zero_grad() or model(x),
-}
-
-
-@pytest.mark.parametrize("kind", STEPS)
-def test_a_training_step_is_told_what_runs_it(kind):
-    """What belongs to a training step names what runs it whole; `data_ptr`, which nothing compiles, does not."""
-    model = torch.nn.Linear(3, 1)
-    model.weight.grad = torch.zeros(1, 3)
+def test_a_training_step_is_told_what_runs_it():
+    """A backward names what runs a whole training step; `data_ptr`, which nothing compiles, does not."""
 
     def step(x):
-        return STEPS[kind](model, x)
+        return (x * 1).sum().backward()
 
-    with refusing(EscapeError, match=r'frontend="dynamo", or torch\.compile.* whole training step'):
+    with refusing(EscapeError, match=r'to run a whole training step, use frontend="dynamo" or torch\.compile'):
         compiled(step)(leaf(3))
     compiled(step, frontend="dynamo")(leaf(3))
     with refusing(EscapeError) as caught:
         compiled(lambda x: x.data_ptr())(torch.ones(3))
     assert "whole training step" not in str(caught.value)
+
+
+def _read_gradient(layer, q):
+    def f(x):
+        return x + q.grad + layer.weight.grad[0]
+
+    def later(n):
+        q.grad = torch.full((3,), float(n))
+
+    return f, later
+
+
+def _gradient_or_none(layer, q):
+    def f(x):
+        return x if q.grad is None else x + q.grad
+
+    def later(n):
+        q.grad = None if n else torch.ones(3)
+
+    return f, later
+
+
+def _assign_gradient(layer, q):
+    def f(x):
+        q.grad = x * 2
+        return x + 1
+
+    return f, lambda n: q.grad.add_(1)
+
+
+def _zero_gradients(layer, q):
+    def f(x):
+        layer.zero_grad()
+        return layer(x)
+
+    return f, lambda n: layer(torch.ones(3)).sum().backward()
+
+
+def _update(layer, q):
+    def f(x):
+        with torch.no_grad():
+            for p in layer.parameters():
+                p -= 0.1 * p.grad
+                p.grad.zero_()
+        return layer(x)
+
+    return f, lambda n: layer(torch.ones(3)).sum().backward()
+
+
+def _state_of_a_parameter(layer, q):
+    state = {q: torch.ones(3), ("a pair", layer.weight): 2.0}
+
+    def f(x):
+        return x * state[q] * state["a pair", layer.weight]
+
+    return f, lambda n: state.update({q: torch.full((3,), float(n))})
+
+
+def _state_of_an_optimizer(layer, q):
+    optimizer = torch.optim.SGD([q], lr=0.1, momentum=0.9)
+    optimizer.step()
+
+    def f(x):
+        return x * optimizer.state[q]["momentum_buffer"] * optimizer.state.get(layer.weight, 2)
+
+    return f, lambda n: optimizer.step()
+
+
+def _state_of_a_module(layer, q):
+    layer.scales = {layer.weight: 2.0}
+    layer.forward = lambda x: layer.weight[0] * x * layer.scales[layer.weight] * layer.scales.get(layer.bias, 1)
+    return layer, lambda n: layer.scales.update({layer.bias: float(n)})
+
+
+def _set_of_parameters(layer, q):
+    frozen = {q}
+
+    def f(x):
+        return x * 2 if q in frozen else x * q
+
+    return f, lambda n: frozen.add(layer.weight) if n else frozen.symmetric_difference_update({q, layer.bias})
+
+
+def _numbers_of_parameters(layer, q):
+    frozen = {id(q)}
+
+    def f(x):
+        return x * 2 if id(q) in frozen else x * q
+
+    return f, lambda n: frozen.clear()
+
+
+OF_CALLERS_TENSORS = [
+    _read_gradient, _gradient_or_none, _assign_gradient, _zero_gradients, _update, _state_of_a_parameter,
+    _state_of_an_optimizer, _state_of_a_module, _set_of_parameters, _numbers_of_parameters,
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("frontend", ["direct", "dynamo"])
+@pytest.mark.parametrize("make", OF_CALLERS_TENSORS)
+def test_callers_tensors(make, frontend):
+    """Dynamo captures what reads gradients of the caller's tensors, or looks tensors up by their identity."""
+    found = []
+    for compiles in (True, False):
+        torch.manual_seed(0)
+        layer, q = torch.nn.Linear(3, 1), torch.nn.Parameter(torch.arange(3.0))
+        q.grad, layer.weight.grad, layer.bias.grad = torch.ones(3), torch.ones(1, 3), torch.ones(1)
+        f, later = make(layer, q)
+        call = compiled(f, frontend=frontend) if compiles else f
+        with warnings.catch_warnings(record=True) as notices:
+            warnings.simplefilter("always", RuntimeWarning)
+            for n in range(3):
+                out = call(torch.full((3,), n + 1.0))
+                found.append([t.tolist() for t in (out, q, layer.weight, q.grad, layer.weight.grad) if t is not None])
+                later(n)
+        if compiles and frontend == "direct":
+            assert behind(call).calls.by_dynamo == 3
+            assert len([n for n in notices if "is captured by Dynamo" in str(n.message)]) == 1
+    assert found[:3] == found[3:]
 
 
 def _shown(value):
@@ -161,9 +281,9 @@ def _shown(value):
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("kind", LOOKS)
 def test_looking_behind_dynamo(kind, grad):
-    """Dynamo breaks the graph, or our backend runs it eagerly: what comes back, what is written and raised is eager's.
+    """Behind Dynamo, results, writes and errors are eager's: Dynamo breaks the graph, or our backend runs it eagerly.
 
-    Where it is not, Dynamo alone does the same.
+    Where they differ from eager's, Dynamo alone differs in the same way.
     """
 
     def outcomes(function):
@@ -271,7 +391,7 @@ CAPTURED = {
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("kind", CAPTURED)
 def test_captured_tensors(kind, grad, monkeypatch):
-    """It does what eager does, by an entry or by eager; or is refused, and no tensor is touched."""
+    """Captured tensors give eager's results, compiled or eagerly, or the call is refused and changes no tensor."""
     program, error = CAPTURED[kind]
 
     def outcomes(function):
@@ -358,7 +478,7 @@ def test_what_a_function_keeps_behind_dynamo(grad):
 
 
 def test_what_may_be_asked():
-    """What a trace can answer is answered: shapes, strides, flags, identities, `.data` as a value."""
+    """A trace answers reads of shapes, strides, flags, identities, and `.data` as a value."""
     same(lambda x: (x.shape, x.stride(), x.is_contiguous(), x.dtype, x.requires_grad, x.is_leaf, x * 1), leaf(3))
     same(lambda x: x.data * 2, leaf(3))
     same(lambda x: (x is x.view_as(x), len(x), x.element_size(), x.nelement(), x * 1), torch.ones(3))
@@ -384,7 +504,7 @@ def test_refused_traces_keep_nothing_alive():
 
 
 def caught_branch(x):
-    """Branch on a value in a block that catches what goes wrong."""
+    """Branch on a value inside a block that catches all exceptions."""
     try:
         return x * 2 if x.isfinite().all() else x
     except Exception:  # noqa: BLE001  # as users write it
@@ -415,3 +535,44 @@ def test_a_refusal_that_the_program_catches(function):
         assert f(torch.ones(2)).tolist() == function(torch.ones(2)).tolist()
     with pytest.raises(RefusedError):
         aotlab.compile(function, backend="eager", fullgraph=True)(torch.ones(2))
+
+
+def _apply(x):
+    return x.apply_(lambda value: value + 1)
+
+
+def _apply_between(x):
+    return (x * 2).apply_(lambda value: value + 1) * x
+
+
+def _map(x):
+    return x.map_(x * 2, lambda value, other: value + other)
+
+
+def _map2(x):
+    return x.map2_(x * 2, x * 3, lambda value, second, third: value + second * third)
+
+
+@pytest.mark.parametrize("function", [_apply, _apply_between, _map, _map2], ids=lambda f: f.__name__)
+def test_elementwise_python_functions_run_eagerly(function):
+    """`apply_`, `map_` and `map2_` run eagerly, because a traced tensor has no memory for them to read."""
+    with pytest.warns(
+        RuntimeWarning, match=r"runs eagerly: `\w+_` calls a Python function for each element .*test_escapes"
+    ):
+        same(function, torch.arange(3.0), eagerly=True)
+
+
+def test_elementwise_python_functions_of_a_gradient_run_eagerly():
+    """`apply_` in the backward of a custom Function, which no function mode sees, runs eagerly too."""
+
+    class Tripled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient.clone().apply_(lambda value: value * 3)
+
+    with pytest.warns(RuntimeWarning, match="`apply_` calls a Python function"):
+        same(Tripled.apply, leaf(3), eagerly=True)

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from aotlab.verification.fuzz.compare import differences
+from aotlab.maintenance.fuzz.compare import differences
 from tests.engine_helpers import compiled, leaf, nonleaf, refusing, same, traced
 from tests.functions import Viewed
 
@@ -63,7 +63,10 @@ def _views(a, b):
     ],
 )
 def test_views_that_custom_functions_make(function, backward):
-    """They have histories of their own over the caller's memory, and are returned by eager."""
+    """Views that custom functions make have their own autograd history over the caller's memory.
+
+    Such calls run eagerly.
+    """
     for make in MAKERS:
         for b in (torch.ones(2, 2), leaf(2, 2)):
             same(function, make(), b, backward=backward, eagerly=make().requires_grad)
@@ -81,7 +84,7 @@ def test_a_view_that_a_custom_function_makes_without_grad():
 
 
 def test_a_view_of_a_written_input():
-    """It is made of the input as it is by then."""
+    """A view that is made after a write to an input has the written input's history."""
     same(_written, nonleaf(2, 2), leaf(2, 2), eagerly=True)
 
 
@@ -119,7 +122,7 @@ def test_parts_of_several_results_are_refused():
         def backward(ctx, a, b):
             return torch.cat([a, b])
 
-    with refusing(match="history of its own"):
+    with refusing(match="autograd does not treat it as a view"):
         traced(lambda a: Both.apply(a)[0], leaf(2))
 
 
@@ -235,7 +238,7 @@ def _view_of_a_later_view(b):
     ],
 )
 def test_a_view_of_a_view_from_before_a_write(function):
-    """After the write the earlier view hangs on what the input is a view of, past the input."""
+    """After the write, the earlier view's gradient flows to the input's base, not through the input."""
 
     def reaches(called, is_view):
         base = torch.arange(6.0).view(3, 2).requires_grad_() * 1
@@ -276,7 +279,10 @@ def _leaf_view_from_after(b):
 @pytest.mark.parametrize("program", [_leaf_view_used_late, _leaf_view_computed_from_late, _leaf_view_from_after])
 @pytest.mark.parametrize("is_view", [True, False])
 def test_views_of_a_leaf_that_is_a_view(program, is_view):
-    """A write makes their histories anew from what the leaf is a view of, which requires no grad: no gradient comes."""
+    """A write regenerates their histories from the leaf's base.
+
+    The base does not require grad, so no gradient reaches the leaf.
+    """
 
     def inputs():
         base = torch.arange(5.0)

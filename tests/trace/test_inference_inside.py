@@ -1,11 +1,13 @@
-"""Views that a function makes under ``no_grad`` or in a call under ``inference_mode``, and what is done to them."""
+"""Views that a function makes under ``no_grad`` or in a call under ``inference_mode``, and writes to them."""
 
 from __future__ import annotations
+
+import warnings
 
 import pytest
 import torch
 
-from aotlab.verification.fuzz.compare import differences
+from aotlab.maintenance.fuzz.compare import differences
 from tests.engine_helpers import compiled
 
 
@@ -64,3 +66,27 @@ def test_views_as_another_dtype_in_inference_mode():
     with torch.inference_mode():
         assert function(torch.ones(2, 2)).is_inference()
     assert function.calls.compiled == 1
+
+
+@pytest.mark.parametrize("change", ["t_", "squeeze_", "unsqueeze_", "as_strided_", "detach_"])
+def test_sizes_of_inference_tensors(change):
+    """Outside of inference_mode, a size change of an inference tensor or of its view behaves as in eager."""
+
+    def program(x):
+        with torch.inference_mode():
+            made = x * 2
+        view = made.view(2, 2)
+        {"unsqueeze_": lambda: view.unsqueeze_(0), "as_strided_": lambda: view.as_strided_((2,), (1,))}.get(
+            change, getattr(view, change)
+        )()
+        return view
+
+    def outcome(call):
+        try:
+            return call(torch.ones(2, 2)).shape
+        except RuntimeError as error:
+            return str(error)[:40]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert outcome(program) == outcome(compiled(program))

@@ -1,7 +1,7 @@
-"""Strides that the trace promises for what lies otherwise than row by row: those of eager's kernels.
+"""The trace predicts the strides of eager's kernels for results that are not row-major.
 
 Each program runs with three sets of decompositions: none, Inductor's run op by op, and Inductor itself. The first two
-run with ``config.debug_assert``, which compares what the graph returns with what the trace promised.
+run with ``config.debug_assert``, which compares the graph's results with the trace's prediction.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def layout(value: torch.Tensor) -> list[int]:
 @pytest.mark.parametrize("kind", PROGRAMS)
 @pytest.mark.parametrize("decompositions", ["none", "Inductor's", "Inductor"])
 def test_layouts(kind, decompositions):
-    """What the program returns has eager's strides; what it reads of them is eager's too."""
+    """The program's results have eager's strides, and strides that the program reads are eager's too."""
     if kind == "one_hot" and torch.__version__.startswith("2.11."):
         pytest.skip("one_hot looks at values there, and is refused")
     program, *inputs = PROGRAMS[kind]
@@ -111,7 +111,7 @@ def test_strides_that_the_program_reads(kind):
 
 def test_decompositions_still_lay_out_otherwise(monkeypatch):
     """If this fails, Inductor's decompositions have eager's strides, and nobody needs to look."""
-    monkeypatch.setattr(recorder, "needs_look", lambda *_: False)
+    monkeypatch.setattr(recorder, "strides_may_differ", lambda *_: False)
     program, *inputs = PROGRAMS["cat with an empty one"]
     table = internals.inductor_decompositions()
     found = aotlab.aot_function(program, lambda graph, _: graph, decompositions=table)(*inputs)
@@ -119,7 +119,10 @@ def test_decompositions_still_lay_out_otherwise(monkeypatch):
 
 
 def test_gradients_of_a_turned_batch_norm():
-    """Forward, backward and strides of a convolution's features turned around: `view` takes what eager's can."""
+    """A transposed batch norm has eager's forward, gradients and strides.
+
+    `view` accepts the same tensors as in eager.
+    """
 
     def f(x, weight):
         return functional.batch_norm(x.transpose(1, 2), None, None, weight, training=True).view(4, -1).sin()

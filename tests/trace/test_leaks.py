@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import collections
+import functools
 import io
 import threading
 
 import pytest
 import torch
+from torch import nn
 
 import aotlab
 from aotlab import _torch as internals
 from aotlab.errors import LeakedTensorError
 from aotlab.guards.leaks import Watch
-from tests.engine_helpers import compiled, refusing
+from tests.engine_helpers import behind, compiled, global_torch_state, refusing
 
 
 @pytest.fixture
@@ -77,7 +79,7 @@ def test_leaks_are_found_and_undone(make, put, label, traced_tensor):
 
 
 def test_other_changes_are_no_leaks(traced_tensor):
-    """A change without a traced tensor is none; real tensors are none."""
+    """A change that involves no traced tensor is not a leak, and real tensors are not leaks."""
     root = {"a": [1]}
     watch = Watch([("root", root)])
     root["a"].append(2)
@@ -105,7 +107,7 @@ def test_cycles_and_depth(traced_tensor):
 
 
 def test_attributes_of_bound_objects():
-    """A method that keeps what it computed on its object is refused, and the object is as before."""
+    """A method that stores a traced value on its object is refused, and the object is restored."""
 
     class Keeps:
         def __init__(self):
@@ -133,45 +135,160 @@ def test_attributes_of_bound_objects():
         assert len(keeps.history) == 0
 
 
-def test_leaks_through_arguments_of_arguments():
-    """A dict that is passed in and filled is refused and emptied again."""
-    cache = {}
-    with refusing(LeakedTensorError):
-        compiled(lambda x, memo: memo.setdefault("y", x * 2))(torch.ones(2), cache)
-    assert cache == {}
-
-
 class Box:
     """A namespace whose class attributes functions may set."""
 
     kept = None
 
 
-def test_leak_through_a_class_attribute():
-    """A traced tensor on a class is found, too."""
+LEAK = None
 
+
+def _into_a_global():
+    def f(x):
+        global LEAK
+        LEAK = x * 2
+        return x * 3
+
+    return f, lambda: LEAK
+
+
+def _into_a_closure():
+    kept = 0
+
+    def f(x):
+        nonlocal kept
+        kept = x * 2
+        return x * 3
+
+    return f, lambda: kept
+
+
+def _into_a_list_of_a_closure():
+    kept = []
+    return lambda x: (kept.append(x * 2), x * 3)[1], kept.copy
+
+
+def _into_a_default():
+    def f(x, memo={}):  # noqa: B006  # that is the point
+        memo["y"] = x * 2
+        return x * 3
+
+    return f, lambda: [*f.__defaults__[0]]
+
+
+def _into_a_list_argument():
+    given = [torch.ones(1)]
+    return lambda x, out=given: (out.append(x * 2), x * 3)[1], given.copy, given
+
+
+def _into_a_dict_argument():
+    given = {}
+    return lambda x, memo: memo.setdefault("y", x * 2), given.copy, given
+
+
+def _into_an_object():
+    holder = Holder()
+
+    def f(x):
+        holder.inner = x * 2
+        return x * 3
+
+    return f, lambda: holder.inner
+
+
+def _into_a_class():
     def f(x):
         Box.kept = x * 2
         return x
 
-    try:
-        with refusing(LeakedTensorError):
-            compiled(f)(torch.ones(2))
-        assert Box.kept is None
-    finally:
-        Box.kept = None
+    return f, lambda: Box.kept
 
 
-def test_leak_through_a_function_attribute():
-    """And on a function."""
-
+def _into_a_function():
     def f(x):
         f.kept = x * 2
         return x
 
-    with refusing(LeakedTensorError):
-        compiled(f)(torch.ones(2))
-    assert not hasattr(f, "kept")
+    return f, lambda: hasattr(f, "kept")
+
+
+class Keeps(nn.Module):
+    """Keeps an activation in an attribute."""
+
+    last = None
+
+    def forward(self, x):
+        self.last = x * 2
+        return x
+
+
+def _into_a_module():
+    module = Keeps()
+    return module, lambda: module.last
+
+
+def _into_a_module_of_a_closure():
+    module = Keeps()
+    return lambda x: module(x), lambda: module.last
+
+
+def _into_a_list_of_a_module():
+    class KeepsAll(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.kept = []
+
+        def forward(self, x):
+            self.kept.append(x * 2)
+            return x
+
+    module = KeepsAll()
+    return module, module.kept.copy
+
+
+def _into_a_buffer():
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x):
+            self.count = self.count + 1
+            return x * self.count
+
+    module = Counts()
+    return module, lambda: (id(module.count), module.count.tolist())
+
+
+LEAKS = {
+    _into_a_global: "LEAK",
+    _into_a_closure: "kept",
+    _into_a_list_of_a_closure: "kept",
+    _into_a_default: None,
+    _into_a_list_argument: "out",
+    _into_a_dict_argument: "memo",
+    _into_an_object: "holder",
+    _into_a_class: "Box",
+    _into_a_function: None,
+    _into_a_module: "last",
+    _into_a_module_of_a_closure: "module",
+    _into_a_list_of_a_module: "kept",
+    _into_a_buffer: "count",
+}
+
+
+@pytest.mark.parametrize("make", LEAKS, ids=lambda make: make.__name__.strip("_"))
+def test_a_leak_is_refused(make):
+    """A function that keeps a traced tensor is refused, and its state and torch's settings are as before."""
+    function, read, *arguments = make()
+    before, state = read(), global_torch_state()
+    f = compiled(function)
+    for _ in range(2):
+        with refusing(LeakedTensorError, LEAKS[make]):
+            f(torch.ones(2), *arguments)
+    assert (read(), global_torch_state()) == (before, state)
+    assert behind(f).entries == ()
 
 
 def test_leak_through_a_generator_of_the_closure():
@@ -211,3 +328,43 @@ def test_what_a_thread_of_a_package_changes_is_its_own():
             stop.set()
             thread.join()
     assert f.calls.compiled == 1
+
+
+class Tables(nn.Module):
+    """Makes a table once for each size, as rotary embeddings do."""
+
+    @functools.lru_cache  # noqa: B019  # as many models do
+    def table(self, size: int) -> dict[str, list[torch.Tensor]]:
+        """Make the table."""
+        return {"of": [torch.arange(float(size))]}
+
+    def forward(self, x):
+        """Use it."""
+        return x * self.table(3)["of"][0]
+
+
+def test_a_cache_in_c_keeps_no_traced_tensor():
+    """A trace that would store tensors in `functools.lru_cache` is refused, and the cache is restored."""
+
+    @functools.lru_cache(None)
+    def table(size):
+        return torch.arange(float(size))
+
+    table(2)
+    module = Tables()
+    for function in (lambda x: x * table(3), module):
+        with refusing(LeakedTensorError, match=r"`the cache of (Tables\.)?table`"):
+            compiled(function)(torch.ones(3))
+        assert function(torch.ones(3)).tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_cache_of_numbers_is_kept():
+    """A cache that holds no tensor is no obstacle, and is as it was."""
+
+    @functools.lru_cache  # as many models do
+    def double(number):
+        return number * 2
+
+    double(1)
+    assert compiled(lambda x: x * double(3))(torch.ones(2)).tolist() == [6.0, 6.0]
+    assert double.cache_info().currsize == 2

@@ -92,7 +92,7 @@ def test_metadata_of_a_step():
 
 @steps
 def test_a_step_on_an_intermediate(step):
-    """It is returned, with what was computed from it before."""
+    """An intermediate whose metadata changed is returned together with values that were computed before the change."""
 
     def f(x):
         y = x * 2
@@ -186,12 +186,15 @@ REQUIRES = {
 def test_requires_grad_set_on_an_input(program, make_input):
     """A function that makes its argument require grad, or not to, runs eagerly and says so."""
     same(program, make_input(3), leaf(3), eagerly=True)
-    with refusing(RefusedError, match="is made to require grad, or not to"):
+    with refusing(RefusedError, match="changes whether `.*` requires grad"):
         compiled(program)(make_input(3), leaf(3))
 
 
 def test_requires_grad_taken_and_given_back():
-    """In the end nothing has changed; what was computed in between has no gradient to the input."""
+    """`requires_grad_(False)` and then `True` leaves the input unchanged.
+
+    Values computed in between have no gradient.
+    """
 
     def f(x):
         before = x * 2

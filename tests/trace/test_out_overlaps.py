@@ -1,4 +1,4 @@
-"""Writes to memory that the same op reads: eager raises, or reads what it has just written; ours leaves it the call."""
+"""Ops that write memory that they also read. Eager raises or reads the new values; such calls run eagerly."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ OUTS = {
 @WHERE
 @pytest.mark.parametrize("kind", OUTS)
 def test_out_that_runs_eagerly(kind, where):
-    """What an `out` is besides a place to copy a result of its own sizes and dtype to."""
+    """An `out` runs eagerly if the op resizes it, casts to it, writes several of them or leaves it uninitialized."""
     same(where(lambda y: OUTS[kind](y, torch.zeros(2))), torch.arange(1.0, 5.0).reshape(2, 2), eagerly=True)
 
 
 @pytest.mark.parametrize("out", [lambda: torch.zeros(3, 2), lambda: torch.zeros(4, 2)[1:]])
 @pytest.mark.parametrize("of_view", [False, True])
 def test_out_that_is_compiled(out, of_view):
-    """A result of its own sizes: of an input, a view of one, and what the function made."""
+    """An `out` with the result's own sizes is compiled, for an input, a view of an input and an intermediate."""
 
     def f(x, y, out):
         made = torch.empty_like(x)
@@ -110,7 +110,7 @@ def test_out_that_is_compiled(out, of_view):
 
 @pytest.mark.parametrize("device", [{}, {"device": "cpu"}])
 def test_a_random_op_draws_once(device):
-    """The trace asks for the shape of a result without drawing any number."""
+    """A random op draws once: the trace finds the shape of its result without drawing a number."""
     f = compiled(lambda out: torch.normal(1.5, 0.3, [2, 3], **device, out=out))
     drawn = []
     for call in (f, f, lambda out: torch.normal(1.5, 0.3, [2, 3], **device, out=out)):
@@ -138,7 +138,7 @@ class KeepsNothing(torch.autograd.Function):
 
 
 def test_a_function_that_saves_none():
-    """A tensor that is not there is no tensor whose writes are to be watched."""
+    """An undefined saved tensor is not watched for writes."""
     same(KeepsNothing.apply, torch.ones(3, requires_grad=True))
 
 

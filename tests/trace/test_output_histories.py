@@ -1,7 +1,7 @@
-"""What autograd knows of outputs: from which input they were made, before or after a write, and by what kind of view.
+"""The autograd history of outputs: their input, whether they were made before or after a write, and their view kind.
 
-Each program is called on both sides with inputs of the kinds that differ only to autograd: tensors of their own, views
-of others, windows at one place. The compiled function keeps its entries between the calls.
+Each program is called on both sides with inputs of the kinds that differ only to autograd: separate tensors, views of
+others, equal windows of one storage. The compiled function keeps its entries between the calls.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-import aotlab
-from aotlab.verification.fuzz.compare import differences
+from aotlab.maintenance.fuzz.compare import differences
 from tests.engine_helpers import compiled
 from tests.functions import Viewed
 
 
 def behind_dynamo(function):
     """Let torch.compile capture the graphs."""
-    return aotlab.compile(function, backend="eager", frontend="dynamo")
+    return compiled(function, frontend="dynamo")
 
 
 FRONTENDS = pytest.mark.parametrize("make", [compiled, behind_dynamo], ids=["direct", "dynamo"])
@@ -68,7 +67,7 @@ WAYS = {
 @pytest.mark.parametrize("requires_grad", [False, True], ids=["plain", "grad"])
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 def test_windows_at_one_place_are_told_apart(way, requires_grad, make):
-    """An output is made from the argument that the function made it from, also if another one lies there too."""
+    """An output belongs to the argument that the function made it from, even if another argument is the same window."""
 
     def program(a, b):
         return way(b), way(a), b * 2
@@ -101,7 +100,7 @@ def test_written_windows_at_one_place_are_told_apart(way, write, make):
 @pytest.mark.parametrize("parts", [True, False], ids=["two parts", "a part and the whole"])
 @pytest.mark.parametrize(("written", "used"), itertools.product((0, 1), (0, 1)))
 def test_a_gradient_passes_an_argument_as_all_writes_left_it(written, used, parts, make):
-    """What is computed from an argument hangs on it as it is after the writes to all that overlaps it."""
+    """A gradient flows to an argument as it is after the writes to all arguments that overlap it."""
 
     def program(a, b):
         (a, b)[written].mul_(2)
@@ -123,7 +122,7 @@ def test_a_gradient_passes_an_argument_as_all_writes_left_it(written, used, part
 
 @pytest.mark.parametrize("grad_mode", [True, False], ids=["grad mode", "no_grad"])
 def test_separate_storages_that_were_one(grad_mode):
-    """An alias of an argument at the first call is a tensor of its own at the second."""
+    """Two arguments that are aliases at the first call are separate tensors at the second."""
 
     def program(a, b, c):
         return c.detach(), b.view(-1), a[0]
@@ -190,7 +189,7 @@ CALLERS = {
 @pytest.mark.parametrize("writes", [False, True], ids=["", "input written"])
 @pytest.mark.parametrize("way", LONE.values(), ids=LONE.keys())
 def test_a_lone_view_that_may_not_be_written(way, writes, caller):
-    """The caller's write to an output that is all of an intermediate raises what eager's raises, or succeeds as it."""
+    """A caller's write to an output that views a whole intermediate raises or succeeds as in eager."""
 
     def program(a):
         out = way(a * 2)
@@ -215,7 +214,7 @@ def test_lone_views_behind_both_frontends(way, make):
 
 
 def test_a_custom_view_between_outputs():
-    """What is computed from it hangs on the very tensor that the caller gets."""
+    """A value that is computed from a custom view depends on the tensor object that the caller receives."""
 
     def program(a):
         viewed = Viewed.apply(a * 2)
@@ -300,7 +299,7 @@ def test_views_before_and_after_a_write(view, write, order):
 @FRONTENDS
 @pytest.mark.parametrize("view", [VIEWS["item"], VIEWS["transpose"]], ids=["item", "transpose"])
 def test_views_before_and_after_detach_(view, make):
-    """What was made before hangs on the argument as it was."""
+    """A view that is made before `detach_` keeps the argument's earlier history."""
 
     def before(a):
         out = view(a)
@@ -325,7 +324,10 @@ def test_views_before_and_after_detach_(view, make):
 
 
 def test_a_use_after_a_write_that_autograd_does_not_see():
-    """A view gets another history by it, so the entry of a tensor of its own does not serve it."""
+    """A write that autograd does not see changes the history of a view.
+
+    The entry for an argument that is not a view therefore does not serve a view.
+    """
 
     def program(a):
         a.detach().mul_(2)
@@ -382,7 +384,7 @@ def test_a_result_that_is_kept(op, twice, caller):
 
 
 def test_an_intermediate_that_is_kept():
-    """The same for what the function made."""
+    """An intermediate that a node has saved raises on a later write in the same way."""
 
     def program(a):
         made = a * 2
@@ -453,7 +455,7 @@ def written_quietly(tensor):
 @pytest.mark.parametrize("caller", [write_afterwards, write_the_argument, lambda out, a: [lambda: out[1].mul_(2)]])
 @pytest.mark.parametrize("kind", KEPT_BY_CHECKPOINT)
 def test_what_a_checkpoint_keeps(kind, caller):
-    """A later write to an argument of what is to be computed again is an error in the backward, as in eager."""
+    """A later write to a checkpointed function's argument raises in the backward, as in eager."""
 
     def inputs():
         base = data(2, 2).requires_grad_()
@@ -518,9 +520,10 @@ def test_an_intermediate_that_is_set(viewed, requires_grad):
 @pytest.mark.parametrize("where", ["nowhere", "elsewhere", "below", "on it", "everywhere"])
 @pytest.mark.parametrize("view", [lambda y: y.view(-1), lambda y: y.t(), lambda y: y[:]])
 def test_a_lone_view_of_an_intermediate_is_a_view(view, where):
-    """A later write gives it a history through its base, past the hooks that it had, and frees it in the backward.
+    """A lone view of an intermediate is a view to autograd.
 
-    It does so also where the function registers hooks, on the view or on what it is made of.
+    A later write gives the view a history through its base. The new history skips the hooks that the view had, and the
+    backward frees it. The same holds if the function registers hooks on the view or on its base.
     """
 
     def use(g):

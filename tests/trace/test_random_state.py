@@ -141,6 +141,6 @@ def _in_and_after(x):
 @pytest.mark.parametrize("partitioner", PARTITIONERS)
 @pytest.mark.parametrize("program", [_anew, _by_values, _another_rate, _in_and_after], ids=lambda f: f.__name__[1:])
 def test_what_is_drawn_otherwise(program, partitioner):
-    """Drawn anew, by values that the forward computed, or at another rate than in the forward."""
+    """A checkpoint's second run may draw new numbers, from forward values or at another rate, as in eager."""
     make = partial(compiled, partitioner=PARTITIONERS[partitioner])
     same(program, leaf(20), make=make, eagerly=program in (_anew, _in_and_after))  # their backward draws for itself

@@ -281,7 +281,7 @@ def asked(results, x, w):
 
 
 def under_anomaly_mode(results, x, w):
-    """Go back where each gradient is looked at."""
+    """Run the backward in anomaly mode, which checks every gradient."""
     with warnings.catch_warnings(), torch.autograd.detect_anomaly():
         warnings.simplefilter("ignore")
         sum(result.sum() for result in results).backward()
@@ -356,7 +356,7 @@ def test_a_generator_of_ones_own(program):
     def use(x):
         return OWN[program](x, generator)
 
-    with refusing(RandomOpError, match="draws from a generator of its own"):
+    with refusing(RandomOpError, match="draws from a generator that is passed to it"):
         compiled(use)(leaf(*SIZE))
     assert torch.equal(generator.get_state(), before)
     torch.compiler.reset()
@@ -440,7 +440,7 @@ def test_a_kernel_that_raises_leaves_the_generator():
 @pytest.mark.parametrize("kernel", ["efficient", "cudnn"])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_attention_on_a_gpu(kernel, dropout):
-    """The backward takes what the forward drew; torch says of its op that it draws."""
+    """The backward uses the forward's random state; torch tags the attention op as nondeterministic."""
     op = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention")
 
     def attend(*args):

@@ -1,4 +1,4 @@
-"""The recorder: what it writes down, what it remembers, what it refuses, and the graphs written from its tape."""
+"""The recorder: the ops and values that it records, the programs that it refuses, and the graphs from its tape."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from aotlab.errors import (
     SubclassError,
 )
 from aotlab.guards.places import user_line
-from aotlab.ir.graphs import line_of
-from aotlab.trace import running
-from aotlab.trace.recorder import Recorder
+from aotlab.ir.fx_graphs import line_of
+from aotlab.trace.recorder import Recorder, running
 from aotlab.trace.tape import Tape, Untraceable, tensors_in
 from aotlab.trace.write_calls import overlaps_itself
+from tests.both_ways import BOTH, Case, check_behind_dynamo, check_direct
 from tests.engine_helpers import compiled, leaf, record, refusing, same, targets, traced
 
 
@@ -108,7 +108,10 @@ def test_multi_output_ops():
 
 
 def test_python_data_becomes_a_constant():
-    """A tensor that is made of Python data inside is lifted as an attribute; each graph carries what it uses."""
+    """A tensor that the function makes from Python data becomes an attribute.
+
+    Each graph holds the attributes it uses.
+    """
     f = traced(lambda x: x * torch.tensor([1.0, 2.0]), torch.ones(2))
     module = record(f, "trace").module
     assert [n.op for n in module.graph.nodes if n.op == "get_attr"] == ["get_attr"]
@@ -172,7 +175,7 @@ def test_composite_ops_are_taken_apart():
     ],
 )  # fmt: skip
 def test_activations(name):
-    """Ops that eager runs by kernels of their own, although they could be taken apart, are eager's to the bit."""
+    """Activations for which eager has a fused kernel equal eager's bit for bit, although a decomposition exists."""
     function = getattr(torch.nn.functional, name)
     same(lambda x: function(x), leaf(4, 4))
     same(lambda x: function(x), torch.randn(4, 4))
@@ -215,7 +218,7 @@ def test_attention_modules():
 
 
 def test_recurrent_layers():
-    """LSTM and GRU keep their parameters in a list of their own besides; they work nevertheless."""
+    """LSTM and GRU modules work, although they also store their parameters in a flat list."""
     torch.manual_seed(0)
     lstm, x = nn.LSTM(3, 4, num_layers=2, batch_first=True), leaf(2, 5, 3)
     with torch.no_grad():
@@ -439,7 +442,7 @@ def test_foreign_tensors_are_refused():
             torch.ops.aten.mul.Tensor(x, real)
         with refusing(CapturedTensorError):
             torch.ops.aten.mul.Tensor(x, parameter)
-        with pytest.raises(Untraceable, match="made around the trace"):
+        with pytest.raises(Untraceable, match="the trace did not record"):
             torch.ops.aten.mul.Tensor(x, foreign)
     assert recording.ops() == []
 
@@ -457,7 +460,7 @@ def test_subclasses_inside_are_refused():
 
 def test_data_dependent_ops_are_refused():
     """The op and the line are named."""
-    with refusing(DataDependentError, match="of what `nonzero` returns depends on the values of `x`") as caught:
+    with refusing(DataDependentError, match="of the result of `nonzero` depends on the values of `x`") as caught:
         compiled(lambda x: x.nonzero())(torch.ones(2))
     assert caught.value.line.code.startswith("compiled(lambda x: x.nonzero())")
     assert caught.value.suggestion
@@ -474,9 +477,9 @@ def test_mutation_that_reaches_the_recorder_is_refused():
 def test_the_stack_of_recorders_is_empty_afterwards():
     """Whatever happens, no recorder stays active."""
     for program in (lambda x: x * 2, lambda x: x.sum().item(), lambda x: 1 / 0):
-        with contextlib.suppress(Exception):  # only what is left behind matters
+        with contextlib.suppress(Exception):  # only the leaked state matters
             compiled(program)(torch.ones(2))
-        assert running.here.active == []
+        assert running.recorders == []
 
 
 # --- places ------------------------------------------------------------------------------------------------------
@@ -537,7 +540,7 @@ def test_traces_are_not_kept_alive_by_places(monkeypatch):
     class Big:
         pass
 
-    notes = types.ModuleType("notes")  # what is looked up in `sys.modules` is not seen by the guards
+    notes = types.ModuleType("notes")  # guards do not see lookups in `sys.modules`
     notes.seen = seen = []
     monkeypatch.setitem(sys.modules, "notes", notes)
 
@@ -563,3 +566,108 @@ def test_stack_traces():
     texts = [node.meta["stack_trace"] for node in module.graph.nodes if node.op == "call_function"]
     assert len(texts) == 3
     assert all("test_recorder.py" in text and text.endswith("return x.sin()") for text in texts)
+
+
+# --- values that have no literal, and marks --------------------------------------------------------------------------
+
+
+def in_a_block(x):
+    """Compute inside of a block that a profiler shows, beside one inside of a checkpoint."""
+    with torch.profiler.record_function("outer", "with a text"):
+        y = x.sin()
+        with torch.profiler.record_function("inner"):
+            y = torch.utils.checkpoint.checkpoint(in_blocks_of_a_loop, y, use_reentrant=False)
+    return y * 2
+
+
+def in_blocks_of_a_loop(x):
+    """Open a block at each turn of a loop, and leave one by a return."""
+    for n in range(3):
+        with torch.profiler.record_function(f"turn {n}"):
+            x = x.cos() + n
+    with torch.profiler.record_function("last"):
+        return x.tanh()
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("mode", BOTH)
+@pytest.mark.parametrize("check", [check_direct, check_behind_dynamo])
+@pytest.mark.parametrize("function", [in_a_block, in_blocks_of_a_loop])
+def test_blocks_of_a_profiler_are_compiled(function, check, mode):
+    """A block of `record_function` is compiled, and gives eager's results and gradients."""
+    check(Case(program=function), mode)
+
+
+def test_a_decorator_of_a_profiler():
+    """`record_function` as a decorator changes itself at each call; Dynamo captures that."""
+    decorated = torch.profiler.record_function("decorated")(lambda x: x.sin() * 2)
+    f = compiled(decorated)
+    with pytest.warns(RuntimeWarning, match="captured by Dynamo"):
+        assert torch.equal(f(torch.ones(3)), torch.ones(3).sin() * 2)
+
+
+_INF, _NAN = float("inf"), float("nan")
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("check", [check_direct, check_behind_dynamo])
+@pytest.mark.parametrize("imaginary", [-0.0, 2.0, _INF, -_INF, _NAN])
+@pytest.mark.parametrize("real", [0.0, -2.0, _INF, _NAN])
+def test_complex_numbers_in_a_graph(real, imaginary, check):
+    """A graph multiplies by the very number of the program, also by one of which Python has no literal."""
+    check(Case(program=lambda x: x * complex(real, imaginary)), "inference")
+
+
+def quantized_net():
+    """Make a net of layers whose weights are objects of torch's, not tensors."""
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+    return torch.ao.quantization.quantize_dynamic(net, dtype=torch.qint8)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*quantize_per_tensor", "ignore:.*script_method")
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.tier("full"))])
+def test_objects_in_a_graph(backend):
+    """A graph holds the packed weights of a quantized layer; weights that come later get another graph."""
+    net, other, x = quantized_net(), quantized_net(), torch.ones(2, 3)
+    f = compiled(net, backend=backend)
+    assert torch.equal(f(x), net(x))
+    net[0]._packed_params._packed_params = other[0]._packed_params._packed_params
+    assert torch.equal(f(x), net(x))
+    net[2].set_weight_bias(*other[2]._weight_bias())
+    assert torch.equal(f(x), net(x))
+    assert torch.equal(f(x), net(x))
+    assert [entry.calls for entry in f.compiled.entries] == [2, 1, 1]
+    weights = other[0]._packed_params._packed_params
+    same(lambda x: torch.ops.quantized.linear_dynamic(x.sin(), weights) * 2, x)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_an_object_that_is_made_inside_is_not_frozen():
+    """An op that packs weights makes a new object at each call: eager runs the function."""
+    pack, linear = torch.ops.quantized.linear_prepack_fp16, torch.ops.quantized.linear_dynamic_fp16
+    f = compiled(lambda x: linear(x, pack(x, x[0])))
+    for x in (torch.ones(2, 2), torch.full((2, 2), 3.0)):
+        assert torch.equal(f(x), linear(x, pack(x, x[0])))
+    assert f.calls.eager == 2
+
+
+NO_QUANTIZED_TENSORS = {
+    "a custom op": lambda x: torch.ops.aotlab_tests.quantized_scale(x) + 1,
+    "a custom op of torch's name": lambda x: torch.ops.aotlab_tests.quantize_per_tensor(x) + 1,
+    "integers": lambda x: torch.ops.quantized_decomposed.quantize_per_tensor(x, 0.1, 0, -128, 127, torch.int8) * 2,
+    "a fake": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127),
+}
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("check", [check_direct, check_behind_dynamo])
+@pytest.mark.parametrize("program", NO_QUANTIZED_TENSORS)
+def test_an_op_may_be_called_quantized(program, check):
+    """An op that is only named after quantized tensors, and makes plain ones, is compiled."""
+    import torch.ao.quantization.fx._decomposed  # which defines ops
+
+    with torch.library._scoped_library("aotlab_tests", "DEF") as library:
+        for name in ("quantized_scale", "quantize_per_tensor"):
+            library.define(f"{name}(Tensor x) -> Tensor")
+            library.impl(name, lambda x: x * 2, "CompositeExplicitAutograd")
+        check(Case(program=NO_QUANTIZED_TENSORS[program]), "inference")

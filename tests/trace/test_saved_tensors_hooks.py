@@ -27,7 +27,7 @@ def back(packed):
 
 
 def in_part(x):
-    """Round what a part of the function saves."""
+    """Round the tensors that a part of the function saves."""
     y = x.sin()
     with saved_tensors_hooks(half, back):
         z = y.exp() * x
@@ -107,7 +107,7 @@ def gradients(function):
 def test_inside(function):
     """A function that sets hooks runs eagerly."""
     same(function, leaf(3), eagerly=True)
-    with config.patch(fallback="error"), refusing(match="`saved_tensors_hooks` are set inside"):
+    with config.patch(fallback="error"), refusing(match="`saved_tensors_hooks` are set inside of the function"):
         compiled(function)(leaf(3))
 
 
@@ -120,7 +120,7 @@ def test_what_is_compiled(function):
 @pytest.mark.parametrize("function", [in_part, to_the_cpu, recomputed], ids=lambda f: f.__name__)
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_inside_of_dynamo(function):
-    """Behind Dynamo, too, hooks see what eager saves."""
+    """Behind Dynamo, hooks see the tensors that eager saves."""
     assert gradients(function) == gradients(compiled(function, frontend="dynamo"))
 
 
@@ -173,7 +173,7 @@ def test_around(frontend):
 
 
 def test_around_when_hooks_are_applied():
-    """With the switch the call is compiled; hooks that give back what they got leave values and gradients alone."""
+    """With `saved_tensors_hooks="apply"` the call is compiled; identity hooks do not change values or gradients."""
     g = compiled(plain)
     with config.patch(saved_tensors_hooks="apply"):
         found, seen = around(g, lambda t: [t], lambda p: p[0])
@@ -213,7 +213,7 @@ def test_around_without_grad_mode():
 )
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_torchs_own_around(use, frontend):
-    """Torch's own hooks unpack what they packed: the call stays compiled."""
+    """Torch's own hooks unpack the tensors that they packed, so the call stays compiled."""
     g = compiled(plain, frontend=frontend)
     assert gradients(use(plain)) == gradients(use(g))
     if frontend == "direct":

@@ -31,7 +31,7 @@ def test_out_that_fits():
     "x", [torch.zeros(3, 2).t(), torch.zeros(4, 6)[::2, ::2], torch.zeros(6)[None, :3].expand(2, 3).clone()]
 )
 def test_out_that_is_not_contiguous(x):
-    """It keeps its strides; what lies between its elements is left alone: eager runs that."""
+    """An `out` that is not contiguous keeps its strides and the bytes between its elements; the call runs eagerly."""
 
     def f(a, x):
         torch.mul(a, 2, out=x)
@@ -150,7 +150,7 @@ def test_other_ways_behind_dynamo_run_eagerly(function):
 
 
 def _backend(graph, inputs):
-    from aotlab.frontends.dynamo import backend
+    from aotlab.frontends.dynamo_frontend import backend
 
     return backend(graph, inputs, options={"compiler": "eager"})
 

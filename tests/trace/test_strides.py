@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.both_ways import BOTH, Case, check_behind_dynamo, check_direct
 from tests.engine_helpers import compiled, same
 
 ROW = torch.arange(8)[None, 1:]
@@ -34,7 +35,7 @@ CERTAIN = {
 
 
 def test_a_view_of_one_row_lies_as_in_eager():
-    """What is multiplied as one matrix in eager is so in the graph; its rounding shows it."""
+    """A product that eager computes as one matrix is one in the graph too, with the same rounding."""
     w = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
     x = torch.randn(2, 2, 1, 4, generator=torch.Generator().manual_seed(1))
     same(lambda x: torch.nn.functional.linear(x.transpose(1, 2).reshape(2, 1, 8), w), x)
@@ -53,7 +54,7 @@ def test_strides_that_are_read(kind, read):
     f = compiled(program)
     expected = program(COLUMN.clone())
     if kind in UNCERTAIN:
-        with pytest.warns(RuntimeWarning, match="the strides of .* are read, which a trace does not know .*, at .*py:"):
+        with pytest.warns(RuntimeWarning, match="reads the strides of .*, which a trace does not know .*, at .*py:"):
             found = f(COLUMN.clone())
     else:
         found = f(COLUMN.clone())
@@ -69,7 +70,7 @@ def test_strides_where_all_lie_row_by_row():
 
 
 def test_windows_that_may_be_read_by_other_strides():
-    """Eager refuses a write to what the op reads by other strides, also if only those of size one differ.
+    """Eager refuses a write to memory that the op reads with other strides, even if only dimensions of size one differ.
 
     `fuzz --seed 910000`: the fake view of a row with a gap before it had the row's own strides.
     """
@@ -83,6 +84,50 @@ def test_windows_that_may_be_read_by_other_strides():
         with pytest.raises(RuntimeError, match="refer to a single memory location"):
             candidate(ROW)
     assert torch.equal(-torch.arange(8)[None], compiled(program)(torch.arange(8)[None]))
+
+
+def _column(c):
+    c[:, 0] += c[:, 1] * 2
+    return c
+
+
+def _window(c):
+    c[:, :1] += c[:, 1:2]
+    return c
+
+
+def _kept(c):
+    first = c[:, 0]
+    first -= 1
+    c[:, 0] = first
+    return c
+
+
+def _of_a_view(c):
+    c.transpose(0, 1)[0] += 1
+    return c
+
+
+def _of_a_new_dimension(c):
+    c[:, None][:, 0] /= 2
+    return c
+
+
+def _into_itself(c):
+    c[:, 0].add_(c[:, 0])
+    return c
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("mode", BOTH)
+@pytest.mark.parametrize("check", [check_direct, check_behind_dynamo])
+@pytest.mark.parametrize("size", [(1, 3), (1, 3, 4), (2, 3), (1, 3, 1)], ids=str)
+@pytest.mark.parametrize("write", [_column, _window, _kept, _of_a_view, _of_a_new_dimension, _into_itself])
+def test_batches_of_one(write, size, check, mode):
+    """A batch of one is written in place, and compiled, as a batch of several."""
+    check(Case(program=lambda b: write(b.sin()), size=size), mode)
+    if mode == "inference":
+        check(Case(program=write, size=size), mode)
 
 
 def test_other_dtypes_of_what_is_empty():
@@ -102,7 +147,7 @@ def test_other_dtypes_of_what_is_empty():
 
 
 def test_fakes_are_still_wrong():
-    """If this fails, fake tensors have eager's strides, and are to be believed again."""
+    """Fake tensors still have other strides than eager. If this test fails, our corrections can be removed."""
     from torch._subclasses import FakeTensorMode
 
     with FakeTensorMode() as mode:
@@ -123,7 +168,7 @@ GAPPY = {
 @pytest.mark.parametrize("then", [lambda a: None, lambda a: a.add_(1), lambda a: a.zero_()])
 @pytest.mark.parametrize("read", GAPPY)
 def test_view_with_gaps_that_is_written(read, then):
-    """A view of what has gaps keeps its strides when it is written itself, and when what it is a view of is."""
+    """A view of a tensor with gaps keeps its strides after a write to the view or to its base."""
 
     def program(a):
         v = a.view(-1)

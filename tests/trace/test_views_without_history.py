@@ -109,7 +109,7 @@ def outcome(call, action, *, requires_grad):
 )
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_they_are_views(program, make):
-    """What the caller may do with them, and what comes of it, is as in eager."""
+    """The caller may do the same with these views as in eager, with the same results."""
     for requires_grad in (False, True):
         for grad_mode in (True, False):
             for action in ACTIONS:
@@ -125,7 +125,10 @@ def test_they_are_views(program, make):
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("function", [lambda x: x[1:], lambda x: x.t(), lambda x: x[1:].detach(), lambda x: x.detach()])
 def test_views_of_inputs_in_inference_mode(function, requires_grad):
-    """They require grad as what they are views of, and may not be written outside then; what is detached may."""
+    """Views made in inference mode require grad if their base does.
+
+    A write outside raises unless they were detached.
+    """
 
     def seen(call):
         x = torch.ones(3, 3, requires_grad=requires_grad)

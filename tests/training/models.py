@@ -87,7 +87,7 @@ _TOWER = {
     "max_position_embeddings": 64,
 }  # fmt: skip
 _VISION = {"image_size": 32, "num_labels": 5}
-#: Further models of transformers: their class without "Config", what is configured, and what they are called with.
+#: Further models of transformers: their class without "Config", its settings, and the kind of input that they take.
 CONFIGURED = {
     "BartForConditionalGeneration": (
         "Bart", "texts",
@@ -283,7 +283,7 @@ def experts():
 
 
 class Autoencoder(nn.Module):
-    """A variational one: what it decodes is drawn."""
+    """A variational autoencoder: its code is drawn at random."""
 
     def __init__(self):
         super().__init__()

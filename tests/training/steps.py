@@ -14,18 +14,17 @@ from torch import Tensor, nn
 
 import aotlab
 from aotlab.cache import CompiledFunction
-from aotlab.frontends import dynamo
-from tests.engine_helpers import behind
+from tests.engine_helpers import behind, keeping_functions
 
 STEPS = 10
 
-#: Takes a function or module and returns what is to be called in its place.
+#: A function that takes a function or module and returns its compiled replacement.
 Compile = Callable[[Any], Any]
 
-#: Of the number of a step makes the step, and returns what it wants compared.
+#: Does the training step with the given number, and returns the results that are compared.
 Step = Callable[[int], Any]
 
-#: Makes a training: what takes one step, and what is compared after each besides the step's own results.
+#: Sets up a training. Returns the step function, and a function that returns the state to compare after each step.
 Build = Callable[[Compile], tuple[Step, Callable[[], Any]]]
 
 
@@ -141,13 +140,8 @@ def behind_dynamo() -> Iterator[tuple[Compile, list[CompiledFunction]]]:
     """Compile behind Dynamo."""
     functions: list[CompiledFunction] = []
 
-    def backend(graph: Any, inputs: Any) -> Any:
-        call = dynamo.backend(graph, inputs, options={"compiler": "eager"})
-        functions.append(call.compiled)
-        return call
-
     torch.compiler.reset()
-    yield lambda function: torch.compile(function, backend=backend), functions
+    yield lambda function: torch.compile(function, backend=keeping_functions(functions)), functions
     torch.compiler.reset()
 
 

@@ -84,7 +84,7 @@ def test_tensors_die_with_their_last_reference(name, backwards, way):
 
 
 class Reader(nn.Module):
-    """Reads an object of its own."""
+    """A module that reads a plain attribute."""
 
     def __init__(self):
         super().__init__()
@@ -151,7 +151,7 @@ def test_what_a_function_reads_is_let_go(way):
 
 
 def test_graphs_for_dynamo_are_let_go(fresh_dynamo):
-    """What was compiled for a module of torch's hangs on nothing global: Dynamo drops it when its code dies."""
+    """Graphs that Dynamo compiled for one of torch's modules are freed when the module's code is freed."""
     alive = []
     for _ in range(3):
         with behind_dynamo() as (compile_, functions):
@@ -174,7 +174,7 @@ def test_sources_are_shown_for_as_long_as_they_serve():
     before = shown()
     function = compiled(lambda x: (x * x).sin())
     out = function(leaf(3))
-    own = entry_of(function).records["runtime"].name
+    own = entry_of(function).records.runtime.name
     assert own in shown()
     del function
     assert own not in shown()  # nothing of it is needed for the backward
@@ -215,7 +215,7 @@ def test_memory_is_freed_as_early_as_in_eager(program, what, way):
     def peak(function):
         x, w = (torch.full((size,), 0.5, requires_grad=what != "inference") for _ in range(2))
         x = x * 1 if what != "inference" else x
-        if what == "both":  # what the forward saved is released in the backward, one after the other
+        if what == "both":  # the backward releases the tensors that the forward saved, one after the other
             return measure_memory(lambda: torch.autograd.grad(function(x, w), (x, w))).peak_bytes
         if what != "backward":
             return measure_memory(lambda: function(x, w)).peak_bytes
@@ -265,7 +265,8 @@ def test_a_thousand_steps_leave_nothing(sizes, way):
             growth.append(after[1] - before[1])
             grown.append({name: count - before[0][name] for name, count in after[0].items() if count > before[0][name]})
             before = after
-    # A leak shows each time; what the allocator takes in advance and what others drop or cache meanwhile, once.
+    # A leak grows in every round. Memory that the allocator reserves, or that others cache or free meanwhile, grows
+    # once.
     assert min(sum(each.values()) for each in grown) < 50, grown
     assert min(growth) < 2.5, growth
 

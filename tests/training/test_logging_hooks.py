@@ -37,7 +37,7 @@ def trained(hang, between=()):
 
 
 def on_parameters(model, log):
-    """Log each parameter's gradient before it is added to what is there."""
+    """Log each parameter's gradient before it is accumulated."""
     for name, parameter in model.named_parameters():
         parameter.register_hook(lambda g, name=name: log.append((name, g.norm().item(), g.stride())))
 
@@ -78,7 +78,7 @@ def on_the_result(model, log):
 
 
 def forward_hooks(model, log):
-    """Scale what goes into a layer and what comes out of it."""
+    """Scale a layer's input and another layer's output."""
     model.first.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
     model.last.register_forward_hook(lambda module, args, out: out + args[0].mean())
 
@@ -91,12 +91,12 @@ HOOKS = {each.__name__: each for each in (
 @both
 @pytest.mark.parametrize("name", HOOKS)
 def test_hooks(name, way):
-    """What they log, the order in which, and what they change are eager's."""
+    """The logs, their order and the changes that hooks make are eager's."""
     check(trained(HOOKS[name]), way)
 
 
 def on_modules(model, log):
-    """Log what goes back into each module and comes out of it."""
+    """Log the gradients of each module's inputs and outputs."""
 
     def hook(module, inputs, outputs):
         log.append((type(module).__name__, [None if g is None else g.clone() for g in (*inputs, *outputs)]))
@@ -106,7 +106,7 @@ def on_modules(model, log):
 
 
 def before_modules(model, log):
-    """Log, and change, what goes back into modules."""
+    """Log and change the gradients of modules' outputs before their backward."""
 
     def hook(module, outputs):
         log.append((type(module).__name__, [g.clone() for g in outputs]))
@@ -127,6 +127,6 @@ def test_hooks_of_modules_are_refused_directly(hang):
     model = Net()
     log = []
     hang(model, log)
-    with refusing(HooksError, match="has hooks on its backward"):
+    with refusing(HooksError, match="has backward hooks"):
         aotlab.compile(model, backend="eager")(torch.randn(3, 4))
     assert log == []

@@ -13,7 +13,7 @@ FULL = pytest.param("inductor", marks=pytest.mark.tier("full"))
 
 
 class Net(nn.Module):
-    """Packs what it is given, or is given it ``packed``."""
+    """Packs its padded input, or takes packed input if ``packed``."""
 
     def __init__(self, kind, *, packed):
         """Make the layers."""
@@ -24,7 +24,7 @@ class Net(nn.Module):
         self.packed = packed
 
     def forward(self, x, lengths=None):
-        """Return a loss and what the net makes of each sequence."""
+        """Return a loss and the net's output for each sequence."""
         if not self.packed:
             x = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
         output, state = self.net(x)
@@ -66,7 +66,7 @@ def test_training(kind, packed, frontend, by):
 
 @pytest.mark.parametrize(
     ("packed", "why"),
-    [(False, "the size of what `_pack_padded_sequence` returns"), (True, "`zeros` takes its size from the values")],
+    [(False, "the size of the result of `_pack_padded_sequence`"), (True, "`zeros` takes its size from the values")],
 )
 def test_the_direct_frontend_leaves_it_to_dynamo(packed, why):
     """Sizes that are values are no trace's."""

@@ -1,4 +1,4 @@
-"""Modules with parametrized weights, and what torch keeps of them in a region."""
+"""Modules with parametrized weights, and the values that torch caches inside `parametrize.cached()`."""
 
 from __future__ import annotations
 

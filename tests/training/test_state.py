@@ -1,4 +1,4 @@
-"""State of a compiled module: saved, loaded, copied, pickled and switched as that of the module itself."""
+"""The state of a compiled module is saved, loaded, copied, pickled and switched like the original module's state."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def warm(module, frontend="direct"):
 @frontends
 @pytest.mark.parametrize("make", [lambda: nn.Linear(3, 2), Special], ids=["plain", "special"])
 def test_state_has_the_keys_of_the_module(make, frontend):
-    """No prefix stands before a key; what one of them saves the other one loads, and so does a module around it."""
+    """State keys have no prefix. The compiled module, the original and a module around them load each other's state."""
     module, other = make(), make()
     made = warm(module, frontend)
     assert list(made.state_dict()) == list(module.state_dict())
@@ -117,7 +117,7 @@ def test_a_module_that_does_things_in_its_own_way(frontend):
 @frontends
 @pytest.mark.parametrize("how", ["deepcopy", "pickle", "save"])
 def test_copies(how, frontend):
-    """A copy has parameters and hooks of its own, and compiles for itself."""
+    """A copy has its own parameters and hooks, and compiles separately."""
     module = Special()
     made = warm(module, frontend)
     made.register_forward_hook(_double)
@@ -178,7 +178,10 @@ class Owner:
 
 
 def test_copies_of_functions():
-    """A function is its own copy, and what is found by its name is pickled by that; a method takes its object along."""
+    """A function's copy is the function itself.
+
+    A function is pickled by its name, a method together with its object.
+    """
     x = torch.ones(2)
     assert copy.deepcopy(decorated) is decorated
     assert _pickled(decorated) is decorated

@@ -454,7 +454,7 @@ TRAININGS = {
 }
 
 
-#: Why some are compiled more than once, called directly: what the reasons say of each.
+#: The reasons why some trainings are compiled more than once when they are called directly.
 COMPILED_AGAIN = {
     "averages within": ["`training`.* is False"],
     "batch statistics": ["`training`.* is False"],
@@ -469,7 +469,7 @@ COMPILED_AGAIN = {
 @both
 @pytest.mark.parametrize("name", TRAININGS)
 def test_ten_steps(name, way):
-    """Losses, parameters, gradients, buffers, what the optimizer keeps and the generator are eager's."""
+    """Losses, parameters, gradients, buffers, optimizer state and generator state are eager's."""
     found = check(TRAININGS[name], way)
     if way == "direct":
         patterns = COMPILED_AGAIN.get(name, [])
@@ -495,5 +495,5 @@ def plain_average(compile_):
 def test_a_plain_average_of_all_batches():
     """The number of batches is a value in Python: behind Dynamo the graph breaks there, a direct call is refused."""
     check(plain_average, "dynamo")
-    with refusing(DataDependentError, match=r"asks for the value of `self.between.0.num_batches_tracked`"):
+    with refusing(DataDependentError, match=r"needs the value of `self.between.0.num_batches_tracked`"):
         check(plain_average, "direct")

@@ -29,7 +29,7 @@ def _switch_often():
 
 
 def together(work):
-    """Call ``work`` with a number in several threads at once, and return what it returns."""
+    """Call ``work`` with a number in several threads at the same time, and return the results."""
     barrier = threading.Barrier(THREADS)
     found = {}
 
@@ -195,7 +195,7 @@ FORKED_AT_ONCE = """
 import functools, multiprocessing
 import torch
 import aotlab
-from aotlab.frontends.dynamo import backend
+from aotlab.frontends.dynamo_frontend import backend
 
 def f(x):
     return (x * x).sin().sum()

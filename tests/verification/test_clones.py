@@ -30,7 +30,7 @@ def place(tensor):
 
 
 def test_values_and_layout_are_kept_and_memory_is_not():
-    """A copy has the original's sizes, strides, offset and storage size, in memory of its own."""
+    """A copy has the original's sizes, strides, offset and storage size, in separate memory."""
     original = torch.arange(12.0).reshape(3, 4)[1:, ::2]
     (copy,) = copies(original).args
     assert torch.equal(copy, original)
@@ -58,7 +58,7 @@ def test_views_stay_views_of_their_base():
 
 
 def test_a_base_that_is_not_passed_is_watched():
-    """The base of a view is copied along, so that what a write does to it is seen."""
+    """The base of a view is copied along, so that writes to it are noticed."""
     call = copies(torch.zeros(6)[2:])
     call.args[0].add_(1)
     assert [(name, tensor.tolist()) for name, tensor in call.watched] == [("base of args[0]", [0, 0, 1, 1, 1, 1])]
@@ -118,7 +118,7 @@ def test_views_made_under_no_grad_have_no_history():
 
 
 def test_a_leaf_view_and_its_own_view():
-    """A leaf that is itself a view keeps being a leaf; a view of it gets a leaf of its own."""
+    """A leaf that is itself a view stays a leaf. A view of it gets a separate leaf."""
     leaf = torch.arange(6.0).reshape(2, 3).requires_grad_()
     call = copies(leaf, leaf[0])
     assert [tensor.is_leaf for tensor in call.args] == [True, False]
@@ -208,17 +208,17 @@ def test_captured_tensors_are_found():
     assert [name for name, _ in captured_tensors(model)] == ["weight", "bias"]
 
 
-#: Two globals; the name of one is that of a method, too.
+#: Two globals; one has the same name as a method.
 mul, sub = torch.ones(2), torch.ones(2)
 
 
 def test_a_method_is_no_global():
-    """Of the names in a function's code only those count that it reads as globals."""
+    """Of the names in a function's code, only the names that it reads as globals count."""
     assert [name for name, _ in captured_tensors(lambda x: x.mul(2) + sub)] == ["sub"]
 
 
 def test_captured_tensors_are_put_back():
-    """Values, gradients and flags are as before, and no version counter tells of the return."""
+    """Values, gradients and flags are restored, and the restoration does not change a version counter."""
     w, grad = torch.ones(2, requires_grad=True), torch.full((2,), 7.0)
     w.grad = grad
     version = w._version
@@ -288,7 +288,7 @@ def test_arguments_are_named_as_the_function_names_them():
 
 
 def test_random_state_is_put_back():
-    """What is drawn inside the block does not move the generator outside."""
+    """Random draws inside the block do not advance the generator outside."""
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)

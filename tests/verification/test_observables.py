@@ -1,4 +1,4 @@
-"""What `observe` writes down of a call."""
+"""The records that `observe` makes of a call."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def call(*args: Any, **named: torch.Tensor) -> Call:
 
 
 def state(observation, name):
-    """Find what was observed of one tensor."""
+    """Return the observation of one tensor."""
     return next(state for state in observation.tensors if state.name == name)
 
 
@@ -63,7 +63,7 @@ def test_mutation_shows_in_value_and_version():
 
 
 def test_values_are_from_before_the_backward():
-    """An observation is a copy: what happens to the tensors later does not change it."""
+    """An observation is a copy: later changes to the tensors do not affect it."""
     x = torch.zeros(2)
     seen = observe(lambda a: a, call(x))
     x.add_(1)
@@ -71,7 +71,7 @@ def test_values_are_from_before_the_backward():
 
 
 def test_gradient_of_an_unreached_leaf_is_none():
-    """None and zeros are told apart."""
+    """None and zeros are different observations."""
     x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
     seen = observe(lambda a, b: (a * 2).sum() + 0 * b.sum(), call(x, y))
     none = observe(lambda a, b: (a * 2).sum(), call(torch.ones(2, requires_grad=True), y.detach().requires_grad_()))
@@ -122,7 +122,7 @@ def test_which_outputs_are_backwarded(backward, differentiated, steps):
 
 @pytest.mark.parametrize("backward", [(0,), "last", 0, True, []])
 def test_what_does_not_say_which_outputs(backward):
-    """It is an error, before the function is called; taken for all of them it would compare something else."""
+    """An unclear choice of outputs is an error before the function is called."""
     called = []
     with pytest.raises(UsageError, match="pass one of 'all', 'first', 'each', 'reversed', 'twice', None"):
         observe(lambda: called.append(1), call(), backward=backward)
@@ -184,7 +184,7 @@ def test_random_state_is_observed():
 
 
 def test_python_leaves_keep_type_and_text():
-    """True and 1 are not the same; an object without a repr of its own is known by its type."""
+    """True and 1 differ. An object without its own ``__repr__`` is identified by its type."""
     seen = observe(lambda: (True, 1, 1.0, None, object()), call())
     assert [(leaf.type_name, leaf.text) for leaf in seen.leaves] == [
         ("bool", "True"),
@@ -196,7 +196,7 @@ def test_python_leaves_keep_type_and_text():
 
 
 def test_inference_tensors_have_no_counter():
-    """Asking an inference tensor for its version raises; the observation says that there is none."""
+    """An inference tensor's version cannot be read, so the observation has no version."""
     with torch.inference_mode():
         x = torch.ones(2)
         seen = observe(lambda a: a.add_(1), call(x))
@@ -250,7 +250,7 @@ def test_what_the_caller_does_is_observed():
 
 
 def test_the_caller_acts_before_and_after_the_backward():
-    """What is done before counts in the backward, what is done after does not, and the end shows both."""
+    """An action before the backward affects it, an action after it does not, and the final state shows both."""
     x = torch.ones(2, requires_grad=True)
     call = acting(x, before={"double": lambda out: out[0].mul_(2)}, after={"zero": lambda out: out[0].detach().zero_()})
     seen = observe(lambda a: a * 3, call)
@@ -305,7 +305,7 @@ def test_a_call_can_be_made_without_grad_mode():
 
 
 def test_a_tensor_that_cannot_be_looked_at_in_the_end():
-    """What the caller wrote can make another output invalid; that is what is then known of it."""
+    """A write by the caller can make another output invalid. The final state then records this error."""
     parts = acting(nonleaf(), before={"write": lambda out: out[0].mul_(2)})
 
     def several(a):
@@ -334,7 +334,7 @@ def test_parts_of_one_unbind_are_in_no_order():
 
 
 def test_a_final_state_says_that_torch_failed_an_assertion():
-    """A tensor that torch cannot show any more by a mistake of its own is told from one whose error is right."""
+    """An assertion that fails in torch itself is distinguished from a correct error about the tensor."""
     before = {"retain": lambda out: out[0].retain_grad(), "unsqueeze": lambda out: out[0].unsqueeze_(0)}
     after = {"write": lambda out: out[0].mul_(2), "write unseen": lambda out: out[0].detach().add_(1)}
     parts = acting(torch.ones(2, 1, requires_grad=True), before=before, after=after)

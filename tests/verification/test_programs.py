@@ -1,4 +1,4 @@
-"""Random programs: that they are worth running, how outcomes are told apart, and what the engine makes of them."""
+"""Random programs: their quality, how their outcomes are classified, and how the engine runs them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def all_programs() -> list[Program]:
 
 
 def eager(function):
-    """Leave the function as it is."""
+    """Return the function unchanged."""
     return function
 
 
@@ -88,7 +88,7 @@ def test_hypothesis_draws_the_same_list_every_time():
 
 
 def test_there_is_enough_variety(all_programs):
-    """The programs do what they are for: ops, categories, changes between calls, backwards."""
+    """The programs contain a variety of ops, categories, changes between calls, and backwards."""
     text = "\n".join(line for program in all_programs for line in (*program.body, program.result))
     ops = set(re.findall(r"\.(\w+)\(", text))
     wanted = {"mul_", "add_", "copy_", "zero_", "fill_", "sin_", "clamp_", "masked_fill_", "relu_", "view", "reshape"}
@@ -150,12 +150,12 @@ def test_every_category_occurs(all_programs):
         *seldom,
     }
     assert {name: count for name, count in counts.items() if count < 8 and name not in seldom} == {}
-    # What no engine can compile is seldom.
+    # Programs that no engine can compile are rare.
     assert counts["around the trace"] < 0.03 * len(all_programs)
 
 
 def test_inputs_overlap_in_many_ways(all_programs):
-    """Windows of one buffer, leaves of their own among them, one array under two tensors, other dtypes, detached."""
+    """Inputs are windows of one buffer, leaves among them, one array under two tensors, other dtypes, or detached."""
     lines = "\n".join(line for program in all_programs for setup in program.setups for line in setup.lines)
     patterns = (
         r"= w\[\d+:\d+\]\.view\(",
@@ -253,7 +253,7 @@ def test_programs_for_dynamo():
     ],
 )
 def test_categories(program, category):
-    """What a program is about is read off its text, and only that."""
+    """The categories of a program depend only on its text."""
     assert category in program.categories
     plain = example("v1 = a * 2", result="v1")
     assert plain.categories == frozenset()
@@ -332,7 +332,10 @@ def test_a_resize_that_fails_ends_the_drawing():
 
 
 def test_a_tensor_within_its_memory():
-    """Offsets, strides, other dtypes, nothing at all; and what is no strided tensor."""
+    """Within their memory are views with any offset, stride or dtype, and empty tensors.
+
+    Objects without strides pass, too.
+    """
     x = torch.arange(6.0)
     views = (x, x[5:], x[::5], x.view(2, 3).t(), x.view(torch.int8), x[:0], x.expand(3, 6), x[2:].view(torch.complex64))
     assert [True] * len(views) == [within_its_memory(view) for view in views]
@@ -341,7 +344,7 @@ def test_a_tensor_within_its_memory():
 
 
 def test_a_program_is_text_that_runs_anywhere(tmp_path):
-    """The printed program is a module of its own, which needs torch and nothing of ours."""
+    """The printed program is a complete module that needs only torch."""
     program = example(
         "v1 = a * 2",
         "v1.add_(1)",
@@ -372,7 +375,7 @@ def test_programs_shrink():
 
 
 def test_programs_of_seeds_shrink():
-    """So says `shrink`, which also leaves out arguments, what is returned and what the caller does."""
+    """`shrink` also removes arguments, returned values and the caller's actions."""
 
     def fails(program: Program) -> bool:
         return run_program(program, eager).status == "ok" and "mul_(" in "".join(program.body)
@@ -416,7 +419,7 @@ def test_hooks_on_inputs_are_compared():
 
 
 def test_calls_without_grad_mode():
-    """A call's own grad mode is in force for the function and not for what makes its arguments."""
+    """A call's grad mode applies to the function, but not to the code that makes its arguments."""
     on, off = (
         example(result="a * 2").setups[0],
         Setup(lines=("a = numbers(1, 2, 3).requires_grad_()",), arguments=("a",), grad_mode=False),
@@ -437,7 +440,7 @@ def test_calls_without_grad_mode():
 
 
 def test_only_the_second_call_is_wrong():
-    """One candidate serves all calls, so that what it remembers of the first can be wrong for the second."""
+    """One candidate serves all calls, so that state from the first call can make the second one wrong."""
 
     def remembers(function):
         results = []
@@ -454,7 +457,7 @@ def test_only_the_second_call_is_wrong():
 
 
 def test_refusals_are_counted_by_reason():
-    """A refusal without a trace is an outcome of its own, one per call."""
+    """A refusal without a trace is a separate outcome, one per call."""
 
     def refuse(function):
         def call(a):
@@ -497,7 +500,7 @@ def test_programs_that_raise_must_raise_the_same():
 
 
 def test_the_engine_does_what_eager_does():
-    """A few programs as a first look: what the engine is tested with in earnest is in the tests of the fuzzer."""
+    """A few programs as a first check. The tests of the fuzzer check the engine thoroughly."""
     from aotlab.frontends import api
 
     found = []
@@ -520,7 +523,7 @@ def test_the_engine_does_what_eager_does():
     ],
 )
 def test_memory_that_nobody_has_written_is_not_shown(statement, drawn):
-    """What it holds differs from run to run, so that nothing could be compared."""
+    """Uninitialized memory is not shown. Its content differs from run to run and cannot be compared."""
     outcome = nullcontext() if drawn else pytest.raises(NotDefinedError, match="nobody has written")
     with outcome, OnlyDefined(whole=True):
         statement()

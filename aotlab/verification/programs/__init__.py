@@ -1,20 +1,27 @@
-"""Small random programs of views, in-place ops, aliases and grad modes, and what an engine makes of them.
+"""Draw small random programs with views, in-place ops, aliases and grad modes; compare an engine with eager on them.
 
-A `Program` is text: a function, for each of its calls a function that makes the inputs, and what the caller does with
-the results. It is drawn by Hypothesis, so that a failing one shrinks to a few lines, and it is written by trying: every
-statement is run eagerly while it is drawn, so that nearly all are valid without a model of torch's shape rules. A few
-statements that raise are kept on purpose: there the engine has to raise the same type.
+To *draw* a program means to choose its parts at random. A `Program` is text: a function, a function per call that makes
+the inputs, and the *caller's steps*, expressions that use the results as a user would (``out[0].mul_(2)``).
+Hypothesis can draw it, and then reduces a failing program to a few lines. Each statement is run eagerly while it is
+drawn. So nearly all statements are valid without a model of torch's shape rules. A few statements that raise are kept
+on purpose; there the engine must raise the same type of exception.
 
-Values are multiples of 1/4 and cotangents multiples of 1/8, so that sums and products are exact in whatever order a
-graph forms them and a comparison bit for bit means something. Programs with ``sin`` and its like, or with products of
-many factors, are not `exact`: their results are still compared bit for bit, their gradients up to the order in which
-autograd sums what several uses contribute. What eager leaves undefined is not drawn (see `defined`).
+Values are multiples of 1/4 and cotangents are multiples of 1/8. So sums and products are exact in any order, and an
+engine can be compared with eager bit for bit. Programs with ``sin`` and similar functions, or with products of many
+factors, are not `Program.exact`. Their results are still compared bit for bit. Their gradients may differ by the
+rounding of a sum whose order autograd chooses. Programs whose eager result is undefined are not drawn (see `defined`).
 
-In order: `choices` (where decisions come from), `program` and `prelude` (the text), `recipes` and `changes` (the
-inputs), `statements` and `writer` (the body), `caller` (what happens afterwards), `drawing` (the strategy), `running`
-and `shrinking`.
+The modules, in order:
 
-Strategies need Hypothesis, the extra ``fuzz``; `program_of` does not.
+- `choices`: make the random decisions, with Hypothesis or with a seed;
+- `program` and `prelude`: the record of a program, and the helper functions in its text;
+- `recipes`, `changes` and `sizes`: draw the inputs of the first call and of the later calls;
+- `statements`, `writer` and `defined`: draw the body of the function;
+- `caller`: draw the caller's steps after the call;
+- `drawing`, `related` and `wrapped`: draw whole programs of three kinds;
+- `running` and `shrinking`: run a program, and make a failing program smaller.
+
+The strategies need Hypothesis, the extra ``fuzz``; `program_of` does not.
 
 Examples
 --------

@@ -1,7 +1,7 @@
-"""What the caller of a program does with what comes back: writes, hooks, and backwards in its own order.
+"""Draw the caller's steps: expressions that write to the results, register hooks on them, or differentiate them.
 
-Nothing of this is tried while it is drawn. A step may raise, as long as it does so in eager too, and the errors of
-in-place work on outputs are as much an observable as their success.
+The steps are not run while they are drawn. So a step may raise in eager, for example after an in-place op on an output.
+Then the engine must raise too.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import torch
 
 from aotlab.verification.programs.choices import Choices, chance, one_of, weighted
 
-#: Not what autograd does not count, other memory (``x.data = y``) or ``detach_()``: a backward finds only what moves
-#: versions. Three stand twice, so that a seed's program stays the same.
+#: Each write increments a version counter, because a backward notices only these writes. So the list has no write
+#: through ``.data``, no new memory (``x.data = y``) and no ``detach_()``. Two writes are listed twice. If they were
+#: removed, each seed would give another program.
 _WRITES = (
     "{t}.mul_(2)",
     "{t}.add_(1)",
@@ -28,7 +29,7 @@ _WRITES = (
     "{t}.mul_(2)",
 )
 
-_WRITE = re.compile(r"_\(")  # an in-place method is called
+_WRITE = re.compile(r"_\(")  # a call of an in-place method
 
 _BEFORE = weighted(
     (6, "write an output"),
@@ -45,17 +46,20 @@ _AFTER = weighted((4, "write an output"), (3, "write an input"), (3, "backward a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """The caller's statements ``before`` and ``after`` the backward."""
+    """The caller's steps ``before`` and ``after`` the backward, as the text of Python expressions."""
 
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
 
 
 def draw_script(choices: Choices, outputs: list[torch.Tensor], inputs: list[str], *, unsaved: bool) -> Script:
-    """Draw up to three things that the caller does before the backward, and up to two that it does after it.
+    """Draw up to three steps of the caller before the backward, and up to two after it.
 
-    Where a custom function keeps its argument ``unsaved``, nothing is written before the backward: eager's gradient is
-    then of what was written, without a word, and a compiled one raises.
+    ``outputs`` are the returned tensors, and ``inputs`` are the names of the tensor arguments.
+
+    ``unsaved`` says that a custom autograd function of the program keeps its argument on ``ctx`` and does not pass it
+    to ``save_for_backward``. Then no step before the backward writes. After such a write, eager silently computes the
+    gradient from the new value, and a compiled function raises.
     """
     if not outputs or not chance(choices, 380):
         return Script()
@@ -88,8 +92,8 @@ def _step(choices: Choices, kind: str, outputs: list[torch.Tensor], inputs: list
         return f"{target}.backward(weights({target}), retain_graph=True)"
     if kind == "backward again":
         return f"{target}.backward(weights({target}))"
-    kept = "" if kind.endswith("again") else ", retain_graph=True"
+    retained = "" if kind.endswith("again") else ", retain_graph=True"
     source = one_of(choices, inputs)
     if kind == "between outputs" and len(differentiable) > 1:
         source = f"out[{one_of(choices, [index for index in differentiable if index != at])}]"
-    return f"torch.autograd.grad({target}, {source}, weights({target}), allow_unused=True{kept})"
+    return f"torch.autograd.grad({target}, {source}, weights({target}), allow_unused=True{retained})"

@@ -1,4 +1,7 @@
-"""What is different about a further call: values, layouts, what aliases what, grad mode."""
+"""Draw a change to the inputs for a later call of a program: other values, layouts, aliases, or another grad mode.
+
+A later call with changed inputs tests the guards of the entry that the first call compiled.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,27 @@ _OTHER_VALUE = {"None": "2", "True": "False", '"text"': "None", "0.5": "1.5"}
 def draw_change(
     choices: Choices, recipes: tuple[Recipe, ...], grad: bool | None
 ) -> tuple[tuple[Recipe, ...], str, bool]:
-    """Change one thing about the inputs; return them, what it was, and whether the call is made with grad mode on."""
-    own = [index for index, recipe in enumerate(recipes) if recipe.is_own]
-    passed = [index for index in own if recipes[index].passed]
+    """Change one thing about the inputs of a call.
+
+    Parameters
+    ----------
+    recipes
+        The recipes for the inputs of the first call.
+    grad
+        False if no input may require grad.
+
+    Returns
+    -------
+    tuple
+        The changed recipes, the change in words, and whether grad mode is on in the later call.
+    """
+    unshared = [index for index, recipe in enumerate(recipes) if recipe.is_own]
+    passed = [index for index in unshared if recipes[index].passed]
     borrowed = [index for index, recipe in enumerate(recipes) if recipe.of is not None and recipe.passed]
     windows = [index for index in borrowed if recipes[index].room]
     values = [index for index, recipe in enumerate(recipes) if recipe.value is not None]
     kinds = [(5, "the same again"), (1, "another grad mode")]
-    if own:
+    if unshared:
         kinds += [(2, "other values"), (2, "other shapes"), (1, "another dtype"), (1, "another layout")]
         kinds += [(2, "other requires_grad")] * (grad is not False)
     if len(passed) > 1:
@@ -37,14 +53,14 @@ def draw_change(
         kinds += [(8, "another number")]
     kind = one_of(choices, [kind for weight, kind in kinds for _ in range(weight)])
     new = list(recipes)
-    at = one_of(choices, own) if own else 0
+    at = one_of(choices, unshared) if unshared else 0
     if kind == "other values":
         new[at] = replace(new[at], seed=new[at].seed + 1)
     elif kind == "other requires_grad" and "float" in new[at].dtype:
         others: tuple[Grad, ...] = ("none", "leaf", "non-leaf")
         new[at] = replace(new[at], grad=one_of(choices, [other for other in others if other != new[at].grad]))
     elif kind == "other shapes":
-        # All inputs change alike, or hardly a program would still run.
+        # All inputs change in the same way, because otherwise most programs would raise.
         sizes = sorted({size for index in passed for size in recipes[index].shape})
         if sizes and not windows:
             old, extra = one_of(choices, sizes), 1 + choices.below(2)
@@ -52,12 +68,12 @@ def draw_change(
                 shape = tuple(size + extra if size == old else size for size in new[index].shape)
                 new[index] = replace(new[index], shape=shape)
     elif kind == "another dtype":
-        for index in own:
+        for index in unshared:
             new[index] = replace(new[index], dtype=_OTHER_FLOAT.get(new[index].dtype, new[index].dtype))
     elif kind == "another layout":
-        new[at] = replace(new[at], layout=one_of(choices, [way for way in _LAYOUTS if way != new[at].layout]))
+        new[at] = replace(new[at], layout=one_of(choices, [layout for layout in _LAYOUTS if layout != new[at].layout]))
         if any(recipe.of == new[at].name and "view(torch." in recipe.view for recipe in recipes):
-            new[at] = recipes[at]  # its bytes are seen as another dtype, which such a layout may not admit
+            new[at] = recipes[at]  # an input views this tensor with another dtype, which not every layout allows
     elif kind in ("one input passed twice", "inputs that overlap"):
         view = "{}" if kind == "one input passed twice" else one_of(choices, ("{}.detach()", "{}[...]", "{}.data"))
         new[passed[-1]] = Recipe(name=new[passed[-1]].name, of=new[passed[0]].name, view=view)
@@ -79,7 +95,10 @@ def draw_change(
 
 
 def _alike(recipes: tuple[Recipe, ...], passed: list[int]) -> list[int]:
-    """Find two inputs that could lie in one buffer: of one shape and dtype, and no more than leaves."""
+    """Find two passed inputs that could be windows of one buffer; return their indices, or an empty list.
+
+    The two inputs are not empty and have the same shape and dtype.
+    """
     for one in passed:
         for two in passed:
             first, second = recipes[one], recipes[two]
@@ -89,7 +108,7 @@ def _alike(recipes: tuple[Recipe, ...], passed: list[int]) -> list[int]:
 
 
 def _windows(choices: Choices, recipes: tuple[Recipe, ...], pair: list[int]) -> list[Recipe]:
-    """Lay two inputs into one buffer, so that they overlap, touch, or nearly touch."""
+    """Make the two inputs in ``pair`` windows of one new buffer. The windows overlap, touch, or nearly touch."""
     one, two = (recipes[index] for index in pair)
     count = elements(one)
     buffer = f"{one.name}_buffer"
@@ -99,7 +118,7 @@ def _windows(choices: Choices, recipes: tuple[Recipe, ...], pair: list[int]) -> 
     if "non-leaf" in (one.grad, two.grad):
         base = replace(base, grad="non-leaf")
     offsets = (0, one_of(choices, (count // 2, count, 1, count + 1, 0)))
-    made = [
+    windows = [
         Recipe(
             name=recipe.name,
             of=buffer,
@@ -110,12 +129,16 @@ def _windows(choices: Choices, recipes: tuple[Recipe, ...], pair: list[int]) -> 
         )
         for recipe, offset in zip((one, two), offsets, strict=True)
     ]
-    new = [made[pair.index(index)] if index in pair else recipe for index, recipe in enumerate(recipes)]
+    new = [windows[pair.index(index)] if index in pair else recipe for index, recipe in enumerate(recipes)]
     return [base, *new]
 
 
 def _on_its_own(recipes: tuple[Recipe, ...], recipe: Recipe) -> Recipe:
-    """Give a window, or a second name, memory of its own; it needs its old shape only to be worth running."""
+    """Bind the name of a view, a window or a second name of a tensor to a clone, which has separate memory.
+
+    The clone may have another shape than the original. `drawing` calls the program with it and drops most calls that
+    raise.
+    """
     if recipe.room or recipe.of is None:
         text = recipe.view.format(recipe.of, o=recipe.offset, e=recipe.offset + recipe.length)
         return replace(recipe, view=f"{recipe.view}.clone()" if ".detach()" not in text else "{}[{o}:{e}].clone()")

@@ -1,7 +1,8 @@
-"""Where a generator's decisions come from: Hypothesis, or a plain random generator.
+"""Make the random decisions from which a program is drawn: with Hypothesis, or with Python's random generator.
 
-The same writer serves both. Hypothesis records what it decides and shrinks it; a random generator is several times as
-fast and never decides the same thing twice, which is what a run of many thousand programs wants.
+All code that draws programs takes either as a `Choices` object. Hypothesis records its decisions and can shrink a
+failing program. A random generator is several times as fast and rarely makes the same program twice. So the fuzzer
+uses it for runs of many thousand programs.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ T = TypeVar("T")
 
 
 class RejectedError(Exception):
-    """What was drawn is not worth having; draw another."""
+    """Raised while a program is drawn if it is useless for a comparison. The caller draws another program."""
 
 
 class Choices(Protocol):
-    """Decides, one number at a time; 0 is the simplest."""
+    """Makes random decisions. Each decision is a number below a bound, and 0 leads to the simplest program."""
 
     def below(self, count: int) -> int:
         """Choose one of 0, 1, …, ``count - 1``."""
 
 
 class DrawnChoices:
-    """Decisions drawn by Hypothesis."""
+    """Makes the decisions with Hypothesis, which can replay and shrink them. ``draw`` comes from ``st.composite``."""
 
     def __init__(self, draw: st.DrawFn) -> None:
         self._draw = draw
@@ -40,7 +41,7 @@ class DrawnChoices:
 
 
 class RandomChoices:
-    """Decisions of a random generator with a seed."""
+    """Makes the decisions with Python's random generator. Equal seeds give equal decisions."""
 
     def __init__(self, seed: int | str) -> None:
         self._random = random.Random(seed).random
@@ -58,21 +59,21 @@ def _below(count: int) -> st.SearchStrategy[int]:
 
 
 def chance(choices: Choices, per_mille: int) -> bool:
-    """Say yes in so many of a thousand cases; shrinks to no."""
+    """Return True with a probability of ``per_mille`` / 1000; shrinks towards False."""
     return choices.below(1000) >= 1000 - per_mille
 
 
 def one_of(choices: Choices, values: Sequence[T]) -> T:
-    """Choose one; shrinks towards the first."""
+    """Choose one of ``values``; shrinks towards the first."""
     return values[choices.below(len(values))]
 
 
 def weighted(*pairs: tuple[int, T]) -> tuple[T, ...]:
-    """Lay out values for `one_of`, each as often as its weight says."""
+    """Repeat each value of the pairs (weight, value) as often as its weight says, as a table for `one_of`."""
     return tuple(value for weight, value in pairs for _ in range(weight))
 
 
 def shuffled(choices: Choices, values: Sequence[Any]) -> list[Any]:
-    """Choose an order; shrinks towards the given one."""
+    """Return ``values`` in a random order; shrinks towards the given order."""
     left = list(values)
     return [left.pop(choices.below(len(left))) for _ in range(len(left))]

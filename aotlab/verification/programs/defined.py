@@ -1,9 +1,9 @@
-"""What eager leaves undefined, seen while it happens.
+"""Detect programs whose eager result is undefined, while they run.
 
-A program that writes to a tensor while it reads overlapping memory at other strides, or that writes to a tensor whose
-own elements overlap, has a result that hangs on the order in which a kernel walks through memory. No engine has to
-repeat that, so such programs are not drawn. Nor are products of complex numbers that a kernel rounds in one way where
-it writes them in place, into every other element, and in another where it makes a tensor of them.
+If a program writes to a tensor while it reads overlapping memory at other strides, or writes to a tensor whose own
+elements overlap, its result depends on the order in which a kernel visits the elements. An engine does not have to
+reproduce that order, so these programs are not drawn. In-place products of complex numbers are not drawn either if the
+kernel rounds them differently than the out-of-place product. This happens if the target has gaps between its elements.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import torch
 
 from aotlab._torch import TorchDispatchMode
 
-#: Ops that change what a tensor is, and write no element.
+#: Ops that change the metadata of a tensor and do not write its elements.
 _METADATA = ("aten.set_", "aten.resize_", "aten.as_strided_", "aten.t_", "aten.transpose_", "aten.squeeze_")
 
-#: Products in place, and what makes a new tensor of the same product.
+#: In-place products, and the out-of-place op for the same product.
 _PRODUCTS = {
     torch.ops.aten.mul_.Tensor: torch.ops.aten.mul.Tensor,
     torch.ops.aten.addcmul_.default: torch.ops.aten.addcmul.default,
@@ -27,13 +27,17 @@ _PRODUCTS = {
 
 
 class NotDefinedError(ValueError):
-    """A statement's result would depend on how a kernel walks through memory."""
+    """The result of a statement depends on uninitialized memory or on the order in which a kernel visits elements.
+
+    Other statements whose comparison with eager would say nothing about an engine raise it too.
+    """
 
 
 class OnlyDefined(TorchDispatchMode):
-    """Raise `NotDefinedError` when an op does what eager leaves undefined.
+    """A dispatch mode that raises `NotDefinedError` if an op has an undefined result in eager.
 
-    With ``whole`` it sees all of a program; then a tensor that is resized to more memory has to be filled at once.
+    With ``whole``, the mode is on while the whole function runs. Then an op that resizes a tensor to more memory must
+    be followed by an op that fills the tensor. Otherwise the program would read uninitialized memory.
     """
 
     def __init__(self, *, whole: bool = False) -> None:
@@ -42,7 +46,7 @@ class OnlyDefined(TorchDispatchMode):
         self._unwritten: torch.Tensor | None = None
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        """Look whether the end shows memory that nobody has written."""
+        """Raise if the program ends while a tensor has uninitialized memory."""
         super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]  # untyped in torch
         if self._unwritten is not None and error is None:
             raise NotDefinedError("not drawn: memory that nobody has written is shown")
@@ -73,7 +77,7 @@ class OnlyDefined(TorchDispatchMode):
                 if other is not target and overlap(target, other) and not _same_window(target, other):
                     problem = "a tensor is written while overlapping memory is read"
         product = _product_elsewhere(func, args, kwargs)
-        # Eager's own error goes first.
+        # If eager raises, its error is raised instead of NotDefinedError.
         result = func(*args, **kwargs)
         if product is not None and not torch.allclose(result, product, rtol=0, atol=0, equal_nan=True):
             problem = problem or "a product is rounded otherwise in place"
@@ -83,7 +87,10 @@ class OnlyDefined(TorchDispatchMode):
 
 
 def _product_elsewhere(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    """Form out of place what is about to be a product of complex numbers in place; ``None`` where it cannot be."""
+    """Compute an in-place product of complex numbers with the out-of-place op; return None for any other op.
+
+    The result is None too if the out-of-place op raises, or if it gives another shape or dtype.
+    """
     if func not in _PRODUCTS or not args[0].is_complex():
         return None
     try:
@@ -95,7 +102,7 @@ def _product_elsewhere(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, An
 
 @functools.cache
 def _written(func: Any) -> tuple[str, ...]:
-    """Name the arguments that an op writes to: positions as text, and keywords."""
+    """Return the position (as text) and the name of each argument that an op writes to: ``("0", "self")``."""
     if str(func).startswith(_METADATA):
         return ()
     names = []
@@ -106,13 +113,13 @@ def _written(func: Any) -> tuple[str, ...]:
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
-    found = []
+    tensors = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, list | tuple):
-            found += _tensors(value)
-    return found
+            tensors += _tensors(value)
+    return tensors
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
@@ -124,7 +131,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def overlap(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """Tell whether the bytes between first and last element of two tensors overlap."""
+    """Tell whether two tensors overlap, if gaps between their elements count as used memory."""
     (start, end), (other_start, other_end) = _span(one), _span(two)
     return start < other_end and other_start < end
 
@@ -134,7 +141,7 @@ def _same_window(one: torch.Tensor, two: torch.Tensor) -> bool:
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Tell whether two elements of a tensor may lie in the same memory."""
+    """Tell whether two elements of a tensor may share memory."""
     if not tensor.numel():
         return False
     steps: Sequence[tuple[int, int]] = sorted(
@@ -149,7 +156,10 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def within_its_memory(value: object) -> bool:
-    """Tell whether a tensor's elements lie in its storage; a ``resize_`` that fails leaves a tensor that reaches on."""
+    """Tell whether all elements of a tensor are inside of its storage; return True for anything else.
+
+    After a ``resize_`` that raises, the tensor may have its new shape and its old storage.
+    """
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or not value.numel():
         return True
     start, end = _span(value)

@@ -1,4 +1,4 @@
-"""The strategy that draws programs, and the same by a seed without Hypothesis."""
+"""Draw whole programs: `programs` is a Hypothesis strategy, and `program_of` makes a program from a seed."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ def programs(
     grad: bool | None = None,
     dynamo: bool = False,
 ) -> st.SearchStrategy[Program]:
-    """Draw a program with one to four arguments, a few statements and one to ``max_calls`` calls.
+    """Return a strategy for programs with one to four arguments, a few statements and one to ``max_calls`` calls.
 
-    Needs Hypothesis, which `program_of` does not.
+    It needs Hypothesis; `program_of` does not.
 
     Parameters
     ----------
     grad
-        True for programs that differentiate, False for such in which nothing requires grad; None for both.
+        True for programs that differentiate, False for programs in which nothing requires grad, None for both.
     dynamo
-        Leave out what Dynamo cannot trace whole.
+        Leave out statements that Dynamo cannot trace without a graph break.
     """
     from hypothesis import reject
     from hypothesis import strategies as st
@@ -76,7 +76,10 @@ def programs(
 def program_of(
     seed: int, *, max_statements: int = 8, max_calls: int = 3, grad: bool | None = None, dynamo: bool = False
 ) -> Program:
-    """Make the program number ``seed``: what `programs` draws, several times as fast, and nearly never twice.
+    """Make the program with the number ``seed``.
+
+    The programs are drawn like the examples of the strategy `programs`, but several times as fast. Different seeds
+    rarely give the same program. `programs` explains the arguments.
 
     Examples
     --------
@@ -95,12 +98,13 @@ def program_of(
 def draw_program(
     choices: Choices, max_statements: int, max_calls: int, *, grad: bool | None, dynamo: bool, sized: bool = False
 ) -> Program:
-    """Draw a program; `RejectedError` if it came out as one that is not worth having.
+    """Draw a program; raise `RejectedError` if the result is useless.
 
-    With ``sized``, all calls after the first one have other sizes.
+    `programs` explains the arguments. With ``sized``, the inputs of later calls have other sizes than in the first
+    call.
     """
     with warnings.catch_warnings(), torch.enable_grad(), random_state_restored():
-        # Trying statements brings out deprecations that are none of an engine's business.
+        # Statements run while they are drawn. They may cause deprecation warnings, which do not concern an engine.
         warnings.simplefilter("ignore")
         program = _draw_flat(choices, max_statements, max_calls, grad=grad, dynamo=dynamo, sized=sized)
     if len(program.parameters) > 1 and chance(choices, 120):
@@ -109,13 +113,13 @@ def draw_program(
 
 
 def _nested(program: Program, container: str) -> Program:
-    """Pass all arguments but the first in one container."""
+    """Change the program so that it receives all arguments except the first in one list, tuple or dictionary."""
     names = ", ".join(program.parameters[1:])
-    made = {"list": f"[{names}]", "tuple": f"({names},)"}.get(
+    expression = {"list": f"[{names}]", "tuple": f"({names},)"}.get(
         container, "{" + ", ".join(f'"{name}": {name}' for name in program.parameters[1:]) + "}"
     )
     taken = "rest.values()" if container == "dict" else "rest"
-    # By these names the caller uses them afterwards.
+    # The caller's steps use these names. They are not arguments any more, so each call must return them as watched.
     used = set(re.findall(r"\b[b-d]\b", " ".join((*program.before, *program.after))))
     comma = "," if len(program.parameters) == 2 else ""
     return replace(
@@ -123,7 +127,7 @@ def _nested(program: Program, container: str) -> Program:
         parameters=(program.parameters[0], "rest"),
         body=(f"{names}{comma} = {taken}", *program.body),
         setups=tuple(
-            replace(setup, arguments=(setup.arguments[0], made), watched=(*setup.watched, *sorted(used)))
+            replace(setup, arguments=(setup.arguments[0], expression), watched=(*setup.watched, *sorted(used)))
             for setup in program.setups
         ),
     )
@@ -141,7 +145,7 @@ def _draw_flat(
     parameters = first.arguments
     try:
         arguments = dict(zip(parameters, made_by(first), strict=True))
-    except IndexError:  # there is no first row of a tensor without rows
+    except IndexError:  # a tensor without rows has no first row
         raise RejectedError from None
     with OnlyDefined(), torch.set_grad_enabled(first.grad_mode):
         writer = Writer(choices, arguments, dynamo=dynamo, sized=sized)
@@ -151,7 +155,8 @@ def _draw_flat(
     if outputs is None:
         raise RejectedError
     function = _function(parameters, tuple(writer.lines), result)
-    # While it was written each tensor was looked at after each statement, which eager's stale views can tell.
+    # Run the whole function again. The writer reads each tensor after each statement. Reading a view after a write to
+    # its base makes autograd regenerate its history, which can change the outcome of later statements.
     error, differentiates = _trial(function, first)
     if QUIRKS.search(error) or (grad and (error or not differentiates)):
         raise RejectedError
@@ -163,9 +168,9 @@ def _draw_flat(
         setup = setup_of(changed, change, grad_mode=grad_mode)
         try:
             made_by(setup)
-        except (RuntimeError, IndexError):  # such a window does not fit into the changed tensor: there is no such call
+        except (RuntimeError, IndexError):  # the changed tensor is too small for a window of it, so drop the call
             continue
-        # A changed call that raises is only worth having now and then.
+        # Keep only a few of the later calls that raise.
         error_here, _ = _trial(function, setup)
         if not error_here or (chance(choices, 50) and not QUIRKS.search(error_here)):
             setups.append(setup)
@@ -196,12 +201,12 @@ def _maker(setup: Setup) -> Callable[[], Any]:
     namespace: dict[str, Any] = dict(helpers())
     namespace |= {"torch": torch, "seen": []}
     exec(f"def inputs():\n    {lines}", namespace)
-    made: Callable[[], Any] = namespace["inputs"]
-    return made
+    inputs: Callable[[], Any] = namespace["inputs"]
+    return inputs
 
 
 def made_by(setup: Setup) -> tuple[Any, ...]:
-    """Make the arguments of a call."""
+    """Run the text of ``setup`` and return the arguments of the call."""
     args: tuple[Any, ...] = _maker(setup)()[0]
     return args
 
@@ -220,17 +225,21 @@ def _function(parameters: tuple[str, ...], body: tuple[str, ...], result: str) -
 
 
 def trial(parameters: tuple[str, ...], body: tuple[str, ...], result: str, setup: Setup) -> tuple[str, bool]:
-    """Run a function of this text; return the message with which it raises, and whether it can be differentiated."""
+    """Compile the text of a function and call it once, with the arguments of ``setup``.
+
+    Return the message of its error, or an empty string, and whether one of its results or arguments is a non-leaf that
+    requires grad, so that a backward can start.
+    """
     return _trial(_function(parameters, body, result), setup)
 
 
 def _trial(function: Callable[..., Any], setup: Setup) -> tuple[str, bool]:
-    """Make a call and return the message with which it raises, and whether there is something to differentiate."""
+    """Call ``function`` as `trial` does, with the same results."""
     try:
         arguments = made_by(setup)
         with OnlyDefined(whole=True), torch.set_grad_enabled(setup.grad_mode):
             result = function(*arguments)
-        # A view whose history an in-place write made invalid raises at the first look.
+        # An in-place write can make the history of a view invalid. Reading the view then raises.
         tensors = [leaf for _, leaf in flatten((result, arguments), "")[1] if isinstance(leaf, torch.Tensor)]
         flags = [tensor.requires_grad and not tensor.is_leaf for tensor in tensors]
         return "", any(flags)

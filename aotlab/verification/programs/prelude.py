@@ -1,4 +1,7 @@
-"""The helpers that a program's text brings along, so that it runs anywhere: each only where the program names it."""
+"""The helper functions and classes that a program uses, as source text.
+
+The text of a program contains the source of the helpers that it names. So it runs without this package.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ def weights(tensor):  # what is handed to a backward
     return made if type(tensor) is torch.Tensor else made + torch.zeros_like(tensor.detach())
 """
 
-#: The look at ``grad_fn`` is there for torch < 2.15, which crashes when a view gets a hook after its base was written.
+#: ``hook`` reads ``grad_fn`` before it registers the hook, because torch < 2.15 crashes if a hook is registered on a
+#: view whose base was written after the view was made.
 _HOOK = """\
 def hook(tensor, name):  # what a hook is called with, call by call
     if tensor.grad_fn is not None or tensor.requires_grad:
@@ -117,7 +121,7 @@ class Written(torch.autograd.Function):  # writes to what it gets
         return gradient * 3
 """
 
-#: By the name that the text has to mention.
+#: The source of each helper, by the name of the helper.
 _HELPERS = {
     "numbers": _NUMBERS,
     "weights": _WEIGHTS,
@@ -138,7 +142,7 @@ _WORDS = re.compile(r"[A-Za-z_]\w*")
 
 
 def prelude(text: str) -> list[str]:
-    """Return the lines that have to stand before ``text``: imports, and the helpers that it names."""
+    """Return the lines that must precede ``text``: imports, and the helpers that it names."""
     words = set(_WORDS.findall(text))
     needed = [source for name, source in _HELPERS.items() if name in words]
     imports = ["import math"] if "numbers" in words else []
@@ -154,7 +158,7 @@ def prelude(text: str) -> list[str]:
 
 @functools.cache
 def helpers() -> dict[str, Any]:
-    """Return the helpers as live objects, for trying statements."""
+    """Compile all helpers and return them by name, so that the writer can run single statements."""
     namespace: dict[str, Any] = {"__name__": "program"}
     source = "\n".join(prelude(" ".join(_HELPERS)))
     exec(compile(source, "<helpers>", "exec", dont_inherit=True), namespace)

@@ -1,4 +1,4 @@
-"""What a program is: text, its calls, and what the caller does with what comes back."""
+"""The record of a program: the text of its function, its calls, and the caller's steps after each call."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from aotlab.verification.calls import call_of
 from aotlab.verification.observables import Backward, Call
 from aotlab.verification.programs.prelude import prelude
 
-#: Ops whose results or derivatives need more bits than a float has.
+#: Ops whose results or derivatives are rounded, because they need more bits than a float has.
 _INEXACT = r"\.(sin_?|exp|softmax|mean|rand_like|amax|layer_norm)\(|/ \w+\.shape|\*\* -0\.5"
 
-#: Ops that double the bits which a result needs: inputs have 6, a float32 24 and a float64 53.
+#: Ops whose result needs twice as many bits as their operands. The values of inputs need 6 bits. A float32 has 24 bits
+#: and a float64 has 53.
 _PRODUCT = r"mul_?\(|square| \*=? | @ |Squared|Kept|Parted"
 
 _VIEWS = (
@@ -25,7 +26,7 @@ _VIEWS = (
     r"movedim|swapaxes|as_strided|conj)\(|\.(mT|real|imag)\b|view_as_(real|complex)|\w\[|Viewed"
 )
 
-#: What a program is about, by what its body, result and calls have in them.
+#: Most of the categories of `Program.categories`, each with the pattern that finds it in the body and the result.
 _IN_BODY = {
     "views": _VIEWS,
     "multi-output views": r"\.(unbind|chunk|split|tensor_split)\(",
@@ -47,11 +48,12 @@ _HOOKS = r"\bhook\(|retain(_grad)?\(|register_hook"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """How the arguments of one call are made.
+    """The text that makes the arguments of one call.
 
-    ``lines`` bind names, ``arguments`` are the expressions that are passed, ``watched`` the names that are looked at
-    afterwards; ``change`` says what is different from the first call, and ``grad_mode`` whether it is made with grad
-    mode on.
+    ``lines`` are statements that bind names, for example ``a = numbers(1, 2, 3)``. ``arguments`` are the expressions
+    that are passed. ``watched`` are the names of further tensors that are observed after the call, for example the base
+    of an argument that is a view. ``change`` describes in words how the call differs from the first call. ``grad_mode``
+    says whether grad mode is on during the call.
     """
 
     lines: tuple[str, ...]
@@ -63,11 +65,13 @@ class Setup:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Program:
-    """A function of ``parameters`` with a ``body`` and a ``result``, its calls, and what the caller does afterwards.
+    """The text of a function, of the inputs of its calls, and of the caller's steps after each call.
 
-    The caller runs the expressions ``before``, then the ``backward``, then the expressions ``after``; in them ``out``
-    is the list of the returned tensors, and the inputs have their names. Each of them may raise, as long as it does so
-    on both sides. ``raises`` tells that the function does, on the first call.
+    The function has ``parameters``, the lines of its ``body``, and a returned expression ``result``. ``setups`` has one
+    item per call. After each call, the caller runs the expressions ``before``, then the ``backward``, then the
+    expressions ``after``. In these expressions, ``out`` is the list of the returned tensors, and the inputs have their
+    names. A step may raise, if it raises both in eager and in the engine. ``raises`` says that the function raises on
+    the first call.
     """
 
     parameters: tuple[str, ...]
@@ -81,11 +85,7 @@ class Program:
 
     @property
     def source(self) -> str:
-        """The program as a Python module.
-
-        It has ``program``; ``inputs_0()``, ``inputs_1()``, … for the calls; ``before`` and ``after`` where the caller
-        does something; and ``grad_modes`` where grad mode is off in one of the calls.
-        """
+        """The program as the text of a Python module, which `aotlab.verification.calls` explains."""
         lines = ["", "", f"def program({', '.join(self.parameters)}):"]
         lines += [f"    {line}" for line in (*self.body, f"return {self.result}")]
         for index, setup in enumerate(self.setups):
@@ -104,7 +104,7 @@ class Program:
 
     @property
     def exact(self) -> bool:
-        """Whether all arithmetic of the program is exact, so that no order of summation can show."""
+        """Whether all arithmetic of the program is exact, so that the order of a sum does not matter."""
         lines = (*self.body, self.result, *self.before, *self.after)
         factors = sum(bool(re.search(_PRODUCT, line)) for line in lines)
         text = [line for setup in self.setups for line in setup.lines]
@@ -113,49 +113,50 @@ class Program:
 
     @property
     def categories(self) -> frozenset[str]:
-        """What the program is about, read off its text."""
+        """The features that the program uses, found by searching its text."""
         body = "\n".join((*self.body, self.result))
         calls = "\n".join(line for setup in self.setups for line in setup.lines)
         caller = "\n".join((*self.before, *self.after))
-        found = {name for name, pattern in _IN_BODY.items() if re.search(pattern, body)}
+        features = {name for name, pattern in _IN_BODY.items() if re.search(pattern, body)}
         if re.search(_IN_BODY["dtypes"], calls):
-            found.add("dtypes")
+            features.add("dtypes")
         if re.search(_HOOKS, "\n".join((body, calls, caller))):
-            found.add("hooks")
+            features.add("hooks")
         if any(len(set(setup.arguments)) < len(setup.arguments) for setup in self.setups) or re.search(
             r"(?m)^([a-d]) = ([a-d])$", calls
         ):
-            found.add("duplicates")
+            features.add("duplicates")
         if re.search(r"(?m)^[a-d] = (torch\.[\w.]+\()?([a-d]|w|w_array)\b(?!$)", calls):
-            found.add("overlapping inputs")
+            features.add("overlapping inputs")
         if not all(setup.grad_mode for setup in self.setups):
-            found.add("grad modes")
+            features.add("grad modes")
         if self.backward in ("first", "each", "reversed") or ".backward(" in caller:
-            found.add("partial backward")
+            features.add("partial backward")
         if self.backward == "twice" or "retain_graph" in caller:
-            found.add("repeated backward")
+            features.add("repeated backward")
         if "autograd.grad(" in caller:
-            found.add("gradients between outputs")
+            features.add("gradients between outputs")
         if re.search(r"_\(|\[", re.sub(r"out\[\d+\]", "out", caller).replace("requires_grad_", "")):
-            found.add("caller writes outputs")
+            features.add("caller writes outputs")
         if len(self.setups) > 1:
-            found.add("repeated calls")
+            features.add("repeated calls")
         if re.search(
             r"[\[{\"]|Pair|Box|None|True|\b\d", re.sub(r"(?<=[\w\])])(\[[^]]*\]|\.\w+(\([^)]*\))?)", "", self.result)
         ):
-            found.add("containers")
+            features.add("containers")
         if self.raises:
-            found.add("raises")
-        return frozenset(found)
+            features.add("raises")
+        return frozenset(features)
 
     def build(self) -> tuple[Callable[..., Any], tuple[Callable[[], Call], ...]]:
-        """Compile the text: the function, and for each call what makes fresh arguments for it."""
+        """Compile the text; return the function, and for each call a function that makes new arguments for it."""
         source = self.source
         file = f"<program {hashlib.sha256(source.encode()).hexdigest()[:12]}>"
-        # Tracebacks, and an engine that quotes the user's line, read the text from here.
+        # Tracebacks read the text from `linecache`. So does the engine when it quotes the user line.
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
         namespace: dict[str, Any] = {"__name__": "program"}
-        # This file's own `from __future__` would make other annotations of the text's dataclasses.
+        # Without `dont_inherit`, this file's `from __future__` would turn the annotations of the text's dataclasses
+        # into strings.
         exec(compile(source, file, "exec", dont_inherit=True), namespace)
         texts = {"before": self.before, "after": self.after}
         calls = tuple(partial(call_of, namespace, index, texts=texts) for index in range(len(self.setups)))
@@ -165,7 +166,7 @@ class Program:
         return f"Program(\n{self.source})"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        # Hypothesis and IPython would spell out the fields of a dataclass.
+        # Otherwise Hypothesis and IPython print all fields of a dataclass.
         for index, line in enumerate(repr(self).splitlines()):
             if index:
                 printer.break_()
@@ -173,7 +174,7 @@ class Program:
 
 
 def inputs_body(setup: Setup) -> list[str]:
-    """Return the lines of the function that makes a call's arguments."""
+    """Return the lines of the function ``inputs_*()``, which makes the arguments of one call."""
     watched = ", ".join(f'"{name}": {name}' for name in setup.watched)
     arguments = "".join(f"{argument}, " for argument in setup.arguments)
     return [*setup.lines, f"return ({arguments.strip()}), {{{watched}}}"]

@@ -1,7 +1,8 @@
-"""How the arguments of a call are made: each from numbers, as a window of something else, or a Python value.
+"""Draw recipes for the arguments of a call. A recipe is a new tensor, a view of another name, or a Python value.
 
-Arguments may overlap in many ways, and what belongs together is drawn together: a *family* is a hidden tensor or array
-with windows into it, some related by autograd, others not.
+Arguments may overlap in many ways, so arguments that share memory are drawn together. A *family* is a tensor or NumPy
+array with windows of its memory. The tensor may be an argument itself, or only the windows are passed. Autograd
+records some of the windows as views of the tensor, and others (after ``detach()``) not.
 """
 
 from __future__ import annotations
@@ -24,17 +25,20 @@ _LAYOUTS: tuple[Layout, ...] = weighted(
     (12, "plain"), (4, "offset"), (4, "transposed"), (2, "strided"), (1, "expanded")
 )
 
-#: How many elements three dimensions have.
+#: Three sizes, from which the shapes of all arguments are built.
 Sizes = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How one name is bound.
+    """The value to which one name of a call's setup is bound: a new tensor, an expression of another name, or a value.
 
-    From numbers, from another name (``of``, through ``view``, in which ``{}`` stands for that name and ``{o}``, ``{e}``
-    for a window of ``length`` elements at ``offset``), or a Python ``value`` as text. What is not ``passed`` is only
-    looked at. ``extra`` lines run when all names are bound.
+    Without ``of`` and ``value``, the name is bound to a new tensor with ``shape``, ``dtype``, ``grad`` and ``layout``.
+    ``seed`` selects its elements. With ``of``, the name is bound to the expression ``view`` of the name ``of``: ``{}``
+    is replaced by ``of``, and ``{o}`` and ``{e}`` by the start and the end of a window with ``length`` elements at
+    ``offset``. ``room`` is the largest offset at which this window fits; it is 0 if the window cannot be moved.
+    ``value`` is a Python value as text. If ``passed`` is False, the name is not an argument and is only observed.
+    ``extra`` is a statement that runs after all names are bound.
     """
 
     name: str
@@ -54,35 +58,35 @@ class Recipe:
 
     @property
     def is_tensor(self) -> bool:
-        """Whether it is no Python value."""
+        """Whether the name is bound to a tensor."""
         return self.value is None
 
     @property
     def is_own(self) -> bool:
-        """Whether it has memory of its own."""
+        """Whether the name is bound to a tensor with separate memory."""
         return self.value is None and self.of is None
 
     def lines(self) -> tuple[list[str], list[str]]:
-        """Return the statements that bind ``name``, and the names to watch besides it."""
+        """Return the statements that bind ``name``, and the further names that they bind: its base, its leaf."""
         if self.value is not None:
             return [f"{self.name} = {self.value}"], []
         if self.of is not None:
             return [f"{self.name} = {self.view.format(self.of, o=self.offset, e=self.offset + self.length)}"], []
         shape, view = self._layout()
-        made = f"numbers({', '.join(map(str, (self.seed, *shape)))}, dtype={self.dtype})"
+        values = f"numbers({', '.join(map(str, (self.seed, *shape)))}, dtype={self.dtype})"
         base, leaf = f"{self.name}_base", f"{self.name}_leaf"
         if self.grad == "non-leaf":
-            first = [f"{leaf} = {made}.requires_grad_()", f"{base} = {leaf} * 1"]
+            first = [f"{leaf} = {values}.requires_grad_()", f"{base} = {leaf} * 1"]
             if view:
                 return [*first, f"{self.name} = {base}{view}"], [leaf, base]
             return [first[0], f"{self.name} = {leaf} * 1"], [leaf]
         if self.grad == "leaf":
             if view:
-                return [f"{base} = {made}", f"{self.name} = {base}{view}.detach().requires_grad_()"], [base]
-            return [f"{self.name} = {made}.requires_grad_()"], []
+                return [f"{base} = {values}", f"{self.name} = {base}{view}.detach().requires_grad_()"], [base]
+            return [f"{self.name} = {values}.requires_grad_()"], []
         if view:
-            return [f"{base} = {made}", f"{self.name} = {base}{view}"], [base]
-        return [f"{self.name} = {made}"], []
+            return [f"{base} = {values}", f"{self.name} = {base}{view}"], [base]
+        return [f"{self.name} = {values}"], []
 
     def _layout(self) -> tuple[tuple[int, ...], str]:
         shape = self.shape
@@ -100,17 +104,17 @@ class Recipe:
 
 
 def setup_of(recipes: tuple[Recipe, ...], change: str, *, grad_mode: bool = True) -> Setup:
-    """Write down how one call's arguments are made."""
+    """Return the setup of a call whose arguments follow ``recipes``. ``change`` says how it differs from the first."""
     lines: list[str] = []
     watched: list[str] = []
     for recipe in recipes:
-        more, looked_at = recipe.lines()
-        lines += more
+        bindings, looked_at = recipe.lines()
+        lines += bindings
         watched += looked_at
         if not recipe.passed:
             watched.append(recipe.name)
     return Setup(
-        # An array is no tensor to look at; its windows are.
+        # A NumPy array is not a tensor, so only the windows of it are observed.
         lines=(*lines, *(recipe.extra for recipe in recipes if recipe.extra)),
         arguments=tuple(recipe.name for recipe in recipes if recipe.passed),
         watched=tuple(name for name in watched if not name.endswith("_array")),
@@ -120,9 +124,10 @@ def setup_of(recipes: tuple[Recipe, ...], change: str, *, grad_mode: bool = True
 
 
 def draw_recipes(choices: Choices, grad: bool | None, sizes: Sizes | None = None) -> tuple[Recipe, ...]:
-    """Draw one to four arguments; ``grad`` says whether some have to, or none may, require grad.
+    """Draw the recipes of one to four arguments.
 
-    With ``sizes`` of their dimensions, what is drawn is otherwise the same for all sizes.
+    ``grad`` is True if most tensors should require grad, False if none may, and None for both. ``sizes`` gives the
+    sizes of the dimensions. Then the same decisions give the same arguments except for their sizes.
     """
     names = list("abcd"[: one_of(choices, weighted((3, 1), (4, 2), (3, 3), (1, 4)))])
     n, m, k = sizes or (one_of(choices, _SIZES) for _ in range(3))
@@ -141,7 +146,7 @@ def draw_recipes(choices: Choices, grad: bool | None, sizes: Sizes | None = None
     if not any(recipe.passed and recipe.is_tensor for recipe in recipes):
         recipes[0] = Recipe(name=recipes[0].name, shape=(2, 3))
     if grad is not False and chance(choices, 70):
-        # The caller's hook, or retained gradient, is there before the call.
+        # The caller registers a hook, or retains the gradient, before the call.
         at = choices.below(len(recipes))
         if recipes[at].is_tensor and recipes[at].passed:
             name = recipes[at].name
@@ -151,7 +156,7 @@ def draw_recipes(choices: Choices, grad: bool | None, sizes: Sizes | None = None
 
 
 def draw_grad(choices: Choices, grad: bool | None) -> Grad:
-    """Draw how a tensor takes part in autograd."""
+    """Draw whether a tensor requires grad and is a leaf. `draw_recipes` explains ``grad``."""
     if grad is False:
         return "none"
     if grad is True and chance(choices, 700):
@@ -199,7 +204,7 @@ _FAMILIES = weighted(
 )
 
 
-#: What lies over what: a dtype, and a smaller one.
+#: Pairs of dtypes: the base's dtype, and the dtype of a view of its bytes.
 _BYTES = (
     ("torch.int32", "torch.int8"),
     ("torch.float32", "torch.int32"),
@@ -211,18 +216,18 @@ _BYTES = (
 def draw_family(
     choices: Choices, names: list[str], shape: tuple[int, int], dtype: str, grad: bool | None
 ) -> list[Recipe]:
-    """Draw names that share memory: a tensor that nothing else knows, and windows into it."""
+    """Draw a family of arguments that share memory: a tensor and views of it, or windows of one base."""
     kind = one_of(choices, _FAMILIES)
     if kind in ("windows", "parameters", "array"):
         return _windows(choices, kind, names, shape, dtype, grad)
     rows, columns = shape
     sizes = f"{rows}, {columns}"
-    own = draw_grad(choices, grad)
-    first = Recipe(name=names[0], shape=shape, dtype=dtype, grad=own)
+    grad_kind = draw_grad(choices, grad)
+    first = Recipe(name=names[0], shape=shape, dtype=dtype, grad=grad_kind)
     views: tuple[str, ...] = ()
     if kind == "strided":
         count = rows * columns
-        base = Recipe(name="w", shape=(2 * count + 1,), dtype=dtype, grad=own, passed=False)
+        base = Recipe(name="w", shape=(2 * count + 1,), dtype=dtype, grad=grad_kind, passed=False)
         starts = one_of(choices, ((0, 1, 0), (0, 0, 1), (1, 0, 1)))
         view = f"{{}}[{{o}}:{{e}}:2].view({sizes})"
         return [
@@ -266,7 +271,7 @@ def draw_family(
 def _windows(
     choices: Choices, kind: str, names: list[str], shape: tuple[int, int], dtype: str, grad: bool | None
 ) -> list[Recipe]:
-    """Draw windows of one shape: views of one base, leaves in one flat buffer, or tensors over one array."""
+    """Draw windows of one shape: views of one base, leaves in one flat buffer, or tensors over one NumPy array."""
     count = shape[0] * shape[1]
     room = count + 2
     base = Recipe(name="w", shape=(count + room,), dtype=dtype, grad=draw_grad(choices, grad), passed=False)
@@ -276,8 +281,8 @@ def _windows(
         if grad is not False:
             view = one_of(choices, (f"{view}.detach().requires_grad_()", f"torch.nn.Parameter({view})"))
     elif kind == "array":
-        made = f"numbers(1, {count + room}, dtype={dtype})"
-        base = Recipe(name="w_array", of=made, view="{}.numpy()", passed=False)
+        values = f"numbers(1, {count + room}, dtype={dtype})"
+        base = Recipe(name="w_array", of=values, view="{}.numpy()", passed=False)
         view = f"torch.from_numpy({{}}[{{o}}:{{e}}]).view({shape[0]}, {shape[1]})"
         if grad is not False and chance(choices, 300):
             view += ".requires_grad_()"
@@ -288,11 +293,11 @@ def _windows(
         for name, offset in zip(names, offsets, strict=True)
     ]
     if kind == "windows" and chance(choices, 300):
-        # The base is passed too, in place of the last window.
+        # The base is passed instead of the last window.
         windows[-1] = Recipe(name=names[-1], of="w")
     return [base, *windows]
 
 
 def elements(recipe: Recipe) -> int:
-    """Count the elements of a tensor with memory of its own."""
+    """Return the number of elements of a recipe for a new tensor."""
     return math.prod(recipe.shape)

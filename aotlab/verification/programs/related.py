@@ -1,10 +1,11 @@
-"""Programs about two inputs that have something to do with each other: few steps, each of many kinds.
+"""Draw short programs about two inputs that share memory: few steps, each chosen from many kinds.
 
-What `drawing` draws is wide: many inputs, long bodies. That two views of one buffer share no byte, that one of them is
-written under ``no_grad`` and the other is asked whether it requires grad, comes together there once in a million. Here
-a program is one relation between two inputs, up to three steps on these or a view, and one use of what they are then.
+`drawing` draws programs with many inputs and long bodies. It hardly ever combines several rare things. For example, two
+views of one buffer share no byte, one of them is written under ``no_grad``, and the function reads ``requires_grad`` of
+the other. In this module a program has one relation between two inputs, up to three statements about them or a view of
+one, and one returned expression.
 
-The text is put together first and tried as a whole; a program that raises in eager is kept now and then.
+The text is drawn first, and then the whole function is run once. A few programs that raise in eager are kept.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _HISTORY = _LEAF + " * 1"
 _WINDOWS = ("a = w[0:3]", "b = w[3:6]")
 _COMPLEX = "w = torch.complex(numbers(1, 3, dtype=torch.float32), numbers(2, 3, dtype=torch.float32))"
 
-#: How two inputs are made.
+#: The relations. Each is a sequence of statements that make the inputs ``a`` and ``b``, most of them as views of ``w``.
 _RELATIONS: tuple[tuple[str, ...], ...] = (
     (_PLAIN, *_WINDOWS),
     (_HISTORY, *_WINDOWS),
@@ -56,10 +57,10 @@ _RELATIONS: tuple[tuple[str, ...], ...] = (
     ("a = numbers(1, 3, dtype=torch.float32).requires_grad_() * 1", "b = numbers(2, 3, dtype=torch.float32)"),
 )
 
-#: Where a step, or a use, takes place.
+#: The grad mode in which a statement of the body runs; an empty string leaves the current mode.
 _MODES = weighted((12, ""), (3, "with torch.no_grad():"), (1, "with torch.inference_mode():"))
 
-#: What is done to one of the inputs, or to a view of one.
+#: The statements of the body. ``{t}`` is ``a``, ``b``, or the view ``v`` of one of them; ``c`` is a separate leaf.
 _STEPS = (
     "{t}.mul_(2)",
     "{t}.add_(c[:{t}.shape[0]])",
@@ -86,7 +87,7 @@ _STEPS = (
     "{t}.set_({t}.detach().clone())",
 )
 
-#: What comes back.
+#: The expressions that the function returns.
 _USES = (
     "{t} * 2",
     "{t}[:1]",
@@ -102,7 +103,7 @@ _USES = (
     "{t}.view(-1), v * 2",
 )
 
-#: What the caller does with it before the backward, and, of inputs, after it.
+#: The step that the caller takes before the backward; an empty string is no step.
 _LATER = weighted(
     (10, ""),
     (1, "out[0].mul_(2)"),
@@ -125,12 +126,12 @@ _WITH_VIEWS = ("a", "b", "b", "v", "v")
 
 
 def draw_related(choices: Choices, *, dynamo: bool) -> Program:
-    """Draw a program; `RejectedError` if it came out as one that is not worth having.
+    """Draw a program; raise `RejectedError` if the result is useless.
 
     Parameters
     ----------
     dynamo
-        Leave out what Dynamo cannot trace whole.
+        Leave out programs that Dynamo cannot trace without a graph break.
     """
     third = "c = numbers(3, 3, dtype=torch.float32).requires_grad_()"
     lines = (*one_of(choices, _RELATIONS), third)

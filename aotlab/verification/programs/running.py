@@ -1,4 +1,4 @@
-"""A program run by eager and by an engine, and compared."""
+"""Run a program with eager and with an engine, and compare everything that the caller can observe."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Literal
 import torch
 
 from aotlab.verification.clones import random_state_restored
-from aotlab.verification.differential import Candidate, Difference, judge
-from aotlab.verification.observables import observe
+from aotlab.verification.comparisons import Difference
+from aotlab.verification.judgement import judge
+from aotlab.verification.observables import Candidate, observe
 from aotlab.verification.programs.program import Program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a program: ``refusals`` are the reasons, one per refused call; ``differences`` are what failed."""
+    """The result of a program: the reasons of all refusals by the engine, and the ``differences`` from eager."""
 
     status: Literal["ok", "refused", "failed"]
     refusals: tuple[str, ...] = ()
@@ -23,10 +24,10 @@ class Outcome:
 
 
 def run_program(program: Program, candidate: Candidate) -> Outcome:
-    """Run all calls of ``program`` eagerly and by ``candidate(function)``, and compare bit for bit.
+    """Run all calls of ``program`` eagerly and with ``candidate(function)``, and compare bit for bit.
 
-    One callable serves all calls, so that entries, guards and recompilations are compared as well. A refusal is
-    legitimate if it left no trace on the arguments and their gradients.
+    The function is compiled once and then called with all inputs, so that guards and recompiles are tested too. A
+    refusal is not a difference. If the engine changed an argument before it refused, that change is a difference.
     """
     function, makers = program.build()
     compiled = candidate(function)

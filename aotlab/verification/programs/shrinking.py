@@ -1,7 +1,7 @@
-"""A failing program made smaller, part by part, without drawing anything.
+"""Make a failing program smaller: remove one part after another.
 
-Hypothesis shrinks what it has drawn itself. A program that was made from a seed, or written by hand, is shrunk here:
-calls, statements, arguments and what the caller does are left out as long as it still fails.
+Hypothesis shrinks only programs that it has drawn. This module shrinks a program that was made from a seed or written
+by hand. It removes calls, statements, arguments and the caller's steps, as long as the program still fails.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from aotlab.verification.programs.program import Program, Setup
 
 
 def shrink(program: Program, fails: Callable[[Program], bool], *, attempts: int = 500) -> Program:
-    """Return the smallest program found for which ``fails`` is true, after at most so many ``attempts``.
+    """Return the smallest program found for which ``fails`` is true, after at most ``attempts`` calls of ``fails``.
 
     Examples
     --------
@@ -22,21 +22,21 @@ def shrink(program: Program, fails: Callable[[Program], bool], *, attempts: int 
     >>> shrink(program_of(1), lambda program: True).body
     ()
     """
-    found = True
-    while found:
-        found = False
+    smaller = True
+    while smaller:
+        smaller = False
         for candidate in _smaller(program):
             attempts -= 1
             if attempts < 0:
                 return program
             if fails(candidate):
-                program, found = candidate, True
+                program, smaller = candidate, True
                 break
     return program
 
 
 def _smaller(program: Program) -> Iterator[Program]:
-    """Give programs that lack something; the largest parts first."""
+    """Yield copies of the program from which one part is removed or simplified; whole calls first, inputs last."""
     setups, body = program.setups, program.body
     for index in range(len(setups) - 1, -1, -1):
         if len(setups) > 1:
@@ -52,9 +52,9 @@ def _smaller(program: Program) -> Iterator[Program]:
     for index in range(len(body) - 1, -1, -1):
         yield from _without_line(program, index)
     for steps in ("before", "after"):
-        given = getattr(program, steps)
-        for index in range(len(given) if len(given) > 1 else 0):
-            yield replace(program, **{steps: given[:index] + given[index + 1 :]})
+        caller_steps = getattr(program, steps)
+        for index in range(len(caller_steps) if len(caller_steps) > 1 else 0):
+            yield replace(program, **{steps: caller_steps[:index] + caller_steps[index + 1 :]})
     names = dict.fromkeys(re.findall(r"\b[a-d]\b|\bv\d+\b", program.result))
     for text in ("None", *names, *(f"({name}, {other})" for name in names for other in names if name != other)):
         if len(text) < len(program.result):
@@ -72,15 +72,15 @@ def _without_line(program: Program, index: int) -> Iterator[Program]:
             end += 1
         inner = tuple(text[4:] for text in body[index + 1 : end])
         yield replace(program, body=body[:index] + inner + body[end:])
-    rest = body[:index] + body[end:]
+    shorter = body[:index] + body[end:]
     if (
         line.startswith("    ")
         and body[index - 1].endswith(":")
         and not "".join(body[end : end + 1]).startswith("    ")
     ):
-        # It was all that the block had.
-        rest = body[: index - 1] + body[end:]
-    yield replace(program, body=rest)
+        # The line was the only one in its block, so remove the header too.
+        shorter = body[: index - 1] + body[end:]
+    yield replace(program, body=shorter)
 
 
 def _without_argument(program: Program) -> Iterator[Program]:
@@ -98,18 +98,18 @@ def _without_argument(program: Program) -> Iterator[Program]:
 
 
 def _simpler_inputs(program: Program) -> Iterator[Program]:
-    """Leave out lines that nothing needs, and pass numbers instead of views."""
+    """Yield programs without one line of a setup whose name is not used, or without one ``.requires_grad_()``."""
 
     def with_setup(index: int, setup: Setup) -> Program:
         return replace(program, setups=(*program.setups[:index], setup, *program.setups[index + 1 :]))
 
     for index, setup in enumerate(program.setups):
         for at in range(len(setup.lines) - 1, -1, -1):
-            line, rest = setup.lines[at], setup.lines[:at] + setup.lines[at + 1 :]
+            line, others = setup.lines[at], setup.lines[:at] + setup.lines[at + 1 :]
             name = line.partition(" = ")[0] if " = " in line else ""
-            if not name or not re.search(rf"\b{name}\b", "\n".join((*rest, *setup.arguments))):
+            if not name or not re.search(rf"\b{name}\b", "\n".join((*others, *setup.arguments))):
                 watched = tuple(other for other in setup.watched if other != name)
-                yield with_setup(index, replace(setup, lines=rest, watched=watched))
+                yield with_setup(index, replace(setup, lines=others, watched=watched))
             elif line.endswith(".requires_grad_()"):
                 simpler = line.removesuffix(".requires_grad_()")
                 yield with_setup(index, replace(setup, lines=(*setup.lines[:at], simpler, *setup.lines[at + 1 :])))

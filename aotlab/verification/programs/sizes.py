@@ -1,4 +1,4 @@
-"""Arguments for several calls that differ in nothing but their sizes, or hardly anything else."""
+"""Draw arguments for several calls that differ in their sizes and in almost nothing else."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from aotlab.verification.programs.recipes import Recipe, Sizes, draw_recipes
 
 _FIRST = (4, 3, 6, 5, 2, 8)
 
-#: What becomes of a size. Sizes of 0 and 1 are cases of their own.
+#: The changes of a size in a later call. 0 and 1 are separate changes, because compilers specialize these sizes.
 _OTHERS = weighted((9, "same"), (6, "twice"), (12, "any"), (3, "another's"), (1, "one"), (1, "none"))
 _ANY = (2, 3, 4, 5, 6, 7, 8, 9, 12)
 
 
 class _Recorded:
-    """Decides as ``choices`` do, and remembers."""
+    """Makes the decisions of ``choices`` and records them, so that `_Replayed` can repeat them for other sizes."""
 
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
@@ -29,35 +29,40 @@ class _Recorded:
 
 
 class _Replayed:
-    """Decides as it was decided before."""
+    """Repeats the decisions that `_Recorded` has recorded."""
 
     def __init__(self, decisions: list[int]) -> None:
         self._decisions = iter(decisions)
 
     def below(self, count: int) -> int:
-        """Choose what was chosen, or the last if there are fewer now."""
+        """Return the next recorded decision, or ``count - 1`` if the decision is too large for this call."""
         return min(count - 1, next(self._decisions))
 
 
 def draw_sized(
     choices: Choices, grad: bool | None, calls: int
 ) -> tuple[tuple[Recipe, ...], Iterator[tuple[tuple[Recipe, ...], str, bool]]]:
-    """Draw the arguments of a first call, and of ``calls`` more: what is different, and whether with grad mode on."""
+    """Draw the arguments of a first call and of ``calls`` further calls.
+
+    Return the recipes of the first call, and an iterator over the further calls. Each of its items has the recipes of
+    one call, the change from the first call in words, and whether grad mode is on. ``grad`` is explained at
+    `draw_recipes`.
+    """
     sizes = one_of(choices, _FIRST), one_of(choices, _FIRST), one_of(choices, _FIRST)
     recorded = _Recorded(choices)
     first = draw_recipes(recorded, grad, sizes)
 
-    def more() -> Iterator[tuple[tuple[Recipe, ...], str, bool]]:
+    def further_calls() -> Iterator[tuple[tuple[Recipe, ...], str, bool]]:
         for _ in range(calls):
             other = _other(choices, sizes)
             recipes = draw_recipes(_Replayed(recorded.decisions), grad, other)
             change, grad_mode = "sizes {}, {}, {}".format(*other), True
             if chance(choices, 100):
-                recipes, more, grad_mode = draw_change(choices, recipes, grad)
-                change = f"{change}; {more}"
+                recipes, other_change, grad_mode = draw_change(choices, recipes, grad)
+                change = f"{change}; {other_change}"
             yield recipes, change, grad_mode
 
-    return first, more()
+    return first, further_calls()
 
 
 def _other(choices: Choices, sizes: Sizes) -> Sizes:

@@ -1,7 +1,6 @@
-"""The statements that programs are made of, as templates by the rank of the tensor that they are about.
+"""The statements of the programs, as templates grouped by the least rank of their tensor.
 
-``{x}`` is the tensor's name; what the other fields stand for is in `Fields`, which decides about a field only when a
-template asks for it.
+``{x}`` is replaced by the name of a tensor. The methods of `Fields` draw the text for each other field.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import torch
 from aotlab.verification.programs.choices import Choices, chance, one_of, shuffled, weighted
 from aotlab.verification.programs.defined import overlap
 
-#: Templates by the least rank at which they make sense.
+#: Templates by rank. A template under rank 1 is used for tensors that have at least one dimension.
 Table = dict[int, tuple[str, ...]]
 
 VIEWS: Table = {
@@ -40,7 +39,7 @@ VIEWS: Table = {
         "{x}[..., -1]",
         "{x}.squeeze({dim})",
         "{x}.select({dim}, {at})",
-        "{x}.narrow({dim}, {at}, {rest})",
+        "{x}.narrow({dim}, {at}, {remaining})",
         "{x}.unfold({dim}, {window}, 1)",
         "{x}.unbind({dim})[{at}]",
         "{x}.chunk(2, {dim})[0]",
@@ -59,7 +58,7 @@ VIEWS: Table = {
     ),
 }
 
-#: Views of other dtypes, where the dtype has such.
+#: Views with another dtype, by the tensor's dtype.
 OTHER_DTYPES = {
     torch.complex64: ("torch.view_as_real({x})", "{x}.real", "{x}.imag", "{x}.conj()"),
     torch.float32: ("torch.view_as_complex({x})", "{x}.view(torch.int32)"),
@@ -151,7 +150,7 @@ METADATA: Table = {
         "{x}.squeeze_()",
         "{x}.as_strided_({strided})",
         "{x}.resize_({fewer})",
-        "{x}.resize_({more}).fill_({scalar})",
+        "{x}.resize_({larger}).fill_({scalar})",
         "{x}.set_({source})",
         "{x}.detach_()",
     ),
@@ -165,7 +164,7 @@ METADATA: Table = {
     ),
 }
 
-#: What a frontend that leaves out parts of a function cannot trace whole.
+#: Statements that Dynamo cannot trace without a graph break.
 NOT_FOR_DYNAMO = ("resize_", "set_(", "as_strided_", "requires_grad_")
 
 HIDDEN: Table = {
@@ -197,7 +196,7 @@ OUT: Table = {
     1: ("torch.cumsum({x}, {dim}, out={like})",),
 }
 
-#: Ways around any trace: to be refused, or run eagerly.
+#: Writes that no trace can record; the engine must refuse them or run eagerly.
 AROUND: Table = {
     0: (
         "{x}.data = {source}.detach().clone()",
@@ -206,7 +205,7 @@ AROUND: Table = {
     )
 }
 
-#: Views whose sizes follow from those of the tensor.
+#: Views whose sizes are computed from the tensor's sizes.
 SIZED_VIEWS: Table = {
     0: (
         "{x}.view({x}.shape)",
@@ -242,7 +241,8 @@ SIZED_VIEWS: Table = {
     ),
 }
 
-#: New tensors in which sizes are numbers; no second step of floats, which sympy may order otherwise.
+#: New tensors that use sizes as numbers. A template has at most one floating-point operation on sizes: sympy may
+#: reorder several operations, and then the result is rounded differently.
 SIZED_NEW: Table = {
     0: (
         "{x} * {x}.numel()",
@@ -288,7 +288,7 @@ SIZED_NEW: Table = {
     ),
 }
 
-#: Writes to parts whose sizes follow from those of the tensor.
+#: Writes that use the sizes of the tensor, most of them for a view. The key is the number of the tensor's dimensions.
 SIZED_WRITES: Table = {
     0: ("{x}.mul_({x}.numel())", "{x}.copy_({x}.new_ones({x}.shape))"),
     1: (
@@ -303,7 +303,7 @@ SIZED_WRITES: Table = {
     ),
 }
 
-#: Sizes as numbers of their own.
+#: Python numbers that are computed from sizes.
 NUMBERS: Table = {
     0: ("{x}.numel()", "{x}.numel() // 2", "{x}.dim()"),
     1: (
@@ -349,7 +349,11 @@ def choose(choices: Choices, table: Table, rank: int) -> str:
 
 
 class Scope:
-    """The names that a program has so far, and their live values; ``sized`` if it will be called with other sizes."""
+    """The names that the statements of a program have bound so far, with their values in the first call.
+
+    ``names`` lists the names of tensors and ``numbers`` those of numbers. ``sized`` says that later calls have other
+    sizes, so that templates must not contain the sizes of the first call.
+    """
 
     def __init__(self, values: dict[str, object], *, sized: bool = False) -> None:
         self.values = values
@@ -360,14 +364,17 @@ class Scope:
         ]
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return the live tensor of that name."""
-        found = self.values[name]
-        assert isinstance(found, torch.Tensor)
-        return found
+        """Return the tensor to which ``name`` is bound."""
+        value = self.values[name]
+        assert isinstance(value, torch.Tensor)
+        return value
 
 
 class Fields(dict[str, str]):
-    """The fields of a template, decided when they are asked for."""
+    """The texts for the fields of a template about the tensor ``name``.
+
+    The method ``_dim()`` draws the field ``{dim}``, and so on, when the template first uses the field.
+    """
 
     def __init__(self, choices: Choices, scope: Scope, name: str) -> None:
         super().__init__(x=name)
@@ -375,7 +382,7 @@ class Fields(dict[str, str]):
         self.scope = scope
         self.tensor = scope.tensor(name)
         self.shape = tuple(self.tensor.shape)
-        #: Indices up to here are drawn.
+        #: Indices are drawn below this bound. With ``sized`` it is small, so that indices are valid in later calls too.
         self.most = 2 if scope.sized else 1000
 
     def __missing__(self, key: str) -> str:
@@ -395,7 +402,7 @@ class Fields(dict[str, str]):
     def _at(self) -> int:
         return self.choices.below(max(1, min(self.most, self._size())))
 
-    def _rest(self) -> str:
+    def _remaining(self) -> str:
         if self.scope.sized:
             return f"{self['x']}.shape[{self['dim']}] - {self['at']}"
         return str(max(0, self._size() - int(self["at"])))
@@ -426,7 +433,7 @@ class Fields(dict[str, str]):
         return one_of(self.choices, (f"{half}, 2", f"2, {half}"))
 
     def _strided(self) -> str:
-        # In bounds wherever the tensor lies, as long as it is contiguous.
+        # If the tensor is contiguous, the window is inside of its storage, whatever its storage offset is.
         count = math.prod(self.shape)
         length = 1 + self.choices.below(max(1, min(self.most, count)))
         if count >= 4 and chance(self.choices, 500):
@@ -438,7 +445,7 @@ class Fields(dict[str, str]):
             return f"max(1, {self['x']}.numel() - {self.choices.below(3)})"
         return str(max(1, math.prod(self.shape) - self.choices.below(3)))
 
-    def _more(self) -> str:
+    def _larger(self) -> str:
         if self.scope.sized:
             return f"{self['x']}.numel() + {2 + self.choices.below(6)}"
         return str(math.prod(self.shape) + 2 + self.choices.below(6))
@@ -459,7 +466,7 @@ class Fields(dict[str, str]):
         return one_of(self.choices, _SCALARS)
 
     def _target(self) -> str:
-        """Write the tensor, or a view of it."""
+        """Return the tensor or an expression of a view of it, as the target of a write."""
         if not chance(self.choices, 250):
             return self["x"]
         return choose(self.choices, VIEWS, len(self.shape)).format_map(self)
@@ -468,7 +475,11 @@ class Fields(dict[str, str]):
         return self._operand(self.scope.names)
 
     def _source(self) -> str:
-        """Another tensor, for an op that writes: nothing of the same memory, or only the very same window."""
+        """Return the tensor from which an op that writes reads.
+
+        It shares no memory with the target, or it has exactly the elements of the target. Otherwise the result would be
+        undefined (see `defined`).
+        """
         tensor, key = self.tensor, self.tensor.untyped_storage().data_ptr()
         fitting = []
         whole = self.get("target", self["x"]) == self["x"]
@@ -486,12 +497,12 @@ class Fields(dict[str, str]):
         return self._operand(fitting)
 
     def _like(self) -> str:
-        # An out of another shape would be resized, which torch is about to forbid.
+        # Torch resizes an ``out=`` tensor of another shape, and this is deprecated.
         shape = self.tensor.shape
         return one_of(self.choices, [name for name in self.scope.names if self.scope.tensor(name).shape == shape])
 
     def _operand(self, names: list[str]) -> str:
-        # Operands of the same shape first, so that most pairs fit.
+        # Prefer operands of the same shape, so that most pairs are valid.
         shape = self.tensor.shape
         fitting = [name for name in names if self.scope.tensor(name).shape == shape]
         pool = fitting if fitting and not chance(self.choices, 300) else names

@@ -1,7 +1,7 @@
-"""The writer of a body: statement by statement, running each on live tensors as it goes.
+"""Write the body of a program statement by statement, and run each statement eagerly on the inputs of the first call.
 
-Nearly every statement is valid, without a model of torch's shape rules: what raises is drawn again, except for a few
-that are kept on purpose.
+A statement that raises is replaced by another one, except for a few that are kept on purpose. So nearly every statement
+is valid, and this module needs no model of torch's shape rules.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from aotlab.verification.programs.defined import NotDefinedError, within_its_mem
 from aotlab.verification.programs.prelude import helpers
 from aotlab.verification.programs.statements import Fields, Scope
 
-#: Errors that no kept statement raises. Eager says the first of a leaf, rightly, and of a view whose base got a history
-#: through another view in the meantime, which hangs on how the argument was made before the call. The others come from
-#: kernels, late: an engine that leaves out a result which nothing uses has no occasion to raise them. Memory that is
-#: "not resizable" is found out after the tensor has its new shape, which then reaches past the memory's end.
+#: The messages of errors in eager that an engine does not have to reproduce. A statement or program that raises one of
+#: them is dropped. Eager raises the first error correctly for a leaf. It also raises it for a view whose base got a
+#: history through a write to another view; that depends on how the argument was made before the call. "not drawn" is
+#: the message of `NotDefinedError`. Kernels raise the other errors, so an engine that does not compute an unused result
+#: does not raise them. "not resizable" is raised after the tensor has its new shape, which is larger than its memory.
 QUIRKS = re.compile(
     r"^a leaf Variable that requires grad|not supported|not implemented for|non-zero size|not drawn|should be positive"
     r"|not resizable"
@@ -47,7 +48,7 @@ _KINDS = weighted(
     (1, "seldom"),
 )
 
-#: What is drawn besides in a program that is to be called with several sizes.
+#: Further kinds of statements for a program whose later calls have other sizes.
 _SIZED_KINDS = weighted((26, "sized view"), (28, "sized new"), (12, "sized write"), (14, "number"))
 
 _REGIONS = weighted(
@@ -89,7 +90,21 @@ _SEVERAL_SIZED = ("chunk(2, {dim})", "tensor_split(2, {dim})", "max({dim})")
 
 
 class Writer:
-    """Writes a body statement by statement."""
+    """Writes the body of a program statement by statement, into ``lines``.
+
+    Parameters
+    ----------
+    choices
+        Makes the random decisions.
+    arguments
+        The arguments of the first call by name. The statements run on them and change them.
+    dynamo
+        Leave out statements that Dynamo cannot trace without a graph break.
+    sized
+        Write statements that are valid for other sizes of the arguments too.
+
+    ``raised`` is True after a statement that raises was kept. Then the body ends.
+    """
 
     def __init__(self, choices: Choices, arguments: dict[str, Any], *, dynamo: bool, sized: bool = False) -> None:
         self.choices = choices
@@ -99,21 +114,21 @@ class Writer:
         self.scope = Scope({"torch": torch, "checkpoint": checkpoint, **helpers(), **arguments}, sized=sized)
         self._arguments = arguments
         self._count = 0
-        self._made = ""
+        self._last_target = ""
         self._error: Exception | None = None
 
     def body(self, most: int) -> None:
         """Write up to ``most`` statements."""
         for name, value in self._arguments.items():
-            # A value that nothing uses would say nothing about guards.
+            # Use each argument that is a Python value. A value that is not used would test no guard.
             if not isinstance(value, torch.Tensor):
                 use = f"{name}" if isinstance(value, int | float) else f"(2 if {name} is None else 3)"
-                made = self._name()
-                self._write([made], f"{made} = {self.scope.names[0]} * {use}", 0)
+                target = self._name()
+                self._write([target], f"{target} = {self.scope.names[0]} * {use}", 0)
         self.block(min(most, one_of(self.choices, _COUNTS)), depth=0)
 
     def block(self, count: int, depth: int) -> None:
-        """Write up to ``count`` statements at this depth of indentation."""
+        """Write up to ``count`` statements at indentation ``depth``."""
         for _ in range(count):
             if self.raised:
                 return
@@ -142,9 +157,9 @@ class Writer:
         return f"({', '.join(leaves)},)"
 
     def outputs(self, result: str) -> list[torch.Tensor] | None:
-        """Return the live tensors of a result; None if it raises."""
+        """Evaluate the returned expression and return the tensors in its value; return None if it raises."""
         try:
-            value = eval(result, self.scope.values)  # the writer's own text
+            value = eval(result, self.scope.values)  # the writer wrote this text
             return [leaf for _, leaf in flatten(value, "out")[1] if isinstance(leaf, torch.Tensor)]
         except (RuntimeError, IndexError, ValueError, TypeError):
             return None
@@ -156,7 +171,7 @@ class Writer:
             return name if name == "3" else one_of(self.choices, leaves).format(x=name)
         if chance(self.choices, 100):
             return one_of(self.choices, _LEAVES).format(x=one_of(self.choices, self.scope.names))
-        # What was made last is what the other statements led to.
+        # Shrinking prefers the first choice. Put the last name first, because it depends on the most statements.
         name = one_of(self.choices, self.scope.names[::-1])
         if chance(self.choices, 250):
             for _ in range(3):
@@ -173,9 +188,9 @@ class Writer:
 
     def _statement(self, depth: int) -> None:
         for _ in range(4):
-            made, line = self._draw_statement()
-            line = line.replace("{made}", ", ".join(made))
-            if self._write(made, line, depth):
+            targets, line = self._draw_statement()
+            line = line.replace("{made}", ", ".join(targets))
+            if self._write(targets, line, depth):
                 return
             if chance(self.choices, 25) and not self._is_quirk():
                 self.lines.append("    " * depth + line)
@@ -185,14 +200,14 @@ class Writer:
     def _is_quirk(self) -> bool:
         return isinstance(self._error, NotDefinedError | NameError) or bool(QUIRKS.search(str(self._error)))
 
-    def _write(self, made: list[str], line: str, depth: int) -> bool:
-        """Run a statement, and if it is valid write it down and remember the tensors that it makes."""
+    def _write(self, targets: list[str], line: str, depth: int) -> bool:
+        """Run a statement; if it is valid, append it and add the tensors and numbers that it makes to the scope."""
         if not self._try(line):
             return False
         self.lines.append("    " * depth + line)
-        self._made = made[0] if made else ""
-        self.scope.names += [name for name in made if isinstance(self.scope.values[name], torch.Tensor)]
-        self.scope.numbers += [name for name in made if type(self.scope.values[name]) in (int, float)]
+        self._last_target = targets[0] if targets else ""
+        self.scope.names += [name for name in targets if isinstance(self.scope.values[name], torch.Tensor)]
+        self.scope.numbers += [name for name in targets if type(self.scope.values[name]) in (int, float)]
         return True
 
     def _try(self, line: str) -> bool:
@@ -200,8 +215,8 @@ class Writer:
             exec(line, self.scope.values)
             for name in ("_", *self.scope.names):
                 value = self.scope.values.get(name)
-                # In-place writes can leave other views with a history that raises at the first look, and a copy of
-                # floats can leave integers that require grad, at which eager's own backward asserts.
+                # Reading a view can raise after an in-place write to another view. A copy of floats can make integers
+                # that require grad, and eager's own backward fails an assertion for these.
                 if (
                     isinstance(value, torch.Tensor)
                     and not value.is_leaf
@@ -211,7 +226,8 @@ class Writer:
         except (RuntimeError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
             self._error = error
             if not all(within_its_memory(value) for value in self.scope.values.values()):
-                # A write to it would go to memory of somebody else, and end this process sooner or later.
+                # A failed `resize_` left a tensor that is larger than its storage. A write to it would overwrite other
+                # memory and could crash this process.
                 raise RejectedError from error
             return False
         return True
@@ -227,7 +243,7 @@ class Writer:
     def _draw_statement(self) -> tuple[list[str], str]:
         choices, scope = self.choices, self.scope
         kind = one_of(choices, _KINDS + _SIZED_KINDS if scope.sized else _KINDS)
-        # Later names more often than earlier ones, or programs become a heap of unrelated statements.
+        # Prefer the last three names, so that statements use the results of earlier statements.
         name = one_of(choices, scope.names + scope.names[-3:])
         table = _TABLES.get(kind)
         if table is not None:
@@ -235,18 +251,18 @@ class Writer:
             if not (self.dynamo and any(word in text for word in statements.NOT_FOR_DYNAMO)):
                 return [], text
         if kind == "hook":
-            # On what was just made, or on an argument before anything else: up to version 2.14 torch crashes when a
-            # view gets a hook after its base was written.
-            last = self._made if self.lines else one_of(choices, list(self._arguments))
+            # Register a hook on the tensor of the last statement, or on an argument if there is no statement yet. Up to
+            # version 2.14, torch crashes if a hook is registered on a view whose base was written in the meantime.
+            last = self._last_target if self.lines else one_of(choices, list(self._arguments))
             if isinstance(scope.values.get(last), torch.Tensor):
                 return [], self._expression(statements.HOOKS, last)
         if kind == "mode":
             return [], f"torch.set_grad_enabled({one_of(choices, ('False', 'True', 'False'))})"
         if kind == "several":
             return self._several(name)
-        made = [self._name()]
+        targets = [self._name()]
         if kind == "seldom":
-            return self._seldom(made, name)
+            return self._seldom(targets, name)
         if kind in _SIZED_TABLES:
             expression = self._expression(_SIZED_TABLES[kind], name)
         elif kind == "view":
@@ -256,20 +272,20 @@ class Writer:
             expression = one_of(choices, views).format(x=name)
         elif kind == "custom":
             if chance(choices, 150):
-                made.append(self._name())
-                return made, f"{{made}} = Parted.apply({name})"
+                targets.append(self._name())
+                return targets, f"{{made}} = Parted.apply({name})"
             expression = f"{one_of(choices, statements.CUSTOM)}.apply({name})"
         elif kind == "random":
             expression = f"{name} + torch.rand_like({name})"
         else:
             expression = self._expression(statements.NEW, name)
-        return made, f"{{made}} = {expression}"
+        return targets, f"{{made}} = {expression}"
 
-    def _seldom(self, made: list[str], name: str) -> tuple[list[str], str]:
+    def _seldom(self, targets: list[str], name: str) -> tuple[list[str], str]:
         if not self.dynamo and chance(self.choices, 350):
             return [], self._expression(statements.AROUND, name)
         ends = one_of(self.choices, ("value * value", "(value * 2).square().sum()", "value.sin()"))
-        return made, f"{{made}} = checkpoint(lambda value: {ends}, {name}, use_reentrant=False)"
+        return targets, f"{{made}} = checkpoint(lambda value: {ends}, {name}, use_reentrant=False)"
 
     def _several(self, name: str) -> tuple[list[str], str]:
         fields = Fields(self.choices, self.scope, name)
@@ -293,7 +309,7 @@ _TABLES = {
     "sized write": statements.SIZED_WRITES,
 }
 
-#: What makes something of the sizes.
+#: Kinds of statements that use sizes.
 _SIZED_TABLES = {
     "sized view": statements.SIZED_VIEWS,
     "sized new": statements.SIZED_NEW,

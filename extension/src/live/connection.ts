@@ -1,35 +1,38 @@
 /**
- * The way from a report in a notebook to the kernel that made it.
+ * The connection of a report in a notebook to the kernel that recorded it.
  *
- * A connection opens a comm for the report's identifier whenever the notebook has a kernel that could answer, and lets
- * go of it when the kernel restarts, ends or cannot be reached. That nobody answers is ordinary: a notebook that was
- * saved last year is read without its kernel. So nothing here throws, and nothing is written to the console.
+ * A connection opens a comm for the report's identifier whenever the notebook has a kernel that could answer. It closes
+ * the comm when the kernel restarts, ends or becomes unreachable. Usually no kernel answers: for example, a reader
+ * opens a notebook from last year without its kernel. So nothing here throws, and nothing is written to the console.
  */
 
 import type { NotebookPanel } from '@jupyterlab/notebook';
 import type { Kernel } from '@jupyterlab/services';
 
-import type { Disposable } from '../source';
+import type { IDisposable } from '../source';
 import { readMessage } from './source';
 import type { ReportSource, Request } from './source';
 
 /** The comm target that aotlab registers in the kernel. */
 export const TARGET = 'aotlab.report';
 
-/** How long to wait for what a kernel may never give, in milliseconds. */
+/** How long to wait for a kernel's subshell or answer, in milliseconds. A kernel may never answer. */
 const SUBSHELL_MS = 2000;
 
 type Session = NotebookPanel['sessionContext'];
 
-/** Whether a kernel's aotlab answers, for kernels that are about to be asked: reports that were there ask only once. */
+/**
+ * For each kernel that a connection asks now: a promise that tells whether the kernel's aotlab answers. Other
+ * connections to this kernel wait for the promise, and do not ask if the kernel does not answer.
+ */
 const asking = new WeakMap<Kernel.IKernelConnection, Promise<boolean>>();
 
-export class Connection implements Disposable {
+export class Connection implements IDisposable {
   private readonly session: Session;
   private readonly source: ReportSource;
   private comm: Kernel.IComm | null = null;
   private opened = false;
-  /** Counts how often everything began anew; what was begun for an earlier number is stale. */
+  /** The number of times that this connection was closed. The results of work that began earlier are ignored. */
   private round = 0;
   private tried = false;
   private disposed = false;
@@ -45,7 +48,7 @@ export class Connection implements Disposable {
     this.attempt();
   }
 
-  /** Ask again, for the identifier that the source has now. */
+  /** Close the comm, and open another for the present identifier of the source. */
   retry(): void {
     this.letGo(true);
     this.attempt();
@@ -77,7 +80,7 @@ export class Connection implements Disposable {
     }
   }
 
-  /** The kernel, if it can answer. */
+  /** The notebook's kernel if it is connected and ready to answer, else null. */
   private reachable(): Kernel.IKernelConnection | null {
     const kernel = this.session.session?.kernel ?? null;
     if (kernel === null || kernel.isDisposed || kernel.connectionStatus !== 'connected') {
@@ -86,7 +89,7 @@ export class Connection implements Disposable {
     return kernel.status === 'idle' || kernel.status === 'busy' ? kernel : null;
   }
 
-  /** Open a comm, once per kernel and start of it. */
+  /** Open a comm, but only once for each kernel and each of its starts. */
   private attempt(): void {
     const kernel = this.reachable();
     if (kernel === null || this.tried || this.disposed || this.source.identifier === '') {
@@ -95,7 +98,7 @@ export class Connection implements Disposable {
     this.tried = true;
     const round = this.round;
     this.open(kernel, round).catch(() => {
-      // The kernel went away in the middle, or takes no comms.
+      // The kernel ended meanwhile, or it accepts no comms.
       if (round === this.round) {
         this.source.leave();
       }
@@ -120,18 +123,18 @@ export class Connection implements Disposable {
       asking.set(kernel, answered);
     }
     try {
-      await Promise.race([subshell(kernel, comm), later(SUBSHELL_MS)]);
+      await Promise.race([subshell(kernel, comm), delay(SUBSHELL_MS)]);
     } finally {
       if (earlier === undefined) {
-        // A report that comes from now on may come with aotlab, which this question does not find yet.
+        // Connections that are made later ask again, because the user may import aotlab meanwhile.
         asking.delete(kernel);
       }
-      // A kernel that says nothing at all must not keep other reports waiting.
-      void later(SUBSHELL_MS).then(() => answer(true));
+      // If the kernel never answers, other connections must not wait for it forever.
+      void delay(SUBSHELL_MS).then(() => answer(true));
     }
     if (round !== this.round) {
       answer(true);
-      comm.dispose(); // the kernel has not heard of it
+      comm.dispose(); // the kernel does not know this comm yet
       return;
     }
     comm.onMsg = message => {
@@ -139,7 +142,7 @@ export class Connection implements Disposable {
       this.receive(message.content.data, comm);
     };
     comm.onClose = () => {
-      // If it was us who closed it, nothing is known of the kernel.
+      // If this connection closed the comm, that tells nothing about the kernel.
       answer(this.comm !== comm);
       if (this.comm === comm) {
         this.comm = null;
@@ -170,7 +173,7 @@ export class Connection implements Disposable {
     }
   }
 
-  /** Go back to the still report; tell the kernel so if it is there to be told. */
+  /** Close the comm, so that the view is not live. If `tell` is true, also tell the kernel, if it can be reached. */
   private letGo(tell: boolean): void {
     const { comm, opened } = this;
     this.round += 1;
@@ -184,37 +187,40 @@ export class Connection implements Disposable {
   }
 }
 
-/** Wait until the comm's own thread in the kernel is there, where the kernel has such; it answers while a cell runs. */
+/**
+ * Wait until the kernel has started a subshell for the comm, if it supports subshells. In a subshell, aotlab can answer
+ * while a cell runs.
+ */
 async function subshell(kernel: Kernel.IKernelConnection, comm: Kernel.IComm): Promise<void> {
   await kernel.info;
   if (kernel.supportsSubshells) {
-    // JupyterLab's comms have this promise, though their interface does not name it.
+    // JupyterLab's comms have this promise, but their interface does not declare it.
     const started: unknown = 'subshellStarted' in comm ? comm.subshellStarted : undefined;
     await Promise.resolve(started).catch(() => undefined);
   }
 }
 
-function later(milliseconds: number): Promise<void> {
+function delay(milliseconds: number): Promise<void> {
   return new Promise(resolve => {
     setTimeout(resolve, milliseconds);
   });
 }
 
 /**
- * Have the kernel close a comm.
+ * Ask the kernel to close a comm.
  *
- * JupyterLab's own `close` ends the comm's subshell as soon as its message is sent, on another channel: a busy kernel
- * then reads the message for a subshell that is gone, and writes a traceback into the running cell.
+ * JupyterLab's own `close` sends a message to the comm's subshell, and at once ends this subshell on another channel. A
+ * busy kernel then reads a message for a subshell that no longer exists, and writes a traceback into the running cell.
  */
 function leave(comm: Kernel.IComm): void {
   try {
     quietly(comm.send({ kind: 'leave' }).done);
   } catch {
-    // It went away between the question and the deed.
+    // The kernel ended between the check and the message.
   }
 }
 
-/** A message whose answer nobody waits for, and that may never come: the kernel may end first. */
+/** Ignore the answer to a message. It may never arrive, because the kernel may end first. */
 function quietly(done: Promise<unknown>): void {
   done.catch(() => undefined);
 }

@@ -1,10 +1,14 @@
-/** A report that changes: set from a notebook's output, from a kernel's messages, or from a widget's traits. */
+/**
+ * The report that a view draws, and its state.
+ *
+ * It is set from a notebook's output, from a kernel's messages, or from a widget's traits.
+ */
 
 import { readGraph, readNodes, readOutside, readReport, readVerification } from '../model/report';
 import type { Graph, Node, Reading, Report } from '../model/report';
-import type { Source } from '../source';
+import type { ISource } from '../source';
 
-/** What a kernel says of a report. */
+/** A message from a kernel about a report. */
 export type Message =
   | { readonly kind: 'report'; readonly report: unknown }
   | { readonly kind: 'graph'; readonly frame: string; readonly graph: unknown }
@@ -14,41 +18,46 @@ export type Message =
   | { readonly kind: 'progress'; readonly text: string }
   | { readonly kind: 'error'; readonly message: string };
 
-/** Read a message; null if it is none of those that we know. */
+/** Read a message; null if its kind is unknown. */
 export function readMessage(data: unknown): Message | null {
   if (typeof data !== 'object' || data === null) {
     return null;
   }
   const fields = data as Record<string, unknown>;
-  const words = (value: unknown): string => (typeof value === 'string' ? value : '');
+  const textOrEmpty = (value: unknown): string => (typeof value === 'string' ? value : '');
   switch (fields['kind']) {
     case 'report':
       return { kind: 'report', report: fields['report'] };
     case 'graph':
-      return { kind: 'graph', frame: words(fields['frame']), graph: fields['graph'] };
+      return { kind: 'graph', frame: textOrEmpty(fields['frame']), graph: fields['graph'] };
     case 'nodes':
-      return { kind: 'nodes', frame: words(fields['frame']), index: Number(fields['index']), nodes: fields['nodes'] };
+      return {
+        kind: 'nodes',
+        frame: textOrEmpty(fields['frame']),
+        index: Number(fields['index']),
+        nodes: fields['nodes']
+      };
     case 'verification':
     case 'outside':
       return { kind: fields['kind'], rows: fields['rows'] };
     case 'unknown':
       return { kind: 'unknown' };
     case 'progress':
-      return { kind: 'progress', text: words(fields['text']) };
+      return { kind: 'progress', text: textOrEmpty(fields['text']) };
     case 'error':
-      return { kind: 'error', message: words(fields['message']) || 'no reason given' };
+      return { kind: 'error', message: textOrEmpty(fields['message']) || 'no reason given' };
     default:
       return null;
   }
 }
 
-/** What a view asks of the kernel. */
+/** A request from a view to the kernel. */
 export type Request =
   | { readonly kind: 'measure' }
   | { readonly kind: 'graph' | 'nodes'; readonly frame: string; readonly index: number }
   | { readonly kind: 'verification' | 'outside' };
 
-interface State {
+interface IState {
   readonly reading: Reading;
   readonly progress: string;
   readonly busy: boolean;
@@ -56,17 +65,17 @@ interface State {
   readonly live: boolean;
 }
 
-/** A source whose state is replaced as a whole, and which tells its listeners. */
-export class ReportSource implements Source {
-  /** Called with what is asked of the kernel. */
+/** A source of a view. Each change replaces its immutable state, and then calls the listeners. */
+export class ReportSource implements ISource {
+  /** The function that sends a request to the kernel; null if no kernel is connected. */
   onAsk: ((request: Request) => void) | null = null;
 
-  private state: State = { reading: readReport(null), progress: '', busy: false, failure: '', live: false };
+  private state: IState = { reading: readReport(null), progress: '', busy: false, failure: '', live: false };
   private readonly listeners = new Set<() => void>();
-  /** What was asked for since the last report came. */
-  private readonly asked = new Set<string>();
-  /** Nodes that came; those of a graph never change. */
-  private readonly known = new Map<string, readonly Node[]>();
+  /** The requests that were sent since the report was last replaced; they are not sent again. */
+  private readonly sentRequests = new Set<string>();
+  /** The nodes that the kernel has sent, by function and graph. The nodes of a graph never change. */
+  private readonly nodesOfGraphs = new Map<string, readonly Node[]>();
 
   get reading(): Reading {
     return this.state.reading;
@@ -88,7 +97,7 @@ export class ReportSource implements Source {
     return this.state.live;
   }
 
-  /** The report's identifier; empty if it has none or cannot be read. */
+  /** The identifier of the report; empty if it is missing or the report cannot be read. */
   get identifier(): string {
     return this.state.reading.report?.identifier ?? '';
   }
@@ -102,7 +111,7 @@ export class ReportSource implements Source {
 
   measure(): void {
     if (this.live && !this.busy) {
-      // At once, so that a second click asks nothing twice.
+      // Set this before the kernel answers, so that a second click sends no second request.
       this.update({ progress: 'asking the kernel …', busy: true, failure: '' });
       this.onAsk?.({ kind: 'measure' });
     }
@@ -113,11 +122,11 @@ export class ReportSource implements Source {
   }
 
   nodes(frame: string, index: number): readonly Node[] | null {
-    const known = this.known.get(`${frame}/${index}`);
-    if (known === undefined) {
+    const nodes = this.nodesOfGraphs.get(`${frame}/${index}`);
+    if (nodes === undefined) {
       this.askOnce({ kind: 'nodes', frame, index });
     }
-    return known ?? null;
+    return nodes ?? null;
   }
 
   askRows(kind: 'verification' | 'outside'): void {
@@ -126,13 +135,13 @@ export class ReportSource implements Source {
 
   private askOnce(request: Request): void {
     const key = JSON.stringify(request);
-    if (this.live && !this.asked.has(key)) {
-      this.asked.add(key);
+    if (this.live && !this.sentRequests.has(key)) {
+      this.sentRequests.add(key);
       this.onAsk?.(request);
     }
   }
 
-  /** Put a part that came by itself into the report. */
+  /** Put a part that the kernel sent separately into the report. */
   private complete(change: (report: Report) => Partial<Report>): void {
     const { reading } = this.state;
     if (reading.report !== null && this.live) {
@@ -140,43 +149,47 @@ export class ReportSource implements Source {
     }
   }
 
-  /** Replace part of the state; of another report everything may be asked again. */
-  update(changes: Partial<State>): void {
+  /** Replace parts of the state. With a new report, every request may be sent again. */
+  update(changes: Partial<IState>): void {
     if (changes.reading !== undefined) {
-      this.asked.clear();
+      this.sentRequests.clear();
       if (changes.reading.report?.identifier !== this.identifier) {
-        this.known.clear();
+        this.nodesOfGraphs.clear();
       }
     }
     this.replace(changes);
   }
 
-  private replace(changes: Partial<State>): void {
+  private replace(changes: Partial<IState>): void {
     this.state = { ...this.state, ...changes };
     for (const listener of [...this.listeners]) {
       listener();
     }
   }
 
-  /** Take in what a kernel says. */
+  /** Handle a message from a kernel. */
   receive(message: Message): void {
     switch (message.kind) {
       case 'graph': {
         const graph = readGraph(message.graph);
         this.complete(report => ({
-          frames: report.frames.map(frame => (frame.name === message.frame ? { ...frame, graphs: put(frame.graphs, graph) } : frame))
+          frames: report.frames.map(frame =>
+            frame.name === message.frame ? { ...frame, graphs: withGraph(frame.graphs, graph) } : frame
+          )
         }));
         break;
       }
       case 'nodes':
-        this.known.set(`${message.frame}/${message.index}`, readNodes(message.nodes));
+        this.nodesOfGraphs.set(`${message.frame}/${message.index}`, readNodes(message.nodes));
         this.complete(() => ({}));
         break;
       case 'verification':
         this.complete(() => ({ verification_rows: readVerification(message.rows) }));
         break;
       case 'outside':
-        this.complete(({ cell }) => (cell === null ? {} : { cell: { ...cell, mutated_outside: readOutside(message.rows) } }));
+        this.complete(({ cell }) =>
+          cell === null ? {} : { cell: { ...cell, mutated_outside: readOutside(message.rows) } }
+        );
         break;
       case 'report':
         this.update({
@@ -199,7 +212,7 @@ export class ReportSource implements Source {
     }
   }
 
-  /** Nobody answers any more: what is shown stays, as a still. */
+  /** The kernel no longer answers: keep the report as a static view. */
   leave(): void {
     if (this.live || this.progress !== '' || this.failure !== '') {
       this.update({ live: false, progress: '', busy: false, failure: '' });
@@ -207,7 +220,7 @@ export class ReportSource implements Source {
   }
 }
 
-/** Put a graph in the place of that with its number, or where it belongs if it was cut. */
-function put(graphs: readonly Graph[], graph: Graph): readonly Graph[] {
+/** Replace the graph with the same number; if the report lacks it because it was cut, insert it in order. */
+function withGraph(graphs: readonly Graph[], graph: Graph): readonly Graph[] {
   return [...graphs.filter(each => each.index !== graph.index), graph].sort((a, b) => a.index - b.index);
 }

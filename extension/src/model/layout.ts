@@ -1,27 +1,32 @@
-/** Which bytes of a storage a tensor really has: with strides, not all between its first and its last. */
+/**
+ * Compute the bytes of a storage that belong to a tensor, and the bytes that are written.
+ *
+ * A tensor with strides may skip bytes between its first and its last byte. So its bytes are *runs*, ranges of
+ * consecutive bytes.
+ */
 
 import type { Size, TensorInfo, Written } from './report';
 
-/** Bytes from `start` up to, not including, `stop`. */
-export interface Range {
+/** The bytes from `start` to `stop`, without `stop`. */
+export interface IRange {
   readonly start: number;
   readonly stop: number;
 }
 
-/** More runs than this are not worth drawing one by one. */
+/** If a tensor has more runs of bytes than this, they are not drawn one by one. */
 const MOST_RUNS = 512;
 
 function numbers(values: readonly Size[]): number[] | null {
-  const found = values.filter((value): value is number => typeof value === 'number');
-  return found.length === values.length ? found : null;
+  const plainNumbers = values.filter((value): value is number => typeof value === 'number');
+  return plainNumbers.length === values.length ? plainNumbers : null;
 }
 
 /**
- * The runs of bytes that the tensor's elements take, in order, merged where they touch.
+ * The runs of bytes of the tensor's elements, in order; runs that touch are merged. `start` is the first byte.
  *
- * Null where they cannot be known (symbolic sizes) or are too many.
+ * The result is null if the sizes are symbolic, or if there are too many runs.
  */
-export function runs(tensor: TensorInfo, start: number): readonly Range[] | null {
+export function runs(tensor: TensorInfo, start: number): readonly IRange[] | null {
   const shape = numbers(tensor.shape);
   const strides = numbers(tensor.stride);
   if (shape === null || strides === null || shape.length !== strides.length || typeof tensor.nbytes !== 'number') {
@@ -31,16 +36,16 @@ export function runs(tensor: TensorInfo, start: number): readonly Range[] | null
   if (count === 0) {
     return [];
   }
-  const item = tensor.nbytes / count;
-  if (!Number.isInteger(item) || item <= 0 || strides.some(stride => stride < 0)) {
+  const itemSize = tensor.nbytes / count;
+  if (!Number.isInteger(itemSize) || itemSize <= 0 || strides.some(stride => stride < 0)) {
     return null;
   }
   // From the innermost dimension outwards; a stride of 0 repeats the same bytes and adds none.
   const dimensions = shape
-    .map((length, index) => ({ length, step: (strides[index] ?? 0) * item }))
-    .filter(each => each.length > 1)
+    .map((length, index) => ({ length, step: (strides[index] ?? 0) * itemSize }))
+    .filter(dimension => dimension.length > 1)
     .sort((a, b) => a.step - b.step);
-  let block = item;
+  let block = itemSize;
   let offsets = [0];
   for (const { length, step } of dimensions) {
     if (step <= block) {
@@ -56,18 +61,18 @@ export function runs(tensor: TensorInfo, start: number): readonly Range[] | null
 }
 
 /**
- * The runs of bytes of a window that is written; `whole` says whether all bytes of them are.
+ * The runs of bytes that a `Written` describes; `whole` tells whether all bytes of these runs are written.
  *
- * Of too many, those of the inner dimensions are taken together with the gaps between them.
+ * If there are too many runs, the runs of the inner dimensions are merged, including the gaps between them.
  */
-export function windowRuns(window: Written): { readonly runs: readonly Range[]; readonly whole: boolean } {
+export function windowRuns(window: Written): { readonly runs: readonly IRange[]; readonly whole: boolean } {
   let starts = [window.start];
   let block = window.length;
   let whole = window.certain;
   window.counts.forEach((count, index) => {
     const step = window.steps[index] ?? 0;
     if (block === window.length && starts.length * count <= MOST_RUNS) {
-      starts = starts.flatMap(start => Array.from({ length: count }, (_, each) => start + each * step));
+      starts = starts.flatMap(start => Array.from({ length: count }, (_, repeat) => start + repeat * step));
     } else {
       block += (count - 1) * step;
       whole = false;
@@ -76,17 +81,17 @@ export function windowRuns(window: Written): { readonly runs: readonly Range[]; 
   return { runs: union(starts.map(start => ({ start, stop: start + block }))), whole };
 }
 
-/** What two lists of ranges, each in order, have in common. */
-export function common(some: readonly Range[], others: readonly Range[]): Range[] {
-  return some.flatMap(one =>
+/** The intersection of two ordered lists of ranges. */
+export function intersection(ranges: readonly IRange[], others: readonly IRange[]): IRange[] {
+  return ranges.flatMap(range =>
     others
-      .map(other => ({ start: Math.max(one.start, other.start), stop: Math.min(one.stop, other.stop) }))
+      .map(other => ({ start: Math.max(range.start, other.start), stop: Math.min(range.stop, other.stop) }))
       .filter(range => range.start < range.stop)
   );
 }
 
-/** The same bytes as ranges that neither overlap nor touch, in order; gaps of up to `least` bytes are closed. */
-export function union(ranges: readonly Range[], least = 0): readonly Range[] {
+/** Merge ranges that overlap or touch, or that have a gap of at most `least` bytes. The result is in order. */
+export function union(ranges: readonly IRange[], least = 0): readonly IRange[] {
   const merged: { start: number; stop: number }[] = [];
   for (const range of [...ranges].sort((a, b) => a.start - b.start)) {
     const last = merged.at(-1);

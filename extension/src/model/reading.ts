@@ -1,92 +1,67 @@
 /**
- * Small readers that turn what JSON holds into typed values, whatever it holds.
+ * Small readers that convert any JSON to typed values. `records.ts` combines them.
  *
- * A report comes out of a file that anybody may have written. A reader never throws: what is missing takes its
- * default, what has another type than it should is noted as damage and takes its default as well.
+ * A report comes from a file that anybody may have written, so a reader never throws. A missing value becomes the
+ * default. A value with a wrong type is noted as damage and becomes the default too.
  */
 
-/** Collects the places where the report was not what it should be. */
-export interface Damage {
+/** Collects the damaged places of a report. */
+export interface IDamage {
   note(path: string, expected: string): void;
 }
 
-/** Reads one value; `path` says where it stands. */
-export type Reader<T> = (value: unknown, path: string, damage: Damage) => T;
-
-/** What a reader returns. */
-export type Read<R> = R extends Reader<infer T> ? T : never;
-
-/** The readers of a record's fields, by name. */
-type Fields = Record<string, Reader<unknown>>;
-
-/** A record reader, which knows its fields; a test compares them with the schema. */
-export interface RecordReader<T> extends Reader<T> {
-  readonly title: string;
-  readonly fields: readonly string[];
-}
+/** A function that reads one value; `path` is the value's place in the report, and `damage` collects bad places. */
+export type Reader<T> = (value: unknown, path: string, damage: IDamage) => T;
 
 function isObject(value: unknown): value is Record<string, unknown> {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
 }
 
-/** Text, by default empty. */
-export function text(fallback = ''): Reader<string> {
+/** Make a reader of values for which `accepts` is true; `expected` names this kind of value for notes about damage. */
+function accepting<T>(accepts: (value: unknown) => value is T, expected: string, fallback: T): Reader<T> {
   return (value, path, damage) => {
-    if (typeof value === 'string') {
+    if (accepts(value)) {
       return value;
     }
     if (value !== undefined) {
-      damage.note(path, 'text');
+      damage.note(path, expected);
     }
     return fallback;
   };
+}
+
+/** Text, by default empty. */
+export function text(fallback = ''): Reader<string> {
+  return accepting((value): value is string => typeof value === 'string', 'text', fallback);
 }
 
 /** A number, by default 0. */
 export function number(fallback = 0): Reader<number> {
-  return (value, path, damage) => {
-    if (typeof value === 'number' && Number.isFinite(value)) {
-      return value;
-    }
-    if (value !== undefined) {
-      damage.note(path, 'a number');
-    }
-    return fallback;
-  };
+  return accepting((value): value is number => Number.isFinite(value), 'a number', fallback);
 }
 
-/** A boolean. */
+/** A boolean, by default false. */
 export function flag(fallback = false): Reader<boolean> {
-  return (value, path, damage) => {
-    if (typeof value === 'boolean') {
-      return value;
-    }
-    if (value !== undefined) {
-      damage.note(path, 'true or false');
-    }
-    return fallback;
-  };
+  return accepting((value): value is boolean => typeof value === 'boolean', 'true or false', fallback);
 }
 
-/** The value as it is; for the few fields that may hold anything plain. */
-export const plain: Reader<boolean | number | string | null> = (value, path, damage) => {
-  if (value === null || typeof value === 'boolean' || typeof value === 'number' || typeof value === 'string') {
-    return value;
-  }
-  if (value !== undefined) {
-    damage.note(path, 'a plain value');
-  }
-  return null;
-};
+/** The value unchanged; for the few fields that may contain any plain value. */
+export const plain: Reader<boolean | number | string | null> = accepting(
+  (value): value is boolean | number | string | null =>
+    value === null || ['boolean', 'number', 'string'].includes(typeof value),
+  'a plain value',
+  null
+);
 
-/** What `reader` reads, or null. */
-export function maybe<T>(reader: Reader<T>): Reader<T | null> {
-  return (value, path, damage) => (value === null || value === undefined ? null : reader(value, path, damage));
+/** A value that `reader` reads, or null. */
+export function maybe<T>(reader: Reader<T>, fallback: T | null = null): Reader<T | null> {
+  return (value, path, damage) =>
+    value === undefined ? fallback : value === null ? null : reader(value, path, damage);
 }
 
-/** The same, but what is missing is the reader's default. */
-export function orNull<T>(reader: Reader<T>): Reader<T | null> {
-  return (value, path, damage) => (value === null ? null : reader(value, path, damage));
+/** A number, or an object that `reader` reads. */
+export function orNumber<T>(reader: Reader<T>): Reader<T | number> {
+  return (value, path, damage) => (isObject(value) ? reader(value, path, damage) : number()(value, path, damage));
 }
 
 /** A list, by default empty. */
@@ -102,23 +77,19 @@ export function list<T>(reader: Reader<T>): Reader<readonly T[]> {
   };
 }
 
-/** An object with known fields; others are ignored. `title` is its name in the schema. */
-export function record<F extends Fields>(
-  title: string,
-  fields: F
-): RecordReader<{ readonly [K in keyof F]: Read<F[K]> }> {
-  type T = { readonly [K in keyof F]: Read<F[K]> };
-  const names = Object.keys(fields);
-  const read = (value: unknown, path: string, damage: Damage): T => {
-    const found = isObject(value) ? value : {};
+/**
+ * An object with known fields; other fields are ignored. `fields` is a function, because records contain each other.
+ */
+export function record<T>(fields: () => { readonly [K in keyof T]: Reader<T[K]> }): Reader<T> {
+  let readers: [string, Reader<unknown>][] | null = null;
+  return (value, path, damage) => {
+    const fieldValues = isObject(value) ? value : {};
     if (!isObject(value) && value !== undefined) {
       damage.note(path, 'an object');
     }
-    const result: Record<string, unknown> = {};
-    for (const name of names) {
-      result[name] = fields[name]?.(found[name], `${path}.${name}`, damage);
-    }
-    return result as T;
+    readers ??= Object.entries<Reader<unknown>>(fields());
+    return Object.fromEntries(
+      readers.map(([name, reader]) => [name, reader(fieldValues[name], `${path}.${name}`, damage)])
+    ) as T;
   };
-  return Object.assign(read, { title, fields: names });
 }

@@ -1,4 +1,4 @@
-/** Numbers and lists in words, as Python's `aotlab/report/text.py` writes them. */
+/** Write numbers and lists in words, as Python's `aotlab/report/text.py` does. */
 
 import type { Size, TensorInfo, UserLine } from './report';
 
@@ -6,17 +6,21 @@ function three(value: number): string {
   return value >= 99.95 ? value.toFixed(0) : value >= 9.995 ? value.toFixed(1) : value.toFixed(2);
 }
 
-/** Write whole numbers with thin groups: `12,345`. Independent of the reader's locale, as the tables are. */
+/** Write a whole number with commas between groups: `12,345`. It does not depend on the reader's locale. */
 export function grouped(value: number): string {
   return String(Math.round(value)).replace(/\B(?=(\d{3})+$)/g, ',');
 }
 
-/** Write a time with three digits and the unit that fits. */
+/** Write a time in nanoseconds with three digits and a suitable unit: `1.24 s`. */
 export function duration(ns: number | null): string {
   if (ns === null) {
     return '–';
   }
-  for (const [unit, length] of [['s', 1e9], ['ms', 1e6], ['µs', 1e3]] as const) {
+  for (const [unit, length] of [
+    ['s', 1e9],
+    ['ms', 1e6],
+    ['µs', 1e3]
+  ] as const) {
     if (ns >= length * 0.9995) {
       return `${three(ns / length)} ${unit}`;
     }
@@ -24,7 +28,7 @@ export function duration(ns: number | null): string {
   return `${Math.round(ns)} ns`;
 }
 
-/** Write a size as it is: a number, or an expression with the number that it was in the traced call. */
+/** Write a size: a number, or an expression with its value in the traced call. */
 export function sizeText(size: Size): string {
   if (typeof size === 'number') {
     return String(size);
@@ -32,12 +36,12 @@ export function sizeText(size: Size): string {
   return size.hint === null ? size.expression : `${size.expression.replaceAll(' ', '')}=${size.hint}`;
 }
 
-/** The number that a size was in the traced call; null if not even that is known. */
-export function known(size: Size | null): number | null {
+/** The value of a size in the traced call; null if it is unknown. */
+export function sizeValue(size: Size | null): number | null {
   return size === null || typeof size === 'number' ? size : size.hint;
 }
 
-/** Write a number of bytes with the unit that fits. */
+/** Write a number of bytes with a suitable unit: `1.5 KiB`. */
 export function dataSize(size: Size | null): string {
   if (size === null) {
     return '–';
@@ -45,7 +49,11 @@ export function dataSize(size: Size | null): string {
   if (typeof size !== 'number') {
     return size.hint === null ? `${size.expression} B` : dataSize(size.hint);
   }
-  for (const [unit, length] of [['GiB', 2 ** 30], ['MiB', 2 ** 20], ['KiB', 2 ** 10]] as const) {
+  for (const [unit, length] of [
+    ['GiB', 2 ** 30],
+    ['MiB', 2 ** 20],
+    ['KiB', 2 ** 10]
+  ] as const) {
     if (size >= length) {
       return `${three(size / length)} ${unit}`;
     }
@@ -58,7 +66,7 @@ export function newMemory(bytes: number): string {
   return bytes === 0 ? 'no new memory' : `${dataSize(bytes)} of new memory`;
 }
 
-/** Write `[2, 3]`. */
+/** Write a shape or strides: `[2, 3]`. */
 export function sizes(values: readonly Size[]): string {
   return `[${values.map(sizeText).join(', ')}]`;
 }
@@ -68,7 +76,7 @@ export function amount(count: number, noun: string): string {
   return `${grouped(count)} ${noun}${count === 1 ? '' : 's'}`;
 }
 
-/** Write `a, b and c`; the items after `most` are counted. */
+/** Write `a, b and c`. If there are more than `most` items, only count the rest: `a, b and 7 more`. */
 export function listed(items: readonly string[], most = 6): string {
   if (items.length > most) {
     return `${items.slice(0, most).join(', ')} and ${items.length - most} more`;
@@ -76,17 +84,17 @@ export function listed(items: readonly string[], most = 6): string {
   return items.length > 1 ? `${items.slice(0, -1).join(', ')} and ${items.at(-1)}` : (items[0] ?? '');
 }
 
-/** Say that so many things were cut from a report to fit a notebook. */
-export function notHere(count: number, noun: string): string {
+/** Say how many items were cut from a report to fit a notebook. */
+export function cutNotice(count: number, noun: string): string {
   return `${amount(count, `more ${noun}`)}, cut from this output to fit a notebook.`;
 }
 
-/** Name a function without the functions around it. */
+/** Return a function's name without the enclosing functions. */
 export function short(name: string): string {
   return name.split('<locals>.').at(-1) ?? name;
 }
 
-/** Name a place in the user's program by the end of the file's path; in a notebook, whose files nobody knows, so. */
+/** Name a line of the user's program, `train.py:12`, or of a notebook's cell, `In [3], line 12`. */
 export function place(line: UserLine | null): string {
   if (line === null) {
     return '';
@@ -101,7 +109,7 @@ export function place(line: UserLine | null): string {
   return `${line.file.split(/[\\/]/).at(-1) ?? ''}:${line.line}`;
 }
 
-/** Write `float32[2, 3]`. */
+/** Write a tensor's dtype and shape: `float32[2, 3]`. */
 export function tensorText(tensor: TensorInfo): string {
   return `${tensor.dtype}${sizes(tensor.shape)}`;
 }

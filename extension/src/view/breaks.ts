@@ -2,22 +2,22 @@
 
 import type { GraphBreakRow } from '../model/report';
 import { amount, duration } from '../model/words';
-import { AT } from './calls';
+import { AT_HELP } from './calls';
 import { fold } from './context';
-import type { Context } from './context';
-import { h, heading, soft, spoken } from './dom';
+import type { IContext } from './context';
+import { h, heading, prose, soft } from './dom';
 import type { Child } from './dom';
 import { table } from './table';
 
-/** Draw the panel. */
-export function breaksPanel(context: Context): Child[] {
-  const rows = context.report.graph_break_rows;
-  const all = context.head.breaks;
-  if (all === 0) {
-    return [soft(none(context))];
+/** Draw the panel: one row per graph break, without calls of libraries that have no tensors. */
+export function breaksPanel(context: IContext): Child[] {
+  const rows = context.report.graph_break_rows.filter(row => row.library === '');
+  const breakCount = context.head.breaks;
+  if (breakCount === 0) {
+    return [soft(whyNoBreaks(context))];
   }
   return [
-    heading('Graph breaks', `${amount(all, 'place')} where Dynamo stopped and Python took over`),
+    heading('Graph breaks', `${amount(breakCount, 'place')} where Dynamo stopped and Python took over`),
     table(context, {
       name: 'graph_breaks',
       label: 'Graph breaks',
@@ -29,42 +29,57 @@ export function breaksPanel(context: Context): Child[] {
           value: row => row.cell_line,
           cell: row => (row.cell_line === null ? null : String(row.cell_line))
         },
-        { name: 'frame', title: 'where', help: 'The line that stops, in the cell or in what it calls', kind: 'code', cell: where },
-        { name: 'reason', title: 'why', kind: 'words', cell: row => why(context, row) },
-        { name: 'at_ns', title: 'at', help: AT, kind: 'number', value: row => row.at_ns, cell: row => duration(row.at_ns) }
+        {
+          name: 'frame',
+          title: 'where',
+          help: 'The line where Dynamo stopped, in the cell or in code that it calls',
+          kind: 'code',
+          cell: placeCell
+        },
+        { name: 'reason', title: 'why', kind: 'words', cell: row => whyCell(context, row) },
+        {
+          name: 'at_ns',
+          title: 'at',
+          help: AT_HELP,
+          kind: 'number',
+          value: row => row.at_ns,
+          cell: row => duration(row.at_ns)
+        }
       ],
       rows,
-      total: all,
+      total: breakCount,
       key: row => row.frame
     })
   ];
 }
 
-/** Why there are none; where nothing was captured, that says nothing good. */
-function none({ report }: Context): string {
+/** Say why there are no graph breaks: Dynamo may have captured everything, or nothing. */
+function whyNoBreaks({ report }: IContext): string {
   const frontends = report.frames.flatMap(frame => frame.graphs.map(graph => graph.frontend));
   if (frontends.includes('dynamo')) {
-    return 'None: what Dynamo captured, it captured whole.';
+    return 'None: Dynamo captured everything without a break.';
   }
-  return frontends.length > 0 ? 'None: the calls themselves were traced, without Dynamo.' : 'None are known: Dynamo captured nothing.';
+  return frontends.length > 0
+    ? 'None: the calls themselves were traced, without Dynamo.'
+    : 'None are known: Dynamo captured nothing.';
 }
 
-/** The line that stops, in the cell or in what it calls. */
-function where({ where: at, line, cell_line: cell }: GraphBreakRow): Child {
+/** The code of the line at which Dynamo stopped, and its place unless it is the line of the cell. */
+function placeCell({ where: place, line, cell_line: cell }: GraphBreakRow): Child {
   if (line === null || line.code === '') {
-    return at;
+    return place;
   }
-  return h('span', {}, line.code, at === `line ${cell}` ? null : h('span', { class: 'al-below' }, at));
+  return h('span', {}, line.code, place === `line ${cell}` ? null : h('span', { class: 'al-below' }, place));
 }
 
-/** Our words first; Dynamo's, where they say more, behind a fold. */
-function why(context: Context, row: GraphBreakRow): Child {
+/** The reason of a graph break in the report's words; if Dynamo's words differ, a fold shows them. */
+function whyCell(context: IContext, row: GraphBreakRow): Child {
   return row.reason === row.words
-    ? spoken(row.words)
+    ? prose(row.words)
     : h(
         'div',
         {},
-        spoken(row.words),
+        prose(row.words),
         fold(context, `break ${row.frame} ${row.at_ns}`, [h('small', {}, 'in Dynamo’s words')], () => [
           h('pre', { class: 'al-code', tabindex: '0' }, row.reason)
         ])

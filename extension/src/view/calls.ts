@@ -1,38 +1,50 @@
-/** Recompiles and calls: why each graph was made, which calls it served, what was refused, and the guards. */
+/** Recompiles and calls: why each graph was compiled, which calls it served, the refusals, and the guards. */
 
-import { countsOf } from '../model/counts';
-import type { Call, Frame, Guard, Miss, Refusal } from '../model/report';
-import { amount, duration, grouped, place, short } from '../model/words';
+import { countsOf, frameCountsOf } from '../model/report';
+import type { Call, Frame, FrameCounts, Guard, Miss, Refusal } from '../model/report';
+import { amount, duration, grouped, listed, place, short } from '../model/words';
 import { fold } from './context';
-import type { Context, Entry } from './context';
-import { h, heading, mark, soft, spoken, svg } from './dom';
+import type { IContext, IEntry } from './context';
+import { h, heading, mark, prose, soft, svg } from './dom';
 import type { Child } from './dom';
+import { allGraphsChosen } from './graph';
 import { table } from './table';
 import type { Column } from './table';
 
-/** How many calls the time line shows. */
+/** The time line shows at most this many calls. */
 const MOST_CALLS = 200;
 const HEIGHT = 44;
 
-/** Draw the panel. It is about functions, so it shows all graphs of those that the reader chose. */
-export function callsPanel(context: Context): Child[] {
+/** Draw the panel. It describes functions, so it shows all graphs of the functions that the reader chose. */
+export function callsPanel(context: IContext): Child[] {
   const { report } = context;
   const frames = framesOf(context);
   const chosen = new Set(frames);
   const entries = context.entries.filter(entry => chosen.has(entry.frame));
+  const refusalTotal = count(context, frames, 'refusals', 'refused');
   const refusals = frames.flatMap(frame => frame.refusals.map(refusal => ({ frame, refusal })));
   const drawn: Child[] = [];
   if (entries.length > 0) {
-    const again = entries.filter(entry => entry.graph.misses.length > 0).length;
+    const [graphTotal, recompileTotal] = [
+      count(context, frames, 'graphs', 'listed'),
+      count(context, frames, 'recompiles', 'recompiles')
+    ];
     drawn.push(
-      heading('Graphs', again > 0 ? `${entries.length}, ${again} of them because no earlier one served` : `${entries.length}`),
+      heading(
+        'Graphs',
+        recompileTotal > 0
+          ? `${grouped(graphTotal)}, ${grouped(recompileTotal)} of them recompiles`
+          : grouped(graphTotal)
+      ),
       table(context, {
         name: 'recompiles',
         label: 'Why each graph was compiled, and how many calls it served',
-        columns: GRAPH_COLUMNS,
+        columns: graphColumns(context),
         rows: entries,
+        total: graphTotal,
         key: entry => entry.key
-      })
+      }),
+      ...advice(entries)
     );
   }
   for (const frame of frames) {
@@ -40,12 +52,13 @@ export function callsPanel(context: Context): Child[] {
   }
   if (refusals.length > 0) {
     drawn.push(
-      heading('Refused', `${amount(refusals.length, 'compilation')} that did not come about`),
+      heading('Refused', amount(refusalTotal, 'compilation')),
       table(context, {
         name: 'refusals',
         label: 'Compilations that were refused',
         columns: REFUSAL_COLUMNS,
         rows: refusals,
+        total: refusalTotal,
         key: row => `${row.frame.name}/${row.refusal.graph}`
       })
     );
@@ -54,11 +67,18 @@ export function callsPanel(context: Context): Child[] {
   return drawn.length > 0 ? drawn : [soft('No calls were recorded.')];
 }
 
-export const AT = 'When, counted from the beginning of the recording';
+export const AT_HELP = 'When, counted from the beginning of the recording';
 
-const GRAPH_COLUMNS: readonly Column<Entry>[] = [
+const graphColumns = (context: IContext): readonly Column<IEntry>[] => [
   { name: 'frame', title: 'function', kind: 'code', cell: entry => short(entry.frame.name) },
-  { name: 'graph', title: 'graph', kind: 'number', lesser: 'graph ', value: entry => entry.graph.index, cell: entry => String(entry.graph.index) },
+  {
+    name: 'graph',
+    title: 'graph',
+    kind: 'number',
+    lesser: 'graph ',
+    value: entry => entry.graph.index,
+    cell: entry => String(entry.graph.index)
+  },
   {
     name: 'status',
     title: 'status',
@@ -75,9 +95,9 @@ const GRAPH_COLUMNS: readonly Column<Entry>[] = [
   {
     name: 'reason',
     title: 'why no earlier graph served',
-    help: 'What each earlier graph expected and the call did not meet',
+    help: 'The failed guard of the most similar earlier graph',
     kind: 'words',
-    cell: ({ graph }) => (graph.misses.length > 0 ? h('div', {}, ...graph.misses.map(missed)) : soft('the first'))
+    cell: entry => reason(context, entry)
   },
   {
     name: 'calls',
@@ -87,7 +107,15 @@ const GRAPH_COLUMNS: readonly Column<Entry>[] = [
     value: ({ graph }) => graph.calls,
     cell: ({ graph }) => grouped(graph.calls)
   },
-  { name: 'at_ns', title: 'at', help: AT, kind: 'number', lesser: 'at ', value: ({ graph }) => graph.at_ns, cell: ({ graph }) => duration(graph.at_ns) },
+  {
+    name: 'at_ns',
+    title: 'at',
+    help: AT_HELP,
+    kind: 'number',
+    lesser: 'at ',
+    value: ({ graph }) => graph.at_ns,
+    cell: ({ graph }) => duration(graph.at_ns)
+  },
   {
     name: 'duration_ns',
     title: 'took',
@@ -97,28 +125,59 @@ const GRAPH_COLUMNS: readonly Column<Entry>[] = [
   }
 ];
 
-/** Why one earlier graph did not serve, where the guard comes from, and what would avoid it. */
-function missed(miss: Miss): Child {
-  const earlier = miss.graph === null ? '' : `graph ${miss.graph}: `;
-  const where = miss.line === null ? '' : ` ${place(miss.line)}.`;
-  const hint = miss.suggestion === '' ? '' : ` To avoid it: ${miss.suggestion}.`;
+/** Why the most similar earlier graph did not accept the call; a fold has the reasons of the other graphs. */
+function reason(context: IContext, { graph, key }: IEntry): Child {
+  const [nearest, ...others] = graph.misses;
+  if (nearest === undefined) {
+    return soft('the first');
+  }
+  const title = [h('small', {}, amount(others.length, 'other graph'))];
   return h(
     'div',
     {},
-    earlier,
-    spoken(miss.sentence),
-    h('span', { class: 'al-soft', title: miss.line?.code ?? null }, `.${where}${hint}`)
+    missed(nearest),
+    others.length > 0 ? fold(context, `reason ${key}`, title, () => others.map(missed)) : null
   );
 }
 
-interface RefusalRow {
+/** Why one earlier graph did not accept the call, and which line caused the guard. */
+function missed(miss: Miss): Child {
+  const earlier = miss.graph === null ? '' : `graph ${miss.graph}: `;
+  const lineText = miss.line === null ? '' : ` ${place(miss.line)}.`;
+  const origin = h('span', { class: 'al-soft', title: miss.line?.code ?? null }, `.${lineText}`);
+  return h('div', {}, earlier, prose(miss.sentence), origin);
+}
+
+/** Give each piece of advice on recompiles once, with all the values that it applies to. */
+function advice(entries: readonly IEntry[]): Child[] {
+  const subjects = new Map<string, Set<string>>();
+  for (const { graph } of entries) {
+    const [nearest] = graph.misses;
+    if (nearest !== undefined && nearest.suggestion !== '') {
+      const names = subjects.get(nearest.suggestion) ?? new Set();
+      subjects.set(nearest.suggestion, names.add(nearest.subject === '' ? 'this' : `\`${nearest.subject}\``));
+    }
+  }
+  return [...subjects].map(([text, names]) =>
+    h('p', { 'data-advice': '' }, prose(`To avoid recompiles for ${listed([...names])}: ${text}.`))
+  );
+}
+
+interface IRefusalRow {
   readonly frame: Frame;
   readonly refusal: Refusal;
 }
 
-const REFUSAL_COLUMNS: readonly Column<RefusalRow>[] = [
+const REFUSAL_COLUMNS: readonly Column<IRefusalRow>[] = [
   { name: 'frame', title: 'function', kind: 'code', cell: row => short(row.frame.name) },
-  { name: 'graph', title: 'graph', kind: 'number', lesser: 'graph ', value: row => row.refusal.graph, cell: row => String(row.refusal.graph) },
+  {
+    name: 'graph',
+    title: 'graph',
+    kind: 'number',
+    lesser: 'graph ',
+    value: row => row.refusal.graph,
+    cell: row => String(row.refusal.graph)
+  },
   { name: 'reason', title: 'reason', cell: row => mark(row.refusal.reason, 'warn') },
   { name: 'outcome', title: 'what happened instead', cell: row => row.refusal.outcome },
   { name: 'message', title: 'message', kind: 'words', cell: row => row.refusal.message },
@@ -131,14 +190,29 @@ const REFUSAL_COLUMNS: readonly Column<RefusalRow>[] = [
   }
 ];
 
-function framesOf(context: Context): Frame[] {
-  if (context.chosen.length === context.entries.length) {
+/**
+ * Add up a count over some functions: `frameCount` is its name in the counts of a function, `headCount` its name in
+ * the head. If the reader chose all graphs, the head's count is used, because it includes functions that were cut.
+ */
+function count(
+  context: IContext,
+  frames: readonly Frame[],
+  frameCount: keyof FrameCounts,
+  headCount: 'listed' | 'recompiles' | 'refused'
+): number {
+  return allGraphsChosen(context)
+    ? context.head[headCount]
+    : frames.reduce((sum, frame) => sum + frameCountsOf(frame)[frameCount], 0);
+}
+
+function framesOf(context: IContext): Frame[] {
+  if (allGraphsChosen(context)) {
     return [...context.report.frames];
   }
   return [...new Set(context.chosen.map(entry => entry.frame))];
 }
 
-function frameCalls(frame: Frame, named: boolean): Child[] {
+function frameCalls(frame: Frame, withName: boolean): Child[] {
   const { calls } = frame;
   const name = short(frame.name);
   if (calls.total === 0) {
@@ -151,10 +225,10 @@ function frameCalls(frame: Frame, named: boolean): Child[] {
     h('span', { 'data-count': 'compiled' }, `${grouped(calls.compiled)} compiled`),
     h('span', { 'data-count': 'eager' }, `${grouped(calls.eager)} eager`)
   );
-  return [heading(named ? `Calls of ${name}` : 'Calls'), counts, ...timeLine(frame)];
+  return [heading(withName ? `Calls of ${name}` : 'Calls'), counts, ...timeLine(frame)];
 }
 
-/** The recent calls as bars in order, whose heights are the logarithms of their times. */
+/** The recent calls as bars in order. The height of a bar is the logarithm of the call's time. */
 function timeLine(frame: Frame): Child[] {
   const recent = frame.calls.recent.slice(-MOST_CALLS);
   if (recent.length < 2) {
@@ -164,7 +238,7 @@ function timeLine(frame: Frame): Child[] {
   const low = Math.min(...logs);
   const range = Math.max(Math.max(...logs) - low, 1);
   const times = recent.map(call => call.duration_ns);
-  const about =
+  const description =
     `The last ${recent.length} calls, ${duration(Math.min(...times))} to ${duration(Math.max(...times))}, ` +
     'on a logarithmic scale.';
   const step = Math.min(100 / recent.length, 2);
@@ -184,7 +258,7 @@ function timeLine(frame: Frame): Child[] {
     );
   });
   const kinds = [...new Set(recent.map(callKind))];
-  const words: Readonly<Record<string, string>> = {
+  const kindNames: Readonly<Record<string, string>> = {
     warm: 'compiled code',
     cold: 'compiled first',
     eager: 'eager (outlined)'
@@ -192,13 +266,20 @@ function timeLine(frame: Frame): Child[] {
   return [
     svg(
       'svg',
-      { class: 'al-calls', width: '100%', height: HEIGHT, role: 'img', 'aria-label': about, 'data-calls': frame.name },
+      {
+        class: 'al-calls',
+        width: '100%',
+        height: HEIGHT,
+        role: 'img',
+        'aria-label': description,
+        'data-calls': frame.name
+      },
       ...bars
     ),
     h(
       'p',
       { class: 'al-key' },
-      about,
+      description,
       ...kinds.map(kind =>
         h(
           'span',
@@ -208,7 +289,7 @@ function timeLine(frame: Frame): Child[] {
             { width: 10, height: 10, class: 'al-swatch', 'aria-hidden': 'true' },
             svg('rect', { class: `al-call-${kind}`, x: 1, y: 1, width: 8, height: 8 })
           ),
-          words[kind] ?? kind
+          kindNames[kind] ?? kind
         )
       )
     )
@@ -223,24 +304,28 @@ function aboutCall(call: Call): string {
   if (!call.compiled) {
     return `${duration(call.duration_ns)}, eager`;
   }
-  const served = call.graph === null ? 'an unknown graph' : `graph ${call.graph}`;
-  return `${duration(call.duration_ns)}, ${served}${call.cold ? ', compilation included' : ''}`;
+  const graphName = call.graph === null ? 'an unknown graph' : `graph ${call.graph}`;
+  return `${duration(call.duration_ns)}, ${graphName}${call.cold ? ', compilation included' : ''}`;
 }
 
-/** What is assumed, and the line of the program that does. */
+/** A guard in words, with the line of the program that caused it. */
 function assumption({ sentence, line }: Guard): Child {
-  const where = line === null ? null : h('span', { class: 'al-soft', title: line.code }, ` ${place(line)}`);
-  return h('span', {}, spoken(sentence), where);
+  const lineText = line === null ? null : h('span', { class: 'al-soft', title: line.code }, ` ${place(line)}`);
+  return h('span', {}, prose(sentence), lineText);
 }
 
-function guards(context: Context, entry: Entry): Child[] {
+function guards(context: IContext, entry: IEntry): Child[] {
   const rows = entry.graph.guards;
   const { guards: total } = countsOf(entry.graph);
   if (total === 0) {
     return [];
   }
   const name = context.entries.length > 1 ? [h('code', {}, entry.title), ' '] : [];
-  const title = ['Guards ', ...name, h('small', {}, `${amount(total, 'assumption')} that a call must meet to be served`)];
+  const title = [
+    'Guards ',
+    ...name,
+    h('small', {}, `${amount(total, 'assumption')} that a call must meet to be served`)
+  ];
   return [
     fold(context, `guards ${entry.key}`, title, () => [
       table(context, {

@@ -1,45 +1,48 @@
-/** What every panel is given: the report, which of its graphs are looked at, and what the reader opened. */
+/**
+ * The context of every panel: the report, the graphs that the reader chose, and the folds that the reader opened. A
+ * *fold* is a `details` element.
+ */
 
 import type { Frame, Graph, Report } from '../model/report';
 import type { Head } from '../model/verdict';
 import { short } from '../model/words';
-import type { Source } from '../source';
+import type { ISource } from '../source';
 import { h } from './dom';
 import type { Child } from './dom';
 import type { Selection } from './selection';
-import type { TableState } from './table';
+import type { ITableState } from './table';
 
 /** A graph and the function that it was compiled for. */
-export interface Entry {
+export interface IEntry {
   readonly frame: Frame;
   readonly graph: Graph;
-  /** What it is called in headings and in the list of graphs. */
+  /** The graph's name in headings and in the list of graphs. */
   readonly title: string;
-  /** The same, unique in the report and stable while it grows. */
+  /** A key of the graph, unique in the report and stable while the report grows. */
   readonly key: string;
 }
 
-export interface Context {
-  readonly source: Source;
+export interface IContext {
+  readonly source: ISource;
   readonly report: Report;
-  /** The report in words and numbers. */
+  /** The verdict on the report, and its counts. */
   readonly head: Head;
   /** All graphs of the report. */
-  readonly entries: readonly Entry[];
-  /** Those that the reader chose. */
-  readonly chosen: readonly Entry[];
+  readonly entries: readonly IEntry[];
+  /** The graphs that the reader chose. */
+  readonly chosen: readonly IEntry[];
   /** The keys of the folds that the reader opened (true) or closed (false). */
   readonly folds: Map<string, boolean>;
-  /** The line of the program that is chosen, and all that comes from it. */
+  /** The line of the program that the reader chose, and everything that it caused. */
   readonly selection: Selection;
-  /** What the reader did to the tables, by their keys. */
-  readonly tables: Map<string, TableState>;
-  /** Draw the panel anew, after a change of what is open. */
+  /** The reader's sorting, search and scrolling of each table, by the table's key. */
+  readonly tables: Map<string, ITableState>;
+  /** Draw the panel again, after a fold was opened or closed. */
   readonly redraw: () => void;
 }
 
 /** List the graphs of a report. */
-export function entriesOf(report: Report): Entry[] {
+export function entriesOf(report: Report): IEntry[] {
   return report.frames.flatMap(frame =>
     frame.graphs.map(graph => ({
       frame,
@@ -50,26 +53,29 @@ export function entriesOf(report: Report): Entry[] {
   );
 }
 
-/** A fold whose content is made when it is first opened, and which stays as the reader left it when redrawn. */
+/**
+ * Make a fold. Its content is made when it is first opened. If the reader opened or closed the fold with this `key`,
+ * the new fold has the same state; else `opened` decides.
+ */
 export function fold(
-  context: Context,
+  context: IContext,
   key: string,
   title: readonly Child[],
   content: () => readonly Child[],
   opened = false
 ): HTMLDetailsElement {
-  const inside = h('div', { class: 'al-inside' });
+  const contentBox = h('div', { class: 'al-inside' });
   const details = h(
     'details',
     { class: 'al-fold', open: context.folds.get(key) ?? opened },
     h('summary', { 'data-key': `fold ${key}` }, ...title),
-    inside
+    contentBox
   );
   let filled = false;
   const show = (): void => {
     if (details.open && !filled) {
       filled = true;
-      inside.append(...content().filter((child): child is Node | string => child !== null));
+      contentBox.append(...content().filter((child): child is Node | string => child !== null));
     }
   };
   show();

@@ -1,9 +1,12 @@
-/** Copying text. */
+/** Copy text to the clipboard. */
 
 import { h } from './dom';
 
-/** Put text on the clipboard, by way of a field in `place` where the browser does not give the clipboard. */
-export async function copied(text: string, place: HTMLElement): Promise<boolean> {
+/**
+ * Copy text to the clipboard, and return whether that succeeded. If the browser does not allow it, try again with a
+ * temporary text field in `place`.
+ */
+export async function copyText(text: string, place: HTMLElement): Promise<boolean> {
   try {
     await navigator.clipboard.writeText(text);
     return true;
@@ -13,11 +16,11 @@ export async function copied(text: string, place: HTMLElement): Promise<boolean>
     const focused = document.activeElement;
     place.append(field);
     field.select();
-    const done = document.execCommand('copy');
+    const success = document.execCommand('copy');
     field.remove();
     if (focused instanceof HTMLElement) {
       focused.focus({ preventScroll: true });
     }
-    return done;
+    return success;
   }
 }

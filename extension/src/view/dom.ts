@@ -1,4 +1,4 @@
-/** Elements with their children. Text always goes through text nodes: what a report holds never becomes markup. */
+/** Make elements with children. Text is always added as a text node, so the report's text never becomes markup. */
 
 export type Child = Node | string | null;
 
@@ -34,33 +34,45 @@ export function svg<K extends keyof SVGElementTagNameMap>(
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-let made = 0;
+let idCount = 0;
 
-/** An id that no other element of the page has: other outputs are drawn by the same code or another copy of it. */
+/** Return an id that is unique in the page, even if another copy of this code draws other outputs in the page. */
 export function uniqueId(): string {
-  made += 1;
-  return `aotlab-${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 8)}-${made}`;
+  idCount += 1;
+  return `aotlab-${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 8)}-${idCount}`;
 }
 
-/** A sentence in which names stand in backticks, with these as code. */
-export function spoken(text: string): HTMLElement {
+/** Make an element with a sentence, in which names in backticks become code. */
+export function prose(text: string): HTMLElement {
   const pieces = text.split('`');
-  const even = pieces.length % 2 === 0;
-  const shown = even ? [text] : pieces.map((piece, index) => (index % 2 === 1 ? h('code', {}, piece) : piece));
-  return h('span', {}, ...shown);
+  const isUnpaired = pieces.length % 2 === 0;
+  const children = isUnpaired ? [text] : pieces.map((piece, index) => (index % 2 === 1 ? h('code', {}, piece) : piece));
+  return h('span', {}, ...children);
 }
 
-/** A pill with a word in it. */
+/** A word in a coloured box; `tone` selects the colour. */
 export function mark(word: string, tone = 'plain'): HTMLElement {
   return h('span', { class: `al-mark al-${tone}` }, word);
 }
 
-/** A heading within a panel, with a remark beside it. */
+/** A heading within a panel, with a remark after it. */
 export function heading(title: string, remark = ''): HTMLElement {
-  return h('h4', { class: 'al-heading' }, title, remark === '' ? null : ' ', remark === '' ? null : h('small', {}, remark));
+  return h(
+    'h4',
+    { class: 'al-heading' },
+    title,
+    remark === '' ? null : ' ',
+    remark === '' ? null : h('small', {}, remark)
+  );
 }
 
 /** A paragraph in a softer tone. */
 export function soft(text: string): HTMLElement {
   return h('p', { class: 'al-soft' }, text);
+}
+
+/** A path that may wrap after each of its dots. */
+export function dotted(path: string): Child {
+  const [first = '', ...others] = path.split(/(?<=\.)/);
+  return others.length === 0 ? path : h('span', {}, first, ...others.flatMap(each => [h('wbr'), each]));
 }

@@ -1,89 +1,129 @@
-/** What panels say of the graph that a row or a table belongs to. */
+/** Helpers for rows and tables that belong to a graph. */
 
-import { countsOf, frameCountsOf } from '../model/counts';
+import { countsOf, frameCountsOf } from '../model/report';
 import type { Counts, Graph } from '../model/report';
-import { short } from '../model/words';
-import type { Context, Entry } from './context';
-import { h } from './dom';
+import { cutNotice, grouped, short } from '../model/words';
+import type { IContext, IEntry } from './context';
+import { dotted, h, soft } from './dom';
 import type { Child } from './dom';
 import type { Column } from './table';
 
-/** `training, compiled` and the like. */
+/** The graph's status, whether it is for training, and whether it is reused: `compiled`, `training`, `reused`. */
 export function graphFacts(graph: Graph): string[] {
   const status = graph.status === 'earlier' ? 'compiled before the recording began' : graph.status;
   const kind = graph.training === null ? '' : graph.training ? 'training' : 'inference';
   return [status, kind, graph.reused ? 'reused' : ''].filter(fact => fact !== '');
 }
 
-/** A heading above what one graph's table shows; the graph's name is left out where the report has only one. */
-export function graphHeading(context: Context, entry: Entry, remark: string): HTMLElement {
+/** A heading above one graph's table, without the graph's name if the report has only one graph. */
+export function graphHeading(context: IContext, entry: IEntry, remark: string): HTMLElement {
   const title = context.entries.length > 1 ? [h('code', {}, entry.title), ' '] : [];
   return h('h4', { class: 'al-heading' }, ...title, h('small', {}, remark));
 }
 
-/** A row of a graph's table, with the graph: the rows of all graphs stand in one table. */
-export interface OfGraph<T> {
-  /** Null for what happened outside of every graph. */
-  readonly entry: Entry | null;
+/** A row of a table together with its graph, because one table shows the rows of all chosen graphs. */
+export interface IGraphRow<T> {
+  /** Null for a change outside of every graph. */
+  readonly entry: IEntry | null;
   readonly row: T;
 }
 
-/** The rows of one kind of all graphs that are looked at. */
-export function rowsOf<T>(context: Context, rows: (graph: Graph) => readonly T[]): OfGraph<T>[] {
+/** The rows of all chosen graphs. */
+export function rowsOf<T>(context: IContext, rows: (graph: Graph) => readonly T[]): IGraphRow<T>[] {
   return context.chosen.flatMap(entry => rows(entry.graph).map(row => ({ entry, row })));
 }
 
-/** The same rows, graph by graph. */
-export function byGraph<T>(rows: readonly OfGraph<T>[]): OfGraph<T>[][] {
-  const found = new Map<Entry | null, OfGraph<T>[]>();
-  for (const each of rows) {
-    found.set(each.entry, found.get(each.entry) ?? []).get(each.entry)?.push(each);
+/** Group rows by their graph. */
+export function byGraph<T>(rows: readonly IGraphRow<T>[]): IGraphRow<T>[][] {
+  const rowsOfGraphs = new Map<IEntry | null, IGraphRow<T>[]>();
+  for (const row of rows) {
+    rowsOfGraphs
+      .set(row.entry, rowsOfGraphs.get(row.entry) ?? [])
+      .get(row.entry)
+      ?.push(row);
   }
-  return [...found.values()];
+  return [...rowsOfGraphs.values()];
 }
 
-/** Add up something that is counted in each graph that is looked at. */
-export function total(context: Context, count: (counts: Counts) => number): number {
-  return context.chosen.reduce((sum, entry) => sum + count(countsOf(entry.graph)), 0);
+/**
+ * Whether the reader chose all graphs of the report. Then the counts in the head apply, which include graphs that were
+ * cut.
+ */
+export function allGraphsChosen({ chosen, entries }: IContext): boolean {
+  return chosen.length === entries.length;
 }
 
-/** How many graphs a table is about, where that is worth a word: the same tensor may be in several. */
-export function ofGraphs({ chosen }: Context): string {
-  return chosen.length > 1 ? ` of ${chosen.length} graphs` : '';
+/** Add up a count over all chosen graphs. */
+export function total(context: IContext, count: (counts: Counts) => number): number {
+  const { chosen, head } = context;
+  return allGraphsChosen(context)
+    ? count(head.counts)
+    : chosen.reduce((sum, entry) => sum + count(countsOf(entry.graph)), 0);
 }
 
-/** The graph in a few letters: its number is said where its function has several. */
-function graphName({ frame, graph }: Entry): string {
+/** Count the graphs that the reader chose, including those that were cut. */
+export function graphCount(context: IContext): number {
+  return allGraphsChosen(context) ? context.head.listed : context.chosen.length;
+}
+
+/** Say that a table has rows of several graphs: ` of 3 graphs`. A tensor may have a row for each of them. */
+export function ofGraphs(context: IContext): string {
+  const count = graphCount(context);
+  return count > 1 ? ` of ${grouped(count)} graphs` : '';
+}
+
+/** Say how many of the graphs that the reader chose were cut. */
+export function cutGraphsNotice(context: IContext): Child {
+  const cutCount = graphCount(context) - context.chosen.length;
+  return cutCount > 0 ? soft(cutNotice(cutCount, 'graph')) : null;
+}
+
+/** The graph's short name, with its number if its function has several graphs. */
+function graphName({ frame, graph }: IEntry): string {
   return `${short(frame.name)}${frameCountsOf(frame).graphs > 1 ? ` · ${graph.index}` : ''}`;
 }
 
-/** A column that names the graph, where there are several. */
-export function graphColumn<T>(context: Context): Column<OfGraph<T>>[] {
+/** A column with the graph's name; empty if the report has only one graph. */
+export function graphColumn<T>(context: IContext): Column<IGraphRow<T>>[] {
   return context.entries.length < 2
     ? []
-    : [{ name: 'graph', title: 'graph', help: 'The function, and which of its graphs', kind: 'code', lesser: '', cell: ({ entry }) => (entry === null ? null : graphName(entry)) }];
+    : [
+        {
+          name: 'graph',
+          title: 'graph',
+          help: 'The function, and the kind of its graph',
+          kind: 'code',
+          lesser: '',
+          cell: ({ entry }) => (entry === null ? null : graphName(entry))
+        }
+      ];
 }
 
-/** The graph of a row, for those who read the page by program. */
-export function graphData({ entry }: OfGraph<unknown>): Readonly<Record<string, string>> {
+/** The graph of a row as `data-` attributes, for programs that read the page. */
+export function graphData({ entry }: IGraphRow<unknown>): Readonly<Record<string, string>> {
   return entry === null ? {} : { 'data-frame': entry.frame.name, 'data-graph': String(entry.graph.index) };
 }
 
-/** What the user calls what a graph takes. */
-export function userNames({ graph }: Entry): ReadonlyMap<string, string> {
+/** The user's names for a graph's placeholders. */
+export function userNames({ graph }: IEntry): ReadonlyMap<string, string> {
   return new Map(graph.placeholders.map(each => [each.name, each.user_name]));
 }
 
-/** So many letters of a long name are always seen. */
+/** The number of characters at the end of a long name that are always visible. */
 const END = 14;
 
-/** A name in the code of a graph, or what the user calls it. */
-export function yours(entry: Entry | null, name: string): Child {
-  const known = entry?.graph.placeholders.find(each => each.name === name);
-  if (known === undefined) {
+/** The user's name for a node of a graph, or the node's own name if it is unknown. */
+export function userName(entry: IEntry | null, name: string): Child {
+  const placeholder = entry?.graph.placeholders.find(each => each.name === name);
+  if (placeholder === undefined) {
     return name;
   }
-  // Where there is little room its end is seen: that of a parameter's name says most.
-  const [begin, end] = [known.user_name.slice(0, -END), known.user_name.slice(-END)];
-  return h('span', { class: 'al-yours', title: `${known.user_name}\n${name} in the code` }, h('span', {}, begin), end);
+  // On narrow pages the end stays visible, because the end of a parameter's name tells the most.
+  const [begin, end] = [placeholder.user_name.slice(0, -END), placeholder.user_name.slice(-END)];
+  return h(
+    'span',
+    { class: 'al-yours', title: `${placeholder.user_name}\n${name} in the code` },
+    h('span', {}, dotted(begin)),
+    end
+  );
 }

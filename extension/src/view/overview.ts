@@ -1,32 +1,33 @@
-/** Overview: the cell with what became of each line, and what happened to the user's tensors, in a few lines. */
+/** Overview: the cell and how each line ran, and facts about the user's tensors, in a few lines. */
 
-import { countsOf, frameCountsOf } from '../model/counts';
+import { frameCountsOf } from '../model/report';
 import type { Cell, CellPart, Environment, Frame, GraphBreakRow } from '../model/report';
-import { comparedLines } from '../model/verdict';
+import { howLineRan } from '../model/rows';
 import type { Head } from '../model/verdict';
 import { amount, dataSize, duration, grouped, place, short } from '../model/words';
-import type { Context } from './context';
+import type { IContext } from './context';
 import { fold } from './context';
-import { h, spoken, heading, mark, soft } from './dom';
+import { h, heading, mark, prose, soft } from './dom';
 import type { Child } from './dom';
 import { table } from './table';
 import type { Column } from './table';
 
-/** What each way of running is called, how it is marked, and what it means. */
+/** For each way in which a line can run (see `howLineRan`): the colour, the symbol and the meaning. */
 const WAYS: Readonly<Record<string, readonly [string, string, string]>> = {
   compiled: ['good', '●', 'run by compiled graphs'],
-  eager: ['warn', '◐', 'handed to the compiler, which compiled nothing of it'],
+  eager: ['warn', '◐', 'computes with tensors, and nothing of it is compiled'],
   python: ['plain', '○', 'plain Python, not handed to the compiler'],
-  'not run': ['bad', '✕', 'not run'],
-  'compiled in part': ['warn', '◐', 'compiled graphs ran some of it, Python the rest']
+  'not run': ['plain', '✕', 'not run'],
+  'compiled in part': ['warn', '◐', 'compiled graphs ran some of it, Python the rest'],
+  'calls compiled code': ['plain', '○', 'plain Python, which calls functions that are compiled']
 };
 
 /** Draw the panel. */
-export function overviewPanel(context: Context): Child[] {
+export function overviewPanel(context: IContext): Child[] {
   const { report } = context;
   return [
-    h('p', { class: 'al-sentence' }, spoken(context.head.sentence)),
-    ...happened(context.head),
+    h('p', { class: 'al-sentence' }, prose(context.head.sentence)),
+    ...factList(context.head),
     ...notes(context),
     ...(report.cell === null ? [] : cellSource(context, report.cell)),
     ...frameTable(context),
@@ -34,14 +35,14 @@ export function overviewPanel(context: Context): Child[] {
   ];
 }
 
-function notes({ report, source }: Context): HTMLElement[] {
-  // A kernel that answers gives what was cut when it is looked at.
+function notes({ report, source }: IContext): HTMLElement[] {
+  // A live view needs no note about cut rows, because the kernel sends them when the reader opens their tab.
   const texts = report.notes.filter(note => !source.live || !note.startsWith('This output is cut to fit a notebook'));
   const [first] = source.reading.damage;
   if (first !== undefined) {
     texts.push(`This report is damaged; what could not be read is left out. First: ${first}.`);
   }
-  return texts.map(text => h('p', { class: 'al-note' }, spoken(text)));
+  return texts.map(text => h('p', { class: 'al-note' }, prose(text)));
 }
 
 // The cell
@@ -53,12 +54,12 @@ const CELL_COLUMNS: readonly (readonly [string, string])[] = [
   ['why', 'Why it, or some of it, is not compiled']
 ];
 
-function cellSource(context: Context, cell: Cell): Child[] {
+function cellSource(context: IContext, cell: Cell): Child[] {
   const count = cell.execution_count === null ? '' : `In [${cell.execution_count}]`;
   const definitions = cell.kind === 'definitions' ? 'its functions compile when they are called' : '';
   const lines = cell.source.replace(/\n$/, '').split('\n');
   const rows = lines.map((text, index) => sourceRow(context, text, index + 1, cell));
-  const compared = comparedLines(context.report);
+  const compared = context.head.against;
   return [
     heading('The cell', [count, definitions].filter(each => each !== '').join(' · ')),
     ...(compared === '' ? [] : [soft(compared)]),
@@ -79,24 +80,24 @@ function cellSource(context: Context, cell: Cell): Child[] {
   ];
 }
 
-function sourceRow(context: Context, text: string, line: number, cell: Cell): HTMLElement {
-  const part = cell.parts.find(each => holds(each, line));
-  const word = part === undefined ? '' : wayOf(part, line);
-  const [tone, symbol, meaning] = WAYS[word] ?? ['plain', '', ''];
-  const first = part?.first_line === line;
+function sourceRow(context: IContext, text: string, line: number, cell: Cell): HTMLElement {
+  const part = cell.parts.find(each => containsLine(each, line));
+  const howRan = part === undefined ? '' : howLineRan(part, line);
+  const [tone, symbol, meaning] = WAYS[howRan] ?? ['plain', '', ''];
+  const isFirst = part?.first_line === line;
   const { selection } = context;
-  const ended = cell.error !== null && cell.error_line === line;
+  const ended = cell.error !== null && cell.error_line === line && !interrupted(cell);
   const origin = selection.lines(false).inCell(line);
   const ids = origin === null ? [] : [origin.id];
   const button = origin === null ? String(line) : selection.originButton(origin, String(line));
-  const how = word === '' ? null : h('span', { class: `al-way al-${tone}`, title: meaning }, `${symbol} `, word);
+  const how = howRan === '' ? null : h('span', { class: `al-way al-${tone}`, title: meaning }, `${symbol} `, howRan);
   return h(
     'tr',
     {
       ...selection.linked(ids),
       'data-line': line,
       'data-how': part?.how ?? '',
-      class: `${part === undefined ? 'al-no-part' : `al-part al-${tone}${first ? ' al-first' : ''}`}${ended ? ' al-ended' : ''}`
+      class: `${part === undefined ? 'al-no-part' : `al-part al-${tone}${isFirst ? ' al-first' : ''}`}${ended ? ' al-ended' : ''}`
     },
     h('td', { class: 'al-number al-soft', 'data-column': 'line' }, button),
     h('td', { class: 'al-line', 'data-column': 'source' }, text),
@@ -105,82 +106,129 @@ function sourceRow(context: Context, text: string, line: number, cell: Cell): HT
   );
 }
 
-/** How a line ran; empty for one of a branch of which no graph holds anything. */
-function wayOf({ how, reason, ways, first_line: first }: CellPart, line: number): string {
-  const known = ways[line - first];
-  return known === 'in part' || (known === undefined && how === 'compiled' && reason !== '') ? 'compiled in part' : (known ?? how);
-}
-
-/** The reason of a part, at the line that has the call which it names, or else at the first. */
-function reasonAt({ source, error, error_line: failed }: Cell, { first_line: first, last_line: last, reason }: CellPart, line: number): string {
-  if (failed !== null && first <= failed && failed <= last && /^\w+(Error|Exception): /.test(reason)) {
-    return line === failed && reason !== error ? reason : ''; // Dynamo's words for the error that ended the cell
+/**
+ * The reason why a part was not compiled, if it is shown at `line`, else an empty text.
+ *
+ * It is shown at the line with the call that the reason names, or else at the first line of the part.
+ */
+function reasonAt(
+  { source, error, error_line: errorLine }: Cell,
+  { first_line: first, last_line: last, reason }: CellPart,
+  line: number
+): string {
+  if (errorLine !== null && first <= errorLine && errorLine <= last && /^\w+(Error|Exception): /.test(reason)) {
+    // The reason is the error that ended the cell, perhaps in Dynamo's words.
+    return line === errorLine && reason !== error ? reason : '';
   }
-  const called = /^calls (.*?)(\(\))?$/.exec(reason)?.[1] ?? '';
+  const calledName = /^calls (.*?)(\(\))?$/.exec(reason)?.[1] ?? '';
   const lines = source.split('\n').slice(first - 1, last);
-  const at = called === '' ? 0 : lines.findIndex(text => text.includes(`${called}(`));
-  // Of a loop of which lines are told by themselves the first line has the reason of one of these.
-  return line !== first + Math.max(at, 0) ? '' : at < 0 ? `within it: ${reason}` : reason;
+  const callIndex = calledName === '' ? 0 : lines.findIndex(text => text.includes(`${calledName}(`));
+  // A reason may name a call that no line contains under this name. Then the first line shows the reason.
+  return line !== first + Math.max(callIndex, 0) ? '' : callIndex < 0 ? `within it: ${reason}` : reason;
 }
 
-/** What happened at a line; the reason of a part stands at its first line, unless a break's line has it. */
-function reasons({ report }: Context, cell: Cell, line: number, part: CellPart | undefined): HTMLElement[] {
+/**
+ * Everything to say about a line: the error that ended the cell there, graph breaks, calls of libraries without
+ * tensors, and the reason why its part was not compiled, unless the line of a graph break has the same reason.
+ */
+function reasons({ report }: IContext, cell: Cell, line: number, part: CellPart | undefined): HTMLElement[] {
   const breaks = report.graph_break_rows;
-  const here = new Set(breaks.filter(row => row.cell_line === line).map(breakWords));
-  const within = breaks.filter(row => part !== undefined && row.cell_line !== null && holds(part, row.cell_line));
-  const reason = part === undefined || within.some(row => row.words === part.reason) ? '' : reasonAt(cell, part, line);
+  const stops = breaks.filter(row => row.cell_line === line || row.where === `line ${line}`);
+  const breaksHere = new Set(stops.filter(row => row.library === '').map(row => breakWords(row, line)));
+  const libraryCalls = new Set(stops.filter(row => row.library !== '').map(row => breakWords(row, line)));
+  const partBreaks = breaks.filter(
+    row => part !== undefined && row.cell_line !== null && containsLine(part, row.cell_line)
+  );
+  const reason =
+    part === undefined || partBreaks.some(row => row.words === part.reason) ? '' : reasonAt(cell, part, line);
   return [
-    ...(cell.error !== null && cell.error_line === line ? [told('error', 'bad', 'The cell ended here', cell.error)] : []),
-    ...[...here].map(words => told('break', 'warn', 'Dynamo stopped here, and Python took over', words)),
-    ...(reason === '' ? [] : [h('div', {}, spoken(reason))])
+    ...(cell.error !== null && cell.error_line === line ? [errorEvent(cell, cell.error)] : []),
+    ...[...breaksHere].map(words => eventLine('break', 'warn', 'Dynamo stopped here, and Python took over', words)),
+    ...[...libraryCalls].map(words => h('div', {}, prose(words))),
+    ...(reason === '' ? [] : [h('div', {}, prose(reason))])
   ];
 }
 
-function holds(part: CellPart, line: number): boolean {
+function containsLine(part: CellPart, line: number): boolean {
   return part.first_line <= line && line <= part.last_line;
 }
 
-function told(word: string, tone: string, help: string, words: string): HTMLElement {
+function eventLine(word: string, tone: string, help: string, words: string): HTMLElement {
   const pill = mark(word, tone);
   pill.title = `${help}: ${words.replaceAll('`', '')}`;
-  return h('div', {}, pill, ' ', spoken(words));
+  return h('div', {}, pill, ' ', prose(words));
 }
 
-/** Why Dynamo stopped, and where if that is in a function that the line calls. */
-function breakWords({ words, where, cell_line: line }: GraphBreakRow): string {
+function interrupted(cell: Cell): boolean {
+  return cell.error?.startsWith('KeyboardInterrupt') === true;
+}
+
+/** The error that ended the cell, or a note that the user interrupted it. */
+function errorEvent(cell: Cell, error: string): HTMLElement {
+  return interrupted(cell)
+    ? eventLine('interrupted', 'plain', 'You interrupted the cell here', error)
+    : eventLine('error', 'bad', 'The cell ended here', error);
+}
+
+/** Why Dynamo stopped, with the place if it is in a function that the line calls. */
+function breakWords({ words, where }: GraphBreakRow, line: number): string {
   return where === `line ${line}` ? words : `${words}, at ${where}`;
 }
 
-// What happened
+// Facts about the tensors
 
-function happened({ facts }: Head): Child[] {
+function factList({ facts }: Head): Child[] {
   if (facts.length === 0) {
     return [];
   }
   return [
-    h('dl', { class: 'al-facts' }, ...facts.flatMap(({ key, title, sentence }) => [
+    h(
+      'dl',
+      { class: 'al-facts' },
+      ...facts.flatMap(({ key, title, sentence }) => [
         h('dt', {}, title),
-        h('dd', { 'data-fact': key }, spoken(sentence))
-      ]))
+        h('dd', { 'data-fact': key }, prose(sentence))
+      ])
+    )
   ];
 }
 
-// The functions
+// Functions
 
-/** A column of counts; `warn` if any is worth a second look. */
-function count(name: string, title: string, help: string, value: (frame: Frame) => number, warn = false): Column<Frame> {
-  const cell = (frame: Frame): Child => (warn && value(frame) > 0 ? mark(grouped(value(frame)), 'warn') : grouped(value(frame)));
+/** A column of counts. If `warn` is true, counts above 0 are marked as a warning. */
+function countColumn(
+  name: string,
+  title: string,
+  help: string,
+  value: (frame: Frame) => number,
+  warn = false
+): Column<Frame> {
+  const cell = (frame: Frame): Child =>
+    warn && value(frame) > 0 ? mark(grouped(value(frame)), 'warn') : grouped(value(frame));
   return { name, title, help, kind: 'number', value, cell };
 }
 
 const FRAME_COLUMNS: readonly Column<Frame>[] = [
-  { name: 'frame', title: 'function', help: 'A function that was compiled or called', kind: 'code', cell: frame => short(frame.name) },
-  { name: 'line', title: 'where', help: 'Where it is defined; of what Dynamo captured, where its first capture ended', kind: 'code', lesser: '', cell: frame => place(frame.line) },
-  count('graphs', 'graphs', 'How many graphs were compiled for it', frame => frameCountsOf(frame).graphs),
-  count('calls', 'calls', 'How often it was called', frame => frame.calls.total),
-  count('compiled', 'compiled', 'How many calls ran compiled code', frame => frame.calls.compiled),
-  count('eager', 'eager', 'How many calls ran eagerly', frame => frame.calls.eager, true),
-  count('refused', 'refused', 'How many compilations did not come about', frame => frameCountsOf(frame).refusals, true),
+  {
+    name: 'frame',
+    title: 'function',
+    help: 'A function that was compiled or called',
+    kind: 'code',
+    cell: frame => short(frame.name)
+  },
+  {
+    name: 'line',
+    title: 'where',
+    help: 'The line of its definition; for code that Dynamo captured, the line where its first capture ended',
+    kind: 'code',
+    lesser: '',
+    cell: frame => place(frame.line)
+  },
+  countColumn('graphs', 'graphs', 'How many graphs were compiled for it', frame => frameCountsOf(frame).graphs),
+  countColumn('calls', 'calls', 'How often it was called', frame => frame.calls.total),
+  countColumn('compiled', 'compiled', 'How many calls ran compiled code', frame => frame.calls.compiled),
+  countColumn('eager', 'eager', 'How many calls ran eagerly', frame => frame.calls.eager, true),
+  countColumn('refused', 'refused', 'The number of refused compilations', frame => frameCountsOf(frame).refusals, true),
   {
     name: 'compile_ns',
     title: 'compiling took',
@@ -191,9 +239,9 @@ const FRAME_COLUMNS: readonly Column<Frame>[] = [
   }
 ];
 
-function frameTable(context: Context): Child[] {
+function frameTable(context: IContext): Child[] {
   const { report } = context;
-  const count = Math.max(report.summary?.frames ?? 0, report.frames.length);
+  const count = context.head.frames;
   if (count === 0) {
     return [soft('No function was compiled or called.')];
   }
@@ -216,7 +264,7 @@ export function deviceText({ kind, index, name }: Environment['devices'][number]
   return name === '' ? place : `${place} (${name})`;
 }
 
-function environmentFold(context: Context): HTMLElement {
+function environmentFold(context: IContext): HTMLElement {
   const { environment, duration_ns: took, created } = context.report;
   const rows: (readonly [string, string])[] = [
     ['versions', `torch ${environment.torch}, Python ${environment.python}, aotlab ${environment.aotlab}`],
@@ -236,11 +284,7 @@ function environmentFold(context: Context): HTMLElement {
   ]);
 }
 
-function storageTotal(context: Context): string {
-  const counts = context.entries.map(entry => countsOf(entry.graph));
-  const storages = counts.reduce((sum, each) => sum + each.storages, 0);
-  const bytes = counts.reduce((sum, each) => sum + each.storage_bytes, 0);
-  return storages === 0
-    ? ''
-    : `${amount(storages, 'storage')} of inputs and outputs, ${dataSize(bytes)} summed over graphs`;
+function storageTotal({ head }: IContext): string {
+  const { storages, storage_bytes: bytes } = head.counts;
+  return storages === 0 ? '' : `${amount(storages, 'storage')} of inputs and outputs, ${dataSize(bytes)}`;
 }

@@ -1,18 +1,29 @@
-/** Saved: what each graph keeps for its backward, and why. */
+/** Saved for backward: the values that each graph saves for its backward, and why. */
 
-import { countsOf } from '../model/counts';
-import type { Counts, Saved } from '../model/report';
-import { amount, dataSize, known, newMemory } from '../model/words';
-import type { Context } from './context';
-import { h, heading, mark, soft, spoken } from './dom';
+import { frameCountsOf } from '../model/report';
+import type { Saved } from '../model/report';
+import { amount, dataSize, newMemory, sizeValue } from '../model/words';
+import type { IContext } from './context';
+import { dotted, h, heading, mark, prose, soft } from './dom';
 import type { Child } from './dom';
-import { graphColumn, graphData, ofGraphs, rowsOf, total, yours } from './graph';
-import type { OfGraph } from './graph';
+import { allGraphsChosen, graphColumn, graphData, ofGraphs, rowsOf, total, userName } from './graph';
+import type { IGraphRow } from './graph';
 import { table } from './table';
 import type { Column } from './table';
 import { tensorCell } from './tensor';
 
-const columns = ({ selection }: Context): readonly Column<OfGraph<Saved>>[] => [
+const columns = ({ selection }: IContext, rows: readonly IGraphRow<Saved>[]): readonly Column<IGraphRow<Saved>>[] => [
+  ...(rows.some(({ row }) => row.module !== '')
+    ? [
+        {
+          name: 'module',
+          title: 'module',
+          kind: 'code',
+          lesser: '',
+          cell: ({ row }) => dotted(row.module)
+        } as const satisfies Column<IGraphRow<Saved>>
+      ]
+    : []),
   {
     name: 'line',
     title: 'line',
@@ -20,66 +31,79 @@ const columns = ({ selection }: Context): readonly Column<OfGraph<Saved>>[] => [
     kind: 'code',
     cell: ({ row }) => selection.lineButton(row.line)
   },
-  { name: 'tensor', title: 'tensor', help: 'Element type, sizes, and what is unusual about it', kind: 'code', lesser: '', cell: ({ row }) => tensorCell(row.tensor) },
-  { name: 'nbytes', title: 'bytes', kind: 'number', value: ({ row }) => known(row.nbytes), cell: ({ row }) => dataSize(row.nbytes) },
-  { name: 'reason', title: 'why it is kept', kind: 'words', cell: ({ row }) => why(row) }
+  {
+    name: 'tensor',
+    title: 'tensor',
+    help: 'Element type, sizes and unusual properties',
+    kind: 'code',
+    lesser: '',
+    cell: ({ row }) => tensorCell(row.tensor)
+  },
+  {
+    name: 'nbytes',
+    title: 'bytes',
+    kind: 'number',
+    value: ({ row }) => sizeValue(row.nbytes),
+    cell: ({ row }) => dataSize(row.nbytes)
+  },
+  { name: 'reason', title: 'why it is kept', kind: 'words', cell: ({ row }) => reasonCell(row) }
 ];
 
-/** What a partitioner says of each value that does not choose; it is said once. */
-const AGAIN = '; this partitioner computes nothing again';
+/** The end of each reason if the partitioner rematerializes nothing. The panel says it once, not in each row. */
+const RECOMPUTES_NOTHING = '; this partitioner recomputes nothing';
 
-/** Why a value is kept; what it is, its name and the mark say. */
-function why(row: Saved): Child {
-  const named = row.is_input ? /^the input `[^`]*`; / : /^computed by `[^`]*`; /;
-  const reason = row.reason.replace(named, '').replace(AGAIN, '').replace('the backward needs it', 'needed');
-  const held = row.shares !== '' ? `memory of ${row.shares}` : row.is_input ? 'an input' : row.is_output ? 'an output' : '';
-  // Of a long reason the end may not be seen.
-  return held === '' ? reason : h('span', {}, mark(held), ' ', spoken(reason));
-}
-
-/** What that graph of each function holds which saves most: a call is served by one. */
-function largestOf({ chosen }: Context): Counts[] {
-  const most = new Map<string, Counts>();
-  for (const { frame, graph } of chosen) {
-    const counts = countsOf(graph);
-    if (counts.saved_bytes >= (most.get(frame.name)?.saved_bytes ?? 0)) {
-      most.set(frame.name, counts);
-    }
-  }
-  return [...most.values()];
+/** Why a value is saved, without the facts that its row already shows. */
+function reasonCell(row: Saved): Child {
+  const namePrefix = row.is_input ? /^the input `[^`]*`; / : /^computed by `[^`]*`; /;
+  const reason = row.reason
+    .replace(namePrefix, '')
+    .replace(RECOMPUTES_NOTHING, '')
+    .replace('the backward needs it', 'needed');
+  const holder =
+    row.shares !== '' ? `memory of ${row.shares}` : row.is_input ? 'an input' : row.is_output ? 'an output' : '';
+  // The mark comes first, because a cell may hide the end of a long reason.
+  return holder === '' ? reason : h('span', {}, mark(holder), ' ', prose(reason));
 }
 
 /** Draw the panel. */
-export function savedPanel(context: Context): Child[] {
-  const saved = total(context, counts => counts.saved);
-  if (saved === 0) {
+export function savedPanel(context: IContext): Child[] {
+  const savedCount = total(context, counts => counts.saved);
+  if (savedCount === 0) {
     return [soft('Nothing is saved for a backward.')];
   }
-  const largest = largestOf(context);
-  const sum = (count: (counts: Counts) => number): number => largest.reduce((all, each) => all + count(each), 0);
-  const held = sum(counts => counts.held_bytes);
-  const most = largest.length < context.chosen.length ? '; one call of each function keeps at most ' : ', ';
-  const rows = rowsOf(context, graph => graph.saved);
+  // A call is served by one graph. So of a function with several graphs, the head counts the graph that saves the most.
+  const heldBytes = total(context, counts => counts.held_bytes);
+  const hasSeveralGraphs = context.chosen.some(({ frame }) => frameCountsOf(frame).graphs > 1);
+  const bytesPrefix =
+    allGraphsChosen(context) && hasSeveralGraphs ? '; one call of each function keeps at most ' : ', ';
+  const rows = [...rowsOf(context, graph => graph.saved)].sort(
+    (a, b) => (sizeValue(b.row.nbytes) ?? 0) - (sizeValue(a.row.nbytes) ?? 0)
+  );
   return [
     heading(
       'Saved for backward',
-      `${amount(saved, 'value')}${ofGraphs(context)}${most}${newMemory(sum(counts => counts.saved_bytes))}` +
-        (held > 0 ? `; ${dataSize(held)} that the caller holds anyway` : '')
+      `${amount(savedCount, 'value')}${ofGraphs(context)}${bytesPrefix}${newMemory(total(context, counts => counts.saved_bytes))}` +
+        (heldBytes > 0 ? `; ${dataSize(heldBytes)} that the caller holds anyway` : '')
     ),
-    rows.some(({ row }) => row.reason.endsWith(AGAIN))
-      ? soft('This partitioner computes nothing again: the backward is given all of the forward that it needs.')
+    rows.some(({ row }) => row.reason.endsWith(RECOMPUTES_NOTHING))
+      ? soft('This partitioner recomputes nothing: all forward values that the backward needs are saved.')
       : null,
     table(context, {
       name: 'saved',
       label: 'Values that are kept for the backward',
-      columns: [{ name: 'name', title: 'name', kind: 'code', cell: ({ entry, row }) => yours(entry, row.name) }, ...graphColumn<Saved>(context), ...columns(context)],
+      columns: [
+        { name: 'name', title: 'name', kind: 'code', cell: ({ entry, row }) => userName(entry, row.name) },
+        ...graphColumn<Saved>(context),
+        ...columns(context, rows)
+      ],
       rows,
-      total: saved,
+      total: savedCount,
       key: ({ row }) => row.name,
-      rowData: each => {
+      rowData: savedRow => {
         const { selection } = context;
-        const origins = each.entry === null ? [] : selection.lines(false).behind(each.entry, each.row.line);
-        return { ...graphData(each), ...selection.linked(origins.map(origin => origin.id)) };
+        const origins =
+          savedRow.entry === null ? [] : selection.lines(false).causesOf(savedRow.entry, savedRow.row.line);
+        return { ...graphData(savedRow), ...selection.linked(origins.map(origin => origin.id)) };
       }
     })
   ];

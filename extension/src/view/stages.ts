@@ -1,28 +1,28 @@
-/** Stages: where the time went, and what each step of the pipeline handed on. */
+/** Stages: where the time went, and the result of each stage of the pipeline. */
 
-import { countsOf } from '../model/counts';
+import { countsOf } from '../model/report';
 import type { Code, Stage, TimeRow } from '../model/report';
 import { amount, duration, grouped } from '../model/words';
 import { codeBlock } from './code';
 import { fold } from './context';
-import type { Context, Entry } from './context';
-import { h, heading, soft, spoken } from './dom';
+import type { IContext, IEntry } from './context';
+import { h, heading, soft } from './dom';
 import type { Child } from './dom';
-import { graphFacts, userNames } from './graph';
+import { cutGraphsNotice, graphFacts, userNames } from './graph';
 import { nodesFold } from './nodes';
 import { codeKey, partOf } from './selection';
 import { table } from './table';
 import type { Column } from './table';
 
-/** Draw the panel: one fold per graph where there are several. */
-export function stagesPanel(context: Context): Child[] {
-  const [only] = context.chosen;
+/** Draw the panel: where the time went, and the stages of each graph; several graphs have a fold each. */
+export function stagesPanel(context: IContext): Child[] {
+  const [firstEntry] = context.chosen;
   const time = timeTable(context);
-  if (only === undefined) {
+  if (firstEntry === undefined) {
     return [...time, soft('Nothing was compiled, so there are no stages.')];
   }
   if (context.chosen.length === 1) {
-    return [...time, ...graphStages(context, only)];
+    return [...time, ...graphStages(context, firstEntry)];
   }
   const graphs = context.chosen.map((entry, index) =>
     fold(
@@ -33,10 +33,10 @@ export function stagesPanel(context: Context): Child[] {
       index === 0
     )
   );
-  return [...time, ...graphs];
+  return [...time, ...graphs, cutGraphsNotice(context)];
 }
 
-/** What the kinds of `TimeRow` are called. */
+/** The names of the kinds of `TimeRow`. */
 const TIME: Readonly<Record<string, string>> = {
   dynamo: 'Dynamo captures',
   capture: 'capture of the arguments',
@@ -56,8 +56,8 @@ const TIME: Readonly<Record<string, string>> = {
   rest: 'Python, backward, everything else'
 };
 
-/** Where the time of the cell, or of the recording, went: the rows add up to it. */
-function timeTable(context: Context): Child[] {
+/** A table of the time that each kind of work took. The rows add up to the time of the cell or of the recording. */
+function timeTable(context: IContext): Child[] {
   const { report } = context;
   const rows = report.time_rows.filter(row => row.duration_ns > 0);
   const total = report.duration_ns;
@@ -71,9 +71,27 @@ function timeTable(context: Context): Child[] {
       label: 'Where the time went',
       columns: [
         { name: 'kind', title: 'what', kind: 'words', cell: row => TIME[row.kind] ?? row.kind },
-        { name: 'count', title: 'times', kind: 'number', value: row => (row.kind === 'rest' ? null : row.count), cell: row => (row.kind === 'rest' ? null : grouped(row.count)) },
-        { name: 'share', title: 'share', help: SHARE, value: row => row.duration_ns, cell: row => share(row.duration_ns, total) },
-        { name: 'duration_ns', title: 'time', kind: 'number', value: row => row.duration_ns, cell: row => duration(row.duration_ns) }
+        {
+          name: 'count',
+          title: 'times',
+          kind: 'number',
+          value: row => (row.kind === 'rest' ? null : row.count),
+          cell: row => (row.kind === 'rest' ? null : grouped(row.count))
+        },
+        {
+          name: 'share',
+          title: 'share',
+          help: SHARE_HELP,
+          value: row => row.duration_ns,
+          cell: row => share(row.duration_ns, total)
+        },
+        {
+          name: 'duration_ns',
+          title: 'time',
+          kind: 'number',
+          value: row => row.duration_ns,
+          cell: row => duration(row.duration_ns)
+        }
       ],
       rows,
       key: row => row.kind
@@ -81,27 +99,37 @@ function timeTable(context: Context): Child[] {
   ];
 }
 
-function graphStages(context: Context, entry: Entry): Child[] {
-  const { graph } = entry;
+function graphStages(context: IContext, entry: IEntry): Child[] {
   return [
-    graph.backward_error === null ? null : h('p', { class: 'al-note' }, 'The backward raises: ', spoken(graph.backward_error)),
     ...stageTable(context, entry),
     nodesFold(context, entry),
-    ...stageCodes(context, entry, stage => stage.name !== 'backward' || !hasMany(entry))
+    ...stageCodes(context, entry, stage => stage.name !== 'backward' || !hasManyBackwards(entry))
   ];
 }
 
-/** Whether several backwards were compiled later, each for other tangents: they stand in one fold. */
-function hasMany({ graph }: Entry): boolean {
+/** Whether several backwards were compiled after the forward, each for other tangents. They are shown in one fold. */
+function hasManyBackwards({ graph }: IEntry): boolean {
   return graph.stages.filter(stage => stage.name === 'backward').length > 1;
 }
 
-const SHARE = 'Its share of the whole time';
+const SHARE_HELP = 'Its share of the whole time';
 
 const STAGE_COLUMNS = (total: number): readonly Column<Stage>[] => [
   { name: 'stage', title: 'stage', kind: 'code', cell: row => row.name },
-  { name: 'duration_ns', title: 'wall time', kind: 'number', value: row => row.duration_ns, cell: row => duration(row.duration_ns) },
-  { name: 'share', title: 'share', help: SHARE, value: row => row.duration_ns, cell: row => share(row.duration_ns, total) },
+  {
+    name: 'duration_ns',
+    title: 'wall time',
+    kind: 'number',
+    value: row => row.duration_ns,
+    cell: row => duration(row.duration_ns)
+  },
+  {
+    name: 'share',
+    title: 'share',
+    help: SHARE_HELP,
+    value: row => row.duration_ns,
+    cell: row => share(row.duration_ns, total)
+  },
   {
     name: 'nodes',
     title: 'nodes',
@@ -119,51 +147,60 @@ function share(part: number, total: number): HTMLElement {
   return h('span', { class: 'al-track', title: `${percent.toFixed(0)} % of the time` }, bar);
 }
 
-function stageTable(context: Context, entry: Entry): Child[] {
+function stageTable(context: IContext, entry: IEntry): Child[] {
   const { stages } = entry.graph;
   if (stages.length === 0) {
-    const why = entry.graph.status === 'refused' ? 'The compilation was refused before a stage was done.' : '';
-    return [soft(why || 'No stages were recorded.')];
+    const refusal = entry.graph.status === 'refused' ? 'The compilation was refused before a stage was done.' : '';
+    return [soft(refusal || 'No stages were recorded.')];
   }
   const counts = countsOf(entry.graph);
   const total = counts.stages_ns;
-  const later = hasMany(entry) ? stages.filter(stage => stage.name === 'backward') : [];
-  const rows = later.length > 0 ? stages.filter(stage => stage.name !== 'backward') : stages;
+  const backwards = hasManyBackwards(entry) ? stages.filter(stage => stage.name === 'backward') : [];
+  const rows = backwards.length > 0 ? stages.filter(stage => stage.name !== 'backward') : stages;
   const columns = STAGE_COLUMNS(total);
   const data = { 'data-frame': entry.frame.name, 'data-graph': String(entry.graph.index) };
   const label = `Stages of ${entry.title}`;
-  const missing = counts.stages - stages.length;
-  const shown: Child[] = [
+  const cutCount = counts.stages - stages.length;
+  const children: Child[] = [
     heading('Stages', `${duration(total)} in ${amount(counts.stages, 'stage')}`),
-    table(context, { name: 'stages', label, columns, rows, total: rows.length + missing, key: row => row.name, data })
+    table(context, { name: 'stages', label, columns, rows, total: rows.length + cutCount, key: row => row.name, data })
   ];
-  if (later.length > 0) {
-    const took = duration(later.reduce((sum, stage) => sum + stage.duration_ns, 0));
-    shown.push(
+  if (backwards.length > 0) {
+    const took = duration(backwards.reduce((sum, stage) => sum + stage.duration_ns, 0));
+    children.push(
       fold(
         context,
         `backwards ${entry.key}`,
-        [`${amount(later.length, 'further backward')}, each for gradients of other results `, h('small', {}, took)],
+        [`${amount(backwards.length, 'further backward')}, each for gradients of other results `, h('small', {}, took)],
         () => [
-          table(context, { name: 'backwards', meanings: 'stages', label: `${label}, backward`, columns, rows: later, key: row => row.summary }),
+          table(context, {
+            name: 'backwards',
+            meanings: 'stages',
+            label: `${label}, backward`,
+            columns,
+            rows: backwards,
+            key: row => row.summary
+          }),
           ...stageCodes(context, entry, stage => stage.name === 'backward')
         ]
       )
     );
   }
-  return shown;
+  return children;
 }
 
-function stageCodes(context: Context, entry: Entry, which: (stage: Stage) => boolean): Child[] {
+function stageCodes(context: IContext, entry: IEntry, isIncluded: (stage: Stage) => boolean): Child[] {
   return entry.graph.stages.flatMap((stage, position) =>
-    (which(stage) ? stage.codes : []).map((code, index) => {
+    (isIncluded(stage) ? stage.codes : []).map((code, index) => {
       const details = fold(
         context,
         codeKey(entry, position, index),
-        [h('code', {}, stage.name), ' ', code.title, ' ', h('small', {}, lines(code))],
+        [h('code', {}, stage.name), ' ', code.title, ' ', h('small', {}, lineCount(code))],
         () => {
           const label = `${stage.name}: ${code.title}`;
-          return [codeBlock(context, { ...code, label, names: userNames(entry), links: linksOf(context, entry, stage, code) })];
+          return [
+            codeBlock(context, { ...code, label, names: userNames(entry), links: linksOf(context, entry, stage, code) })
+          ];
         }
       );
       details.dataset['stage'] = stage.name;
@@ -173,22 +210,28 @@ function stageCodes(context: Context, entry: Entry, which: (stage: Stage) => boo
   );
 }
 
-/** The user's lines behind the lines of a stage's code: those of nodes in a graph, of kernels in the compiler's code. */
-function linksOf(context: Context, entry: Entry, stage: Stage, code: Code): (line: string) => readonly number[] {
+/**
+ * Make the function that returns, for a line of a stage's code, the numbers of the user's lines that caused it. In the
+ * code of a graph these are the lines that caused the node, in the compiler's code the lines that caused the kernel.
+ */
+function linksOf(context: IContext, entry: IEntry, stage: Stage, code: Code): (line: string) => readonly number[] {
   const origins = context.selection.lines(true);
   const part = partOf(code.title);
   if (part !== '') {
-    return line => origins.ofNode(entry, part, /^ {4}(\w+) = /.exec(line)?.[1] ?? '', stage.name);
+    return line => origins.idsOfNode(entry, part, /^ {4}(\w+) = /.exec(line)?.[1] ?? '', stage.name);
   }
-  const called = entry.graph.kernels.filter(kernel => code.title.endsWith(` for ${kernel.graph_name}`));
-  const written = new Map(called.map(kernel => [kernel.language === 'extern' ? kernel.source : kernel.name, kernel]));
+  const kernels = entry.graph.kernels.filter(kernel => code.title.endsWith(` for ${kernel.graph_name}`));
+  const kernelOfText = new Map(
+    kernels.map(kernel => [kernel.language === 'extern' ? kernel.source : kernel.name, kernel])
+  );
   return line => {
     const text = line.trim();
-    const kernel = written.get(text) ?? written.get(/^(\w+)(?: = async_compile\.|\(|\.run\()/.exec(text)?.[1] ?? '');
-    return kernel === undefined ? [] : origins.ofKernel(entry, kernel);
+    const kernel =
+      kernelOfText.get(text) ?? kernelOfText.get(/^(\w+)(?: = async_compile\.|\(|\.run\()/.exec(text)?.[1] ?? '');
+    return kernel === undefined ? [] : origins.idsOfKernel(entry, kernel);
   };
 }
 
-function lines(code: Code): string {
+function lineCount(code: Code): string {
   return amount(code.text.trimEnd().split('\n').length, 'line');
 }

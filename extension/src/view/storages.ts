@@ -1,26 +1,29 @@
-/** The storage map: each storage as a bar of bytes, each tensor in it as the bytes that it has. */
+/**
+ * The storage map. A storage is a bar of bytes. Below it, each of its tensors has a row with boxes for the tensor's
+ * bytes.
+ */
 
-import { common, runs, union, windowRuns } from '../model/layout';
-import type { Range } from '../model/layout';
-import { countsOf, inTrees } from '../model/counts';
-import type { Graph, Input, Output, Span, Storage, TensorInfo } from '../model/report';
-import { amount, dataSize, grouped, known, listed, notHere } from '../model/words';
+import { intersection, runs, union, windowRuns } from '../model/layout';
+import type { IRange } from '../model/layout';
+import { countsOf } from '../model/report';
+import type { Graph, Group, Input, Output, Span, Storage, TensorInfo } from '../model/report';
+import { inTrees } from '../model/rows';
+import { amount, cutNotice, dataSize, grouped, listed, sizeValue } from '../model/words';
 import { fold } from './context';
-import type { Context, Entry } from './context';
+import type { IContext, IEntry } from './context';
 import { h, soft, svg, uniqueId } from './dom';
 import type { Child } from './dom';
-import { graphHeading } from './graph';
+import { cutGraphsNotice, graphHeading } from './graph';
 import { table } from './table';
 import { partName } from './tensor';
 
-/** How many storages of one graph are drawn before the reader asks for the rest; of few, all that tell something are. */
+/** The page draws at most this many storages of one graph; a fold has the rest. */
 const MOST_STORAGES = 40;
-const FEW_STORAGES = 8;
 
-/** In memory of no more elements than this each is marked off. */
+/** If a storage has at most this many elements, lines separate them. */
 const FEW_ELEMENTS = 64;
 
-/** Gaps of less than this part of the width are not seen. */
+/** Gaps smaller than this fraction of the width are not drawn, because they would be invisible. */
 const FINEST = 1 / 1500;
 
 const OWNERS: Readonly<Record<string, string>> = {
@@ -29,94 +32,100 @@ const OWNERS: Readonly<Record<string, string>> = {
   output: 'made by the graph for one output'
 };
 
-/** Heights in pixels: of the storage's own bar, of a tensor's row, and of what is in it. */
+/** Heights in pixels: the bar of a storage, the row of a tensor, the box in the row, and the axis. */
 const BAR = 16;
 const ROW = 30;
 const BOX = 11;
 const AXIS = 18;
 
-/** Bytes that are written: all of each range, or some. */
-interface Marks {
-  readonly all: readonly Range[];
-  readonly some: readonly Range[];
+/** The bytes that are written: in the ranges of `all`, every byte; in the ranges of `some`, perhaps not every byte. */
+interface IMarks {
+  readonly all: readonly IRange[];
+  readonly some: readonly IRange[];
 }
 
-/** A span with the bytes that belong to it. */
-interface Drawn {
+/** A tensor in a storage (`span`), with the bytes that belong to it and the bytes that are written. */
+interface IDrawn {
   readonly span: Span;
   readonly start: number;
   readonly stop: number;
-  /** Null where only the ends are known. */
-  readonly runs: readonly Range[] | null;
-  readonly marks: Marks;
-  /** How many bytes it has. */
+  /** The runs of bytes that belong to the tensor; null if only the first and the last byte are known. */
+  readonly runs: readonly IRange[] | null;
+  readonly marks: IMarks;
+  /** The number of bytes that belong to the tensor. */
   readonly size: number;
-  /** How many bytes an element has; null where that is not known. */
-  readonly item: number | null;
+  /** The number of bytes of an element; null if unknown. */
+  readonly elementSize: number | null;
 }
 
 /** Draw the panel. */
-export function storagesPanel(context: Context): Child[] {
+export function storagesPanel(context: IContext): Child[] {
   if (context.chosen.length === 0) {
     return [soft('Nothing was compiled, so no storages were recorded.')];
   }
-  return [key(), ...context.chosen.flatMap(entry => storagesOf(context, entry))];
+  return [shapeLegend(), ...context.chosen.flatMap(entry => storagesOf(context, entry)), cutGraphsNotice(context)];
 }
 
-function storagesOf(context: Context, entry: Entry): Child[] {
+function storagesOf(context: IContext, entry: IEntry): Child[] {
   const { storages } = entry.graph;
   const tensors = tensorsOf(entry.graph);
-  const map = (some: readonly Storage[]): HTMLElement =>
+  const map = (drawnStorages: readonly Storage[]): HTMLElement =>
     h(
       'div',
       { class: 'al-map', 'data-frame': entry.frame.name, 'data-graph': entry.graph.index },
-      ...some.map(storage => storageFigure(storage, tensors))
+      ...drawnStorages.map(storage => storageFigure(storage, tensors))
     );
-  const telling = storages.filter(storage => !['unwritten', 'unknown'].includes(kindOf(storage)));
-  const drawn = telling.length <= FEW_STORAGES ? telling : telling.filter(storage => kindOf(storage) === 'part');
-  const rest = storages.filter(storage => !drawn.includes(storage));
-  const more = drawn.slice(MOST_STORAGES);
+  const groups = entry.graph.storage_groups;
+  const drawn = storages.filter(({ group }) => group === null || groups[group] === undefined);
+  const foldedStorages = drawn.slice(MOST_STORAGES);
   const counts = countsOf(entry.graph);
-  const left = counts.storages - storages.length;
+  const cutCount = counts.storages - drawn.length - groups.reduce((sum, group) => sum + group.count, 0);
   return [
     graphHeading(context, entry, `${amount(counts.storages, 'storage')}, ${grouped(counts.shared)} shared`),
     wrappers(context, entry),
     drawn.length > 0 ? map(drawn.slice(0, MOST_STORAGES)) : null,
-    more.length > 0
-      ? fold(context, `storages more ${entry.key}`, [`${amount(more.length, 'more storage')}: ${sum(more)}`], () => [map(more)])
+    foldedStorages.length > 0
+      ? fold(
+          context,
+          `storages more ${entry.key}`,
+          [`${amount(foldedStorages.length, 'more storage')}: ${totalSize(foldedStorages)}`],
+          () => [map(foldedStorages)]
+        )
       : null,
-    ...(['whole', 'made', 'unwritten', 'unknown'] as const).map(kind => {
-      const alike = rest.filter(storage => kindOf(storage) === kind);
-      return alike.length > 0 ? folded(context, entry, kind, alike) : null;
-    }),
-    left > 0 ? soft(notHere(left, 'storage')) : null
+    ...groups.map((group, number) => groupFold(context, entry, group, number)),
+    cutCount > 0 ? soft(cutNotice(cutCount, 'storage')) : null
   ];
 }
 
-/** An argument or output that is a wrapper, or a wrapper in one. */
-interface Wrapper {
+/**
+ * A wrapper subclass: an argument, an output, or an inner wrapper of one. `parts` are the rows of its parts, and
+ * `others` the names of other tensors in the storages of these parts.
+ */
+interface IWrapper {
   readonly row: Input | Output;
   readonly depth: number;
   readonly parts: readonly (Input | Output)[];
   readonly others: readonly string[];
 }
 
-/** Where the memory below each wrapper is, and who else has it. */
-function wrappers(context: Context, entry: Entry): HTMLElement | null {
+/** A table of the wrappers: the storages of their parts, and other tensors in these storages. */
+function wrappers(context: IContext, entry: IEntry): HTMLElement | null {
   const { inputs, outputs, storages } = entry.graph;
   const owners = new Map(storages.map(storage => [storage.number, holders(storage)]));
   const rows = [inputs, outputs].flatMap((rows: readonly (Input | Output)[]) =>
-    inTrees(rows).flatMap(({ row, whole, depth }): Wrapper[] => {
+    inTrees(rows).flatMap(({ row, outermost, depth }): IWrapper[] => {
       const parts = rows.filter(each => each.part_of === row.name && !('kind' in each && each.kind === 'gradient'));
-      const below = parts.map(part => (part.storage === null ? undefined : owners.get(part.storage)) ?? []);
-      const others = below.flat().filter(name => name !== whole.name && name !== `a part of ${whole.name}`);
+      const ownersOfParts = parts.map(part => (part.storage === null ? undefined : owners.get(part.storage)) ?? []);
+      const others = ownersOfParts
+        .flat()
+        .filter(name => name !== outermost.name && name !== `a part of ${outermost.name}`);
       return parts.length === 0 ? [] : [{ row, depth, parts, others: [...new Set(others)] }];
     })
   );
   if (rows.length === 0) {
     return null;
   }
-  return table<Wrapper>(context, {
+  return table<IWrapper>(context, {
     name: 'wrappers',
     label: 'Wrappers and the memory below them',
     columns: [
@@ -125,14 +134,14 @@ function wrappers(context: Context, entry: Entry): HTMLElement | null {
       {
         name: 'parts',
         title: 'parts',
-        help: 'What it consists of, and the storage of each',
+        help: 'Its parts, and the storage of each part',
         kind: 'code',
         cell: ({ row, parts }) => parts.map(part => partText(row, part)).join(', ')
       },
       {
         name: 'shared',
         title: 'memory shared with',
-        help: 'What else has some of the memory below it',
+        help: 'Other tensors that share memory with its parts',
         kind: 'words',
         cell: ({ others }) => listed(others) || '–'
       }
@@ -143,73 +152,69 @@ function wrappers(context: Context, entry: Entry): HTMLElement | null {
   });
 }
 
-/** Write `.a #7`. */
+/** Write the attribute and the storage of a wrapper's part: `.a #7`. */
 function partText(wrapper: Input | Output, part: Input | Output): string {
   const name = part.name.startsWith(`${wrapper.name}.`) ? part.name.slice(wrapper.name.length) : part.name;
   return part.storage === null ? name : `${name} #${part.storage}`;
 }
 
-/** What has its memory in a storage: names, and wrappers of which a part has. */
+/** Name everything with memory in a storage: a tensor by its name, the part of a wrapper as `a part of x`. */
 function holders(storage: Storage): string[] {
   return [...new Set(storage.spans.map(span => (span.part_of === '' ? span.name : `a part of ${span.part_of}`)))];
 }
 
-type Kind = 'part' | 'whole' | 'made' | 'unwritten' | 'unknown';
-
-/** What a storage tells: of one tensor little, if it is written as a whole, made by the graph or left as it was. */
-function kindOf(storage: Storage): Kind {
-  const [only, another] = storage.spans;
-  if (only === undefined || another !== undefined) {
-    return 'part';
-  }
-  if (only.mutated === null) {
-    return 'unknown';
-  }
-  if (only.mutated) {
-    return only.writes !== null && only.writes === storage.nbytes ? 'whole' : 'part';
-  }
-  return storage.owner === 'input' ? 'unwritten' : 'made';
+function totalSize(storages: readonly Storage[]): string {
+  return dataSize(storages.reduce((bytes, storage) => bytes + (sizeValue(storage.nbytes) ?? 0), 0));
 }
 
-const FOLDED = {
-  whole: 'with one tensor each, written as a whole',
-  made: 'with one tensor each, made by the graph',
-  unwritten: 'with one tensor each, unwritten',
-  unknown: 'with one tensor each, of a graph that was not traced'
-};
-
-function sum(storages: readonly Storage[]): string {
-  return dataSize(storages.reduce((bytes, storage) => bytes + (known(storage.nbytes) ?? 0), 0));
-}
-
-/** Storages that are only counted, in a line that opens to a table. */
-function folded(context: Context, entry: Entry, kind: keyof typeof FOLDED, storages: readonly Storage[]): HTMLElement {
-  const title = `${amount(storages.length, 'storage')} ${FOLDED[kind].replace(storages.length === 1 ? ' each' : '', '')}: ${sum(storages)}`;
-  return fold(context, `storages ${kind} ${entry.key}`, [title], () => [
+/** A fold for a group of storages that are not drawn: its title has their number and size, its content is a table. */
+function groupFold(context: IContext, entry: IEntry, group: Group, number: number): HTMLElement {
+  const title = `${group.title}: ${dataSize(group.nbytes)}`;
+  const rows = entry.graph.storages.filter(storage => storage.group === number);
+  return fold(context, `storages ${number} ${entry.key}`, [title], () => [
     table<Storage>(context, {
       name: 'storages',
       label: title,
       columns: [
         { name: 'storage', title: 'storage', cell: storage => `#${storage.number}` },
         { name: 'tensor', title: 'tensor', kind: 'code', cell: storage => storage.spans[0]?.name ?? '' },
-        { name: 'nbytes', title: 'size', kind: 'number', value: storage => known(storage.nbytes), cell: storage => dataSize(storage.nbytes) },
+        {
+          name: 'nbytes',
+          title: 'size',
+          kind: 'number',
+          value: storage => sizeValue(storage.nbytes),
+          cell: storage => dataSize(storage.nbytes)
+        },
         { name: 'device', title: 'device', cell: storage => storage.device }
       ],
-      rows: storages,
+      rows,
+      total: group.count,
       key: storage => String(storage.number)
     })
   ]);
 }
 
-/** What the shapes mean. */
-function key(): HTMLElement {
+/** The key of the map: the meaning of each shape. */
+function shapeLegend(): HTMLElement {
   const sample = (kind: 'whole' | 'input' | 'output' | 'all' | 'some', word: string): HTMLElement => {
     const id = uniqueId();
     const picture = svg('svg', { width: 26, height: BOX, 'aria-hidden': 'true', class: 'al-swatch' });
     if (kind === 'all' || kind === 'some') {
-      picture.append(hatching(id), hatched({ start: 0, stop: 1 }, 0, BOX, bytes => `${100 * bytes}%`, id, kind));
+      picture.append(
+        hatchPatterns(id),
+        hatchRect({ start: 0, stop: 1 }, 0, BOX, bytes => `${100 * bytes}%`, id, kind)
+      );
     } else {
-      picture.append(svg('rect', { class: kind === 'whole' ? 'al-whole' : `al-span-${kind}`, x: 1, y: 1, width: 24, height: BOX - 2, rx: 2 }));
+      picture.append(
+        svg('rect', {
+          class: kind === 'whole' ? 'al-whole' : `al-span-${kind}`,
+          x: 1,
+          y: 1,
+          width: 24,
+          height: BOX - 2,
+          rx: 2
+        })
+      );
     }
     return h('span', {}, picture, word);
   };
@@ -225,111 +230,121 @@ function key(): HTMLElement {
 }
 
 function tensorsOf(graph: Graph): ReadonlyMap<string, TensorInfo> {
-  const found = new Map<string, TensorInfo>();
-  for (const each of [...graph.inputs, ...graph.outputs]) {
-    if (each.tensor !== null) {
-      found.set(each.name, each.tensor);
+  const tensors = new Map<string, TensorInfo>();
+  for (const row of [...graph.inputs, ...graph.outputs]) {
+    if (row.tensor !== null) {
+      tensors.set(row.name, row.tensor);
     }
   }
-  return found;
+  return tensors;
 }
 
 function storageFigure(storage: Storage, tensors: ReadonlyMap<string, TensorInfo>): HTMLElement {
   const owner = OWNERS[storage.owner] ?? storage.owner;
   const wrapped = storage.spans.some(span => span.part_of !== '');
-  const about = `${dataSize(storage.nbytes)} on ${storage.device}, ${owner}${wrapped ? `: ${listed(holders(storage))}` : ''}`;
+  const description = `${dataSize(storage.nbytes)} on ${storage.device}, ${owner}${wrapped ? `: ${listed(holders(storage))}` : ''}`;
   const marks = marksOf(storage);
   const drawn = storage.spans.flatMap(span => drawnSpan(span, tensors.get(span.name), marks));
   const symbolic = storage.spans.filter(span => span.start === null || span.stop === null);
-  const total = Math.max(known(storage.nbytes) ?? 0, ...drawn.map(each => each.stop), 1);
+  const total = Math.max(sizeValue(storage.nbytes) ?? 0, ...drawn.map(each => each.stop), 1);
   return h(
     'figure',
     { class: 'al-storage' },
-    h('figcaption', {}, h('b', {}, `#${storage.number}`), ` ${about}`),
-    picture(storage, about, drawn, total, marks),
+    h('figcaption', {}, h('b', {}, `#${storage.number}`), ` ${description}`),
+    picture(storage, description, drawn, total, marks),
     symbolic.length > 0
       ? soft(`Of symbolic place, not drawn: ${symbolic.map(span => `${span.role} ${span.name}`).join(', ')}.`)
       : null
   );
 }
 
-/** Which bytes of a storage are written; null where a report does not know more than of which tensors. */
-function marksOf(storage: Storage): Marks | null {
+/** The bytes of a storage that are written; null if the report knows only which tensors are written. */
+function marksOf(storage: Storage): IMarks | null {
   if (storage.written === null) {
     return null;
   }
-  const found = storage.written.map(windowRuns);
-  const ranges = (whole: boolean): readonly Range[] =>
-    union(found.filter(each => each.whole === whole).flatMap(each => each.runs));
+  const windows = storage.written.map(windowRuns);
+  const ranges = (whole: boolean): readonly IRange[] =>
+    union(windows.filter(window => window.whole === whole).flatMap(window => window.runs));
   return { all: ranges(true), some: ranges(false) };
 }
 
-function drawnSpan(span: Span, tensor: TensorInfo | undefined, marks: Marks | null): Drawn[] {
+function drawnSpan(span: Span, tensor: TensorInfo | undefined, marks: IMarks | null): IDrawn[] {
   const { start, stop } = span;
   if (start === null || stop === null) {
     return [];
   }
-  const found = tensor === undefined ? null : runs(tensor, start);
-  // Believe the tensor's strides only where they end where the span does.
-  const fits = found !== null && (found.at(-1)?.stop ?? start) === stop;
-  const own = fits ? found : [{ start, stop }];
-  const mine =
+  const tensorRuns = tensor === undefined ? null : runs(tensor, start);
+  // Use the runs that the tensor's strides give only if they end at the end of the span.
+  const fits = tensorRuns !== null && (tensorRuns.at(-1)?.stop ?? start) === stop;
+  const spanRuns = fits ? tensorRuns : [{ start, stop }];
+  const spanMarks =
     !span.mutated || start === stop
       ? { all: [], some: [] }
       : marks === null
-        ? { all: own, some: [] }
-        : { all: common(own, marks.all), some: common(own, marks.some) };
-  const elements = tensor?.shape.reduce<number>((product, size) => product * (known(size) ?? 0), 1) ?? 0;
+        ? { all: spanRuns, some: [] }
+        : { all: intersection(spanRuns, marks.all), some: intersection(spanRuns, marks.some) };
+  const elements = tensor?.shape.reduce<number>((product, size) => product * (sizeValue(size) ?? 0), 1) ?? 0;
   const nbytes = typeof tensor?.nbytes === 'number' ? tensor.nbytes : stop - start;
-  const size = fits ? found.reduce((bytes, run) => bytes + run.stop - run.start, 0) : Math.min(nbytes, stop - start);
-  const item = elements > 0 ? nbytes / elements : null;
-  return [{ span, start, stop, runs: fits ? found : null, marks: mine, size, item }];
+  const size = fits
+    ? tensorRuns.reduce((bytes, run) => bytes + run.stop - run.start, 0)
+    : Math.min(nbytes, stop - start);
+  const elementSize = elements > 0 ? nbytes / elements : null;
+  return [{ span, start, stop, runs: fits ? tensorRuns : null, marks: spanMarks, size, elementSize }];
 }
 
-function sentence(drawn: Drawn): string {
+function sentence(drawn: IDrawn): string {
   const { span, start, stop, runs: parts } = drawn;
   const gaps = parts !== null && parts.length > 1 ? ` in ${grouped(parts.length)} runs` : '';
   const size = stop === start ? 'no bytes' : `bytes ${grouped(start)} to ${grouped(stop)}${gaps}`;
   return `${span.role} ${span.name}: ${size}${span.mutated ? `, ${writes(drawn)}` : ''}`;
 }
 
-/** How much of a tensor that the function changes is written. */
-function writes({ span, size, marks }: Drawn): string {
-  const more = span.may_write;
+/** Say how many bytes of a tensor that the function changes are written. */
+function writes({ span, size, marks }: IDrawn): string {
+  const maybeWritten = span.may_write;
   if (span.writes === null) {
     return marks.some.length > 0 ? 'writes some of these bytes' : 'mutated';
   }
   if (span.writes === 0) {
-    const some = more === size ? 'these' : `${grouped(more)} of its`;
-    return more === 0 ? 'writes none of its bytes' : `writes some of ${some} bytes`;
+    const ofBytes = maybeWritten === size ? 'these' : `${grouped(maybeWritten)} of its`;
+    return maybeWritten === 0 ? 'writes none of its bytes' : `writes some of ${ofBytes} bytes`;
   }
-  const all = span.writes === size ? `all of its ${grouped(size)} bytes` : `${grouped(span.writes)} of ${grouped(size)} bytes`;
-  return `writes ${all}${more > 0 ? `, and some of ${grouped(more)} more` : ''}`;
+  const writtenBytes =
+    span.writes === size ? `all of its ${grouped(size)} bytes` : `${grouped(span.writes)} of ${grouped(size)} bytes`;
+  return `writes ${writtenBytes}${maybeWritten > 0 ? `, and some of ${grouped(maybeWritten)} more` : ''}`;
 }
 
-function picture(storage: Storage, about: string, drawn: readonly Drawn[], total: number, marks: Marks | null): SVGSVGElement {
+function picture(
+  storage: Storage,
+  description: string,
+  drawn: readonly IDrawn[],
+  total: number,
+  marks: IMarks | null
+): SVGSVGElement {
   const id = uniqueId();
   const percent = (bytes: number): string => `${(100 * bytes) / total}%`;
-  const written = marks ?? { all: union(drawn.flatMap(each => each.marks.all)), some: [] };
-  // One tensor that has all of the storage would be the same bar once more.
-  const [only] = drawn;
-  const whole = drawn.length === 1 && only?.start === 0 && only.stop === total && (only.runs?.length ?? 1) === 1;
-  const top = whole ? 0 : BAR + 6;
+  const storageMarks = marks ?? { all: union(drawn.flatMap(each => each.marks.all)), some: [] };
+  // If one tensor covers the whole storage, leave out the storage's bar, because it would look like the tensor's box.
+  const [firstSpan] = drawn;
+  const coversStorage =
+    drawn.length === 1 && firstSpan?.start === 0 && firstSpan.stop === total && (firstSpan.runs?.length ?? 1) === 1;
+  const top = coversStorage ? 0 : BAR + 6;
   const image = svg(
     'svg',
     {
       'data-storage': storage.number,
       role: 'img',
-      'aria-label': `Storage ${storage.number}, ${about}. ${drawn.map(sentence).join('; ')}.`,
+      'aria-label': `Storage ${storage.number}, ${description}. ${drawn.map(sentence).join('; ')}.`,
       width: '100%',
       height: top + drawn.length * ROW + AXIS
     },
-    hatching(id),
-    ...(whole
+    hatchPatterns(id),
+    ...(coversStorage
       ? []
       : [
           svg('rect', { class: 'al-whole', x: 0, y: 1, width: '100%', height: BAR - 2, rx: 2 }),
-          ...hatches(written, 1, BAR - 2, total, id)
+          ...hatchRects(storageMarks, 1, BAR - 2, total, id)
         ]),
     ...drawn.map((each, index) => spanRow(each, top + index * ROW, total, percent, id)),
     axis(top + drawn.length * ROW, total, percent)
@@ -337,21 +352,20 @@ function picture(storage: Storage, about: string, drawn: readonly Drawn[], total
   return image;
 }
 
-function spanRow(
-  each: Drawn,
-  y: number,
-  total: number,
-  percent: (bytes: number) => string,
-  id: string
-): SVGGElement {
-  const { span, start, stop } = each;
-  const parts = each.runs ?? [{ start, stop }];
-  // A label begins where its bytes do, or ends where they do if they lie to the right.
-  const right = start > total * 0.55;
+function spanRow(drawn: IDrawn, y: number, total: number, percent: (bytes: number) => string, id: string): SVGGElement {
+  const { span, start, stop } = drawn;
+  const parts = drawn.runs ?? [{ start, stop }];
+  // A label begins at the tensor's first byte. In the right half, it ends at the tensor's last byte.
+  const inRightHalf = start > total * 0.55;
   const label = svg(
     'text',
-    { class: 'al-span-label', x: percent(right ? stop : start), y: y + 12, 'text-anchor': right ? 'end' : 'start' },
-    sentence(each)
+    {
+      class: 'al-span-label',
+      x: percent(inRightHalf ? stop : start),
+      y: y + 12,
+      'text-anchor': inRightHalf ? 'end' : 'start'
+    },
+    sentence(drawn)
   );
   const boxes = parts.map(range =>
     svg('rect', {
@@ -366,42 +380,50 @@ function spanRow(
   return svg(
     'g',
     { 'data-span': span.name, 'data-role': span.role, 'data-mutated': String(span.mutated) },
-    svg('title', {}, sentence(each)),
+    svg('title', {}, sentence(drawn)),
     ...boxes,
-    ...elementMarks(each, parts, y + 16, total, percent),
-    ...hatches(each.marks, y + 16, BOX, total, id),
+    ...elementMarks(drawn, parts, y + 16, total, percent),
+    ...hatchRects(drawn.marks, y + 16, BOX, total, id),
     label
   );
 }
 
-/** Where memory has few elements, lines between them. */
+/** Lines between the elements of a tensor; none if the storage has more than `FEW_ELEMENTS` elements. */
 function elementMarks(
-  { span, item }: Drawn,
-  parts: readonly Range[],
+  { span, elementSize }: IDrawn,
+  parts: readonly IRange[],
   y: number,
   total: number,
   percent: (bytes: number) => string
 ): SVGElement[] {
-  if (item === null || !Number.isInteger(item) || item * FEW_ELEMENTS < total) {
+  if (elementSize === null || !Number.isInteger(elementSize) || elementSize * FEW_ELEMENTS < total) {
     return [];
   }
   return parts.flatMap(({ start, stop }) =>
-    Array.from({ length: Math.ceil((stop - start) / item) - 1 }, (_, index) => percent(start + (index + 1) * item)).map(x =>
-      svg('line', { class: `al-element-${span.role === 'input' ? 'input' : 'output'}`, x1: x, x2: x, y1: y + 1, y2: y + BOX - 1 })
+    Array.from({ length: Math.ceil((stop - start) / elementSize) - 1 }, (_, index) =>
+      percent(start + (index + 1) * elementSize)
+    ).map(x =>
+      svg('line', {
+        class: `al-element-${span.role === 'input' ? 'input' : 'output'}`,
+        x1: x,
+        x2: x,
+        y1: y + 1,
+        y2: y + BOX - 1
+      })
     )
   );
 }
 
-function hatches(marks: Marks, y: number, height: number, total: number, id: string): SVGElement[] {
+function hatchRects(marks: IMarks, y: number, height: number, total: number, id: string): SVGElement[] {
   return (['some', 'all'] as const).flatMap(kind =>
     union(marks[kind], total * FINEST).map(range =>
-      hatched(range, y, height, bytes => `${(100 * bytes) / total}%`, id, kind)
+      hatchRect(range, y, height, bytes => `${(100 * bytes) / total}%`, id, kind)
     )
   );
 }
 
-function hatched(
-  range: Range,
+function hatchRect(
+  range: IRange,
   y: number,
   height: number,
   percent: (bytes: number) => string,
@@ -413,7 +435,7 @@ function hatched(
   return svg('rect', { ...look, x: percent(range.start), y, width, height });
 }
 
-function hatching(id: string): SVGDefsElement {
+function hatchPatterns(id: string): SVGDefsElement {
   const shape = (kind: string, side: number): Record<string, string | number> => ({
     ...{ id: `${id}-${kind}`, width: side, height: side },
     ...{ patternUnits: 'userSpaceOnUse', patternTransform: 'rotate(45)' }
@@ -426,7 +448,7 @@ function hatching(id: string): SVGDefsElement {
   );
 }
 
-/** The scale: multiples of a power of two, about five of them. */
+/** The axis below a storage, with about five ticks at multiples of a power of two. */
 function axis(y: number, total: number, percent: (bytes: number) => string): SVGGElement {
   const step = 2 ** Math.max(Math.ceil(Math.log2(total / 5)), 0);
   const ticks = [0];

@@ -1,13 +1,13 @@
-/** A tensor in a cell: its type, and below it what is unusual about it. */
+/** A tensor in a cell: its type, and below it its unusual properties. */
 
 import type { Input, Output, TensorInfo } from '../model/report';
-import { known, sizes, sizeText, tensorText } from '../model/words';
-import { h, mark } from './dom';
+import { sizes, sizeText, sizeValue, tensorText } from '../model/words';
+import { dotted, h, mark } from './dom';
 import type { Child } from './dom';
 
 const PLAIN_TYPES: ReadonlySet<string> = new Set(['torch.Tensor', 'torch.nn.parameter.Parameter']);
 
-/** Write `float32[2, 3]`, and strides, an offset, a device and a type that one does not expect. */
+/** Write `float32[2, 3]`, and below it the stride, offset, device and type if they are unusual. */
 export function tensorCell(tensor: TensorInfo | null): Child {
   if (tensor === null) {
     return null;
@@ -26,27 +26,31 @@ export function tensorCell(tensor: TensorInfo | null): Child {
   );
 }
 
-/** The name of a row, further to the right the deeper it lies in a wrapper; what the wrapper is called is said softly. */
+/** The name of a row, indented by its depth in a wrapper; the wrapper's name is in a softer colour. */
 export function partName(row: Input | Output, depth: number): Child {
   if (depth === 0) {
-    return row.name;
+    return dotted(row.name);
   }
-  const above = row.name.startsWith(`${row.part_of}.`) ? row.part_of : '';
-  const soft = above === '' ? null : h('span', { class: 'al-soft' }, above);
-  const made = h('span', { class: 'al-part', 'data-depth': depth }, soft, row.name.slice(above.length));
-  made.style.paddingInlineStart = `${1.2 * depth}em`;
-  return made;
+  const prefix = row.name.startsWith(`${row.part_of}.`) ? row.part_of : '';
+  const soft = prefix === '' ? null : h('span', { class: 'al-soft' }, prefix);
+  const cell = h('span', { class: 'al-part', 'data-depth': depth }, soft, row.name.slice(prefix.length));
+  cell.style.paddingInlineStart = `${1.2 * depth}em`;
+  return cell;
 }
 
-/** What stands for a tensor in a graph, and below it what stands for its gradient. */
+/** The placeholder or node of a tensor in a graph, and below it the placeholder or node of its gradient. */
 export function inGraph(name: string, gradient: string): Child {
-  return name === '' ? null : gradient === '' ? name : h('span', {}, name, ' ', h('span', { class: 'al-below' }, gradient));
+  return name === ''
+    ? null
+    : gradient === ''
+      ? name
+      : h('span', {}, name, ' ', h('span', { class: 'al-below' }, gradient));
 }
 
 function contiguous(tensor: TensorInfo): boolean {
   let expected = 1;
   for (let dim = tensor.shape.length - 1; dim >= 0; dim -= 1) {
-    const [size, step] = [known(tensor.shape[dim] ?? null), known(tensor.stride[dim] ?? null)];
+    const [size, step] = [sizeValue(tensor.shape[dim] ?? null), sizeValue(tensor.stride[dim] ?? null)];
     if (size === null || step === null || (size !== 1 && step !== expected)) {
       return false;
     }
@@ -55,12 +59,12 @@ function contiguous(tensor: TensorInfo): boolean {
   return true;
 }
 
-/** Say that a tensor requires grad, and where it is said also that it is no leaf. */
+/** Write whether a tensor requires grad, and if so, whether it is a non-leaf. */
 export function autograd(requires: boolean, leaf = true): Child {
   return requires ? h('span', {}, mark('requires grad', 'brand'), leaf ? '' : ' non-leaf') : null;
 }
 
-/** Name a storage as the storage map does. */
+/** Name a storage as in the storage map: `#7`. */
 export function storageCell(number: number | null): string | null {
   return number === null ? null : `#${number}`;
 }

@@ -1,24 +1,25 @@
-/** Timing: eager beside stock torch.compile and aotlab, by phase, and the button that measures now. */
+/** Timing: eager, stock torch.compile and aotlab side by side, for each phase; and the button that measures. */
 
 import type { Report, TimingRow } from '../model/report';
 import { duration, grouped, listed, short } from '../model/words';
-import type { Source } from '../source';
-import type { Context } from './context';
+import type { ISource } from '../source';
+import type { IContext } from './context';
 import { h, heading } from './dom';
 import type { Child } from './dom';
+import { allGraphsChosen } from './graph';
 
 const ENGINES = ['eager', 'upstream', 'aotlab'];
 const PHASES = ['forward', 'backward', 'total'];
 
 /** Draw the panel. */
-export function timingPanel(context: Context): Child[] {
+export function timingPanel(context: IContext): Child[] {
   const { report, source } = context;
   const chosen = new Set(context.chosen.map(entry => entry.key));
-  const all = context.chosen.length === context.entries.length;
+  const allChosen = allGraphsChosen(context);
   const rows = report.timing_rows.filter(
-    row => all || row.frame === null || row.graph === null || chosen.has(`${row.frame}/${row.graph}`)
+    row => allChosen || row.frame === null || row.graph === null || chosen.has(`${row.frame}/${row.graph}`)
   );
-  const drawn: Child[] = [measuring(source, report)];
+  const drawn: Child[] = [measureLine(source, report)];
   const groups = new Map<string, TimingRow[]>();
   for (const row of rows) {
     const key = `${row.frame ?? ''}/${row.graph ?? ''}/${row.device}`;
@@ -33,8 +34,8 @@ export function timingPanel(context: Context): Child[] {
   return drawn;
 }
 
-/** The button that measures, and what came of it; without a kernel, why there is none. */
-export function measuring(source: Source, report: Report | null): HTMLElement {
+/** The button that measures, with its progress; if no kernel answers, words about how to measure. */
+export function measureLine(source: ISource, report: Report | null): HTMLElement {
   const measured = (report?.timing_rows.length ?? 0) > 0;
   const row = h('p', { class: 'al-measuring al-soft' });
   if (source.live) {
@@ -44,8 +45,10 @@ export function measuring(source: Source, report: Report | null): HTMLElement {
       measured ? 'Measure again' : 'Measure'
     );
     button.addEventListener('click', () => source.measure());
-    const about = measured ? '' : 'Times forward and backward of each graph, eager, by stock torch.compile and by aotlab in turns.';
-    const words = source.failure === '' ? about : `It could not be measured: ${source.failure}`;
+    const explanation = measured
+      ? ''
+      : 'Times forward and backward of each graph, eager, by stock torch.compile and by aotlab in turns.';
+    const words = source.failure === '' ? explanation : `It could not be measured: ${source.failure}`;
     row.append(button, h('span', { role: 'status' }, source.progress === '' ? words : source.progress));
   } else if (!measured) {
     row.append(
@@ -62,14 +65,14 @@ function rank(order: readonly string[], name: string): number {
   return index < 0 ? order.length : index;
 }
 
-/** What was measured of one graph; its phases share a scale, so that forward and backward can be compared too. */
+/** The measurements of one graph. Its phases have one scale, so that the reader can compare forward and backward. */
 function group(rows: readonly TimingRow[]): HTMLElement {
   const [first] = rows;
-  // On a busy machine the slowest tenth may take a hundred times the median: the bars must still be seen.
+  // On a busy machine the slowest tenth may take a hundred times the median. Limit the scale so that bars stay visible.
   const longest = Math.max(...rows.map(row => row.median_ns), 1);
   const scale = Math.min(Math.max(...rows.map(row => row.p90_ns), longest), 2 * longest);
   const phases = [...new Set(rows.map(row => row.phase))].sort((a, b) => rank(PHASES, a) - rank(PHASES, b));
-  const name = [
+  const titleParts = [
     first?.frame === null || first === undefined ? '' : short(first.frame),
     first?.graph === null || first === undefined ? '' : `graph ${first.graph}`,
     first === undefined ? '' : `on ${first.device}`
@@ -77,14 +80,24 @@ function group(rows: readonly TimingRow[]): HTMLElement {
   return h(
     'section',
     { class: 'al-timing' },
-    h('h5', {}, name.filter(each => each !== '').join(' · ')),
-    h('div', { class: 'al-cards' }, ...phases.map(phase => card(phase, rows.filter(row => row.phase === phase), scale)))
+    h('h5', {}, titleParts.filter(part => part !== '').join(' · ')),
+    h(
+      'div',
+      { class: 'al-cards' },
+      ...phases.map(phase =>
+        card(
+          phase,
+          rows.filter(row => row.phase === phase),
+          scale
+        )
+      )
+    )
   );
 }
 
 function card(phase: string, rows: readonly TimingRow[], scale: number): HTMLElement {
-  const again = rows.find(row => row.again > 0)?.again;
-  const noise = [...new Set(rows.flatMap(row => row.ratios.map(each => each.noise)))].filter(each => each !== '');
+  const noiseRatio = rows.find(row => row.again > 0)?.again;
+  const noise = [...new Set(rows.flatMap(row => row.ratios.map(ratio => ratio.noise)))].filter(text => text !== '');
   const repeats = listed([...new Set(rows.map(row => grouped(row.repeats)))]);
   const ordered = [...rows].sort((a, b) => rank(ENGINES, a.engine) - rank(ENGINES, b.engine));
   return h(
@@ -95,8 +108,13 @@ function card(phase: string, rows: readonly TimingRow[], scale: number): HTMLEle
       {},
       phase,
       ' ',
-      h('small', { title: 'Noise: how far the same code, timed twice, came from itself' }, repeats === '1' ? '1 repeat' : `${repeats} repeats`, again === undefined ? '' : `, ${(100 * Math.abs(again - 1)).toFixed(0)}% noise`),
-      noise.length > 0 ? h('p', { class: 'al-soft', 'data-noise': '' }, `Noise is where ${noise.join(', or where ')}.`) : ''
+      h(
+        'small',
+        { title: 'Noise: the difference between two timings of the same code' },
+        repeats === '1' ? '1 repeat' : `${repeats} repeats`,
+        noiseRatio === undefined ? '' : `, ${(100 * Math.abs(noiseRatio - 1)).toFixed(0)}% noise`
+      ),
+      noise.length > 0 ? h('p', { class: 'al-soft', 'data-noise': '' }, `Too close to call: ${noise.join('; ')}.`) : ''
     ),
     h('tbody', {}, ...ordered.map(row => bar(row, scale)))
   );
@@ -109,18 +127,18 @@ function bar(row: TimingRow, scale: number): HTMLElement {
   const whisker = h('i', { class: 'al-whisker' });
   whisker.style.left = `${(100 * row.p10_ns) / scale}%`;
   whisker.style.width = `${(100 * Math.max(Math.min(row.p90_ns, scale) - row.p10_ns, 0)) / scale}%`;
-  const about = `10 % ${duration(row.p10_ns)}, median ${duration(row.median_ns)}, 90 % ${duration(row.p90_ns)}`;
-  const ratios = row.ratios.map(each => {
-    const other = each.over === 'upstream' ? 'torch.compile' : each.over;
-    const range = `(${each.p10.toFixed(2)}–${each.p90.toFixed(2)})`;
-    return `${each.noise === '' ? '' : 'noise: '}${each.median.toFixed(2)}× ${other} ${range}`;
+  const percentiles = `10 % ${duration(row.p10_ns)}, median ${duration(row.median_ns)}, 90 % ${duration(row.p90_ns)}`;
+  const ratios = row.ratios.map(ratio => {
+    const rival = ratio.over === 'upstream' ? 'torch.compile' : ratio.over;
+    const range = `(${ratio.p10.toFixed(2)}–${ratio.p90.toFixed(2)})`;
+    return `${ratio.noise === '' ? '' : 'noise: '}${ratio.median.toFixed(2)}× ${rival} ${range}`;
   });
   return h(
     'tr',
-    { 'data-name': row.engine, title: about },
+    { 'data-name': row.engine, title: percentiles },
     h('th', { scope: 'row', 'data-column': 'engine' }, row.engine),
     h('td', { class: 'al-bar-cell' }, h('span', { class: 'al-track' }, length, whisker)),
     h('td', { class: 'al-number', 'data-column': 'median_ns' }, duration(row.median_ns)),
-    h('td', { class: 'al-soft', 'data-column': 'ratio' }, ...ratios.map(each => h('div', {}, each)))
+    h('td', { class: 'al-soft', 'data-column': 'ratio' }, row.incomparable, ...ratios.map(ratio => h('div', {}, ratio)))
   );
 }

@@ -1,11 +1,11 @@
-/** Verification: what was compared with eager, differences first. */
+/** Verification: the comparisons with eager, differences first. */
 
 import type { VerificationRow } from '../model/report';
-import { comparedLines } from '../model/verdict';
 import { amount, grouped, listed, short } from '../model/words';
-import type { Context } from './context';
+import type { IContext } from './context';
 import { h, heading, mark, soft } from './dom';
 import type { Child } from './dom';
+import { allGraphsChosen } from './graph';
 import { table } from './table';
 import type { Column } from './table';
 
@@ -18,30 +18,68 @@ const COLUMNS: readonly Column<VerificationRow>[] = [
   { name: 'expected', title: 'eager has', kind: 'code', cell: row => row.expected },
   { name: 'actual', title: 'compiled has', kind: 'code', cell: row => row.actual },
   { name: 'sentence', title: 'difference', kind: 'words', cell: row => row.sentence },
+  {
+    name: 'absolute',
+    title: 'largest difference',
+    kind: 'number',
+    lesser: 'apart by ',
+    value: row => row.absolute,
+    cell: differenceText
+  },
   { name: 'against', title: 'compared with', lesser: 'with ', cell: row => AGAINST[row.against] ?? '' },
   { name: 'engine', title: 'engine', lesser: '', cell: row => row.engine },
-  { name: 'call', title: 'call', kind: 'number', lesser: 'call ', value: row => row.call, cell: row => (row.call === null ? null : String(row.call)) },
-  { name: 'frame', title: 'function', kind: 'code', lesser: '', cell: row => (row.frame === null ? null : short(row.frame)) },
-  { name: 'graph', title: 'graph', kind: 'number', lesser: 'graph ', value: row => row.graph, cell: row => (row.graph === null ? null : String(row.graph)) }
+  {
+    name: 'call',
+    title: 'call',
+    kind: 'number',
+    lesser: 'call ',
+    value: row => row.call,
+    cell: row => (row.call === null ? null : String(row.call))
+  },
+  {
+    name: 'frame',
+    title: 'function',
+    kind: 'code',
+    lesser: '',
+    cell: row => (row.frame === null ? null : short(row.frame))
+  },
+  {
+    name: 'graph',
+    title: 'graph',
+    kind: 'number',
+    lesser: 'graph ',
+    value: row => row.graph,
+    cell: row => (row.graph === null ? null : String(row.graph))
+  }
 ];
 
+/** Write the largest absolute and relative difference of two values; return null if they are equal. */
+function differenceText({ absolute, relative }: VerificationRow): string | null {
+  const relativeText = relative === null ? '' : ` (${relative.toExponential(1)} relative)`;
+  return absolute === null || absolute === 0 ? null : absolute.toExponential(1) + relativeText;
+}
+
 /** Draw the panel. */
-export function verificationPanel(context: Context): Child[] {
+export function verificationPanel(context: IContext): Child[] {
   const chosen = new Set(context.chosen.map(entry => entry.key));
   const frames = new Set(context.chosen.map(entry => entry.frame.name));
-  const all = context.chosen.length === context.entries.length;
-  const concerns = (row: VerificationRow): boolean =>
-    all || row.frame === null || (row.graph === null ? frames.has(row.frame) : chosen.has(`${row.frame}/${row.graph}`));
-  const { summary, verification_rows: every } = context.report;
-  const rows = every.filter(concerns);
-  const cut = (summary?.compared ?? 0) > every.length;
-  if (rows.length === 0 && !(cut && all)) {
+  const allChosen = allGraphsChosen(context);
+  const isChosen = (row: VerificationRow): boolean =>
+    allChosen ||
+    row.frame === null ||
+    (row.graph === null ? frames.has(row.frame) : chosen.has(`${row.frame}/${row.graph}`));
+  const { summary, verification_rows: allRows } = context.report;
+  const rows = allRows.filter(isChosen);
+  const isCut = (summary?.compared ?? 0) > allRows.length;
+  if (rows.length === 0 && !(isCut && allChosen)) {
     return [soft('Nothing was compared with eager.')];
   }
   const different = rows.filter(row => !row.equal);
-  // Of a report that was cut the rows of single graphs are not counted; those that differ are the last to go.
+  // If the report was cut, the number of rows is known only for all graphs together. Rows that differ are cut last.
   const [compared, differing] =
-    all && summary !== null ? [summary.compared, summary.different] : [cut ? null : rows.length, different.length];
+    allChosen && summary !== null
+      ? [summary.compared, summary.different]
+      : [isCut ? null : rows.length, different.length];
   const engines = listed([...new Set(rows.map(row => row.engine))]);
   const drawn: Child[] = [
     h(
@@ -50,9 +88,13 @@ export function verificationPanel(context: Context): Child[] {
       (differing ?? 0) > 0
         ? mark(`${grouped(differing)}${compared === null ? '' : ` of ${grouped(compared)}`} differ`, 'bad')
         : mark(`all ${amount(compared ?? rows.length, 'observable')} equal`, 'good'),
-      h('span', { class: 'al-soft' }, rows.length > 0 ? `${engines} against eager` : 'a kernel that has the report lists them')
+      h(
+        'span',
+        { class: 'al-soft' },
+        rows.length > 0 ? `${engines} against eager` : 'a kernel that has the report lists them'
+      )
     ),
-    ...(comparedLines(context.report) === '' ? [] : [soft(comparedLines(context.report))])
+    ...[context.head.against, context.head.tolerance].filter(line => line !== '').map(line => soft(line))
   ];
   if (rows.length === 0) {
     return drawn;
@@ -60,11 +102,19 @@ export function verificationPanel(context: Context): Child[] {
   if (different.length > 0) {
     drawn.push(heading('Differences'), verificationTable(context, 'differences', different));
   }
-  drawn.push(heading('Everything that was compared'), verificationTable(context, 'verification', rows, compared ?? rows.length));
+  drawn.push(
+    heading('Everything that was compared'),
+    verificationTable(context, 'verification', rows, compared ?? rows.length)
+  );
   return drawn;
 }
 
-function verificationTable(context: Context, name: string, rows: readonly VerificationRow[], total = rows.length): HTMLElement {
+function verificationTable(
+  context: IContext,
+  name: string,
+  rows: readonly VerificationRow[],
+  total = rows.length
+): HTMLElement {
   return table(context, {
     name,
     meanings: 'verification',

@@ -1,15 +1,16 @@
-/** The report, drawn: the verdict, the environment, and tabs; redrawn when the source changes. */
+/** Draw a report: the verdict, the environment, and tabs. When the source changes, the report is drawn again. */
 
+import { frameCountsOf } from '../model/report';
 import type { Environment, Report } from '../model/report';
 import { chips, headOf } from '../model/verdict';
 import type { Head, State } from '../model/verdict';
-import { amount, grouped } from '../model/words';
-import type { Disposable, Source } from '../source';
+import { amount, cutNotice, grouped } from '../model/words';
+import type { IDisposable, ISource } from '../source';
 import { breaksPanel } from './breaks';
 import { callsPanel } from './calls';
 import { revealLine } from './code';
 import { entriesOf } from './context';
-import type { Context, Entry } from './context';
+import type { IContext, IEntry } from './context';
 import { h, uniqueId } from './dom';
 import type { Child } from './dom';
 import { graphFacts } from './graph';
@@ -19,24 +20,24 @@ import { outputsPanel } from './outputs';
 import { deviceText, overviewPanel } from './overview';
 import { savedPanel } from './saved';
 import { Selection } from './selection';
-import type { Target } from './selection';
+import type { ITarget } from './selection';
 import { stagesPanel } from './stages';
 import { storagesPanel } from './storages';
-import type { TableState } from './table';
-import { measuring, timingPanel } from './timing';
+import type { ITableState } from './table';
+import { measureLine, timingPanel } from './timing';
 import { verificationPanel } from './verification';
 
-interface Tab {
+interface ITab {
   readonly name: string;
   readonly title: string;
-  readonly draw: (context: Context) => Child[];
-  /** How many things there are; a tab that has none is dimmed. */
+  readonly draw: (context: IContext) => Child[];
+  /** The number of rows or other things in the tab. If it is 0, the tab's title is dimmed. */
   readonly size: (head: Head, report: Report) => number;
-  /** Whether the number stands beside the title. */
+  /** Whether the tab's title shows the number. */
   readonly counted?: boolean;
 }
 
-const TABS: readonly Tab[] = [
+const TABS: readonly ITab[] = [
   { name: 'overview', title: 'Overview', draw: overviewPanel, size: () => 1 },
   {
     name: 'inputs',
@@ -53,7 +54,13 @@ const TABS: readonly Tab[] = [
   { name: 'breaks', title: 'Graph breaks', draw: breaksPanel, size: ({ breaks }) => breaks, counted: true },
   { name: 'calls', title: 'Recompiles & calls', draw: callsPanel, size: ({ frames }) => frames },
   { name: 'timing', title: 'Timing', draw: timingPanel, size: (_, { timing_rows: rows }) => rows.length },
-  { name: 'verification', title: 'Verification', draw: verificationPanel, size: ({ compared }) => compared, counted: true }
+  {
+    name: 'verification',
+    title: 'Verification',
+    draw: verificationPanel,
+    size: ({ compared }) => compared,
+    counted: true
+  }
 ];
 
 const SYMBOLS: Readonly<Record<State, string>> = {
@@ -61,50 +68,67 @@ const SYMBOLS: Readonly<Record<State, string>> = {
   unverified: '●',
   different: '✗',
   partly: '!',
-  nothing: '!'
+  nothing: '!',
+  idle: '○'
 };
 
-/** Keys that mean something to a focused control, and that a notebook would take for its own. */
+/** Keys that a focused control uses, and that a notebook would handle as commands. */
 const KEYS: ReadonlySet<string> = new Set([
-  'ArrowLeft', 'ArrowRight', 'ArrowUp', 'ArrowDown', 'Home', 'End', 'PageUp', 'PageDown', 'Enter', ' '
+  'ArrowLeft',
+  'ArrowRight',
+  'ArrowUp',
+  'ArrowDown',
+  'Home',
+  'End',
+  'PageUp',
+  'PageDown',
+  'Enter',
+  ' '
 ]);
 
-/** The tabs that show what may have been cut from a graph. */
+/** The tabs that show rows or code of graphs. If these were cut, the view asks the kernel for the whole graphs. */
 const WHOLE_GRAPHS: ReadonlySet<string> = new Set([
-  'inputs', 'outputs', 'storages', 'stages', 'saved', 'kernels', 'calls'
+  'inputs',
+  'outputs',
+  'storages',
+  'stages',
+  'saved',
+  'kernels',
+  'calls'
 ]);
 
-/** So many graphs of one function are asked for at most. */
+/** The view requests at most this many graphs of one function. */
 const MOST_ASKED = 500;
 
-/** The value of the list of graphs that stands for all of them. */
+/** The value of the entry "all graphs" in the list of graphs. */
 const ALL = '*';
 
 /**
- * Draw `source` into `host` and keep it up to date until disposed.
+ * Draw the report of `source` into `host`, and draw it again after each change until the result is disposed.
  *
- * Only the panel that is looked at is drawn. `open`, where it can be done, shows the report in a tab of its own.
+ * Only the visible panel is drawn. `open` shows the report in a separate tab of JupyterLab; it is null if there are no
+ * such tabs.
  */
-export function mount(host: HTMLElement, source: Source, open: (() => void) | null = null): Disposable {
+export function mount(host: HTMLElement, source: ISource, open: (() => void) | null = null): IDisposable {
   return new View(host, source, open);
 }
 
-class View implements Disposable {
-  private readonly source: Source;
+class View implements IDisposable {
+  private readonly source: ISource;
   private readonly root = h('div', { class: 'aotlab-report aotlab-view' });
   private readonly prefix = uniqueId();
   private readonly folds = new Map<string, boolean>();
   private readonly selection: Selection;
-  private readonly tables = new Map<string, TableState>();
+  private readonly tables = new Map<string, ITableState>();
   private readonly unsubscribe: () => void;
   private tab = 'overview';
   private scope = ALL;
-  private drawn: Report | null = null;
-  private before: Pick<Source, 'reading' | 'live'> | null = null;
+  private drawnReport: Report | null = null;
+  private lastState: Pick<ISource, 'reading' | 'live'> | null = null;
 
   constructor(
     host: HTMLElement,
-    source: Source,
+    source: ISource,
     private readonly open: (() => void) | null
   ) {
     this.source = source;
@@ -112,7 +136,7 @@ class View implements Disposable {
     this.selection = new Selection({
       root: this.root,
       source,
-      report: () => this.drawn,
+      report: () => this.drawnReport,
       show: (target, id) => this.show(target, id)
     });
     this.root.addEventListener('keydown', this.onKey);
@@ -130,13 +154,18 @@ class View implements Disposable {
     if (event.ctrlKey || event.metaKey || event.altKey || event.shiftKey || !KEYS.has(event.key)) {
       return;
     }
-    // The notebook around us must not move to another cell or open its editor.
+    // The notebook must not see the key: it would select another cell or open the cell's editor.
     event.stopPropagation();
     const target = event.target instanceof Element ? event.target.closest('[role=tab]') : null;
-    const at = TABS.findIndex(tab => tab.name === target?.getAttribute('data-tab'));
+    const tabIndex = TABS.findIndex(tab => tab.name === target?.getAttribute('data-tab'));
     const last = TABS.length - 1;
-    const next = { ArrowRight: at === last ? 0 : at + 1, ArrowLeft: at === 0 ? last : at - 1, Home: 0, End: last };
-    if (at >= 0 && event.key in next) {
+    const next = {
+      ArrowRight: tabIndex === last ? 0 : tabIndex + 1,
+      ArrowLeft: tabIndex === 0 ? last : tabIndex - 1,
+      Home: 0,
+      End: last
+    };
+    if (tabIndex >= 0 && event.key in next) {
       event.preventDefault();
       this.select(TABS[next[event.key as keyof typeof next]]?.name ?? 'overview', true);
     }
@@ -144,9 +173,9 @@ class View implements Disposable {
 
   private onChange(): void {
     const { reading, live } = this.source;
-    if (reading === this.before?.reading && live === this.before.live) {
-      // Progress comes often: nothing else is drawn anew for it.
-      this.root.querySelector('.al-measuring')?.replaceWith(measuring(this.source, this.drawn));
+    if (reading === this.lastState?.reading && live === this.lastState.live) {
+      // Only the progress of a measurement changed. This is frequent, so only the words about it are drawn again.
+      this.root.querySelector('.al-measuring')?.replaceWith(measureLine(this.source, this.drawnReport));
     } else {
       this.draw();
     }
@@ -167,14 +196,14 @@ class View implements Disposable {
 
   private draw(): void {
     const { reading, live } = this.source;
-    this.before = { reading, live };
+    this.lastState = { reading, live };
     const focused = this.focusedKey();
     const { report } = reading;
     const scroll = this.panel()?.scrollTop ?? 0;
-    // The height that the reader gave it by pulling.
+    // The reader may have changed the height of the panel by dragging. Keep it.
     const height = this.panel()?.style.height ?? '';
-    const same = report !== null && report.identifier === this.drawn?.identifier;
-    this.drawn = report;
+    const same = report !== null && report.identifier === this.drawnReport?.identifier;
+    this.drawnReport = report;
     this.selection.renew(same);
     this.root.dataset['live'] = String(live);
     if (report === null) {
@@ -190,13 +219,17 @@ class View implements Disposable {
     if (!entries.some(entry => entry.key === this.scope)) {
       this.scope = ALL;
     }
-    const lines = [this.verdictLine(head), this.environmentLine(report, entries), this.tabList(head, report)];
+    const lines = [
+      this.verdictLine(head),
+      this.environmentLine(report, entries, head.listed),
+      this.tabList(head, report)
+    ];
     if (same) {
-      // A button that is replaced while it is pressed is never clicked.
-      lines.forEach((line, at) => {
-        const before = this.root.children[at];
-        if (before?.isEqualNode(line) !== true) {
-          before?.replaceWith(line);
+      // Replace only lines that changed: a button that is replaced while the reader presses it gets no click.
+      lines.forEach((line, index) => {
+        const oldLine = this.root.children[index];
+        if (oldLine?.isEqualNode(line) !== true) {
+          oldLine?.replaceWith(line);
         }
       });
     } else {
@@ -219,39 +252,51 @@ class View implements Disposable {
   }
 
   private focus(key: string): void {
-    const all = [...this.root.querySelectorAll<HTMLElement>('[data-key]')];
-    all.find(each => each.dataset['key'] === key)?.focus({ preventScroll: true });
+    const keyedElements = [...this.root.querySelectorAll<HTMLElement>('[data-key]')];
+    keyedElements.find(element => element.dataset['key'] === key)?.focus({ preventScroll: true });
   }
 
   private panel(): HTMLElement | null {
     return this.root.querySelector<HTMLElement>('[role=tabpanel]:not([hidden])');
   }
 
-  /** The status and the numbers, each of which opens its tab. */
+  /** The line with the status and the counts. Each is a button that opens its tab. */
   private verdictLine(head: Head): HTMLElement {
     const status = { tab: 'verification', text: `${SYMBOLS[head.state]} ${head.status}`, tone: 'status' };
     const buttons = [status, ...chips(head)].map(({ tab, text, tone }) => {
       const title = TABS.find(each => each.name === tab)?.title ?? tab;
       const button = h(
         'button',
-        { type: 'button', class: `al-chip al-${tone ?? 'plain'}`, 'data-chip': tab, 'data-key': `chip ${tab} ${tone ?? ''}`, title: `Open ${title}` },
+        {
+          type: 'button',
+          class: `al-chip al-${tone ?? 'plain'}`,
+          'data-chip': tab,
+          'data-key': `chip ${tab} ${tone ?? ''}`,
+          title: `Open ${title}`
+        },
         text
       );
       button.addEventListener('click', () => this.select(tab, true));
       return button;
     });
-    return h('div', { class: `al-verdict al-state-${head.state}`, role: 'group', 'aria-label': 'How it went' }, ...buttons);
+    return h(
+      'div',
+      { class: `al-verdict al-state-${head.state}`, role: 'group', 'aria-label': 'How it went' },
+      ...buttons
+    );
   }
 
-  private environmentLine(report: Report, entries: readonly Entry[]): HTMLElement {
-    const live = this.source.live ? h('span', { class: 'al-live', title: 'The kernel answers for this report' }, 'live') : null;
+  private environmentLine(report: Report, entries: readonly IEntry[], graphs: number): HTMLElement {
+    const live = this.source.live
+      ? h('span', { class: 'al-live', title: 'The kernel answers for this report' }, 'live')
+      : null;
     const text = environmentText(report.environment, report.name);
     return h(
       'div',
       { class: 'al-environment' },
       live,
       h('span', { class: 'al-about', title: text }, text),
-      this.graphList(entries),
+      this.graphList(entries, graphs),
       this.openButton()
     );
   }
@@ -261,7 +306,11 @@ class View implements Disposable {
     if (open === null) {
       return null;
     }
-    const button = h('button', { type: 'button', class: 'al-button', 'data-key': 'open', 'data-action': 'open' }, 'Open in a tab');
+    const button = h(
+      'button',
+      { type: 'button', class: 'al-button', 'data-key': 'open', 'data-action': 'open' },
+      'Open in a tab'
+    );
     button.addEventListener('click', open);
     return button;
   }
@@ -293,17 +342,20 @@ class View implements Disposable {
     return list;
   }
 
-  private graphList(entries: readonly Entry[]): HTMLElement | null {
-    if (entries.length < 2) {
+  /** The list from which the reader chooses a graph; `graphs` is their number before the report was cut. */
+  private graphList(entries: readonly IEntry[], graphs: number): HTMLElement | null {
+    if (graphs < 2) {
       return null;
     }
+    const cutCount = graphs - entries.length;
     const select = h(
       'select',
       { class: 'al-select', 'aria-label': 'Which graph to show', 'data-key': 'graphs' },
-      h('option', { value: ALL }, `All ${amount(entries.length, 'graph')}`),
+      h('option', { value: ALL }, `All ${amount(graphs, 'graph')}`),
       ...entries.map(entry =>
         h('option', { value: entry.key }, `${entry.title} · ${graphFacts(entry.graph).join(' · ')}`)
-      )
+      ),
+      cutCount > 0 ? h('option', { disabled: true }, cutNotice(cutCount, 'graph')) : null
     );
     select.value = this.scope;
     select.addEventListener('change', () => {
@@ -313,7 +365,7 @@ class View implements Disposable {
     return select;
   }
 
-  private emptyPanel({ name }: Tab): HTMLElement {
+  private emptyPanel({ name }: ITab): HTMLElement {
     return h('div', {
       role: 'tabpanel',
       id: `${this.prefix}-panel-${name}`,
@@ -326,13 +378,13 @@ class View implements Disposable {
   }
 
   private drawPanels(): void {
-    const report = this.drawn;
+    const report = this.drawnReport;
     if (report === null) {
       return;
     }
     const entries = entriesOf(report);
     const chosen = this.scope === ALL ? entries : entries.filter(entry => entry.key === this.scope);
-    const context: Context = {
+    const context: IContext = {
       source: this.source,
       report,
       head: headOf(report),
@@ -345,19 +397,21 @@ class View implements Disposable {
     };
     for (const tab of TABS) {
       const panel = this.root.querySelector<HTMLElement>(`[data-panel=${tab.name}]`);
-      const shown = tab.name === this.tab;
+      const isOpen = tab.name === this.tab;
       if (panel !== null) {
-        panel.hidden = !shown;
-        panel.replaceChildren(...(shown ? tab.draw(context).filter((each): each is Node | string => each !== null) : []));
+        panel.hidden = !isOpen;
+        panel.replaceChildren(
+          ...(isOpen ? tab.draw(context).filter((child): child is Node | string => child !== null) : [])
+        );
       }
     }
     if (this.source.live) {
-      this.askForMore(context);
+      this.askForCutRows(context);
     }
   }
 
-  /** Go to what comes from a line of the program. */
-  private show({ tab, entry, folds }: Target, id: number): void {
+  /** Show an element that the line with the number `id` caused. */
+  private show({ tab, entry, folds }: ITarget, id: number): void {
     const list = this.root.querySelector<HTMLSelectElement>('[data-key=graphs]');
     if (entry !== null && this.scope !== entry.key && list !== null) {
       list.value = this.scope = ALL;
@@ -369,14 +423,14 @@ class View implements Disposable {
       each => each.dataset['key'] === `fold ${folds.at(-1)}`
     );
     const place = fold?.parentElement ?? panel?.querySelector<HTMLElement>(`[data-links~="${id}"]`);
-    if (place != null) {
+    if (place) {
       revealLine(place, id);
       place.scrollIntoView?.({ block: 'nearest' });
       (fold ?? place.querySelector<HTMLElement>('button') ?? place).focus({ preventScroll: true });
     }
   }
 
-  /** Draw the panel anew; what had the focus keeps it. */
+  /** Draw the panel again, and keep the focus. */
   private redraw(): void {
     const focused = this.focusedKey();
     const scroll = this.panel()?.scrollTop ?? 0;
@@ -387,9 +441,9 @@ class View implements Disposable {
     }
   }
 
-  /** Ask the kernel for what was cut from the part that is looked at. */
-  private askForMore({ report, head, chosen }: Context): void {
-    if (this.tab === 'verification' && (report.summary?.compared ?? 0) > report.verification_rows.length) {
+  /** Ask the kernel for the rows and graphs of the visible tab that were cut. */
+  private askForCutRows({ report, head, chosen }: IContext): void {
+    if (this.tab === 'verification' && head.compared > report.verification_rows.length) {
       this.source.askRows('verification');
     }
     if (this.tab === 'inputs' && report.cell !== null && head.outside > report.cell.mutated_outside.length) {
@@ -398,13 +452,13 @@ class View implements Disposable {
     if (!WHOLE_GRAPHS.has(this.tab)) {
       return;
     }
-    for (const { frame, graph } of chosen.filter(entry => entry.graph.counts !== null)) {
+    for (const { frame, graph } of chosen.filter(entry => entry.graph.cut)) {
       this.source.askGraph(frame.name, graph.index);
     }
     for (const frame of this.scope === ALL ? report.frames : []) {
-      const known = new Set(frame.graphs.map(graph => graph.index));
-      for (let index = 0; index < Math.min(frame.counts?.graphs ?? 0, MOST_ASKED); index += 1) {
-        if (!known.has(index)) {
+      const presentIndices = new Set(frame.graphs.map(graph => graph.index));
+      for (let index = 0; index < Math.min(frameCountsOf(frame).graphs, MOST_ASKED); index += 1) {
+        if (!presentIndices.has(index)) {
           this.source.askGraph(frame.name, index);
         }
       }
@@ -412,7 +466,7 @@ class View implements Disposable {
   }
 }
 
-/** Where it ran, in a line; all of it is in the overview. */
+/** The report's name, torch's version and the devices in one line; the overview tab has the whole environment. */
 function environmentText(environment: Environment, name: string): string {
   const devices = environment.devices.slice(0, 8).map(deviceText);
   return [name, `torch ${environment.torch}`, ...devices].filter(each => each !== '').join(' · ');

@@ -1,0 +1,204 @@
+"""Inductor, imported at first use, because the import takes seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from aotlab._torch.higher_order_ops import symbols_for_loops
+from aotlab._torch.replaced import replaced
+from aotlab._torch.undocumented_ops import WITH_EFFECTS
+
+
+def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
+    """Return the decompositions that Inductor traces with under its present configuration."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    return dict(select_decomp_table())
+
+
+def inductor_draws_as_eager() -> bool:
+    """Tell whether Inductor's option ``fallback_random`` is set: random ops then draw from torch's generators."""
+    from torch._inductor import config
+
+    return bool(config.fallback_random)
+
+
+def inductor_keeps_draws_in_order() -> bool:
+    """Tell whether Inductor runs random ops in the order of the graph. In torch 2.11 it may reorder them."""
+    from torch._inductor.fx_passes import post_grad
+
+    return hasattr(post_grad, "_chain_random_ops_for_ordering")
+
+
+def is_inductors_draw(target: Any) -> bool:
+    """Tell whether an op is Inductor's own random op, which computes random numbers from a seed."""
+    from torch._inductor import inductor_prims
+
+    return target in (inductor_prims.random, inductor_prims.randint)
+
+
+def inductor_joint_passes(module: fx.GraphModule, fake_mode: FakeTensorMode, *, exact_random: bool) -> None:
+    """Run Inductor's passes for joint graphs, mostly pattern matching, over a joint or inference graph, in place.
+
+    With ``exact_random``, random ops keep drawing from torch's generators, as in eager.
+    """
+    from torch._inductor import config
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.virtualized import V
+
+    patched, constants = config.patch(fallback_random=exact_random), replaced(fake_mode, "allow_non_fake_inputs", True)
+    with patched, V.set_fake_mode(fake_mode), constants, fake_mode:
+        joint_graph_passes(module)
+
+
+def inductor_replace_random(module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:
+    """Replace random ops in a graph, in place, by Inductor's own random ops, which compute numbers from a seed.
+
+    This is one of the passes that `inductor_joint_passes` runs without ``exact_random``.
+    """
+    from torch._inductor import config
+    from torch._inductor.fx_passes.replace_random import replace_random_passes
+    from torch._inductor.virtualized import V
+
+    with config.patch(fallback_random=False), V.set_fake_mode(fake_mode), fake_mode:
+        replace_random_passes(module)
+
+
+def inductor_compile(
+    module: fx.GraphModule,
+    example_inputs: Sequence[Tensor],
+    *,
+    fake_mode: FakeTensorMode,
+    is_inference: bool,
+    is_backward: bool,
+    static_inputs: Sequence[int],
+    graph_id: int,
+    shared: dict[str, Any],
+    exact_random: bool,
+    max_autotune: bool,
+) -> Any:
+    """Compile one graph with Inductor's ``compile_fx_inner`` and return its boxed callable.
+
+    ``static_inputs`` are the positions of inputs that keep their addresses, and ``graph_id`` is Inductor's number for
+    the graph. ``shared`` holds the settings that the forward and the backward of one entry have in common. The first
+    call fills it. With ``exact_random``, random ops draw from torch's generators, as in eager. Otherwise Inductor
+    computes random numbers from seeds.
+    """
+    from torch._inductor import config, debug, list_mode_options
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.cudagraph_utils import BoxedDeviceIndex
+    from torch._inductor.utils import BoxedBool
+    from torch._inductor.virtualized import V
+
+    if not shared:
+        shared["cudagraphs"] = BoxedBool(config.triton.cudagraphs)
+        shared["boxed_forward_device_index"] = BoxedDeviceIndex(None)
+    with (
+        config.patch({"fallback_random": exact_random, "trace.provenance_tracking_level": 2}),
+        config.patch(list_mode_options("max-autotune-no-cudagraphs") if max_autotune else {}),
+        debug.reset_provenance_globals(),  # in these globals, Inductor notes from which nodes it made each kernel
+        V.set_fake_mode(fake_mode),
+        replaced(fake_mode, "allow_non_fake_inputs", value=True),  # a graph may have real tensors as constants
+        fake_mode,
+        symbols_for_loops(module, fake_mode),
+        _lowered(module),
+        _falling_back(),
+        _writes_before_reads(),
+    ):
+        return compile_fx_inner(
+            module,
+            list(example_inputs),
+            is_inference=is_inference,
+            is_backward=is_backward,
+            static_input_idxs=list(static_inputs),
+            graph_id=graph_id,
+            **shared,
+        )
+
+
+class _Ordering(threading.local):
+    active = False
+
+
+_ordering = _Ordering()
+
+
+@functools.cache
+def _remember_writes() -> None:
+    """Patch Inductor's scheduler for `_writes_before_reads`. The patch acts only in the blocks of that function.
+
+    When the scheduler computes the reads and writes of a node again, it forgets that an in-place op gave the written
+    buffer a new name. The patch renames the buffer again.
+    """
+    from torch._inductor.scheduler import SchedulerNode
+
+    recompute = SchedulerNode.recompute_size_and_body
+
+    @functools.wraps(recompute)
+    def recompute_and_rename(self: Any, *args: Any, **kwargs: Any) -> None:
+        recompute(self, *args, **kwargs)
+        if _ordering.active:
+            self.set_read_writes(self.read_writes.rename(self.mutation_renames))
+
+    SchedulerNode.recompute_size_and_body = recompute_and_rename  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _writes_before_reads() -> Iterator[None]:
+    """Make Inductor's C++ kernels read a buffer only after the in-place op that fills it, for the length of a block.
+
+    When Inductor fuses loops, it forgets that one of the loops reads a buffer that ``bernoulli`` or ``index_put`` wrote
+    in place (torch 2.11 to 2.14). Then, for example, the mask of a dropout is read before it is drawn. The block also
+    changes the key of Inductor's cache, so that kernels that were cached without this correction are not used.
+    """
+    from torch.compiler import config
+
+    _remember_writes()
+    tag = f"{config.cache_key_tag}aotlab: writes before reads, origins, effects"
+    with replaced(_ordering, "active", value=True), config.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
+        yield
+
+
+@contextlib.contextmanager
+def _lowered(module: fx.GraphModule) -> Iterator[None]:
+    """Let Inductor call eager's kernels for ops that it has a decomposition but no lowering for.
+
+    Inductor expects a trace to decompose such ops, but ours may have kept them. The block also makes Inductor keep the
+    order of ops with side effects.
+    """
+    from torch._inductor import lowering
+    from torch._inductor.decomposition import decompositions
+    from torch._inductor.virtualized import V
+
+    def with_effects(*args: Any, before: Any = lowering.lowerings[WITH_EFFECTS], **kwargs: Any) -> Any:
+        result, waits = before(*args, **kwargs), getattr(V.graph, "additional_star_deps", {})
+        # torch before 2.15 stores the dependencies of an operation under the name of its buffer, and looks them up
+        # under the name of the operation
+        for each in list[Any](V.graph.operations if waits else ()):
+            waits[each.get_operation_name()] |= waits[each.get_name()]
+        return result
+
+    targets = {node.target for node in module.graph.nodes if isinstance(node.target, OpOverload)}
+    missing = [op for op in targets if op in decompositions and op not in lowering.lowerings]
+    fallbacks = {op: lowering.fallback_handler(op, add_to_fallback_set=False) for op in missing}
+    with mock.patch.dict(lowering.lowerings, {**fallbacks, WITH_EFFECTS: with_effects}):
+        yield
+
+
+def _falling_back() -> contextlib.AbstractContextManager[None]:
+    """Let Inductor call eager's kernels for ops that it could decompose.
+
+    Otherwise Inductor raises an error in that case if the environment variable ``CI`` is set.
+    """
+    from torch._inductor import graph
+
+    return replaced(graph, "make_fallback", functools.partial(vars(graph)["make_fallback"], warn=False))

@@ -1,0 +1,397 @@
+"""Symbolic sizes and numbers, with torch's shape environment, which stores the guards of a trace on them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._dynamo.source import LocalSource
+from torch._guards import SLoc
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.sym_node import METHOD_TO_OPERATOR, SymNode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+from aotlab._torch.callers_symbols import OF_SIZES, noting_guards, of_hints
+from aotlab._torch.replaced import replaced
+
+#: The part of a guard's text that torch writes for the input number 3 (``L['t3']``), or for a size, a stride or the
+#: storage offset of this input. `Sizes.guards` replaces it.
+_PART = re.compile(r"L\['t(\d+)'\](?:\.(size|stride|storage_offset)\(\)(?:\[(\d+)\])?)?")
+#: The Python expression of each arithmetic operation on symbolic numbers.
+_STEPS = {
+    "add": "({} + {})", "sub": "({} - {})", "mul": "({} * {})", "mod": "({} % {})", "neg": "(-{})", "abs": "abs({})",
+    "float_truediv": "({} / {})", "int_truediv": "({} / {})", "float_pow": "({} ** {})", "pow_by_natural": "({} ** {})",
+    "int_floordiv": "({} // {})", "sym_float": "float({})", "sym_sqrt": "math.sqrt({})", "floor": "math.floor({})",
+    "ceil": "math.ceil({})", "trunc": "math.trunc({})",
+    "sym_max": "torch.sym_max({}, {})", "sym_min": "torch.sym_min({}, {})",
+}  # fmt: skip
+
+#: Each symbol costs time. If more sizes than this vary, sizes that are equal in the traced call share one symbol.
+MOST_SYMBOLS = 16
+
+#: The methods of `SymNode` that make a symbolic number from a plain one. C++ code calls them, for example at the
+#: beginning of a product of sizes.
+_WRAPS = ("wrap_int", "wrap_float")
+
+#: The operations that torch repeats on the sizes of each tensor. `_Number` caches their results.
+_OF_SIZES = ("wrap_int", "add", "sub", "mul", "mod", "int_floordiv", "eq", "ne", "ge", "gt", "le", "lt", "sym_max")
+
+
+class _Number(SymNode):
+    """The node of a symbolic number. If the number was computed from floats, it stores the operation in ``steps``.
+
+    ``steps`` are the name of the operation and its operands. sympy may reorder the operations of its expression, and
+    then the rounding of floats would change.
+    """
+
+    steps: tuple[str, tuple[Any, ...]] | None = None
+
+
+def _remembering(name: str) -> Callable[..., Any]:
+    """Return the replacement of a `SymNode` method for `_Number`: it stores ``steps``, or caches results on sizes."""
+    original = getattr(SymNode, name)
+
+    def method(self: _Number, *others: Any) -> Any:
+        result = original(self, *others)
+        if type(result) is SymNode and result.pytype is not bool:
+            result.__class__ = _Number
+            operands = (self, *others)
+            if name in _WRAPS:
+                return result
+            if result.pytype is float or any(each.pytype is float or steps_of(each) for each in operands):
+                if name not in _STEPS:
+                    raise RuntimeError(f"`{name}` is computed from a number that varies")
+                result.__dict__["steps"] = (name, operands)
+        return result
+
+    def of_sizes(self: _Number, other: Any) -> Any:
+        if name != "wrap_int" and (self.pytype is not int or other.pytype is not int):
+            return method(self, other)
+        env: Any = self.shape_env
+        cache, key = env.known, other if name == "wrap_int" else (name, self._expr, other._expr)
+        if key in cache:
+            return cache[key]
+        result = method(self, other)
+        if not steps_of(result):
+            cache[key] = result
+        return result
+
+    return of_sizes if name in _OF_SIZES else method
+
+
+for _name in (*METHOD_TO_OPERATOR, *_WRAPS):
+    if _name in _OF_SIZES or _name not in ("and", "or", "xor", "sym_not", "is_integer"):
+        setattr(_Number, _name, _remembering(_name))
+
+
+def steps_of(node: Any) -> tuple[str, tuple[Any, ...]] | None:
+    """Return the operation and operands of a number that was computed from floats (see `_Number`), or None."""
+    return getattr(node, "steps", None)
+
+
+class _Environment(ShapeEnv):
+    """torch's shape environment with a cache, names for symbols, and the user's code that caused each guard.
+
+    ``known`` caches results of operations on sizes, which torch would compute again for each tensor. ``shown`` maps a
+    symbol to the user's name for it, such as ``x.size(0)``. ``places`` lists, for each guard, the place in the user's
+    program that ran when torch added the guard (`aotlab.guards.places.Place`).
+    """
+
+    known: dict[Any, Any]
+    shown: dict[Any, str]
+    places: list[Any]
+    place: Callable[[], Any] = staticmethod(lambda: None)  # returns the place in the user's program that runs now
+
+    def _get_sloc(self, framework_loc: str | None = None) -> SLoc:
+        """Return the source location that torch stores with a new guard. Its text is an index into ``places``.
+
+        If torch names a location in its own code, the user's program did not cause the guard, and the place is None.
+        """
+        self.places.append(None if framework_loc else self.place())
+        return SLoc(str(len(self.places) - 1), None)
+
+    def create_symintnode(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the symbolic number of a symbol."""
+        number = super().create_symintnode(*args, **kwargs)
+        if isinstance(number, torch.SymInt):
+            number.node.__class__ = _Number
+        return number
+
+
+class Sizes:
+    """The sizes and numbers that are symbols in one trace, and the guards of the trace on these symbols."""
+
+    def __init__(self, names: Sequence[str], count: int) -> None:
+        self._kind = DimDynamic.DUCK if count > MOST_SYMBOLS else DimDynamic.DYNAMIC
+        # sizes that depend on data are not supported; programs with such sizes run eagerly
+        self.env = _Environment(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+        self.env.known, self.env.places, self.env.shown, self._names = {}, [], {}, names
+        #: The symbolic numbers for flat inputs that are an int or a float, by position.
+        self.numbers: dict[int, Any] = {}
+        self._inputs: list[tuple[int, Any]] = []
+        self._varying: list[tuple[int, int, Any]] = []
+        self._guards_written = -1
+        self._texts: list[str] = []
+
+    def enter(self, mode: FakeTensorMode, position: int, real: Tensor, dims: Collection[int]) -> FakeTensor:
+        """Make the fake tensor of the flat input ``position``; the sizes of its dimensions ``dims`` become symbols."""
+        kinds = [self._kind if d in dims else DimDynamic.STATIC for d in range(real.dim())]
+        context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
+        fake = mode.from_tensor(of_hints(real), source=LocalSource(f"t{len(self._inputs)}"), symbolic_context=context)
+        sizes = [expression_of(size) for size in fake.shape if is_symbolic(size)]
+        for step in (fake.storage_offset(), *fake.stride()):
+            if is_symbolic(step) and expression_of(step).is_symbol and expression_of(step) not in sizes:
+                int(step)  # specialize a stride or offset that is a symbol and not a function of the sizes
+        self._inputs.append((position, fake))
+        self._varying += [(position, dim, fake.shape[dim]) for dim in dims if is_symbolic(fake.shape[dim])]
+        name = self._names[position]
+        self.env.shown |= {expression_of(s): f"{name}.size({d})" for d, s in enumerate(fake.shape) if is_symbolic(s)}
+        return fake
+
+    def enter_number(self, position: int, value: float) -> None:
+        """Make the symbol of the flat input ``position``, which is an int or a float."""
+        source = LocalSource(f"t{len(self._inputs)}")
+        symbol = self.env.create_unspecified_symbol(value, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+        make = self.env.create_symintnode if type(value) is int else self.env.create_symfloatnode
+        number: Any = make(symbol, hint=value, source=source)
+        number.node.__class__ = _Number
+        self.numbers[position] = number
+        self._inputs.append((position, number))
+        self.env.shown[expression_of(number)] = self._names[position]
+
+    def symbols(self) -> list[tuple[Any, str, int, int | None]]:
+        """Return each symbol as a symbolic number, with its name, the position of a flat input, and a dimension.
+
+        The symbol is the size of this dimension of the input. If the dimension is None, it is the input itself.
+        """
+        by_symbol: dict[Any, tuple[Any, str, int, int | None]] = {}
+        for position, value in self._inputs:
+            for dim, size in enumerate(value.shape) if isinstance(value, Tensor) else [(None, value)]:
+                if is_symbolic(size) and (symbol := expression_of(size)).is_symbol:
+                    by_symbol.setdefault(symbol, (size, str(symbol), position, dim))
+        return list(by_symbol.values())
+
+    def guards(self, name: Callable[[int, str, int | None], str]) -> list[tuple[str, Any]]:
+        """Return each guard so far as a Python expression, with the place in the user's program that caused it.
+
+        ``name`` makes the parts of these expressions. It takes the position of a flat input, a quantity, and a
+        dimension or None. The quantity is ``"size"``, ``"stride"`` or ``"storage_offset"``, or ``"value"`` if the input
+        is a number.
+        """
+        fakes = [fake for _, fake in self._inputs]
+        sources = [LocalSource(f"t{n}") for n, _ in enumerate(self._inputs)]
+        if self._guards_written != len(self.env.guards):  # torch takes milliseconds to write all guards as texts
+            self._guards_written = len(self.env.guards)
+            produced = self.env.produce_guards_verbose(fakes, sources, ignore_static=True, langs=("verbose_python",))
+            self._texts = produced[0].exprs
+        texts = [*self._texts]
+
+        def named(match: re.Match[str]) -> str:
+            quantity, dim = match[2] or "value", None if match[3] is None else int(match[3])
+            return name(self._inputs[int(match[1])][0], quantity, dim)
+
+        equal = self.env.replacements_slocs
+        for position, dim, size in self._varying:
+            if expression_of(size).is_number:
+                texts.append(f"{name(position, 'size', dim)} == {int(size)}  # {equal.get(size.node._expr)}")
+        # Expressions with a division come last, because earlier ones check that the divisor is not 0.
+        texts.sort(key=lambda text: bool(re.search(r"[/%]|\*\*", text)))
+        conditions = []
+        for text, _, location in (each.partition("  # ") for each in texts):
+            if location.startswith("(unknown"):  # torch has replaced the symbol by another symbol or by a number
+                location = "".join(str(equal[s]) for s in equal if self.env.var_to_sources[s][0].name in text)
+            numbers = [] if "stride" in text else re.findall(r"\((\d+)\)", location)
+            place = self.env.places[int(numbers[-1])] if numbers else None
+            conditions.append((_PART.sub(named, f"({text})" if " or " in text else text), place))
+        return conditions
+
+    def assumed_since(self, names: Sequence[str]) -> Callable[..., bool] | None:
+        """Return a check of the guards that were added since the last call of `guards`, or None without new guards.
+
+        The check takes the values of the symbols with these names, in this order.
+        """
+        conditions = [
+            f"({PythonPrinter().doprint(self.env.replace(each.expr))})"
+            for each in self.env.guards[self._guards_written :]
+        ]
+        fixed = ((str(symbol), self.env.replace(symbol)) for symbol in self.env.replacements)
+        conditions += [
+            f"{name} == {PythonPrinter().doprint(expression)}" for name, expression in fixed if name in names
+        ]
+        text = f"lambda {', '.join(names)}: {' and '.join(conditions)}"
+        check: Callable[..., bool] | None = eval(text, OF_SIZES) if conditions else None
+        return check
+
+
+def is_symbolic(value: Any) -> bool:
+    """Tell whether a value is symbolic: a number, or any number in a tensor's metadata, a `torch.Size` or a slice."""
+    if isinstance(value, Tensor):
+        return any(map(is_symbolic, (*value.shape, *value.stride(), value.storage_offset())))
+    if isinstance(value, slice):
+        return any(map(is_symbolic, (value.start, value.stop, value.step)))
+    if isinstance(value, torch.Size):
+        return any(map(is_symbolic, value))
+    return isinstance(value, (torch.SymInt, torch.SymFloat))
+
+
+def expression_of(value: Any) -> Any:
+    """Return a number, or the expression of a symbolic one. Expressions can be compared without a guard."""
+    return value.node.expr if isinstance(value, (torch.SymInt, torch.SymFloat)) else value
+
+
+def known_of(fake: Any) -> dict[Any, Any]:
+    """Return the cache of size computations of the trace that a fake tensor belongs to."""
+    return getattr(fake.fake_mode.shape_env, "known", {})
+
+
+def fixed(sizes: Sequence[Any]) -> tuple[int | None, ...]:
+    """Return sizes or strides as a tuple in which None replaces symbolic ones."""
+    return tuple([n if type(n) is int else int(n.node.expr) if n.node.expr.is_number else None for n in sizes])
+
+
+def traced(sizes: Sequence[Any]) -> tuple[int, ...]:
+    """Return sizes or strides as a tuple in which the numbers of the traced call replace symbolic ones."""
+    return tuple([n if type(n) is int else n.node.hint for n in sizes])
+
+
+def sizes_of_others(values: Sequence[Any]) -> dict[int, tuple[int, int]]:
+    """Find, among the values of a Dynamo graph's placeholders, the numbers that are sizes of tensors among them.
+
+    The result maps the position of a number to the position of a tensor and one of its dimensions.
+    """
+    dims: dict[Any, tuple[int, int]] = {}
+    for position, value in enumerate(values):
+        for dim, size in enumerate(value.shape if isinstance(value, Tensor) else ()):
+            if is_symbolic(size):
+                dims.setdefault(expression_of(size), (position, dim))
+    numbers = ((n, value.node.expr) for n, value in enumerate(values) if isinstance(value, torch.SymInt))
+    return {n: dims[expr] for n, expr in numbers if expr in dims}
+
+
+def marked_dims(tensor: Tensor) -> tuple[set[int], set[int]]:
+    """Return the dimensions that the user marked as dynamic (or as perhaps dynamic), and those marked as static."""
+    marks = ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices", "_dynamo_static_indices")
+    dynamic, weak, static = (set(getattr(tensor, mark, ())) for mark in marks)
+    return dynamic | weak, static
+
+
+def symbolic_dims(value: Any) -> set[int]:
+    """Return the dimensions of a tensor whose sizes are symbolic."""
+    return {dim for dim, size in enumerate(value.shape) if is_symbolic(size)} if isinstance(value, Tensor) else set()
+
+
+def shown_size(value: Any) -> str:
+    """Return a symbolic number as text, with the user's names."""
+    env, expression = value.node.shape_env, expression_of(value)
+    cache, names_shown = getattr(env, "known", {}), getattr(env, "shown", {})
+    if expression not in names_shown and ("shown", expression) not in cache:
+        names = {s: type(s)(name, integer=True) for s, name in names_shown.items()}
+        cache["shown", expression] = str(expression.xreplace(names))
+    return str(names_shown.get(expression) or cache["shown", expression])
+
+
+def size_text(value: Any) -> str:
+    """Return the Python expression of a number, or of a list, tuple, slice or `torch.Size` of numbers.
+
+    In the expression, a symbol is written as its name, for example ``s0 + 1``.
+    """
+    if isinstance(value, slice):
+        return f"slice({size_text(value.start)}, {size_text(value.stop)}, {size_text(value.step)})"
+    if isinstance(value, torch.Size):
+        return f"torch.Size({size_text(tuple(value))})"
+    if isinstance(value, (list, tuple)):
+        inner = "".join(f"{size_text(item)}, " for item in value)
+        return f"[{inner}]" if isinstance(value, list) else f"({inner})"
+    return _text(value.node) if is_symbolic(value) else repr(value)
+
+
+def _text(node: SymNode) -> str:
+    if (steps := steps_of(node)) is not None:
+        return _STEPS[steps[0]].format(*map(_text, steps[1]))
+    return repr(node.hint) if node.expr.is_number else str(PythonPrinter().doprint(node.expr))
+
+
+def sizes_function(values: Any, names: Sequence[str]) -> Callable[..., Any]:
+    """Make the function that computes ``values``, symbolic numbers in containers, from the values of the symbols.
+
+    ``names`` are the names of the symbols, in the order of the function's parameters.
+    """
+    function: Callable[..., Any] = eval(f"lambda {', '.join(names)}: {size_text(values)}", OF_SIZES)
+    return function
+
+
+class _Written(PythonReferenceAnalysis):
+    """The operations by which `write_size` writes a sympy expression into a graph."""
+
+    @staticmethod
+    def int_truediv(a: Any, b: Any) -> Any:
+        """Divide two integers with Python's ``/``. The method of the base class would call a sympy function."""
+        return a / b
+
+
+def write_size(value: Any, symbols: Mapping[Any, fx.Node]) -> Any:
+    """Add nodes that compute a symbolic number to a graph. Return the last node, or a plain number.
+
+    ``symbols`` maps each symbol to its node in the graph.
+    """
+    return _write(value.node, symbols)
+
+
+def _write(node: SymNode, symbols: Mapping[Any, fx.Node]) -> Any:
+    if (steps := steps_of(node)) is not None:
+        operation: Any = METHOD_TO_OPERATOR[steps[0]]
+        operands = tuple([_write(each, symbols) for each in steps[1]])
+        return next(iter(symbols.values())).graph.call_function(operation, operands)
+    if node.expr.is_number:
+        return node.hint
+    tracer = fx.proxy.GraphAppendingTracer(next(iter(symbols.values())).graph)
+    proxies = {symbol: fx.Proxy(each, tracer) for symbol, each in symbols.items()}
+    return sympy_interp(_Written, proxies, node.expr).node
+
+
+_TORCH = str(Path(torch.__file__).parent)
+
+
+@contextmanager
+def symbols_as_numbers(sizes: Sizes, place: Callable[[], Any]) -> Iterator[None]:
+    """Make symbolic numbers look like `int` or `float` to code outside of torch, for the length of a block.
+
+    In such code, ``isinstance(size, int)`` is true, ``repr(size)`` shows the number of this call, and a comparison of
+    sizes returns a `bool`, which adds a guard. ``place`` returns the place in the user's program that runs now. It is
+    stored with each guard.
+    """
+
+    def foreign() -> bool:
+        return not sys._getframe(2).f_code.co_filename.startswith(_TORCH)
+
+    with ExitStack() as stack:
+        stack.enter_context(noting_guards(sizes.env))
+        stack.enter_context(replaced(sizes.env, "place", place))
+        for kind, plain in ((torch.SymInt, int), (torch.SymFloat, float)):
+
+            def look(self: Any, name: str, plain: type = plain) -> Any:
+                return plain if name == "__class__" and foreign() else object.__getattribute__(self, name)
+
+            def text(self: Any, plain: type = plain, before: Callable[..., str] = kind.__repr__) -> str:
+                return repr(plain(self)) if foreign() else before(self)
+
+            for name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
+                comparison = getattr(kind, name)
+
+                def compare(self: Any, other: Any, before: Callable[..., Any] = comparison) -> Any:
+                    result = before(self, other)
+                    return bool(result) if isinstance(result, torch.SymBool) and foreign() else result
+
+                stack.enter_context(replaced(kind, name, compare))
+            stack.enter_context(replaced(kind, "__getattribute__", look))
+            stack.enter_context(replaced(kind, "__repr__", text))
+        yield

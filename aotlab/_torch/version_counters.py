@@ -1,0 +1,125 @@
+"""Version counters, and the facts that autograd stores about views: the base, and how the view was made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aotlab._torch.fake import is_inference
+
+#: The functions that a torch function mode gets when a program reads ``tensor._version`` and ``tensor._base``.
+VERSION_GETTER = Tensor._version.__get__  # type: ignore[attr-defined]  # a getter
+BASE_GETTER = Tensor._base.__get__  # type: ignore[union-attr]  # a getter
+#: Returns the base of a differentiable view, or None for other tensors.
+base_of: Callable[[Tensor], Tensor | None] = attrgetter("_base")
+
+
+def may_be_written(view: Tensor) -> bool:
+    """Tell whether an in-place write to ``view`` in grad mode works in a compiled call as in eager.
+
+    A tensor that is no view of a tensor that requires grad may be written. A view of a leaf that requires grad may not:
+    autograd raises. Another view may be written if `keeps_through_writes` is true.
+    """
+    base = _base_with_grad(view)
+    return base is None or (not base.is_leaf and keeps_through_writes(view))
+
+
+def is_hooked(tensor: Tensor) -> bool:
+    """Tell whether a tensor has hooks, or retains its gradient."""
+    return bool(tensor._backward_hooks) or tensor.retains_grad
+
+
+def is_leaf_by_its_base(tensor: Tensor) -> bool:
+    """Tell whether a tensor is a leaf that requires grad only because its base requires grad.
+
+    A view that was made under ``no_grad`` is such a leaf: it has no ``grad_fn``, and ``requires_grad`` of its base.
+    """
+    return tensor.is_leaf and tensor.requires_grad and _base_with_grad(tensor) is not None
+
+
+def keeps_through_writes(view: Tensor) -> bool:
+    """Tell whether ``view`` has the right autograd history after a write to its memory that autograd did not see.
+
+    After a write, autograd regenerates the history of a plain view from its base. For a view that was made under
+    ``no_grad``, or by an op that returns several views, it raises.
+    """
+    # If the view has hooks, eager's gradient goes straight to the base after the write, and skips the hooks. In a
+    # compiled call it would not.
+    kind_of, plain = torch._C._autograd._get_creation_meta, torch._C._autograd.CreationMeta.DEFAULT
+    return _base_with_grad(view) is None or bool(not view._backward_hooks and kind_of(view) == plain)
+
+
+def _base_with_grad(view: Tensor) -> Tensor | None:
+    """Return the base of a view if the base requires grad, or None."""
+    base = view._base
+    return base if base is not None and base.requires_grad else None
+
+
+def is_over_another(tensor: Tensor) -> bool:
+    """Tell whether a tensor requires grad and is a view of a base that does not require grad.
+
+    Example: ``base[0].requires_grad_()``. A view of this tensor has the same base, and so no differentiable base.
+    """
+    return tensor.requires_grad and tensor._base is not None and not tensor._base.requires_grad
+
+
+def is_one_of_several_views(tensor: Tensor) -> bool:
+    """Tell whether ``tensor`` is a view from an op that returns several views, such as ``unbind``.
+
+    Views of such a view count, too.
+    """
+    return _was_created(tensor, torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE)
+
+
+def is_call_of_several_views(node: Any) -> bool:
+    """Tell whether an autograd node belongs to a view op that returns several views (``split`` and ``unbind``)."""
+    return node.name() in ("SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0")
+
+
+def was_made_under_no_grad(tensor: Tensor) -> bool:
+    """Tell whether ``tensor`` is a view that was made under `torch.no_grad` or inference mode.
+
+    Views of such a view count, too.
+    """
+    kinds = torch._C._autograd.CreationMeta
+    return _was_created(tensor, kinds.NO_GRAD_MODE) or _was_created(tensor, kinds.INFERENCE_MODE)
+
+
+def _was_created(tensor: Tensor, how: Any) -> bool:
+    """Tell whether a tensor is a view that autograd has registered with the ``CreationMeta`` ``how``."""
+    return tensor._base is not None and torch._C._autograd._get_creation_meta(tensor) == how
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return the value of a tensor's version counter. It is 0 for inference tensors, which have no counter."""
+    return 0 if is_inference(tensor) else int(tensor._version)  # inference tensors have no counter
+
+
+def versions_of(tensors: Sequence[Tensor]) -> list[int]:
+    """Return the versions of many tensors. No inference tensor may be among them."""
+    return [tensor._version for tensor in tensors]
+
+
+def set_version(tensor: Tensor, version: int) -> None:
+    """Set a tensor's version counter."""
+    torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
+def share_version(a: Tensor, b: Tensor) -> bool:
+    """Tell whether two tensors share a version counter: change one counter, read the other, and restore it."""
+    if a is b or is_inference(a) or is_inference(b) or a._version != b._version:
+        return a is b
+    before = a._version
+    set_version(a, before + 1)
+    shared = b._version == before + 1
+    set_version(a, before)
+    return shared
+
+
+def is_about_a_write(error: BaseException) -> bool:
+    """Tell whether an error is autograd's error about a saved tensor that was written in place."""
+    return "modified by an inplace operation" in str(error)

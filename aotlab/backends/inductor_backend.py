@@ -1,0 +1,421 @@
+"""The Inductor backend: Triton kernels on the GPU, C++ on the CPU.
+
+It calls Inductor's ``compile_fx_inner`` entry, with the decompositions and joint-graph passes that `torch.compile`
+uses, so that the same graph gets the same code. Before that, it rewrites the parts of a graph for which Inductor's
+results would differ from eager's.
+
+*Random numbers* equal `torch.compile`'s by default: a graph draws a seed for each random op, and kernels compute random
+numbers from the seeds, which differ from eager's. With ``torch._inductor.config.fallback_random = True`` (read when a
+graph is compiled), the numbers equal eager's: they are drawn from torch's generators in eager's order. The same holds
+in cells of notebooks, in `aotlab.verify`, under `config.functionalize_rng_ops`, and in a graph with a checkpoint that
+draws random numbers.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx
+
+from aotlab import _torch as internals
+from aotlab import config
+from aotlab._torch import FakeTensorMode
+from aotlab.backends.base import Backend, CompileRequest, KernelSource
+from aotlab.backends.numbers import numbers_as_tensors, takes_numbers
+from aotlab.ir.fx_graphs import STAYS, is_random, is_view, output_args, phase_of, placeholders, return_from
+from aotlab.trace.effects import chain_effects
+from aotlab.trace.random_state import READ_STATE
+
+_ATEN = torch.ops.aten
+
+
+class InductorBackend(Backend):
+    """Compiles graphs with Inductor."""
+
+    name = "inductor"
+    takes_fakes = False
+
+    def __init__(self, *, draws: Literal["torch", "eager"] = "torch", max_autotune: bool = False) -> None:
+        """Make the backend.
+
+        ``draws`` selects the random numbers: eager's, or `torch.compile`'s. With ``max_autotune``, Inductor measures
+        several kernels for each matrix product and convolution, and uses the fastest.
+        """
+        self._draws = draws
+        self._max_autotune = max_autotune
+
+    @property
+    def _exact(self) -> bool:
+        return self._draws == "eager" or config.functionalize_rng_ops or internals.inductor_draws_as_eager()
+
+    def needs_states(self, module: fx.GraphModule | None) -> bool:
+        """Tell whether the random ops of a graph must take the states of generators as inputs.
+
+        They must if the random numbers equal eager's and Inductor may change the order of the ops.
+        """
+        if internals.inductor_keeps_draws_in_order():
+            return False
+        return self._exact if module is None else _reads_states(module)
+
+    def takes(self, module: fx.GraphModule) -> bool:
+        """Tell whether the backend can compile a graph for all values of the symbolic floats in it."""
+        return takes_numbers(module)
+
+    def decompositions(self) -> dict[Any, Callable[..., Any]]:
+        """Return Inductor's table of decompositions, without random ops if the random numbers must equal eager's."""
+        table = internals.inductor_decompositions()
+        exact = self._exact
+        return with_checks({op: function for op, function in table.items() if not (exact and is_random(op))})
+
+    def prepare(self, module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:
+        """Run Inductor's pattern matching over the joint graph."""
+        exact = self._exact or _reads_states(module)
+        if not exact:
+            _drop_unused_draws(module)
+        count = keep_unused(module)
+        with torch.no_grad(), internals.disable_autocast(), _copies_hidden(module):
+            internals.inductor_joint_passes(module, fake_mode, exact_random=exact)
+        drop_unused(module, count)
+
+    def compile(self, request: CompileRequest) -> Callable[..., Any]:
+        """Compile one graph; the callable is boxed."""
+        module = request.module
+        floats = numbers_as_tensors(module, request.fake_mode)
+        _plain_complex_numbers(module)
+        _copied_constants(module)
+        _put_into_copies(module)
+        chain_effects(module, request.fake_mode)
+        exact = self._exact or _reads_states(module) or request.kind == "backward"
+        if not exact:
+            _drop_unused_draws(module)
+        count = keep_unused(module)
+        output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
+        # A backward is compiled for the traced strides of its inputs, also of saved values. So Inductor must keep the
+        # strides of all outputs of a forward.
+        outputs_with_strides = (
+            output.args[0] if request.kind == "forward" else output.args[0][: request.visible_outputs]
+        )
+        output.meta["user_visible_output_idxs"] = [
+            i for i, node in enumerate(outputs_with_strides) if isinstance(node, fx.Node)
+        ]
+        with torch.no_grad(), internals.disable_autocast(), internals.tracing_context(request.fake_mode):
+            if request.kind == "forward" and not exact:  # with several segments, `prepare` has not done this
+                internals.inductor_replace_random(module, request.fake_mode)
+            if request.kind == "inference":
+                internals.inductor_joint_passes(module, request.fake_mode, exact_random=exact)
+            results = (node.meta.get("val") if isinstance(node, fx.Node) else None for node in output.args[0][:count])
+            groups = None if request.kind == "backward" else _storage_keys(results)
+            targets = [node.target for node in module.graph.nodes]
+            compiled = internals.inductor_compile(
+                module,
+                [node.meta["val"] for node in placeholders(module.graph)],
+                fake_mode=request.fake_mode,
+                is_inference=request.kind == "inference",
+                is_backward=request.kind == "backward",
+                static_inputs=request.static_inputs,
+                graph_id=request.graph_id,
+                shared=request.shared,
+                exact_random=any(map(is_random, targets)) and not any(map(internals.is_inductors_draw, targets)),
+                max_autotune=self._max_autotune,
+            )
+        return _adapted(compiled, floats, groups) if floats or groups is not None else compiled
+
+    def source(self, compiled: Any) -> str | None:
+        """Return Inductor's output code."""
+        source = getattr(compiled, "source_code", None)
+        return source if isinstance(source, str) and source else None
+
+    def kernels(self, compiled: Any) -> tuple[KernelSource, ...]:
+        """Find the kernels in Inductor's output code, and their nodes in the mapping that Inductor stores with it."""
+        source = self.source(compiled)
+        origins = json.loads(getattr(compiled, "inductor_provenance_mapping_str", None) or "{}")
+        return () if source is None else kernels_in(source, origins.get("cppCodeToPost", {}))
+
+
+_EXTERN = re.compile(r"^\s*(?:\w+ = )?((?:extern_kernels\.|torch\.ops\.)[\w.]+)\(.*$", re.MULTILINE)
+
+
+def kernels_in(source: str, origins: Mapping[str, Sequence[str]]) -> tuple[KernelSource, ...]:
+    """Find the kernels in Inductor's output code: the kernels that it defines, and the library kernels that it calls.
+
+    ``origins`` maps the name of each kernel call to the names of its graph nodes.
+    """
+    kernels = []
+
+    def nodes_of(call: str) -> tuple[str, ...]:  # a key is the kernel's name, then a colon and a number
+        return tuple(name for key, names in origins.items() if f"{key}:".startswith(f"{call}:") for name in names)
+
+    for statement in ast.parse(source).body:
+        if not (isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call)):
+            continue
+        function_name = ast.unparse(statement.value.func)
+        texts = [a.value for a in statement.value.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+        target = statement.targets[0]
+        if not function_name.startswith("async_compile.") or not texts or not isinstance(target, ast.Name):
+            continue
+        language = "triton" if function_name.endswith("triton") else "c++"
+        text, nodes = texts[-1].strip(), nodes_of(target.id)
+        kernels.append(KernelSource(name=target.id, language=language, source=text, nodes=nodes))  # type: ignore[arg-type]
+    for match in _EXTERN.finditer(source):
+        comment_start = source.rfind(f"handles] {match[1]}:", 0, match.start())
+        nodes = nodes_of(source[comment_start : match.start()].partition("\n")[0].removeprefix("handles] "))
+        kernels.append(KernelSource(name=match[1], language="extern", source=match[0].strip(), nodes=nodes))
+    return tuple(kernels)
+
+
+def _storage_keys(values: Iterable[Any]) -> list[int | None]:
+    """Return the storage key of each tensor; None for a value that is not a tensor."""
+    return [internals.storage_key(value) if isinstance(value, Tensor) else None for value in values]
+
+
+def _adapted(compiled: Any, floats: Sequence[int], groups: list[int | None] | None) -> Callable[..., Any]:
+    """Wrap a compiled graph: pass some floats as tensors, and copy results that share memory by mistake.
+
+    ``floats`` are the positions of inputs that are floats in the call and zero-dim tensors in the compiled graph.
+
+    ``groups`` has the storage key of each result in the traced graph, and is None for a backward. Results with the same
+    key also share memory in eager, and are not copied. Inductor may make further results share memory, for example as
+    parts of a ``cat``. The first call finds these results; later calls copy the same results.
+    """
+    copied: list[int] | None = None
+
+    def call(inputs: list[Any]) -> Any:
+        nonlocal copied
+        for n in floats:
+            inputs[n] = torch.tensor(inputs[n], dtype=torch.float64)
+        results = compiled(inputs)
+        if groups is None:
+            return results
+        if len(results) > len(groups):  # `keep_unused` appended the results of unused ops
+            results = results[: len(groups)]
+        if copied is None:
+            group_of_key: dict[int, int | None] = {}
+            pairs = enumerate(zip(_storage_keys(results), groups, strict=True))
+            copied = [
+                i for i, (key, group) in pairs if key is not None and group_of_key.setdefault(key, group) != group
+            ]
+        if copied:
+            results = list(results)
+            for i in copied:
+                results[i] = results[i].clone()
+        return results
+
+    call._boxed_call = True  # type: ignore[attr-defined]  # the mark that upstream's users look for
+    for name in ("source_code", "inductor_provenance_mapping_str"):  # Inductor's own attributes
+        setattr(call, name, getattr(compiled, name, None))
+    return call
+
+
+# --- graphs that Inductor cannot compile ----------------------------------------------------------------------------
+
+
+def _plain_complex_numbers(module: fx.GraphModule) -> None:
+    """Replace calls of ``complex`` by complex numbers.
+
+    The recorder writes these calls because the printed graph would otherwise lose the sign of a zero.
+    """
+    numbers = {node: complex(*node.args) for node in module.graph.nodes if node.target is complex}
+    for call in list(numbers):
+        for user in list(call.users):  # torch 2.11's Inductor cannot compile the conjugate of a number
+            if user.target is internals.CONJUGATE and all(each.op != "output" for each in user.users):
+                numbers[user] = numbers[call].conjugate()
+    for call in reversed(numbers):
+        for user in list(call.users):
+            user.args, user.kwargs = fx.map_arg((user.args, user.kwargs), lambda node: numbers.get(node, node))
+        module.graph.erase_node(call)
+
+
+def _copied_constants(module: fx.GraphModule) -> None:
+    """Insert a copy of each constant before its uses. Some of Inductor's lowerings cannot use a zero-dim constant."""
+    for constant in [node for node in module.graph.nodes if node.op == "get_attr"]:
+        if not isinstance(constant.meta.get("val"), Tensor):
+            continue
+        with module.graph.inserting_after(constant):
+            copy = module.graph.call_function(_ATEN.lift_fresh_copy.default, (constant,))
+        copy.meta.update(constant.meta)
+        constant.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
+
+
+def _put_into_copies(module: fx.GraphModule) -> None:
+    """Let eager's kernel run an ``index_put`` whose values share memory with the tensor that they are put into.
+
+    Inductor's kernel for such an op would write the tensor while it reads the values.
+    """
+    for node in module.graph.nodes:
+        if node.target in internals.PUTS and _storage_keys([node.args[0].meta["val"]]) == _storage_keys(
+            [node.args[2].meta["val"]]
+        ):
+            node.target = internals.PUT_BY_KERNEL
+
+
+# --- random numbers ------------------------------------------------------------------------------------------------
+
+#: Ops for which Inductor draws a seed. A kernel then computes the random numbers from it.
+_SEEDED = (_ATEN.rand.default, _ATEN.randn.default, _ATEN.randint.low)
+
+
+def _drop_unused_draws(module: fx.GraphModule) -> None:
+    """Remove random ops whose results nobody uses, as `torch.compile` does. Otherwise they would use up seeds."""
+    for node in reversed(list(module.graph.nodes)):
+        if node.target in _SEEDED and not node.users:
+            module.graph.erase_node(node)
+
+
+def _reads_states(module: fx.GraphModule) -> bool:
+    """Tell whether a graph reads the state of a generator. Then its random numbers must equal eager's."""
+    return any(node.target is READ_STATE for node in module.graph.nodes)
+
+
+# --- arguments that eager's kernels reject and Inductor's accept ----------------------------------------------------
+
+#: Ops whose index must not be negative, with the position of the index among the arguments.
+_NOT_NEGATIVE = {_ATEN.index_select.default: 2, _ATEN.index_add.default: 2, _ATEN.index_copy.default: 2}
+#: Ops whose decomposition in Inductor differs from eager. In torch 2.13, `multilabel_margin_loss` differs if a row of
+#: targets ends before its last column.
+_DECOMPOSED_DIFFERENTLY = (_ATEN.multilabel_margin_loss_forward.default,)
+
+Decomposition = Callable[..., Any]
+
+
+def with_checks(table: dict[Any, Decomposition]) -> dict[Any, Decomposition]:
+    """Return a table of decompositions that raise for the same arguments as eager's kernels.
+
+        x.index_select(0, i)     # eager: index out of range, if i is negative; Inductor counts from the end
+
+    The error's text does not matter: if the graph raises, the call runs again eagerly.
+    """
+    table_with_checks = {op: function for op, function in table.items() if op not in _DECOMPOSED_DIFFERENTLY}
+    table_with_checks[_ATEN._assert_async.default] = lambda condition: _ATEN._assert_async.msg(
+        condition, "assertion failed"
+    )
+    for op, position in _NOT_NEGATIVE.items():
+        table_with_checks[op] = _after_check(table.get(op), lambda *args, index=position: args[index] >= 0)
+    loss = _ATEN.binary_cross_entropy.default
+    table_with_checks[loss] = _after_check(table.get(loss), lambda x, *_: (x >= 0) & (x <= 1))
+    return table_with_checks
+
+
+def _after_check(decomposition: Decomposition | None, condition: Callable[..., Tensor]) -> Decomposition:
+    """Return a decomposition that first asserts ``condition``, a function of the op's arguments.
+
+    Without a ``decomposition``, the op itself is used after the assertion. The condition is asserted only on the CPU,
+    because only kernels on the CPU can report a failed assertion.
+    """
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if args[0].device.type == "cpu":
+            _ATEN._assert_async.msg(condition(*args).all(), "a value that eager refuses")
+        return NotImplemented if decomposition is None else decomposition(*args, **kwargs)
+
+    return checked
+
+
+def keep_unused(module: fx.GraphModule) -> int:
+    """Append to a graph's outputs the unused results of ops that must stay (marked with `STAYS`).
+
+    Inductor would remove these ops, and with them the errors that they may raise. Returns the number of outputs that
+    the graph had before.
+    """
+    outputs = output_args(module.graph)
+    unused = [node for node in module.graph.nodes if STAYS in node.meta and not node.users]
+    extra_outputs = [result for node in unused if (result := _tensor_of(module, node)) is not None]
+    return_from(module.graph, (*outputs, *extra_outputs))
+    return len(outputs)
+
+
+def _tensor_of(module: fx.GraphModule, node: fx.Node) -> fx.Node | None:
+    """Return a node for the first tensor among the results of an op."""
+    value = node.meta.get("val")
+    if isinstance(value, Tensor):
+        return node
+    for i, item in enumerate(value if isinstance(value, (tuple, list)) else ()):
+        if isinstance(item, Tensor):
+            with module.graph.inserting_after(node):
+                result = module.graph.call_function(operator.getitem, (node, i))
+            result.meta.update(node.meta, val=item)
+            return result
+    return None
+
+
+def drop_unused(module: fx.GraphModule, count: int) -> None:
+    """Undo `keep_unused` for a graph that had ``count`` outputs. Inductor's passes may have replaced its nodes."""
+    outputs = output_args(module.graph)
+    return_from(module.graph, outputs[:count])
+    for node in outputs[count:]:
+        if node is not None:
+            node.meta[STAYS] = True
+
+
+# --- copies that Inductor's joint-graph passes must not remove ------------------------------------------------------
+
+#: Ops that allocate new memory, and whose result may have the same values as their input.
+_COPIES = {
+    _ATEN.clone.default, _ATEN._to_copy.default, torch.ops.prims.convert_element_type.default, _ATEN.repeat.default,
+    _ATEN.constant_pad_nd.default, _ATEN.cat.default, _ATEN.pow.Tensor_Scalar, _ATEN.copy.default,
+    _ATEN.slice_scatter.default, _ATEN.ceil.default, _ATEN.floor.default, _ATEN.round.default, _ATEN.trunc.default,
+    _ATEN.mul.Tensor, _ATEN.div.Tensor, _ATEN.add.Tensor, _ATEN.sub.Tensor,
+}  # fmt: skip
+
+
+class _HiddenOp:
+    """A function that replaces an op during Inductor's passes, so that the passes do not know the op."""
+
+    def __init__(self, op: Any) -> None:
+        self.op = op
+        self.__name__ = self.__qualname__ = f"kept_{op.__name__}"
+        self.__module__ = __name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.op(*args, **kwargs)
+
+
+@contextmanager
+def _copies_hidden(joint: fx.GraphModule) -> Iterator[None]:
+    """Hide some copies in a joint graph from Inductor's passes while the context is open.
+
+    A copy is hidden if the backward uses it and the caller can reach the tensor that was copied. For ``x.clone() * w``,
+    eager saves the copy, which does not change when ``x`` is written. Inductor's passes would remove the copy, and the
+    backward would use ``x`` itself. So each hidden copy is replaced by an op that the passes do not know.
+    """
+    graph = joint.graph
+    outputs = [node for node in output_args(graph) if node is not None and phase_of(node) == "forward"]
+    within_reach = {_key(node) for node in [*graph.find_nodes(op="placeholder"), *outputs]} - {None}
+    for node in graph.nodes:
+        if node.target in _COPIES and phase_of(node) == "forward" and _key(node) not in within_reach:
+            sources = [
+                each for each in node.all_input_nodes if _key(each) in within_reach and _have_same_metadata(each, node)
+            ]
+            if sources and _is_used_late(node):
+                node.target = _HiddenOp(node.target)
+    try:
+        yield
+    finally:
+        for node in graph.nodes:
+            if isinstance(node.target, _HiddenOp):
+                node.target = node.target.op
+        joint.recompile()
+
+
+def _key(node: fx.Node) -> int | None:
+    value = node.meta.get("val")
+    return internals.storage_key(value) if isinstance(value, Tensor) and value.layout == torch.strided else None
+
+
+def _have_same_metadata(node: fx.Node, other: fx.Node) -> bool:
+    value, other_value = node.meta["val"], other.meta["val"]
+    return bool(
+        value.shape == other_value.shape and value.dtype == other_value.dtype and value.device == other_value.device
+    )
+
+
+def _is_used_late(node: fx.Node) -> bool:
+    """Tell whether the backward uses a node or a view of it."""
+    calls = (user for user in node.users if user.op == "call_function")
+    return any(phase_of(user) == "backward" or (is_view(user) and _is_used_late(user)) for user in calls)

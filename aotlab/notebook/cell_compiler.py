@@ -1,0 +1,310 @@
+"""Compile the regions and functions of one cell, and compare their calls with their Python code, run eagerly.
+
+A *part* of a cell is a region or a function that the cell defines.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from aotlab import _torch as internals
+from aotlab import observe
+from aotlab.backends import resolve
+from aotlab.cache import next_number
+from aotlab.frontends.dynamo_frontend import prepare_dynamo, watch_captures
+from aotlab.frontends.tensor_names import Named, named_tensors
+from aotlab.notebook import live
+from aotlab.notebook.cell_recording import EXPLICIT_BREAK
+from aotlab.notebook.cell_state import CellState, Limit, PartState, Trial
+from aotlab.notebook.eager_run import run_on_copies
+from aotlab.notebook.graphs import CapturedGraph, calling_code, dynamo_callable, title_of
+from aotlab.notebook.names import WatchedArgument
+from aotlab.notebook.playground import Playground
+from aotlab.notebook.quiet import quiet_dynamo
+from aotlab.notebook.traced import TracedFunction
+from aotlab.rehearse import RehearsalBackend
+from aotlab.report.dynamo_breaks import function_of
+from aotlab.report.text import why_dynamo_stopped
+from aotlab.report.verdict import DIFFERS
+
+#: An option of `torch.compile` (torch 2.13): graphs of a function in one cell do not count towards the recompile limit
+#: of the same function in another cell.
+_ISOLATED = "isolate_recompiles"
+_LIMIT_OPTIONS: dict[str, Any] = {_ISOLATED: True} if _ISOLATED in inspect.signature(torch.compile).parameters else {}
+
+
+class CellCompiler:
+    """Compiles the regions and functions of one cell, and compares their calls with their Python code, run eagerly.
+
+    Parameters
+    ----------
+    state
+        The state of the cell. The compiler adds parts, graphs, reasons and notes to it.
+    playground
+        The notebook's variables, and the globals that Dynamo adds to them.
+    progress
+        Called with progress messages.
+    """
+
+    def __init__(self, state: CellState, playground: Playground, progress: Callable[[str], None]) -> None:
+        self.state = state
+        self.namespace = playground.namespace
+        self._playground = playground
+        self._progress = progress
+        options = state.options
+        backend = options.backend if options.rehearse is None else RehearsalBackend(options.rehearse, draws="eager")
+        self._backend = resolve(backend, draws="eager")  # a cell must draw the same random values as in eager
+        self._exact = self._backend.name == "eager"
+        self._device = options.wanted_device()
+        self._names: Named | None = None
+
+    # --- compiling
+
+    def compile_function(self, function: types.FunctionType, name: str, lines: tuple[int, int]) -> Any:
+        """Return ``function`` compiled by the requested frontend. Its graphs appear in the cell's report."""
+        part = PartState(first_line=lines[0], last_line=lines[1], function=name)
+        self.state.parts[name] = part
+        return self._trace(function, part) if self.state.options.frontend == "direct" else self.compile(function, part)
+
+    def _trace(self, function: types.FunctionType, part: PartState) -> TracedFunction:
+        traced = TracedFunction(
+            function,
+            name=str(part.function),
+            backend=self._backend,
+            number=next_number(),
+            device=self._device,
+            dynamic=True if self.state.options.dynamic else None,
+            verify=self.state.options.verify,
+            progress=self._progress,
+            refused=lambda text: part.reasons.setdefault(text),
+        )
+        self.state.recording.numbers.add(traced.compiled.number)
+        part.graphs.append(traced)
+        return traced
+
+    def compile(self, function: types.FunctionType, part: PartState) -> Any:
+        """Return ``function`` compiled by Dynamo. Its graphs belong to ``part``."""
+
+        def backend(graph: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            return self._capture(graph, part)
+
+        prepare_dynamo()
+        watch_captures()
+        backend.is_aotlabs = True  # type: ignore[attr-defined]  # read by code that `prepare_dynamo` installs in Dynamo
+        dynamic = True if self.state.options.dynamic else None if part.function is not None else False
+        return torch.compile(function, backend=backend, dynamic=dynamic, **_LIMIT_OPTIONS)
+
+    def _capture(self, graph: fx.GraphModule, part: PartState) -> Callable[..., Any]:
+        state = self.state
+        code, _ = internals.dynamo_compile_id()
+        title = title_of(graph, state.file, part.first_line, part.last_line, part.function, state.code.functions)
+        number, name = state.family(code, title)
+        captured = CapturedGraph(
+            graph,
+            name=name,
+            names=self._present_names,
+            backend=self._backend,
+            number=number,
+            device=self._device,
+            verify=state.options.verify,
+            cell_file=state.file,
+            progress=self._progress,
+            before=lambda entry: self._run_on_copies(part, entry),
+        )
+        part.graphs.append(captured)
+        return dynamo_callable(captured)
+
+    @contextmanager
+    def compiling(self, part: PartState, bound: Sequence[str] = ()) -> Iterator[None]:
+        """Let Dynamo compile and run the code of ``part`` in a block, and record the reasons of its graph breaks.
+
+        ``bound`` are the variables that the code binds.
+        """
+        recording, options = self.state.recording, self.state.options
+        within, recording.inside = recording.inside, True
+        if options.frontend == "direct":
+            try:
+                yield
+            finally:
+                recording.inside = within
+                self.forget_names()
+                live.changed(recording.identifier)
+            return
+        before, varying = internals.dynamo_reasons(), options.dynamic or part.function is not None
+        began, limits, calls = time.perf_counter_ns(), dict(part.limits), recording.calls_so_far()
+        try:
+            with (
+                self._playground.opened(bound),
+                internals.dynamo_settings(exact=self._exact, varying=varying),
+                quiet_dynamo(part.reasons, lambda: self._playground.compiling, partial(self._note_limit, part)),
+            ):
+                yield
+            self._count_eager_calls(part, limits, calls, began)
+        except KeyboardInterrupt:
+            part.interrupted = True
+            raise
+        finally:
+            recording.inside = within
+            self.forget_names()
+            for reason, count in internals.dynamo_reasons().items():
+                new = count > before.get(reason, 0)
+                if new and not (EXPLICIT_BREAK in reason and "graph_break" not in self.state.source):
+                    part.reasons[why_dynamo_stopped(reason)] = None
+            live.changed(recording.identifier)
+
+    def _note_limit(self, part: PartState, function: str, name: str, most: int) -> None:
+        """Record that Dynamo no longer compiles the current code, because a recompile limit was reached.
+
+        ``function`` is the name of the function in Dynamo's message. ``name`` and ``most`` are the name and the value
+        of the limit.
+        """
+        code, _ = internals.dynamo_compile_id()
+        if code is not None:
+            part.limits.setdefault(code, Limit(name=name, most=most))
+            self.state.family(code, function_of(function))
+
+    def _count_eager_calls(
+        self, part: PartState, limits: Mapping[int, Limit], before: Mapping[int, int], began: int
+    ) -> None:
+        """Count a call that ran eagerly because Dynamo no longer compiles the code.
+
+        Dynamo only reports the call at which its limit was reached. So a call is counted if the limit was reached since
+        ``began``, or if no graph of the code has run since then. Other eager calls since then cannot be observed;
+        `Limit.several` says that there may be some.
+
+        Parameters
+        ----------
+        limits
+            The limits that had been reached at the time ``began``.
+        before
+            The number of recorded calls at that time, by the number of the function.
+        began
+            The time, in ns, at which the call of ``part`` began.
+        """
+        now = self.state.recording.calls_so_far() if part.limits else {}
+        for code, limit in part.limits.items():
+            number, name = self.state.families[code]
+            graphs_ran = now.get(number, 0) - before.get(number, 0)
+            limit.several = limit.several or graphs_ran > (code in limits)
+            if code not in limits or not graphs_ran:
+                spent = time.perf_counter_ns() - began
+                observe.emit(
+                    observe.Called(function=name, function_id=number, entry=None, duration_ns=spent, compiled=False)
+                )
+
+    # --- comparing with Python
+
+    @contextmanager
+    def trying(self, part: PartState, trial: Trial) -> Iterator[None]:
+        """Make ``trial`` the current call of ``part`` during a block.
+
+        If an entry is compiled during the block, `_run_on_copies` runs the Python code of this call on copies.
+        """
+        outer, part.trial = part.trial, trial  # a function may call itself
+        try:
+            yield
+        finally:
+            part.trial = outer
+
+    def _run_on_copies(self, part: PartState, entry: int) -> None:
+        """Run the Python code of the current call on copies, if the call has had no effect yet.
+
+        A captured graph calls this when it has compiled the entry with the number ``entry``, and has not used it yet.
+        """
+        trial = part.trial
+        if trial is None:
+            return
+        trial.entries.add(entry)
+        caller = calling_code(self.state.file)
+        original = trial.function.__code__
+        # The call has had no effect yet if Dynamo's code for the whole function calls the graph. If a resume function
+        # (Dynamo's code for the rest after a graph break, with another name) or the original code calls it, Python has
+        # already run statements of the function.
+        if trial.began or caller is None or caller is original or caller.co_name != original.co_name:
+            return
+        trial.began = True
+        began = time.perf_counter_ns()
+        trial.eager_run = run_on_copies(
+            trial.function,
+            self.namespace,
+            trial.args,
+            trial.kwargs,
+            bound=trial.bound,
+            grad_mode=trial.grad_mode,
+            exact=self._exact,
+        )
+        observe.emit(observe.Spent(kind="verification", duration_ns=time.perf_counter_ns() - began))
+
+    def differs(self, part: PartState, trial: Trial, result: object) -> bool:
+        """Compare a call's effects and ``result`` with the run of its Python code on copies.
+
+        Return True if they differ and the effects were undone. The caller then runs the code eagerly.
+        """
+        if trial.eager_run is None:
+            return False
+        began = time.perf_counter_ns()
+        rows = trial.eager_run.compare(result)
+        observe.emit(observe.Spent(kind="verification", duration_ns=time.perf_counter_ns() - began))
+        part.compared.append(rows)
+        first = next((row.sentence for row in rows if not row.equal), None)
+        if first is None:
+            part.as_python |= trial.entries
+            return False
+        part.differs = f"{DIFFERS}: {first}"
+        if not trial.eager_run.undoable or not part.take_back(trial.served):
+            note = f"{part.title}: {part.differs}; its results could not be undone, so the cell keeps them"
+            self.state.run.notes[note] = None
+            return False
+        for name in trial.bound:
+            self.namespace.pop(name, None)
+        self.namespace.update(trial.values)
+        torch.set_rng_state(trial.random)
+        part.settle()
+        part.in_eager = True
+        return True
+
+    # --- the notebook's tensors
+
+    def note_outside(self, part: PartState, function: types.FunctionType, watched: Sequence[WatchedArgument]) -> None:
+        """Report the arguments that a call of ``function`` has written outside of its graphs.
+
+        ``watched`` are the tensor arguments as they were before the call. Nothing is reported if all of the call was
+        captured. Nothing is reported either if a graph of ``part`` writes inputs, because the write may be the graph's.
+        """
+        if not (part.reasons or not part.graphs) or any(each.written() for each in part.graphs):
+            return
+        for each in watched:
+            row = each.written()
+            if row is None:
+                continue
+            present = self._present_names()
+            name = present[id(each.tensor)][0] if id(each.tensor) in present else str(each.position)
+            if isinstance(each.position, int) and id(each.tensor) not in present:
+                names = function.__code__.co_varnames[: function.__code__.co_argcount]
+                name = names[each.position] if each.position < len(names) else f"args[{each.position - len(names)}]"
+            run = self.state.run
+            run.outside = (*[one for one in run.outside if one.name != name], replace(row, name=name))
+        self.forget_names()
+
+    def _present_names(self, wanted: Sequence[Any] = ()) -> Named:
+        """Return the names of the notebook's tensors.
+
+        They are computed once per call of a part, and again if one of the tensors ``wanted`` has no name yet.
+        """
+        if self._names is None or any(isinstance(each, Tensor) and id(each) not in self._names for each in wanted):
+            self._names = named_tensors(self.namespace)
+        return self._names
+
+    def forget_names(self) -> None:
+        """Drop the names of the notebook's tensors, which keep these tensors alive."""
+        self._names = None

@@ -1,0 +1,103 @@
+"""The recording of one cell: the events about its compilations, its calls and its graph breaks."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import replace
+
+from aotlab import observe
+from aotlab.report import Recording, Report
+from aotlab.report.dynamo_breaks import function_of
+from aotlab.report.model import Frame, GraphBreakRow
+from aotlab.report.text import is_of_cell, why_dynamo_stopped
+
+#: Dynamo's reason for a graph break that the code requests. Torch's optimizers request one before their step. It is not
+#: reported, because it leaves nothing uncompiled.
+EXPLICIT_BREAK = "User-inserted graph break"
+
+
+class CellRecording(Recording):
+    """A recording that only receives events about the graphs of one cell.
+
+    Parameters
+    ----------
+    name
+        The title of the report.
+    file
+        The file name of the cell's code.
+
+    Attributes
+    ----------
+    numbers
+        The numbers, in events, of the functions and code objects that belong to the cell.
+    inside
+        Whether code of the cell is being compiled or run by Dynamo.
+    """
+
+    def __init__(self, name: str | None = None, file: str = "") -> None:
+        super().__init__(name)
+        self._file = file
+        self.numbers: set[int] = set()
+        self.inside = False
+        #: The cell's lines at which Dynamo stopped, because of the line itself or of a function that it calls.
+        self.stops: set[int] = set()
+        #: The lines that call libraries that do not use tensors, themselves or in a function that they call.
+        self.library_lines: set[int] = set()
+        #: The calls of libraries at which Dynamo stopped. The key is Dynamo's reason (`why_dynamo_stopped`), and the
+        #: value is the description of the call in the report.
+        self.libraries: dict[str, str] = {}
+
+    def knows(self, entry: int) -> bool:
+        """Tell whether an entry belongs to this cell."""
+        return entry in self._entries
+
+    def frames_without(self, report: Report, numbers: set[int]) -> tuple[Frame, ...]:
+        """Return the frames of ``report`` without some frames that have no compiled graph.
+
+        A frame without a compiled graph is left out if the number of its function is in ``numbers``.
+        """
+        frames = [
+            frame
+            for frame, (number, _) in zip(report.frames, list(self._frames), strict=False)
+            if number not in numbers or any(graph.status == "compiled" for graph in frame.graphs)
+        ]
+        return (*frames, *report.frames[len(self._frames) :])
+
+    def calls_so_far(self) -> dict[int, int]:
+        """Return how many calls were recorded, by the number of the function."""
+        return {number: log.compiled + log.eager for (number, _), log in list(self._frames.items())}
+
+    def hear(self, event: observe.Event) -> None:
+        """Record an event if it is about this cell."""
+        match event:
+            case observe.CompileStarted() | observe.CapturedAgain() | observe.Called():
+                mine = event.function_id in self.numbers
+            case observe.Spent():
+                mine = self.inside or event.kind == "timing"
+            case observe.GraphBreak():
+                mine = self.inside and not (EXPLICIT_BREAK in event.reason and "/torch/" in str(event.stack[-1:]))
+            case _:
+                mine = getattr(event, "entry", None) in self._entries
+        if mine:
+            super().hear(event)
+
+    def _in_cell(self, row: GraphBreakRow, event: observe.GraphBreak) -> GraphBreakRow:
+        """Add to the row of a graph break the line of the cell at which it happened.
+
+        The line is searched in the running frames and in the frames that Dynamo was capturing.
+        """
+        running = [(frame.f_code, line) for frame, line in traceback.walk_stack(None)]
+        lines = [(function_of(code.co_name), line) for code, line in running[::-1] if code.co_filename == self._file]
+        captured = [each for each in event.stack if each.filename == self._file]
+        lines += [(function_of(each.name), each.lineno or 0) for each in captured]
+        numbers = {each.lineno or 0 for each in captured}
+        if row.library:
+            self.library_lines |= numbers
+            self.libraries[why_dynamo_stopped(event.reason)] = row.words
+        else:
+            self.stops |= numbers
+        # The cell's outermost function can occur twice here: as the frame that is running, and as the frame that Dynamo
+        # was capturing (the rest of the function after an earlier break). The later one has the line of this break.
+        line = next((line for name, line in reversed(lines) if name == lines[0][0]), None)
+        in_cell = row.line is not None and is_of_cell(row.line, self._file)
+        return replace(row, cell_line=line, where=f"line {row.line.line}" if in_cell and row.line else row.where)

@@ -1,0 +1,214 @@
+"""Make the report of a compiled cell from its recorded events and its state."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from aotlab import _torch as internals
+from aotlab.frontends.tensor_names import Named, named_tensors
+from aotlab.ir.metadata import OutputType
+from aotlab.ir.specs import StorageNumbers, spec_of
+from aotlab.notebook.cell_parts import against, cell_parts
+from aotlab.notebook.cell_state import CellState
+from aotlab.notebook.graphs import CapturedGraph
+from aotlab.notebook.traced import TracedFunction
+from aotlab.report import Cell, Report, VerificationRow
+from aotlab.report.groups import input_groups
+from aotlab.report.model import Frame, Graph, Output, Placeholder, Result, Span, Storage, TimingRow
+from aotlab.report.recompiles import limit_words
+from aotlab.report.rows import tensor_info
+from aotlab.verification import Comparison
+
+
+class CellReporter:
+    """Makes the reports of a cell, with the notebook's names for the results of its graphs.
+
+    Parameters
+    ----------
+    state
+        The state of the cell.
+    """
+
+    def __init__(self, state: CellState) -> None:
+        self._state = state
+        self._result_names: dict[int, dict[str, str]] = {}
+        self._named_inputs: dict[int, tuple[Output, ...]] = {}
+        # The rows of each entry, by its number, with the frame, the graph's index and the result names that the rows
+        # contain. A cell may have thousands of rows; they are only made again if one of these has changed.
+        self._verification_rows: dict[int, tuple[tuple[object, ...], tuple[VerificationRow, ...]]] = {}
+
+    def name_results(self, namespace: Mapping[str, Any]) -> None:
+        """Look up the notebook's names for the results of all graphs, after a run."""
+        present = named_tensors(namespace)
+        for _name, tensor in present.values():
+            internals.unmark_static(tensor)
+        for graph in self._state.graphs():
+            for entry, names in graph.result_names(present).items():
+                if names:
+                    self._result_names[entry] = names
+                self._named_inputs[entry] = self._inputs_bound_again(graph, present, namespace)
+
+    def _inputs_bound_again(
+        self, graph: CapturedGraph | TracedFunction, present: Named, namespace: Mapping[str, Any]
+    ) -> tuple[Output, ...]:
+        """Describe the inputs of a graph to which the cell has bound one more name, as outputs.
+
+        For ``y = x``, the report lists ``y`` as an output that is the input ``x`` itself.
+        """
+        inputs = (graph.inputs() or ()) if isinstance(graph, CapturedGraph) else ()
+        names = {id(each): present[id(each)][0] for each in inputs if id(each) in present}
+        bound = {name: namespace.get(name) for name in self._state.code.bound}
+        return tuple(
+            [
+                Output(
+                    name=name,
+                    output_type=OutputType.IS_INPUT.value,
+                    raw_type=f"{type(value).__module__}.{type(value).__qualname__}",
+                    tensor=tensor_info(spec_of(value, StorageNumbers())),
+                    base_kind="input",
+                    base=names[id(value)],
+                    relation=f"is input {names[id(value)]} itself",
+                    requires_grad=value.requires_grad,
+                )
+                for name, value in bound.items()
+                if isinstance(value, Tensor) and names.get(id(value), name) != name
+            ]
+        )
+
+    def report(self, timings: tuple[TimingRow, ...]) -> Report:
+        """Return the report of all events so far."""
+        state, run = self._state, self._state.run
+        base = state.recording.report()
+        graphs = state.graphs()
+        # If a region was refused as a whole and then ran piece by piece, the report shows the pieces. But a graph
+        # that gave wrong results is always shown.
+        replaced = [graph for part in state.parts.values() if part.replaced for graph in part.graphs]
+        numbers = {each.compiled.number for each in replaced if not _differs(each)}
+        frames = tuple([self._frame(frame) for frame in state.recording.frames_without(base, numbers)])
+        rows: list[VerificationRow] = []
+        notes = dict.fromkeys(base.notes) | run.notes
+        for part in list(state.parts.values()):
+            name = next((graph.name for graph in part.graphs), None)
+            for comparisons in () if part.replaced else part.compared:
+                rows += _verification_rows(comparisons, name, None, str, "python")
+        for graph in graphs:
+            rows += self._rows_of(graph, frames)
+            notes |= {f"{graph.name} was not compared with eager: {each}": None for each in graph.unverified.values()}
+            if graph.surprising:
+                notes[
+                    f"{graph.name}: the compiled code raised {graph.failure}, eager did not; eager's result is used"
+                ] = None
+        outside, groups = input_groups(run.outside)
+        cell = Cell(
+            source=state.source,
+            identifier=run.cell_id,
+            execution_count=run.execution_count,
+            options=state.options_text,
+            kind="definitions" if state.code.defines_only else "statements",
+            error=run.error,
+            error_line=run.error_line,
+            parts=tuple(cell_parts(state, frames)),
+            mutated_outside=outside,
+            groups=groups,
+        )
+        report = replace(base, frames=frames, cell=cell, timing_rows=timings, notes=tuple(notes))
+        return report.with_verification(rows)
+
+    def _frame(self, frame: Frame) -> Frame:
+        graphs = [_with_names(each, self._result_names.get(each.entry, {})) for each in frame.graphs]
+        graphs = [replace(g, outputs=(*g.outputs, *self._named_inputs.get(g.entry, ()))) for g in graphs]
+        parts, families = self._state.parts.values(), self._state.families
+        limits = {families[code][1]: each for part in parts for code, each in part.limits.items()}
+        limit = limits.get(frame.name)
+        words = "" if limit is None else limit_words(limit.name, limit.most, graphs, several=limit.several)
+        return replace(frame, graphs=tuple(graphs), limit=words)
+
+    def _rows_of(self, graph: CapturedGraph | TracedFunction, frames: Sequence[Frame]) -> Iterator[VerificationRow]:
+        indices = {each.entry: (frame.name, each.index) for frame in frames for each in frame.graphs}
+        for entry, comparisons in graph.verified.items():
+            name, index = indices.get(entry, (graph.name, None))
+            names = self._result_names.get(entry, {})
+            cached = self._verification_rows.get(entry)
+            if cached is None or cached[0] != (name, index, names):
+                rows = _verification_rows(comparisons, name, index, _renamer(names), against(graph))
+                cached = (name, index, dict(names)), rows
+                self._verification_rows[entry] = cached
+            yield from cached[1]
+
+
+def _verification_rows(
+    comparisons: Sequence[Comparison], frame: str | None, graph: int | None, rename: Callable[[str], str], against: str
+) -> tuple[VerificationRow, ...]:
+    return tuple(
+        VerificationRow(
+            engine="aotlab",
+            kind=row.kind,
+            subject=rename(row.subject),
+            equal=row.equal,
+            expected=rename(row.expected),
+            actual=rename(row.actual),
+            sentence=rename(row.sentence),
+            frame=frame,
+            graph=graph,
+            against=against,
+            tolerance=row.tolerance,
+            absolute=row.absolute,
+            relative=row.relative,
+        )
+        for row in comparisons
+    )
+
+
+def _differs(graph: CapturedGraph | TracedFunction) -> bool:
+    return any(not row.equal for comparisons in graph.verified.values() for row in comparisons)
+
+
+def _with_names(graph: Graph, names: Mapping[str, str]) -> Graph:
+    """Rename a graph's outputs: ``names`` maps ``out[0]`` and so on to the notebook's names."""
+    if not names:
+        return graph
+    rename = _renamer(names)
+
+    def output(each: Output) -> Output:
+        return replace(
+            each,
+            name=rename(each.name),
+            base=None if each.base is None else rename(each.base),
+            views=None if each.views is None else rename(each.views),
+            relation=rename(each.relation),
+            part_of=rename(each.part_of),
+        )
+
+    def result(each: Result) -> Result:
+        return replace(each, target=rename(each.target)) if each.kind == "output" else each
+
+    def span(each: Span) -> Span:
+        return replace(each, name=rename(each.name), part_of=rename(each.part_of)) if each.role == "output" else each
+
+    def storage(each: Storage) -> Storage:
+        return replace(each, spans=tuple([span(one) for one in each.spans]))
+
+    def placeholder(each: Placeholder) -> Placeholder:
+        return replace(each, user_name=rename(each.user_name)) if each.user_name.startswith("grad_of_") else each
+
+    return replace(
+        graph,
+        placeholders=tuple([placeholder(each) for each in graph.placeholders]),
+        results=tuple([result(each) for each in graph.results]),
+        outputs=tuple([output(each) for each in graph.outputs]),
+        storages=tuple([storage(each) for each in graph.storages]),
+    )
+
+
+def _renamer(names: Mapping[str, str]) -> Callable[[str], str]:
+    def rename(text: str) -> str:
+        if "out[" not in text:
+            return text
+        return re.sub(r"out\[\d+\]", lambda match: names.get(match[0], match[0]), text)
+
+    return rename

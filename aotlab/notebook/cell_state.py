@@ -1,0 +1,258 @@
+"""The state of a compiled cell: its parts, and its present run.
+
+A *part* of a cell is a region or a function that the cell defines. `CellCompiler` and the callables that run the parts
+write the state. The report reads it.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aotlab.cache import next_number
+from aotlab.notebook.cell import CellCode
+from aotlab.notebook.cell_recording import CellRecording
+from aotlab.notebook.eager_run import EagerRun
+from aotlab.notebook.graphs import CapturedGraph
+from aotlab.notebook.options import Options
+from aotlab.notebook.traced import TracedFunction
+from aotlab.report.model import CellPart, Input
+from aotlab.verification import Comparison
+
+
+@dataclass(slots=True, kw_only=True)
+class Limit:
+    """A recompile limit of Dynamo that a function has reached.
+
+    ``name`` is the name of the limit in ``torch._dynamo.config``, and ``most`` is its value. ``several`` tells whether
+    more calls may have run eagerly than the report counts.
+    """
+
+    name: str
+    most: int
+    several: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Trial:
+    """One call of a part. If an entry is compiled during the call, the call is compared with its Python code.
+
+    Attributes
+    ----------
+    function, args, kwargs
+        The Python code of the part, and the arguments of the call.
+    bound, values
+        The variables that the code binds, and their values before the call.
+    served
+        The number of calls that each graph had served before this call, by the graph's `id`.
+    random, grad_mode
+        The state of the random number generator, and grad mode, before the call.
+    began, eager_run
+        Whether the Python code was run on copies, and the result. The result is None if running the code twice could
+        be observed.
+    entries
+        The numbers of the entries that were compiled during the call.
+    """
+
+    function: types.FunctionType
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    bound: tuple[str, ...] = ()
+    values: dict[str, Any] = field(default_factory=dict)
+    served: Mapping[int, int] = field(default_factory=dict)
+    random: Tensor = field(default_factory=torch.get_rng_state)
+    grad_mode: bool = field(default_factory=torch.is_grad_enabled)
+    began: bool = False
+    eager_run: EagerRun | None = None
+    entries: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True, kw_only=True)
+class PartState:
+    """The state, in the present run, of a region or of a function that the cell defines.
+
+    Attributes
+    ----------
+    first_line, last_line
+        The lines of the part.
+    function
+        The name of the function. It is None for a region.
+    statements
+        The first and last line of each statement of a region, if it has several.
+    calls
+        The number of calls in this run.
+    off
+        Whether aotlab was switched off at the latest call.
+    mended
+        Whether the part got a new code object because it raised, so that Dynamo captures it again.
+    errors
+        How often this has happened.
+    interrupted
+        Whether a call was interrupted.
+    replaced
+        Whether the statements of the region run one by one, because aotlab refused the whole region.
+    graphs
+        The captured graphs, or the function that the direct frontend traces.
+    reasons
+        The reasons why Dynamo or aotlab did not compile the part, or did not compile all of it.
+    limits
+        The recompile limits that were reached, by Dynamo's number of the code.
+    trial
+        The call that is running now.
+    compared
+        The comparisons with the part's Python code, for each compared call.
+    as_python
+        The numbers of the entries whose calls were equal to the Python code.
+    differs
+        A sentence that says how the results differ from the Python code's. If it is not empty, the part stays eager.
+    in_eager
+        Whether a call has run eagerly because of ``differs``, or while aotlab was switched off.
+    """
+
+    first_line: int
+    last_line: int
+    function: str | None = None
+    statements: tuple[tuple[int, int], ...] = ()
+    calls: int = 0
+    off: bool = False
+    mended: bool = False
+    errors: int = 0
+    interrupted: bool = False
+    replaced: bool = False
+    graphs: list[CapturedGraph | TracedFunction] = field(default_factory=list)
+    reasons: dict[str, None] = field(default_factory=dict)
+    limits: dict[int, Limit] = field(default_factory=dict)
+    trial: Trial | None = None
+    compared: list[tuple[Comparison, ...]] = field(default_factory=list)
+    as_python: set[int] = field(default_factory=set)
+    differs: str = ""
+    in_eager: bool = False
+
+    @property
+    def title(self) -> str:
+        """The part's name in sentences: its function or its lines."""
+        if self.function is not None:
+            return self.function
+        return CellPart(first_line=self.first_line, last_line=self.last_line, how="compiled").lines
+
+    def served(self) -> dict[int, int]:
+        """Return how many calls each graph has served, by the graph's `id`."""
+        return {id(each): each.served for each in self.graphs}
+
+    def take_back(self, served: Mapping[int, int]) -> bool:
+        """Undo the writes of the graphs that ran since a snapshot; return whether all of them were undone.
+
+        ``served`` is the snapshot: the result of the method `served`, with the number of calls of each graph. Writes
+        are undone in reverse order, up to the first graph whose writes cannot be undone.
+        """
+        graphs = [each for each in self.graphs if isinstance(each, CapturedGraph)]
+        active = [each for each in graphs if each.served > served.get(id(each), 0)]
+        return all(not each.written() or each.take_back() for each in reversed(active))
+
+    def settle(self) -> None:
+        """Drop the values that were kept to undo writes of graphs, because the code around the graphs has finished."""
+        for graph in self.graphs:
+            if isinstance(graph, CapturedGraph):
+                graph.settle()
+
+
+@dataclass(slots=True, kw_only=True)
+class RunState:
+    """The state of one run of the cell. The code that runs the cell reports its progress to it.
+
+    Attributes
+    ----------
+    execution_count, cell_id
+        The execution number that the cell's prompt shows, and Jupyter's identifier of the cell.
+    error, error_line
+        The error that ended the run, in one line, and the cell's line that raised it.
+    notes
+        Sentences for the report.
+    outside
+        The notebook's tensors that were written outside of the compiled graphs.
+    finished_lines
+        The last line of the latest statement that has begun. Statements after it have not run.
+    """
+
+    execution_count: int | None = None
+    cell_id: str | None = None
+    error: str | None = None
+    error_line: int | None = None
+    notes: dict[str, None] = field(default_factory=dict)
+    outside: tuple[Input, ...] = ()
+    finished_lines: int = 0
+
+    def begins(self, line: int) -> None:
+        """Record that the statement that ends at ``line`` begins."""
+        self.finished_lines = max(self.finished_lines, line)
+
+
+@dataclass(slots=True, kw_only=True)
+class CellState:
+    """Everything that is known about a compiled cell.
+
+    Attributes
+    ----------
+    source
+        The cell's text, including the magic's line.
+    code
+        The split cell.
+    file
+        The file name of the cell's code.
+    options, options_text
+        The options of the magic, and the options as the user wrote them.
+    recording
+        The recorded events.
+    parts
+        The state of each region, by number, and of each function, by name. The key of a region's piece is the region's
+        number and the index of the piece.
+    families
+        For each code object that Dynamo has captured, by Dynamo's number of it: the number in events and the name in
+        the report under which the graphs of this code object are recorded.
+    run
+        The state of the present run.
+    """
+
+    source: str
+    code: CellCode
+    file: str
+    options: Options
+    options_text: str
+    recording: CellRecording
+    parts: dict[object, PartState] = field(default_factory=dict)
+    families: dict[int, tuple[int, str]] = field(default_factory=dict)
+    run: RunState = field(default_factory=RunState)
+
+    def graphs(self) -> list[CapturedGraph | TracedFunction]:
+        """Return the captured graphs and traced functions of all parts."""
+        return [graph for part in list(self.parts.values()) for graph in list(part.graphs)]
+
+    def captured_graphs(self) -> Iterator[CapturedGraph]:
+        """Yield the graphs that Dynamo captured."""
+        return (each for each in self.graphs() if isinstance(each, CapturedGraph))
+
+    def family(self, code: int | None, title: str) -> tuple[int, str]:
+        """Return the number in events and the name in the report for the graphs of one code object.
+
+        ``code`` is Dynamo's number of the code object. ``title`` is the name, if no other code object has it yet.
+        """
+        family = self.families.get(code) if code is not None else None
+        if family is None:
+            family = (next_number(), self._unique(title))
+            if code is not None:
+                self.families[code] = family
+            self.recording.numbers.add(family[0])
+        return family
+
+    def _unique(self, title: str) -> str:
+        taken = {name for _number, name in self.families.values()}
+        count, name = 1, title
+        while name in taken:
+            count += 1
+            name = f"{title} ({count})"
+        return name

@@ -1,0 +1,230 @@
+"""Replace saved values: save the base of a view, a clone of an overwritten input, or the symbolic sizes.
+
+A view that a compiler made does not share the version counter of its base, so that autograd would not notice a write.
+An input that the call overwrites does not have its old value any more when the backward runs. The stage
+`aotlab.partition.partition_stage` calls these functions after the partitioner. In all of them ``count`` is the number
+of forward outputs, after which the forward returns its saved values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+from torch import Tensor, fx
+
+from aotlab._torch import CAST, OpOverload
+from aotlab.ir import fx_graphs as ir
+
+
+def save_roots_of_views(forward: fx.GraphModule, backward: fx.GraphModule, count: int, bases: set[fx.Node]) -> None:
+    """Save an input or output in place of a view of it; the backward makes the view.
+
+    Saved views of the synthetic ``bases`` are not replaced here; `save_clones` clones them later.
+    """
+    visible = _visible(forward, count) - bases
+    _save_roots(forward, backward, count, lambda node: view_chain(node, visible) or [node])
+
+
+def save_masks(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> None:
+    """Save a tensor of bools in place of a tensor of numbers that is computed from it elementwise.
+
+    For example, a dropout's mask is saved in place of its scaled mask, and the backward scales the mask again.
+    """
+    visible = _visible(forward, count)
+
+    def chain_to_mask(node: fx.Node) -> list[fx.Node]:
+        chain = [node]
+        while node not in visible and node.meta["val"].dtype is not torch.bool:
+            if not _is_elementwise_of_one(node):
+                return chain[:1]
+            node = node.all_input_nodes[0]
+            chain.append(node)
+        if node.meta["val"].dtype is not torch.bool:
+            return chain[:1]
+        if len(chain) > 1:
+            node.meta["kept_because"] = "bools take a fraction of the numbers computed from them"
+        return chain
+
+    _save_roots(forward, backward, count, chain_to_mask)
+
+
+def _visible(forward: fx.GraphModule, count: int) -> set[fx.Node]:
+    """Return the nodes of tensors that the caller can see: inputs and the first ``count`` outputs."""
+    outputs = ir.output_args(forward.graph)[:count]
+    return {*ir.placeholders(forward.graph), *(node for node in outputs if node is not None)}
+
+
+def _is_elementwise_of_one(node: fx.Node) -> bool:
+    """Tell whether an op is elementwise with one tensor input, which has the same shape as the result."""
+    target, inputs = node.target, node.all_input_nodes
+    return (
+        isinstance(target, OpOverload)
+        and (torch.Tag.pointwise in target.tags or target is CAST)
+        and not ir.must_stay(node)
+        and len(inputs) == 1
+        and isinstance(inputs[0].meta["val"], Tensor)
+        and inputs[0].meta["val"].shape == node.meta["val"].shape
+    )
+
+
+def _save_roots(
+    forward: fx.GraphModule, backward: fx.GraphModule, count: int, chain_of: Callable[[fx.Node], list[fx.Node]]
+) -> None:
+    """Replace each saved value by another value, from which the backward computes it again.
+
+    ``chain_of`` returns the chain of nodes from a saved value back to the node that is saved in its place.
+    """
+    returned = ir.output_args(forward.graph)
+    inputs = ir.placeholders(backward.graph)
+    saved = [node for node in returned[count:] if node is not None]
+    chains = [chain_of(node) for node in saved]
+    if all(len(each) == 1 for each in chains):
+        return
+    # forward node → placeholder of the backward
+    slots = {node: inputs[n] for n, node in enumerate(saved) if len(chains[n]) == 1}
+    for chain, placeholder in zip(chains, inputs, strict=False):
+        if len(chain) == 1:
+            continue
+        *steps, root = chain
+        if root not in slots:
+            with backward.graph.inserting_before(next(iter(backward.graph.nodes))):
+                slots[root] = backward.graph.placeholder(root.name)
+            slots[root].meta = dict(root.meta)
+        copies: dict[fx.Node, fx.Node] = {root: slots[root]}
+        first_op = next(n for n in backward.graph.nodes if n.op != "placeholder")
+        with backward.graph.inserting_before(first_op):
+            for step in reversed(steps):
+                _copy(step, copies, backward.graph)
+        placeholder.replace_all_uses_with(copies[chain[0]])
+        backward.graph.erase_node(placeholder)
+    # the backward's inputs are the saved values, in the order in which the forward returns them, then the tangents
+    first_op = next(node for node in backward.graph.nodes if node.op != "placeholder")
+    for placeholder in [*slots.values(), *inputs[len(saved) :]]:
+        first_op.prepend(placeholder)
+    ir.return_from(forward.graph, (*returned[:count], *slots))
+    ir.drop_unused(forward.graph)
+
+
+def _copy(node: fx.Node, copies: dict[fx.Node, fx.Node], graph: fx.Graph) -> fx.Node:
+    """Copy a node and all nodes that it depends on into another graph; return the copy.
+
+    A symbolic size is a placeholder of both graphs, and is not copied. ``copies`` maps the nodes that were copied so
+    far to their copies.
+    """
+    if node not in copies:
+        same_name = (each for each in ir.placeholders(graph) if node.op == "placeholder" and each.name == node.name)
+        placeholder = next(same_name, None)
+        copies[node] = (
+            graph.node_copy(node, lambda each: _copy(each, copies, graph)) if placeholder is None else placeholder
+        )
+    return copies[node]
+
+
+def save_further(forward: fx.GraphModule, backward: fx.GraphModule, further_nodes: Sequence[fx.Node], why: str) -> None:
+    """Save more nodes of the forward, which the backward does not use. ``why`` is the reason in words."""
+    first_op = next(node for node in backward.graph.nodes if node.op != "placeholder")
+    behind = (n for n in ir.placeholders(backward.graph) if "tangents" in str(n.target) or ir.is_size(n))
+    first_tangent = next(behind, first_op)
+    for node in further_nodes:
+        node.meta["kept_because"] = why
+        with backward.graph.inserting_before(first_tangent):
+            backward.graph.placeholder(node.name).meta = dict(node.meta)
+    ir.return_from(forward.graph, (*ir.output_args(forward.graph), *further_nodes))
+
+
+def take_from_saved(
+    graph: fx.Graph, saved: Sequence[tuple[str, Tensor | None]], copies: Collection[int]
+) -> tuple[int, ...]:
+    """Make a backward compute values again from copies; return the positions of the saved values that it uses.
+
+    The placeholders of ``graph`` are named after saved values, or are tangents. ``saved`` are the names and fake
+    tensors of the saved values. ``copies`` are the positions of the saved values that are copies, made so that other
+    values can be computed again from them.
+    """
+    inputs = {str(node.target): node for node in ir.placeholders(graph)}
+    top = next(iter(graph.nodes))
+    by_number: dict[int, fx.Node] = {}
+    for n, (name, value) in enumerate(saved):
+        if name not in inputs:
+            with graph.inserting_before(top):
+                inputs[name] = graph.placeholder(name)
+            inputs[name].meta["val"] = value
+        by_number[n] = inputs[name]
+    copied = {id(saved[n][1]): by_number[n] for n in copies}
+    for node in list(graph.nodes):
+        copy = copied.get(id(node.meta.get("val")))
+        if copy is None or copy is node:
+            continue
+        for user in list(node.users):
+            early = user.op == "call_function" and ir.phase_of(user) == "forward"
+            if early and not (isinstance(user.target, OpOverload) and ir.moves_nothing(user.target)):
+                user.replace_input_with(node, copy)
+    ir.drop_unused(graph)
+    ordered = [node for node in by_number.values() if node.users]
+    for node in set(ir.placeholders(graph)):
+        if not node.users and not str(node.target).startswith(("tangents", "size_")):
+            graph.erase_node(node)
+    ordered += [node for node in ir.placeholders(graph) if node not in ordered]
+    first_op = next(node for node in graph.nodes if node.op != "placeholder")
+    for node in ordered:
+        first_op.prepend(node)
+    return tuple(n for n, node in by_number.items() if node in ordered)
+
+
+def view_chain(node: fx.Node, ends: set[fx.Node]) -> list[fx.Node]:
+    """Return the chain of nodes from a view to the first node in ``ends`` that it is a view of, both included.
+
+    The list is empty if the node is not a view of a node in ``ends``.
+    """
+    chain = [node]
+    while chain[-1] not in ends:
+        if not ir.is_view(chain[-1]):
+            return []
+        chain.append(chain[-1].args[0])  # type: ignore[arg-type]  # a view op's first argument is a node
+    return chain
+
+
+def save_clones(forward: fx.GraphModule, overwritten: set[fx.Node], count: int) -> None:
+    """Save a clone in place of each saved input that the epilogue overwrites, and of each saved view of one."""
+    returned = list(ir.output_args(forward.graph))
+    for i, node in enumerate(returned[count:], count):
+        if node is not None and view_chain(node, overwritten):
+            with forward.graph.inserting_before(forward.graph.output_node()):
+                clone = forward.graph.call_function(torch.ops.aten.clone.default, (node,))
+            clone.meta = dict(node.meta) | {"saved_value": node.meta["val"], "saved_name": node.name}
+            returned[i] = clone
+    ir.return_from(forward.graph, returned)
+
+
+def take_sizes(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> None:
+    """Make a backward take the symbolic sizes as inputs, in place of saved numbers that are computed from them.
+
+    The forward returns its saved values after ``count`` outputs.
+    """
+    returned, inputs = ir.output_args(forward.graph), ir.placeholders(backward.graph)
+    pairs = [
+        (node, placeholder) for node, placeholder in zip(returned[count:], inputs, strict=False) if node is not None
+    ]
+    numbers = {node: placeholder for node, placeholder in pairs if not isinstance(node.meta["val"], Tensor)}
+    tangent = inputs[len(pairs)]
+    copies: dict[fx.Node, fx.Node] = {}
+    for size in filter(ir.is_size, ir.placeholders(forward.graph)):
+        with backward.graph.inserting_before(tangent):
+            copies[size] = numbers.pop(size) if size in numbers else backward.graph.placeholder(size.name)
+        copies[size].meta = dict(size.meta)
+        tangent.prepend(copies[size])
+
+    def copied(node: fx.Node) -> fx.Node:
+        if node not in copies:
+            copies[node] = backward.graph.node_copy(node, copied)
+        return copies[node]
+
+    first_op = next(node for node in backward.graph.nodes if node.op != "placeholder")
+    for node, placeholder in numbers.items():
+        with backward.graph.inserting_before(first_op):
+            placeholder.replace_all_uses_with(copied(node))
+        backward.graph.erase_node(placeholder)
+    tensors = [node for node, _ in pairs if isinstance(node.meta["val"], Tensor)]
+    ir.return_from(forward.graph, [*returned[:count], *tensors])
+    ir.drop_unused(forward.graph)

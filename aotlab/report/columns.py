@@ -1,0 +1,336 @@
+"""The columns of the report's pandas tables.
+
+`COLUMNS` defines, for every table, its columns in order, each with its dtype and its meaning. A table has these columns
+and dtypes even if it has no rows, so code that reads a table needs no special case. All dtypes allow missing values
+(``pd.NA``). Tables are keyed by ``frame`` and ``graph``.
+
+`describe` returns the columns as a table, and each table has the meanings of its columns in ``attrs["columns"]``. The
+page shows the same meanings. It reads them from a copy, ``extension/src/model/meanings.json``, and a test compares the
+copy.
+
+In a numeric column, a symbolic size has the value that it had in the traced call.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+Column = tuple[str, str]
+
+
+_TEXT, _COUNT, _TRUTH, _NUMBER = "string", "Int64", "boolean", "Float64"
+
+
+_KEY: dict[str, Column] = {
+    "frame": (
+        _TEXT,
+        "the function's name, unique in the report: `f (2)` is another `f`, or the code of `f` after a graph break",
+    ),
+    "graph": (_COUNT, "the compiled entry's number within its frame, from 0"),
+}
+
+
+TENSOR: dict[str, Column] = {
+    "dtype": (_TEXT, "element type, for example float32"),
+    "shape": (
+        _TEXT,
+        "sizes, for example [2, 3]; [x.size(0)=2, 3] if the first size is dynamic and was 2 in the traced call",
+    ),
+    "stride": (_TEXT, "strides in elements"),
+    "offset": (_COUNT, "storage offset in elements"),
+    "byte_offset": (_COUNT, "storage offset in bytes"),
+    "nbytes": (_COUNT, "size of its elements in bytes"),
+    "device": (_TEXT, "device, for example cuda:0"),
+}
+
+
+LINE: dict[str, Column] = {
+    "file": (_TEXT, "the user's file"),
+    "line": (_COUNT, "the line in this file, counted from 1"),
+    "function": (_TEXT, "the function that contains the line"),
+    "code": (_TEXT, "the text of the line"),
+}
+
+
+#: For each table and column: the pandas dtype, and the meaning with its unit.
+COLUMNS: dict[str, dict[str, Column]] = {
+    "inputs": {
+        **_KEY,
+        "index": (_COUNT, "position among the flat arguments, with wrappers and their parts"),
+        "name": (_TEXT, "the caller's name for it"),
+        "kind": (
+            _TEXT,
+            "parameter, buffer, input, python, or gradient; in the frame `outside of the graphs`: outside, alias (it "
+            "was written through another name), or new (a gradient that did not exist before)",
+        ),
+        **TENSOR,
+        "requires_grad": (_TRUTH, "whether it required grad at the call"),
+        "requires_grad_after": (_TRUTH, "whether it required grad when the function returned"),
+        "is_leaf": (_TRUTH, "whether it was an autograd leaf at the call"),
+        "storage": (_COUNT, "its storage in the table storages; equal numbers share memory"),
+        "duplicate_of": (_TEXT, "the earlier argument that is the same tensor"),
+        "overlaps": (_TEXT, "other arguments that share bytes with it, separated by commas"),
+        "mutated": (_TRUTH, "whether its values, sizes, strides, offset or memory changed"),
+        "mutates_data": (_TRUTH, "whether its values changed"),
+        "mutates_metadata": (_TRUTH, "whether its sizes, strides or offset changed"),
+        "mutates_storage": (_TRUTH, "whether it got other memory"),
+        "mutation_hidden_from_autograd": (
+            _TRUTH,
+            "whether every write was hidden from autograd, for example by detach()",
+        ),
+        "mutation_under_no_grad": (_TRUTH, "whether every write was made under no_grad or inference_mode"),
+        "mutation_type": (
+            _TEXT,
+            "not mutated, mutated in graph (the graph writes the value), or mutated out of graph (the epilogue does)",
+        ),
+        "value": (_TEXT, "the repr of an argument that is not a tensor; for a wrapper, its metadata besides its parts"),
+        "steps": (_TEXT, "the in-place changes of its sizes, strides or history, as code"),
+        "synthetic_base": (
+            _COUNT,
+            "the number of its synthetic base: inputs with equal numbers became one input of the graph",
+        ),
+        "varies": (_TRUTH, "whether the graph also serves other sizes, or other values of a number"),
+        "part_of": (_TEXT, "the wrapper (a tensor subclass) that holds it; the wrapper has a row above"),
+        "placeholder": (_TEXT, "its placeholder in the graph, for example primals_1; a wrapper has none"),
+        "gradient": (_TEXT, "the node of the traced graph that computes its gradient"),
+    },
+    "outputs": {
+        **_KEY,
+        "index": (_COUNT, "position among the flat outputs, with wrappers and their parts"),
+        "name": (_TEXT, "its place in the result, for example out[0]"),
+        "output_type": (_TEXT, "one of the seven output types"),
+        "relation": (_TEXT, "a sentence about the tensor that it shares memory with"),
+        "base_kind": (_TEXT, "the kind of its base: input, intermediate or output"),
+        "base": (_TEXT, "the name of its base"),
+        "views": (_TEXT, "the view ops that make it from the base, as code"),
+        **TENSOR,
+        "requires_grad": (_TRUTH, "whether it requires grad"),
+        "storage": (_COUNT, "its storage in the table storages; equal numbers share memory"),
+        "raw_type": (_TEXT, "the qualified name of its Python type"),
+        "part_of": (
+            _TEXT,
+            "the wrapper (a tensor subclass) that holds it, or a view of this wrapper",
+        ),
+        "node": (_TEXT, "the node of the traced graph that returns it"),
+        "tangent": (_TEXT, "the graph's input for its gradient, for example tangents_1"),
+    },
+    "storages": {
+        **_KEY,
+        "storage": (_COUNT, "the storage's number, equal in all graphs that use it"),
+        "owner": (_TEXT, "input (the caller owns it), intermediate or output (the graph allocates it)"),
+        "nbytes": (_COUNT, "the storage's size in bytes"),
+        "device": (_TEXT, "device, for example cuda:0"),
+        "tensor": (_TEXT, "a tensor with this storage"),
+        "role": (_TEXT, "input or output"),
+        "start": (_COUNT, "the position of the tensor's first byte in the storage"),
+        "stop": (_COUNT, "the position after the tensor's last byte"),
+        "mutated": (_TRUTH, "whether the function writes the tensor"),
+        "writes": (_COUNT, "the number of its bytes that are written, if known"),
+        "may_write": (_COUNT, "the number of further bytes that may be written, depending on values"),
+        "part_of": (_TEXT, "the argument or output that wraps the tensor"),
+    },
+    "stages": {
+        **_KEY,
+        "index": (_COUNT, "position in the pipeline"),
+        "stage": (_TEXT, "the stage's name"),
+        "duration_ns": (_COUNT, "wall time in ns"),
+        "nodes": (_COUNT, "number of ops in the graph that the stage returned"),
+        "summary": (_TEXT, "a summary of the result"),
+    },
+    "nodes": {
+        **_KEY,
+        "stage": (_TEXT, "the stage that returned the graph"),
+        "part": (_TEXT, "the graph of the stage: joint, forward, backward or inference"),
+        "name": (_TEXT, "the node's name"),
+        "op": (_TEXT, "the op of the fx node: placeholder, call_function, output, …"),
+        "target": (_TEXT, "the op's full name"),
+        "phase": (_TEXT, "the phase in which it was recorded: forward or backward"),
+        "dtype": (_TEXT, "element type of its value"),
+        "shape": (_TEXT, "sizes of its value"),
+        "nbytes": (_COUNT, "size of its value in bytes"),
+        "device": (_TEXT, "device of its value"),
+        "inputs": (_TEXT, "the nodes that it reads, separated by commas"),
+        "users": (_COUNT, "number of nodes that read it"),
+        "module": (_TEXT, "the path of the module that called the op"),
+        **LINE,
+    },
+    "signature": {
+        **_KEY,
+        "direction": (_TEXT, "input or output of the traced graph"),
+        "index": (_COUNT, "position among the inputs, or among the outputs"),
+        "node": (_TEXT, "the node's name in the graph"),
+        "kind": (
+            _TEXT,
+            "of an input: parameter, buffer, user input, gradient, base, size, number or tangent; of an output: "
+            "mutated parameter, mutated buffer, mutated input, user output, base or gradient",
+        ),
+        "target": (
+            _TEXT,
+            "its name in the program: an argument or an output; for a tangent or a gradient, the differentiated tensor",
+        ),
+        "dtype": (_TEXT, "element type"),
+        "shape": (_TEXT, "sizes"),
+        "device": (_TEXT, "device"),
+        "in_graph": (
+            _TRUTH,
+            "for a mutated input: whether the graph writes it itself and does not return the new value",
+        ),
+    },
+    "autograd": {
+        **_KEY,
+        "node": (_COUNT, "the node's number within the graph; 0 runs first in the forward"),
+        "makes": (_TEXT, "its outputs, separated by commas"),
+        "goes_to": (_TEXT, "the receiver of its gradients, one per row: an input, an output or another node"),
+    },
+    "saved": {
+        **_KEY,
+        "name": (_TEXT, "the node whose value is saved"),
+        "dtype": (_TEXT, "element type"),
+        "shape": (_TEXT, "sizes"),
+        "nbytes": (_COUNT, "size in bytes"),
+        "device": (_TEXT, "device"),
+        "reason": (_TEXT, "the reason for saving it"),
+        "is_input": (_TRUTH, "whether it is an input; then saving it takes no new memory"),
+        "is_output": (_TRUTH, "whether it is an output; then saving it takes no new memory"),
+        "shares": (_TEXT, "the saved value that it shares memory with; it takes no memory of its own"),
+        "used_by": (_TEXT, "the nodes of the backward that read it, separated by commas"),
+        "module": (_TEXT, "the path of the module that computed it"),
+        **LINE,
+    },
+    "kernels": {
+        **_KEY,
+        "graph_name": (_TEXT, "the compiled graph, for example model__0_forward_1"),
+        "kind": (_TEXT, "the graph's kind: forward, backward or inference"),
+        "name": (_TEXT, "the kernel's name"),
+        "language": (_TEXT, "triton, c++, python or extern"),
+        "source": (_TEXT, "the kernel's source"),
+        "registers": (_COUNT, "registers of a thread; only rehearsed kernels have this column and the following ones"),
+        "shared_bytes": (_COUNT, "shared memory of a block, in bytes"),
+        "spilled_bytes": (_COUNT, "bytes that a thread spills: stores plus loads"),
+        "blocks": (_COUNT, "number of blocks that a call launches"),
+        "bytes_read": (_COUNT, "bytes of the tensors that a call reads"),
+        "bytes_written": (_COUNT, "bytes of the tensors that a call writes"),
+    },
+    "guards": {
+        **_KEY,
+        "kind": (_TEXT, "the kind of fact that is checked"),
+        "subject": (_TEXT, "the argument or value that is checked"),
+        "sentence": (_TEXT, "the guard as a sentence"),
+        **LINE,
+    },
+    "calls": {
+        **_KEY,
+        "at_ns": (_COUNT, "the end of the call, in ns since the recording began"),
+        "duration_ns": (_COUNT, "duration in ns, with the compilation"),
+        "compiled": (_TRUTH, "whether it ran compiled code"),
+        "cold": (_TRUTH, "whether it waited for a compilation"),
+    },
+    "recompiles": {
+        **_KEY,
+        "earlier": (_COUNT, "an earlier graph of the function whose guards failed; the most similar graph comes first"),
+        "subject": (_TEXT, "the value that its guard checks, for example t.dtype"),
+        "before": (_TEXT, "the value that the earlier graph expects"),
+        "after": (_TEXT, "the value at the call"),
+        "reason": (_TEXT, "the failed guard as a sentence"),
+        "suggestion": (_TEXT, "a way to avoid the recompile"),
+        "status": (_TEXT, "compiled, refused or compiling"),
+        "at_ns": (_COUNT, "the start of the recompile, in ns since the recording began"),
+        "duration_ns": (_COUNT, "duration in ns"),
+        **LINE,
+    },
+    "refusals": {
+        **_KEY,
+        "reason": (_TEXT, "the key under which refusals are counted"),
+        "case": (_TEXT, "the id in the catalogue of eager fallbacks, for `aotlab.explain`"),
+        "error": (_TEXT, "the exception's class"),
+        "message": (_TEXT, "the exception's message"),
+        "argument": (_TEXT, "the argument that caused the refusal"),
+        "outcome": (_TEXT, "raised, or ran eagerly"),
+        "at_ns": (_COUNT, "the time, in ns since the recording began"),
+        **LINE,
+    },
+    "graph_breaks": {
+        "frame": (_TEXT, "Dynamo's name of the line"),
+        "reason": (_TEXT, "the reason, as a clause"),
+        "where": (_TEXT, "the line, as the user knows it"),
+        "cell_line": (_COUNT, "the line of the cell that called this code"),
+        "library": (_TEXT, "the library whose code runs at the line; such a break is not a fault"),
+        "dynamo": (_TEXT, "Dynamo's text of the reason"),
+        "at_ns": (_COUNT, "the time, in ns since the recording began"),
+        **LINE,
+    },
+    "time": {
+        "kind": (_TEXT, "the work that took the time: a stage, dynamo, verification, calls, the rest"),
+        "count": (_COUNT, "number of times"),
+        "duration_ns": (_COUNT, "duration in ns, without the work inside it that has its own row"),
+    },
+    "timings": {
+        **_KEY,
+        "engine": (_TEXT, "eager, upstream (stock torch.compile) or aotlab"),
+        "phase": (_TEXT, "forward, backward, or total (the sum of both in each call)"),
+        "device": (_TEXT, "the device that ran it"),
+        "noise": (_TEXT, "the reason why the ratios may be noise, or empty"),
+        "incomparable": (_TEXT, "the reason why there are no ratios, or empty"),
+        "median_ns": (_COUNT, "median of the repeats, in ns"),
+        "min_ns": (_COUNT, "fastest of the repeats, in ns"),
+        "p10_ns": (_COUNT, "a tenth of the repeats are faster, in ns"),
+        "p90_ns": (_COUNT, "a tenth of the repeats are slower, in ns"),
+        "repeats": (_COUNT, "number of repeats"),
+        "over_eager": (_NUMBER, "its time divided by eager's time: the median over the rounds"),
+        "over_eager_p10": (_NUMBER, "the same ratio; a tenth of the rounds are below it"),
+        "over_eager_p90": (_NUMBER, "the same ratio; a tenth of the rounds are above it"),
+        "over_upstream": (_NUMBER, "its time divided by stock torch.compile's time: the median over the rounds"),
+        "over_upstream_p10": (_NUMBER, "the same ratio; a tenth of the rounds are below it"),
+        "over_upstream_p90": (_NUMBER, "the same ratio; a tenth of the rounds are above it"),
+        "again": (_NUMBER, "the A/A ratio: the time of a second timing of the same code, divided by the first"),
+    },
+    "verification": {
+        **_KEY,
+        "engine": (_TEXT, "aotlab or upstream"),
+        "call": (_COUNT, "the number of the call in the verification, from 1"),
+        "against": (_TEXT, "python (the user's code, run eagerly) or graph (the graph that Dynamo captured)"),
+        "kind": (_TEXT, "the kind of observable that was compared"),
+        "subject": (_TEXT, "the tensor or value that was compared"),
+        "equal": (_TRUTH, "whether both agree, within the tolerance"),
+        "expected": (_TEXT, "eager's value"),
+        "actual": (_TEXT, "the engine's value"),
+        "sentence": (_TEXT, "the difference as a sentence"),
+        "tolerance": (_TEXT, "for values: the tolerance rule"),
+        "absolute": (_NUMBER, "for values: the largest difference from eager"),
+        "relative": (_NUMBER, "for values: this difference, divided by the largest element of eager's value"),
+    },
+}
+
+
+#: The units of columns by name. Columns that end in ``_ns`` are in ns, and columns with "bytes" in the name in bytes.
+_UNITS = {
+    **dict.fromkeys(("byte_offset", "start", "stop"), "bytes"),
+    **dict.fromkeys(("offset", "stride"), "elements"),
+    **{f"over_{other}{end}": "×" for other in ("eager", "upstream") for end in ("", "_p10", "_p90")},
+    "again": "×",
+}
+
+
+def meanings() -> dict[str, dict[str, str]]:
+    """Return the meaning of each column: ``{table: {column: meaning}}``."""
+    return {name: {column: meaning for column, (_, meaning) in columns.items()} for name, columns in COLUMNS.items()}
+
+
+def describe() -> pd.DataFrame:
+    """Return a table of all columns of all tables."""
+    import pandas as pd
+
+    rows = [
+        (name, column, dtype, meaning, _unit(column))
+        for name, columns in COLUMNS.items()
+        for column, (dtype, meaning) in columns.items()
+    ]
+    return pd.DataFrame(rows, columns=["table", "column", "dtype", "meaning", "unit"], dtype="string")
+
+
+def _unit(column: str) -> str:
+    return "ns" if column.endswith("_ns") else "bytes" if "bytes" in column else _UNITS.get(column, "")

@@ -1,0 +1,96 @@
+"""Find the loops of a cell that were unrolled.
+
+If Dynamo or a trace runs a Python loop, the graph repeats the ops of the loop's body for each step.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from aotlab.errors import UserLine
+from aotlab.report.model import Cell, Graph, Report
+from aotlab.report.ways import how_line_ran, parsed
+
+_LEAVES = (ast.Break, ast.Return, ast.Raise)
+_OPERATIONS = (ast.AugAssign, ast.BinOp, ast.Call, ast.Compare, ast.UnaryOp)
+#: A node of a graph: the name of its op, and the stack of lines that caused it, from the innermost to the loop's.
+_Operation = tuple[str, tuple[UserLine, ...]]
+
+
+def unrolled_loops(report: Report) -> dict[int, set[int]]:
+    """Map the first line of each unrolled loop of a report's cell to the numbers of steps that its graphs contain.
+
+    If Python runs a loop, the loop is not unrolled, even if it calls graphs that repeat nodes. The number 0 means that
+    the number of steps is unknown, because the repeated nodes are not equal in all steps.
+    """
+    steps_of_lines: dict[int, set[int]] = {}
+    if report.cell is None:
+        return steps_of_lines
+    graphs = [graph for frame in report.frames for graph in frame.graphs if graph.status == "compiled"]
+    for loop in _captured_loops(report.cell):
+        for steps in [steps for graph in graphs for steps in _steps(graph, report.cell, loop)]:
+            if steps != 1:
+                steps_of_lines.setdefault(loop.lineno, set()).add(steps)
+    return steps_of_lines
+
+
+def _captured_loops(cell: Cell) -> Iterator[ast.For | ast.While]:
+    """Yield the loops of a cell that are part of compiled code."""
+    for node in ast.walk(parsed(cell.source)):
+        if isinstance(node, ast.For | ast.While):
+            parts = [part for part in cell.parts if part.first_line <= node.lineno <= part.last_line]
+            if any(how_line_ran(part, node.lineno) == "compiled" for part in parts):
+                yield node
+
+
+def _steps(graph: Graph, cell: Cell, loop: ast.For | ast.While) -> Iterator[int]:
+    """Yield the number of steps of a loop in a graph.
+
+    If the function with the loop was called from several lines, each of these calls has a number.
+    """
+    text = [line.strip() for line in cell.source.split("\n")]
+    body = range(loop.body[0].lineno, (loop.body[-1].end_lineno or loop.body[-1].lineno) + 1)
+
+    def is_inside(line: UserLine) -> bool:
+        return line.line in body and text[line.line - 1] == line.code
+
+    nodes: dict[tuple[UserLine, ...], list[_Operation]] = {}
+    for node in graph.nodes:
+        stack = () if node.line is None else (node.line, *node.line.callers)
+        inside = [n for n, line in enumerate(stack) if is_inside(line)]
+        if node.stage == "trace" and node.phase == "forward" and node.op == "call_function" and inside:
+            nodes.setdefault(stack[inside[-1] + 1 :], []).append((node.target, stack[: inside[-1] + 1]))
+    operations = Counter(each.lineno for part in loop.body for each in ast.walk(part) if isinstance(each, _OPERATIONS))
+    for sequence in nodes.values():
+        yield _known_steps(loop) or _repeats(sequence, operations)
+
+
+def _known_steps(loop: ast.For | ast.While) -> int | None:
+    """Return the number of steps of a loop over a range with literal bounds; None for other loops."""
+    call = loop.iter if isinstance(loop, ast.For) else None
+    if not isinstance(call, ast.Call) or any(isinstance(node, _LEAVES) for node in ast.walk(loop)):
+        return None
+    numbers = [each.value for each in call.args if isinstance(each, ast.Constant) and type(each.value) is int]
+    if not isinstance(call.func, ast.Name) or call.func.id != "range" or not 0 < len(numbers) == len(call.args) <= 3:
+        return None
+    return len(range(*numbers)) if 0 not in numbers[2:] else None
+
+
+def _repeats(sequence: Sequence[_Operation], operations: Mapping[int, int]) -> int:
+    """Return how often a sequence of nodes repeats its beginning; 1 if no node is repeated, 0 if the number is unknown.
+
+    The number is unknown if the repeats are not equal. It is also unknown if a repeat has fewer nodes for a line than
+    the line's source has operations, because then a step of the loop may consist of several repeats. ``operations`` has
+    the number of operations in each line.
+    """
+    count = len(sequence)
+    for length in range(1, count // 2 + 1):
+        step = list(sequence[:length])
+        if count % length == 0 and step * (count // length) == list(sequence):
+            nodes = Counter(lines[-1].line for _, lines in step)
+            called = length == 1 and len(step[0][1]) > 1  # a called function may have several nodes per step
+            whole = not called and all(nodes[line] >= operations[line] for line in nodes)
+            return count // length if whole else 0
+    return 1 if len(set(sequence)) == count else 0

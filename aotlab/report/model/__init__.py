@@ -1,0 +1,113 @@
+"""The report's data model: plain frozen records of everything that happened, which can be saved, loaded and compared.
+
+A `Report` holds no tensors, no graphs and no live objects. It consists of strings, numbers, and records of these. The
+notebook's widgets, the JupyterLab extension, the run history and the HTML page all read it, so its JSON form is stable.
+Later versions of aotlab may add fields to schema version 1, but do not remove or change any. Readers ignore fields that
+they do not know, and use the default of a field that is missing.
+
+    Report
+    ├── cell, environment
+    ├── frames                 one per function that was compiled or called
+    │   ├── calls              counters, and the last thousand calls one by one
+    │   ├── refusals           compilations that failed, and whether the call raised or ran eagerly
+    │   └── graphs             one per compiled entry
+    │       ├── stages         wall time, size, and the code that the stage produced
+    │       ├── nodes          per stage, with the user's line
+    │       ├── inputs, outputs, storages, autograd, saved
+    │       ├── compiled       the graphs that the backend compiled
+    │       ├── kernels        the kernels of these graphs
+    │       └── guards
+    ├── graph_break_rows
+    ├── timing_rows            added by the caller who measured
+    └── verification_rows      added by the caller who verified
+
+A field that holds a size in bytes has "bytes" in its name. All times are in nanoseconds. An ``at_ns`` counts from the
+beginning of the recording. If a report is too large for a notebook, its tables and texts are *cut*; see
+`aotlab.report.cut`.
+"""
+
+from __future__ import annotations
+
+from aotlab.errors import UserLine
+from aotlab.report.model.calls import Call, Calls, Frame, FrameCounts, Refusal
+from aotlab.report.model.cells import Cell, CellPart, GraphBreakRow
+from aotlab.report.model.environment import Device, Environment, Switch
+from aotlab.report.model.graphs import (
+    AutogradNode,
+    Code,
+    CompiledGraph,
+    Counts,
+    Graph,
+    Guard,
+    Kernel,
+    Miss,
+    Node,
+    Saved,
+    Stage,
+)
+from aotlab.report.model.measured import QUIET, Fact, Ratio, Summary, TimeRow, TimingRow, VerificationRow
+from aotlab.report.model.report import MIME_TYPE, SCHEMA_ID, VERSION, Report, report_schema
+from aotlab.report.model.tensors import (
+    PLAIN_TYPES,
+    Group,
+    InnerTensor,
+    Input,
+    Output,
+    Placeholder,
+    Result,
+    Span,
+    Storage,
+    TensorInfo,
+    Written,
+)
+from aotlab.report.views import Views
+
+__all__ = [
+    "MIME_TYPE",
+    "PLAIN_TYPES",
+    "QUIET",
+    "SCHEMA_ID",
+    "VERSION",
+    "AutogradNode",
+    "Call",
+    "Calls",
+    "Cell",
+    "CellPart",
+    "Code",
+    "CompiledGraph",
+    "Counts",
+    "Device",
+    "Environment",
+    "Fact",
+    "Frame",
+    "FrameCounts",
+    "Graph",
+    "GraphBreakRow",
+    "Group",
+    "Guard",
+    "InnerTensor",
+    "Input",
+    "Kernel",
+    "Miss",
+    "Node",
+    "Output",
+    "Placeholder",
+    "Ratio",
+    "Refusal",
+    "Report",
+    "Result",
+    "Saved",
+    "Span",
+    "Stage",
+    "Storage",
+    "Summary",
+    "Switch",
+    "TensorInfo",
+    "TimeRow",
+    "TimingRow",
+    "UserLine",
+    "VerificationRow",
+    "Views",
+    "Written",
+    "report_schema",
+]

@@ -1,0 +1,401 @@
+"""Records of a compiled graph: stages, nodes, saved tensors, autograd nodes, kernels and guards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aotlab.errors import UserLine
+from aotlab.ir.specs import Size
+from aotlab.report.model.tensors import Group, Input, Output, Placeholder, Result, Storage, TensorInfo
+from aotlab.report.text import known_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """A piece of code that a stage produced.
+
+    Attributes
+    ----------
+    title
+        A name for the code, for example ``"joint graph"``.
+    language
+        ``"python"``, ``"c++"``, ``"triton"`` or ``"extern"``.
+    text
+        The code.
+    """
+
+    title: str
+    language: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One stage of the pipeline.
+
+    Attributes
+    ----------
+    name
+        Its name in `aotlab.pipeline`.
+    duration_ns
+        Its wall time. The time of backwards that were derived during the stage is left out, because these are stages
+        too.
+    node_count
+        The number of ops in the graph that the stage produced; None if the stage produced no graph.
+    summary
+        The result of the stage, in a few words.
+    codes
+        The graphs or the program that the stage produced, as readable code.
+    """
+
+    name: str
+    duration_ns: int
+    node_count: int | None = None
+    summary: str = ""
+    codes: tuple[Code, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One node of a graph, with the user's line that caused it.
+
+    Attributes
+    ----------
+    stage, part
+        The stage that produced the node, and which of the stage's graphs contains it (``"joint"``, ``"forward"``, …).
+    name, op, target
+        The fx node's attributes of these names. ``target`` is the op's full name.
+    phase
+        ``"forward"`` or ``"backward"``: the half of the trace during which the node was recorded.
+    dtype, shape, device, nbytes
+        The description of the node's value; None if the value is no tensor.
+    inputs
+        The names of the nodes that this node reads.
+    users
+        The number of nodes that read this node.
+    line
+        The user's line that caused the node. For a node of the backward, it is the line of the forward op that the node
+        differentiates.
+    module
+        The path of the module that ran the op, for example ``transformer.h.3.mlp``. For a node of the backward, it is
+        the path for the forward op. Empty if no module ran it.
+    """
+
+    stage: str
+    part: str
+    name: str
+    op: str
+    target: str
+    phase: str
+    dtype: str | None = None
+    shape: tuple[Size, ...] | None = None
+    device: str | None = None
+    nbytes: Size | None = None
+    inputs: tuple[str, ...] = ()
+    users: int = 0
+    line: UserLine | None = None
+    module: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """One value that the forward saves for the backward.
+
+    Attributes
+    ----------
+    name
+        The name of the node that computes the value.
+    tensor
+        The description of the value.
+    nbytes
+        The size of its elements in bytes.
+    reason
+        Why the forward saves it and the backward does not compute it again.
+    is_input, is_output
+        Whether it is an input or an output of the function. Saving such a value takes no new memory.
+    shares
+        The name of another saved value in the same storage, if the memory of that value already includes this one.
+    used_by
+        The nodes of the backward that read it.
+    line
+        The user's line that computed the value.
+    module
+        The path of the module that computed the value, for example ``transformer.h.3.mlp``. Empty for an input, and for
+        a value that no module computed.
+    """
+
+    name: str
+    tensor: TensorInfo
+    nbytes: Size
+    reason: str
+    is_input: bool = False
+    is_output: bool = False
+    shares: str = ""
+    used_by: tuple[str, ...] = ()
+    line: UserLine | None = None
+    module: str = ""
+
+    @property
+    def new_bytes(self) -> int:
+        """The memory that saving it takes, in bytes; 0 if the caller or another saved value holds that memory."""
+        return 0 if self.is_input or self.is_output or self.shares else known_size(self.nbytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutogradNode:
+    """One node that a call adds to the caller's autograd graph.
+
+    A call adds several nodes if one output depends on another, or if its outputs reach different inputs. Then the
+    gradients that the caller can observe flow along the same edges as in eager mode.
+
+    Attributes
+    ----------
+    number
+        Its number within the graph, from 0. The node that runs first in the forward has number 0.
+    makes
+        The outputs, mutated inputs and intermediate bases that have this node as their ``grad_fn``.
+    goes_to
+        The inputs, outputs and other nodes that receive its gradients.
+    """
+
+    number: int
+    makes: tuple[str, ...] = ()
+    goes_to: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One kernel that the backend generated, or that it calls from a library.
+
+    Attributes
+    ----------
+    name
+        The kernel's name.
+    language
+        ``"triton"``, ``"c++"``, ``"python"`` or ``"extern"``.
+    graph_name, kind
+        The compiled graph that the kernel belongs to, and the kind of that graph: ``"forward"``, ``"backward"`` or
+        ``"inference"``.
+    source
+        The kernel's source code.
+    nodes
+        The nodes of that graph that the kernel computes; empty if the backend does not tell.
+    registers, shared_bytes, spilled_bytes, blocks
+        Only for a kernel that was compiled for a GPU that this machine does not have (a rehearsal): the registers of a
+        thread, the shared memory of a block, the bytes that a thread spills, and the number of blocks that a call
+        launches. None for all other kernels.
+    bytes_read, bytes_written
+        Only for a rehearsed kernel: the bytes of the tensors that a call reads and writes. None for all other kernels.
+    """
+
+    name: str
+    language: str
+    graph_name: str
+    kind: str
+    source: str
+    nodes: tuple[str, ...] = ()
+    registers: int | None = None
+    shared_bytes: int | None = None
+    spilled_bytes: int | None = None
+    blocks: int | None = None
+    bytes_read: int | None = None
+    bytes_written: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledGraph:
+    """One graph that the backend compiled.
+
+    Attributes
+    ----------
+    kind
+        ``"forward"``, ``"backward"`` or ``"inference"``.
+    name
+        The graph's name, for example ``"model__0_forward_1"``.
+    backend
+        The name of the compiler.
+    compile_ns
+        The time that the compiler took.
+    node_count
+        The number of ops in the graph that the compiler received.
+    pattern
+        For a backward that was compiled after the forward: for each tangent, whether it is defined. Empty for the
+        graphs that the stage ``compile`` compiled.
+    """
+
+    kind: str
+    name: str
+    backend: str
+    compile_ns: int
+    node_count: int = 0
+    pattern: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """One guard of a compiled entry: a condition that is checked at each call.
+
+    Attributes
+    ----------
+    kind
+        The property that is compared: ``"dtype"``, ``"identity"``, ``"grad mode"`` and so on.
+    subject
+        The name of the argument that is checked, or ``"global"``.
+    sentence
+        The condition in words.
+    line
+        For a guard on a size or a number: the line of the program that caused it; None if it is unknown.
+    """
+
+    kind: str
+    subject: str
+    sentence: str
+    line: UserLine | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """The number of rows in each table of a graph, before the tables were cut to fit a notebook.
+
+    Attributes
+    ----------
+    stages, stages_ns
+        The number of stages, and the time of all of them.
+    nodes
+        The number of nodes in the trace.
+    inputs, mutated
+        The number of arguments, and of distinct arguments that were mutated.
+    outputs, aliased
+        The number of outputs, and of outputs that share memory with another tensor.
+    storages, shared, storage_bytes
+        The number of storages, of storages that hold several tensors, and the size of all storages in bytes.
+    saved, saved_bytes, held_bytes
+        The number of values that are saved for the backward, the new memory that they take, and the memory of saved
+        values that the caller holds anyway.
+    kernels, kernels_called
+        The number of kernels, and of kernels that come from a library.
+    guards
+        The number of guards.
+    """
+
+    stages: int = 0
+    stages_ns: int = 0
+    nodes: int = 0
+    inputs: int = 0
+    mutated: int = 0
+    outputs: int = 0
+    aliased: int = 0
+    storages: int = 0
+    shared: int = 0
+    storage_bytes: int = 0
+    saved: int = 0
+    saved_bytes: int = 0
+    held_bytes: int = 0
+    kernels: int = 0
+    kernels_called: int = 0
+    guards: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Miss:
+    """Why an earlier graph did not accept a call: the guard that failed.
+
+    Attributes
+    ----------
+    graph
+        The index of the earlier graph; None if that graph is not in this report.
+    subject, before, after
+        The value that the guard checks, the value that the earlier graph expects, and the value in the call; empty if
+        unknown.
+    sentence
+        The failed guard as a sentence.
+    line
+        The line of the program that caused the guard.
+    suggestion
+        A change that would avoid the recompile.
+    """
+
+    graph: int | None = None
+    subject: str = ""
+    before: str = ""
+    after: str = ""
+    sentence: str
+    line: UserLine | None = None
+    suggestion: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """One compiled entry of a frame, with the result of each stage of the pipeline.
+
+    Attributes
+    ----------
+    index
+        Its number within the frame.
+    entry
+        The engine's number for the entry, unique in the process that recorded it.
+    status
+        ``"compiled"``, ``"refused"``, ``"compiling"`` (the recording ended before the compilation did) or ``"earlier"``
+        (it was compiled before the recording began, so only its calls are known).
+    frontend, backend
+        The frontend that captured the function, and the backend that compiled the graphs.
+    tracer
+        The name of the tracer that ran, for example ``"aotlab"``; None if the function was not traced.
+    misses
+        Why each earlier graph did not accept the call, starting with the most similar graph; empty for the first graph.
+    training
+        Whether the entry has a backward.
+    grad_mode
+        Whether grad mode was on at the call.
+    at_ns, duration_ns
+        When the compilation began, counted from the beginning of the recording, and how long it took.
+    calls
+        The number of calls that it served during the recording.
+    stages, nodes, placeholders, results, inputs, outputs, storages, autograd, saved, compiled, kernels, guards
+        See the records of those names.
+    input_groups, storage_groups
+        The groups of inputs and of storages that a page shows in one row each.
+    random_ops
+        The random ops in the graph.
+    static_since
+        Why sizes or numbers that should be dynamic are not: the graph accepts only their values in its first call.
+        Empty if there is no such size or number.
+    reused
+        Whether it was compiled in an earlier run of the unchanged cell.
+    counts
+        The number of rows of its tables before anything was cut; None in a report that was only recorded, not shown.
+    cut
+        Whether rows or code may be missing, because the report had to fit a notebook.
+    """
+
+    index: int
+    entry: int
+    status: str
+    frontend: str = ""
+    backend: str = ""
+    tracer: str | None = None
+    misses: tuple[Miss, ...] = ()
+    training: bool | None = None
+    grad_mode: bool | None = None
+    at_ns: int | None = None
+    duration_ns: int | None = None
+    calls: int = 0
+    stages: tuple[Stage, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    placeholders: tuple[Placeholder, ...] = ()
+    results: tuple[Result, ...] = ()
+    inputs: tuple[Input, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    storages: tuple[Storage, ...] = ()
+    autograd: tuple[AutogradNode, ...] = ()
+    saved: tuple[Saved, ...] = ()
+    compiled: tuple[CompiledGraph, ...] = ()
+    kernels: tuple[Kernel, ...] = ()
+    guards: tuple[Guard, ...] = ()
+    input_groups: tuple[Group, ...] = ()
+    storage_groups: tuple[Group, ...] = ()
+    random_ops: tuple[str, ...] = ()
+    static_since: str = ""
+    reused: bool = False
+    counts: Counts | None = None
+    cut: bool = False

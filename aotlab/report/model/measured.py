@@ -1,0 +1,249 @@
+"""Records of measurements and comparisons, and the summary of a report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aotlab.report.model.graphs import Counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeRow:
+    """The time that one kind of work took. All rows add up to the recording's ``duration_ns``.
+
+    Attributes
+    ----------
+    kind
+        The name of a stage, or ``"dynamo"`` (capture), ``"between"`` (guards, and the time between stages),
+        ``"backward"`` (compiled after the forward), ``"verification"``, ``"timing"``, ``"recording"`` (the report
+        itself), ``"compiled"`` and ``"eager"`` (calls), or ``"rest"`` (Python and everything else).
+    duration_ns
+        The time, without the part that other rows count.
+    count
+        How often this work was done.
+    """
+
+    kind: str
+    duration_ns: int
+    count: int = 1
+
+
+#: The A/A ratio compares two measurements of the same code, so its distance from 1 is noise. Texts about timings
+#: mention the noise only if it is larger than this.
+QUIET = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """The time of one engine divided by the time of another, computed within each round.
+
+    Attributes
+    ----------
+    over
+        The other engine: ``"eager"`` or ``"upstream"``.
+    median, p10, p90
+        The median over the rounds, and the 10th and the 90th percentile.
+    noise
+        Why the ratio may be only noise, in a few words; empty if neither its spread nor the A/A ratio suggests it.
+    """
+
+    over: str
+    median: float
+    p10: float
+    p90: float
+    noise: str = ""
+
+    def __str__(self) -> str:
+        """Write the ratio, with the word "noise" before it if it is noise."""
+        other = "torch.compile" if self.over == "upstream" else self.over
+        return f"{'noise: ' if self.noise else ''}{self.median:.2f}× {other} ({self.p10:.2f}–{self.p90:.2f})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingRow:
+    """One measurement: many repeats of one phase with one engine.
+
+    Attributes
+    ----------
+    engine
+        ``"eager"``, ``"upstream"`` (stock ``torch.compile``) or ``"aotlab"``.
+    phase
+        ``"forward"``, ``"backward"`` or ``"total"``, the sum of both within each call.
+    median_ns, min_ns, p10_ns, p90_ns
+        Statistics over the repeats.
+    repeats
+        The number of repeats.
+    device
+        The device that ran it.
+    frame, graph
+        The frame and the graph that were measured, if they are in this report.
+    ratios
+        How the time compares with eager, and with stock ``torch.compile``.
+    again
+        The A/A ratio: the time of a second measurement of the same code divided by the time of the first; 0 if there
+        was no second measurement.
+    incomparable
+        Why the row has no ratios although other engines were timed too, in a few words; empty if it has ratios.
+    """
+
+    engine: str
+    phase: str
+    median_ns: int
+    min_ns: int
+    p10_ns: int
+    p90_ns: int
+    repeats: int
+    device: str = "cpu"
+    frame: str | None = None
+    graph: int | None = None
+    ratios: tuple[Ratio, ...] = ()
+    again: float = 0.0
+    incomparable: str = ""
+
+    @property
+    def comparisons(self) -> list[str]:
+        """The ratios in words; if there are no ratios, the reason for that."""
+        return [str(each) for each in self.ratios] or [self.incomparable] * bool(self.incomparable)
+
+    @property
+    def noise(self) -> str:
+        """Why the ratios may be noise; empty if nothing suggests it."""
+        return "; ".join(dict.fromkeys(each.noise for each in self.ratios if each.noise))
+
+    def noise_note(self, ratio: Ratio) -> str:
+        """Say how far the A/A ratio is from 1: ``"12% noise"``.
+
+        The text is empty if the A/A ratio is close to 1 or unknown, or if ``ratio`` is marked as noise already.
+        """
+        off = abs(self.again - 1) if self.again > 0 else 0.0
+        return f"{off:.0%} noise" if off > QUIET and not ratio.noise else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerificationRow:
+    """One observable of one call, compared with eager.
+
+    Attributes
+    ----------
+    engine
+        ``"aotlab"`` or ``"upstream"``.
+    kind
+        The property that was compared: ``"value"``, ``"stride"``, ``"storage"``, ``"gradient"`` and so on.
+    subject
+        The name of the input or output that was compared.
+    equal
+        Whether both agree, within the tolerance rule.
+    expected, actual
+        The values of eager and of the engine, as short texts.
+    sentence
+        The difference in words; empty if both agree.
+    call
+        The number of the call within the verification, counted from 1.
+    frame, graph
+        The frame and the graph that were compared, if they are in this report.
+    against
+        What the observable was compared with: ``"python"`` (the user's own code, run eagerly) or ``"graph"`` (the graph
+        that Dynamo captured from it, run eagerly); empty for a row that a caller added.
+    tolerance
+        For a value: the rule of the comparison, in words.
+    absolute, relative
+        For a value: the largest difference from eager, and this difference divided by the largest element of eager's
+        value.
+    """
+
+    engine: str
+    kind: str
+    subject: str
+    equal: bool
+    expected: str = ""
+    actual: str = ""
+    sentence: str = ""
+    call: int | None = None
+    frame: str | None = None
+    graph: int | None = None
+    against: str = ""
+    tolerance: str = ""
+    absolute: float | None = None
+    relative: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """One fact about the user's tensors: one line of the page's head.
+
+    Attributes
+    ----------
+    key
+        The topic, for programs: ``"error"``, ``"interrupted"``, ``"limit"``, ``"mutated"``, ``"new"``, ``"aliases"``,
+        ``"varies"``, ``"static"``, ``"unrolled"`` or ``"saved"``.
+    title
+        The topic, for readers.
+    sentence
+        The fact.
+    """
+
+    key: str
+    title: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The head of the page, computed before anything was cut from the report.
+
+    Attributes
+    ----------
+    sentence
+        The verdict as one line.
+    state
+        ``"verified"``, ``"unverified"``, ``"different"``, ``"partly"``, ``"nothing"`` or ``"idle"``; see
+        `aotlab.report.verdict.Verdict`.
+    facts
+        The facts about the user's tensors: which were mutated, which share memory, which are saved for the backward.
+    frames
+        The number of functions that were compiled or called.
+    compared, different
+        The number of observables that were compared with eager, and of those that differ.
+    status
+        The verdict in a few words: ``"equal to eager"``.
+    graphs, recompiles, refused
+        The number of graphs that were compiled or used, of graphs that were compiled because no earlier one accepted
+        the call, and of graphs that were refused.
+    listed
+        The number of all graphs, including those that were refused.
+    mutated, new, outside
+        The number of tensors that changed, of gradients that are new, and of rows about tensors that changed outside of
+        the graphs.
+    breaks, eager_lines
+        The number of graph breaks, and of lines of the cell that ran eagerly.
+    speed
+        How the slowest graph compares with eager, ``"3.8× faster"``; empty if nothing was timed.
+    tolerance
+        The rules of the comparisons of values with eager, and the largest differences; empty if no value was compared.
+    against
+        What the compiled lines of the cell were compared with, as a sentence; empty if no line was compared.
+    counts
+        The counts of all graphs, added up. For saved memory this is the memory of one call per function, and each
+        storage counts once.
+    """
+
+    sentence: str
+    state: str
+    facts: tuple[Fact, ...] = ()
+    frames: int = 0
+    compared: int = 0
+    different: int = 0
+    status: str = ""
+    graphs: int = 0
+    recompiles: int = 0
+    refused: int = 0
+    mutated: int = 0
+    new: int = 0
+    outside: int = 0
+    breaks: int = 0
+    eager_lines: int = 0
+    speed: str = ""
+    tolerance: str = ""
+    against: str = ""
+    counts: Counts = Counts()  # noqa: RUF009  # the record is frozen
+    listed: int = 0

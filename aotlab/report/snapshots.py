@@ -1,0 +1,304 @@
+"""Take snapshots of the stages: copy from each record what the report needs, without tensors and graphs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from aotlab.ir.fx_graphs import NodeRecord, node_records, output_args, readable
+from aotlab.ir.metadata import MutationType
+from aotlab.report.model import AutogradNode, Code, CompiledGraph, Kernel, Node, Saved, Stage
+from aotlab.report.rows import TraceFacts, tensor_info
+from aotlab.report.text import amount, data_size, in_cell, known_size, listed, new_memory
+from aotlab.report.varying import apart
+from aotlab.report.writes import written_windows
+
+if TYPE_CHECKING:
+    from aotlab.backends.compile_stage import BackwardRecord, CompiledGraphRecord, CompileRecord
+    from aotlab.capture.call import CaptureRecord
+    from aotlab.capture.dedupe import DedupeRecord
+    from aotlab.capture.synthetic_bases import SyntheticBasesRecord
+    from aotlab.ir.subclass_records import SubclassRecord
+    from aotlab.observe import BackwardCompiled, StageFinished
+    from aotlab.partition.partition_stage import PartitionRecord
+    from aotlab.partition.saved_descriptions import SavedValue
+    from aotlab.runtime.runtime_stage import RuntimeRecord
+    from aotlab.trace.records import TraceRecord
+
+
+_COPY = torch.ops.aten.copy_.default
+
+
+#: The comment with which Inductor numbers a call of a kernel in its output code. The page does not show it.
+_HANDLE = re.compile(r"^[ \t]*# \[Provenance debug handles\].*\n", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The result of one stage of one entry, without live objects.
+
+    ``stage`` and ``nodes`` are rows of the report already. ``saved``, ``compiled`` and ``kernels`` are rows of the
+    stages ``partition`` and ``compile``. The other fields are frozen records, each of one stage, from which `assemble`
+    makes the rows of inputs, outputs and storages. A field of another stage has its default.
+    """
+
+    stage: Stage
+    nodes: tuple[Node, ...] = ()
+    capture: CaptureRecord | None = None
+    dedupe: DedupeRecord | None = None
+    overlaps: SyntheticBasesRecord | None = None
+    trace: TraceFacts | None = None
+    subclasses: SubclassRecord | None = None
+    saved: tuple[Saved, ...] = ()
+    compiled: tuple[CompiledGraph, ...] = ()
+    kernels: tuple[Kernel, ...] = ()
+
+
+def snapshot(event: StageFinished) -> Snapshot:
+    """Turn the record of a stage into rows that later stages cannot change.
+
+    For a stage that this module does not know, the snapshot has only the stage's time and size.
+    """
+    stage = Stage(name=event.stage, duration_ns=event.duration_ns, node_count=event.nodes)
+    match event.stage:
+        case "capture":
+            capture = cast("CaptureRecord", event.record)
+            return Snapshot(stage=replace(stage, summary=_capture_summary(capture)), capture=capture)
+        case "dedupe":
+            dedupe = cast("DedupeRecord", event.record)
+            return Snapshot(stage=replace(stage, summary=_dedupe_summary(dedupe)), dedupe=dedupe)
+        case "synthetic_bases":
+            overlaps = cast("SyntheticBasesRecord", event.record)
+            return Snapshot(stage=replace(stage, summary=_overlap_summary(overlaps)), overlaps=overlaps)
+        case "trace":
+            return _trace(stage, cast("TraceRecord", event.record))
+        case "partition":
+            return _partition(stage, cast("PartitionRecord", event.record))
+        case "compile":
+            return _compile(stage, cast("CompileRecord", event.record).graphs)
+        case "runtime":
+            runtime = cast("RuntimeRecord", event.record)
+            lines = len(runtime.source.splitlines())
+            code = Code(title="generated runtime wrapper", language="python", text=runtime.source)
+            return Snapshot(stage=replace(stage, summary=f"{amount(lines, 'line')} generated", codes=(code,)))
+        case "subclasses":
+            wrapped = cast("SubclassRecord", event.record)
+            code = Code(title="taking apart and putting together", language="python", text=wrapped.source)
+            return Snapshot(stage=replace(stage, summary=_wrapped_summary(wrapped), codes=(code,)), subclasses=wrapped)
+    return Snapshot(stage=stage)
+
+
+def backward_snapshot(event: BackwardCompiled) -> Snapshot:
+    """Make the snapshot of a backward that was compiled after the forward, for one pattern of defined tangents."""
+    graph = cast("BackwardRecord", event.record).graph
+    defined = [str(i) for i, used in enumerate(event.pattern, 1) if used]
+    count = len(event.pattern)
+    which = f"results {listed(defined)} of {count}" if len(defined) < count else amount(count, "result")
+    stage = Stage(name="backward", duration_ns=event.duration_ns, node_count=_ops(graph.nodes))
+    compiled = _compile(stage, (graph,))
+    return replace(
+        compiled,
+        stage=replace(compiled.stage, summary=f"for gradients of {which if defined else 'no result'}"),
+        nodes=tuple([replace(node, stage="backward") for node in compiled.nodes]),
+        compiled=tuple([replace(each, pattern=tuple(event.pattern)) for each in compiled.compiled]),
+    )
+
+
+def _capture_summary(record: CaptureRecord) -> str:
+    counts: dict[str, int] = {}
+    for argument in record.arguments:
+        kind = "python value" if argument.kind == "python" else argument.kind
+        counts[kind] = counts.get(kind, 0) + 1
+    arguments = listed([amount(count, kind) for kind, count in counts.items()]) or "no arguments"
+    return f"{arguments}; frontend {record.frontend}"
+
+
+def _dedupe_summary(record: DedupeRecord) -> str:
+    dropped = len(record.source) - len(record.kept)
+    return f"{amount(dropped, 'duplicate')} dropped" if dropped else "no duplicates"
+
+
+def _overlap_summary(record: SyntheticBasesRecord) -> str:
+    if not record.overlaps:
+        return "no overlaps"
+    shared = ", ".join(data_size(overlap.bytes) for overlap in record.overlaps)
+    return f"{amount(len(record.overlaps), 'overlap')} ({shared}); {amount(len(record.bases), 'synthetic base')}"
+
+
+def _wrapped_summary(record: SubclassRecord) -> str:
+    wrapped_inputs = sum(each.spec is not None for each in record.inputs)
+    wrapped_outputs = sum(each.spec is not None for each in record.outputs)
+    return f"{amount(wrapped_inputs, 'argument')} taken apart, {amount(wrapped_outputs, 'output')} put together"
+
+
+def _trace(stage: Stage, record: TraceRecord) -> Snapshot:
+    part = "joint" if record.training else "forward"
+    metadata = record.metadata
+    mutated = sum(info.mutation_type is not MutationType.NOT_MUTATED for info in metadata.input_info)
+    summary = (
+        f"tracer {record.tracer}; {'forward and backward' if record.training else 'forward only'}; "
+        f"{amount(mutated, 'mutated input')}"
+    )
+    if record.static_since:
+        summary += f"; for these sizes and numbers alone: {apart(record.static_since)[0]}"
+    records = node_records(record.module.graph)
+    return Snapshot(
+        stage=replace(
+            stage,
+            summary=summary,
+            codes=(Code(title=f"{part} graph", language="python", text=readable(record.module, part)),),
+        ),
+        nodes=_nodes("trace", part, records),
+        trace=TraceFacts(
+            tracer=record.tracer,
+            training=record.training,
+            metadata=metadata,
+            random_ops=tuple(record.random_ops),
+            autograd=tuple(
+                [AutogradNode(number=n.number, makes=n.makes, goes_to=n.goes_to) for n in record.autograd_nodes]
+            ),
+            bases=record.bases,
+            sizes=record.sizes,
+            written=written_windows(record),
+            placeholders=record.inputs,
+            placeholder_specs=tuple([each.spec for each in records if each.op == "placeholder"]),
+            static_since=record.static_since,
+            results=record.outputs,
+            gradients=tuple([each for node in record.autograd_nodes for each in node.gradients]),
+            returned=tuple(["" if node is None else node.name for node in output_args(record.module.graph)]),
+            copies=tuple([node.name for node in record.module.graph.nodes if node.target is _COPY]),
+        ),
+    )
+
+
+def _partition(stage: Stage, record: PartitionRecord) -> Snapshot:
+    parts = [("forward", record.forward)]
+    if record.backward is not None:
+        parts.append(("backward", record.backward))
+    shares = _shares(record.saved)
+    saved = tuple(
+        [
+            Saved(
+                name=value.name,
+                tensor=tensor_info(value.spec),
+                nbytes=value.nbytes,
+                reason=value.reason,
+                is_input=value.is_input,
+                is_output=value.is_output,
+                shares=shares.get(value.name, ""),
+                used_by=tuple(value.used_by),
+                line=None if value.line is None else in_cell(value.line),
+                module=value.module,
+            )
+            for value in sorted(record.saved, key=lambda value: -value.nbytes)
+        ]
+    )
+    summary = f"partitioner {record.partitioner}"
+    if record.backward is not None:
+        summary += f"; {amount(len(saved), 'value')} saved, {new_memory(sum(value.new_bytes for value in saved))}"
+    codes = [Code(title=f"{part} graph", language="python", text=readable(module, part)) for part, module in parts]
+    nodes = [node for part, module in parts for node in _nodes("partition", part, node_records(module.graph))]
+    return Snapshot(
+        stage=replace(stage, summary=summary, codes=tuple(codes)),
+        nodes=tuple(nodes),
+        saved=saved,
+    )
+
+
+def _shares(values: Sequence[SavedValue]) -> dict[str, str]:
+    """Map each saved value that needs no new memory to the saved value whose memory includes it.
+
+    Values in one storage take no more memory than the storage has. The largest value is counted first, and the other
+    values fill the rest of the storage, larger values first. A value that does not fit into the rest is assigned to the
+    largest.
+    """
+    alike: dict[int, list[SavedValue]] = {}
+    for value in values:
+        if value.spec.storage is not None:
+            alike.setdefault(value.spec.storage, []).append(value)
+    shared_with: dict[str, str] = {}
+    for group in alike.values():
+        first, *others = sorted(group, key=lambda value: -value.nbytes)
+        left = known_size(first.spec.storage_bytes or 0) - first.nbytes
+        for each in others:
+            left -= each.nbytes
+            if left < 0:
+                shared_with[each.name] = first.name
+    return shared_with
+
+
+def _compile(stage: Stage, graphs: Sequence[CompiledGraphRecord]) -> Snapshot:
+    codes: list[Code] = []
+    for graph in graphs:
+        codes.append(Code(title=f"{graph.kind} graph {graph.name}", language="python", text=graph.code))
+        if graph.wrapper is not None:
+            title = f"{graph.backend}'s output code for {graph.name}"
+            codes.append(Code(title=title, language="python", text=_HANDLE.sub("", graph.wrapper)))
+    kernels = [
+        Kernel(
+            name=kernel.name,
+            language=kernel.language,
+            graph_name=graph.name,
+            kind=graph.kind,
+            source=kernel.source,
+            # Inductor moves nodes that must keep their order to a separate graph, with this prefix in the name
+            nodes=tuple(dict.fromkeys(name.removeprefix("subgraph_") for name in kernel.nodes)),
+            **dict(kernel.measures),
+        )
+        for graph in graphs
+        for kernel in graph.kernels
+    ]
+    backends = listed(sorted({graph.backend for graph in graphs}))
+    # In a report, "graph" means a compiled entry; its forward and backward graphs are named by their kind.
+    kinds = listed(list(dict.fromkeys(graph.kind for graph in graphs))) or "nothing"
+    summary = f"{kinds} by {backends}, {amount(len(kernels), 'kernel')}"
+    return Snapshot(
+        stage=replace(stage, summary=summary, codes=tuple(codes)),
+        nodes=tuple([node for graph in graphs for node in _nodes("compile", graph.kind, graph.nodes)]),
+        compiled=tuple(
+            [
+                CompiledGraph(
+                    kind=graph.kind,
+                    name=graph.name,
+                    backend=graph.backend,
+                    compile_ns=graph.compile_ns,
+                    node_count=_ops(graph.nodes),
+                )
+                for graph in graphs
+            ]
+        ),
+        kernels=tuple(kernels),
+    )
+
+
+def _ops(nodes: Sequence[NodeRecord]) -> int:
+    return sum(node.op == "call_function" for node in nodes)
+
+
+def _nodes(stage: str, part: str, records: Sequence[NodeRecord]) -> tuple[Node, ...]:
+    nodes = []
+    for record in records:
+        spec = record.spec
+        nodes.append(
+            Node(
+                stage=stage,
+                part=part,
+                name=record.name,
+                op=record.op,
+                target=record.target,
+                phase=record.phase,
+                dtype=None if spec is None else str(spec.dtype).removeprefix("torch."),
+                shape=None if spec is None else spec.shape,
+                device=None if spec is None else str(spec.device),
+                nbytes=None if spec is None else spec.nbytes,
+                inputs=tuple(record.inputs),
+                users=record.users,
+                line=None if record.line is None else in_cell(record.line),
+                module=record.module,
+            )
+        )
+    return tuple(nodes)

@@ -1,0 +1,129 @@
+"""Find the view ops that make one value of a trace from another, so that the epilogue can repeat them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aotlab import _torch as internals
+from aotlab.ir.fx_graphs import is_view_op
+from aotlab.ir.metadata import ViewStep
+from aotlab.trace.inputs import owner_of
+from aotlab.trace.tape import Tape
+
+
+def view_parent(tape: Tape, value: Tensor) -> tuple[Tensor, ViewStep] | None:
+    """Return the tensor of which a view op made ``value``, and this view op, or None if ``value`` is not a view."""
+    producer = tape.producer(value)
+    if producer is None or not is_view_op(producer[0].target):
+        return None
+    operation, path = producer
+    step = ViewStep(
+        target=str(operation.target),
+        args=tuple(operation.args[1:]),
+        kwargs=tuple(operation.kwargs.items()),
+        item=path[0] if path else None,
+    )
+    return operation.args[0], step
+
+
+def root_among(tape: Tape, value: Tensor, candidates: Collection[int]) -> Tensor | None:
+    """Return ``value`` if its ``id`` is in ``candidates``, otherwise the nearest such value of which it is a view.
+
+    Return None if there is no such value.
+    """
+    while id(value) not in candidates and (parent := view_parent(tape, value)) is not None:
+        value = parent[0]
+    return value if id(value) in candidates else None
+
+
+def views_between(tape: Tape, base: Tensor, value: Tensor) -> tuple[ViewStep, ...] | None:
+    """Return, in order, the view ops that make ``value`` from ``base``, or None if it is not a view of ``base``."""
+    steps: list[ViewStep] = []
+    while value is not base:
+        parent = view_parent(tape, value)
+        if parent is None:
+            return None
+        value, step = parent
+        steps.append(step)
+    return tuple(reversed(steps))
+
+
+def base_value(tape: Tape, value: Tensor) -> Tensor:
+    """Return the value at the start of the chain of view ops that made ``value``; it is not a view itself."""
+    while (parent := view_parent(tape, value)) is not None:
+        value = parent[0]
+    return value
+
+
+def covers_storage(value: Tensor) -> bool:
+    """Tell whether ``value`` starts at offset 0 of its storage and has as many bytes as the storage."""
+    return value.storage_offset() == 0 and value.untyped_storage().nbytes() == value.numel() * value.element_size()
+
+
+_DETACH = ViewStep(target="aten.detach.default")
+_ALIAS = ViewStep(target="aten.alias.default")
+
+
+def with_detach(views: tuple[ViewStep, ...], output: Tensor, base: Tensor | None) -> tuple[ViewStep, ...]:
+    """Return the view ops ``views`` with the ``detach`` that functionalization may have dropped.
+
+    ``views`` make ``output`` from ``base``. If the function called ``detach``, the output does not require grad, but
+    the regenerated view of a base that requires grad would. If there are no view ops, return an ``alias`` op.
+    """
+    if (views and torch.is_inference_mode_enabled()) or internals.is_inference(output):
+        return views or (_ALIAS,)  # functionalization dropped no `detach`
+    if internals.base_of(output) is None and not output.requires_grad:  # the output is not a view for autograd
+        ends = views and views[-1].target in (_DETACH.target, "aten.view.dtype")
+        return views if ends else (*views, _DETACH)
+    lost = base is not None and base.requires_grad and not output.requires_grad
+    ends = any(step.target in (_DETACH.target, "aten.view.dtype") for step in views)
+    return (*([_DETACH] if lost and not ends else []), *(views or (_ALIAS,)))
+
+
+def _nodes(output: Tensor) -> Iterator[Any]:
+    """Yield the autograd nodes from ``output`` on, up to the first node with several next nodes (or with none)."""
+    node = output.grad_fn
+    while node is not None:
+        yield node
+        following = [edge for edge, _ in node.next_functions if edge is not None]
+        node = following[0] if len(following) == 1 else None
+
+
+def multi_output_node(output: Tensor) -> Any:
+    """Return the autograd node of a call that made several views (``unbind``), if ``output`` is one of these views.
+
+    A view of such a view counts too. Return None for other tensors.
+    """
+    if not output.requires_grad or not internals.is_one_of_several_views(output):
+        return None
+    return next((node for node in _nodes(output) if internals.is_call_of_several_views(node)), None)
+
+
+def is_view_of(output: Tensor, base: Tensor) -> bool:
+    """Tell whether autograd treats ``output`` as a view of ``base``.
+
+    Then the gradient of ``output`` flows to ``base`` (or to the base of ``base``) through the nodes of view ops only.
+    """
+    top = owner_of(base)
+    if output is base or internals.base_of(output) is not top:
+        return output is base
+    for node in _nodes(output):
+        if node in (base.grad_fn, top.grad_fn):
+            return True
+        if internals.is_custom_function_node(node):
+            return False  # the backward of a custom Function is the user's code, not the backward of a view op
+        variable = getattr(node, "variable", None)  # only an AccumulateGrad node has it
+        if variable is not None:
+            return variable is base or variable is top
+    # A view that was made under `no_grad` has no `grad_fn`. A view that a custom Function made may also have no
+    # `grad_fn`, but autograd gives such a view another creation meta.
+    return output.grad_fn is None and internals.was_made_under_no_grad(output)
+
+
+def is_new_leaf(output: Tensor) -> bool:
+    """Tell whether ``output``, which is not an input, is a leaf that the function made to require grad."""
+    return output.requires_grad and output.is_leaf and internals.base_of(output) is None
