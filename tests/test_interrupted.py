@@ -2,45 +2,41 @@
 
 from __future__ import annotations
 
-import inspect
 import signal
-import sys
 
 import pytest
 import torch
 from torch import nn
 
 import aotlab
-from aotlab import _torch as internals
-from aotlab.frontends import direct
+from aotlab._torch import undocumented_ops
+from aotlab.guards.reached import Place
 
-SWAPPED = "setattr(owner, name, own)"
-HELD = "slot.place.write(before)"
-#: The function in whose last lines the interrupt comes, the line, and how often it was run before.
+#: The object and the name of the function that replaces something and restores it. The interrupt comes before one of its
+#: restoring calls, after so many others.
 MOMENTS = {
-    "functions are put back, the first": (internals.replace_unguarded, SWAPPED, 0),
-    "functions are put back, in the midst": (internals.replace_unguarded, SWAPPED, 5),
-    "parameters are put back, the first": (direct.tensors_replaced, HELD, 0),
-    "parameters are put back, the second": (direct.tensors_replaced, HELD, 1),
+    "functions are put back, the first": (undocumented_ops, "setattr", 0),
+    "functions are put back, in the midst": (undocumented_ops, "setattr", 5),
+    "parameters are put back, the first": (Place, "write", 0),
+    "parameters are put back, the second": (Place, "write", 1),
 }
 
 
-def interrupting(function, line, skip):
-    """Return a trace function of Python's that sends an interrupt when a line of a function is run."""
-    code = inspect.unwrap(function).__code__
-    lines, first = inspect.getsourcelines(code)
-    number = next(first + i for i, text in enumerate(lines) if line in text)
+def interrupting(function, skip):
+    """Return ``function``, but send an interrupt before one of the calls that restore what earlier calls replaced."""
+    replaced = set()
     left = [skip]
 
-    def inside(frame, event, argument):
-        if event == "line" and frame.f_lineno == number:
+    def replacement(*args):
+        key = id(args[0]), args[1:-1]  # the last argument is the value to store
+        if key in replaced:
             if left[0] == 0:
-                sys.settrace(None)
                 signal.raise_signal(signal.SIGINT)
             left[0] -= 1
-        return inside
+        replaced.add(key)
+        return function(*args)
 
-    return lambda frame, event, argument: inside if frame.f_code is code else None
+    return replacement
 
 
 @pytest.fixture(autouse=True)
@@ -53,25 +49,22 @@ def as_in_a_terminal():
 
 @pytest.mark.usefixtures("fresh_dynamo")  # which replaces some functions of torch's when it is loaded
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_an_interrupt_while_all_is_put_back(moment):
+def test_an_interrupt_while_all_is_put_back(moment, monkeypatch):
     """It is put off until all is in its place; the model is the user's, torch is torch, and the next call compiles."""
     model = nn.Linear(4, 4)
     before = [id(p) for p in model.parameters()], torch.manual_seed, torch.from_numpy
     handler = signal.getsignal(signal.SIGINT)
     function = aotlab.compile(model, backend="eager")
     x = torch.ones(3, 4)
-    tracer = sys.gettrace()
+    owner, name, skip = MOMENTS[moment]
+    monkeypatch.setattr(owner, name, interrupting(getattr(owner, name, setattr), skip), raising=False)
 
     def calls():
         for _ in range(1000):  # it may come a moment later, and after the first call
             function(x)
 
-    sys.settrace(interrupting(*MOMENTS[moment]))
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            calls()
-    finally:
-        sys.settrace(tracer)
+    with pytest.raises(KeyboardInterrupt):
+        calls()
     assert ([id(p) for p in model.parameters()], torch.manual_seed, torch.from_numpy) == before
     assert signal.getsignal(signal.SIGINT) is handler
     torch.manual_seed(0)

@@ -160,7 +160,7 @@ function verdict(report: Report): { sentence: string; state: string } {
   return { sentence, state };
 }
 
-test('the verdict is Python’s; a head with an unknown state is not shown', () => {
+test('the verdict is Python’s; a head with an unknown state keeps its counts alone', () => {
   const knownVerdict = { sentence: 'It went well.', state: 'verified' };
   assert.deepEqual(verdict(read({ ...sample(), summary: knownVerdict })), knownVerdict);
   for (const summary of [null, {}, { sentence: 'Trust me.', state: 'perfect' }]) {

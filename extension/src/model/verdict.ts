@@ -14,19 +14,22 @@ export type State = (typeof STATES)[number];
 /** The head of a report, with a known state. */
 export type Head = Summary & { readonly state: State };
 
+/** The verdict of a report without a summary, or with a state that this page does not know. */
+const NO_VERDICT = { sentence: 'This report has no verdict.', status: 'no verdict', state: 'unverified' } as const;
+
 /** The head of a report without a summary, or with a summary that cannot be read. */
-const NO_HEAD: Head = {
-  ...readSummary({ sentence: 'This report has no verdict.', status: 'no verdict' }, '$', { note: () => undefined }),
-  state: 'unverified'
-};
+const NO_HEAD: Head = { ...readSummary({}, '$', { note: () => undefined }), ...NO_VERDICT };
 
 function isKnown(head: Summary): head is Head {
   return (STATES as readonly string[]).includes(head.state);
 }
 
-/** The head of a report. If its state is unknown, the result is `NO_HEAD`. */
+/** The head of a report. If its state is unknown, the result has no verdict, but it has the counts. */
 export function headOf({ summary }: Report): Head {
-  return summary !== null && isKnown(summary) ? summary : NO_HEAD;
+  if (summary === null) {
+    return NO_HEAD;
+  }
+  return isKnown(summary) ? summary : { ...summary, ...NO_VERDICT };
 }
 
 /** A button in the head with a number. A click opens the tab that shows the counted things. */
