@@ -169,6 +169,8 @@ test('the verdict is Python’s; a head with an unknown state keeps its counts a
       state: 'unverified'
     });
   }
+  const { counts } = headOf(read({ ...sample(), summary: { state: 'perfect', counts: { inputs: 12 } } }));
+  assert.equal(counts.inputs, 12);
 });
 
 test('the chips are Python’s numbers where the report has them, and only those that are not zero', () => {
