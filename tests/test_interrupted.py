@@ -12,8 +12,8 @@ import aotlab
 from aotlab._torch import undocumented_ops
 from aotlab.guards.reached import Place
 
-#: The object and the name of the function that replaces something and restores it. The interrupt comes before one of its
-#: restoring calls, after so many others.
+#: The object and the name of the function that replaces something and restores it. The interrupt comes before a call
+#: that restores something, after this many other such calls.
 MOMENTS = {
     "functions are put back, the first": (undocumented_ops, "setattr", 0),
     "functions are put back, in the midst": (undocumented_ops, "setattr", 5),
