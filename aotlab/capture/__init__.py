@@ -1,1 +1,1 @@
-"""From a call to its flat tensors: flatten, lift, deduplicate, and find inputs that share memory."""
+"""The stages before the trace: flatten a call, lift tensors, deduplicate them, and group those that share memory."""

@@ -33,7 +33,10 @@ ArgumentKind = Literal["parameter", "buffer", "input", "python"]
 
 
 class Target:
-    """The function that a frontend asks to compile. By default it lifts no parameters and guards no Python state."""
+    """The function that a frontend asks the engine to compile. Each frontend has a subclass.
+
+    The methods of this base class lift no parameters and guard no Python state.
+    """
 
     name: str
     line: UserLine | None
@@ -52,9 +55,11 @@ class Target:
         return self.lifted
 
     def holder(self, lifted: Sequence[Tensor]) -> Callable[[], AbstractContextManager[None]]:
-        """Return a function that makes a context manager, in which the tensors ``lifted`` replace the lifted inputs.
+        """Return a function that returns a context manager.
 
-        A checkpoint needs it: its backward runs the user's function again, and must use the traced tensors.
+        In this context, the user's modules hold the tensors ``lifted`` as their parameters and buffers. The trace needs
+        the context for checkpoints. In the backward, a checkpoint runs its function again, and this function must then
+        read the traced tensors.
         """
         return nullcontext
 
@@ -67,13 +72,13 @@ class Target:
         return ()
 
     def mentioned(self) -> Mentioned:
-        """Return the attributes of its arguments that the function may read. Call `reached` first."""
+        """Return the names of the attributes that the function may read from its arguments. Call `reached` first."""
         return NOTHING_MENTIONED
 
     def objects(self) -> list[Any]:
         """Return the Python objects that the function can reach through closures, globals and attributes.
 
-        Call `run` first, because the run records them.
+        Call `run` first, because it records these objects.
         """
         return []
 
@@ -86,7 +91,7 @@ class Target:
         raise NotImplementedError
 
     def end_trace(self) -> None:
-        """Raise `RetraceNeeded` if the trace found a fact that the next trace of the same call must know."""
+        """Raise `RetraceNeeded` if the trace found a fact without which a trace of this call is wrong."""
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the original function."""
@@ -102,7 +107,7 @@ class ArgumentRecord:
     """One flat argument.
 
     For a tensor, ``spec`` describes it, and ``storage_id`` identifies its storage within this process. For a Python
-    value, ``value`` is its text.
+    value, ``value`` is its ``repr``.
     """
 
     name: str
@@ -117,8 +122,8 @@ class CaptureRecord:
     """The called function and its arguments.
 
     ``arguments`` has the lifted parameters and buffers first, then the flat arguments. If two specs have the same
-    storage number, the tensors share memory. ``training`` is true if grad mode was on and an argument requires grad;
-    only the trace finds whether an output can be differentiated.
+    storage number, their tensors share a storage. ``training`` is true if grad mode was on and an argument requires
+    grad. Whether an output can be differentiated is not known yet: the trace finds it out.
     """
 
     function: str
@@ -131,7 +136,10 @@ class CaptureRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A captured call. ``values`` is flat, with lifted tensors first; ``spec`` is the tree of (args, kwargs).
+    """A captured call.
+
+    ``values`` are first the ``lifted_count`` lifted tensors, then the leaves of ``(args, kwargs)``. ``spec`` is the
+    tree of ``(args, kwargs)``, and ``state`` has the facts that the guards of an entry compare.
 
     No object keeps a `Call` after compilation, because it holds the caller's tensors.
     """
@@ -141,7 +149,8 @@ class Call:
     lifted_count: int
     spec: nesting.Node
     state: CallState
-    #: The state of the call before the function entered inference mode, or None if the function does not enter it.
+    #: If the function itself enters inference mode first, it is traced in that mode, and ``state`` is the state in that
+    #: mode. Then ``outside`` is the state of the caller, otherwise None.
     outside: CallState | None = None
 
     @property
@@ -150,7 +159,7 @@ class Call:
         return tuple(i for i, value in enumerate(self.values) if isinstance(value, Tensor))
 
     def rebuild(self, values: Sequence[Any]) -> tuple[list[Tensor], tuple[Any, ...], dict[str, Any]]:
-        """Return (lifted, args, kwargs) for other flat values, which are nested as the caller's arguments are."""
+        """Return (lifted, args, kwargs) with the flat ``values`` in place of those of the call."""
         args, kwargs = nesting.unflatten(values[self.lifted_count :], self.spec)
         return list(values[: self.lifted_count]), tuple(args), dict(kwargs)
 
@@ -179,7 +188,8 @@ def check_modes(values: Sequence[Any]) -> None:
 def run(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CaptureRecord, Call]:
     """Capture one call of ``target``.
 
-    Raise `RefusedError` if an argument cannot be guarded, or if a graph could not take part in an active mode.
+    Raise `RefusedError` if an argument cannot be guarded. Raise it also if a mode or a functorch transform is active
+    that must see each op of the function, because a compiled call would bypass it.
     """
     reached = target.reached()
     lifted = list(target.lifted())

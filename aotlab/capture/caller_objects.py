@@ -1,12 +1,13 @@
-"""The containers and objects that a function receives: which of them its result contains, and whether it changed one.
+"""Find which of the containers and objects that a function received are in its result, and whether it changed one.
 
     def f(options, x):
         options["w"].mul_(2)
         return options, [x * 2]
 
-This function returns the same dictionary that it received, and a new list. So the trace notes the path of each received
-object in the arguments. If a part of the result is one of these objects, each compiled call reads it from the same path
-in its own arguments. Other objects that the function can reach (globals, for instance) cannot be returned.
+This function returns the same dictionary that it received, and a new list. A compiled call must return the dictionary
+that it received itself, not the one of the traced call. So the trace notes the path of each received object in the
+arguments. If a part of the result is one of these objects, each compiled call reads the object at this path in its own
+arguments. Other objects that the function can reach (globals, for instance) cannot be returned.
 """
 
 from __future__ import annotations
@@ -33,25 +34,33 @@ def caller_objects(
 ) -> dict[int, CallerObject | None]:
     """Map the ``id`` of each object in the arguments or in ``others`` to the path of the object in the arguments.
 
-    The value is None if no path leads to the object: an object in ``others``, or in a container whose items only its
+    ``others`` are the objects that the function can reach besides its arguments. The value is None if no path leads to
+    the object. This is the case for an object in ``others``, and for an object in a container whose items only its
     registered flattening function can reach.
     """
     objects_by_id: dict[int, CallerObject | None] = {id(value): None for value in others if not _is_nothing(value)}
     for part, steps in parts_of((args, kwargs)):
         is_plain = isinstance(part, (Tensor, *PLAIN)) and not isinstance(part, slice)
-        # the tuple `args` and the dictionary `kwargs` themselves, which one step reaches, are no objects of the caller
+        # `args` and `kwargs` themselves have paths of one step. They are not the caller's, so they are left out.
         if not is_plain and not _is_nothing(part) and (steps is None or len(steps) > 1):
             objects_by_id[id(part)] = None if steps is None else CallerObject(steps)
     return objects_by_id
 
 
 def _is_nothing(value: Any) -> bool:
-    """Tell whether a value has no identity that matters: an enum member, or an empty tuple or frozenset."""
+    """Tell whether a value is a constant, so that nobody asks which call made it.
+
+    This holds for the members of an enum, and for empty tuples and frozensets.
+    """
     return isinstance(value, enum.Enum) or (type(value) in (tuple, frozenset) and not value)
 
 
 def check_containers(call: Call, values: list[Any], args: Any, kwargs: Any) -> None:
-    """Raise `LeakedTensorError` if a function added an item to a container of the caller's, or removed one."""
+    """Raise `LeakedTensorError` if the function added, removed or replaced an item of a container that it received.
+
+    ``values`` are the flat values with which the function was run. ``args`` and ``kwargs`` are its arguments after the
+    run.
+    """
     if all(type(value) is Tensor for value in (*args, *kwargs.values())):
         return  # no argument is a container
     current_leaves, current_tree = flatten((args, kwargs))
@@ -82,9 +91,10 @@ def _first_change(name: str, old: Any, new: Any) -> str | None:
 
 
 def is_constant(value: Any) -> bool:
-    """Tell whether a compiled call may return a part of the traced result at each call, because it never differs.
+    """Tell whether each compiled call may return ``value``, a part of the traced result, because it never differs.
 
-    This holds for plain values, classes, Python modules, and functions that a module contains under their name.
+    This holds for plain values, classes, Python modules, and functions that are attributes of a module. (For a symbolic
+    size, the compiled call computes the number.)
     """
     if isinstance(value, types.BuiltinFunctionType):
         return value.__self__ is None or isinstance(value.__self__, (type, types.ModuleType))

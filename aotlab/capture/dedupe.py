@@ -7,8 +7,8 @@
 
 With two inputs, the graph would not know that a write to ``a`` is also a write to ``b``, and ``a is b`` would be False.
 So the trace runs the function with one traced tensor for both parameters, and the entry guards which arguments are the
-same object. The strategy ``"keep"`` gives a duplicate an unused placeholder, for callers who need one placeholder per
-flat argument.
+same object. With the strategy ``"drop"``, a duplicate has no placeholder in the graph. With ``"keep"`` it has one that
+no op uses, for callers who need one placeholder per flat argument.
 """
 
 from __future__ import annotations

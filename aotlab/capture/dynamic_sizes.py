@@ -15,8 +15,8 @@ from aotlab.capture.call import Call
 from aotlab.guards.call_state import CallState, TensorFacts, ValueFacts
 from aotlab.guards.reached import codes_in
 
-#: Maps the position of a flat argument to its dimensions whose sizes vary. For a number that varies, the set has the
-#: single element `NUMBER`.
+#: Maps the position of a flat tensor argument to the set of its dimensions whose sizes vary. The position of a number
+#: that varies is mapped to the set of the single element `NUMBER`.
 DynamicSizes = dict[int, set[int]]
 NUMBER = -1
 
@@ -43,8 +43,10 @@ def choose_dynamic_sizes(call: Call, dynamic: bool | None, varying: DynamicSizes
     """Return the sizes and numbers that are traced as symbols.
 
     ``dynamic`` is the option of `aotlab.compile`, and ``varying`` has the sizes and numbers that differed between
-    earlier calls. Sizes of 0 and 1, and floats that are 0, nan or infinite, are never symbols. Numbers are not symbols
-    either if the function may call `type`, because the type of a symbol is not the type of a number.
+    earlier calls. Dimensions that the user marked as dynamic or static (``torch._dynamo.mark_dynamic``) are treated
+    accordingly, unless ``dynamic`` is False. These are never symbols: sizes of parameters and buffers, sizes of 0 and
+    1, and floats that are 0, nan or infinite. If the function may call `type`, no number is a symbol, because the type
+    of a symbol is not the type of a number.
     """
     if dynamic is False:
         return {}

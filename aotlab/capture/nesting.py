@@ -2,11 +2,11 @@
 
     {"a": [x, y], "opts": Options(scale=2.0, w=w)}
 
-This value has the leaves ``x``, ``y``, ``2.0`` and ``w``. The rest is a tree of `Node`. Trees can be compared, their
-leaves have paths (``['a'][0]``, ``['opts'].w``), and a tree can be filled with other leaves. Containers are tuples,
-lists, dictionaries, dataclass instances, and types that are registered with `torch.utils._pytree`. In results,
-instances of plain classes are containers, too; they are built again without a call of ``__init__``. A list, dictionary
-or object that occurs twice, or contains itself, is refused.
+This value has the leaves ``x``, ``y``, ``2.0`` and ``w``. Its containers become a tree of `Node` objects. Trees can be
+compared, their leaves have paths (``['a'][0]``, ``['opts'].w``), and a tree can be filled with other leaves. Containers
+are tuples, lists, dictionaries, dataclass instances, and types that are registered with `torch.utils._pytree`. In
+results, instances of plain classes are containers, too. They are built again without a call of ``__init__``. A list,
+dictionary or object that occurs twice, or contains itself, is refused.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ def _is_plain_key(key: Any) -> bool:
     """Tell whether a guard may compare a dictionary's key with ``==``.
 
     This holds for plain values, classes and functions, and for tuples, frozensets and dataclass instances that consist
-    of them. Another key may be an object whose state can change. An equal key of a later call may then differ from it.
+    of them. Any other key may be an object with state that the comparison ignores, so a guard would accept keys in
+    another state.
     """
     if isinstance(key, (*PLAIN, type, types.FunctionType, types.BuiltinFunctionType)):
         return True
@@ -147,7 +148,7 @@ def _is_made_of_attributes(kind: Any, objects: bool) -> bool:
 
 
 def _open_container(value: Any, objects: bool = False) -> tuple[Node, list[Any]] | None:
-    """Return a node without children, and the children. The result is None if ``value`` is a leaf.
+    """Return the node of a container, without its children, and the list of its items. Return None for a leaf.
 
     With ``objects``, instances of plain classes are containers, too.
     """
@@ -176,7 +177,10 @@ def _open_container(value: Any, objects: bool = False) -> tuple[Node, list[Any]]
 
 
 def _build_container(node: Node, children: list[Any]) -> Any:
-    """Make a container of the node's type without running code of its class."""
+    """Make a container from its node and its items.
+
+    No code of a user's class runs, except the registered function of a registered type.
+    """
     kind: Any = node.kind
     if kind is list:
         return children
@@ -209,8 +213,8 @@ class _Flattener:
 
     ``name`` is the name of the value in messages, and ``error`` the exception for values that cannot be flattened. If
     ``caller_objects`` is given, the value is the result of a function. Then `visit` replaces objects whose ids are in
-    this mapping by their `CallerObject`. If the mapping has None for an object, no argument contains it, and it cannot
-    be returned.
+    this mapping by their `CallerObject`. If the mapping has None for an object, no path leads to it from the arguments,
+    so `visit` raises.
     """
 
     def __init__(
@@ -248,7 +252,7 @@ class _Flattener:
         return dataclasses.replace(node, children=tuple(trees))
 
     def _check(self, value: Any, node: Node, path: str, depth: int) -> None:
-        """Refuse a container that occurs twice, is nested too deeply, or has objects as keys."""
+        """Refuse a container that occurs twice, is nested too deeply, or has keys that no guard can compare."""
         # A tuple may occur twice: whether equal constant tuples are one object depends on Python's compiler.
         may_repeat = isinstance(value, tuple) and (self.caller_objects is None or all(map(is_plain, value)))
         if depth > DEEPEST or (id(value) in self._visited and not may_repeat):
@@ -268,7 +272,10 @@ class _Flattener:
 
 
 def flatten(value: Any) -> tuple[list[Any], Node]:
-    """Flatten arguments, ``(args, kwargs)``; return leaves and tree. Raises `PythonValueError`."""
+    """Flatten a container of arguments, usually ``(args, kwargs)``, and return its leaves and its tree.
+
+    Raises `PythonValueError` if a container in it cannot be flattened.
+    """
     walk = _Flattener("(args, kwargs)", PythonValueError)
     tree = walk.visit(value)
     assert isinstance(tree, Node)
@@ -298,7 +305,10 @@ def flatten_result(result: Any, caller_objects: Mapping[int, CallerObject | None
 
 
 def unflatten(leaves: Sequence[Any], tree: Tree, caller_objects: Mapping[CallerObject, Any] | None = None) -> Any:
-    """Build the nested value from its leaves and its tree; ``caller_objects`` has the objects for the tree's paths."""
+    """Build the nested value from its leaves and its tree.
+
+    ``caller_objects`` maps each `CallerObject` in the tree to the object that the value contains there.
+    """
     return _fill(iter(leaves), tree, caller_objects or {})
 
 
@@ -317,7 +327,7 @@ def is_container(value: Any) -> bool:
 
 
 def parts_of(value: Any, steps: tuple[Step, ...] | None = ()) -> Iterator[tuple[Any, tuple[Step, ...] | None]]:
-    """Yield a value and everything inside it, each with the steps that lead to it.
+    """Yield ``value`` and everything inside it, each with its path: ``steps`` and the further steps that lead to it.
 
     The steps are None for parts that only the flattening function of a registered type can reach.
     """
@@ -329,7 +339,7 @@ def parts_of(value: Any, steps: tuple[Step, ...] | None = ()) -> Iterator[tuple[
 
 
 def caller_objects_in(tree: Tree) -> list[CallerObject]:
-    """List the caller's objects in the tree of a result."""
+    """List the `CallerObject` marks in the tree of a result."""
     if isinstance(tree, CallerObject):
         return [tree]
     return [item for child in tree.children for item in caller_objects_in(child)] if isinstance(tree, Node) else []

@@ -20,11 +20,12 @@ class RunEagerly(TraceEnds):
     case
         The id of the row.
     at
-        The user's line, or None if it is not known.
+        The line of the user's program, or None if the engine does not know it.
     transient
-        Whether the next call that looks the same may be compiled.
+        Whether the engine tries again to compile the next call with the same state. If false, such calls run eagerly
+        without another attempt.
     facts
-        The values for the fields of the row's sentence and suggestion.
+        The values for the fields in braces in the row's sentence and suggestion.
     """
 
     def __init__(self, case: str, *, at: UserLine | str | None = None, transient: bool = False, **facts: Any) -> None:
@@ -38,11 +39,13 @@ class RunEagerly(TraceEnds):
 
 
 class RetraceNeeded(TraceEnds):
-    """The trace found a fact that it should have known from the beginning. The target stores it for the next trace.
+    """The trace found a fact that it needed from the beginning.
+
+    The target stores the fact, and the call is traced again.
 
     Example: a wrapper subclass has a gradient with other parts than the subclass itself.
     """
 
 
 class EntersInferenceMode(TraceEnds):
-    """The function enters inference mode before it computes anything; it is traced in that mode."""
+    """The function itself enters inference mode before its first op. The pipeline then traces it again in that mode."""

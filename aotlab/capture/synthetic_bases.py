@@ -10,9 +10,10 @@ The graph must see the write through the second argument too. So the graph takes
         a = base[0:3]; b = base[1:4]
 
 This stage groups inputs whose byte intervals overlap. It also groups views of one tensor that requires grad, because a
-write gives all of them a new history. The trace makes the windows (`aotlab.trace.entering`). If no member of a group is
-written, or if no base can be made, the members stay separate inputs. Each call makes its base, and the epilogue writes
-the new values into the windows.
+write to one of them gives all of them a new autograd history. The inputs of a group are its *members*. The trace makes
+the windows (`aotlab.trace.entering`). If no member is written, or if no base can be made, the members stay separate
+inputs. Otherwise each compiled call makes the base from the caller's tensors, and the epilogue copies the new values
+into the written members.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from aotlab.ir.metadata import InputAliasInfo
 class Base:
     """The memory that several inputs share, as a 1-d tensor of ``dtype``.
 
-    ``members`` are the kept inputs that become windows of the base. The memory starts at the first member's address
-    plus ``shift`` (bytes, zero or negative), and has ``nbytes`` bytes. The trace sets ``fake`` and ``wrapper``: the
-    fake tensor of the base, and the traced tensor around it.
+    ``members`` are the indices of the kept inputs that become windows of the base. The memory starts at the first
+    member's address plus ``shift`` (bytes, zero or negative), and has ``nbytes`` bytes. The trace sets ``fake`` and
+    ``wrapper``: the fake tensor of the base, and the traced tensor around it.
     """
 
     members: tuple[int, ...]
@@ -53,7 +54,10 @@ class Base:
 
 
 def plan(members: Sequence[int], tensors: Sequence[Tensor]) -> Base:
-    """Return the base that covers the memory of all ``tensors``, which are the kept inputs ``members``."""
+    """Return the base that covers the memory of all ``tensors``.
+
+    ``members`` are the indices of these tensors among the kept inputs.
+    """
     spans = [byte_interval(t) for t in tensors]
     start, stop = min(begin for begin, _ in spans), max(end for _, end in spans)
     dtype = tensors[0].dtype
@@ -72,14 +76,18 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticBasesRecord:
-    """The overlaps among the inputs, and the groups of kept inputs that become one base if a member is written."""
+    """The overlaps among the inputs, and the groups of kept inputs.
+
+    ``bases`` has the indices of the kept inputs of each group. A group becomes one base if one of its inputs is
+    written.
+    """
 
     overlaps: tuple[Overlap, ...]
     bases: tuple[tuple[int, ...], ...] = ()
 
 
 def run(call: Call, dedupe: DedupeRecord) -> tuple[SyntheticBasesRecord, list[Base]]:
-    """Find the groups of inputs that share memory or a history."""
+    """Find the groups of inputs that share memory, or that are views of one tensor that requires grad."""
     index = {position: k for k, position in enumerate(dedupe.kept)}
     overlaps, links = [], []
     for a, b, _ in call.state.overlapping:
@@ -104,6 +112,6 @@ def _groups(links: list[tuple[int, int]]) -> list[list[int]]:
 
 
 def are_unchanged(groups: Sequence[Base], infos: Sequence[InputAliasInfo]) -> bool:
-    """Tell whether the function changed no member of any group, so that the groups need no base."""
+    """Tell whether the function changed no input of any of the ``groups``, so that they need no base."""
     members = [infos[k] for base in groups for k in base.members]
     return not any(i.moves_version or i.mutates_data or i.mutates_metadata for i in members)
