@@ -1,4 +1,4 @@
-"""Choose the values to save for the backward: the cheapest choice, at a price per saved byte, is a minimum cut.
+"""Choose the values to save for the backward. For a given price per saved byte, the cheapest choice is a minimum cut.
 
 Each value that the backward might use becomes two nodes of a network. The edge ``recompute`` leads to the first node,
 the edge ``save`` from the first to the second::
@@ -6,12 +6,13 @@ the edge ``save`` from the first to the second::
     forward ──recompute──▶ value ──save──▶ value' ──∞──▶ each value that can be computed from it ─ ─ ▶ backward
 
 To cut ``save`` means to save the value. To cut ``recompute`` means to compute the value again in the backward, from
-inputs that exist there too. The capacity of an edge is the cost of this. The capacity of ``recompute`` is infinite for
-an op that must not run twice.
+values that are available there. The capacity of an edge is the cost of what its cut means. The capacity of
+``recompute`` is infinite for an op that must not run twice.
 
-With a higher price per byte, the cheapest choice saves fewer bytes and takes more time. The choices for all prices form
-a convex curve. To find a choice below a limit in bytes, `Chooser` walks along this curve. If several values cost the
-same, the choice drops early ones first; otherwise a model with equal layers would drop all of them at the same price.
+With a higher price per byte, the cheapest choice saves fewer bytes and takes more time. The choices for all prices,
+drawn as time against bytes, form a convex curve. To find a choice within a limit in bytes, `Chooser` walks along this
+curve. If several values cost the same, a rising price makes the earliest of them the first that is no longer saved.
+Without this rule, a model with equal layers would stop saving the values of all layers at the same price.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ class Choice(NamedTuple):
 
 
 class Chooser:
-    """Finds the cheapest choices of saved values for one joint graph, with the network that the module describes."""
+    """Finds the cheapest choices of saved values for one joint graph.
+
+    It uses the network that the docstring of this module describes.
+    """
 
     def __init__(self, joint: JointAnalysis) -> None:
         self.costs = costs = joint.costs
@@ -51,7 +55,8 @@ class Chooser:
         }
         self._network = network = Network()
         positions = {node: (network.node(), network.node()) for node in costs}
-        # The edges whose capacities are costs come first, two for each value: `_solve` lists their capacities.
+        # The edges whose capacities are costs come first, two for each value. `_solve` lists their capacities in this
+        # order, and gives infinite capacities to the edges after them.
         for value_in, value_out in positions.values():
             network.edge(network.source, value_in)
             network.edge(value_in, value_out)
@@ -127,15 +132,17 @@ class Chooser:
 class Network:
     """A directed network that finds minimum cuts by Dinic's algorithm (Y. Dinitz, 1970).
 
-    Nodes and edges are numbers. Capacities are integers of any size. (networkx takes six times as long at 2,000 nodes.)
+    Nodes and edges are identified by numbers. Capacities are integers of any size. (With 2,000 nodes, networkx takes
+    six times as long.)
     """
 
     source = 0
     sink = 1
 
     def __init__(self) -> None:
-        self._edges: list[list[int]] = [[], []]  # per node, the numbers of its half edges in both directions
-        self._to: list[int] = []  # the end of each half edge; 2 * n is edge n, 2 * n + 1 its reverse
+        self._edges: list[list[int]] = [[], []]  # per node, the half edges that begin at it
+        # The node to which each half edge leads. Half edge 2 * n is edge n, and half edge 2 * n + 1 is its reverse.
+        self._to: list[int] = []
         self._residual: list[int] = []  # the residual capacity of each half edge
 
     def node(self) -> int:
@@ -157,7 +164,10 @@ class Network:
         return number // 2
 
     def late_cut(self, capacities: Sequence[int]) -> list[bool]:
-        """Find the minimum cut nearest to the sink; return for each node whether it is on the sink's side."""
+        """Find the minimum cut nearest to the sink, and return for each node whether it is on the sink's side.
+
+        ``capacities`` has the capacity of each edge.
+        """
         residual = self._residual = [0] * len(self._to)
         residual[::2] = capacities
         while (levels := self._levels())[self.sink] >= 0:
@@ -192,7 +202,7 @@ class Network:
         return levels
 
     def _augment(self, levels: list[int]) -> None:
-        """Add a blocking flow along the paths on which the level rises by one at each step."""
+        """Push a blocking flow along the paths on which the level rises by one at each edge."""
         edges, to, residual, sink = self._edges, self._to, self._residual, self.sink
         following = [0] * len(edges)
         path: list[int] = []

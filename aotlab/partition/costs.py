@@ -45,8 +45,8 @@ ONCE = "an op that must not run twice"
 
 #: Reasons why some values are never computed again.
 AN_INPUT = "an input cannot be computed again"
-A_COPY = "a value computed again from it must not see the caller's writes"
-REACHABLE = "the caller can write it, and eager keeps it too"
+A_COPY = "a value that is computed again from this copy must not see the caller's writes"
+REACHABLE = "the caller can write it, and eager saves it too"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +54,9 @@ class Cost:
     """The costs of one value, if it is saved and if it is computed again.
 
     ``save`` is the memory traffic of saving it, in bytes. ``save`` is None if the value cannot be saved. ``nbytes`` is
-    the memory that is held only because the value is saved. ``recompute`` is the cost of computing it again from its
-    inputs, in bytes of traffic. ``recompute`` is None if the value must not be computed twice; then ``ban`` is the
-    reason, as text. ``kind`` describes the value for messages, for example "a pointwise op".
+    the number of bytes of memory that are held only because the value is saved. ``recompute`` is the cost of computing
+    it again from its inputs, in bytes of traffic. ``recompute`` is None if the value must not be computed twice. Then
+    ``ban`` is the reason, as text. ``kind`` describes the value for messages, for example "a pointwise op".
     """
 
     save: int | None
@@ -97,8 +97,9 @@ def _size(value: Any) -> Any:
 def cost_of(node: fx.Node, *, in_forward: bool, static: bool, reachable: bool, flops: dict[object, int]) -> Cost:
     """Estimate the costs of a node of a joint graph that does not depend on a tangent.
 
-    ``in_forward``: the forward computes the node in any case, for its outputs. ``static``: the node is a parameter or
-    buffer. ``reachable``: the caller can write its memory. ``flops`` caches the counts of floating-point operations.
+    ``in_forward``: the forward computes the node in any case, because its outputs need it. ``static``: the node is a
+    parameter or buffer. ``reachable``: the caller can write the node's memory. ``flops`` caches the counts of
+    floating-point operations.
     """
     value = node.meta.get("val")
     size = nbytes(value)
@@ -134,13 +135,13 @@ def nbytes(value: Any) -> int:
 
 
 def why_once(node: fx.Node) -> str:
-    """Return the reason why a node's op must not run twice, or an empty string if it may."""
+    """Return the reason why a node's op must not run twice, or an empty string if it may run twice."""
     target = node.target
     if not isinstance(target, OpOverload | HigherOrderOperator):
         return ""
     reason = _why_once(target)
     if not reason and (STAYS in node.meta or target in ASSERTIONS):
-        reason = "it is kept only because it may raise"
+        reason = "the graph has it only because it may raise"
     return reason and f"`{target}` must not run twice: {reason}"
 
 
@@ -162,7 +163,7 @@ def _why_once(target: OpOverload | HigherOrderOperator) -> str:
 def is_cheap(node: fx.Node) -> bool:
     """Tell whether an op is cheap enough to run again even if memory is not limited.
 
-    All ops are, except matrix products, convolutions and attention, whose arithmetic costs time.
+    All ops are cheap, except matrix products, convolutions and attention, whose arithmetic costs time.
     """
     target = node.target
     return not (isinstance(target, OpOverload) and target.overloadpacket in flop_registry)

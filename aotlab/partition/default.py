@@ -83,7 +83,7 @@ def default_partition(
     ...     return gm
     >>> f = aotlab.aot_function(lambda x: x.sin(), show, show, partition_fn=aotlab.default_partition)
     >>> _ = f(torch.ones(2, requires_grad=True))
-    >>> parts  # the output and the saved input; the gradient
+    >>> parts  # the forward returns the output and the saved input, the backward returns the gradient
     [2, 1]
     """
     graph = joint_module.graph
@@ -144,7 +144,8 @@ def extract(
     """Copy a part of a joint graph into a new graph, with one placeholder for each node in ``inputs``.
 
     ``body`` are the other nodes of the new graph, in order. ``same`` maps nodes to equal nodes that replace them. The
-    new graph returns ``outputs``; None and plain values among them are returned unchanged.
+    new graph returns ``outputs``, including None and plain values among them. ``name`` is the class name of the new
+    module.
     """
     graph = fx.Graph()
     same = same or {}

@@ -1,12 +1,13 @@
 """Analyze a joint graph for a partitioner: the nodes of the forward, the values that the backward needs, their costs.
 
     def f(x, w):
-        return (x * w * 3).sin()        # eager keeps x, w, and x * w * 3
+        return (x * w * 3).sin()        # eager saves x, w, and x * w * 3
 
 To compute ``x * w * 3`` again, the backward needs ``x`` and ``w`` with the values of the forward. The caller may write
-them in between, and a write that does not move the version counter (``w.data.mul_(2)``) would go unnoticed. So values
-are computed again from copies of the tensors that the caller can reach, and the copies cost memory. If the backward
-uses ``x`` and ``w`` directly, it reads their present values, as in eager.
+them before the backward runs, and a write that does not move the version counter (``w.data.mul_(2)``) would go
+unnoticed. So values are computed again from copies of the tensors that the caller can reach, and the copies cost
+memory. No copies are needed where the backward uses ``x`` and ``w`` directly, because eager's backward also reads their
+present values.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ def held_bytes(saved: Iterable[fx.Node], graph: fx.Graph, count: int) -> int:
 
 
 def common_subexpressions(graph: fx.Graph, returned: Iterable[fx.Node | None]) -> dict[fx.Node, fx.Node]:
-    """Map each node that an earlier node can replace to that earlier node.
+    """Map each redundant node to the earlier node with the same expression, which can replace it.
 
     A node of the forward never replaces a node of the backward, because a checkpoint computes values again on purpose.
     Nodes that share memory with ``returned`` nodes are not replaced, because these are separate tensors in eager.
@@ -218,10 +219,10 @@ def caller_reachable(joint: fx.Graph, count: int) -> set[fx.Node]:
 
 @contextmanager
 def with_copies(reachable: Set[fx.Node], worth: Callable[[fx.Node], bool]) -> Iterator[None]:
-    """Insert copies of reachable values into the graph while the context is open.
+    """Return a context manager that inserts copies of the ``reachable`` values into the graph, and removes them again.
 
-    A node that is computed from a reachable value reads the copy, if ``worth(node)`` says that the node may be computed
-    again.
+    In the context, a node that is computed from a reachable value reads the copy, if ``worth(node)`` says that the node
+    may be computed again.
     """
     copies: list[fx.Node] = []
     try:
@@ -240,7 +241,7 @@ def with_copies(reachable: Set[fx.Node], worth: Callable[[fx.Node], bool]) -> It
 
 def _insert_copy(node: fx.Node) -> fx.Node:
     value = node.meta["val"]
-    copied_value = value.clone()  # before the graph is changed, because this may raise
+    copied_value = value.clone()  # this may raise, so it is done before the graph is changed
     with node.graph.inserting_after(node):
         name = f"{node.name}_as_it_was"
         copy = node.graph.create_node("call_function", torch.ops.aten.clone.default, (node,), name=name)
@@ -250,9 +251,10 @@ def _insert_copy(node: fx.Node) -> fx.Node:
 
 
 def _make_only_saved(forward: fx.GraphModule) -> None:
-    """Remove the copies that a forward graph does not return; its ops read the original values instead of copies.
+    """Make all ops of a forward graph read the original values, and remove the copies that it does not return.
 
-    `with_copies` inserted the copies. The forward needs none itself: the caller cannot write tensors while it runs.
+    `with_copies` inserted the copies. The ops of the forward do not need them, because the caller cannot write tensors
+    while the forward runs.
     """
     for node in [node for node in forward.graph.nodes if COPY in node.meta and node.op == "call_function"]:
         node.replace_all_uses_with(node.all_input_nodes[0], delete_user_cb=lambda user: user.op != "output")

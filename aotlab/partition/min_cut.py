@@ -1,17 +1,17 @@
 """The rematerializing partitioner: values that the backward can cheaply compute again are not saved.
 
-Each value that the backward needs from the forward can be *kept* (saved) or *computed again* from values that were
-computed earlier and are kept. Both have a cost (`aotlab.partition.costs`). The cheapest choice for all values together
-is a minimum cut (`aotlab.partition.choice`).
+Each value that the backward needs from the forward can be *saved*, or *computed again* from earlier values that are
+saved. Both have a cost (`aotlab.partition.costs`). The cheapest choice for all values together is a minimum cut
+(`aotlab.partition.choice`).
 
-The caller may write tensors that it can reach before the backward runs, and some writes go unnoticed. If the backward
-uses such a tensor directly, eager saves it too, and saving it costs nothing. To compute another value again from it, a
-copy is needed (`aotlab.partition.joint_analysis`).
+Before the backward runs, the caller may write the tensors that it can reach, and some writes go unnoticed. If the
+backward uses such a tensor directly, eager saves it too, and saving it takes no memory. To compute another value again
+from such a tensor, a copy is needed (`aotlab.partition.joint_analysis`).
 
 A *memory budget* limits the saved bytes. 1 selects the fastest choice, 0 the choice with the least memory.
 
-This partitioner never saves more bytes than the default partitioner. If the fastest choice would, a slower choice
-within that limit is used, or the default partitioner's choice.
+This partitioner never saves more bytes than the default partitioner. If the fastest choice would save more, the fastest
+choice within that limit is used. If no choice is within the limit, the default partitioner splits the graph.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def min_cut_rematerialization_partition(
     graph = joint_module.graph
     most = held_bytes(default_parts(graph, num_fwd_outputs)[2], graph, num_fwd_outputs)
     reachable = caller_reachable(graph, num_fwd_outputs)
-    # a joint graph that upstream traced does not say which inputs the call overwrites (the statistics of a batch norm)
+    # A joint graph that upstream traced does not say which inputs the call overwrites (for example the statistics of a
+    # batch norm), so values are computed again from copies at every budget.
     unsure = not any("phase" in node.meta for node in graph.nodes)
     with with_copies(reachable, lambda node: is_cheap(node) and (unsure or memory_budget == 1)):
         joint = JointAnalysis(graph, num_fwd_outputs, static_lifetime_input_indices or (), reachable)
@@ -98,7 +99,7 @@ def _held(joint: JointAnalysis, choice: Choice) -> int:
 def _reason(node: fx.Node, saved: Set[fx.Node], joint: JointAnalysis) -> str:
     """Return, as text for the report, why a value is saved and not computed again.
 
-    Either the value must not be computed again, or saving it costs less. Then the text has both costs.
+    Either the value must not be computed again, or saving it costs less. In the second case, the text has both costs.
     """
     cost = joint.costs[node]
     if cost.recompute is None:

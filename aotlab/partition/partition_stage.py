@@ -8,8 +8,8 @@ input of the backward::
 
 The partitioner chooses the values to save. This stage does two more things, for every partitioner:
 
-- It replaces a saved *view* of an input or output by that input or output, and the backward makes the view. A view that
-  a compiler made does not share the tensor's version counter, so that autograd would not notice a later write.
+- It replaces a saved *view* of an input or output by that input or output, and the backward makes the view. The reason:
+  a view that a compiler made does not share the tensor's version counter, so autograd would not notice a later write.
 - It saves a clone of a saved input that the epilogue will overwrite.
 """
 
@@ -59,7 +59,7 @@ class PartitionRecord:
 
 @dataclass(kw_only=True, eq=False)
 class Split:
-    """The saved values of a partition as fake tensors of the trace; later backwards are derived from them.
+    """The saved values of a partition as fake tensors of the trace. Later backwards are derived from these tensors.
 
     ``saved_values`` has None for a value that is not on the trace's tape, because a partitioner or compiler created it.
     ``saved_names`` are the names of the saved values.
@@ -85,7 +85,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     inputs, count = trace.inputs.placeholders, len(trace.forward_outputs)
     if not trace.training or len(ir.output_args(trace_record.module.graph)) == count:
         module = trace_record.module
-        if trace.training:  # nothing can be differentiated: write the forward only
+        if trace.training:  # no gradient reaches an input, so there is no backward: write the forward only
             module = trace.tape.graph("Forward", inputs, trace.forward_outputs, keep_impure="forward")
         record = PartitionRecord(partitioner="none", forward=module, backward=None, saved=(), num_forward_outputs=count)
         return record, Split()
@@ -104,7 +104,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
         take_sizes(forward, backward, count)
     # A partitioner may leave unused copies of random ops in the backward. No unused op of a backward must run.
     ir.drop_unused(backward.graph, lambda node: node.op in ("placeholder", "output"))
-    if function is default_partition:  # this partitioner saves less memory only where that costs no time
+    if function is default_partition:  # it saves what autograd saves, with a mask where that takes no more time
         save_masks(forward, backward, count)
         save_further(forward, backward, _saved_for_derivatives(forward, count, trace), FOR_DERIVATIVES)
     save_roots_of_views(forward, backward, count, _placeholders_of(forward, trace, trace.bases))
@@ -138,7 +138,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
 
 
 def _saved_for_derivatives(forward: fx.GraphModule, count: int, trace: Trace) -> list[fx.Node]:
-    """Return further nodes that autograd saves for higher-order derivatives, for example the matrix of `det`.
+    """Return the nodes that autograd saves only for higher-order derivatives, for example the matrix of `det`.
 
     Inputs that the call overwrites are left out, because saving them would take a clone.
     """

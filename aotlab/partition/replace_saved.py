@@ -1,9 +1,9 @@
 """Replace saved values: save the base of a view, a clone of an overwritten input, or the symbolic sizes.
 
-A view that a compiler made does not share the version counter of its base, so that autograd would not notice a write.
-An input that the call overwrites does not have its old value any more when the backward runs. The stage
-`aotlab.partition.partition_stage` calls these functions after the partitioner. In all of them ``count`` is the number
-of forward outputs, after which the forward returns its saved values.
+A view that a compiler made does not share the version counter of its base, so autograd would not notice a write. An
+input that the call overwrites does not have its old value any more when the backward runs. The stage
+`aotlab.partition.partition_stage` calls the functions of this module after the partitioner. In all of them ``count`` is
+the number of forward outputs, after which the forward returns its saved values.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def save_masks(forward: fx.GraphModule, backward: fx.GraphModule, count: int) ->
         if node.meta["val"].dtype is not torch.bool:
             return chain[:1]
         if len(chain) > 1:
-            node.meta["kept_because"] = "bools take a fraction of the numbers computed from them"
+            node.meta["kept_because"] = "bools take less memory than the numbers that are computed from them"
         return chain
 
     _save_roots(forward, backward, count, chain_to_mask)
@@ -73,7 +73,8 @@ def _save_roots(
 ) -> None:
     """Replace each saved value by another value, from which the backward computes it again.
 
-    ``chain_of`` returns the chain of nodes from a saved value back to the node that is saved in its place.
+    ``chain_of`` returns the chain of nodes from a saved value back to the node that is saved in its place. If the chain
+    has only one node, the value itself stays saved.
     """
     returned = ir.output_args(forward.graph)
     inputs = ir.placeholders(backward.graph)
@@ -122,7 +123,10 @@ def _copy(node: fx.Node, copies: dict[fx.Node, fx.Node], graph: fx.Graph) -> fx.
 
 
 def save_further(forward: fx.GraphModule, backward: fx.GraphModule, further_nodes: Sequence[fx.Node], why: str) -> None:
-    """Save more nodes of the forward, which the backward does not use. ``why`` is the reason in words."""
+    """Save also the ``further_nodes`` of the forward, which the first-order backward does not use.
+
+    ``why`` is the reason, as text for the report.
+    """
     first_op = next(node for node in backward.graph.nodes if node.op != "placeholder")
     behind = (n for n in ir.placeholders(backward.graph) if "tangents" in str(n.target) or ir.is_size(n))
     first_tangent = next(behind, first_op)
@@ -136,11 +140,12 @@ def save_further(forward: fx.GraphModule, backward: fx.GraphModule, further_node
 def take_from_saved(
     graph: fx.Graph, saved: Sequence[tuple[str, Tensor | None]], copies: Collection[int]
 ) -> tuple[int, ...]:
-    """Make a backward compute values again from copies; return the positions of the saved values that it uses.
+    """Make a backward compute values again from copies, and return the positions of the saved values that it uses.
 
     The placeholders of ``graph`` are named after saved values, or are tangents. ``saved`` are the names and fake
     tensors of the saved values. ``copies`` are the positions of the saved values that are copies, made so that other
-    values can be computed again from them.
+    values can be computed again from them. An op of the forward that reads the original of a copy reads the copy
+    afterwards.
     """
     inputs = {str(node.target): node for node in ir.placeholders(graph)}
     top = next(iter(graph.nodes))
@@ -173,9 +178,9 @@ def take_from_saved(
 
 
 def view_chain(node: fx.Node, ends: set[fx.Node]) -> list[fx.Node]:
-    """Return the chain of nodes from a view to the first node in ``ends`` that it is a view of, both included.
+    """Return the nodes from a view back to the nearest node in ``ends`` of which it is a view, both included.
 
-    The list is empty if the node is not a view of a node in ``ends``.
+    The list is empty if ``node`` is not a view of a node in ``ends``.
     """
     chain = [node]
     while chain[-1] not in ends:
@@ -186,7 +191,7 @@ def view_chain(node: fx.Node, ends: set[fx.Node]) -> list[fx.Node]:
 
 
 def save_clones(forward: fx.GraphModule, overwritten: set[fx.Node], count: int) -> None:
-    """Save a clone in place of each saved input that the epilogue overwrites, and of each saved view of one."""
+    """Save clones in place of the saved inputs that the epilogue overwrites, and of the saved views of such inputs."""
     returned = list(ir.output_args(forward.graph))
     for i, node in enumerate(returned[count:], count):
         if node is not None and view_chain(node, overwritten):
@@ -198,7 +203,7 @@ def save_clones(forward: fx.GraphModule, overwritten: set[fx.Node], count: int) 
 
 
 def take_sizes(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> None:
-    """Make a backward take the symbolic sizes as inputs, in place of saved numbers that are computed from them.
+    """Make a backward take the symbolic sizes as inputs, in place of saved numbers that are computed from the sizes.
 
     The forward returns its saved values after ``count`` outputs.
     """

@@ -15,7 +15,7 @@ from aotlab.partition.joint_analysis import memory_of
 from aotlab.trace.live_trace import Trace
 
 #: The reason for saving a value that the first-order backward does not use.
-FOR_DERIVATIVES = "autograd keeps it as well, for derivatives of higher order"
+FOR_DERIVATIVES = "autograd saves it as well, for derivatives of higher order"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
