@@ -1,4 +1,4 @@
-"""The edges of the autograd graph: an edge is a node and the number of one of its forward outputs."""
+"""The edges of the autograd graph. An edge is an autograd node and the index of one of its forward outputs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: An autograd node and the number of one of its forward outputs. The gradient of that output flows along the edge.
+#: An autograd node and the index of one of its forward outputs. The gradient of that output flows along the edge.
 Edge = tuple[Any, int]
 
 
 def edge_of(tensor: Tensor) -> Edge:
     """Return the edge along which the gradient of ``tensor`` flows."""
     if tensor.grad_fn is None:
-        # for a leaf, torch's `get_gradient_edge` runs an op, which is slow with hundreds of parameters
+        # For a leaf, torch's `get_gradient_edge` runs an op, which is slow with hundreds of parameters. So the edge of
+        # a leaf is read from the node of an identity function.
         identity: Any = non_leaf(tensor, partial(torch.empty, 0))
         # `identity` must be alive while its node is read: torch 2.11 frees a node together with its result
         edge: Edge = identity.grad_fn.next_functions[0]
@@ -35,11 +36,11 @@ class _NonLeaf(torch.autograd.Function):
 
 
 def non_leaf(leaf: Tensor, make: Callable[[], Tensor]) -> Tensor:
-    """Return the result of ``make``, which has the value of ``leaf``, as a non-leaf tensor.
+    """Return a non-leaf tensor with the value of ``leaf``. ``make`` makes this tensor, without a history.
 
-    For autograd, an identity function computes the result from ``leaf``. The recorder records no op for it. Autograd
-    forbids an in-place write to a leaf that requires grad, but the result may be written. Its gradients with respect to
-    ``leaf`` are gradients with respect to the value before the write.
+    For autograd, an identity function computes the tensor from ``leaf``. The recorder records no op for this function.
+    Autograd forbids an in-place write to a leaf that requires grad, but the returned tensor may be written. A gradient
+    with respect to ``leaf`` is then the gradient with respect to the value before the write.
     """
     with torch.enable_grad():
         result: Tensor = _NonLeaf.apply(leaf, make)  # type: ignore[no-untyped-call]  # untyped in torch
@@ -52,9 +53,9 @@ def next_edges(node: Any) -> list[Edge]:
 
 
 def walk(starts: Iterable[Any], following: Callable[[Any], Iterable[Any]]) -> list[Any]:
-    """Return ``starts`` and all nodes that can be reached from them, each once.
+    """Return ``starts`` and all nodes that can be reached from these nodes, each once.
 
-    ``following`` returns the nodes to which one step leads from a node.
+    ``following`` returns the next nodes of a node.
     """
     reached: dict[Any, None] = {}
     todo = list(starts)
@@ -80,6 +81,6 @@ def leading_to(nodes: Iterable[Any], targets: Iterable[Any], stops: Collection[E
 
 
 def edges_behind(starts: Collection[Edge]) -> set[Edge]:
-    """Return ``starts`` and all edges along which gradients flow on from there."""
+    """Return ``starts`` and all edges along which gradients flow after an edge in ``starts``."""
     nodes = walk([node for node, _ in starts], lambda node: [target for target, _ in next_edges(node)])
     return {*starts, *(edge for node in nodes for edge in next_edges(node))}

@@ -4,8 +4,8 @@
     if x.sum() > 0:          # needs a value: a traced tensor has no values
     time.time()              # returns a different number at each call
 
-`EscapeGuard` sees each torch function that the program calls. If a table has the function, it raises an error, runs the
-call eagerly, or calls the handler of a quirk.
+`EscapeGuard` sees each torch function that the program calls. If a table contains the function, `EscapeGuard` raises an
+error, runs the compiled call eagerly, or calls the handler of a quirk. The table determines which of these it does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ _STEP = f'{_OUTSIDE}; to run a whole training step, use frontend="dynamo" or tor
 
 
 class Refused(NamedTuple):
-    """An operation that a graph cannot contain: its verb and name, the reason, a suggestion, and the error."""
+    """The parts of the error message for an operation that a graph cannot contain, and the class of the error.
+
+    ``operation`` is a verb and a name, for example "calls `numpy()` on". ``why`` is the reason.
+    """
 
     operation: str
     why: str = "a traced tensor has no memory"
@@ -75,9 +78,9 @@ CHANGES_SIZES = (
     Tensor.detach_, torch.detach_, Tensor.resize_, Tensor.resize_as_, torch.resize_as_, Tensor.as_strided_,
     torch.as_strided_, Tensor.set_,
 )  # fmt: skip
-#: Functions whose calls the quirk `kernels` corrects. The results of the first two groups may be contiguous in eager
-#: where the recorded ops return other strides. For the vectors of the third group, eager's backward checks values. In
-#: the fourth group, eager computes vectors only if a gradient needs them.
+#: Functions whose calls the quirk `kernels` corrects. The results of `CONTIGUOUS_IN_EAGER` and `MAX_POOLS` may be
+#: contiguous in eager where the recorded ops return other strides. For the vectors that `WITH_VECTORS` compute, eager's
+#: backward checks values. For `WITHOUT_VECTORS`, eager computes vectors only if a gradient needs them.
 CONTIGUOUS_IN_EAGER = (internals.ONE_HOT, functional.rrelu, torch.rrelu)
 MAX_POOLS = (torch.max_pool1d, functional.max_pool1d)
 _linalg = torch.linalg
@@ -87,8 +90,8 @@ WITHOUT_VECTORS = (
     torch.norm, Tensor.norm, torch.nuclear_norm,
 )  # fmt: skip
 _BY_OTHER_KERNELS = (*CONTIGUOUS_IN_EAGER, *MAX_POOLS, *WITH_VECTORS, *WITHOUT_VECTORS)
-#: Functions that must run eagerly, because functionalization gives them another result than eager. The keys are their
-#: names. The values are the id of a row of `aotlab.fallbacks`, and the values for the fields of its text.
+#: Functions that must run eagerly, because functionalization gives them another result than eager. Each name is mapped
+#: to the id of a row of `aotlab.fallbacks`, and to the values for the fields in braces in the row's sentence.
 EAGER_FUNCTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     **dict.fromkeys(
         ("unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "_unsafe_view"),
@@ -150,7 +153,7 @@ _SIZE_NEEDS_VALUES = {
 
 
 def is_captured(tensor: Tensor) -> bool:
-    """Tell whether a tensor is a real tensor that the function did not get as an argument (but from a closure, say)."""
+    """Tell whether a tensor is real, so that the traced function did not get it as an argument (but from a closure)."""
     is_traced = internals.is_functional(tensor) or isinstance(tensor, internals.FakeTensor)
     return not (is_traced or tensor.is_meta or internals.is_transformed(tensor))
 
@@ -159,8 +162,8 @@ def check_access(func: Any, tensor: Tensor, name: str | None) -> None:
     """Raise if the program calls ``func`` on a tensor and the trace cannot give the result that eager gives.
 
     `EscapeGuard` calls this for functions that read or change more than values. On a traced tensor, the functions in
-    `REFUSED_ON_TENSORS` are refused. On a captured tensor (see `is_captured`) all of them are refused. ``name`` is the
-    name of the tensor if it is an input, otherwise None.
+    `REFUSED_ON_TENSORS` are refused. On a captured tensor (see `is_captured`), every function for which `EscapeGuard`
+    calls this is refused. ``name`` is the name of the tensor if it is an input, otherwise None.
     """
     row = REFUSED_ON_TENSORS.get(func)
     if row is not None and internals.is_functional(tensor):
@@ -185,8 +188,8 @@ def check_access(func: Any, tensor: Tensor, name: str | None) -> None:
 def refuse_unguarded(name: str, *tensors: Any, **_: Any) -> NoReturn:
     """Raise an error. During the trace, this function replaces functions that no `TorchFunctionMode` sees.
 
-    ``name`` is the name of the replaced function. It uses a random generator (`torch.manual_seed`), or it swaps or
-    exports the memory of ``tensors``.
+    The replaced function has the name ``name``. It uses a random generator (as `torch.manual_seed` does), or it swaps
+    or exports the memory of ``tensors``.
     """
     of = " and ".join(called(tensor) for tensor in tensors if isinstance(tensor, Tensor))
     takes_memory = name in ("swap_tensors", "to_dlpack")
@@ -213,7 +216,8 @@ def check_unguarded_method(*args: Any, otherwise: Callable[..., Any], **kwargs: 
 
     No `TorchFunctionMode` sees these four methods, so this function replaces them during the trace. A graph cannot
     contain them: for example, ``apply_`` reads memory that a traced tensor does not have. All but ``set_`` also run
-    eagerly for a captured tensor (see `is_captured`). ``otherwise`` is the original method, which other tensors call.
+    eagerly for a captured tensor (see `is_captured`). ``otherwise`` is the original method, which
+    is called for other tensors.
     """
     name, tensors = otherwise.__name__, tensors_in((args, kwargs))
     if not any(internals.is_functional(tensor) or (is_captured(tensor) and name != "set_") for tensor in tensors):
@@ -239,7 +243,7 @@ def explain_escape(error: RuntimeError, func: Any, args: tuple[Any, ...], kwargs
     """Replace an error that torch raises about traced tensors by an error about the user's program.
 
     There are three such errors. The program wrote to a captured tensor, it called a function that accepts only bfloat16
-    in a trace, or it read the values of a traced tensor. For any other error, this function returns.
+    in a trace, or it read the values of a traced tensor. For any other error, this function does nothing.
     """
     text = str(error)
     if "functional tensor" in text:
@@ -259,15 +263,16 @@ def explain_escape(error: RuntimeError, func: Any, args: tuple[Any, ...], kwargs
 def explain_values_needed(
     error: errors.DataDependentError, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Reword ``error``, which the recorder raised because an op needs values, for the user.
+    """Change the message of ``error``, so that it names the function that the user called, and not the op.
 
-    The new text is about the function that the user called: ``func(*args, **kwargs)``.
+    The recorder raised ``error`` because an op needs the values of a tensor. The user called ``func(*args, **kwargs)``,
+    and this function called the op.
     """
     name, operands = op_name(func), tensors_in((args, kwargs))
     if name in ("__getitem__", "__setitem__") and len(args) > 1:
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
         bounds = [(part.start, part.stop, part.step) if isinstance(part, slice) else part for part in index]
-        operands = tensors_in(bounds) or operands[:1]  # it is the index whose values are needed
+        operands = tensors_in(bounds) or operands[:1]  # the values of the index are needed, not those of the tensor
     elif name in ("repeat_interleave", "masked_select"):
         operands = operands[1:] or operands
     operand_name = name_of(operands[0]) if len(operands) == 1 or (operands and name in _NEEDS_VALUES) else None

@@ -1,8 +1,8 @@
 """Give the results of decompositions the strides of the original op.
 
-A decomposition computes the right values, but its result may have other strides than eager's. They may differ only if
-an argument is not contiguous. Then the op itself is run on fake tensors, and the result of the decomposition gets the
-strides of that result.
+A decomposition computes the right values, but its result may have other strides than eager's result. The strides can
+differ only if an argument is not contiguous. In this case, the op itself is run on fake tensors, and the result of the
+decomposition gets the strides of the op's fake result.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def with_strides_of(result: Any, fake: Any, record: Record) -> Any:
     ``result`` may be a tensor or a structure of tensors. Each tensor with other strides is copied.
     """
     tensors, fakes = list(tensors_in(result)), list(tensors_in(fake))
-    if len(tensors) != len(fakes):  # one of the two does not return all optional results
+    if len(tensors) != len(fakes):  # the op or the decomposition leaves out optional results, so no pairs can be formed
         return result
     copies = {id(tensor): _copied(tensor, like, record) for tensor, like in zip(tensors, fakes, strict=True)}
     if all(copies[id(tensor)] is tensor for tensor in tensors):
@@ -42,7 +42,7 @@ def with_strides_of(result: Any, fake: Any, record: Record) -> Any:
 
 
 def order_of_memory(tensor: Tensor) -> tuple[int, ...] | None:
-    """Return the dimensions, the largest stride first, or None if ``tensor`` is not dense and non-overlapping."""
+    """Return the dimensions in descending order of stride, or None if ``tensor`` is not dense and non-overlapping."""
     sizes, strides = tensor.shape, tensor.stride()
     order = tuple(sorted(range(tensor.dim()), key=lambda d: (-strides[d], sizes[d] == 1)))
     expected = 1

@@ -25,7 +25,7 @@ _library = torch.library.Library("aotlab", "FRAGMENT")
 def written_arguments(op: Any) -> tuple[int, ...]:
     """Return the positions of the arguments that a custom op writes.
 
-    The result is empty for torch's own ops, and for an op of which this module cannot make a functional form.
+    The result is empty for torch's own ops, and for an op for which this module cannot make a functional form.
     """
     if not isinstance(op, OpOverload) or op.namespace in ("aten", "prim", "prims", "aotlab"):
         return ()
@@ -56,7 +56,10 @@ def functional_form(op: OpOverload) -> OpOverload:
 
 
 def arguments_of(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Put the arguments in the order of the schema; keyword-only arguments stay keyword arguments."""
+    """Return the positional arguments in the order of the schema, and the keyword-only arguments by name.
+
+    A positional argument that is missing from the call gets its default value.
+    """
     keyword_args, positional = dict(kwargs), list(args)
     for each in op._schema.arguments[len(args) :]:
         if not each.kwarg_only:

@@ -35,7 +35,7 @@ class Tangents:
     """The tangents of a trace: one per root, then one per cut edge.
 
     ``fakes`` are the fake tensors, and ``wrappers`` are traced tensors around them, which are passed to autograd.
-    ``of_entries`` has for each segment the numbers of its tangents, in the order of ``Segment.entries``.
+    ``of_entries`` has for each segment the indices of its tangents in ``fakes``, in the order of ``Segment.entries``.
     """
 
     fakes: Sequence[Tensor]
@@ -46,8 +46,8 @@ class Tangents:
 def tangent_like(recorder: Recorder, value: Tensor) -> Tensor:
     """Make a fake tensor for the gradient of ``value``.
 
-    It has the strides of ``value``, or contiguous strides if elements of ``value`` share memory (after ``expand`` or
-    ``unfold``).
+    The fake tensor has the strides of ``value``, or contiguous strides if elements of ``value`` share memory (after
+    ``expand`` or ``unfold``).
     """
     shared = may_overlap_itself(value.shape, value.stride())
     strides = torch.empty(value.shape, device="meta").stride() if shared else value.stride()
@@ -57,7 +57,7 @@ def tangent_like(recorder: Recorder, value: Tensor) -> Tensor:
 def fake_gradient(
     recorder: Recorder, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Make a fake tensor for a gradient that the backward receives, and register it on the tape."""
+    """Make a fake tensor for a gradient that a backward receives, and register this tensor on the tape."""
     return recorder.tape.enter(internals.new_fake(recorder.fake_mode, shape, strides, dtype, device))
 
 
@@ -68,20 +68,22 @@ class Deriver:
     - ``slots`` lists for each segment the exits whose gradients its backward returns, in order (see
       `aotlab.trace.segments`). If a slot is None, the gradient there is always None.
     - ``holder`` returns a context manager in which the parameters of the user's modules are replaced by traced tensors.
-      A checkpoint that runs its function again in the backward needs them.
+      A checkpoint that runs its function again in the backward needs these traced tensors.
     - ``full`` has, by segment, the gradients of its backward with all tangents defined. A segment is added when that
       backward has been derived.
     - ``leaf_order`` has the edges of the leaves, in the order in which autograd computed their gradients. It is empty
       if there are several segments.
-    - ``checkpoint_caches`` are the caches of selective checkpoints. A backward uses up such a cache.
+    - ``checkpoint_caches`` are the caches of selective checkpoints. A backward takes the values out of such a cache.
 
-    If a checkpoint writes an input, for example the statistics of a batch norm, the backward writes this input again:
+    A checkpoint runs its function again in the backward. If this function writes an input, for example the statistics
+    of a batch norm, the backward writes the input again. Three fields, whose keys are indices of kept inputs, concern
+    such inputs:
 
-    - ``writable`` has, by number, the traced tensors of the inputs that a checkpoint may write in the backward.
-    - ``live`` are the writable inputs that a backward read or wrote. A backward receives their current values as extra
+    - ``writable`` has the traced tensors of the inputs that a checkpoint may write in the backward.
+    - ``live`` has the writable inputs that a backward read or wrote. A backward receives their current values as extra
       arguments. ``live`` has for each of these inputs a fake tensor for the current value, and whether the write
       changes the version counter.
-    - ``segments_using`` has for each live input the numbers of the segments whose backward reads or writes it.
+    - ``segments_using`` has for each live input the indices of the segments whose backward reads or writes the input.
     """
 
     recorder: Recorder
@@ -100,11 +102,11 @@ class Deriver:
 
     @property
     def live_inputs(self) -> list[tuple[str, Tensor]]:
-        """The placeholders for the live inputs, as pairs (name, fake tensor). They follow the tangents."""
+        """The placeholders for the live inputs, as pairs (name, fake tensor). In a graph, they follow the tangents."""
         return [(f"tangents_live_{k}", fake) for k, (fake, _) in self.live.items()]
 
     def tangent_wrappers(self, number: int, pattern: Pattern) -> list[Tensor | None]:
-        """Return the traced tensors with which autograd runs the backward of segment ``number``: its tangents.
+        """Return the traced tangents from which autograd runs the backward of segment ``number``.
 
         The result has None in the place of each tangent that is not defined in ``pattern``.
         """
@@ -177,16 +179,17 @@ class Deriver:
         for k in touched_inputs:
             self.segments_using.setdefault(k, set()).add(number)
         for operation in new_operations if new_live else ():
-            operation.sequence = None  # these ops are recorded again when the caller repeats this call
+            operation.sequence = None  # the caller repeats this call, and then these ops are recorded again
         return gradients
 
     @contextmanager
     def recording(self, *, autocast: bool) -> Iterator[dict[int, Tensor]]:
         """Return a context manager in which the recorder records the ops of a backward.
 
-        It yields the values of the ``writable`` inputs at the beginning of the block. After the block, these inputs
-        have their values from the end of the forward again. It raises if an op with side effects was recorded and not
-        chained by tokens, or if an op drew random numbers. (A checkpoint may repeat the random numbers of the forward.)
+        The context manager yields the values that the ``writable`` inputs have at the beginning of the block. After the
+        block, it gives these inputs the values that they had at the end of the forward. Then it raises if an op with
+        side effects was recorded and not chained by tokens, or if an op drew random numbers. (A checkpoint may repeat
+        the random numbers of the forward.)
         """
         operations = self.recorder.tape.operations
         first = len(operations)
@@ -215,7 +218,7 @@ class Deriver:
             self._set_writable_values(forward_values)
             self.recorder.phase = "forward"
             if autocast:
-                torch.clear_autocast_cache()  # otherwise a later function would get traced tensors from it
+                torch.clear_autocast_cache()  # otherwise code after the trace would get traced tensors from the cache
         effects_in(operations[first:], DoubleBackwardError)
         for operation in operations[first:]:
             if operation.is_random and operation.is_impure:
@@ -317,8 +320,8 @@ def run_node(
 ) -> dict[int, Tensor]:
     """Run one node of a segment, and return its gradients by their index in ``next_functions``.
 
-    ``buffer`` maps the number of a forward output of the node to the sum of the gradients for it. Only gradients that
-    flow to nodes of the segment or along the edges in ``stops`` are computed.
+    ``buffer`` maps the index of a forward output of the node to the sum of the gradients for this output. Only
+    gradients that flow to nodes of the segment or along the edges in ``stops`` are computed.
     """
     needed_edges = [(i, e) for i, e in enumerate(node.next_functions) if e[0] and (e in stops or segment.has(e[0]))]
     if not buffer or not needed_edges:

@@ -37,7 +37,7 @@ def names_of_effects(operations: Sequence[Operation], phase: Phase) -> tuple[str
 
 
 def effects_in(operations: Sequence[Operation], error: type[RefusedError] | None = None) -> list[Operation]:
-    """Return the ops with side effects among ``operations``; raise ``error`` if it is given and there is such an op."""
+    """Return the ops with side effects among ``operations``. If ``error`` is given, raise it if there is such an op."""
     effectful = [each for each in operations if may_have_effects(each.target) and internals.has_effects(each.target)]
     if effectful and error:
         fact = f"a backward calls `{effectful[0].target}`, which has side effects"
@@ -48,10 +48,10 @@ def effects_in(operations: Sequence[Operation], error: type[RefusedError] | None
 def chain_backward_effects(recorder: Recorder, segment: Segment, gradients: dict[Exit, Tensor], first: int) -> None:
     """Chain the ops with side effects of a segment's backward by tokens.
 
-    The ops of this backward begin at index ``first`` of the tape. ``gradients`` are its results, by exit; one of them
-    is replaced by a clone that takes the last token. Run eagerly if an op with side effects is needed for some
-    gradients and not for others. Eager runs only the nodes that the requested gradients need, and the trace does not
-    know yet which gradients the caller will request.
+    The ops of this backward begin at index ``first`` of the tape. ``gradients`` are the results of the backward, by
+    exit. One of them is replaced by a clone that takes the last token. Run eagerly if an op with side effects is needed
+    for some gradients and not for others. The reason: eager runs only the nodes that the requested gradients need, but
+    the caller chooses these gradients after the trace.
     """
     effectful = effects_in(recorder.tape.operations[first:])
     if not effectful:

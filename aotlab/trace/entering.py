@@ -57,11 +57,12 @@ def enter_inputs(
 
 
 def _windows(recorder: Recorder, base: Base, members: Sequence[Tensor]) -> list[Tensor]:
-    """Make the traced tensor of a base, and return its windows, one per member. They replace the members in the trace.
+    """Make the traced tensor of a base, and return its windows.
 
-    The recorder records the view ops that make the windows. The windows share memory and a version counter, but they
-    have no common autograd history. Therefore no member may be a view that requires grad. A lazy conjugate cannot be a
-    window either. If a member cannot be a window, the result is empty.
+    ``members`` are the caller's tensors that share the memory of the base. The result has one window per member, which
+    replaces this tensor in the trace. The recorder records the view ops that make the windows. The windows share
+    memory and a version counter, but they have no common autograd history. Therefore no member may be a view that
+    requires grad. A lazy conjugate cannot be a window either. If a member cannot be a window, the result is empty.
     """
     first = members[0]
     origin = internals.address_of(first) + base.shift
@@ -115,10 +116,16 @@ def _unexpanded_sizes(tensor: Tensor) -> list[int]:
 def placeholders_of(
     findings: Findings, writes: Sequence[Write], *, training: bool
 ) -> tuple[list[tuple[str, Any]], list[int | Base | SizeOf]]:
-    """Return the inputs of the graph as (name, fake tensor) pairs, and for each the origin of its run-time value.
+    """Return the placeholders of the graph as pairs (name, fake tensor or symbolic size), and the origin of each.
 
-    The inputs are the tensors among the flat arguments; the origin of such an input is its position. If an input is
-    written, its synthetic base (if it has one) replaces all members of the base. Symbolic sizes come last.
+    The origin says where the run-time value of a placeholder comes from. There are three kinds:
+
+    - The position of a flat argument that is a tensor.
+    - A synthetic base. If ``writes``, the write-backs of the epilogue, include a window of a base, then the base
+      replaces all of its windows.
+    - A `SizeOf`, for a symbolic size. The symbolic sizes come last.
+
+    ``training`` says whether there is a backward. The names of the placeholders are upstream's, which depend on this.
     """
     dedupe, inputs = findings.dedupe, findings.inputs
     tape, fake_mode = findings.recorder.tape, findings.recorder.fake_mode

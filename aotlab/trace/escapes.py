@@ -30,9 +30,9 @@ class EscapeGuard(TorchFunctionMode):
     """A function mode that refuses operations that a graph cannot contain (see `aotlab.trace.boundary`).
 
     It also passes each write to `aotlab.trace.write_calls`, and each function that a quirk claims to that quirk.
-    ``hooks`` are the hooks that the function registered, by the id of their handle. Each compiled call registers them.
-    ``storages`` and ``inputs`` describe the traced inputs; they are empty while a backward is derived. ``claims`` maps
-    each claimed function to the handler of a quirk.
+    ``hooks`` are the hooks that the function registered, by the id of their handle. Each compiled call registers them
+    again. ``storages`` and ``inputs`` describe the traced inputs. Both are empty while a backward is derived.
+    ``claims`` maps each claimed function to the handler of a quirk.
     """
 
     def __init__(
@@ -51,7 +51,8 @@ class EscapeGuard(TorchFunctionMode):
         self._unknown_histories = {item.storage for item in inputs if internals.is_leaf_by_its_base(item.real)}
         self._claims = claims or {}
         self._inference = torch.is_inference_mode_enabled()
-        self._refusal: Exception | None = None  # raised again at the end, because the program may catch it
+        # The first refusal. It is raised again at the end, because the program may catch it.
+        self._refusal: Exception | None = None
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function that may write to its arguments (see `aotlab.trace.write_calls.run`). Quirks use this too."""
@@ -69,13 +70,13 @@ class EscapeGuard(TorchFunctionMode):
         return handler(self, func, args, kwargs)
 
     def hooks_of(self, tensor: Tensor) -> list[Hook]:
-        """Return the hooks that were registered on a traced tensor, including those from before a write to it."""
+        """Return the hooks that were registered on a traced tensor, including those from before its last write."""
         return [hook for hook in self.hooks.values() if hook.tensor is tensor]
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        # in hooks of a backward this mode is active twice; the other one must not see the engine's own calls
+        # in hooks of a backward two of these modes are active, and the other one must not see the engine's own calls
         with internals.disable_torch_function():
             self.storage_notes.check_uses((args, kwargs))
         try:
@@ -92,7 +93,7 @@ class EscapeGuard(TorchFunctionMode):
             self.storage_notes.note_views(result, (args, kwargs))
             if func in _MAKES_ALIASES and args and internals.is_functional(args[0]):
                 self.storage_notes.aliased.add(internals.storage_key(args[0]))
-                if self._inference and func == _READS_DATA:  # a write through it changes no version counter
+                if self._inference and func == _READS_DATA:  # a write to the result changes no counter
                     self.storage_notes.forbid_writes(args[0], "has its `.data` read under inference_mode")
         return result
 
@@ -123,7 +124,7 @@ class EscapeGuard(TorchFunctionMode):
         result = self.run(func, args, kwargs)
         if func in _SEES_AS_DTYPE:
             if result.element_size() != first.element_size():
-                self.check_strides(first)  # a view as a dtype of another size is allowed for some strides only
+                self.check_strides(first)  # torch allows a view as a dtype of another size only for some strides
             self.storage_notes.note_dtype_view(first, result)
         return result
 
@@ -135,7 +136,7 @@ class EscapeGuard(TorchFunctionMode):
             self.storage_notes.autograd_state_read.add(key)
             if key in self._unknown_histories and func in _LETS_REQUIRE_GRAD | _READS_HISTORY:
                 raise RunEagerly("history-of-no-grad-view", name=self._called(tensor, "a view"), at=user_line())
-            if func in _LETS_REQUIRE_GRAD and is_view:  # it would be a leaf, but a write to its base would change it
+            if func in _LETS_REQUIRE_GRAD and is_view:  # it would be a leaf that a write to its base changes
                 raise RunEagerly("view-set-to-require-grad", name=self._called(tensor, "a view"), at=user_line())
         item = self.inputs.get(id(tensor))
         if func not in _READS_HISTORY:
@@ -148,7 +149,7 @@ class EscapeGuard(TorchFunctionMode):
             raise RunEagerly("reads-uncertain-strides", name=name, at=user_line())
 
     def __enter__(self) -> EscapeGuard:
-        """Enter the mode, and replace the functions that no `TorchFunctionMode` sees until the end of the block."""
+        """Enter the mode. For the length of the block, replace the functions that no `TorchFunctionMode` sees."""
         super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
         self._replaced = internals.replace_unguarded(
             boundary.refuse_unguarded,
@@ -179,9 +180,10 @@ Handler = Callable[[EscapeGuard, Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def _refuse_saved_hooks(*hooks: Any) -> NoReturn:
-    """Run eagerly because the program sets ``saved_tensors_hooks``. This replaces torch's function that sets them.
+    """Run eagerly because the program sets ``saved_tensors_hooks``.
 
-    Autograd calls these hooks whenever it saves or unpacks a tensor, and a compiled call saves other tensors.
+    During the trace, this function replaces torch's function that sets these hooks. Autograd calls the hooks
+    whenever it saves or unpacks a tensor, and a compiled call saves other tensors.
     """
     raise RunEagerly("saved-tensors-hooks-inside", at=user_line())
 

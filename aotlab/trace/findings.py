@@ -32,11 +32,12 @@ class Findings:
     out_spec: Any
     #: The grad mode after the function, or None if the function did not change it.
     left_grad_mode: bool | None
-    #: The kept inputs whose storage offset the function read.
+    #: The indices of the kept inputs whose storage offset the function read.
     offsets_read: tuple[int, ...]
     #: The hooks that the function registered.
     hooks: Sequence[Hook]
     #: Notes on when the function made views of inputs, and when it wrote to inputs.
     storage_notes: StorageNotes
-    #: Returns a context manager in which the user's modules have the traced parameters and buffers (`Target.holder`).
+    #: A function that returns a context manager in which the user's modules hold the traced parameters and buffers
+    #: (`Target.holder`).
     holder: Callable[[], AbstractContextManager[None]]

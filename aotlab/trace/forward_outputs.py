@@ -22,8 +22,8 @@ from aotlab.trace.write_calls import overlaps_itself
 class Returned:
     """One output of the forward graph.
 
-    ``source`` and ``index`` say which tensor it is, for example the mutated input number 2. ``value`` is its fake
-    tensor. ``root`` is the traced tensor from which gradients are computed, or None if the output does not require
+    ``source`` and ``index`` say which tensor it is, for example the mutated input with the index 2. ``value`` is its
+    fake tensor. ``root`` is the traced tensor from which gradients are computed, or None if the output does not require
     grad. ``label`` names the output in messages.
     """
 
@@ -99,8 +99,8 @@ def writes_of(inputs: Sequence[TracedInput], infos: Sequence[InputAliasInfo]) ->
 def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> ForwardOutputs:
     """Choose the forward graph's outputs.
 
-    With ``keep_input_mutations``, the graph itself writes the mutated inputs, unless something can be differentiated or
-    the result would differ from eager's. Otherwise it returns their new values, and the epilogue writes them.
+    With ``keep_input_mutations``, the graph itself writes the mutated inputs, unless an output requires grad or the
+    result would differ from eager's. Otherwise the graph returns their new values, and the epilogue writes these back.
     """
     inputs, infos, outputs = findings.inputs, findings.infos, findings.outputs
     finals = [internals.from_functional(item.wrapper) for item in inputs]
@@ -120,7 +120,7 @@ def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> Forwar
     unfit = not any(info.moves_version for info in infos) or any(info.precedes_write for info in outputs.infos)
     unfit = unfit or any(operation.may_raise_late for operation in early)
     if keep_input_mutations and not unfit and all(item.root is None for item in (*new_values, *results)):
-        # a write in the graph changes the version counter; if eager's write does not, the epilogue writes
+        # A write in the graph changes the version counter. If eager's write does not, the epilogue writes the input.
         infos = tuple(
             replace(info, keep_input_mutations=True) if info.moves_version and item.base is None else info
             for info, item in zip(infos, inputs, strict=True)

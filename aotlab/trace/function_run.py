@@ -31,7 +31,7 @@ from aotlab.trace.storage_notes import InputStorage
 def run_function(
     call: Call, dedupe: DedupeRecord, recorder: Recorder, inputs: list[TracedInput], quirks: Sequence[Quirk]
 ) -> Findings:
-    """Run the function under the recorder; then read the mutations and the outputs from the traced tensors."""
+    """Run the function under the recorder. Then read the mutations and the outputs from the traced tensors."""
     values = list(call.values)
     for position, source in zip(dedupe.positions, dedupe.source, strict=True):
         values[position] = inputs[source].wrapper
@@ -87,7 +87,7 @@ def _check_counters(
     call: Call, dedupe: DedupeRecord, inputs: Sequence[TracedInput], infos: Sequence[InputAliasInfo],
     outputs: Outputs, escapes: EscapeGuard,
 ) -> None:  # fmt: skip
-    """Run eagerly if a written input shares a version counter with an input in other memory and autograd checks it.
+    """Run eagerly if inputs in different memory share a version counter, one is written, and autograd checks it.
 
         flat = torch.zeros(8)
         a, b = flat[:4].detach().requires_grad_(), flat[4:].detach()
@@ -120,7 +120,7 @@ def _escape_guard(inputs: Sequence[TracedInput], quirks: Sequence[Quirk]) -> Esc
 
 
 def _input_infos(recorder: Recorder, inputs: list[TracedInput]) -> tuple[InputAliasInfo, ...]:
-    """Describe the mutations of each input; run eagerly if the epilogue could not repeat one."""
+    """Describe the mutations of each input; run eagerly if the epilogue cannot repeat a mutation."""
     storages = StorageNumbers()
     infos = tuple(input_info(k, item, recorder.tape, storages) for k, item in enumerate(inputs))
     for info, item in zip(infos, inputs, strict=True):

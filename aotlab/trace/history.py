@@ -1,6 +1,6 @@
-"""The traced autograd graph: the tensors that its nodes keep for the backward, and the nodes that gradients reach.
+"""The traced autograd graph: the tensors that its nodes save for the backward, and the nodes that gradients reach.
 
-A set of nodes is stored as a bit mask. `node_bits` gives each node that saves tensors the number of its bit.
+A set of nodes is stored as a bit mask. `node_bits` maps each node that saves tensors to the index of its bit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aotlab.trace.tape import Tape, tensors_in
 def keeping_masks(
     bits: Mapping[Any, int], tensors: Sequence[Tensor], hidden_saved: Mapping[Any, Sequence[Tensor]]
 ) -> list[int]:
-    """Return for each of ``tensors`` a mask of the autograd nodes that keep it or an alias of it.
+    """Return for each of ``tensors`` a mask of the autograd nodes that save the tensor or an alias of it.
 
     In eager, the backward of such a node raises if the caller writes to the tensor after the call. The compiled
     backward must raise too, even if the compiled forward saved other tensors. ``bits`` is the result of `node_bits`.
@@ -45,8 +45,10 @@ def keeping_masks(
 def hidden_read_masks(tape: Tape, nodes: Iterable[Any], bits: Mapping[Any, int]) -> dict[int, int]:
     """Return, by storage key, a mask of the custom Functions and checkpoints whose backward reads the storage.
 
-    Their backward may read tensors that they did not save through autograd. Eager then reads the current value. The
-    compiled forward saves the value of the call, so a write to the tensor after the call must raise.
+    Their backward may read tensors that they did not save through autograd. In eager, it then reads the current value
+    of the tensor. The compiled forward saves the value that the tensor has at the call. So the compiled backward must
+    raise if the tensor was written after the call. ``nodes`` are the nodes to consider, and ``bits`` is the result of
+    `node_bits`.
     """
     masks = {
         internals.sequence_of(node): 1 << bits[node] if node in bits else LASTING
@@ -65,10 +67,10 @@ def hidden_read_masks(tape: Tape, nodes: Iterable[Any], bits: Mapping[Any, int])
 
 
 def kept_entries(segment: Segment, nodes: Iterable[Any]) -> tuple[int, ...]:
-    """Return the numbers of the segment's entries whose tensors a node keeps together with their autograd history.
+    """Return the indices of the segment's entries whose tensors a node holds together with their autograd history.
 
-    Considered are ``nodes``, and the custom Functions of the segment that keep tensors outside of autograd. If Python
-    cannot read which tensors a node keeps, all tensors that it might keep are included.
+    The search covers ``nodes``, and the custom Functions of the segment that store tensors outside of autograd. If
+    Python cannot read which tensors a node holds, the result includes all tensors that the node might hold.
     """
     unsaved = (node for node in nodes_of(segment) if internals.keeps_unsaved(node))
     kept_edges = {edge for node in (*nodes, *unsaved) for edge in _edges_kept(node, segment)}
@@ -76,12 +78,12 @@ def kept_entries(segment: Segment, nodes: Iterable[Any]) -> tuple[int, ...]:
 
 
 def _edges_kept(node: Any, segment: Segment) -> list[Edge]:
-    """Return the edges of the tensors that a node keeps, or might keep if Python cannot read its saved tensors."""
+    """Return the edges of the tensors that a node holds, or might hold if Python cannot read its saved tensors."""
     tensors = list(internals.saved_tensors_of(node))
     if internals.is_custom_function_node(node):
         tensors += tensors_in(list(vars(node).values()))
     edges: list[Edge] = [(tensor.grad_fn, tensor.output_nr) for tensor in tensors if tensor.requires_grad]
-    if internals.is_copy_slices(node):  # this node may keep the view that was written
+    if internals.is_copy_slices(node):  # this node may hold the view that was written
         edges += [edge for edge in segment.entries if any(behind[0] is node for behind in next_edges(edge[0]))]
     if internals.is_copy_slices(node) or internals.is_checkpointed(node):
         edges += [edge for edge in segment.entries if edge[0] is node]
@@ -89,14 +91,15 @@ def _edges_kept(node: Any, segment: Segment) -> list[Edge]:
     return edges
 
 
-#: Bit 0 of a mask: a node keeps values that autograd does not free after a backward. The bits of the nodes follow.
+#: Bit 0 of a mask. It says that a node holds values that autograd does not free after a backward. The higher bits are
+#: those of the nodes.
 LASTING = 1
 
 
 def node_bits(segments: Sequence[Segment]) -> dict[Any, int]:
-    """Return, for each autograd node that saves tensors, the number of its bit in masks.
+    """Map each autograd node that saves tensors to the index of its bit in masks.
 
-    If there is only one entry, all nodes have the same number, because a backward reaches all of them or none.
+    If all segments together have only one entry, all nodes share one bit, because a backward reaches all nodes or none.
     """
     lone = sum(len(segment.entries) for segment in segments) == 1
     bits: dict[Any, int] = {}
@@ -117,8 +120,8 @@ def classify_nodes(segments: Sequence[Segment]) -> tuple[list[Any], list[Any], l
     """Return three lists of the autograd nodes of all segments: nodes of custom Functions, hidden nodes, lost nodes.
 
     From a hidden node, gradients reach an end that the caller cannot see: a leaf that the function made, or a node
-    without next nodes. From a lost node, gradients reach only such ends. Eager runs such nodes, but a compiled backward
-    does not run the lost ones, because it computes only the gradients that the caller can see.
+    without next nodes. From a lost node, gradients reach only such ends. Eager runs all these nodes. But a compiled
+    backward does not run the lost ones, because it computes only the gradients that the caller can see.
     """
     stops = {edge for segment in segments for edge in segment.inputs}
     starts = [node for segment in segments for node, _ in segment.entries if (node, 0) not in stops]
@@ -150,8 +153,8 @@ def nodes_to_exits(segment: Segment, exits: Sequence[Exit]) -> list[Any]:
 def state_masks(segments: Sequence[Segment], bits: Mapping[Any, int]) -> list[list[int]]:
     """Return for each entry of each segment a mask of the nodes that gradients reach from it within the segment.
 
-    The mask has the bits of the nodes in ``bits``. It also has `LASTING` if a custom Function among the nodes keeps
-    values outside of autograd, which no backward frees.
+    ``bits`` is the result of `node_bits`. The mask also has the bit `LASTING` if a custom Function among the nodes
+    stores values outside of autograd, because no backward frees such values.
     """
 
     def mask(nodes: Sequence[Any]) -> int:

@@ -76,7 +76,10 @@ class TracedInput:
 def enter_input(
     tape: Tape, fake_mode: FakeTensorMode, name: str, real: Tensor, fake: Tensor | None = None
 ) -> TracedInput:
-    """Make the traced tensor of one input that shares no memory with another."""
+    """Make the traced tensor of one input that shares no memory with another.
+
+    ``fake`` is the fake tensor of the input if it has symbolic sizes. If ``fake`` is None, it is made here.
+    """
     # A tensor that requires grad, and is no inference tensor, is entered outside of inference mode, because in eager
     # its views require grad even under inference_mode.
     ordinary = real.requires_grad and not internals.is_inference(real)
@@ -169,8 +172,8 @@ def input_info(index: int, item: TracedInput, tape: Tape, storages: StorageNumbe
         mutates_data=mutated,
         mutates_metadata=bool(item.steps),
         metadata_steps=tuple(item.steps),
-        # torch does not record which writes went through `detach()` or `.data`; but such a write leaves `grad_fn` as
-        # it was
+        # torch does not record which writes went through `detach()` or `.data`. But such a write does not change
+        # `grad_fn`, so it is recognized by that.
         mutations_hidden_from_autograd=mutated and requires_grad and not visible and not under_no_grad,
         mutations_under_no_grad_or_inference_mode=under_no_grad,
         moves_version=moved,

@@ -154,8 +154,11 @@ def _differentiate(
 ) -> tuple[list[list[bool]], dict[Source, int]]:
     """Differentiate all segments, and run eagerly if the compiled backward would differ from eager's.
 
-    Return for each slot of each segment whether a gradient can reach it. Also return, for each input and output that
-    autograd nodes keep, a mask of these nodes.
+    ``bits`` is the result of `aotlab.trace.history.node_bits`: it maps autograd nodes to the indices of their bits.
+
+    Return two results. The first says for each slot of each segment whether a gradient can reach the slot. The second
+    has a mask for each input and output that the backward of an autograd node may read. The mask has the bits of the
+    nodes that save the tensor, or that read it in their backward without saving it.
     """
     all_segments, has_checkpoints = deriver.segments, findings.recorder.has_checkpoints
     custom, hidden, lost = classify_nodes(all_segments)
@@ -227,14 +230,14 @@ def _differentiate_all(deriver: Deriver) -> list[list[bool]]:
             if deriver.recorder.has_checkpoints:
                 _check_checkpoint_repeats(deriver, number, operations[first:], gradients)
             # If a gradient is None, its slot may still be connected: a custom Function may return None for a tensor
-            # that it keeps, and the second-order backward may send a gradient to that tensor.
+            # that it holds, and the second-order backward may send a gradient to that tensor.
             reached = reachable_stops(segment) if None in gradients else set()
-            # `gradients` is longer: after the gradients come new values of inputs
+            # `gradients` is longer than the slots: after the gradients come new values of inputs
             pairs = zip(gradients, deriver.slots[number], strict=False)
             connected.append([g is not None or (exit_ is not None and exit_[0] in reached) for g, exit_ in pairs])
         except (RefusedError, TraceEnds):
             raise
-        except Untraceable as error:  # the trace's shortcoming, not an error that eager's backward raises
+        except Untraceable as error:  # the trace cannot represent the backward, but eager can run it
             raise TraceFailed(str(error)) from error
         except Exception as error:  # whatever the traced program's backward raises
             if "use_reentrant=True" in str(error):
@@ -336,7 +339,7 @@ def _slots(
     sources: Sequence[int | Base | SizeOf],
     kept_positions: Sequence[int],
 ) -> list[list[Exit | None]]:
-    """Return the slots of each segment: its exits, in the order in which its backward returns gradients.
+    """Return the slots of each segment: its exits, in the order in which the segment's backward returns gradients.
 
     If there is only one segment, the slots have the order of the graph's inputs. A graph input without a gradient has
     the slot None. ``edge_sources`` are the run-time values of edges. ``sources`` are the origins of the graph's inputs,
@@ -392,7 +395,7 @@ def _autograd_nodes(trace: Trace, roots: Sequence[Returned]) -> tuple[AutogradNo
     for number, segment in enumerate(trace.segments):
         makes = [roots[n].label for n in segment.roots]
         if len(segment.entries) > len(segment.roots):
-            makes.append("what other nodes use")
+            makes.append("values for other nodes")
         to = [exit_ and ends.get(exit_[0], "nothing that the caller sees") for exit_ in trace.slots[number]]
         gradients = (*to, *(None for _ in trace.deriver.live))  # after the gradients come new values of inputs
         goes_to = tuple(dict.fromkeys(filter(None, gradients)))

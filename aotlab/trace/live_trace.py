@@ -36,7 +36,7 @@ class GraphInputs:
     #: value: the position of a flat argument, a synthetic base, or a size of an argument.
     placeholders: Sequence[tuple[str, Any]]
     sources: Sequence[int | Base | SizeOf]
-    #: The kept inputs whose storage offset the function read.
+    #: The indices of the kept inputs whose storage offset the function read.
     offsets_read: Sequence[int]
 
 
@@ -44,8 +44,9 @@ class GraphInputs:
 class ProgramOutputs:
     """The outputs of the user's function.
 
-    ``spec`` is their pytree structure. ``constants`` has, by number, the outputs that are not tensors. If the epilogue
-    makes output ``i`` as a view of output ``j``, and ``j`` is itself a view, then ``parent_outputs[i]`` is ``j``.
+    ``spec`` is their pytree structure. ``constants`` has, by index, the outputs that are not tensors. If the epilogue
+    makes output ``i`` as a view of output ``j``, and output ``j`` is itself a view, then ``parent_outputs[i]`` is
+    ``j``.
     """
 
     spec: Any
@@ -63,23 +64,25 @@ class SideEffects:
     hooks: Sequence[tuple[Source, Callable[..., Any]]]
     #: The quirks of the trace, which may add lines to the run-time function.
     quirks: Sequence[Quirk]
-    #: The inputs with views that must not be used after the input is written.
+    #: The indices of the inputs with views that must not be used after the input is written.
     fragile_views: frozenset[int]
-    #: The inputs whose views were made, or used, while grad mode was off.
+    #: The indices of the inputs whose views were made, or used, while grad mode was off.
     viewed_under_no_grad: frozenset[int]
-    #: The inputs whose autograd state (`is_leaf` or `grad_fn`, for example) the function read.
+    #: The indices of the inputs whose autograd state (`is_leaf` or `grad_fn`, for example) the function read.
     autograd_state_read: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavingNodes:
-    """The autograd nodes that keep tensors for the backward.
+    """The autograd nodes that save tensors for the backward.
 
-    ``bits`` gives each node the number of its bit in the masks. ``masks`` has for each entry of each segment the mask
-    of the nodes that gradients reach from it. ``watch`` has the inputs and outputs that such nodes keep, or read in
-    their backward without saving them, each with the mask of these nodes. If the caller writes such a tensor after the
-    call, the backward must raise as in eager. ``once`` has for each selective checkpoint the mask of its nodes: one
-    backward through such a node uses up the checkpoint's cache.
+    - ``bits`` maps each node to the index of its bit in the masks.
+    - ``masks`` has for each entry of each segment the mask of the nodes that gradients reach from it.
+    - ``watch`` has the inputs and outputs that the backward of a node reads. The mask of such a tensor has the nodes
+      that save it, or that read it in their backward without saving it. If the caller writes the tensor after the call,
+      a backward through these nodes must raise, as in eager.
+    - ``once`` has for each selective checkpoint the mask of its nodes. One backward through such a node empties the
+      checkpoint's cache, so a second one must raise.
     """
 
     bits: Mapping[Any, int]
@@ -92,8 +95,8 @@ class SavingNodes:
 class Trace:
     """The result of one run of the function, with live tensors and autograd nodes.
 
-    A compiled entry keeps it, so that further backwards can be derived later: for other defined tangents, for other
-    strides, or of higher order.
+    A compiled entry holds the trace, because more backwards may be derived from it later: backwards for other defined
+    tangents, for other strides, or of higher order.
     """
 
     call_name: str
@@ -103,7 +106,7 @@ class Trace:
     outputs: ProgramOutputs
     side_effects: SideEffects
     #: The fake tensors of the forward graph's outputs: first the new values for ``writes`` (the epilogue's
-    #: write-backs), then the user's outputs whose numbers are ``returned_outputs``, then the intermediate bases.
+    #: write-backs), then the user's outputs with the indices ``returned_outputs``, then the intermediate bases.
     forward_outputs: Sequence[Tensor]
     returned_outputs: Sequence[int]
     writes: Sequence[Write]
@@ -174,7 +177,8 @@ class Trace:
     def written_views(self) -> set[Edge]:
         """The edges of outputs that are views, and into whose memory the function wrote.
 
-        The autograd node of such a write may keep the view with its history. A second-order backward may then reach it.
+        The autograd node of such a write may save the view together with the view's autograd history. A second-order
+        backward may then reach this history.
         """
         return {
             edge
@@ -197,10 +201,10 @@ class Trace:
         return self.forward_outputs[len(self.writes) + self.returned_outputs.index(source.index)]
 
     def values_kept_by(self, nodes: Iterable[Any], *, of_torch: bool = False) -> list[Tensor]:
-        """Return the values on the tape that autograd nodes keep, without constants.
+        """Return the values on the tape that the autograd ``nodes`` hold for their backward, without constants.
 
         With ``of_torch``, only the values that torch's own nodes save are returned. Checkpoints and custom Functions
-        are left out, because they may read the values that they keep at any time.
+        are left out, because they may read the values that they hold at any time.
         """
         values: dict[int, Tensor] = {}
         for node in nodes:
@@ -217,8 +221,8 @@ class Trace:
     def gradient_slots(self, segment: int) -> list[int]:
         """Return the connected slots of a segment, in the order in which its autograd node returns their gradients.
 
-        If all of them are leaves, the order is chosen so that autograd accumulates their gradients in eager's order.
-        The hooks of the leaves can observe this order.
+        If all these slots lead to leaves, the order is chosen so that autograd accumulates the gradients of the leaves
+        in eager's order. Hooks on the leaves can observe this order.
         """
         slots = [i for i, connected in enumerate(self.connected[segment]) if connected]
         slot_of = {exit_[0]: i for i in slots if (exit_ := self.slots[segment][i]) is not None}

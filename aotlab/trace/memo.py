@@ -22,7 +22,7 @@ _MOST = 10_000
 
 
 def cached_under(settings: Any) -> dict[Any, Any]:
-    """Return the cache for these settings; it is empty if the settings changed since the last trace."""
+    """Return the cache for ``settings``. It is empty if they differ from the settings of the last trace."""
     global _cache
     if _cache[0] != settings or len(_cache[1]) > _MOST:
         _cache = settings, {}
@@ -43,7 +43,7 @@ def memo_key(value: Any) -> Any:
         if value.constant is not None or value.is_conj() or value.is_neg():
             raise NoKey
         if internals.is_inference(value) != torch.is_inference_mode_enabled():
-            raise NoKey  # whether a view is an inference tensor depends on its base, not on the mode
+            raise NoKey  # a view of this tensor is an inference tensor if the tensor is one, whatever the mode is
         if value.fake_mode.shape_env is None:
             return (value.shape, value.stride(), value.dtype, value.device, value.storage_offset())
         described = (*value.shape, *value.stride(), value.storage_offset())
@@ -66,7 +66,7 @@ def memo_value(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     """Return a description of an op's results, from which `remake` makes them again, or None if that is impossible.
 
     It is possible if the results are new tensors with separate storages. It is also possible if the only result is a
-    view of the first argument; such a description has five items.
+    view of the first argument. The description of a view has five items, so that the recorder can recognize it.
     """
     if result is None:
         return ()

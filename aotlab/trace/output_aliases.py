@@ -29,24 +29,24 @@ class Outputs:
 
     - ``infos`` describes each flat output.
     - ``constants`` are the outputs that are not tensors.
-    - ``returned`` are the outputs that the graph returns; ``bases`` are the intermediate bases. The root of such a
-      value is the traced tensor from which its gradient is computed, or None if it does not require grad.
-    - ``tensors`` are the traced tensors that the function returned.
+    - ``returned`` has the outputs that the graph returns, and ``bases`` has the intermediate bases. Each of these
+      values has a *root*: the traced tensor from which its gradient is computed, or None if it does not require grad.
+    - ``tensors`` has the traced tensors that the function returned, by the index of the output.
     """
 
     infos: list[OutputAliasInfo] = field(default_factory=list)
     constants: dict[int, Any] = field(default_factory=dict)
     returned: list[tuple[int, Tensor, Tensor | None]] = field(default_factory=list)  # (output, value, root)
     bases: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)  # (value, root)
-    tensors: dict[int, Tensor] = field(default_factory=dict)  # output → the tensor that the program returned
+    tensors: dict[int, Tensor] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class OutputReader:
     """Classifies the outputs of a traced function: alias of an input, alias of an intermediate, or new tensor.
 
-    ``leaves`` are the flat outputs and ``names`` their names. ``storage_notes`` knows which views were made before a
-    write. ``values`` has, by number, the fake tensor of each output.
+    ``leaves`` are the flat outputs and ``names`` their names. ``storage_notes`` says which views were made before a
+    write. ``values`` has, by index, the fake tensor of each output.
     """
 
     tape: Tape
@@ -149,15 +149,16 @@ class OutputReader:
             return False
         if output.requires_grad or item.base is not None or internals.is_one_of_several_views(output):
             raise RunEagerly("output-before-write", output=self.names[i], base=f"`{item.name}`")
-        # if the caller lets the base require grad later, autograd then regenerates the view's history, as in eager
+        # This is right even if the caller makes the base require grad later: autograd then regenerates the view's
+        # history, as in eager.
         return True
 
     # --- views of inputs
 
     def _source_input(self, i: int, windows: Sequence[int]) -> int:
-        """Return the number of the input from which the epilogue makes output ``i``.
+        """Return the index of the input from which the epilogue makes output ``i``.
 
-        ``windows`` are the numbers of the inputs in the storage of the output.
+        ``windows`` are the indices of the inputs in the storage of the output.
         """
         if len(windows) == 1:
             return windows[0]
@@ -232,7 +233,8 @@ class OutputReader:
     def _is_made_by_views(self, i: int) -> bool:
         """Tell whether output ``i`` must be returned as a view although no other output is in its storage.
 
-        It is a view of an intermediate for autograd. The caller can observe this, for example by a write to it.
+        This is so if autograd treats the output as a view of an intermediate, because the caller can observe this. For
+        example, a write to the output gives it another history than a write to a tensor that is not a view.
         """
         output = self.leaves[i]
         if internals.base_of(output) is None or internals.is_inference(output):

@@ -11,10 +11,10 @@ the current state of torch's generator (the *live* generator), or a state that i
     def f(x):
         return checkpoint(lambda y: F.dropout(y.sin()), x, use_reentrant=False)
 
-A checkpoint reads the generator's state. In the backward it sets this state and then runs its body again. In a graph
-the forward saves the state, and the backward draws with the saved state. If the backward also draws in another way,
-the call runs eagerly. A trace draws no numbers, so it identifies a state by the tensor object that torch returned for
-it.
+A checkpoint reads the generator's state in the forward. In the backward it sets this state, and then runs its function
+again. In a graph, the forward saves the state, and the backward draws from the saved state. If the backward also draws
+from another state, the call runs eagerly. A trace draws no numbers, so it cannot distinguish states by their values.
+Therefore it identifies a state by the tensor object that torch returned for the state.
 
 Under `config.functionalize_rng_ops` all random ops take a state.
 """
@@ -65,8 +65,8 @@ READ_STATE: OpOverload = _define(
     lambda device: torch.empty(state_size(device), dtype=torch.uint8),
     _RANDOM,
 )
-#: ``(state, device) -> state``: set the state of a device's generator. A graph can return the result to keep the op
-#: alive.
+#: ``(state, device) -> state``: set the state of a device's generator. A graph can return the result, so
+#: that no compiler removes the op as unused.
 SET_STATE: OpOverload = _define(
     "set_generator(Tensor state, Device device) -> Tensor", _set, lambda state, device: state.clone(), _RANDOM
 )
@@ -144,8 +144,8 @@ RecordStateOp = Callable[[OpOverload, tuple[Any, ...]], Tensor]
 class GeneratorStates:
     """The state from which the next random op draws, for each device.
 
-    If ``functional`` is true, all random ops take a state; otherwise they draw from the live generator, except in the
-    backward of a checkpoint.
+    If ``functional`` is true, all random ops take a state. Otherwise random ops draw from the live generator, except in
+    the backward of a checkpoint. ``record`` records an op that reads or sets a state.
     """
 
     def __init__(self, record: RecordStateOp, *, functional: bool) -> None:
@@ -154,9 +154,9 @@ class GeneratorStates:
         self._states: dict[torch.device, Tensor] = {}
         self._first: dict[torch.device, Tensor] = {}
         self._replays = False
-        # The reads of a generator's state by torch's checkpoint. The keys are the ids of the real state tensors that it
-        # got. The values are the tensor, and the graph's states at that time (None if a backward read the state of the
-        # live generator).
+        # The reads of a generator's state by torch's checkpoint. The keys are the ids of the real state tensors that
+        # the checkpoint got. The values are the tensor, and the graph's states at that time (None if a backward read
+        # the state of the live generator).
         self._noted_reads: dict[int, tuple[Tensor, dict[torch.device, Tensor] | None]] = {}
 
     def begin(self) -> None:
@@ -171,16 +171,19 @@ class GeneratorStates:
         self.begin()
 
     def note_read(self, real: Tensor, *, in_forward: bool) -> None:
-        """Note that torch's checkpoint read the state of the CPU's generator and got the tensor ``real``."""
+        """Note that torch's checkpoint read the state of the CPU's generator and got the tensor ``real``.
+
+        ``in_forward`` says whether it did so in the forward.
+        """
         states = dict(self._states) if in_forward or self._replays else None
         if in_forward and states is not None and _CPU not in states:
             states[_CPU] = self._read(_CPU)
         self._noted_reads[id(real)] = real, states  # the tensor is kept alive so that its id is not reused
 
     def replay(self, real: Tensor) -> None:
-        """Let the next random ops of a backward draw from the state ``real``, which was read before.
+        """Let the next random ops of a backward draw from the state ``real``, which a checkpoint read before.
 
-        This is how a checkpoint repeats its random numbers. (`Deriver.recording` refuses other draws in a backward.)
+        In this way the checkpoint repeats its random numbers. (`Deriver.recording` refuses other draws in a backward.)
         """
         self.begin()
         _, states = self._noted_reads.get(id(real), (real, None))

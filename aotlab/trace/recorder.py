@@ -30,7 +30,7 @@ _NOT_RECORDED: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.sym_stride.int: lambda tensor, dim: tensor.stride(dim),
     torch.ops.aten.sym_numel.default: lambda tensor: tensor.numel(),
     torch.ops.aten.sym_storage_offset.default: lambda tensor: tensor.storage_offset(),
-    **{mark: mark for mark in internals.PROFILER_MARKS},  # they mark a profile; a graph does not need them
+    **{mark: mark for mark in internals.PROFILER_MARKS},  # marks in a profile, which a graph does not need
 }
 _LIFTS = frozenset(
     (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift.default)
@@ -47,7 +47,7 @@ _RANDOM_BETWEEN = getattr(torch.ops.aten.random, "from")
 
 
 def _settings() -> dict[str, Any]:
-    """Return the global settings that kernels read when they run. A graph does not contain them."""
+    """Return the global settings that kernels read when they run. A graph does not record these settings."""
     return {
         "the default dtype": torch.get_default_dtype(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
@@ -56,7 +56,7 @@ def _settings() -> dict[str, Any]:
 
 
 def _unrepresentable(func: OpOverload, value: Any) -> str | None:
-    """Return a description of an op's result for a message if a trace cannot represent the result, otherwise None."""
+    """Return a description of an op's result ``value`` if a trace cannot represent it, otherwise None."""
     if isinstance(value, torch.ScriptObject):
         return "an object that is not a tensor"
     if not isinstance(value, Tensor):
@@ -85,8 +85,8 @@ class Recorder(TorchDispatchMode):
     If the program calls an op that a graph cannot contain, the recorder raises.
 
     - ``decompositions`` maps an op to a function; the ops that the function calls replace the op.
-    - ``functional``: random ops take the state of their generator and return the next one.
-    - ``op_handlers`` maps an op to the handler of a quirk, which records the op instead.
+    - ``functional``: random ops take the state of their generator and return its next state.
+    - ``op_handlers`` maps an op to the handler of a quirk, which records the op instead of the recorder.
     - ``exact``: graphs must give bit for bit the same results as eager.
     - ``shared_memo``: the cached results of torch's own ops under the call's settings (`aotlab.trace.memo`).
     - ``sizes``: the symbolic sizes, if any size is dynamic.
@@ -161,7 +161,8 @@ class Recorder(TorchDispatchMode):
         if self.subclass_mode is None and internals.padding_of_lookup(func, args) is not None:
             raise errors.SubclassError(f"`{func}` has a sparse gradient", line=self._line())
         if self.phase == "backward":
-            # in a backward, `EscapeGuard` is active when autograd calls this method; in the forward it is inactive here
+            # When autograd calls this method in a backward, `EscapeGuard` is active, and must not see the engine's own
+            # calls. In the forward it is not active here.
             with internals.disable_torch_function():
                 return self.record(func, args, kwargs or {})
         if torch.is_inference_mode_enabled() != self._inference:
@@ -261,8 +262,8 @@ class Recorder(TorchDispatchMode):
             result = self._append_draw(func, args, kwargs, result)
             return self._from_mask(result) if func is torch.ops.aten.bernoulli.p else result
         if func in internals.LAID_OUT and self.decompositions and strides_may_differ(func, args, kwargs):
-            # A backend that decomposes the op later gives the result the strides of torch's own fake result, so that is
-            # recorded. The program gets a copy with eager's strides.
+            # If a backend decomposes the op later, the result has the strides of torch's own fake result, so the fake
+            # result is recorded. The program gets a copy with eager's strides.
             promised = internals.call_by_fake_mode(self.fake_mode, func, args, kwargs)
             self.append(func, args, kwargs, promised)
             return with_strides_of(promised, result, self.record)
@@ -336,7 +337,7 @@ class Recorder(TorchDispatchMode):
         key, memo = None, self._shared_memo if func.namespace in internals.TORCHS_OWN else self._memo
         if func not in self._unmemoisable:
             try:
-                # `_check_settings` raises if a setting changes in the forward
+                # In the forward no setting can differ, because `_check_settings` raises if one changes.
                 settings = None if self.phase == "forward" else tuple(_settings().values())
                 key = (func, memo_key(args), memo_key(kwargs) if kwargs else None, settings)
             except NoKey:
@@ -427,7 +428,7 @@ class Recorder(TorchDispatchMode):
         return user_line()
 
     def _lift(self, real: Tensor) -> Tensor:
-        """Make a constant of a real tensor that the program built from Python data, as `torch.tensor([1, 2])` does.
+        """Make a constant of a real tensor that the program built from Python data, for example `torch.tensor([1, 2])`.
 
         Return a fake tensor for a copy of the constant.
         """

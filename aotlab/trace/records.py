@@ -30,8 +30,8 @@ class TraceRecord:
     - ``random_ops`` are the ops of the forward that draw random numbers.
     - ``operations`` is the number of recorded ops.
     - ``autograd_nodes`` are the nodes that a call adds to the caller's autograd graph.
-    - ``bases`` has for each synthetic base the numbers of the kept inputs that it replaces.
-    - ``sizes`` are the graph inputs that are symbolic sizes, which are the last inputs.
+    - ``bases`` has for each synthetic base the indices of the kept inputs that it replaces.
+    - ``sizes`` are the graph inputs that are symbolic sizes. They are the last inputs of the graph.
     - ``static_since`` is the reason why sizes or numbers that should be dynamic are not.
     """
 
@@ -104,8 +104,8 @@ class Source:
     """The run-time value that replaces an edge of the traced autograd graph.
 
     At run time, the gradient of this value flows where the traced gradient flows along the edge. The kinds are
-    ``"input"`` (the kept input number ``index``), ``"root"`` (root ``index``), ``"output"`` (the user's output
-    ``index``, which is a view), and ``"cut"`` (an extra result of a segment's autograd node, for cut edge ``index``).
+    ``"input"`` (kept input ``index``), ``"root"`` (root ``index``), ``"output"`` (the user's output ``index``, which is
+    a view), and ``"cut"`` (an extra result of a segment's autograd node, for cut edge ``index``).
     """
 
     kind: SourceKind
@@ -117,7 +117,7 @@ class Hook:
     """A tensor hook that the function registered, and that each compiled call registers again.
 
     ``tensor`` is the traced tensor on which it was registered, and ``edge`` is the autograd edge of this tensor at that
-    time (a node and the number of its output). ``function`` is the hook, and ``line`` is the user line.
+    time (a node and the index of its output). ``function`` is the hook, and ``line`` is the user line.
     """
 
     edge: tuple[Any, int]

@@ -17,7 +17,7 @@ from aotlab.trace.tape import Operation, tensors_in
 def values_only() -> AbstractContextManager[None]:
     """Return a context manager in which `eigh` and `svd` are recorded without the computation of vectors.
 
-    It is for functions such as `svdvals`, which return only the values: there eager computes no vectors either.
+    It is for functions such as `svdvals`, which return only the values, because eager computes no vectors for them.
     """
     return replaced(running.recorders[-1], "values_only", True) if running.recorders else nullcontext()
 
@@ -105,9 +105,9 @@ def is_tracing() -> bool:
 
 
 def set_location(place: Locator | None, meta: dict[str, Any] | None) -> None:
-    """Tell the running recorder the user line and the node metadata of the following ops.
+    """Set the user line (``place``) and the fx metadata (``meta``) of the ops that are recorded from now on.
 
-    A frontend calls this if it knows the user line and Python's stack does not show it.
+    A frontend calls this if it knows the user line although Python's stack does not show this line.
     """
     located(place)
     if running.recorders:

@@ -6,10 +6,10 @@
 
 In eager ``autograd.grad(out[1], out[0])`` works, and a hook on ``out[0]`` sees the gradient that comes from
 ``out[1]``. So the nodes of the traced program are divided into *segments*. Each segment becomes one node of the
-caller's autograd graph. A gradient flows from one segment to another along an edge that the caller can see, or along a
-*cut edge*, which is an edge made for this purpose if two paths reach the same node. Each node belongs to exactly one
-segment, so it runs as often as in eager. There is a single segment if no output depends on another and all outputs
-reach the same inputs.
+caller's autograd graph. A gradient enters a segment along an edge that the caller can see, or along a *cut edge*. A cut
+edge comes from another segment, and is no edge of an input or output. The segment's node in the caller's graph gets an
+extra result for it. Each node of the program belongs to exactly one segment, so it runs as often as in eager. There is
+a single segment if no output depends on another and all outputs reach the same inputs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from aotlab.trace.autograd_edges import Edge, next_edges
 #: node are treated as one root, so that there are fewer segments.
 _MOST_PARTS = 64
 
-#: An edge where gradients leave a segment, the node that sends them (None if the segment sums the gradients first),
-#: and the index of the edge in this node's `next_functions`.
+#: An edge along which gradients leave a segment, the node that sends them (None if the segment sums the gradients
+#: first), and the index of the edge in this node's `next_functions`.
 Exit = tuple[Edge, Any, int]
 
 
@@ -36,12 +36,15 @@ Exit = tuple[Edge, Any, int]
 class Segment:
     """A part of the traced program's autograd graph.
 
-    Gradients enter it along the edges ``entries``: first the edges of the roots (``roots`` are their numbers), then the
-    cut edges. Gradients leave it along the edges ``stops``. ``inputs`` are the edges of the program's inputs. If
-    several nodes of the segment send gradients to the edge of an input, the segment sums them. At other stops, and at
-    the inputs in ``unsummed``, it returns each gradient separately, and autograd sums them. (Several segments send
-    gradients to an edge in ``unsummed``.) ``nodes`` are the autograd nodes of the segment, or None if the segment is
-    the whole graph.
+    - ``entries`` are the edges along which gradients enter the segment: first the edges of roots, then the cut edges.
+    - ``roots`` are the indices of these roots.
+    - ``stops`` are the edges along which gradients leave the segment.
+    - ``inputs`` are the edges of the program's inputs. If several nodes of the segment send gradients to the edge of an
+      input, the segment sums these gradients. At other stops it returns each gradient separately, and autograd sums
+      them.
+    - ``unsummed`` are the inputs at which the segment does not sum its gradients either, because several segments send
+      gradients there.
+    - ``nodes`` are the autograd nodes of the segment, or None if the segment is the whole graph.
     """
 
     roots: tuple[int, ...]
@@ -126,8 +129,8 @@ class _Graph:
     """The autograd graph between the roots and the inputs, for `cut_into_segments`.
 
     ``nodes`` are its nodes, in topological order. ``ends`` are the edges of the inputs. ``visible`` maps the edge of
-    each root that is not an input to the number of the root. ``useful`` are the nodes from which a gradient can reach
-    an input or another edge that the caller can see.
+    each root that is not an input to the index of the root. ``useful`` are the nodes from which a gradient can reach an
+    input or another edge that the caller can see.
     """
 
     def __init__(self, roots: Sequence[Edge], ends: set[Edge], view_edges: ViewEdges, cuts: Collection[Edge]) -> None:
@@ -143,10 +146,10 @@ class _Graph:
         return edge in self.ends or edge in self.visible or edge in self.view_edges
 
     def segment(self, keys: Mapping[Any, _Key], key: _Key, through: Sequence[int]) -> Segment:
-        """Make the segment of the nodes with this key.
+        """Make the segment of the nodes with the key ``key``; ``keys`` has the key of each node.
 
-        ``through`` are the numbers of roots that are themselves inputs. Their gradients enter this segment, and leave
-        it unchanged.
+        ``through`` has the indices of roots that are themselves inputs. The gradient of such a root enters the segment,
+        and leaves it unchanged.
         """
         nodes = frozenset(node for node in self.nodes if keys[node] == key)
         root_numbers = [n for n, edge in enumerate(self.roots) if edge not in self.ends and edge[0] in nodes]
@@ -167,7 +170,7 @@ class _Graph:
         return Segment(tuple(root_numbers), entries, tuple(stops), frozenset(self.ends), nodes & self.useful)
 
     def keys(self, alike: bool) -> dict[Any, _Key]:
-        """Return for each node the key of its segment.
+        """Return for each node the key of its segment. With ``alike``, roots that reach a common node count as one.
 
         Two nodes are in the same segment if they have the same depth and the same roots reach them. The depth of a
         node is the number of edges that the caller can see on the longest path from a root to it.
@@ -233,8 +236,8 @@ class _Graph:
     def _views_behind(self, node: Any) -> set[Any]:
         """Return the nodes on the unbranched path from ``node`` to the first edge that the caller can see.
 
-        ``node`` is the node of a root. The root is computed from the returned nodes, so `_following` must not lead from
-        them back to the root.
+        ``node`` is the node of a root. In the forward, the ops of the returned nodes compute this root, so `_following`
+        must not lead from these nodes back to the root.
         """
         views = {node}
         while len(edges := next_edges(node)) == 1 and not self._is_visible(edges[0]):
@@ -260,7 +263,7 @@ class _Graph:
 
 
 def _senders(segments: Sequence[Segment]) -> dict[Edge, list[int]]:
-    """Return for each edge the numbers of the segments whose nodes send gradients to it, once for each gradient."""
+    """Return for each edge the indices of the segments that send gradients to it, one index for each gradient."""
     senders: dict[Edge, list[int]] = {}
     for number, segment in enumerate(segments):
         for node in segment.nodes or ():
@@ -272,7 +275,7 @@ def _senders(segments: Sequence[Segment]) -> dict[Edge, list[int]]:
 def _order_affects_sum(senders: Sequence[int]) -> bool:
     """Tell whether the order in which gradients are summed at an edge affects rounding and depends on the segments.
 
-    ``senders`` has the number of the sending segment for each gradient. The order matters if there are three or more
+    ``senders`` has the index of the sending segment for each gradient. The order matters if there are three or more
     gradients and they come from several segments.
     """
     return len(senders) > 2 and len(set(senders)) > 1

@@ -77,8 +77,8 @@ def divide_into_segments(
 def _view_edges(outputs: Outputs, roots: Sequence[Returned]) -> dict[Edge, tuple[int, tuple[int, ...]]]:
     """Return the edges of the outputs that the epilogue makes with view ops.
 
-    Each is mapped to the number of the output, and to the number of the root from which the output is made (an empty
-    tuple if it is made from a tensor that is not a root).
+    Each edge is mapped to the index of the output, and to the index of the root from which the output is made (an empty
+    tuple if the output is made from a tensor that is not a root).
     """
     number = {(item.source, item.index): n for n, item in enumerate(roots)}
     views: dict[Edge, tuple[int, tuple[int, ...]]] = {}
@@ -100,8 +100,8 @@ def _view_edges(outputs: Outputs, roots: Sequence[Returned]) -> dict[Edge, tuple
 def parent_outputs(outputs: Outputs, inputs: Sequence[TracedInput]) -> dict[int, int]:
     """Return the outputs that the epilogue makes from another output that is a view, for example ``v[0]`` from ``v``.
 
-    The result maps the number of ``v[0]`` to the number of ``v``. The gradient of ``v[0]`` then flows through ``v``, as
-    in eager.
+    The result maps the index of ``v[0]`` among the outputs to the index of ``v``. The gradient of ``v[0]`` then flows
+    through ``v``, as in eager.
     """
     infos = outputs.infos
     at = {edge_of(t): i for i, t in reversed(outputs.tensors.items()) if infos[i].views and t.grad_fn is not None}
@@ -125,7 +125,7 @@ def place_hooks(hooks: Sequence[Hook], sources: Mapping[Edge, Source]) -> list[t
 
 
 def check_multi_output_views(findings: Findings) -> None:
-    """Run eagerly if gradients flow through an output that is one of several views of one call (``unbind``, ``split``).
+    """Run eagerly if an output is one of several views from one call, and gradients flow through another of them.
 
         def f(x):
             v, w = x.unbind(0)
@@ -148,10 +148,10 @@ def check_multi_output_views(findings: Findings) -> None:
 
 
 def edges_to_bases(outputs: Outputs, inputs: Sequence[TracedInput]) -> Iterator[tuple[int, Edge]]:
-    """Yield pairs: the number of an output that the epilogue makes with view ops, and an edge behind the output.
+    """Yield pairs of the index of an output that the epilogue makes with view ops, and an edge.
 
-    For each such output, these are the edges along which its gradient flows before it reaches an input, a root or a
-    node with several next edges.
+    Along the edges that are paired with an output, its gradient flows until it reaches an input, a root, or a node with
+    several next edges.
     """
     ends = {edge_of(item.wrapper) for item in inputs if item.wrapper.requires_grad}
     ends.update(item.edge for item in inputs if item.edge is not None)

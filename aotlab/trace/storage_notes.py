@@ -38,8 +38,8 @@ def span(tensor: Tensor) -> tuple[int, int]:
 class InputStorage(NamedTuple):
     """The storage of one input, or of several inputs that share it.
 
-    ``members`` are the numbers of these inputs, ``name`` is the name of the first. ``wrapper`` is the traced input, or
-    the synthetic base (then ``is_base`` is true).
+    ``members`` are the indices of these inputs, and ``name`` is the name of the first. ``wrapper`` is the traced input,
+    or the traced tensor of the synthetic base (then ``is_base`` is true).
     """
 
     members: tuple[int, ...]
@@ -55,12 +55,12 @@ class StorageNotes:
 
     - ``viewed_under_no_grad``: views of the storage were made, or used, while grad mode was off.
     - ``fragile_views``: the storage has views that must not be used after its version counter has changed.
-    - ``aliased``: the storage has aliases that autograd does not know as views (made by ``detach()`` or ``.data``).
+    - ``aliased``: the storage has aliases that autograd does not treat as views (made by ``detach()`` or ``.data``).
     - ``autograd_state_read``: the function read `is_leaf` or `grad_fn` of a tensor in the storage, or another attribute
       that `EscapeGuard` checks.
 
     ``hidden_saved`` has, for the autograd node of each in-place write to a view, the tensors that the node saves and
-    that Python cannot see. ``offsets_read`` has the numbers of the inputs whose storage offset the result depends on.
+    that Python cannot see. ``offsets_read`` has the indices of the inputs whose storage offset the result depends on.
     """
 
     def __init__(self, storages: Mapping[int, InputStorage]) -> None:
@@ -83,7 +83,7 @@ class StorageNotes:
         tensors = [result] if isinstance(result, Tensor) else tensors_in(result)
         argument_tensors = tensors_in(arguments) if tensors else []
         for tensor in filter(internals.is_functional, tensors):
-            # skip in-place ops, ops with `out=`, and ops that return an argument
+            # no new view: the result of an in-place op, of an op with `out=`, or of an op that returns an argument
             if internals.base_of(tensor) is None or any(tensor is each for each in argument_tensors):
                 continue
             self._noted_views[id(tensor)] = weakref.ref(tensor), internals.version_of(tensor)
@@ -102,9 +102,9 @@ class StorageNotes:
     def is_regenerated_differently(self, view: Tensor) -> bool:
         """Tell whether a view was made before a write, and its regenerated history in eager differs from the trace's.
 
-        Eager regenerates it from sizes and strides (``as_strided``), a trace from the view op. The gradients then have
-        different strides. But they have the same strides if the last write went through a view, because the autograd
-        node of such a write copies its gradient.
+        Eager regenerates the history from sizes and strides (``as_strided``), a trace regenerates it from the view op.
+        The gradients of the two histories have different strides. But their strides are the same if the last write went
+        through a view, because the autograd node of such a write copies its gradient.
         """
         if not self.is_older(view) or not view.requires_grad:
             return False
@@ -112,7 +112,7 @@ class StorageNotes:
         return base is None or base.grad_fn is None or not internals.is_copy_slices(base.grad_fn)
 
     def check_uses(self, arguments: Any) -> None:
-        """Run eagerly if an op uses a view that was made before a write, and its history would differ from eager's.
+        """Run eagerly if an op uses a view from before a write, and the view's history would differ from eager's.
 
         ``arguments`` are the arguments of the op. With grad mode off, the history has no effect. Then the storage is
         only added to ``viewed_under_no_grad``.

@@ -57,7 +57,8 @@ def tracing(recorder: Recorder) -> Iterator[None]:
 def global_state_checked(recorder: Recorder, settings: tuple[tuple[str, Any], ...]) -> Iterator[None]:
     """Return a context manager that restores global settings and the states of Python's and numpy's random generators.
 
-    If the traced function changed one of them, raise. ``settings`` are the names and values at the start of the call.
+    If the traced function changed a setting or drew random numbers, it raises. ``settings`` are the names and values of
+    the settings at the start of the call.
     """
     nesting = internals.autocast_nesting()
     random_state = random.getstate()  # `EscapeGuard` guards torch's generators
@@ -104,9 +105,9 @@ def global_state_checked(recorder: Recorder, settings: tuple[tuple[str, Any], ..
 def outside_of_inference_mode(outside: CallState | None) -> Iterator[None]:
     """Return a context manager outside of inference mode, with the caller's grad mode.
 
-    It is for a function that itself enters inference mode. Then the trace runs under inference mode, but the function
-    must start in the caller's state. Run eagerly if the function leaves grad mode changed. If ``outside`` is None, the
-    context manager does nothing.
+    It is for a function that itself enters inference mode. The trace of such a function runs under inference mode, but
+    the function must start in the caller's state, ``outside``. Run eagerly if the function leaves grad mode changed. If
+    ``outside`` is None, the context manager does nothing.
     """
     if outside is None:
         yield
@@ -123,11 +124,11 @@ def trace_failures() -> Iterator[None]:
     """Return a context manager that replaces exceptions of the traced function, except refusals, by `TraceFailed`."""
     try:
         yield
-    except (RefusedError, TraceEnds, KeyboardInterrupt):  # the user interrupts
+    except (RefusedError, TraceEnds, KeyboardInterrupt):
         raise
     except Untraceable as error:
         raise TraceFailed(str(error)) from error
-    except BaseException as error:  # also SystemExit: the eager run has the side effects before it, and raises it
+    except BaseException as error:  # also SystemExit: the call then runs eagerly, and raises it again
         line = line_of_error(error)
         at_line = "" if line is None else f", at {line}"
         raise TraceFailed(
@@ -200,7 +201,11 @@ class HeldOutput:
 
 @dataclass
 class _Stream:
-    """A replacement for one stream that holds back the output of one thread; other threads write to the stream."""
+    """A replacement for `sys.stdout` or `sys.stderr` that holds back the output of the thread that created it.
+
+    Text from other threads is written at once. ``_name`` is "stdout" or "stderr", ``_stream`` is the replaced object,
+    and ``_held`` collects the text that is held back, with the name.
+    """
 
     _name: str
     _stream: Any
@@ -241,7 +246,7 @@ def warnings_noted() -> Iterator[list[Warned]]:
     ) -> None:
         if threading.get_ident() != thread:
             original_show(message, category, filename, lineno, file, line)
-        elif "Triggered internally at" not in str(message):  # a kernel's warning: it warns again when the graph runs
+        elif "Triggered internally at" not in str(message):  # not from a kernel, which warns again when the graph runs
             frame: FrameType | None = sys._getframe(1)
             while frame is not None and (frame.f_code.co_filename, frame.f_lineno) != (filename, lineno):
                 frame = frame.f_back

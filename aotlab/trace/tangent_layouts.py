@@ -3,9 +3,9 @@
     y = (x @ w).relu()
     y.sum().backward()      # the gradient of y is one number, expanded: its strides are all 0
 
-Some of autograd's formulas depend on strides, so in general a new backward is derived for other strides. But usually
-the first node, here ``relu``, makes a gradient with the usual strides again. Then the backward for the usual strides
-can take the tangents as they are.
+Some of autograd's formulas depend on strides, so in general a new backward is derived for tangents with other strides.
+But often the first node (here the node of ``relu``) turns the tangent into a gradient with the usual strides. Then the
+backward for the usual strides can take the tangents as they are.
 """
 
 from __future__ import annotations

@@ -27,10 +27,10 @@ class Untraceable(Exception):  # noqa: N818  # not an error in the program; it g
 class Operation:
     """One recorded op, with its arguments and its result as fake tensors.
 
-    ``place`` returns the user line. ``sequence`` is the sequence number of the autograd node that belongs to the op:
-    for an op of the forward the node that autograd makes for it, for an op of the backward the node that called it.
-    ``meta`` is metadata from the frontend for the fx node. If the op was called by a decomposition, ``original`` is the
-    decomposed op, otherwise the op itself; Inductor names kernels after it.
+    ``place`` returns the user line. ``sequence`` is the sequence number of an autograd node: for an op of the forward
+    the node that autograd makes for the op, for an op of the backward the node that called the op. ``meta`` is metadata
+    from the frontend for the fx node. If a decomposition called the op, ``original`` is the decomposed op, otherwise it
+    is the op itself. Inductor names its kernels after ``original``.
     """
 
     index: int
@@ -165,7 +165,7 @@ class Tape:
     def needed(self, outputs: Sequence[Tensor | None], stop: set[int]) -> tuple[set[int], list[Tensor]]:
         """Return the indices of the ops that compute ``outputs``, and the values from outside that these ops use.
 
-        Values whose ``id`` is in ``stop`` count as given: the ops that compute them are not included.
+        Values whose ``id`` is in ``stop`` count as given, so the result has no ops that compute them.
         """
         indices: set[int] = set()
         outside: dict[int, Tensor] = {}

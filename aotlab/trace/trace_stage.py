@@ -12,19 +12,19 @@ like the real tensor, and it may be mutated. But it passes only pure ops to the 
     mul = x * 2                # the new value of x, to be copied into the caller's x
     z   = mul * y
 
-After the run, the traced tensors tell which inputs were written, and how. They also tell which outputs are inputs, and
-which share the storage of an input or of an intermediate. For an output that is a view of an intermediate, the graph
-returns the *base*. For each view, the trace notes the view ops from the base to the output (``x -> t()``,
-``z -> select(0, 0)``). With them the epilogue makes a true alias.
+After the run, the traced tensors show which inputs were written, and how. They also show which outputs are inputs, and
+which outputs share the storage of an input or of an intermediate. For an output that is a view of an intermediate, the
+graph returns the *base* of the view. For each output that is a view, the trace notes the view ops that lead from the
+base to the output (``x -> t()``, ``z -> select(0, 0)``). The epilogue repeats these ops, and so makes a true alias.
 
 Each mutated input, new output and intermediate base that requires grad gets a *tangent*, and `torch.autograd.grad`
 runs under the same recorder. The tape is then the joint graph::
 
     joint(primals, tangents) = (mutated inputs, outputs, bases, gradients of the primals)
 
-The trace keeps the autograd graph of the traced tensors. If a later backward starts from only some of the outputs, its
-graph is derived in the same way. An input on which these outputs do not depend then gets None as its gradient, as in
-eager.
+The trace holds the autograd graph of the traced tensors. If a later backward starts from only some of the outputs, the
+graph of this backward is derived in the same way. An input on which these outputs do not depend then gets None as its
+gradient, as in eager.
 
 Read the modules in this order. Each of the other files is about one topic, and you can read them later:
 

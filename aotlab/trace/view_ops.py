@@ -16,7 +16,7 @@ from aotlab.trace.tape import Tape
 
 
 def view_parent(tape: Tape, value: Tensor) -> tuple[Tensor, ViewStep] | None:
-    """Return the tensor of which a view op made ``value``, and this view op, or None if ``value`` is not a view."""
+    """Return the tensor from which a view op made ``value``, and this view op, or None if ``value`` is not a view."""
     producer = tape.producer(value)
     if producer is None or not is_view_op(producer[0].target):
         return None
@@ -31,7 +31,7 @@ def view_parent(tape: Tape, value: Tensor) -> tuple[Tensor, ViewStep] | None:
 
 
 def root_among(tape: Tape, value: Tensor, candidates: Collection[int]) -> Tensor | None:
-    """Return ``value`` if its ``id`` is in ``candidates``, otherwise the nearest such value of which it is a view.
+    """Return the nearest value whose ``id`` is in ``candidates``: ``value`` itself, or a value of which it is a view.
 
     Return None if there is no such value.
     """
@@ -41,7 +41,7 @@ def root_among(tape: Tape, value: Tensor, candidates: Collection[int]) -> Tensor
 
 
 def views_between(tape: Tape, base: Tensor, value: Tensor) -> tuple[ViewStep, ...] | None:
-    """Return, in order, the view ops that make ``value`` from ``base``, or None if it is not a view of ``base``."""
+    """Return, in order, the view ops that make ``value`` from ``base``, or None if ``value`` is no view of ``base``."""
     steps: list[ViewStep] = []
     while value is not base:
         parent = view_parent(tape, value)
@@ -69,10 +69,11 @@ _ALIAS = ViewStep(target="aten.alias.default")
 
 
 def with_detach(views: tuple[ViewStep, ...], output: Tensor, base: Tensor | None) -> tuple[ViewStep, ...]:
-    """Return the view ops ``views`` with the ``detach`` that functionalization may have dropped.
+    """Return the view ops ``views``, with a ``detach`` added if functionalization dropped it.
 
-    ``views`` make ``output`` from ``base``. If the function called ``detach``, the output does not require grad, but
-    the regenerated view of a base that requires grad would. If there are no view ops, return an ``alias`` op.
+    ``views`` make ``output`` from ``base``. If the function called ``detach``, the output does not require grad. But a
+    view that the epilogue makes from a base that requires grad would require grad, too, without this ``detach``. If
+    there are no view ops, return an ``alias`` op.
     """
     if (views and torch.is_inference_mode_enabled()) or internals.is_inference(output):
         return views or (_ALIAS,)  # functionalization dropped no `detach`

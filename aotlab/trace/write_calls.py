@@ -38,7 +38,7 @@ _MISREADS_GAPS = frozenset(("narrow_copy", "gelu", "avg_pool3d", "native_batch_n
 
 @functools.cache
 def writes_in_place(func: Any) -> bool:
-    """Tell from its name whether a function writes to its first argument."""
+    """Tell whether a function writes to its first argument, according to the function's name."""
     name = op_name(func)
     if name.startswith("__i") and name.endswith("__"):
         return name not in ("__invert__", "__index__", "__int__")
@@ -59,7 +59,8 @@ def run(notes: StorageNotes, func: Any, args: tuple[Any, ...], kwargs: dict[str,
         else:
             result = _into_out(notes, func, args, kwargs) if into_out else func(*args, **kwargs)
     recorded = operations_since(count) if casts else ()
-    # if no cast was recorded, all tensors had one dtype, and autocast's promotion to the widest dtype had no effect
+    # Autocast promotes the arguments of `index_copy` to the widest of their dtypes. `to_widest` is true if no cast was
+    # recorded. Then the arguments have one dtype, the promotion has no effect, and `index_copy` may be traced.
     to_widest = not any(operation.target is internals.CAST for operation in recorded)
     for operation in recorded:
         is_known = internals.autocast_knows(operation.target)
@@ -69,7 +70,7 @@ def run(notes: StorageNotes, func: Any, args: tuple[Any, ...], kwargs: dict[str,
             and not (to_widest and operation.target is torch.ops.aten.index_copy.default)
         ):
             _fall_back("autocast-casts-differently", func)
-        if operation.target in internals.CASTS_INSIDE:  # under autocast the op casts itself; a graph has no autocast
+        if operation.target in internals.CASTS_INSIDE:  # under autocast its kernel casts, but a graph has no autocast
             _fall_back("autocast-casts-differently", func)
     return result
 
@@ -92,8 +93,8 @@ def _run_functional_form(notes: StorageNotes, op: OpOverload, args: tuple[Any, .
 def _into_out(notes: StorageNotes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a function without its argument ``out``, and copy the result into ``out``.
 
-    Run eagerly if this might differ from eager. In particular, ``out`` must have the sizes, dtype and device of the
-    result.
+    Run eagerly if the copy might differ from eager's write into ``out``. In particular, ``out`` must have the sizes,
+    dtype and device of the result.
     """
     out, name = kwargs["out"], op_name(func)
     other_kwargs = {key: value for key, value in kwargs.items() if key != "out"}
@@ -139,7 +140,7 @@ def _write_list(notes: StorageNotes, func: Any, args: tuple[Any, ...], kwargs: d
 
 
 def _write(notes: StorageNotes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an op that writes to its first argument, so that the argument keeps its strides as in eager."""
+    """Run an op that writes to its first argument, and give this argument the strides that it had before the op."""
     written: Tensor = args[0]
     if overlaps_itself(written):
         _fall_back("writes-overlapping-elements", func)
@@ -215,7 +216,7 @@ def _check_casts(func: Any, written: Tensor, count: int) -> None:
 
 
 def _keep_strides(wrapper: Tensor, shape: torch.Size, stride: tuple[int, ...]) -> bool:
-    """Restore the strides of a written tensor if the op's out-of-place twin changed them; return whether it did."""
+    """Restore the strides of a written tensor, and return whether the op's out-of-place twin had changed them."""
     internals.sync(wrapper)
     if wrapper.shape != shape or internals.from_functional(wrapper).stride() == stride:
         return False
