@@ -8,14 +8,14 @@ from __future__ import annotations
 
 # fmt: off
 # isort: off
-# The numbers of active dispatch modes and of active function modes.
+# These return how many dispatch modes, and how many function modes, are active.
 from torch._C import _len_torch_dispatch_stack as dispatch_mode_count
 from torch._C import _len_torch_function_stack as function_mode_count
 # The dispatcher that runs Python kernels on fake tensors, for example the statistics of batch norm.
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import TracingContext
 # Higher-order ops are not OpOverloads, so the recorder needs both types. Fake tensors have metadata and no data. The
-# two exceptions say which op could not run on them.
+# two exceptions say which op could not run on fake tensors.
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode,
@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.passes.shape_prop import _extract_tensor_metadata as extract_tensor_metadata
 # Replaces a module's parameters and buffers for a block. A parameter with several names is replaced under all of them.
 from torch.nn.utils.stateless import _reparametrize_module as reparametrize_module
-# The registry of user-defined containers. Every supported torch has it under this private name only.
+# The registry of user-defined containers. Every supported torch has this registry under a private name only.
 from torch.utils import _pytree as pytree
 # A mode that sees each op below autograd and functionalization.
 from torch.utils._python_dispatch import TorchDispatchMode

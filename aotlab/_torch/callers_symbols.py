@@ -45,7 +45,7 @@ def marked(value: Any) -> Any:
     """Return a fake tensor with concrete sizes in place of one with symbolic sizes; return other values unchanged.
 
     The result has the sizes of this call. The dimensions whose sizes were symbols are marked as dynamic, as by
-    ``torch._dynamo.mark_dynamic``.
+    ``torch._dynamo.mark_dynamic``. A tensor with a symbolic size whose value is not known is returned unchanged.
     """
     sizes: list[Any] = [*value.shape] if type(value) is FakeTensor else []
     dims = {dim: size.node.hint for dim, size in enumerate(sizes) if isinstance(size, torch.SymInt)}

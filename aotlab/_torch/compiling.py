@@ -5,8 +5,8 @@ traces in two threads would disturb each other. The lock is not held while a bac
 autograd's thread may need to compile.
 
 Dynamo treats KeyboardInterrupt in a guard as a failed guard, and a context manager that is interrupted while it exits
-does not restore its setting. So an interrupt inside a guard, or while a context manager of aotlab or torch is entered
-or left, is postponed by a moment, as often as necessary.
+does not restore its setting. So an interrupt that arrives inside a guard, or while a context manager of aotlab or torch
+is entered or left, is postponed by two milliseconds. This is repeated until the interrupt arrives outside of both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import aotlab
 from aotlab._torch.dynamo_internals import in_guard
 
 _lock = threading.RLock()
-#: Seconds until a postponed interrupt is tried again. Checking guards takes microseconds, building them milliseconds.
+#: Seconds by which an interrupt is postponed. Checking guards takes microseconds, building them takes milliseconds.
 _MOMENT = 0.002
 #: The packages whose context managers must not be interrupted while they are entered or left.
 _PACKAGES = tuple(str(Path(package.__file__ or "").parent) + "/" for package in (aotlab, torch))
@@ -56,7 +56,7 @@ def _opens_or_closes(frame: FrameType | None) -> bool:
     """Tell whether this frame or one of its callers enters or exits a context manager of aotlab or torch."""
     while frame is not None:
         if frame.f_code.co_name in ("__enter__", "__exit__"):
-            # The `__enter__` of a generator-based manager belongs to contextlib. Then the caller's file decides.
+            # If the manager is a generator, its `__enter__` belongs to contextlib. Then look at the file of the caller.
             is_generator = frame.f_code.co_filename == contextlib.__file__
             owner = frame.f_back if is_generator else frame
             if owner is not None and owner.f_code.co_filename.startswith(_PACKAGES):
@@ -67,7 +67,7 @@ def _opens_or_closes(frame: FrameType | None) -> bool:
 
 @contextmanager
 def never_lost() -> Iterator[None]:
-    """Postpone interrupts (Ctrl-C) that would be lost or do harm, for the length of a block in the main thread.
+    """Postpone interrupts (Ctrl-C) that would be lost or leave a setting changed, for a block in the main thread.
 
     Python delivers interrupts to the main thread only, so the block changes nothing in other threads.
     """

@@ -25,11 +25,11 @@ SettingsGuard = GlobalStateGuard
 class Switch:
     """A setting of torch that influences a trace, or that a function may read itself.
 
-    ``name`` is the setting's name in messages. ``read`` and ``write`` are torch's internal functions, which take about
-    20 ns; the public functions take 100 ns. If ``chooses`` is true, the setting decides how some functions are traced,
-    and each entry checks it at each call. Settings with ``chooses=False`` are read by kernels at run time. An entry
-    checks such a setting only if the user's code mentions a name in ``read_as``. To guard another setting, add a row to
-    `_switches`; the check, the sentence and the report follow from it.
+    ``name`` is the setting's name in messages. ``read`` and ``write`` are torch's internal functions, because these
+    take about 20 ns and the public functions 100 ns. If ``chooses`` is true, the setting decides how some functions are
+    traced, and each entry checks it at each call. Settings with ``chooses=False`` are read by kernels at run time. An
+    entry checks such a setting only if the user's code mentions a name in ``read_as``. To guard another setting, add a
+    row to `_switches`: the guard, `restore_settings` and the report go through all rows.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Environment(dict[Any, Any]):
     """
 
     def restore(self) -> None:
-        """Give the process these environment variables again."""
+        """Make these variables the environment of the process again, and remove all others."""
         os.environ.clear()
         os.environ.update({os.fsdecode(name): os.fsdecode(value) for name, value in self.items()})
 
@@ -78,15 +78,15 @@ def _switches() -> Iterator[Switch]:
         ("cudnn.deterministic", c._get_cudnn_deterministic, c._set_cudnn_deterministic, False, ()),
         ("mkldnn.enabled", c._get_mkldnn_enabled, c._set_mkldnn_enabled, True, ()),
         ("mkldnn.deterministic", c._get_mkldnn_deterministic, c._set_mkldnn_deterministic, False, ()),
-        # `nn.MultiheadAttention` reads it, but never takes the fast path under a function mode, so not in a trace
+        # `nn.MultiheadAttention` reads this flag, but takes no fast path under a function mode. Traces run under one.
         ("mha.get_fastpath_enabled()", torch.backends.mha.get_fastpath_enabled,
          torch.backends.mha.set_fastpath_enabled, False, ()),
         # if the package opt_einsum is installed, it chooses the order in which `einsum` contracts its operands
         *((f"opt_einsum.{name}", partial(getattr, einsum, name), partial(setattr, einsum, name), False, ("einsum",))
           for name in ("enabled", "strategy")),
     ]  # fmt: skip
-    # The precision of float32. The older flags (`allow_tf32` and others) raise when they are read if these contradict
-    # them.
+    # The precision of float32. Reading one of the older flags, such as `allow_tf32`, raises an error if one of these
+    # settings contradicts that flag.
     for place, backend, op in (
         ("", "generic", "all"),
         *(("cuda." if op == "matmul" else "cudnn.", "cuda", op) for op in ("all", "matmul", "conv", "rnn")),
@@ -103,7 +103,7 @@ def _switches() -> Iterator[Switch]:
         ("torch.utils.deterministic.fill_uninitialized_memory", c._get_deterministic_fill_uninitialized_memory,
          c._set_deterministic_fill_uninitialized_memory, True, ())
     )  # fmt: skip
-    rows.append(  # in a tuple: the value may be None, and the prologue tests other values than tuples only for truth
+    rows.append(  # in a tuple, because the prologue checks a bool only for truth, and would take None for False
         ("torch.utils.checkpoint.set_checkpoint_early_stop", lambda: (checkpoint._enable_checkpoint_early_stop,),
          lambda stop: setattr(checkpoint, "_enable_checkpoint_early_stop", *stop), False, ("checkpoint",))
     )  # fmt: skip
@@ -118,7 +118,7 @@ def _switches() -> Iterator[Switch]:
 
 
 SWITCHES: tuple[Switch, ...] = tuple(_switches())
-#: The names of functions and attributes through which code reads these settings.
+#: The names of the functions and attributes by which Python code reads the settings in `SWITCHES`.
 SWITCH_NAMES = frozenset(name for switch in SWITCHES for name in switch.read_as)
 
 
@@ -147,7 +147,8 @@ def autocast_state() -> tuple[tuple[str, Any], ...]:
 def _order_attention() -> None:
     """Call attention once, so that torch chooses the order of its attention kernels before any trace.
 
-    Otherwise the first attention in the process would choose it, perhaps within a trace. Entries guard this order.
+    Otherwise the first attention in the process would choose the order, perhaps within a trace. But the order must not
+    change after an entry was traced, because entries guard it.
     """
     with no_dispatch_modes():
         query = torch.empty(1, 1, 1, 8, device="cuda")
@@ -174,9 +175,10 @@ def global_state() -> tuple[tuple[str, Any], ...]:
 
 
 def restore_settings(settings: tuple[tuple[str, Any], ...]) -> None:
-    """Restore the global settings that a traced function changed. ``settings`` is the result of `global_state`.
+    """Restore the global settings that a traced function changed.
 
-    Inference mode is not restored, because only ``with`` blocks change it.
+    ``settings`` is the result that `global_state` had before the trace. Inference mode is not restored, because only
+    ``with`` blocks change it.
     """
     values = dict(settings)
     for name, value in values.items():
@@ -204,9 +206,9 @@ def restore_settings(settings: tuple[tuple[str, Any], ...]) -> None:
 def tensor_guards(tensors: Sequence[Tensor], fakes: Sequence[Tensor]) -> Callable[..., bool]:
     """Make the C++ check of an entry's tensor inputs; ``tensors`` are the inputs of the traced call.
 
-    The check takes as many tensors. It compares their types, dtypes, devices, sizes, strides and so on with the traced
-    call's. Sizes and strides that are symbolic in ``fakes``, the fake tensors of the inputs, may have any value. The
-    check also fails if two of the tensors are the same object.
+    The check takes the inputs of another call, and compares the types, dtypes, devices, sizes, strides and so on of
+    both calls. ``fakes`` are the fake tensors of the inputs: the check accepts any value of a size or stride that is
+    symbolic there. The check also fails if two of the inputs are the same object.
     """
     # `TensorGuards` takes one list per tensor; its type stubs are wrong
     sizes: list[Any] = [list(fixed(fake.shape)) for fake in fakes]

@@ -39,7 +39,7 @@ def in_guard(frame: types.FrameType | None) -> bool:
 def hear_dynamo(start: Callable[[Any], None], end: Callable[[Any], None]) -> None:
     """Register ``start`` to be called before each compilation of a frame by Dynamo, and ``end`` after it.
 
-    They remain registered until ``torch.compiler.reset()``. A second registration changes nothing.
+    Both remain registered until ``torch.compiler.reset()``. A second registration changes nothing.
     """
     from torch._dynamo.callback import callback_handler
 
@@ -154,7 +154,8 @@ def let_dynamo_follow_eager(is_ours: Callable[[object], bool], check_of_inlined:
         (builder.VariableBuilder, "wrap_symfloat", wrap_float, lambda made_by, *_: made_by.tx.output),
         (InliningInstructionTranslator, "inline_call", _inline, lambda parent, *_: parent.output),
     ):
-        # `innermost_backend` also accepts the output graph of a capture: it refers to the backend as a wrapper does.
+        # `innermost_backend` also accepts the output graph of a capture, because an output graph stores its backend in
+        # the attribute `compiler_fn`.
         _replace(owner, name, method, lambda *args, of=output_of: is_ours(innermost_backend(of(*args))))
     for operator in ("is", "is not"):
         original = compare_op_handlers[operator]
@@ -173,8 +174,8 @@ def keep_argument_checks() -> None:
     torch.distributions.Distribution.set_default_validate_args(checks)
 
 
-#: The attribute that we add to a capture's output graph. It lists the inlined functions, each with its first argument,
-#: if this is a user's object or class, or None.
+#: The attribute that we add to a capture's output graph. It is a list of pairs: an inlined function, and the first
+#: argument of its call. The argument is None if it is not a user's object or class.
 _INLINED = "_aotlab_inlined"
 #: The attribute that we add to a capture's output graph. Its keys are the classes that Dynamo encountered, and the
 #: classes of the objects that it encountered.
@@ -286,17 +287,17 @@ def _steps_of(kinds: tuple[type, ...]) -> frozenset[types.CodeType]:
 def _rate_as_in_eager(rate: Any) -> Any:
     """Return a learning rate as a number, even if it is a tensor.
 
-    In eager, SGD converts such a tensor to a number. In a capture by Dynamo it would compute with the tensor, which
-    rounds differently.
+    In eager, SGD converts a learning rate that is a tensor to a number. In a capture by Dynamo, SGD would compute with
+    the tensor, which rounds differently.
     """
     return rate.item() if isinstance(rate, torch.Tensor) and not rate.requires_grad else rate
 
 
 @contextmanager
 def inexact_steps_left_to_python() -> Iterator[None]:
-    """Keep Dynamo from capturing the step of any optimizer but `EXACT_OPTIMIZERS`, for the length of a block.
+    """Keep Dynamo from capturing the ``step`` of any optimizer except `EXACT_OPTIMIZERS`, for the length of a block.
 
-    Python runs the step and everything that it calls, whichever function calls the step.
+    Python runs the step and everything that the step calls, whichever function calls it.
     """
     global _inexact_steps
     kinds = [torch.optim.Optimizer]
@@ -403,8 +404,8 @@ def _count_differing(manager: Any, names: dict[str, Any]) -> int:
 def behind_dynamo(call: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function that Dynamo's code calls for the graph that is being compiled.
 
-    It calls ``call``, and Dynamo does not trace it. Dynamo has traced the effects of the program's function modes into
-    the graph, so ``call`` runs without these modes.
+    This function calls ``call``, and Dynamo does not trace it. ``call`` runs without the program's function modes,
+    because Dynamo has traced the effects of these modes into the graph.
     """
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
@@ -416,5 +417,5 @@ def behind_dynamo(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def leave_frame_to_python(code: types.CodeType) -> None:
-    """Keep Dynamo from capturing a frame that runs ``code``. Dynamo still looks at the frames that it calls."""
+    """Keep Dynamo from capturing a frame that runs ``code``. Dynamo still captures the frames that this frame calls."""
     set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))

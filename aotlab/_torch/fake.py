@@ -32,7 +32,7 @@ from aotlab._torch.symbolic_sizes import is_symbolic, traced
 def fake_mode(env: Any = None) -> FakeTensorMode:
     """Make a fake mode for the shape environment ``env``, or for fixed sizes if it is None.
 
-    Unlike torch's constructor, this does not record the caller's stack, which takes time.
+    Unlike torch's constructor, this function does not record the caller's stack, because that takes time.
     """
     with replaced(fake_tensor, "traceback", SimpleNamespace(extract_stack=StackSummary, format_list=format_list)):
         return FakeTensorMode(static_shapes=True) if env is None else FakeTensorMode(shape_env=env)
@@ -49,8 +49,8 @@ def new_fake(
 ) -> FakeTensor:
     """Make a fake tensor with a new storage, without running a fake kernel.
 
-    This takes a third of the time of a fake op. ``dense`` says that the strides are known to leave no gaps. With
-    symbolic sizes, this halves the time.
+    This function takes a third of the time of a fake op. Pass ``dense=True`` if the strides certainly leave no gaps in
+    memory: with symbolic sizes, this halves the time.
     """
     if dense and mode.shape_env is not None:
         meta_tensor = torch.empty([math.prod(shape)], dtype=dtype, device="meta").as_strided(shape, stride, 0)
@@ -73,9 +73,9 @@ def is_inference(tensor: Tensor) -> bool:
 
 
 def enter_fake(mode: FakeTensorMode, real: Tensor) -> FakeTensor:
-    """Make the fake tensor of an input with fixed sizes.
+    """Make a fake tensor with fixed sizes for the input ``real``.
 
-    This is fast if the input is dense and fills its storage. Other inputs are converted by ``mode.from_tensor``.
+    This is fast if the input is dense and fills its storage. For other inputs it calls ``mode.from_tensor``.
     """
     shape, stride = real.shape, real.stride()
     elements = real.numel()
@@ -120,7 +120,7 @@ def _takes_objects(op: OpOverload) -> bool:
 
 
 def call_by_fake_mode(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run ``op`` on fake tensors with ``mode`` active, as the fake kernels expect, and correct three rare cases."""
+    """Run ``op`` on fake tensors with ``mode`` active, as the fake kernels expect, and handle three rare cases."""
     if _takes_objects(op):
         mode.cache_enabled = False  # not only for this op: Inductor uses the same mode later
     with mode:

@@ -1,7 +1,7 @@
 """Functionalization: torch's functional tensors, whose mutations become pure ops.
 
-A functional tensor wraps another tensor, its value. An in-place op gives it a new value. Each name below is a private
-function of torch.
+A functional tensor wraps another tensor, its value. An in-place op gives the functional tensor a new value. Each
+constant below is a private function of torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ is_functional: Callable[[Tensor], bool] = torch._is_functional_tensor
 sync: Callable[[Tensor], None] = torch._sync  # type: ignore[attr-defined]  # not in the stubs
 #: Returns the present value of a functional tensor. Call `sync` on the functional tensor first.
 from_functional: Callable[[Tensor], Tensor] = torch._from_functional_tensor
-#: Tells whether a functional tensor was written. Writes of no elements, and copies to itself, are writes, too.
+#: Tells whether a functional tensor was written. A write of no elements also counts, and so does a copy of a tensor to
+#: itself.
 has_data_mutation: Callable[[Tensor], bool] = torch._functionalize_has_data_mutation  # type: ignore[attr-defined]
 #: Tells whether a functional tensor's sizes, strides or storage offset were changed in place.
 has_metadata_mutation: Callable[[Tensor], bool] = torch._functionalize_has_metadata_mutation
@@ -47,9 +48,12 @@ def functionalization() -> Iterator[None]:
 
 
 def is_seen_through(wrapper: Tensor, operator: str) -> bool:
-    """Tell whether a functional tensor is made from its storage by a chain of view ops that contains this operator."""
-    # Functionalization keeps this chain, to write a new value of the tensor back into the storage. It has one class per
-    # view op.
+    """Tell whether a functional tensor was made from its storage by view ops that include ``operator``.
+
+    ``operator`` is the name of a view op, for example ``"expand"``.
+    """
+    # Functionalization stores the sequence of these view ops, so that it can write a new value of the tensor back into
+    # the storage. The sequence has one object for each view op, and the class of the object has the name of the op.
     metas = torch._C._functionalization.get_view_meta_sequence(wrapper)
     return any(type(meta_).__name__ == f"{operator}_ViewMeta" for meta_ in metas)
 

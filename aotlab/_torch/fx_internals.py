@@ -20,14 +20,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 # Modules that generate the Python code of their ``forward`` at first use. Compilers read the graph, not this code.
 from torch.fx._lazy_graph_module import _LazyGraphModule, _make_graph_module, _use_lazy_graph_module
 
-# Generates a graph's Python code as a boxed callable, which takes its inputs in one list and empties it.
+# Generates a graph's Python code as a boxed callable, which takes its inputs in one list and empties the list.
 from torch.fx.graph import CodeGen, _BoxedCodeGen
 
 from aotlab._torch.replaced import replaced
 
 
 def graph_module(root: torch.nn.Module, graph: fx.Graph, name: str) -> fx.GraphModule:
-    """Make a module of a graph. The Python code of its ``forward`` is generated at first use."""
+    """Make a module of a graph. The Python code of the module's ``forward`` is generated at first use.
+
+    ``root`` has the attributes that the graph reads. ``name`` is the name of the module's class.
+    """
     _write_quickly(graph._codegen)
     with _use_lazy_graph_module(True):
         return _make_graph_module(root, graph, name)
@@ -38,9 +41,9 @@ def _write_quickly(code: CodeGen) -> None:
 
 
 def write_at_once(module: fx.GraphModule) -> None:
-    """Generate the Python code of a module's ``forward`` now, and make its class an ordinary one.
+    """Generate the Python code of a module's ``forward`` now, and make its class an ordinary `fx.GraphModule`.
 
-    Some compilers take ``forward`` from the module, and TorchScript reads its class.
+    Some compilers take ``forward`` from the module, and TorchScript reads the module's class.
     """
     kind: Any = type(module)  # each module has its own class
     kind.__bases__ = tuple(fx.GraphModule if base is _LazyGraphModule else base for base in kind.__bases__)
@@ -54,7 +57,7 @@ def forward_of(module: fx.GraphModule) -> Callable[..., Any]:
 
 
 def boxed_forward_of(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
-    """Return a graph as a boxed callable, which empties the list of its inputs, so that each can be freed early."""
+    """Return a graph as a boxed callable. It empties the list of its inputs, so that each input can be freed early."""
     graph = module.graph
     _write_quickly(boxed := _BoxedCodeGen())
     with replaced(graph, "_codegen", boxed):

@@ -27,11 +27,12 @@ class _LoopBackward(HigherOrderOperator):
     """The op that computes the backward of a ``torch.while_loop``.
 
     It runs all steps of the loop again, and then differentiates them from the last to the first. ``steps`` is the
-    number of steps, as a tensor. ``body`` is the function of one step: it takes the values ``carried`` from step to
-    step, and the tensors ``further``, which are the same at each step. ``back`` is the backward of one step. It takes
-    the gradients with respect to the values after the step, the values before the step, and ``further``, and returns
-    the gradients with respect to the values before the step. ``by`` has the gradients after the last step; the result
-    has the gradients before the first step.
+    number of steps, as a tensor. ``body`` is the function of one step. It takes the values that one step passes to the
+    next, and the tensors ``further``, which are the same at each step. ``carried`` are these values before the first
+    step. ``by`` are the gradients of the results of the loop, followed by zeros: one tensor of zeros for each tensor in
+    ``further`` that gets a gradient. The backward replaces the former by the gradients of ``carried``, and adds the
+    gradients of ``further`` to the latter. ``back`` does this for one step: it takes the gradients and sums after the
+    step, the values before the step, and ``further``, and returns the gradients and sums before the step.
 
     On fake tensors one call of ``back`` is enough, because the sizes of the gradients are the same at each step.
     """
@@ -44,8 +45,8 @@ class _LoopBackward(HigherOrderOperator):
     def as_loops(self, body: Any, back: Any, steps: Tensor, carried: Any, further: Any, by: Any) -> Any:
         """Compute the backward with two loops that Inductor supports.
 
-        The first loop runs the steps forward and stacks the carried values after each step. The second loop goes
-        backwards through these stacks.
+        The first loop runs the steps forward, and stacks the values that each step passes to the next. The second loop
+        goes backwards through these stacks.
         """
         count = len(carried)
         _, *stacks = torch.ops.higher_order.while_loop_stack_output(
@@ -80,7 +81,7 @@ HIGHER_ORDER = (COND, FLEX_ATTENTION, FLEX_ATTENTION_BACKWARD, LOOP_BACKWARD, MA
 def symbols_for_loops(module: fx.GraphModule, fake_mode: FakeTensorMode) -> Iterator[None]:
     """Prepare a graph with loops for Inductor, and let Inductor make symbols for the length of a block.
 
-    Inductor needs symbols for the loops' scalar values. If the fake mode has no shape environment, it gets one.
+    Inductor needs symbols for scalar values in loops. If the fake mode has no shape environment, it gets one.
     """
     before = fake_mode.shape_env
     settings: Any = before and before.settings
@@ -125,7 +126,8 @@ def _expand(module: fx.GraphModule) -> None:
 def under_autocast_as_now(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls ``function`` under the autocast settings that are active now.
 
-    The functions of a higher-order op need it, because they are traced later, when other settings may be active.
+    The functions of a higher-order op are wrapped in this way, because they are traced later, when other settings may
+    be active.
     """
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     settings = [(each, torch.get_autocast_dtype(each), torch.is_autocast_enabled(each)) for each in devices]

@@ -33,7 +33,7 @@ def inductor_draws_as_eager() -> bool:
 
 
 def inductor_keeps_draws_in_order() -> bool:
-    """Tell whether Inductor runs random ops in the order of the graph. In torch 2.11 it may reorder them."""
+    """Tell whether Inductor runs random ops in the order of the graph. In torch 2.11 it sometimes reorders them."""
     from torch._inductor.fx_passes import post_grad
 
     return hasattr(post_grad, "_chain_random_ops_for_ordering")
@@ -88,10 +88,10 @@ def inductor_compile(
 ) -> Any:
     """Compile one graph with Inductor's ``compile_fx_inner`` and return its boxed callable.
 
-    ``static_inputs`` are the positions of inputs that keep their addresses, and ``graph_id`` is Inductor's number for
-    the graph. ``shared`` holds the settings that the forward and the backward of one entry have in common. The first
-    call fills it. With ``exact_random``, random ops draw from torch's generators, as in eager. Otherwise Inductor
-    computes random numbers from seeds.
+    ``static_inputs`` are the positions of the inputs whose addresses are the same in each call, and ``graph_id`` is
+    Inductor's number for the graph. ``shared`` holds the settings that the forward and the backward of one entry have
+    in common. If ``shared`` is empty, this function fills it. With ``exact_random``, random ops draw from torch's
+    generators, as in eager. Otherwise Inductor computes random numbers from seeds.
     """
     from torch._inductor import config, debug, list_mode_options
     from torch._inductor.compile_fx import compile_fx_inner
@@ -170,10 +170,10 @@ def _writes_before_reads() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lowered(module: fx.GraphModule) -> Iterator[None]:
-    """Let Inductor call eager's kernels for ops that it has a decomposition but no lowering for.
+    """Let Inductor call eager's kernels for the ops in ``module`` for which it has a decomposition but no lowering.
 
-    Inductor expects a trace to decompose such ops, but ours may have kept them. The block also makes Inductor keep the
-    order of ops with side effects.
+    Inductor expects that the trace has decomposed such ops, but our traces record some of them. The block also makes
+    Inductor run ops with side effects in their order in the graph.
     """
     from torch._inductor import lowering
     from torch._inductor.decomposition import decompositions
@@ -197,7 +197,7 @@ def _lowered(module: fx.GraphModule) -> Iterator[None]:
 def _falling_back() -> contextlib.AbstractContextManager[None]:
     """Let Inductor call eager's kernels for ops that it could decompose.
 
-    Otherwise Inductor raises an error in that case if the environment variable ``CI`` is set.
+    By default, Inductor raises an error for such an op if the environment variable ``CI`` is set.
     """
     from torch._inductor import graph
 

@@ -1,12 +1,12 @@
 """Cases in which torch's kernels differ from their fake kernels: the layouts of results, and arguments that raise.
 
     x = torch.ones(3, 4).t()
-    torch.cat([torch.ones(0), x]).stride()     # (3, 1); Inductor takes it for a copy of x: (1, 4)
+    torch.cat([torch.ones(0), x]).stride()     # (3, 1); Inductor clones x instead, so it gets (1, 4)
 
 A user can see a wrong layout if the function reads strides, if a gradient must have this layout, or in Inductor's
-results. `aotlab verify ops` with ``config.debug_assert`` found these cases. (Functions that cannot be corrected run
-eagerly: `boundary.EAGER_FUNCTIONS`. If eager's kernel equals another op than the recorded one, the trace records that
-op: `aotlab.quirks.kernels`.)
+results. `aotlab verify ops` with ``config.debug_assert`` found these cases. (If the results of a function cannot be
+corrected, the function runs eagerly: see `boundary.EAGER_FUNCTIONS`. If eager's kernel computes the same as another op
+than the recorded one, the trace records that other op: see `aotlab.quirks.kernels`.)
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ FakeCorrection = Callable[[OpOverload, tuple[Any, ...], dict[str, Any], Any], An
 
 
 def _by_kernel(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-    """Run eager's kernel on zeros that have the layouts of the arguments, and give the fake the layout of its result.
+    """Run eager's kernel on zeros with the layouts of the arguments; give the fake ``result`` the layout of its result.
 
-    If all arguments are contiguous, the result is, too, and the kernel is not run.
+    If all arguments are contiguous, the kernel is not run, because its result is contiguous, too. Only the kernel of
+    `FFT_OF_REAL` is then run, because its result may have other strides.
     """
     tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
     if op is not FFT_OF_REAL and all(tensor.is_contiguous() for tensor in tensors):
@@ -77,7 +78,8 @@ def _multilabel_margin_loss(op: OpOverload, args: tuple[Any, ...], kwargs: dict[
 
 
 def _softmax(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-    # the kernel raises if the dimension does not exist, and the fake kernel does not; `size` raises the same error
+    # If the dimension does not exist, the kernel raises, and the fake kernel does not. `size` raises the same error as
+    # the kernel.
     tensor, dim = args[0], args[1]
     (tensor if tensor.dim() else tensor.unsqueeze(0)).size(dim)
     return result
@@ -99,7 +101,8 @@ def _view(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result:
 
 
 def _constant_pad(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-    # if no padding is positive, the kernel clones the part that negative padding leaves; its strides are the clone's
+    # If no padding is positive, the kernel clones what negative padding leaves of the input. So the result has the
+    # strides of this clone.
     cropped, pad = args[:2]
     if any(count > 0 for count in pad):
         return result
@@ -145,9 +148,10 @@ def as_in_eager(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: 
         return correction(op, args, kwargs, result)
 
 
-# --- ops whose kernel may raise although their fake kernel did not: graphs keep them even if their results are not used
-# According to torch's op database (`aotlab verify ops`), such calls have arguments of several dtypes (a value and an
-# index, for example), arguments of unusual dtypes, or arguments whose values the kernel checks.
+# --- ops whose kernel may raise although their fake kernel did not
+# Graphs contain such ops even if their results are not used. According to torch's op database (`aotlab verify ops`),
+# such calls have arguments of several dtypes (a value and an index, for example), arguments of unusual dtypes, or
+# arguments whose values the kernel checks.
 
 _USUAL = frozenset((torch.float32, torch.float64))
 
@@ -167,14 +171,17 @@ _NEVER = frozenset(
     )
 )  # fmt: skip
 
-#: Parts of the names of ops whose kernels raise for some values of their arguments: on any device, and only on the CPU.
+#: Parts of the names of ops whose kernels raise for some values of their arguments. The ops of the first tuple raise on
+#: any device, and the ops of the second tuple only on the CPU.
 _REFUSE = ("bincount", "cholesky", "hist", "inverse", "linalg_", "lu_", "triangular_solve")
 _REFUSE_ON_CPU = (
     "_assert", "bernoulli", "binary_cross_entropy", "binomial", "ctc_loss", "dirichlet", "embedding", "fake_quant",
     "gather", "index", "margin_loss", "multinomial", "nll_loss", "normal", "one_hot", "ormqr", "poisson", "put",
     "repeat_interleave", "scatter", "segment_reduce", "take", "unpool",
 )  # fmt: skip
+#: The ops that raise on the CPU if an integer is divided by 0.
 _DIVIDES = ("div", "floor_divide", "fmod", "remainder")
+#: Parts of the names of ops that raise if their arguments have several dtypes.
 _OF_ONE_DTYPE = ("mm", "mv", "dot", "convolution")
 
 
@@ -207,8 +214,8 @@ def may_raise(target: Any, tensors: Sequence[Tensor]) -> bool:
 def may_raise_late(target: Any, tensors: Sequence[Tensor]) -> bool:
     """Tell whether a kernel may raise at one call of an entry although it does not raise at another.
 
-    This depends on values, so the guards cannot tell. It matters if the compiled call has written an input before the
-    kernel raises: then the call cannot simply be run again.
+    This depends on the values of the arguments, which no guard checks. It matters if the compiled call writes an input
+    before the kernel raises, because then the call cannot simply be run again.
     """
     name = _name(target)
     if target in ASSERTIONS or name is None or not tensors or target is torch.ops.aten.bernoulli.p:

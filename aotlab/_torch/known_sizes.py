@@ -30,7 +30,10 @@ class SymbolicMemo:
         return self._of_this_trace[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Store the value of ``key``. Other traces get it only if ``key`` was looked up last and no guard was added."""
+        """Store the value of ``key``.
+
+        Other traces get the value only if ``key`` was looked up last, and no guard was added since.
+        """
         self._of_this_trace[key] = value
         if value is not None and self._last_lookup == (key, self._state()):
             with suppress(_Stepwise):
@@ -63,7 +66,10 @@ class SymbolicMemo:
 
 
 class _Stepwise(Exception):  # noqa: N818  # a signal
-    """Raised for a number that was computed from floats: its expression does not keep the order of the operations."""
+    """Raised for a number that was computed from floats, because its expression may reorder the operations.
+
+    Another trace could not compute the number from the expression with the same rounding.
+    """
 
 
 def surely_contiguous(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
@@ -80,6 +86,6 @@ def surely_contiguous(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
 
 
 def is_zero(value: Any) -> bool:
-    """Tell whether a number is 0 for all values of its symbols, without a guard."""
+    """Tell whether a number is 0 for all values of its symbols, without adding a guard."""
     expression = expression_of(value)
     return bool((expression.expand() if hasattr(expression, "expand") else expression) == 0)

@@ -20,7 +20,8 @@ from aotlab._torch.saved_tensors import saved_tensor_hooks_disabled
 from aotlab._torch.undocumented_ops import _functionalizes, _has_kernel
 from aotlab._torch.wrapper_subclasses import is_wrapper
 
-#: Sets grad mode. Generated code calls it twice, to set and to restore the mode; a context manager would take 2 µs.
+#: Sets grad mode. Generated code calls this function to set and to restore the mode, because a context manager would
+#: take 2 µs.
 set_grad_mode: Callable[[bool], None] = torch._C._set_grad_enabled
 #: The function that Dynamo's graphs call to set grad mode.
 SET_GRAD_ENABLED = set_grad_mode
@@ -31,7 +32,8 @@ MODE_EXITS: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 #: Tells whether autocast is on for any device.
 any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
-#: Keeps autocast from casting a second time: a trace under autocast has recorded the casts already.
+#: Switches autocast off for a block. Compiled graphs run in such a block, because a trace under autocast has already
+#: recorded autocast's casts.
 disable_autocast: Callable[[], AbstractContextManager[None]] = torch._C._DisableAutocast
 #: Hides the torch calls of aotlab itself from function modes.
 disable_torch_function: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
@@ -41,7 +43,7 @@ no_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_
 
 
 def autocast_knows(op: Any) -> bool:
-    """Tell whether autocast casts the arguments of ``op`` on a device for which it is switched on now."""
+    """Tell whether autocast casts the arguments of ``op`` on a device for which autocast is on now."""
     on = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     return isinstance(op, OpOverload) and any(_has_kernel(op, f"Autocast{device.upper()}") for device in on)
 
@@ -89,7 +91,7 @@ def only_default_devices() -> bool:
 def under_default_devices_only(call: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function so that it runs without its caller's function modes, except those that set a default device.
 
-    ``call`` runs a graph of Dynamo, which has traced the effects of the other modes into the graph already.
+    ``call`` runs a graph of Dynamo. Dynamo has already traced the effects of the other modes into the graph.
     """
 
     @functools.wraps(call)
@@ -165,7 +167,7 @@ def transforms_active() -> bool:
 def opens_transform(target: Any) -> bool:
     """Tell whether a function that a Dynamo graph calls begins a transform, or changes a setting for transforms.
 
-    A later function in the graph ends the transform. If an op between the two raises, the graph does not call it.
+    Later in the graph, another function ends the transform. If an op in between raises, that function is not called.
     """
     return getattr(target, "__name__", None) in _OPENING
 
@@ -207,9 +209,9 @@ class TransformState:
 
 
 def is_beyond_kernels(values: Sequence[Tensor | None]) -> bool:
-    """Tell whether compiled kernels cannot take these tensors.
+    """Tell whether compiled kernels cannot take the tensors ``values``.
 
-    This is so under a transform of ``torch.func``. It is also so if one of the tensors is a wrapper subclass, a batched
+    They can take no tensors under a transform of ``torch.func``. They also cannot take a wrapper subclass, a batched
     tensor of ``torch.autograd.grad(…, is_grads_batched=True)``, or a dual tensor of forward-mode differentiation.
     """
     for value in values:

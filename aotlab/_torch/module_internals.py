@@ -44,7 +44,7 @@ HOOKS_OF_ALL = (
 
 
 def has_backward_hooks(module: nn.Module) -> bool:
-    """Tell whether a module has backward hooks, or whether there are global ones."""
+    """Tell whether a module has backward hooks, or whether there are global backward hooks."""
     return any(backward_hooks_held(module)) or any(global_backward_hooks_held())
 
 
@@ -90,7 +90,7 @@ def own_hooks_only(name: str) -> Any:
 def module_call() -> Callable[..., Any]:
     """Return the function that ``torch.nn.Module.__call__`` calls, for `set_module_call`.
 
-    Traces replace this function and not ``__call__`` itself, which would be expensive.
+    Traces replace this function and not ``__call__`` itself, because replacing ``__call__`` would be expensive.
     """
     return torch.nn.Module._call_impl
 

@@ -38,8 +38,8 @@ def is_custom_function_node(node: Any) -> bool:
 def with_own_node(tensor: Tensor) -> Tensor:
     """Give a tensor an identity node as its new ``grad_fn``, and return the tensor.
 
-    Hooks on the tensor then belong to this node, and not to the node that it shares with other results. The tensor must
-    be new, so that no other code has used its old ``grad_fn``.
+    Hooks on the tensor then belong to this node, and not to the old node, which may have other results, too. The tensor
+    must be new, so that no other code has used its old ``grad_fn``.
     """
     if tensor.is_complex():  # `lift` has no derivative for complex numbers
         return with_common_node(None, tensor)[0]
@@ -49,7 +49,8 @@ def with_own_node(tensor: Tensor) -> Tensor:
 class _CommonNode(torch.autograd.Function):
     """An identity function of several tensors with one autograd node.
 
-    A missing gradient remains None, and does not become zeros, so that hooks on the tensor do not run for it.
+    If a result gets no gradient, its gradient remains None and does not become zeros. So hooks on the corresponding
+    tensor do not run.
     """
 
     @staticmethod
@@ -77,7 +78,7 @@ def with_common_node(note: Callable[[Any], None] | None, *tensors: Tensor) -> tu
 
 
 class PassOn(torch.autograd.Function):
-    """The autograd function of `pass_on`: an identity function whose result has the gradient, but not the memory."""
+    """The autograd function of `pass_on`: its argument gets the gradient of its result, but they share no memory."""
 
     @staticmethod
     def forward(ctx: Any, through: Tensor) -> Tensor:
@@ -95,8 +96,8 @@ class PassOn(torch.autograd.Function):
 def pass_on(through: Tensor) -> Tensor:
     """Return a tensor whose gradient flows on to ``through``, and whose values do not matter.
 
-    The result refers to the present autograd history of ``through``. So it keeps this history when a later in-place
-    write gives ``through`` a new one. The result has memory for one element only.
+    The result refers to the present autograd history of ``through``. So the gradient flows to this history, even if a
+    later in-place write gives ``through`` another one. The result has memory for one element only.
     """
     return PassOn.apply(through)  # type: ignore[no-any-return, no-untyped-call]  # untyped in torch
 
@@ -108,10 +109,11 @@ def current_node_sequence() -> int | None:
 
 
 def fills_by_mask(mask: Tensor) -> bool:
-    """Tell whether the running autograd node selects elements of a gradient by ``mask`` and does not multiply by it.
+    """Tell whether eager's kernel assigns the gradient at ``mask`` where the trace multiplies the gradient by ``mask``.
 
-    torch's formula for the backward of an extremum is a product with a mask of the extremal elements. But eager's CPU
-    code assigns the gradient at these elements, so that an infinite gradient does not turn into NaN at the others.
+    This is so on the CPU if the running autograd node belongs to an extremum such as ``max``. torch's formula for its
+    backward multiplies by a mask of the extremal elements. Eager's CPU code instead assigns the gradient at these
+    elements, so that an infinite gradient does not turn into NaN at the other elements.
     """
     if mask.dtype != torch.bool or mask.device.type != "cpu":
         return False
@@ -136,8 +138,8 @@ def leaf_of(node: Any) -> Tensor | None:
 def arrivals(edges: Sequence[tuple[Any, int]], arrived: list[tuple[Any, int]] | None) -> Iterator[None]:
     """Record the order in which gradients reach leaves during a backward in the block.
 
-    ``edges`` are autograd edges. An edge that ends at a leaf is appended to ``arrived`` when autograd has computed its
-    gradient. Nothing is recorded if ``arrived`` is None.
+    ``edges`` are autograd edges. An edge that ends at a leaf is appended to ``arrived`` when autograd has computed the
+    gradient of this leaf. Nothing is recorded if ``arrived`` is None.
     """
     leaves = [] if arrived is None else [(edge, getattr(edge[0], "variable", None)) for edge in edges]
 
@@ -176,7 +178,7 @@ def turns(count: int) -> list[int]:
 
 
 def is_copy_slices(node: Any) -> bool:
-    """Tell whether an autograd node is a ``CopySlices`` node, which an in-place write to a view gives its base."""
+    """Tell whether an autograd node is a ``CopySlices`` node: the ``grad_fn`` of a base after a write to its view."""
     return type(node).__name__ == "CopySlices"
 
 
@@ -189,9 +191,10 @@ def run_node(
 ) -> tuple[Tensor | None, ...]:
     """Run one autograd node alone, including autograd's preparations, and return the gradients that it computes.
 
-    ``incoming`` maps the number of one of the node's forward outputs to the gradient of this output. ``edges`` are
-    autograd edges that the node's gradients reach, directly or through other nodes. Autograd has no call for this:
-    ``torch.autograd.grad`` with these edges would also run all nodes on the way to them. So a hook on the node raises.
+    ``incoming`` maps the index of a forward output of the node to the gradient of this output. ``edges`` are autograd
+    edges that the node's gradients reach, directly or through other nodes. Autograd has no function that runs one node:
+    ``torch.autograd.grad`` would also run all other nodes on the way to ``edges``. So a hook on the node raises an
+    exception after the node has run.
     """
     results: list[tuple[Tensor | None, ...]] = []
 
@@ -224,5 +227,5 @@ def edge_metadata(node: Any, number: int) -> tuple[tuple[int, ...], torch.dtype,
 
 
 def always_raises(node: Any) -> bool:
-    """Tell whether an autograd node only raises, as the node of an op without a derivative does."""
+    """Tell whether an autograd node only raises an error, as the node of an op without a derivative does."""
     return type(node).__name__ in ("NotImplemented", "DelayedError", "Error")

@@ -41,8 +41,9 @@ _REMEMBERING = (
 def card_simulated(properties: Mapping[str, Any], write_kernel: Callable[[str, str], Any]) -> Iterator[None]:
     """Let Inductor compile for a GPU with these ``properties``, for the length of a block.
 
-    For each Triton kernel, Inductor calls ``write_kernel`` with its name and source. The compiled code then calls the
-    result in place of the kernel. When the compiled code allocates GPU memory, it gets CPU memory.
+    For each Triton kernel, Inductor calls ``write_kernel`` with the kernel's name and source. The compiled code then
+    calls the result of ``write_kernel`` in place of the kernel. If the compiled code allocates GPU memory, it gets CPU
+    memory.
     """
     from torch._dynamo.device_interface import CudaInterface
     from torch._inductor import async_compile, config, inductor_prims
@@ -97,8 +98,8 @@ def card_simulated(properties: Mapping[str, Any], write_kernel: Callable[[str, s
         yield
 
 
-#: A replacement of a decomposition that negates a mask with ``~``, which would query the current device. It is enough
-#: for the shape of the result.
+#: The replacement of a decomposition. The original negates a mask with ``~``, which would query the current device. The
+#: replacement only gives the result the right shape, which is enough for fake tensors.
 _WITHOUT_A_DEVICE = {
     torch.ops.aten._unsafe_masked_index_put_accumulate.default: lambda x, *_: torch.ops.aten.empty_like.default(x)
 }
@@ -120,7 +121,7 @@ def _seed(seeds: Tensor, _: int) -> Tensor:
 def _empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Allocate CPU memory in place of GPU memory that a kernel must fill.
 
-    It is filled with NaN (or ones, for integers), so that results show elements that the kernel did not write.
+    The memory is filled with NaN (integers: with ones), so that results show elements that the kernel did not write.
     """
     memory = torch.empty_strided(size, stride, dtype=dtype)
     return memory.fill_(float("nan")) if dtype.is_floating_point else memory.fill_(1)
@@ -158,7 +159,7 @@ def _forget() -> None:
 
 @contextmanager
 def _driver(capability: int) -> Iterator[None]:
-    """Replace Triton's driver for a block by one that names a GPU of this compute capability (90 for 9.0)."""
+    """For the length of a block, let Triton's driver report a GPU of this compute capability (90 for 9.0)."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime.driver import driver
 
@@ -346,7 +347,8 @@ def interprets() -> bool:
 def resources(ptx: str) -> tuple[int, int, int]:
     """Return the number of registers of a kernel, and the bytes of its spill stores and of its spill loads.
 
-    They are read from the output of NVIDIA's assembler ptxas, which is a part of Triton.
+    These numbers are read from the output of NVIDIA's assembler ptxas, which Triton includes. ``ptx`` is the text of
+    the kernel.
     """
     from triton.backends.nvidia.compiler import get_ptxas
 

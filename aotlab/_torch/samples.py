@@ -17,7 +17,7 @@ from aotlab.errors import UsageError
 
 @contextlib.contextmanager
 def _database() -> Iterator[None]:
-    """Return a context manager for the import of torch's test helpers, which undoes the import's side effects.
+    """Undo, at the end of a block that imports torch's test helpers, the side effects of this import.
 
     Raise `UsageError` if a package that the helpers need is missing.
     """
@@ -44,7 +44,7 @@ def _database() -> Iterator[None]:
 
 @functools.cache
 def op_database() -> tuple[Any, ...]:
-    """Return the OpInfo entries of torch's tests. Each describes an operator, and makes samples of its arguments."""
+    """Return the OpInfo entries of torch's tests. Each entry describes an operator and generates arguments for it."""
     with _database():
         from torch.testing._internal.common_methods_invocations import op_db
 
@@ -55,7 +55,7 @@ def op_database() -> tuple[Any, ...]:
 def module_database() -> tuple[Any, ...]:
     """Return the ModuleInfo entries of torch's tests.
 
-    Each describes a module class, and makes samples of arguments for its constructor and for its call.
+    Each entry describes a module class, and generates arguments for its constructor and for its call.
     """
     with _database():
         from torch.testing._internal.common_modules import module_db
@@ -64,7 +64,7 @@ def module_database() -> tuple[Any, ...]:
 
 
 def samples_do_not_seed() -> contextlib.AbstractContextManager[None]:
-    """Keep random operators of torch's database from seeding torch's generator before each call, for a block."""
+    """For the length of a block, let torch's database call random operators without seeding torch's generator first."""
     import torch.testing._internal.common_methods_invocations
 
     entries: Any = torch.testing._internal.common_methods_invocations

@@ -83,7 +83,8 @@ def saved_tensor_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tenso
 def hooks_are_foreign() -> bool:
     """Tell whether the innermost ``saved_tensors_hooks`` are the user's own, and not torch's (such as ``save_on_cpu``).
 
-    torch's hooks can be applied to the values that a compiled forward saves, because unpacking gives the packed values.
+    torch's hooks can be applied to the values that a compiled forward saves, because their unpack hook returns the
+    value that was packed.
     """
     hooks = saved_tensor_hooks()
     if hooks is None:
@@ -93,7 +94,7 @@ def hooks_are_foreign() -> bool:
 
 
 def saved_tensor_hooks_disabled() -> bool:
-    """Tell whether ``saved_tensors_hooks`` are disabled, so that setting them raises an error. Transforms do this."""
+    """Tell whether ``saved_tensors_hooks`` are disabled (transforms do this), so that setting them raises an error."""
     return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is not None
 
 
@@ -131,10 +132,10 @@ def saves_tensors(node: Any) -> bool:
 
 
 def keeps_unsaved(node: Any) -> bool:
-    """Tell whether the node of a custom autograd function may keep tensors that it did not save for the backward.
+    """Tell whether a custom autograd function may hold tensors that it did not save with ``save_for_backward``.
 
-    The function may store them as attributes of ``ctx`` or in the closure of its backward. A backward does not free
-    them, so they live as long as the node.
+    ``node`` is the function's autograd node. The function may store tensors as attributes of ``ctx`` or in the closure
+    of its backward. A backward does not free such tensors, so they live as long as the node.
     """
     if not is_custom_function_node(node):
         return False
@@ -144,7 +145,10 @@ def keeps_unsaved(node: Any) -> bool:
 
 
 def kept_is_written(node: Any) -> bool:
-    """Tell whether the backward of an autograd node may raise because a tensor that it saved was written later."""
+    """Tell whether the backward of an autograd node may raise because a tensor that it saved was written later.
+
+    The result is also true for a ``CopySlices`` node, because Python cannot read which tensors it saved.
+    """
     try:
         if not is_checkpointed(node):
             _tensors_saved_by(node)
@@ -159,7 +163,7 @@ def kept_is_written(node: Any) -> bool:
 def saved_tensors_of(node: Any) -> list[Tensor]:
     """Return the plain tensors that an autograd node saved, if they can be read.
 
-    The list is empty if one of them was written later, and for a node whose saved tensors a checkpoint recomputes.
+    The list is empty if one of the tensors was written later, or if a checkpoint recomputes them.
     """
     try:
         return [] if is_checkpointed(node) else [part for kept in _tensors_saved_by(node) for part in parts_of(kept)]
@@ -189,7 +193,7 @@ def _checkpoint_hooks(node: Any) -> Iterator[Any]:
     for name in _raw_names(kind):
         try:
             saved = getattr(node, name, None)
-        except RuntimeError:  # autograd has freed it
+        except RuntimeError:  # autograd has freed the saved tensor
             continue
         for each in saved if isinstance(saved, (tuple, list)) else (saved,):
             hook: Any = getattr(each, "unpack_hook", None)
@@ -202,8 +206,8 @@ def caches_kept(spent: set[Any]) -> Iterator[None]:
     """Let the caches of selective checkpoints serve several backwards, in this thread and for the length of a block.
 
     A selective checkpoint caches the results of some ops of its function, and its backward takes them out of the cache.
-    The trace runs such a backward, but the caller's backward needs the results again. So the cache gets them back. The
-    caches that were used in the block are added to ``spent``.
+    The trace runs such a backward, but the caller's backward needs the results again. So the block puts the results
+    back into the cache. The caches that were used in the block are added to ``spent``.
     """
     kind: Any = sys.modules["torch.utils.checkpoint"]._CachedTorchDispatchMode
     enter, leave, thread = kind.__enter__, kind.__exit__, threading.get_ident()
@@ -247,7 +251,7 @@ def _checkpoint_frames(node: Any) -> list[Any]:
 def kept_by_checkpoint(node: Any) -> list[Tensor]:
     """Return the tensor arguments of the checkpointed functions that the backward of a node would run again.
 
-    The checkpoints keep these tensors alive until then.
+    The checkpoints hold references to these tensors until that backward runs.
     """
     arguments: dict[int, Tensor] = {}
     for frame in _checkpoint_frames(node):
@@ -264,7 +268,7 @@ class _RecomputedError(RuntimeError):
 def _nothing_computed_again() -> Iterator[None]:
     """Make checkpoints in this thread raise `_RecomputedError` if they would run their function again, for a block.
 
-    Only a backward may run it. Code that only looks at saved tensors must not.
+    A backward may run the function again. Code that only inspects saved tensors must not.
     """
     module: Any = sys.modules["torch.utils.checkpoint"]
     before, thread = module._recomputation_hook, threading.get_ident()
@@ -281,7 +285,8 @@ def _nothing_computed_again() -> Iterator[None]:
 def _unpack_arguments(frame: Any) -> list[Tensor]:
     """Return the arguments that a checkpointed call saved in its ``frame``, except those that must be recomputed.
 
-    Before torch 2.13 an autograd node, ``frame.input_saver``, saves the arguments.
+    torch 2.13 stores the arguments in ``frame.saved_args``. Earlier versions save them in the autograd node of the
+    tensor ``frame.input_saver``.
     """
     arguments: list[Tensor] = []
     with _nothing_computed_again():

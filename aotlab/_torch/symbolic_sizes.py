@@ -1,4 +1,4 @@
-"""Symbolic sizes and numbers, with torch's shape environment, which stores the guards of a trace on them."""
+"""Symbolic sizes and numbers, and torch's shape environment, which stores the guards that a trace adds on them."""
 
 from __future__ import annotations
 
@@ -49,15 +49,19 @@ _OF_SIZES = ("wrap_int", "add", "sub", "mul", "mod", "int_floordiv", "eq", "ne",
 class _Number(SymNode):
     """The node of a symbolic number. If the number was computed from floats, it stores the operation in ``steps``.
 
-    ``steps`` are the name of the operation and its operands. sympy may reorder the operations of its expression, and
-    then the rounding of floats would change.
+    ``steps`` are the name of the operation and its operands. The sympy expression of the number is not enough, because
+    sympy may reorder the operations, and then floats would be rounded differently.
     """
 
     steps: tuple[str, tuple[Any, ...]] | None = None
 
 
 def _remembering(name: str) -> Callable[..., Any]:
-    """Return the replacement of a `SymNode` method for `_Number`: it stores ``steps``, or caches results on sizes."""
+    """Return the method of `_Number` that replaces the `SymNode` method ``name``.
+
+    The new method stores ``steps`` in a result that is computed from floats. If ``name`` is in `_OF_SIZES`, the method
+    also caches its results on sizes.
+    """
     original = getattr(SymNode, name)
 
     def method(self: _Number, *others: Any) -> Any:
@@ -120,7 +124,7 @@ class _Environment(ShapeEnv):
         return SLoc(str(len(self.places) - 1), None)
 
     def create_symintnode(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the symbolic number of a symbol."""
+        """Make the symbolic number of a symbol, with a `_Number` as its node."""
         number = super().create_symintnode(*args, **kwargs)
         if isinstance(number, torch.SymInt):
             number.node.__class__ = _Number
@@ -128,7 +132,10 @@ class _Environment(ShapeEnv):
 
 
 class Sizes:
-    """The sizes and numbers that are symbols in one trace, and the guards of the trace on these symbols."""
+    """The sizes and numbers that are symbols in one trace, and the guards of the trace on these symbols.
+
+    ``names`` are the user's names of the flat inputs. ``count`` is how many sizes vary.
+    """
 
     def __init__(self, names: Sequence[str], count: int) -> None:
         self._kind = DimDynamic.DUCK if count > MOST_SYMBOLS else DimDynamic.DYNAMIC
@@ -171,7 +178,8 @@ class Sizes:
     def symbols(self) -> list[tuple[Any, str, int, int | None]]:
         """Return each symbol as a symbolic number, with its name, the position of a flat input, and a dimension.
 
-        The symbol is the size of this dimension of the input. If the dimension is None, it is the input itself.
+        The symbol is the size of this dimension of the input. If the dimension is None, the input is a number, and the
+        symbol is this number.
         """
         by_symbol: dict[Any, tuple[Any, str, int, int | None]] = {}
         for position, value in self._inputs:
@@ -183,13 +191,13 @@ class Sizes:
     def guards(self, name: Callable[[int, str, int | None], str]) -> list[tuple[str, Any]]:
         """Return each guard so far as a Python expression, with the place in the user's program that caused it.
 
-        ``name`` makes the parts of these expressions. It takes the position of a flat input, a quantity, and a
-        dimension or None. The quantity is ``"size"``, ``"stride"`` or ``"storage_offset"``, or ``"value"`` if the input
-        is a number.
+        ``name`` returns the text by which these expressions refer to a fact about an input, for example ``x.size(0)``.
+        It takes the position of a flat input, a quantity, and a dimension or None. The quantity is ``"size"``,
+        ``"stride"`` or ``"storage_offset"``, or ``"value"`` if the input is a number.
         """
         fakes = [fake for _, fake in self._inputs]
         sources = [LocalSource(f"t{n}") for n, _ in enumerate(self._inputs)]
-        if self._guards_written != len(self.env.guards):  # torch takes milliseconds to write all guards as texts
+        if self._guards_written != len(self.env.guards):  # only then, because it takes milliseconds
             self._guards_written = len(self.env.guards)
             produced = self.env.produce_guards_verbose(fakes, sources, ignore_static=True, langs=("verbose_python",))
             self._texts = produced[0].exprs
@@ -207,7 +215,7 @@ class Sizes:
         texts.sort(key=lambda text: bool(re.search(r"[/%]|\*\*", text)))
         conditions = []
         for text, _, location in (each.partition("  # ") for each in texts):
-            if location.startswith("(unknown"):  # torch has replaced the symbol by another symbol or by a number
+            if location.startswith("(unknown"):  # torch has replaced the symbol: find the location of the replacement
                 location = "".join(str(equal[s]) for s in equal if self.env.var_to_sources[s][0].name in text)
             numbers = [] if "stride" in text else re.findall(r"\((\d+)\)", location)
             place = self.env.places[int(numbers[-1])] if numbers else None
@@ -215,9 +223,9 @@ class Sizes:
         return conditions
 
     def assumed_since(self, names: Sequence[str]) -> Callable[..., bool] | None:
-        """Return a check of the guards that were added since the last call of `guards`, or None without new guards.
+        """Return a check of the guards that were added since the last call of `guards`. Return None if none was added.
 
-        The check takes the values of the symbols with these names, in this order.
+        ``names`` are the names of symbols. The check takes the values of these symbols, in this order.
         """
         conditions = [
             f"({PythonPrinter().doprint(self.env.replace(each.expr))})"
@@ -244,27 +252,30 @@ def is_symbolic(value: Any) -> bool:
 
 
 def expression_of(value: Any) -> Any:
-    """Return a number, or the expression of a symbolic one. Expressions can be compared without a guard."""
+    """Return the expression of a symbolic number. Return any other value unchanged.
+
+    Unlike symbolic numbers, expressions can be compared without adding a guard.
+    """
     return value.node.expr if isinstance(value, (torch.SymInt, torch.SymFloat)) else value
 
 
 def known_of(fake: Any) -> dict[Any, Any]:
-    """Return the cache of size computations of the trace that a fake tensor belongs to."""
+    """Return `_Environment.known`, the cache of results on sizes, of the trace to which a fake tensor belongs."""
     return getattr(fake.fake_mode.shape_env, "known", {})
 
 
 def fixed(sizes: Sequence[Any]) -> tuple[int | None, ...]:
-    """Return sizes or strides as a tuple in which None replaces symbolic ones."""
+    """Return sizes or strides as a tuple in which None replaces each symbolic one."""
     return tuple([n if type(n) is int else int(n.node.expr) if n.node.expr.is_number else None for n in sizes])
 
 
 def traced(sizes: Sequence[Any]) -> tuple[int, ...]:
-    """Return sizes or strides as a tuple in which the numbers of the traced call replace symbolic ones."""
+    """Return sizes or strides as a tuple in which each symbolic one is replaced by its value in the traced call."""
     return tuple([n if type(n) is int else n.node.hint for n in sizes])
 
 
 def sizes_of_others(values: Sequence[Any]) -> dict[int, tuple[int, int]]:
-    """Find, among the values of a Dynamo graph's placeholders, the numbers that are sizes of tensors among them.
+    """Find the inputs of a Dynamo graph that are sizes of other inputs. ``values`` are the values of the placeholders.
 
     The result maps the position of a number to the position of a tensor and one of its dimensions.
     """
@@ -290,7 +301,7 @@ def symbolic_dims(value: Any) -> set[int]:
 
 
 def shown_size(value: Any) -> str:
-    """Return a symbolic number as text, with the user's names."""
+    """Return a symbolic number as text in which the user's names, for example ``x.size(0)``, replace the symbols."""
     env, expression = value.node.shape_env, expression_of(value)
     cache, names_shown = getattr(env, "known", {}), getattr(env, "shown", {})
     if expression not in names_shown and ("shown", expression) not in cache:
@@ -365,9 +376,9 @@ _TORCH = str(Path(torch.__file__).parent)
 def symbols_as_numbers(sizes: Sizes, place: Callable[[], Any]) -> Iterator[None]:
     """Make symbolic numbers look like `int` or `float` to code outside of torch, for the length of a block.
 
-    In such code, ``isinstance(size, int)`` is true, ``repr(size)`` shows the number of this call, and a comparison of
-    sizes returns a `bool`, which adds a guard. ``place`` returns the place in the user's program that runs now. It is
-    stored with each guard.
+    In code outside of torch, ``isinstance(size, int)`` is true, and ``repr(size)`` shows the value that the size has in
+    the traced call. A comparison of two sizes returns a `bool`, and therefore adds a guard. ``place`` returns the place
+    in the user's program that runs now. The shape environment of ``sizes`` stores this place with each guard.
     """
 
     def foreign() -> bool:

@@ -48,11 +48,11 @@ BATCH_NORMS = (
 DATA_OF: Callable[[Tensor], Tensor] = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]  # not in the stubs
 #: The op that torch 2.15's Dynamo writes for ``x.data = y``. Earlier versions write the assignment itself.
 SETS_DATA: Any = getattr(torch.ops.aten, "shallow_copy_data_", None)
-#: The op that Dynamo writes for a custom autograd function. If a graph with it runs without compilation, it keeps all
-#: tensors in a closure, and a backward does not free them.
+#: The op that Dynamo writes for a custom autograd function. If a graph with this op runs without compilation, the op
+#: stores all tensors in a closure, and a backward does not free them.
 FUNCTION_APPLY: HigherOrderOperator = torch._functorch.autograd_function.autograd_function_apply
-#: The ``apply`` of `torch.autograd.Function` in C++. The one in Python also checks whether a transform is active, and
-#: the guards of an entry have checked that already.
+#: The ``apply`` of `torch.autograd.Function` in C++. The ``apply`` in Python also checks whether a transform is active.
+#: Compiled calls do not need this check, because the guards of an entry have already checked it.
 APPLY_OF_C: Any = torch._C._FunctionBase.__dict__["apply"]
 #: An op whose result is a view of its argument, although functionalization and autograd treat it as a new tensor.
 UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
@@ -76,7 +76,7 @@ PUTS = (torch.ops.aten.index_put.default, torch.ops.aten._unsafe_index_put.defau
 #: The op that calls eager's kernel of ``index_put``.
 PUT_BY_KERNEL = torch.ops.aten._index_put_impl.default
 #: The namespaces of torch's own ops. If such an op runs again, it computes the same result, unless torch has tagged it
-#: as random. Custom ops may do something else.
+#: as random. A custom op may return another result.
 TORCHS_OWN = frozenset(("aten", "prims", "prim", "inductor", "quantized", "quantized_decomposed", "mkldnn", "onednn"))
 #: Ops that raise if a condition is false. They must stay in a graph although their results are not used.
 ASSERTIONS = frozenset(
@@ -154,8 +154,8 @@ def eager_kernels(*, but: Sequence[str] = ()) -> Iterator[None]:
     block removes them, and restores them at its end. It keeps them for the ops and overloads whose names are in
     ``but``; ``"vec"`` is the name of upsampling's overloads.
 
-    In the block, functionalization also decomposes composite ops. Usually autograd does so before, but not in inference
-    mode.
+    In the block, functionalization also decomposes composite ops. This matters in inference mode. Otherwise autograd
+    has already decomposed them.
     """
     ordinary, composite = OpOverload._get_dispatch, torch._C.DispatchKey.CompositeImplicitAutograd
 
@@ -216,7 +216,10 @@ def _functionalizes() -> bool:
 
 
 def _called_by_checkpoint() -> bool:
-    """Tell whether one of the next callers is torch's checkpoint, which saves and restores the random state itself."""
+    """Tell whether torch's checkpoint is among the nearest callers.
+
+    Checkpoint saves and restores the random state itself, so its calls must not be replaced.
+    """
     frame = sys._getframe(2)
     for _ in range(5):
         if frame.f_code.co_filename.endswith(("torch/utils/checkpoint.py", "torch\\utils\\checkpoint.py")):
@@ -229,9 +232,9 @@ def _called_by_checkpoint() -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _in_thread(thread: int, replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls ``replacement`` in one thread, and ``original`` in others.
+    """Return a function that calls ``replacement`` in the thread with the id ``thread``, and ``original`` in others.
 
-    Calls by torch's checkpoint call ``original``, too.
+    If torch's checkpoint calls the function, it calls ``original``, too.
     """
 
     @functools.wraps(original)

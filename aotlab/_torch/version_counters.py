@@ -21,8 +21,8 @@ base_of: Callable[[Tensor], Tensor | None] = attrgetter("_base")
 def may_be_written(view: Tensor) -> bool:
     """Tell whether an in-place write to ``view`` in grad mode works in a compiled call as in eager.
 
-    A tensor that is no view of a tensor that requires grad may be written. A view of a leaf that requires grad may not:
-    autograd raises. Another view may be written if `keeps_through_writes` is true.
+    The result is true if ``view`` has no base that requires grad. It is false for a view of a leaf that requires grad,
+    because autograd raises an error at the write. For any other view it is the result of `keeps_through_writes`.
     """
     base = _base_with_grad(view)
     return base is None or (not base.is_leaf and keeps_through_writes(view))
@@ -36,7 +36,8 @@ def is_hooked(tensor: Tensor) -> bool:
 def is_leaf_by_its_base(tensor: Tensor) -> bool:
     """Tell whether a tensor is a leaf that requires grad only because its base requires grad.
 
-    A view that was made under ``no_grad`` is such a leaf: it has no ``grad_fn``, and ``requires_grad`` of its base.
+    For example, a view that was made under ``no_grad`` has no ``grad_fn``, but autograd takes its ``requires_grad``
+    from its base.
     """
     return tensor.is_leaf and tensor.requires_grad and _base_with_grad(tensor) is not None
 
@@ -44,11 +45,11 @@ def is_leaf_by_its_base(tensor: Tensor) -> bool:
 def keeps_through_writes(view: Tensor) -> bool:
     """Tell whether ``view`` has the right autograd history after a write to its memory that autograd did not see.
 
-    After a write, autograd regenerates the history of a plain view from its base. For a view that was made under
-    ``no_grad``, or by an op that returns several views, it raises.
+    After a write, autograd regenerates the history of a plain view from the view's base. For a view that was made under
+    ``no_grad``, or by an op that returns several views, autograd raises an error instead.
     """
-    # If the view has hooks, eager's gradient goes straight to the base after the write, and skips the hooks. In a
-    # compiled call it would not.
+    # The result is false for a view with hooks. After the write, eager's gradient flows directly to the base, and the
+    # hooks do not run. In a compiled call they would run.
     kind_of, plain = torch._C._autograd._get_creation_meta, torch._C._autograd.CreationMeta.DEFAULT
     return _base_with_grad(view) is None or bool(not view._backward_hooks and kind_of(view) == plain)
 
@@ -62,7 +63,8 @@ def _base_with_grad(view: Tensor) -> Tensor | None:
 def is_over_another(tensor: Tensor) -> bool:
     """Tell whether a tensor requires grad and is a view of a base that does not require grad.
 
-    Example: ``base[0].requires_grad_()``. A view of this tensor has the same base, and so no differentiable base.
+    Example: ``base[0].requires_grad_()``. A view of this tensor has the same ``_base``. So the ``_base`` of that view
+    does not require grad, although the tensor that was viewed does.
     """
     return tensor.requires_grad and tensor._base is not None and not tensor._base.requires_grad
 
@@ -70,7 +72,7 @@ def is_over_another(tensor: Tensor) -> bool:
 def is_one_of_several_views(tensor: Tensor) -> bool:
     """Tell whether ``tensor`` is a view from an op that returns several views, such as ``unbind``.
 
-    Views of such a view count, too.
+    The result is also true for a view of such a view.
     """
     return _was_created(tensor, torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE)
 
@@ -83,20 +85,20 @@ def is_call_of_several_views(node: Any) -> bool:
 def was_made_under_no_grad(tensor: Tensor) -> bool:
     """Tell whether ``tensor`` is a view that was made under `torch.no_grad` or inference mode.
 
-    Views of such a view count, too.
+    The result is also true for a view of such a view.
     """
     kinds = torch._C._autograd.CreationMeta
     return _was_created(tensor, kinds.NO_GRAD_MODE) or _was_created(tensor, kinds.INFERENCE_MODE)
 
 
 def _was_created(tensor: Tensor, how: Any) -> bool:
-    """Tell whether a tensor is a view that autograd has registered with the ``CreationMeta`` ``how``."""
+    """Tell whether a tensor is a view for which autograd has stored the ``CreationMeta`` ``how``."""
     return tensor._base is not None and torch._C._autograd._get_creation_meta(tensor) == how
 
 
 def version_of(tensor: Tensor) -> int:
     """Return the value of a tensor's version counter. It is 0 for inference tensors, which have no counter."""
-    return 0 if is_inference(tensor) else int(tensor._version)  # inference tensors have no counter
+    return 0 if is_inference(tensor) else int(tensor._version)
 
 
 def versions_of(tensors: Sequence[Tensor]) -> list[int]:

@@ -28,8 +28,8 @@ def recurrent_layers_captured() -> contextlib.AbstractContextManager[Any]:
 def dynamo_settings(*, exact: bool, varying: bool) -> Iterator[None]:
     """Set options of Dynamo for a block, so that it captures only code whose captured form gives eager's results.
 
-    ``exact`` leaves the steps of most optimizers to Python, because they would round differently. ``varying`` lets a
-    size become dynamic if it differs at a later call.
+    With ``exact``, Python runs the ``step`` methods of most optimizers, because their captured form would round
+    differently. With ``varying``, a size that differs at a later call becomes dynamic.
     """
     from torch._dynamo import config
 
@@ -84,8 +84,8 @@ def dynamo_compiles(start: Callable[[Any], None], end: Callable[[Any], None]) ->
 def dynamo_cleanups(scope: dict[str, Any]) -> list[Any]:
     """Return Dynamo's clean-up hooks for the namespace ``scope``.
 
-    Dynamo stores objects in this namespace, such as compiled code. Each hook removes the entry ``hook.name`` from
-    ``hook.scope`` when it is no longer needed.
+    Dynamo stores objects in this namespace, such as compiled code. Each hook removes one of them, ``hook.name``, from
+    ``hook.scope`` when the object is no longer needed.
     """
     from torch._dynamo.utils import CleanupManager
 
@@ -122,7 +122,10 @@ def eager_draws_by_inductor() -> contextlib.AbstractContextManager[Any]:
 
 
 def cold_caches() -> contextlib.AbstractContextManager[None]:
-    """Give Inductor empty caches for a block, in memory and on disk, so that it compiles everything. Drop them then."""
+    """Give Inductor empty caches for a block, in memory and on disk, so that it compiles everything.
+
+    These caches are deleted at the end of the block.
+    """
     from torch._inductor.utils import fresh_cache
 
     return fresh_cache()

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-try:  # The class of opaque objects among the attributes of a `DTensor`: its name in torch 2.15, and its name before.
+try:  # `OpaqueBase` is the class of the opaque objects that a `DTensor` has as attributes. torch 2.15 has renamed it.
     from torch._custom_class_base import CustomClassBase as OpaqueBase  # type: ignore[import-not-found]
 except ImportError:
     from torch._opaque_base import OpaqueBase
@@ -29,7 +29,7 @@ def is_opaque(value: Any) -> bool:
 
 
 def parts_of(tensor: Tensor) -> list[Tensor]:
-    """List the plain tensors that a wrapper subclass consists of. The list of a plain tensor has only this tensor."""
+    """List the plain tensors of which a wrapper subclass consists. For a plain tensor, list only the tensor itself."""
     if not is_wrapper(tensor):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]  # part of the wrapper protocol
@@ -72,9 +72,10 @@ _LOOKUPS = {torch.ops.aten.embedding.default: (4, 2), torch.ops.aten._embedding_
 
 
 def padding_of_lookup(func: Any, args: tuple[Any, ...]) -> int | None:
-    """Return ``padding_idx``, which is -1 by default, of an embedding call whose weight gets a sparse gradient.
+    """Return the argument ``padding_idx`` of an op that looks up rows of a weight whose gradient is sparse.
 
-    Return None for other calls. ``func`` is the op, and ``args`` are its arguments.
+    The default of ``padding_idx`` is -1. Return None for other calls. ``func`` is the op, and ``args`` are its
+    arguments.
     """
     sparse, padding = _LOOKUPS.get(func, (0, 0))
     is_sparse = sparse and any(args[sparse : sparse + 1]) and torch.is_grad_enabled()
