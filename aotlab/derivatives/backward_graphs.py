@@ -20,18 +20,19 @@ from aotlab.trace.records import Pattern
 #: The last item of the result of `casting_of` if the backward must run as an fx graph, not as compiled kernels.
 BY_GRAPH = ("by graph",)
 
-#: The suffix of a placeholder's name if its value was not saved. A graph with such a placeholder cannot be used; but
-#: `take_from_saved` may replace the placeholder by a copy of the value that was saved.
+#: The suffix of a placeholder's name if its value was not saved. A graph with such a placeholder can be used only if
+#: `take_from_saved` replaces the placeholder by a copy of the value, because the forward may have saved a copy.
 _MISSING = "_not_saved"
 
 
 def casting_of(values: Sequence[Tensor | None], *, exact: bool) -> tuple[object, ...]:
     """Return the active autocast state, followed by `BY_GRAPH` if compiled kernels cannot take ``values``.
 
-    ``values`` are the gradients with which a backward is called, and the result is a part of the backward's key.
-    Eager's backward uses the autocast of the code that calls the backward, not the autocast of the forward. Under a
-    function transform, or with ``is_grads_batched=True``, one tensor may represent several. Torch's ops accept such
-    tensors; compiled kernels do not. ``exact`` is true for backends that call torch's ops; they never need `BY_GRAPH`.
+    ``values`` are the gradients with which a backward is called. The result is a part of the key under which the
+    compiled backward is stored, because eager's backward uses the autocast of the code that calls the backward, not the
+    autocast of the forward. Under a function transform, or with ``is_grads_batched=True``, one tensor may represent
+    several. Torch's ops accept such tensors, but compiled kernels do not. ``exact`` is true for backends that call
+    torch's ops. They never need `BY_GRAPH`.
     """
     casting = internals.autocast_state() if internals.any_autocast_enabled() else ()
     return casting if exact or not internals.is_beyond_kernels(values) else (*casting, *BY_GRAPH)

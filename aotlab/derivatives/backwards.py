@@ -30,14 +30,15 @@ from aotlab.trace.history import LASTING, kept_entries, nodes_to_exits
 _CompiledBackward = tuple[Boxed, tuple[int, ...]]
 #: One item per tangent: whether it is defined, or its strides if they differ from the strides in the trace.
 _Pattern = tuple[bool | tuple[int, ...], ...]
-#: Results of at most this many bytes (a scalar loss, for example) may be kept alive as anchors; see `_anchors`.
+#: `_anchors` chooses only results of at most this many bytes, for example a scalar loss.
 _SMALL = 64
 
 
 class Backward:
     """The compiled backwards of one segment: one for each pattern of defined tangents with which autograd called it.
 
-    ``full`` is the backward for all tangents, if it was compiled together with the forward.
+    ``full`` is the backward for all tangents, if it was compiled together with the forward. ``segment`` is the index of
+    the segment.
     """
 
     def __init__(
@@ -72,8 +73,10 @@ class Backward:
         #: The compiled backwards. A key has the requested slots (only if there are live inputs and autograd does not
         #: request all slots), the items of the pattern, and the items of the result of `casting_of`.
         self._compiled: dict[tuple[Any, ...], _CompiledBackward] = {}
-        #: For strides of tangents that were seen before: the pattern with which to look up a backward in `_compiled`.
-        #: None means that the tangents are copied into the traced strides.
+        #: For strides that tangents had in an earlier call: the pattern with which to look up, in `_compiled`, a
+        #: backward that accepts these strides. None means that there is no such backward, and the tangents are copied
+        #: into the traced strides. A key has a pattern of defined tangents, the result of `casting_of`, and the
+        #: strides.
         self._of_strides: dict[tuple[Any, ...], _Pattern | None] = {}
         usual = (True,) * len(self.masks)
         if full is not None and live.is_whole:
@@ -182,10 +185,12 @@ class Backward:
         return pattern if served_pattern is None else served_pattern
 
     def _try_strides(self, pattern: _Pattern, strides: Sequence[Any], casting: tuple[Any, ...]) -> _Pattern | None:
-        """Return ``pattern`` if its backward also serves the strides of these tangents; else compile another backward.
+        """Return a pattern whose backward accepts these ``strides`` of the defined tangents.
 
-        Returns None if no backward can be compiled for these strides. For example, it may need a value that the forward
-        did not save, because the backward for the traced strides does not need it.
+        That is ``pattern`` itself, if its backward gives the right result for these strides. Otherwise compile a
+        backward for them, and return its pattern. Return None if no backward can be compiled for these strides. For
+        example, the backward may need a value that the forward did not save, because the backward for the traced
+        strides does not need that value.
         """
         defined_strides = iter(strides)
         all_strides = [
@@ -193,7 +198,7 @@ class Backward:
         ]
         layouts = zip(pattern, all_strides, self.strides, strict=True)
         strided_pattern = tuple([stride if stride != usual else defined for defined, stride, usual in layouts])
-        # If one of these errors has another cause than the strides, compiling for the traced strides raises it again.
+        # If the strides are not the cause of one of these errors, compiling for the traced strides raises it again.
         with suppress(RefusedError, RunEagerly, RuntimeError):
             with internals.no_dispatch_modes():
                 if not casting and trace.is_right_for_layouts(self.trace.deriver, self._segment, strided_pattern):
@@ -229,9 +234,9 @@ class Backward:
         if saved.pending is not None or torch.is_grad_enabled():
             higher = self._create_graph_backwards()
             if saved.live:
-                raise higher.no_derivative("a checkpoint in it writes an input, as a batch norm does its statistics")
-            # Also without grad mode, if this backward pass has stored a pending gradient for this segment; see
-            # `aotlab.derivatives.create_graph`.
+                raise higher.no_derivative("a checkpoint in it writes an input, as batch norm writes its statistics")
+            # `higher` also runs without grad mode, if this backward pass has stored a pending gradient for this
+            # segment; see `aotlab.derivatives.create_graph`.
             if torch.is_grad_enabled() or (id(higher), internals.current_graph_task()) in (saved.pending or ()):
                 return higher(saved, tangents)
         return self._of_first_order(saved, tangents)
@@ -264,7 +269,7 @@ class Backward:
         return self._masks_of_requested[requested]
 
     def _of_first_order(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Return the gradients, without support for differentiating them again."""
+        """Return the gradients of the inputs of the segment's node. They cannot be differentiated again."""
         pattern: _Pattern = tuple([t is not None for t in tangents])
         if True not in pattern:
             return [None] * len(self.gradient_slots)
@@ -281,13 +286,14 @@ class Backward:
         if unusual_strides:
             pattern = self._with_strides(pattern, inputs, casting, strides)
         requested = None
-        # `_requested_slots` takes time for each edge. It is called only if autograd may run a part of the nodes: not if
-        # a single gradient enters or leaves.
+        # `_requested_slots` takes time for each edge, so it is called only if its result can change the mask or the
+        # written live inputs. A mask cannot change if there is only one entry, because all nodes then have the same
+        # bit, or only one slot.
         several = len(self.all_masks) > 1 and len(self.gradient_slots) > 1
         if saved.live or (several and (saved.released or saved.once or not internals.keeps_graph())):
             requested = self._requested_slots()
             mask &= self._mask_of(requested)
-        # which nodes run decides which live inputs are written, so each set of requested slots has its own backward
+        # A live input is written only if its node runs. So each set of requested slots has its own backward.
         key = (requested, *pattern, *casting) if saved.live and requested else (*pattern, *casting)
         compiled, needs = self._compiled.get(key) or made_once(self._compiled, key, lambda: self._compile(pattern, key))
         # From here on, only the list `arguments` refers to the values. So the backward can free each after its use.
@@ -311,9 +317,9 @@ class Backward:
 def _anchors(live: trace.Trace, number: int) -> tuple[int, ...]:
     """Choose the result that a segment's autograd node saves, so that higher derivatives can get an edge to this node.
 
-    Returns a tuple with the position of this result. Eager saves no result of this segment. So only a tensor without
-    memory (of a cut edge) or a small result is chosen. If no result is small, the tuple is empty, and `Compiled` adds
-    an empty tensor as a further result.
+    Returns a tuple with the position of this result. Eager saves no result of this segment, so only a tensor without
+    memory (of a cut edge) or a small result is chosen. If there is neither, the tuple is empty. Then `Compiled` returns
+    an empty tensor in addition to the results, and saves that tensor.
     """
     segment = live.segments[number]
     cut_edges = range(len(segment.roots), len(segment.entries))  # tensors without memory

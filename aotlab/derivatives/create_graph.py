@@ -36,10 +36,12 @@ from aotlab.trace.autograd_edges import Edge
 from aotlab.trace.history import nodes_of
 from aotlab.trace.view_ops import root_among
 
-#: The autograd node between a segment and an input that passes the gradient on; see `aotlab._torch.pass_on`.
+#: The name of an autograd node that `aotlab._torch.pass_on` makes between a segment and an input. It passes the
+#: gradient on to the input unchanged.
 _PASS_ON = "PassOnBackward"
 
-#: At most this many layouts of incoming gradients get their own backward; other gradients are copied.
+#: At most this many layouts of incoming gradients get their own backward. Gradients with another layout are copied into
+#: the traced strides.
 MOST_LAYOUTS = 16
 
 
@@ -187,7 +189,8 @@ class LevelBackwards:
             requires=tuple(t.requires_grad for t in restrided) if torch.is_grad_enabled() else None,
             casting=casting,
         )
-        # Edge 0 of the running node leads to the anchor, a leaf. Autograd runs it only if all gradients are requested.
+        # Edge 0 of the running node leads to the anchor, a leaf. Autograd runs the node of the anchor only if all
+        # gradients are requested.
         if self._raising and internals.is_to_be_run(internals.current_node().next_functions[0][0]):
             starts = [edge for edge, defined in zip(self.level.segment.entries, pattern, strict=True) if defined]
             for node in self._raising.intersection(nodes_of(self.level.segment, starts)):
@@ -207,7 +210,7 @@ class LevelBackwards:
         return [gradients[i] for i in self.gradient_slots]
 
     def _make_plan(self, kind: IncomingGradients) -> _Plan:
-        """Differentiate the level for one kind of incoming gradients, and compile the result."""
+        """Differentiate the level for one kind of incoming gradients, and compile its backward."""
         level = self.level
         with internals.no_dispatch_modes():  # the caller's modes must not see fake tensors
             derived = level.derive(kind)
@@ -306,8 +309,8 @@ class LevelBackwards:
     def _input_tensor(self, node: Any, saved: SavedValues, edge: Edge) -> Tensor | None:
         """Return the tensor that was the input of the function at an edge, with the history that it had at the call.
 
-        ``node`` is the autograd node that is running. If the input is not a leaf, it is searched among the saved
-        values. The result is None if it is not there.
+        ``node`` is the autograd node that is running. If the input is not a leaf, this method searches for it among the
+        saved values. The result is None if the input is not saved.
         """
         node, number = node.next_functions[-len(self.gradient_slots) :][self.slot_of[edge]]
         while node is not None and node.name() == _PASS_ON:
@@ -324,9 +327,10 @@ def _differentiable(
 ) -> list[Tensor | None]:
     """Compute gradients with a plan inside an autograd node (`Derivative`), whose backward belongs to the next level.
 
-    ``arguments`` are the saved values, ``incoming`` the incoming gradients, and ``ends`` the destinations of the next
-    level's gradients. The node takes one tensor for each gradient that its backward returns, so that autograd sums
-    these gradients as in eager. It also takes one tensor for each node for which its backward stores pending gradients.
+    ``arguments`` are the saved values, ``incoming`` the incoming gradients, ``ends`` the destinations of the next
+    level's gradients, and ``sizes`` the symbolic sizes of the call. The node takes one tensor for each gradient that
+    its backward returns, so that autograd sums these gradients as in eager. It also takes one tensor for each node for
+    which its backward stores pending gradients.
     """
     through = [end.tensor for end in ends if end.node is None]
     through += {id(end.node): end.tensor for end in ends if end.node is not None}.values()

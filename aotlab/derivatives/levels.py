@@ -41,8 +41,9 @@ class Level:
     """The autograd nodes of one order of derivatives, for one segment of a trace.
 
     ``segment`` is the graph of these nodes. ``slots`` are the exits of the segment, in the order in which its gradients
-    are returned. ``tangents`` are the fake incoming gradients, one for each entry. ``bits`` gives each node that saves
-    tensors the number of its bit. For each entry, ``masks`` has the bit mask of the nodes that gradients reach from it.
+    are returned. ``tangents`` are the fake incoming gradients, one for each entry. ``bits`` maps each node that saves
+    tensors to the index of its bit in bit masks. For each entry, ``masks`` has the mask of the nodes that gradients
+    reach from this entry.
     """
 
     trace: Trace
@@ -127,7 +128,8 @@ class IncomingGradients:
 
     ``pattern`` says which tangents are defined. ``extras`` are the inner edges that receive gradients. ``strides`` are
     the strides of the defined tangents and of the gradients at ``extras``. Under ``create_graph``, ``requires`` says
-    which of these require grad; otherwise it is None. ``casting`` is the active autocast state.
+    which of these gradients require grad; otherwise it is None. ``casting`` is the result of
+    `aotlab.derivatives.backward_graphs.casting_of` for these gradients.
     """
 
     pattern: tuple[bool, ...]
@@ -160,8 +162,8 @@ def first_level(trace: Trace, number: int) -> Level:
     segment = trace.segments[number]
     entries = [edge for each in trace.segments for edge in each.entries]
     stops = [edge for each in trace.segments for edge in each.stops]
-    # In torch 2.11, the autograd node of an input is already freed if no other node has an edge to it. Its next edges
-    # must not be read then.
+    # In torch 2.11, the autograd node of an input is already freed if no other node has an edge to it. The next edges
+    # of a freed node must not be read.
     behind = edges_behind([*entries, *(edge for each in trace.segments for edge in reachable_stops(each))])
     ends = [*stops, *(behind if trace.recorder.subclass_mode is None else ())]
     # leaves that the function itself made, and that the caller cannot see
