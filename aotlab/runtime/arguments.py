@@ -24,7 +24,8 @@ DEEPEST = 20
 def can_be_written(tree: Tree, depth: int = 0) -> bool:
     """Tell whether straight-line code can unpack a pytree of arguments, which is nested ``depth`` levels deep.
 
-    It cannot if the pytree has rare container types. Then the generated function calls `nesting.flatten`.
+    It cannot if the pytree has rare types of containers or keys, or is nested too deeply. Then the generated function
+    calls `nesting.flatten`.
     """
     if not isinstance(tree, Node):
         return True

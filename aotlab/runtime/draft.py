@@ -51,7 +51,7 @@ class Writer:
         self.lines.append("    " * self.depth + line if line else "")
 
     def local(self, suggestion: str) -> str:
-        """Return an unused local name that resembles ``suggestion``."""
+        """Return a local variable's name that resembles ``suggestion`` and is not used yet."""
         name = suggestion if suggestion.isalnum() else re.sub(r"\W+", "_", suggestion).strip("_") or "value"
         if name[0].isdigit():
             name = f"v{name}"
@@ -81,7 +81,9 @@ class Writer:
 
 
 class SegmentBackward(Protocol):
-    """The backward of one segment, as the run-time function needs it. `aotlab.derivatives.backwards` implements it.
+    """The interface of a segment's backward that the run-time function uses.
+
+    `aotlab.derivatives.backwards.Backward` implements it.
 
     ``masks`` has for each tangent a bit mask of the traced autograd nodes that gradients reach from it. ``anchors`` are
     the positions of the segment's results that its run-time autograd node saves, so that higher derivatives find the
@@ -141,7 +143,7 @@ class Draft:
         self.results: dict[int, str] = {}  # position among the forward outputs → the expression of that output
         self.sizes: dict[SizeOf, str] = {}  # symbolic size that is a graph input → the variable that holds it
         self.cut_edges: set[str] = set()  # the variables of the cut edges (see `aotlab.trace.segments`)
-        #: The numbers of the write-backs whose code is written, and the numbers of the inputs whose mutations are.
+        #: The indices of the write-backs whose code is written, and of the kept inputs whose mutations are written.
         self.written: set[int] = set()
         self.changed: set[int] = set()
 
@@ -158,8 +160,8 @@ class Draft:
     def star(self, expressions: Sequence[str]) -> str:
         """Return the text of an argument list with these expressions.
 
-        If it is exactly the positional arguments of the call, and these are many, the text is ``*args``. If it begins
-        with all lifted inputs in order, ``*parameters`` replaces them.
+        The text is ``*args`` if the expressions are exactly the positional arguments of the call, and there are many.
+        If the expressions begin with all lifted inputs in order, ``*parameters`` replaces the lifted inputs.
         """
         if self.many_names and list(expressions) == self.many_names:
             return "*args"

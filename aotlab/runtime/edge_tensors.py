@@ -18,20 +18,20 @@ from aotlab.trace.records import Source
 class Edges:
     """Gives the Python expression by which the generated function reads the tensor that an edge belongs to.
 
-    The writer of the autograd nodes uses these expressions as inputs of the nodes: the gradients of a segment flow to
-    these tensors. A write changes the autograd history of an input. If a later segment needs the history from before
-    the write, a variable ``before_…`` holds a tensor with that history.
+    The writer of the autograd nodes passes these expressions to the nodes as inputs, so that the gradients of a segment
+    flow to these tensors. A write changes the autograd history of an input. If a later segment needs the history from
+    before the write, a variable ``before_…`` holds a tensor with that history.
     """
 
     def __init__(self, draft: Draft, outputs: Outputs) -> None:
         self._draft = draft
         self._outputs = outputs
-        self._hooked: set[int] = set()  # the numbers of the trace's hooks whose registration is written
+        self._hooked: set[int] = set()  # the indices of the trace's hooks whose registration is written
 
     def through(self, source: Source, writes_done: Collection[int]) -> str:
         """Return the expression of the tensor through which gradients flow along an edge.
 
-        ``source`` is the run-time tensor of the edge. ``writes_done`` are the numbers of the write-backs that precede
+        ``source`` is the run-time tensor of the edge. ``writes_done`` are the indices of the write-backs that precede
         the segment that sends the gradient. If one of them has changed the history of the input, the expression is
         ``before_…``.
         """
@@ -54,7 +54,7 @@ class Edges:
     def is_written(self, source: Source, writes_done: Collection[int] | None = None) -> bool:
         """Tell whether a write-back that autograd sees changes the history of the input ``source``.
 
-        ``writes_done`` are the numbers of the write-backs to consider; None means all of them.
+        ``writes_done`` are the indices of the write-backs to consider; None means all of them.
         """
         writes = self._draft.trace.writes
         writes_considered = writes if writes_done is None else [writes[n] for n in writes_done]
@@ -65,9 +65,10 @@ class Edges:
         return self._draft.kept(source.index) if source.kind == "input" else self.through(source, ())
 
     def keep_old_histories(self) -> None:
-        """Write the lines ``before_… = pass_on(…)``, which keep the history of an input from before it is written.
+        """Write the lines ``before_… = pass_on(…)``, which store the history that an input has before it is written.
 
-        They are written for the inputs to which a segment sends gradients although an earlier segment writes them.
+        Such a line is needed for an input to which a segment sends gradients although an earlier segment writes the
+        input.
         """
         draft, trace = self._draft, self._draft.trace
         writes_done: set[int] = set()

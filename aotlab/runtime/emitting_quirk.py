@@ -23,7 +23,7 @@ class EmittingQuirk(Quirk):
     """A quirk that adds lines to the run-time function."""
 
     def emit(self, draft: Draft, at: Point) -> None:
-        """Add lines to the run-time function. The method is called once for each `Point`; ``at`` says for which."""
+        """Add lines to the run-time function. The method is called once for each `Point`, ``at``."""
         raise NotImplementedError
 
 

@@ -69,7 +69,8 @@ class ForwardCall:
         self._mutations.note_versions()
         inputs = self._graph_inputs()
         if not trace.training:
-            # The graph may write inputs. torch crashes if a hook is registered on a view after a write under no_grad.
+            # Register them before the graph runs, because the graph may write inputs. torch crashes if a hook is
+            # registered on a view after a write under no_grad.
             self._edges.register_hooks("input")
         w.namespace["forward"] = self._forward()
         w.add(f"results = forward([{self.draft.star(inputs)}])")
@@ -87,7 +88,7 @@ class ForwardCall:
             self._segments()
         w.add()
         w.add("# epilogue: what the caller can see")
-        self._mutations.write(self.draft.results)  # with several segments, most writes are done by now
+        self._mutations.write(self.draft.results)  # with several segments, most are already written
 
     def _forward(self) -> Callable[..., Any]:
         """Return a callable that runs the compiled forward under the grad and autocast modes that it needs."""
@@ -131,7 +132,7 @@ class ForwardCall:
     # --- autograd nodes
 
     def _segments(self) -> None:
-        """Write the autograd nodes of several segments; the write-backs of a node's new values follow the node."""
+        """Write the autograd nodes of several segments. After each node come the write-backs of its new values."""
         self._edges.register_hooks("input")
         self._edges.keep_old_histories()
         self._mutations.write_metadata_changes()
@@ -204,8 +205,8 @@ class ForwardCall:
 
         Along these exits, several segments send gradients to that tensor. The pass-on nodes are made in the order of
         the traced program's nodes, and before every node that sends gradients to them. Autograd runs nodes in the
-        reverse order of their creation. So these nodes run after all senders, and autograd sums the gradients in the
-        same order as in eager.
+        reverse order of their creation. So the pass-on nodes run after all nodes that send gradients to them, and
+        autograd sums the gradients in the same order as in eager.
         """
         for exit_ in exits:
             self._pass_through[exit_] = self.w.local("passing")
@@ -217,10 +218,10 @@ class ForwardCall:
 class OwnNodes:
     """Gives each output its own identity node, so that hooks on one output run only for gradients of that output.
 
-    `Compiled` has several outputs. Autograd would run the hooks of all of them when one of them gets a gradient. Even
-    with a single output, it would run the hooks when a second-order gradient flows inside the call. An output that is
-    returned as a detached alias also gets its own node, because autograd may fail if the user calls ``retain_grad`` on
-    such an alias and then writes it.
+    `Compiled` has several outputs. Without identity nodes, autograd would run the hooks of all outputs when one of them
+    gets a gradient. Even with a single output, it would run the hooks when a second-order gradient flows inside the
+    call. An output that is returned as a detached alias also gets its own node, because autograd sometimes fails if the
+    user calls ``retain_grad`` on such an alias and then writes it.
 
     If a node of the traced program saves an output, second-order gradients enter at that output. They must pass through
     the identity node and its hooks too. So `SavedValues` holds a reference to this identity node.
@@ -238,7 +239,7 @@ class OwnNodes:
         self._is_shared = len(entries) > 1 or may_pass_inside
 
     def _groups(self) -> list[list[int]]:
-        """Return the numbers of the entries that need identity nodes, grouped by the traced autograd node."""
+        """Return the indices of the entries that need identity nodes, grouped by the traced autograd node."""
         draft, trace = self._draft, self._draft.trace
         hooked = {trace.roots[source.index] for source, _ in trace.side_effects.hooks if source.kind == "root"}
         by_node: dict[Any, list[int]] = {}
@@ -274,8 +275,8 @@ class OwnNodes:
 class Compiled(torch.autograd.Function):
     """The autograd node of a compiled call, or of one segment of it.
 
-    The compiled forward computed the results before; the node only becomes their ``grad_fn``. It saves some of them as
-    anchors, at which second-order gradients enter (`aotlab.derivatives.create_graph`).
+    The compiled forward has already computed the results, so the node only becomes their ``grad_fn``. It saves some
+    results as anchors, at which second-order gradients enter (`aotlab.derivatives.create_graph`).
     """
 
     @staticmethod
@@ -342,7 +343,8 @@ def can_be_repeated(trace: Trace, *, writes_last: bool) -> bool:
     kinds = {device.type for device in trace.tape.draws("forward")}
     if not kinds:
         return True
-    # reading the state of a generator takes time: do it only if some op is known to raise
+    # To repeat random ops, `_repeatable` must read the state of their generators, which takes time. So do this only if
+    # an op may raise.
     raises = any(o.may_raise_late or (o.may_raise and not o.is_random) for o in operations)
     return raises and kinds <= {"cpu", "cuda"}
 

@@ -25,7 +25,8 @@ class Mutations:
     def write(self, results: Mapping[int, str]) -> None:
         """Write the write-backs whose new values are in ``results``, and the changes of metadata.
 
-        ``results`` maps positions among the forward outputs to expressions. Call it again when more of them exist.
+        ``results`` maps positions among the forward outputs to expressions. Call this method again when more forward
+        outputs have an expression.
         """
         for output in self.draft.meta.output_info:
             if output.precedes_write:
@@ -51,8 +52,8 @@ class Mutations:
     def note_versions(self) -> None:
         """Write lines that store the version counters of the inputs that the graph itself writes.
 
-        Some kernels increment the counter and some do not. The code that `_correct_version` writes compares the
-        counters after the graph has run.
+        Some kernels increment the counter of an input that they write, and others do not. The code that
+        `_correct_version` writes compares the counters after the graph has run.
         """
         for info in self.draft.meta.input_info:
             if info.moves_version and info.mutation_type is MutationType.MUTATED_IN_GRAPH:

@@ -108,8 +108,8 @@ class ViewCalls:
                 expression = call
                 continue
             whole = ViewStep(target=step.target, args=step.args, kwargs=step.kwargs)
-            # Views that were made before and after a write must not come from the same call. The key is a string
-            # (`repr`) because arguments may be lists, which are not hashable.
+            # A view that was made before a write and a view that was made after it must not come from the same call of
+            # the op. The key is a string (`repr`) because arguments may be lists, which are not hashable.
             context = (grad_mode, len(self.draft.written), output.made_together)
             key = (base, repr((*output.views[:n], whole, *context)))
             views_variable, used_items = self._multi_view_calls.get(key, ("", set()))

@@ -30,7 +30,7 @@ from aotlab.trace.records import SizeOf
 class Prologue:
     """Writes the guards of an entry.
 
-    ``must_share_counter`` are the numbers of kept inputs that must share version counters exactly as in the traced
+    ``must_share_counter`` are the indices of kept inputs that must share version counters exactly as in the traced
     call; see `SavedValuesWriter.counted_together`.
     """
 
@@ -202,10 +202,10 @@ class Prologue:
             self.w.lines[self._size_guards_start : self._size_guards_start] = rules
 
     def _guard_bases(self) -> None:
-        """Write the guards of the bases of inputs of which the function made or used views under ``no_grad``.
+        """Write a guard on the base of each input of which the function made or used a view under ``no_grad``.
 
-        If such an input is itself a view, and its base requires no grad, autograd treats the function's views
-        differently.
+        Autograd treats the function's view differently if the input is itself a view and the base of the input does not
+        require grad.
         """
         for k in sorted(self.draft.trace.side_effects.viewed_under_no_grad):
             facts = self.state.leaves[self.parts.dedupe.kept[k]]
@@ -220,7 +220,7 @@ class Prologue:
         draft, w = self.draft, self.w
         tensor = draft.kept(info.index)
         grad_mode = draft.grad_on or draft.trace.training
-        # a write to a view would change the history of the view and of its base
+        # A write to a view would change the history of the view and of its base, so the input must not be a view.
         if info.is_written_non_leaf and grad_mode:
             draft.miss([f"{tensor}._base is not None"])
             return

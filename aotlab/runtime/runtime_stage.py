@@ -22,9 +22,9 @@ It is one straight-line Python function per compiled entry::
         return (out_0, out_1)
 
 For training, there is one `Compiled` autograd node for each segment of the traced autograd graph. The write-backs whose
-new values the node returns follow it. Only inputs that can get a gradient are inputs of the node. Its backward is
-compiled per pattern of defined tangents. `SavedValues` holds the saved values with the same checks as autograd's own
-saved tensors. If a kernel raises, the call runs eagerly.
+new values a node returns follow this node. Only inputs that can get a gradient are inputs of the node. The backward of
+a node is compiled per pattern of defined tangents. `SavedValues` holds the saved values with the same checks as
+autograd's own saved tensors. If a kernel raises, the call runs eagerly.
 
 The modules `prologue`, `arguments`, `forward_call`, `mutations`, `output_expressions` and
 `saved_values_writer` write the text, in this order. They share one `draft`. The record keeps the text, and `linecache`
@@ -64,7 +64,7 @@ class RuntimeRecord:
 def run(parts: Parts) -> tuple[RuntimeRecord, Callable[[tuple[Any, ...], dict[str, Any]], Any]]:
     """Generate and compile the function that serves an entry's calls.
 
-    It returns the result of the user's function, or `MISS` if one of its guards fails.
+    The generated function returns the result of the user's function, or `MISS` if one of its guards fails.
     """
     source, namespace = generate(parts)
     name_in_file = re.sub(r"[^\w.]+", "_", parts.call.target.name)

@@ -46,10 +46,11 @@ def _save_for_backward(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _raise_for_written_value(value: Tensor, version: int, present: int) -> NoReturn:
-    # After a write to a view, reading `grad_fn` makes autograd build the history again. That may raise another error,
-    # here as in eager.
+    # After a write to a view, reading `grad_fn` makes autograd build the history again. If that raises another error,
+    # it also does so in eager.
     node = value.grad_fn
-    # Autograd's message has the dtype, the sizes and the versions. An expanded tensor of one element can have the same.
+    # Autograd's message has the dtype, the sizes and the versions. So a tensor of one element that is expanded to the
+    # shape of the value gives the same message, without a copy of the value.
     with torch.enable_grad():
         element = torch.empty((), dtype=value.dtype, device=value.device, requires_grad=node is not None)
         replica = element.expand(value.shape)
@@ -70,8 +71,8 @@ def _raise_for_written_value(value: Tensor, version: int, present: int) -> NoRet
 class SavedValues:
     """The values that the forward of one call saved, with the same checks as autograd's own saved tensors.
 
-    The innermost ``saved_tensors_hooks`` pack and unpack them. A backward that uses them checks their version counters.
-    They are released after a backward, unless it keeps the graph (``retain_graph=True``).
+    The innermost ``saved_tensors_hooks`` pack and unpack the values. A backward that uses the values checks their
+    version counters. The values are released after a backward, unless it keeps the graph (``retain_graph=True``).
 
     The masks here are bit masks: each autograd node of the traced program that saves tensors has one bit.
 
@@ -79,8 +80,8 @@ class SavedValues:
     - ``released`` is the mask of the nodes whose saved values are released. A second backward that reaches such a node
       fails as in eager. A backward that reaches only other nodes succeeds. Values that a custom function stores as an
       attribute of ``ctx`` are never released.
-    - ``pending`` are gradients of higher order that enter in the middle of the compiled backward. They wait here until
-      this backward runs (`aotlab.derivatives.create_graph`).
+    - ``pending`` are gradients of higher order that enter at inner edges. They are stored here until the backward of
+      the segment runs (`aotlab.derivatives.create_graph`).
     - ``nodes`` maps edges of the traced autograd graph to run-time autograd nodes. It has the edges of the results that
       autograd nodes of the traced program save.
     - ``places`` is about the saved values that are the caller's own tensors. It maps the position of such a value to
@@ -130,8 +131,8 @@ class SavedValues:
     def watch(self, tensor: Tensor, mask: int) -> None:
         """Note a tensor of the caller whose later writes the checks of the saved values would not find.
 
-        The nodes in ``mask`` save it in eager. If the tensor is written later, a backward that reaches one of these
-        nodes raises, as in eager.
+        In eager, the nodes in ``mask`` save this tensor. If the tensor is written later, a backward that reaches one of
+        these nodes raises, as in eager.
         """
         if self._hooks is None:  # with saved-tensor hooks, the user decides which value the backward gets
             alias = tensor.detach()  # without its history, which would be a reference cycle
@@ -167,8 +168,8 @@ class SavedValues:
     def remember_versions(self) -> None:
         """Store the present version counters of the saved values, after the write-backs of the epilogue.
 
-        A write-back increments the version counter of each saved value that shares it with the written tensor. Such a
-        write is not an error.
+        A write-back increments the version counter of each saved value that shares a counter with the written tensor.
+        Such a write is not an error.
         """
         if self._values is not None and self._hooks is None:
             self._versions = internals.versions_of(self._values)
@@ -256,4 +257,4 @@ class SavedValues:
 def restride(tangent: Tensor, stride: tuple[int, ...]) -> Tensor:
     """Copy a tangent into the strides that the backward was compiled for."""
     dense = tangent.to_dense() if tangent.layout != torch.strided else tangent
-    return dense.new_empty_strided(dense.shape, stride).copy_(dense)  # a method of the tensor: keeps its subclass
+    return dense.new_empty_strided(dense.shape, stride).copy_(dense)  # a method, so that the copy has the subclass

@@ -19,10 +19,10 @@ from aotlab.trace.records import Source
 class SavedValuesWriter:
     """Writes the lines that create the `SavedValues` of a call and keep them up to date.
 
-    It also decides which tensors of the caller are *watched*. These are inputs and outputs that eager saves for the
-    backward, and whose later writes the checks of our saved values would not find, for example because the forward
-    saved a clone. A write to one of them after the call must make the backward raise, as in eager. So the generated
-    function passes them to `SavedValues.watch`.
+    It also decides which tensors of the caller are *watched*. Eager saves these inputs and outputs for the backward. If
+    the caller writes one of them after the call, the backward must raise, as in eager. But the checks of our saved
+    values would not find the write, for example because the forward saved a clone. So the generated function passes
+    watched tensors to `SavedValues.watch`.
     """
 
     def __init__(self, draft: Draft) -> None:
@@ -41,8 +41,8 @@ class SavedValuesWriter:
     def saved_values(self) -> Callable[..., SavedValues]:
         """Return a callable that creates the `SavedValues` of a call.
 
-        It is the class itself, or the class with the arguments ``places`` and ``once``, which are the same in each
-        call.
+        The callable is the class itself, or a partial of the class with the arguments ``places`` and ``once``, because
+        these are the same in each call.
         """
         saved, detached = self._draft.parts.split.graph_values, self._detached()
         values = {n: saved[n] for n in self._draft.parts.partition.saved_inputs if not detached[n]}
@@ -78,7 +78,7 @@ class SavedValuesWriter:
             self._draft.w.add("saved.remember_versions()")
 
     def _values_in_inputs(self) -> dict[int, int]:
-        """Map each saved value that is the new value of a mutated input to the number of this kept input.
+        """Map each saved value that is the new value of a mutated input to the index of this kept input.
 
         The input is then saved in place of the value: for ``x.tanh_()``, eager saves ``x`` itself. This is done only on
         the CPU. A GPU kernel is compiled for the alignment of the new value, and the caller's tensor may be aligned
@@ -106,9 +106,9 @@ class SavedValuesWriter:
     def counted_together(self) -> set[int]:
         """Return the watched inputs that share a version counter with another watched input.
 
-        The traced autograd node saves only one of these inputs, and the trace cannot tell which one. In a call whose
-        inputs do not share a counter, a write to the other inputs is no error in eager. So the prologue guards that
-        the inputs share a counter.
+        The traced autograd node saves only one of the inputs that share a counter, and the trace cannot find out which
+        one. In a call whose inputs do not share a counter, a write to the other inputs is no error in eager. So the
+        prologue guards that the inputs share a counter.
         """
         values, kept = self._draft.parts.call.values, self._draft.parts.dedupe.kept
         watched = {source.index: values[kept[source.index]] for source in self._watched if source.kind == "input"}
@@ -144,7 +144,7 @@ class SavedValuesWriter:
         return masks
 
     def _intermediate(self, source: Source) -> int | None:
-        """Return the number of the intermediate base of an output.
+        """Return the index of the intermediate base of an output.
 
         The result is None if ``source`` is an input, or an output that is not a view of an intermediate base.
         """
