@@ -9,8 +9,8 @@ that the function creates takes part in the trace through its own ``__torch_disp
 The files of this room:
 
     parts, edges     unwrap and wrap: values (parts), and the autograd nodes for gradients (edges)
-    target, results  the function that the engine compiles, and the reading of its traced result
-    rewrap           wrappers that are returned and from which other results are computed
+    target, results  the function that the engine compiles, and how its traced result is unwrapped
+    rewrap           returned wrappers from which other results are computed
     mode             the modes that are active while wrappers are traced
     sparse           sparse gradients, which are wrappers in a trace
     symbols          fake tensors of the caller whose sizes are symbols
@@ -41,8 +41,9 @@ from aotlab.subclasses.target import UnwrappedTarget
 __all__ = ["Options", "compile_call", "function_for"]
 
 
-#: Upper limit on the traces of one call after its first trace. The first trace may find inputs to copy and calls to
-#: rewrap. The second may show that the gradient of a plain input is a wrapper, and the third finds these gradients.
+#: Upper limit on the traces of one call after its first trace. The first trace may find inputs to copy and calls whose
+#: results are wrapped again. The second may fail because the gradient of a plain input is a wrapper. Then the third
+#: finds such gradients.
 _MOST_RETRACES = 3
 
 
@@ -65,8 +66,8 @@ def compile_call(
     rest = explain, number, function_id, varying
     try:
         return symbols.compile_call(options, target, args, kwargs, rest)
-    # The cause of `Declined` must not become a local variable: its traceback holds the frames of the trace, and so the
-    # arguments.
+    # The cause of `Declined` must not become a local variable, because its traceback refers to the frames of the trace,
+    # and so keeps the arguments alive.
     except Declined as declined:
         if not isinstance(declined.__cause__, SubclassError):
             raise

@@ -1,6 +1,7 @@
-"""Write the code around a compiled body: it unwraps the arguments before the body, and wraps the results after it.
+"""Write the code around the *body*, the compiled function of plain tensors.
 
-The generated function is straight-line code. For a `TwoTensor`::
+The code unwraps the arguments before the body runs, and wraps the results afterwards. It is one straight-line function.
+For a `TwoTensor`::
 
     def run(args, kwargs):
         x = args[0]
@@ -43,8 +44,8 @@ Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 def write_around(target: UnwrappedTarget, body: Run, name: str) -> tuple[SubclassRecord, Run]:
     """Return the record and the function that serves an entry's calls, wrappers included.
 
-    ``body`` is the run-time function of the compiled function of plain tensors. ``name`` is the name of the user's
-    function, for tracebacks.
+    ``body`` is the run-time function of the body (see the module). ``name`` is the name of the user's function, for
+    tracebacks.
     """
     around = _Around(target, body)
     source = "\n".join(["def run(args, kwargs):", *around.lines()]) + "\n"
@@ -109,7 +110,8 @@ class _Around:
     def _read(self) -> list[str]:
         """Write the lines that store the wrappers among the arguments of a call in local variables.
 
-        Returns an empty list, to which the caller adds the body's arguments.
+        Returns an empty list. The caller adds to it, for each wrapper, the expression that replaces the wrapper among
+        the body's arguments.
         """
         w, target = self.w, self.target
         counted = [n for item in target.inputs for n in item.counted]
@@ -203,8 +205,9 @@ class _Around:
     def _body_tensors(self, k: int, item: SubclassInput, wrapper: str, parts: list[str]) -> list[str]:
         """Write the lines that compute the body's arguments for input ``k``; return their local variables.
 
-        These are the parts. They have an autograd history if the gradient of the wrapper has the same parts. If the
-        gradient has other parts, one anchor for each of these follows, and the gradient flows to the anchors.
+        These arguments are the parts of the input. They have an autograd history if the gradient of the input has the
+        same parts. If the gradient has other parts, one anchor for each part of the gradient follows, and the gradient
+        flows to the anchors.
         """
         w = self.w
         if item.gradient == "parts":
@@ -303,7 +306,7 @@ class _Around:
         self.w.add(f"detect_writes({results}, [{', '.join(watched)}])")
 
     def _wrapper_of(self, each: SubclassOutput, name: str) -> str:
-        """Return the expression of a new wrapper. For a result without a spec, it is the plain tensor from the body.
+        """Return the expression of a new wrapper, or of the plain tensor from the body for a result without a spec.
 
         ``name`` is the name of the result in errors about its gradient.
         """

@@ -29,13 +29,16 @@ from aotlab.subclasses.sparse import SparseGradient
 
 @dataclass(slots=True)
 class TraceFindings:
-    """Facts that one trace of a call finds and that the next trace needs. Inputs are identified by position.
+    """Facts that one trace of a call finds and that the next trace needs.
 
-    - ``gradients`` maps inputs to their gradients, if these have other parts than the input itself.
-    - ``copied`` has the inputs that are written where autograd sees it; the function gets a copy of them.
-    - ``rewrapped_calls`` has numbers of torch calls. The function returns the result of such a call although other
-      results are computed from it (`aotlab.subclasses.rewrap`).
-    - ``checks_plain_inputs``: the trace also checks whether the gradients of plain inputs are wrappers.
+    An input is identified by its position among the values of the call (`SubclassInput.position`).
+
+    - ``gradients`` maps an input to the description of its gradient, if the gradient has other parts than the input.
+    - ``copied`` has the inputs that the function changes so that autograd sees the change. In the next trace, the
+      function gets a copy of each.
+    - ``rewrapped_calls`` has the numbers of torch calls. The function returns the result of such a call, and also
+      computes other results from it (`aotlab.subclasses.rewrap`).
+    - ``checks_plain_inputs`` is true if the next trace also checks whether the gradients of plain inputs are wrappers.
     - ``is_tracing`` is true during a trace.
     - ``has_news`` is true if the last trace, or code after it, added a finding. Then the call is traced again.
     """
@@ -48,12 +51,16 @@ class TraceFindings:
     has_news: bool = False
 
     def copy_input(self, position: int) -> None:
-        """Let the next trace use a copy of this input; the compiled call writes the input only at the end."""
+        """Let the next trace pass a copy of the input at ``position`` to the function.
+
+        Then the traced function changes only the copy, and the compiled call copies the new value into the caller's
+        tensor at the end.
+        """
         self.copied.add(position)
         self.has_news = True
 
     def rewrap_calls(self, numbers: Collection[int]) -> None:
-        """Let the next trace unwrap the results of these torch calls and wrap them again."""
+        """Let the next trace unwrap the results of the torch calls with these ``numbers``, and wrap them again."""
         self.rewrapped_calls.update(numbers)
         self.has_news = self.has_news or bool(numbers)
 
@@ -128,7 +135,7 @@ class Gradient:
 
 
 class GradientOfInput(Gradient):
-    """The layout of the gradient of an input, which is known only after the backward of a trace has run.
+    """The layout of the gradient of an input. The trace finds this layout only when it runs the backward.
 
     ``is_known`` is true if an earlier trace of the call has found that the gradient has other parts than the input.
     """
@@ -206,8 +213,8 @@ class Unwrap(torch.autograd.Function):
 class Wrap(torch.autograd.Function):
     """The autograd function that makes a wrapper from its parts.
 
-    If the gradient of the wrapper has other parts than the wrapper, it flows to anchors instead. They are passed before
-    the parts.
+    If the gradient of the wrapper has other parts than the wrapper, the parts of the gradient flow to anchors. The
+    anchors are arguments before the parts.
     """
 
     @staticmethod
@@ -238,7 +245,10 @@ class Wrap(torch.autograd.Function):
 
 
 def unwrap_result(tensor: Tensor, name: str) -> tuple[SubclassSpec, Sequence[Tensor]]:
-    """Unwrap a result; return the spec of its gradient, and its parts with their ``grad_fn``."""
+    """Unwrap a result; return the spec of its gradient, and its parts with their ``grad_fn``.
+
+    ``name`` is the name of the result in errors.
+    """
     if not is_differentiable(parts_of(tensor)):
         raise RunEagerly("subclass-parts-without-gradient", name=f"`{name}`", kind=type(tensor).__qualname__)
     detached = tensor.detach()

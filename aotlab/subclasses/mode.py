@@ -66,9 +66,9 @@ class AboveFunctionalization(internals.TorchDispatchMode):
             return func(*args, **kwargs or {}) if result is NotImplemented else result
 
     def _note(self, target: Any, writes: bool) -> None:
-        """Note whether grad mode is on when ``target`` is viewed or (with ``writes``) written.
+        """Note whether grad mode is on when ``target`` is viewed or, if ``writes`` is true, written.
 
-        The call runs eagerly if a storage is written both in grad mode and outside it.
+        The call runs eagerly if a tensor that requires grad is written both in grad mode and outside it.
         """
         now = torch.is_grad_enabled()
         for tensor in target if isinstance(target, list | tuple) else [target]:

@@ -73,7 +73,7 @@ def size_like_part(
 
 
 def sizes(values: Sequence[int | SizeOfPart], parts: Sequence[Tensor]) -> tuple[Any, ...]:
-    """Replace references to parts by the sizes of these parts."""
+    """Replace each reference to a part (`SizeOfPart`) in ``values`` by the size of that part; keep plain numbers."""
 
     def size(part: Tensor, dim: int) -> int:
         return part.numel() if dim < 0 else part.size(dim)
@@ -115,7 +115,7 @@ def _fits(value: Any, part: int | SubclassSpec | Opaque) -> bool:
 def is_differentiable(parts: Sequence[Tensor]) -> bool:
     """Tell whether a compiled backward can compute gradients for all of these parts.
 
-    It cannot for integers and bools. It also does not for complex parts, because they may be lazy conjugates.
+    Integers and bools have no gradients. Complex parts are excluded, too, because they may be lazy conjugates.
     """
     return all(part.is_floating_point() for part in parts)
 

@@ -43,7 +43,7 @@ class TracedInput:
 
     @property
     def is_changed(self) -> bool:
-        """Whether the function wrote it, or changed whether it requires grad."""
+        """Whether the function wrote the wrapper, or changed whether the wrapper requires grad."""
         return bool(self.versions) or self.wrapper.requires_grad != (self.item.gradient is not None)
 
     @property
@@ -62,7 +62,7 @@ class Results:
 
     The results are nested as in ``tree``, and ``outputs`` says how to build each of them. ``shown`` has the name and
     the tensor spec of each output, for the report. ``extra_bases`` are wrappers that must be built only because outputs
-    are views of them. ``writes`` are the writes to inputs. ``views`` maps the number of an output that is a view to the
+    are views of them. ``writes`` are the writes to inputs. ``views`` maps the index of an output that is a view to the
     traced view.
     """
 
@@ -84,13 +84,14 @@ def read_results(
 ) -> tuple[Results, tuple[Any, ...]]:
     """Flatten and unwrap the result of a traced function; return the instructions and the plain tensors.
 
-    ``inputs`` are the wrappers among the inputs. ``objects_before`` has the ids of the containers and objects that
-    existed before the call. ``findings`` receives facts that another trace needs. ``mixed`` has the keys of storages
-    that were viewed both in grad mode and outside it.
+    ``inputs`` are the inputs that are wrappers, or whose gradients are. ``objects_before`` has the ids of the
+    containers and objects that existed before the call. ``findings`` receives facts that another trace needs. ``mixed``
+    has the keys of storages that were viewed both in grad mode and outside it. ``rewrapping`` is the mode under which
+    the function was traced.
     """
     leaves, names, tree = nesting.flatten_result(result, objects_before)
     reader = _Reader(leaves, names, inputs, Results(tree, []), findings, mixed, rewrapping)
-    reader.run()  # first, because it refuses tensors without plain sizes, which `specs.spec_of` cannot describe
+    reader.run()  # before `specs.spec_of`, which cannot describe the tensors without plain sizes that `run` refuses
     for n, x in zip(names, leaves, strict=True):
         reader.results.shown.append((n, specs.spec_of(x) if isinstance(x, Tensor) else None))
     return reader.results, tuple(reader.returned)
@@ -223,10 +224,11 @@ class _Reader:
         )
 
     def _return(self, values: Sequence[Any], name: str) -> None:
-        """Add tensors to the results of the body.
+        """Add tensors to the results that the compiled function of plain tensors returns.
 
-        The call runs eagerly if one of them shares memory with a copied input, because in eager the result would change
-        with the input.
+        ``values`` are the parts of one result of the user's function, or the result itself. ``name`` is the name of
+        this result in the notice. The call runs eagerly if one of the tensors shares memory with the copy of an input:
+        in eager, the result would share memory with the input itself, and would change with it.
         """
         for value in values if self._copied else ():
             if isinstance(value, Tensor) and internals.storage_key(value) in self._copied:
@@ -234,7 +236,7 @@ class _Reader:
         self.returned += values
 
     def _bases(self, wrappers: Sequence[tuple[int, Tensor]]) -> None:
-        """Find the base of each view of an output; a base that is not an output is returned in addition."""
+        """Find the base of each output that is a view. A base that is not an output becomes an additional result."""
         outputs = self.results.outputs
         numbers = {id(leaf): i for i, leaf in reversed(wrappers)}
         for i, leaf in wrappers:
@@ -275,10 +277,11 @@ class _Reader:
         self.results.writes.append(SubclassWrite(input=k, versions=versions, value=value, history=history))
 
     def _check_histories(self, wrappers: Sequence[tuple[int, Tensor]]) -> None:
-        """Check whether one output is computed from another output that is a wrapper.
+        """Find each wrapper that is an output or a written input, and from which another result is computed.
 
-        Its gradient would not flow through the caller's wrapper. If a torch call made the wrapper, the next trace wraps
-        its result again (`aotlab.subclasses.rewrap`). Otherwise the call runs eagerly.
+        The gradient of the other result must flow through the wrapper that the caller has. But the compiled function
+        computes only the parts of this wrapper. If a torch call made the wrapper, the next trace unwraps the result of
+        that call and wraps it again (`aotlab.subclasses.rewrap`). Otherwise the call runs eagerly.
         """
         ours = [(i, leaf) for i, leaf in wrappers if leaf.grad_fn is not None and id(leaf) not in self._inputs]
         nodes = {leaf.grad_fn: leaf for _, leaf in ours if self._rewrapping.unwrapped_result(leaf) is None}
@@ -304,6 +307,9 @@ class _Reader:
                 if node in nodes and (number := self._rewrapping.number_of_call(nodes[node])):
                     self._calls_to_rewrap.add(number)
                 elif node in nodes:
+                    # Another result is computed from this wrapper, and the wrapper cannot be wrapped again in the
+                    # trace, for example because it is a written input. The gradient of the other result would not flow
+                    # through the wrapper that the caller has.
                     raise RunEagerly("subclass-beside-what-it-computes", name=f"`{self._name(nodes[node])}`")
                 if node is not None and node not in seen:
                     seen.add(node)

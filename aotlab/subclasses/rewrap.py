@@ -4,11 +4,11 @@
     return y, loss(y)
 
 The loss must depend on the parts of ``y``, so that its gradient flows through the ``y`` that the caller gets. The first
-trace finds the torch call that made ``y``, and notes its number (`RewrapMode.number_of_call`). The next trace unwraps
-the result of that call and wraps it again, as in the comment. The run-time function does the same after the compiled
-autograd node that computes the parts. So the caller's autograd graph goes through the caller's ``y``, and the gradient
-and hooks of ``y`` see the gradient from the loss. If the function uses ``y`` several times, those gradients are summed
-before the caller's gradient is added. This order may change the last bit.
+trace of the function finds the torch call that made ``y``, and notes its number (`RewrapMode.number_of_call`). The next
+trace unwraps the result of that call and wraps it again, as in the comment. The run-time function does the same after
+the compiled autograd node that computes the parts. So the caller's autograd graph goes through the caller's ``y``, and
+the gradient and hooks of ``y`` see the gradient from the loss. If the function uses ``y`` several times, those
+gradients are summed before the caller's gradient is added. This order may change the last bit.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class RewrapMode(TorchFunctionMode):
     def number_of_call(self, wrapper: Tensor) -> int:
         """Return the number of the torch call that made this wrapper, or 0 if its result cannot be wrapped again.
 
-        It is 0 if no call made the wrapper, if the wrapper is a view, if it was written after the call, or if it was
-        already wrapped again.
+        The result is 0 if no call made the wrapper, if the wrapper is a view, if it was written after the call, or if
+        this trace already wraps it again.
         """
         number, _, history = self._results.get(id(wrapper), (0, None, None))
         is_new = history is wrapper.grad_fn and internals.base_of(wrapper) is None
@@ -94,7 +94,10 @@ def rewrap(spec: SubclassSpec, gradient: Gradient, *parts: Tensor) -> Sequence[T
 
 
 def take_wrapper(part: Tensor) -> Tensor:
-    """Return the wrapper that `rewrap` made, and remove it from the autograd node of ``part``, its first new part."""
+    """Return a wrapper that `rewrap` made. ``part`` is the first tensor that `rewrap` returned.
+
+    The wrapper is removed from the autograd node of ``part``, which would otherwise keep it alive.
+    """
     node: Any = part.grad_fn
     wrapper: Tensor = node.wrapper
     del node.wrapper

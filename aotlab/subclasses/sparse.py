@@ -1,11 +1,12 @@
 """Sparse gradients of looked-up weights, as in `nn.Embedding(sparse=True)`: in a trace they are wrappers.
 
     weight.grad  =  a sparse tensor of indices and rows      # in eager
-    SparseGradient(places, rows)                             # in a trace; both parts have anchors
+    SparseGradient(places, rows)                             # in a trace; each part has an anchor
 
-A graph computes the parts, and the node of the anchors makes the sparse tensor from them. ``places`` are the indices as
-float64, because only floating-point tensors can be gradients; this is exact below 2**53. That node also removes the
-rows of ``padding_idx``, because their number depends on data.
+A graph computes the parts, and the autograd node that made the anchors makes the sparse tensor from them. ``places``
+are the indices as float64, because only floating-point tensors can be gradients. float64 represents indices below 2**53
+exactly. The node also removes the rows of ``padding_idx``. The graph cannot do that, because the number of these rows
+depends on data.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ def _gradient(places: Tensor, rows: Tensor, padding: int, size: Sequence[int]) -
 def run_op(mode: Any, func: Any, args: tuple[Any, ...]) -> Any:
     """Handle the ops of an embedding with ``sparse=True`` in a trace; return NotImplemented for all other ops.
 
-    ``mode`` is the `AboveFunctionalization` of the trace. In the forward, it notes which weights are looked up. In the
-    backward, it computes a `SparseGradient` in place of a sparse tensor.
+    ``mode`` is the `AboveFunctionalization` of the trace. In the forward, this function notes in ``mode`` which weights
+    are looked up. In the backward, it computes a `SparseGradient` in place of a sparse tensor.
     """
     if running.recorders[-1].phase == "forward":
         padding = internals.padding_of_lookup(func, args)
@@ -111,7 +112,7 @@ def _note(mode: Any, weight: Tensor, indices: Tensor, padding: int) -> None:
 def _of_bags(grad: Tensor, indices: Tensor, offsets: Tensor, *rest: Any) -> Any:
     """Compute the gradient of the weight of an `EmbeddingBag`, in place of the backward op with these arguments.
 
-    The bag of each row is computed here from ``offsets``, because the forward may not have returned it.
+    This function computes the bag of each row from ``offsets``, because the forward does not always return the bags.
     """
     _, bag_size, _, count, _, kind, _, weights, padding = (*rest, -1)[:9]
     numbers = torch.arange(indices.size(0), dtype=offsets.dtype, device=offsets.device)

@@ -34,7 +34,7 @@ _running = threading.local()
 def compile_call(options: Options, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any], rest: Any) -> Entry:
     """Compile a call as `aotlab.pipeline.compile_call` does, even if fake tensors of the caller have symbolic sizes.
 
-    ``rest`` are the further arguments of `aotlab.pipeline.compile_call`.
+    ``rest`` are the remaining arguments of `aotlab.pipeline.compile_call`.
     """
     symbols: dict[int, set[int]] = {}
     try:
@@ -111,8 +111,8 @@ def _why_not(values: list[Any], symbolic: list[Any]) -> str:
 def _asking(backend: Backend) -> Backend:
     """Return a copy of a backend whose compiled forwards let the caller's shape environment add guards again.
 
-    A forward runs after the checks of the entry, which must not add guards. It first evaluates the guards on sizes that
-    the program itself needs, so that the shape environment adds them as in eager.
+    The checks of an entry run before its forward, and must not add guards. The forward first evaluates the comparisons
+    of sizes that the program itself makes, so that the shape environment adds their guards as in eager.
     """
 
     def compile(request: CompileRequest) -> Boxed:
@@ -126,7 +126,7 @@ def _asking(backend: Backend) -> Backend:
             ask(inputs)
             return compiled(inputs)
 
-        call._boxed_call = True  # type: ignore[attr-defined]  # the mark that upstream's users look for
+        call._boxed_call = True  # type: ignore[attr-defined]  # upstream recognizes a boxed callable by this attribute
         return call
 
     asking = copy.copy(backend)

@@ -3,8 +3,8 @@
     f(x, y)                                    # x is a TwoTensor
     body((x.a, x.b, "TwoTensor(a, b)"), y)     # wraps x, calls f, unwraps the result
 
-Next to the parts, the body takes a text that describes all other assumptions about the wrapper. The engine guards this
-text like any Python value. Only the trace runs the body.
+With the parts of a wrapper, the body takes a text that describes all other assumptions about the wrapper. The engine
+guards this text like any Python value. Only the trace runs the body.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class UnwrappedTarget(Target):
         self._plain_lifted = [n for n in range(len(lifted)) if n not in ours]
         self._names, self._findings = names, findings
         self._check_copied(values)
-        self.gradients = [GradientOfInput(each, (), findings) for each in self.inputs]  # replaced by each trace
+        self.gradients = [GradientOfInput(each, (), findings) for each in self.inputs]  # each trace replaces these
         self.results: Results | None = None
         self.rewrapped_outputs: set[int] = set()  # outputs whose wrapper `after_node` has already written
         self._lifted_values: list[Tensor] = []
@@ -125,7 +125,10 @@ class UnwrappedTarget(Target):
         return [self._kinds[n] for n in self._plain_lifted]
 
     def holder(self, lifted: Sequence[Tensor]) -> Callable[[], AbstractContextManager[None]]:
-        """Return a context manager in which the user's modules have the traced parameters, wrappers included."""
+        """Return a function that makes a context manager: in it, the user's modules have the traced parameters.
+
+        The traced parameters include the wrappers.
+        """
         return self.target.holder(self._lifted_values)
 
     def objects(self) -> list[Any]:
@@ -266,7 +269,7 @@ def _containers(ids: dict[int, None], values: Sequence[Any]) -> dict[int, None]:
 
 
 def _is_watched(position: int, value: Any, findings: TraceFindings) -> bool:
-    """Tell whether a plain tensor is treated like a wrapper, because its gradient is or may be a wrapper."""
+    """Tell whether a plain tensor is treated like a wrapper, because its gradient is, or could be, a wrapper."""
     may_be = findings.checks_plain_inputs and isinstance(value, Tensor) and value.requires_grad
     return may_be or position in findings.gradients
 
@@ -293,10 +296,11 @@ def _input(name: str, kind: str, position: int, tensor: Tensor, same_as: int, fi
 
 
 def tensors_of(tensor: Tensor, item: SubclassInput, gradient: Gradient, inputs: Sequence[Any]) -> Sequence[Tensor]:
-    """Return the tensors that the body takes for a wrapper ``tensor``.
+    """Return the tensors that the body takes for a wrapper ``tensor``, which ``item`` describes.
 
-    These are its parts. If the gradient of the wrapper has the same parts, they have a ``grad_fn``. If the gradient has
-    other parts, the anchors follow. ``inputs`` are all flat arguments, from which sizes of anchors may be read.
+    These are the parts of the wrapper. If the gradient of the wrapper has the same parts, the parts have a ``grad_fn``.
+    If the gradient has other parts, its anchors follow the parts. ``gradient`` unwraps and wraps the gradient.
+    ``inputs`` are all values of the call, because sizes of anchors may depend on other arguments.
     """
     if item.gradient == "parts":
         with torch.enable_grad():
