@@ -1,4 +1,4 @@
-"""Split a cell into the statements that Python runs and the regions between them that go to Dynamo.
+"""Split a cell into regions, which go to Dynamo, and the other statements, which Python runs.
 
     x = torch.rand(3)          ⎫
     y = model(x).sum()         ⎬ region 1
@@ -9,10 +9,10 @@
         loss.backward()            Python
         opt.step()                 region 3
 
-Python runs the cell's own code at module level, statement by statement, with calls in place of the regions. A region
-is a function without arguments. Its globals are the notebook's variables, and it declares every name that it binds
-``global``, so the statements mean the same wherever the cell is cut. Line numbers count as the user sees them,
-including the magic's line.
+A region is a function without arguments that contains consecutive statements of the cell. Python runs the cell at
+module level, statement by statement, and calls each region in the place of its statements. The globals of a region are
+the notebook's variables, and it declares every name that it binds ``global``. So a statement has the same effect
+inside of a region as at module level. Lines are numbered as the user sees them: the magic's line counts, too.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ from aotlab.notebook.classify import (
 )
 from aotlab.notebook.playground import TORCH
 
-#: How IPython chooses the expressions of a cell that it displays (``InteractiveShell.ast_node_interactivity``).
+#: IPython's setting that says which expressions of a cell are displayed (``InteractiveShell.ast_node_interactivity``).
 Interactivity = Literal["all", "last", "last_expr", "none", "last_expr_or_assign"]
 
-#: Compiles a tree as the shell would: ``(tree, file name, mode) -> code``.
+#: A function that compiles a syntax tree as the shell would: ``(tree, file name, mode) -> code``.
 Compile = Callable[[Any, str, str], types.CodeType]
 
-#: `take_apart` puts these texts into the trees in place of functions, as in ``"aotlab region 0"()``. `linked` replaces
-#: them by callables: a region, a function that displays a value, and a function that keeps the cell's result.
+#: `take_apart` puts these texts into the trees in place of functions, as in ``"aotlab region 0"()``. Later, `linked`
+#: replaces each text by a callable: a region, a function that displays a value, or a function that receives the value
+#: of the cell's last expression.
 _REGION = "aotlab region {}"
 _SHOW = "aotlab shows"
 _RESULT = "aotlab result"
@@ -62,7 +63,7 @@ class RegionCode:
         The code of a function without arguments. If the last expression is displayed, the function returns its value.
     pieces
         One region for each statement, if the region has several statements. If aotlab refuses the graph of the whole
-        region, the pieces run one after the other, so that it refuses as few statements as possible.
+        region, the pieces run one after the other, so that only the refused statements run eagerly.
     bound
         The names that the region binds, in the order of the text.
     first_line, last_line
@@ -97,7 +98,7 @@ class CellCode:
     Attributes
     ----------
     statements
-        The statements that Python runs, one tree per statement. In place of a region they have the call of a string
+        The statements that Python runs, one tree per statement. Each region is replaced by the call of a string
         constant, ``"aotlab region 0"()``. `linked` replaces the constant by the callable that runs the region.
     regions
         The regions, which go to Dynamo.
@@ -108,8 +109,9 @@ class CellCode:
     functions
         The names of the functions that the cell defines at its outermost level.
     called
-        The functions that are compiled separately, by name, with their first and last lines. They are called by lines
-        that Python runs because these lines depend on a number that changes in each round of a loop.
+        The functions of the cell that are not compiled as a part of a region: their first and last lines, by name.
+        Such a function is called by a line that Python runs, because this line depends on a number that changes in
+        each round of a loop.
     bound
         The names that the cell binds.
     """
@@ -137,7 +139,7 @@ def take_apart(
     Parameters
     ----------
     tree
-        The tree of the cell, with line numbers as the user sees them.
+        The syntax tree of the cell, with line numbers as the user sees them.
     namespace
         The notebook's variables. The cell's names refer to them. They are only read.
     file
@@ -208,9 +210,10 @@ def linked(
 class _Splitter:
     """Splits the statements of one cell for `take_apart`.
 
-    ``scope`` knows the meaning of the cell's names. ``tracebacks`` tells whether the cell's text uses tracebacks.
-    ``regions`` and ``python`` grow while the statements are split. ``defined`` has the functions that the statements so
-    far define, with their first and last lines, and ``called`` has those that are compiled separately.
+    ``scope`` has the meanings of the cell's names. ``tracebacks`` is true if the cell's text uses tracebacks.
+    ``regions`` and ``python`` collect the results while the statements are split. ``defined`` has the functions that
+    the statements so far define, with their first and last lines. ``called`` has the functions that are compiled apart
+    from all regions (see `CellCode.called`).
     """
 
     scope: Scope
@@ -230,10 +233,10 @@ class _Splitter:
         last: ast.stmt | None = None,
         in_loop: bool = False,
     ) -> list[ast.stmt]:
-        """Replace the statements that can be compiled by calls of regions.
+        """Return ``body`` with calls of regions in place of the statements that can be compiled.
 
         ``shown`` are the statements whose values are displayed. ``last`` is the cell's last statement, whose value is
-        the cell's result. ``in_loop`` tells whether the statements are in the body of a loop that Python runs.
+        the cell's result. ``in_loop`` is true if the statements are in the body of a loop that Python runs.
         """
         out: list[ast.stmt] = []
         pending: list[ast.stmt] = []
@@ -267,7 +270,7 @@ class _Splitter:
                     pending.clear()
                     value = call
                 else:
-                    # The statements before it must run first, whether or not they can become a region.
+                    # The pending statements must run before this one, whether or not they can become a region.
                     flush()
                     lifted = self._lifted(statement, in_loop=in_loop)
                     if lifted is None:
@@ -292,7 +295,10 @@ class _Splitter:
         return out
 
     def _left(self, statement: ast.stmt, reason: str, *, in_loop: bool) -> ast.stmt:
-        """Leave a statement to Python for ``reason``, but make regions of the statements in its body."""
+        """Return a statement as Python will run it; if it has a body, make regions of the statements in the body.
+
+        ``reason`` says why Python runs the statement. ``in_loop`` is true if a loop that Python runs contains it.
+        """
         if isinstance(statement, ast.Try | ast.TryStar) and self.tracebacks:
             self.python.append(_lines(statement, "looks at tracebacks"))
             return statement
@@ -331,8 +337,8 @@ class _Splitter:
     def _lifted(self, statement: ast.stmt, *, in_loop: bool) -> ast.stmt | None:
         """Make a region of the expression that a statement computes before it calls a method that Python has to run.
 
-        For ``y = (x + 1).sum().item()`` the region computes ``(x + 1).sum()``. The result is the statement that calls
-        the region, or None if the statement contains no such expression.
+        For ``y = (x + 1).sum().item()`` the region computes ``(x + 1).sum()``. Return the statement with a call of the
+        region in place of the expression, or None if the statement contains no such expression.
         """
         receiver = self.scope.receiver(statement, in_loop=in_loop)
         if receiver is None:
@@ -341,7 +347,7 @@ class _Splitter:
         return None if call is None else _Replaced(receiver, call).visit(copy.deepcopy(statement))
 
     def _note_rounds(self, statement: ast.stmt) -> None:
-        """Record the names that are plain Python values and change in each round of a loop.
+        """Record the names of plain Python values that change in each round of the loop ``statement``.
 
         A graph would contain such a value as a constant, so each round would need its own graph.
         """
@@ -365,7 +371,7 @@ class _Splitter:
     def _region(self, statements: Sequence[ast.stmt]) -> ast.expr | None:
         """Make a region of ``statements``, and return the expression that calls it.
 
-        Return None if the statements are a syntax error in a function.
+        Return None if a function cannot contain the statements, because they would be a syntax error there.
         """
         try:
             whole = self._region_code(statements)
@@ -384,8 +390,8 @@ class _Splitter:
             body=[*body, *statements],
             decorator_list=[],
         )
-        # IPython's tracebacks count the source lines from the first line of the code object. Code of a module starts
-        # at line 1, so the function does too.
+        # IPython's tracebacks count the source lines from the first line of the code object. Code at module level
+        # starts at line 1, so this function must start at line 1, too.
         function.lineno, function.col_offset = 1, 0
         function.end_lineno, function.end_col_offset = statements[-1].end_lineno, statements[-1].end_col_offset
         if hasattr(function, "type_params"):
@@ -404,9 +410,10 @@ class _Splitter:
 
 
 class _OwnCalls(ast.NodeTransformer):
-    """Makes a statement that Python runs call the compiled forms of the cell's functions.
+    """Replaces the calls of the cell's functions in a statement that Python runs by calls of their compiled forms.
 
-    Calls whose arguments change in each round of a loop stay as they are, because each round would compile again.
+    A call whose arguments change in each round of a loop is not replaced, because each round would compile the function
+    again.
     """
 
     def __init__(self, defined: Mapping[str, object], scope: Scope) -> None:
@@ -424,12 +431,12 @@ class _OwnCalls(ast.NodeTransformer):
         return node
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
-        """Visit the children of a node unless it opens a scope (a lambda or a comprehension)."""
+        """Visit the children of a node, unless the node opens a scope (a lambda or a comprehension)."""
         return node if isinstance(node, _SCOPES) else super().generic_visit(node)
 
 
 class _Replaced(ast.NodeTransformer):
-    """Replaces one expression, which is identified by its position in the text, by another."""
+    """Replaces the expression ``old`` by ``new``. The position in the text identifies ``old``."""
 
     def __init__(self, old: ast.expr, new: ast.expr) -> None:
         self._place = _place(old)
@@ -447,16 +454,19 @@ def _place(node: ast.expr) -> tuple[object, ...]:
 
 
 def _called(constant: str, where: ast.AST, *arguments: ast.expr) -> ast.expr:
-    """Return the call of a constant, which `linked` later replaces by a callable."""
+    """Return an expression that calls a string constant. `linked` later replaces the constant by a callable.
+
+    ``where`` is the node whose position in the text the expression gets.
+    """
     function = ast.copy_location(ast.Constant(constant), where)
     return ast.fix_missing_locations(ast.copy_location(ast.Call(function, list(arguments), []), where))
 
 
 def _at_module_level(code: types.CodeType) -> types.CodeType:
-    """Return a region's code with the names that it would have at module level.
+    """Rename a region's code, and the functions that the region defines, as if they were at module level.
 
-    The region itself is called ``<module>``. A function that it defines loses the prefix ``region.<locals>.`` of its
-    qualified name. So tracebacks and ``__qualname__`` are as in eager.
+    The region itself gets the name ``<module>``. A function that the region defines loses the prefix
+    ``region.<locals>.`` of its qualified name. So tracebacks and ``__qualname__`` are as in eager.
     """
     prefix = f"{code.co_name}.<locals>."
 
@@ -464,7 +474,8 @@ def _at_module_level(code: types.CodeType) -> types.CodeType:
         constants = tuple(renamed(each) if isinstance(each, types.CodeType) else each for each in inner.co_consts)
         return inner.replace(co_consts=constants, co_qualname=inner.co_qualname.removeprefix(prefix))
 
-    # Dynamo only captures code in whose `co_names` a name refers to torch. No instruction reads this last name.
+    # Dynamo captures code only if one of the names in `co_names` refers to torch. So the name `TORCH` is added,
+    # although no instruction reads it.
     return renamed(code).replace(co_name="<module>", co_qualname="<module>", co_names=(*code.co_names, TORCH))
 
 

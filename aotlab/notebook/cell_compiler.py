@@ -37,8 +37,8 @@ from aotlab.report.dynamo_breaks import function_of
 from aotlab.report.text import why_dynamo_stopped
 from aotlab.report.verdict import DIFFERS
 
-#: An option of `torch.compile` (torch 2.13): graphs of a function in one cell do not count towards the recompile limit
-#: of the same function in another cell.
+#: An option of `torch.compile` (torch 2.13). With it, the graphs that one cell's calls of a function add do not count
+#: towards the recompile limit of the same function in another cell.
 _ISOLATED = "isolate_recompiles"
 _LIMIT_OPTIONS: dict[str, Any] = {_ISOLATED: True} if _ISOLATED in inspect.signature(torch.compile).parameters else {}
 
@@ -71,7 +71,10 @@ class CellCompiler:
     # --- compiling
 
     def compile_function(self, function: types.FunctionType, name: str, lines: tuple[int, int]) -> Any:
-        """Return ``function`` compiled by the requested frontend. Its graphs appear in the cell's report."""
+        """Return the compiled form of ``function``. Its graphs appear in the cell's report.
+
+        ``name`` is the function's name in the report, and ``lines`` are its first and last line in the cell.
+        """
         part = PartState(first_line=lines[0], last_line=lines[1], function=name)
         self.state.parts[name] = part
         return self._trace(function, part) if self.state.options.frontend == "direct" else self.compile(function, part)
@@ -93,7 +96,7 @@ class CellCompiler:
         return traced
 
     def compile(self, function: types.FunctionType, part: PartState) -> Any:
-        """Return ``function`` compiled by Dynamo. Its graphs belong to ``part``."""
+        """Return the form of ``function`` that Dynamo compiles. The captured graphs are added to ``part``."""
 
         def backend(graph: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
             return self._capture(graph, part)
@@ -126,9 +129,10 @@ class CellCompiler:
 
     @contextmanager
     def compiling(self, part: PartState, bound: Sequence[str] = ()) -> Iterator[None]:
-        """Let Dynamo compile and run the code of ``part`` in a block, and record the reasons of its graph breaks.
+        """Prepare Dynamo for a block that calls the compiled form of ``part``, and record why its graphs break.
 
-        ``bound`` are the variables that the code binds.
+        ``bound`` are the variables that the code of ``part`` binds. The direct frontend does not use Dynamo, so for it
+        the block only changes the state of the recording.
         """
         recording, options = self.state.recording, self.state.options
         within, recording.inside = recording.inside, True
@@ -163,7 +167,7 @@ class CellCompiler:
             live.changed(recording.identifier)
 
     def _note_limit(self, part: PartState, function: str, name: str, most: int) -> None:
-        """Record that Dynamo no longer compiles the current code, because a recompile limit was reached.
+        """Record that a recompile limit was reached, so that Dynamo no longer compiles the code that it captures now.
 
         ``function`` is the name of the function in Dynamo's message. ``name`` and ``most`` are the name and the value
         of the limit.
@@ -176,18 +180,19 @@ class CellCompiler:
     def _count_eager_calls(
         self, part: PartState, limits: Mapping[int, Limit], before: Mapping[int, int], began: int
     ) -> None:
-        """Count a call that ran eagerly because Dynamo no longer compiles the code.
+        """Record one eager call for each code object of ``part`` whose recompile limit made it run eagerly.
 
-        Dynamo only reports the call at which its limit was reached. So a call is counted if the limit was reached since
-        ``began``, or if no graph of the code has run since then. Other eager calls since then cannot be observed;
-        `Limit.several` says that there may be some.
+        Dynamo reports a limit only at the call that reaches it. At a later call of ``part``, a code object is assumed
+        to have run eagerly if none of its graphs has run since ``began``. If graphs of the code object have run, it may
+        have run eagerly as well, which cannot be observed. Then `Limit.several` is set, because the report may count
+        too few calls.
 
         Parameters
         ----------
         limits
-            The limits that had been reached at the time ``began``.
+            The limits that had been reached at the time ``began``, by Dynamo's number for the code object.
         before
-            The number of recorded calls at that time, by the number of the function.
+            The count of recorded calls at the time ``began``, by the function's number in events.
         began
             The time, in ns, at which the call of ``part`` began.
         """
@@ -208,7 +213,8 @@ class CellCompiler:
     def trying(self, part: PartState, trial: Trial) -> Iterator[None]:
         """Make ``trial`` the current call of ``part`` during a block.
 
-        If an entry is compiled during the block, `_run_on_copies` runs the Python code of this call on copies.
+        If an entry is compiled during the block, `_run_on_copies` runs the Python code of this call on copies of
+        everything that the code reads.
         """
         outer, part.trial = part.trial, trial  # a function may call itself
         try:
@@ -217,9 +223,10 @@ class CellCompiler:
             part.trial = outer
 
     def _run_on_copies(self, part: PartState, entry: int) -> None:
-        """Run the Python code of the current call on copies, if the call has had no effect yet.
+        """Run the Python code of the current call on copies of what it reads, if the call has had no effect yet.
 
-        A captured graph calls this when it has compiled the entry with the number ``entry``, and has not used it yet.
+        A captured graph calls this method after it has compiled a new entry, whose number is ``entry``, and before it
+        uses the entry.
         """
         trial = part.trial
         if trial is None:
@@ -246,9 +253,10 @@ class CellCompiler:
         observe.emit(observe.Spent(kind="verification", duration_ns=time.perf_counter_ns() - began))
 
     def differs(self, part: PartState, trial: Trial, result: object) -> bool:
-        """Compare a call's effects and ``result`` with the run of its Python code on copies.
+        """Compare the effects and the ``result`` of a call with the run of its Python code on copies.
 
-        Return True if they differ and the effects were undone. The caller then runs the code eagerly.
+        If they differ, undo the effects of the call, and return True if that is possible. The caller of this method
+        then runs the code eagerly. Otherwise, also if there was no run on copies, return False.
         """
         if trial.eager_run is None:
             return False
@@ -262,7 +270,7 @@ class CellCompiler:
             return False
         part.differs = f"{DIFFERS}: {first}"
         if not trial.eager_run.undoable or not part.take_back(trial.served):
-            note = f"{part.title}: {part.differs}; its results could not be undone, so the cell keeps them"
+            note = f"{part.title}: {part.differs}. Its effects cannot be undone, so the cell keeps these results"
             self.state.run.notes[note] = None
             return False
         for name in trial.bound:
@@ -276,10 +284,11 @@ class CellCompiler:
     # --- the notebook's tensors
 
     def note_outside(self, part: PartState, function: types.FunctionType, watched: Sequence[WatchedArgument]) -> None:
-        """Report the arguments that a call of ``function`` has written outside of its graphs.
+        """Report the arguments that a call of ``function`` has written outside of the graphs of ``part``.
 
-        ``watched`` are the tensor arguments as they were before the call. Nothing is reported if all of the call was
-        captured. Nothing is reported either if a graph of ``part`` writes inputs, because the write may be the graph's.
+        ``watched`` describes the tensor arguments as they were before the call. Nothing is reported if the whole call
+        was captured. Nothing is reported either if a graph of ``part`` writes inputs, because then the graph may have
+        written the argument.
         """
         if not (part.reasons or not part.graphs) or any(each.written() for each in part.graphs):
             return
@@ -299,12 +308,12 @@ class CellCompiler:
     def _present_names(self, wanted: Sequence[Any] = ()) -> Named:
         """Return the names of the notebook's tensors.
 
-        They are computed once per call of a part, and again if one of the tensors ``wanted`` has no name yet.
+        The names are looked up once per call of a part, and again if a tensor in ``wanted`` has no name yet.
         """
         if self._names is None or any(isinstance(each, Tensor) and id(each) not in self._names for each in wanted):
             self._names = named_tensors(self.namespace)
         return self._names
 
     def forget_names(self) -> None:
-        """Drop the names of the notebook's tensors, which keep these tensors alive."""
+        """Drop the table of the notebook's tensors and their names, because the table keeps the tensors alive."""
         self._names = None

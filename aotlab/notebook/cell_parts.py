@@ -54,7 +54,7 @@ def _traced_lines(frame: Frame, file: str) -> set[int]:
         for line in () if node.line is None else (node.line, *node.line.callers):
             if is_of_cell(line, file):
                 lines.add(line.line)
-            if line.function == frame.name:  # the other lines are those that called the function
+            if line.function == frame.name:  # the remaining lines belong to the callers of the function
                 break
     return lines
 
@@ -94,7 +94,7 @@ def _parts(state: CellState, frames: Sequence[Frame], captured: Mapping[int, set
         last_line, error_line = part.last_line, state.run.error_line
         if error_line is not None and part.calls == 1 and part.first_line <= error_line:
             for first, last in part.statements:
-                if error_line < first:  # the cell ended before it
+                if error_line < first:  # the error ended the cell before this statement
                     last_line = min(last_line, first - 1)
                     parts.append(CellPart(first_line=first, last_line=last, how="not run"))
         compared = _compared(part) if how == "compiled" else ""
@@ -124,7 +124,7 @@ def _how(part: PartState, recording: CellRecording, frames: _Frames) -> tuple[st
     if part.interrupted and part.calls <= 1:
         return "not run", used, "interrupted while it was being compiled or run"
     if inside and not used:
-        return "compiled", inside, ""  # by graphs of functions that call it
+        return "compiled", inside, ""  # as a part of the graphs of functions that call this one
     if not part.calls:
         return "not run", used, "" if part.function is None else "a function that was not called yet"
     if used:
@@ -142,9 +142,10 @@ def _how(part: PartState, recording: CellRecording, frames: _Frames) -> tuple[st
 
 
 def _reasons(part: PartState, recording: CellRecording, refusals: Mapping[str, str]) -> tuple[str, str]:
-    """Return the first reason why a part was not compiled, and the words for a library call in it.
+    """Return the first reason why a part was not compiled, and the report's words for a call of a library in it.
 
-    Each may be "". A call of a library without tensors is separate, because it is no fault that Python runs it.
+    Either text is "" if there is nothing to say. The call of a library that does not use tensors is returned
+    separately, because Python is the right way to run such a call.
     """
     names = dict.fromkeys(each.name for each in part.graphs)
     refused = [refusals[each] for each in names if each in refusals]
@@ -160,8 +161,8 @@ def _reasons(part: PartState, recording: CellRecording, refusals: Mapping[str, s
 def against(graph: CapturedGraph | TracedFunction) -> str:
     """Return the reference that the entries of ``graph`` are compared with.
 
-    It is ``"python"`` (the function itself, run eagerly) for the direct frontend, and ``"graph"`` (the graph that
-    Dynamo captured, run eagerly) for Dynamo.
+    For the direct frontend it is ``"python"``: the function itself, run eagerly. For Dynamo it is ``"graph"``: the
+    graph that Dynamo captured, run eagerly.
     """
     return "python" if isinstance(graph, TracedFunction) else "graph"
 
@@ -173,7 +174,7 @@ def _compared(part: PartState) -> str:
     """
     every = [(graph, entry.number) for graph in part.graphs for entry in graph.compiled.entries]
     if not every:
-        return ""  # its lines are in graphs of its callers
+        return ""  # the part's lines are in the graphs of its callers
     if any(number not in graph.verified for graph, number in every):
         return "nothing"
     whole = all(against(graph) == "python" or number in part.as_python for graph, number in every)

@@ -11,13 +11,13 @@ from aotlab.report.dynamo_breaks import function_of
 from aotlab.report.model import Frame, GraphBreakRow
 from aotlab.report.text import is_of_cell, why_dynamo_stopped
 
-#: Dynamo's reason for a graph break that the code requests. Torch's optimizers request one before their step. It is not
-#: reported, because it leaves nothing uncompiled.
+#: Dynamo's reason for a graph break that the code requests. Torch's optimizers request one before their step. The
+#: optimizers' break is not reported, because it leaves nothing uncompiled.
 EXPLICIT_BREAK = "User-inserted graph break"
 
 
 class CellRecording(Recording):
-    """A recording that only receives events about the graphs of one cell.
+    """A recording that ignores all events except those about one cell.
 
     Parameters
     ----------
@@ -29,9 +29,9 @@ class CellRecording(Recording):
     Attributes
     ----------
     numbers
-        The numbers, in events, of the functions and code objects that belong to the cell.
+        The numbers by which events identify the functions and code objects of the cell.
     inside
-        Whether code of the cell is being compiled or run by Dynamo.
+        Whether compiled code of the cell is running now, or being compiled.
     """
 
     def __init__(self, name: str | None = None, file: str = "") -> None:
@@ -39,12 +39,12 @@ class CellRecording(Recording):
         self._file = file
         self.numbers: set[int] = set()
         self.inside = False
-        #: The cell's lines at which Dynamo stopped, because of the line itself or of a function that it calls.
+        #: The cell's lines at which Dynamo ended a graph, because of the line itself or of a function that it calls.
         self.stops: set[int] = set()
-        #: The lines that call libraries that do not use tensors, themselves or in a function that they call.
+        #: The cell's lines that call a library that does not use tensors, directly or through a function.
         self.library_lines: set[int] = set()
-        #: The calls of libraries at which Dynamo stopped. The key is Dynamo's reason (`why_dynamo_stopped`), and the
-        #: value is the description of the call in the report.
+        #: The calls of such libraries at which Dynamo ended a graph. The key is Dynamo's reason (`why_dynamo_stopped`),
+        #: and the value is the description of the call in the report.
         self.libraries: dict[str, str] = {}
 
     def knows(self, entry: int) -> bool:
@@ -52,9 +52,9 @@ class CellRecording(Recording):
         return entry in self._entries
 
     def frames_without(self, report: Report, numbers: set[int]) -> tuple[Frame, ...]:
-        """Return the frames of ``report`` without some frames that have no compiled graph.
+        """Return the frames of ``report``, except the frames of some functions that have no compiled graph.
 
-        A frame without a compiled graph is left out if the number of its function is in ``numbers``.
+        A frame is left out if it has no compiled graph, and ``numbers`` contains its function's number in events.
         """
         frames = [
             frame
@@ -64,7 +64,7 @@ class CellRecording(Recording):
         return (*frames, *report.frames[len(self._frames) :])
 
     def calls_so_far(self) -> dict[int, int]:
-        """Return how many calls were recorded, by the number of the function."""
+        """Return the count of recorded calls of each function. The key is the function's number in events."""
         return {number: log.compiled + log.eager for (number, _), log in list(self._frames.items())}
 
     def hear(self, event: observe.Event) -> None:
@@ -82,9 +82,9 @@ class CellRecording(Recording):
             super().hear(event)
 
     def _in_cell(self, row: GraphBreakRow, event: observe.GraphBreak) -> GraphBreakRow:
-        """Add to the row of a graph break the line of the cell at which it happened.
+        """Return ``row``, the row of a graph break, with the line of the cell at which the graph ended.
 
-        The line is searched in the running frames and in the frames that Dynamo was capturing.
+        The line is taken from the Python frames that run now, and from the frames that Dynamo was capturing.
         """
         running = [(frame.f_code, line) for frame, line in traceback.walk_stack(None)]
         lines = [(function_of(code.co_name), line) for code, line in running[::-1] if code.co_filename == self._file]

@@ -38,12 +38,13 @@ class CellReporter:
         self._state = state
         self._result_names: dict[int, dict[str, str]] = {}
         self._named_inputs: dict[int, tuple[Output, ...]] = {}
-        # The rows of each entry, by its number, with the frame, the graph's index and the result names that the rows
-        # contain. A cell may have thousands of rows; they are only made again if one of these has changed.
+        # The rows of each entry, by the entry's number, and the facts that the rows contain: the frame, the graph's
+        # index and the names of the results. A cell can have thousands of rows, so the rows of an entry are made again
+        # only if one of these facts has changed.
         self._verification_rows: dict[int, tuple[tuple[object, ...], tuple[VerificationRow, ...]]] = {}
 
     def name_results(self, namespace: Mapping[str, Any]) -> None:
-        """Look up the notebook's names for the results of all graphs, after a run."""
+        """Look up and store the notebook's names for the results of all graphs, after a run of the cell."""
         present = named_tensors(namespace)
         for _name, tensor in present.values():
             internals.unmark_static(tensor)
@@ -56,9 +57,10 @@ class CellReporter:
     def _inputs_bound_again(
         self, graph: CapturedGraph | TracedFunction, present: Named, namespace: Mapping[str, Any]
     ) -> tuple[Output, ...]:
-        """Describe the inputs of a graph to which the cell has bound one more name, as outputs.
+        """Return a row of an output for each input of a graph to which the cell has bound one more name.
 
-        For ``y = x``, the report lists ``y`` as an output that is the input ``x`` itself.
+        For ``y = x``, the report lists ``y`` as an output that is the input ``x`` itself. ``present`` has the
+        notebook's tensors and their names, by `id`.
         """
         inputs = (graph.inputs() or ()) if isinstance(graph, CapturedGraph) else ()
         names = {id(each): present[id(each)][0] for each in inputs if id(each) in present}
@@ -101,7 +103,7 @@ class CellReporter:
             notes |= {f"{graph.name} was not compared with eager: {each}": None for each in graph.unverified.values()}
             if graph.surprising:
                 notes[
-                    f"{graph.name}: the compiled code raised {graph.failure}, eager did not; eager's result is used"
+                    f"{graph.name}: the compiled code raised {graph.failure}, but eager did not. Eager's result is used"
                 ] = None
         outside, groups = input_groups(run.outside)
         cell = Cell(
@@ -169,7 +171,7 @@ def _differs(graph: CapturedGraph | TracedFunction) -> bool:
 
 
 def _with_names(graph: Graph, names: Mapping[str, str]) -> Graph:
-    """Rename a graph's outputs: ``names`` maps ``out[0]`` and so on to the notebook's names."""
+    """Rename a graph's outputs. ``names`` maps the names in the report (``out[0]``) to the notebook's names."""
     if not names:
         return graph
     rename = _renamer(names)

@@ -1,7 +1,7 @@
 """The state of a compiled cell: its parts, and its present run.
 
 A *part* of a cell is a region or a function that the cell defines. `CellCompiler` and the callables that run the parts
-write the state. The report reads it.
+change the state. `CellReporter` reads the state to make the report.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Limit:
 
 @dataclass(slots=True, kw_only=True)
 class Trial:
-    """One call of a part. If an entry is compiled during the call, the call is compared with its Python code.
+    """One call of a part. If an entry is compiled during the call, the call is compared with the part's Python code.
 
     Attributes
     ----------
@@ -51,10 +51,10 @@ class Trial:
     served
         The number of calls that each graph had served before this call, by the graph's `id`.
     random, grad_mode
-        The state of the random number generator, and grad mode, before the call.
+        The state of torch's random number generator on the CPU, and grad mode, before the call.
     began, eager_run
-        Whether the Python code was run on copies, and the result. The result is None if running the code twice could
-        be observed.
+        Whether a run of the Python code on copies was tried, and the run. The run is None if running the code twice
+        could be observed.
     entries
         The numbers of the entries that were compiled during the call.
     """
@@ -89,27 +89,28 @@ class PartState:
     off
         Whether aotlab was switched off at the latest call.
     mended
-        Whether the part got a new code object because it raised, so that Dynamo captures it again.
+        Whether the part has raised and then got a new code object, so that Dynamo captures the part again.
     errors
-        How often this has happened.
+        How often the part has got a new code object because it raised.
     interrupted
         Whether a call was interrupted.
     replaced
         Whether the statements of the region run one by one, because aotlab refused the whole region.
     graphs
-        The captured graphs, or the function that the direct frontend traces.
+        The graphs that Dynamo captured for the part, or the function that the direct frontend traces.
     reasons
         The reasons why Dynamo or aotlab did not compile the part, or did not compile all of it.
     limits
-        The recompile limits that were reached, by Dynamo's number of the code.
+        The recompile limits that were reached, by Dynamo's number for the code object.
     trial
         The call that is running now.
     compared
         The comparisons with the part's Python code, for each compared call.
     as_python
-        The numbers of the entries whose calls were equal to the Python code.
+        The numbers of the entries whose results were equal to the Python code's results.
     differs
-        A sentence that says how the results differ from the Python code's. If it is not empty, the part stays eager.
+        A sentence that says how the compiled form's results differ from those of the Python code. If this text is not
+        empty, all later calls of the part run eagerly.
     in_eager
         Whether a call has run eagerly because of ``differs``, or while aotlab was switched off.
     """
@@ -135,7 +136,7 @@ class PartState:
 
     @property
     def title(self) -> str:
-        """The part's name in sentences: its function or its lines."""
+        """The name of the part in sentences: the name of its function, or its lines."""
         if self.function is not None:
             return self.function
         return CellPart(first_line=self.first_line, last_line=self.last_line, how="compiled").lines
@@ -163,7 +164,7 @@ class PartState:
 
 @dataclass(slots=True, kw_only=True)
 class RunState:
-    """The state of one run of the cell. The code that runs the cell reports its progress to it.
+    """The state of one run of the cell. The code that runs the cell changes it, and the report reads it.
 
     Attributes
     ----------
@@ -188,7 +189,7 @@ class RunState:
     finished_lines: int = 0
 
     def begins(self, line: int) -> None:
-        """Record that the statement that ends at ``line`` begins."""
+        """Record that a statement begins to run. ``line`` is its last line."""
         self.finished_lines = max(self.finished_lines, line)
 
 
@@ -209,11 +210,11 @@ class CellState:
     recording
         The recorded events.
     parts
-        The state of each region, by number, and of each function, by name. The key of a region's piece is the region's
-        number and the index of the piece.
+        The state of each region, by number, and of each function, by name. The key of a region's piece is a pair: the
+        region's number and the index of the piece.
     families
-        For each code object that Dynamo has captured, by Dynamo's number of it: the number in events and the name in
-        the report under which the graphs of this code object are recorded.
+        The number in events and the name in the report of each code object that Dynamo has captured. The graphs of the
+        code object are recorded under this number and name. The key is Dynamo's number for the code object.
     run
         The state of the present run.
     """
@@ -239,7 +240,8 @@ class CellState:
     def family(self, code: int | None, title: str) -> tuple[int, str]:
         """Return the number in events and the name in the report for the graphs of one code object.
 
-        ``code`` is Dynamo's number of the code object. ``title`` is the name, if no other code object has it yet.
+        ``code`` is Dynamo's number for the code object. A new code object gets the name ``title``, with a number added
+        if another code object has this name.
         """
         family = self.families.get(code) if code is not None else None
         if family is None:

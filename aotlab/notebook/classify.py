@@ -27,17 +27,17 @@ Kind = Literal["python", "varying", "foreign", "class", "unknown"]
 
 _UNKNOWN = object()
 
-#: A loop with more rounds is not unrolled into one graph.
+#: A loop is unrolled into one graph if it has at most this many rounds.
 LONGEST_UNROLLED = 16
 
-#: Packages whose functions and objects Python uses. No statement that uses them goes to Dynamo.
+#: Packages that are left to Python: a statement that uses their functions or objects does not go to Dynamo.
 _FOREIGN = frozenset((
     "IPython", "PIL", "aotlab", "collections", "copy", "csv", "dataclasses", "enum", "datetime", "io", "ipywidgets",
     "json", "logging", "matplotlib", "numpy", "os", "pandas", "pathlib", "pickle", "plotly", "random",
     "requests", "scipy", "seaborn", "shutil", "sklearn", "subprocess", "sys", "threading", "time", "tqdm",
     "typing", "warnings",
 ))  # fmt: skip
-#: Builtin functions that Python calls.
+#: Builtin functions that are left to Python: a statement that calls one of them does not go to Dynamo.
 _PLAIN_BUILTINS = frozenset((
     "__import__", "breakpoint", "compile", "delattr", "dir", "display", "eval", "exec", "exit", "get_ipython",
     "globals", "hash", "help", "id", "input", "iter", "locals", "next", "open", "print", "quit", "repr",
@@ -48,13 +48,13 @@ PURE_BUILTINS = frozenset((
     "abs", "bool", "dict", "enumerate", "float", "frozenset", "int", "len", "list", "max", "min", "range",
     "reversed", "round", "set", "slice", "sorted", "str", "sum", "tuple", "zip",
 ))  # fmt: skip
-#: Methods that Python calls, for example because they return a Python value or change state that no graph contains.
+#: Methods that are left to Python, for example because they return a Python value or change state outside of graphs.
 PLAIN_METHODS = frozenset((
     "__setattr__", "apply_", "backward", "cuda", "data_ptr", "eval", "item", "load_state_dict", "manual_seed",
     "map_", "numpy", "requires_grad", "requires_grad_", "retain_grad", "seed", "share_memory_", "state_dict",
     "storage", "tolist", "train", "untyped_storage", "zero_grad",
 ))  # fmt: skip
-#: Functions of torch that Python calls.
+#: Functions of torch that are left to Python.
 PLAIN_TORCH = frozenset((
     "compile", "from_numpy", "grad", "load", "save", "seed",
 ))  # fmt: skip
@@ -133,7 +133,10 @@ class Scope:
         self._imported: dict[str, object] = {}
 
     def value(self, node: ast.AST) -> object:
-        """Return the object that a name or a dotted chain of attributes refers to before the cell runs."""
+        """Return the object that a name or a dotted chain of attributes refers to before the cell runs.
+
+        Return `_UNKNOWN` if this cannot be known, for example because the cell binds the name.
+        """
         if isinstance(node, ast.Name):
             if node.id in self._imported:
                 return self._imported[node.id]
@@ -151,7 +154,8 @@ class Scope:
     def learn(self, statement: ast.stmt) -> None:
         """Record the names that a statement binds, and the kind of their values."""
         kind: Kind = "unknown"
-        # `y = x` computes nothing, but `y` may then be a tensor. So this tests the value, not the assignment.
+        # The statement `y = x` computes nothing, but afterwards `y` may be a tensor. So the value is tested, and not
+        # the assignment.
         value = statement.value if isinstance(statement, ast.Assign) else statement
         if isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign) and not self.tensorish(value):
             kind = "python"
@@ -229,7 +233,8 @@ class Scope:
     def receiver(self, statement: ast.stmt, *, in_loop: bool) -> ast.expr | None:
         """Return the expression that a statement computes before it calls a method that Python has to run.
 
-        For ``y = (x + 1).sum().item()`` this is ``(x + 1).sum()``, which Python evaluates first.
+        For ``y = (x + 1).sum().item()`` this is ``(x + 1).sum()``. Return None if there is no such expression, or if it
+        cannot go to Dynamo. ``in_loop`` is true if the statement is in the body of a loop that Python runs.
         """
         value = statement.value if isinstance(statement, ast.Assign | ast.AugAssign | ast.Expr) else None
         while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and not self._batched:
@@ -241,7 +246,10 @@ class Scope:
         return None
 
     def advice(self, statement: ast.stmt, reason: str, *, in_loop: bool) -> str:
-        """Return advice on how to compile a statement that Python runs, or "" if it does not compute with tensors."""
+        """Return advice on how to compile a statement in a loop that Python runs for ``reason``.
+
+        Return "" if the statement is not in a loop (``in_loop``), or does not compute with tensors.
+        """
         if not in_loop or not self._computes(statement):
             return ""
         if not reason.endswith(VARIES):
@@ -249,7 +257,7 @@ class Scope:
         items = (each for each in ast.walk(statement) if isinstance(each, ast.Subscript))
         for item in items:
             if isinstance(item.ctx, ast.Load) and self.varies(item.slice):
-                return f"loop over the items of `{ast.unparse(item.value)}` instead of their numbers"
+                return f"loop over the items of `{ast.unparse(item.value)}` instead of their indices"
         name = reason.split("`")[1]
         return f"make `{name}` a tensor by `torch.tensor({name})`"
 
@@ -283,8 +291,9 @@ class Scope:
     def _objections(self, node: ast.AST, *, in_loop: bool, depth: int) -> Iterator[str]:
         """Yield the reasons why Python has to run the statement that contains ``node``.
 
-        ``depth`` is the number of loops around the node inside of this statement. A ``break`` in one of them is no
-        reason, because it does not leave the statement.
+        ``in_loop`` is true if the statement is in the body of a loop that Python runs. ``depth`` is the number of loops
+        inside of the statement that contain ``node``. A ``break`` in such a loop is no reason, because it does not
+        leave the statement.
         """
         if isinstance(node, ast.Break | ast.Continue) and depth:
             return
@@ -312,8 +321,8 @@ class Scope:
                     yield from self._objections(part, in_loop=in_loop, depth=depth)
                 return
             if _package_of(getattr(self.value(node.func), "__module__", None)) == "torch":
-                # A function that is passed to a torch function only, such as `torch.cond` or `torch.vmap`, does not
-                # outlive the call.
+                # A lambda that is passed to a function of torch (`torch.cond`, `torch.vmap`) does not outlive the call.
+                # So only its body is checked: that the statement makes a function is no reason.
                 parts = [each.body if isinstance(each, ast.Lambda) else each for each in node.args]
                 for part in (node.func, *parts, *node.keywords):
                     yield from self._objections(part, in_loop=in_loop, depth=depth)
@@ -386,8 +395,8 @@ class Scope:
         package = _package_of(getattr(value, "__module__", None))
         if package in _FOREIGN:
             yield f"calls {package}"
-        # For tensors, Dynamo computes an elementwise maximum or minimum; Python compares the objects and returns one
-        # of them.
+        # For tensors, Dynamo would compute an elementwise maximum or minimum. Python compares the tensors and returns
+        # one of them, so Python has to run the call.
         if isinstance(function, ast.Name) and function.id in ("max", "min") and any(map(self.tensorish, node.args)):
             yield f"calls {function.id}"
         if isinstance(function, ast.Attribute) and function.attr in ("count", "index", "remove"):
@@ -434,8 +443,8 @@ def bound_names(statements: Sequence[ast.AST]) -> dict[str, None]:
 def batches_derivatives(tree: ast.Module) -> bool:
     """Tell whether the text of a cell computes derivatives of derivatives in batches.
 
-    The test is coarse: the text must request derivatives that can be differentiated again (``create_graph``) and,
-    anywhere, several derivatives at once (``vectorize``).
+    The test is coarse. It is true if the text requests, anywhere, derivatives that can be differentiated again
+    (``create_graph``), and, anywhere, several derivatives at once (``vectorize``).
     """
     named = {name for node in ast.walk(tree) for name in _asked(node)}
     return bool(named & _BATCHED) and bool(named & {"create_graph", *_DERIVATIVES})
@@ -444,7 +453,7 @@ def batches_derivatives(tree: ast.Module) -> bool:
 def _asked(node: ast.AST) -> Iterator[str]:
     """Yield the names of options and functions that a syntax node uses.
 
-    They are keywords with a value other than False, attributes, and imported names.
+    These are the names of attributes, of imported objects, and of keyword arguments with a value other than False.
     """
     if isinstance(node, ast.keyword) and node.arg is not None:
         if not (isinstance(node.value, ast.Constant) and node.value.value is False):
@@ -456,7 +465,10 @@ def _asked(node: ast.AST) -> Iterator[str]:
 
 
 def own_nodes(statements: Sequence[ast.AST]) -> Iterator[ast.AST]:
-    """Walk ``statements`` without entering other scopes (functions, classes, the targets of comprehensions)."""
+    """Yield the syntax nodes of ``statements`` that are in their own scope.
+
+    Nodes inside of functions and classes, and the targets of comprehensions, are in other scopes.
+    """
     pending = list(reversed(statements))
     while pending:
         node = pending.pop()
@@ -469,7 +481,7 @@ def own_nodes(statements: Sequence[ast.AST]) -> Iterator[ast.AST]:
 def _imports(statement: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, object]]:
     """Yield the names that an import will bind, with their objects.
 
-    If a module is not imported yet, a stand-in module with its name is yielded.
+    If a module is not imported yet, an empty module with its name is yielded instead.
     """
     for each in statement.names:
         if isinstance(statement, ast.Import):
@@ -503,7 +515,7 @@ def _evaluated(node: ast.AST) -> Iterator[ast.AST]:
 def looks_at_tracebacks(tree: ast.Module) -> bool:
     """Tell whether the text of a cell uses tracebacks.
 
-    A traceback would show compiled code, so Python runs the ``try`` statements of such a cell with their bodies.
+    A traceback would show compiled code. So Python runs the ``try`` statements of such a cell, including their bodies.
     """
     for node in ast.walk(tree):
         name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None

@@ -1,4 +1,4 @@
-"""A cell that was split and compiled, the state that is kept of it between runs, and its report."""
+"""A cell that was split and compiled, with its state, which is kept between its runs, and its report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from aotlab.report.model import TimingRow, Views
 class CompiledCell(Views[Report]):
     """A cell with everything that was compiled for it, and its report.
 
-    It has the fields and methods of a `Report`. At any time, they are those of the report of all events so far.
+    The object has the fields and methods of a `Report`. They are read from the current report, which covers all events
+    so far.
 
     Parameters
     ----------
@@ -75,7 +76,7 @@ class CompiledCell(Views[Report]):
         )
         self._namespace = playground.namespace
         # The cell's compiled functions refer to the cell through this callback. So the cell lives, and records events,
-        # as long as they do.
+        # as long as one of these functions lives.
         self.compiler = CellCompiler(self._state, playground, lambda text: self.say(text))
         self._reporter = CellReporter(self._state)
         self._timings: tuple[TimingRow, ...] = ()
@@ -105,7 +106,10 @@ class CompiledCell(Views[Report]):
     def run(
         self, *, execution_count: int | None, cell_id: str | None, again: bool, began_ns: int
     ) -> Iterator[RunState]:
-        """Record one run of the cell, which happens in the block. The run started at ``began_ns``, before the block."""
+        """Record one run of the cell, which happens in the block. The run started at ``began_ns``, before the block.
+
+        ``execution_count`` and ``cell_id`` are described at `RunState`. ``again`` is true for every run but the first.
+        """
         self.recording.begin_run(began_ns, again=again)
         with self._lock:
             run = self._state.run = RunState(execution_count=execution_count, cell_id=cell_id)
@@ -132,7 +136,7 @@ class CompiledCell(Views[Report]):
         self._state.run.notes[text] = None
 
     def tell(self, event: observe.Event) -> None:
-        """Show the engine's progress if the event is about this cell."""
+        """Show a progress message if ``event`` says that the engine compiles a graph of this cell."""
         if isinstance(event, observe.CompileStarted) and event.function_id in self.recording.numbers:
             self.say(f"compiling {event.function}")
         elif (
@@ -156,7 +160,7 @@ class CompiledCell(Views[Report]):
             self.shown.report(self.report())
 
     def _counts(self) -> tuple[int, ...]:
-        """Return counts that change when something happens to the cell's functions."""
+        """Return counts from which `show` sees that the report has changed, for example the number of calls."""
         graphs = self._state.graphs()
         entries = sum(len(each.compiled.entries) for each in graphs)
         calls = sum(part.calls for part in self._state.parts.values())

@@ -1,11 +1,12 @@
 """The dashboard as a widget. It draws one report with the same code as our JupyterLab extension.
 
 The displayed form depends on the application that shows the notebook. *In JupyterLab and Notebook*, a displayed
-dashboard is the report's own MIME bundle, as if the report itself were displayed. Our extension draws it from the JSON
-and asks the kernel for the live form; without the extension, the static HTML is shown. The bundle does not refer to a
-widget, because JupyterLab prefers a widget to everything else in a bundle, and shows "model not found" instead of the
-HTML if the notebook is opened again without its kernel. *In VS Code and Colab*, which cannot use the extension, the
-bundle also refers to the widget. For other applications, ``widget_view`` decides.
+dashboard is the report's own MIME bundle, as if the report itself were displayed. Our extension draws the report from
+the JSON in the bundle, and asks the kernel for the live report. Without the extension, the static HTML is shown. The
+bundle does not refer to a widget, because JupyterLab prefers a widget to everything else in a bundle, and shows "model
+not found" instead of the HTML if the notebook is opened again without its kernel. *In VS Code and Colab*, which cannot
+use the extension, the bundle also refers to the widget. The argument ``widget_view`` overrides this choice, for other
+applications.
 
 Inside other widgets (``ipywidgets.HBox([dashboard(a), dashboard(b)])``) a dashboard is always the widget.
 """
@@ -41,19 +42,19 @@ class Dashboard(anywidget.AnyWidget):
     ----------
     report
         A `Report`, a recording, or a live report (a report that can still change, see `aotlab.notebook.live`). If the
-        kernel still has the live form of a plain `Report`, the live form is shown.
+        kernel still has the live report from which a plain `Report` was made, the live report is shown.
     widget_view
-        Whether the displayed bundle refers to the widget. If None, it does so in VS Code and Colab only.
+        Whether the displayed bundle refers to the widget. If None, the bundle does so in VS Code and Colab only.
 
     Attributes
     ----------
     report
         The report as JSON, cut to the size limit of a notebook's output.
     progress
-        The progress of a running measurement; empty if none is running. If a measurement fails, every view of the
+        The progress of a running measurement, or "" if none is running. If a measurement fails, every view of the
         widget receives one message with the reason, ``{"kind": "error", "message": "…"}``.
     live
-        Whether the kernel still has the live form of the report, so that its graphs can be measured.
+        Whether the kernel still has the live report, so that its graphs can be measured.
 
     Raises
     ------
@@ -68,7 +69,8 @@ class Dashboard(anywidget.AnyWidget):
     _esm = traitlets.Unicode().tag(sync=True)
     _css = traitlets.Unicode().tag(sync=True)
 
-    #: Stops following the report. Defined on the class because a widget whose construction failed is closed too.
+    #: A function that stops following the report, or None. It is defined on the class because a widget whose
+    #: construction failed is closed, too.
     _stop: Callable[[], None] | None = None
 
     def __init__(self, report: Views[Report] | LiveReport, *, widget_view: bool | None = None) -> None:
@@ -99,7 +101,7 @@ class Dashboard(anywidget.AnyWidget):
 
     def _receive(self, message: Message) -> None:
         """Update the widget from a message about the report. Can be called from any thread."""
-        with self._lock, contextlib.suppress(Exception):  # the page or the widget may be closed
+        with self._lock, contextlib.suppress(Exception):  # sending fails if the page or the widget is closed
             kind = message["kind"]
             if kind == "report":
                 with self.hold_sync():
@@ -178,7 +180,7 @@ def _built(name: str) -> str:
 
 def _only_widgets() -> bool:
     """Tell whether VS Code or Colab shows the notebook. They show widgets, but support no JupyterLab extensions."""
-    # A Jupyter server that was started from a terminal in VS Code has `VSCODE_PID`, too. Its kernels also have
-    # `JPY_SESSION_NAME`, the notebook's name; kernels that VS Code starts do not have it.
+    # `VSCODE_PID` alone proves nothing: a Jupyter server that was started from a terminal in VS Code has it, too. But
+    # kernels of a Jupyter server also have `JPY_SESSION_NAME`, the notebook's name. Kernels of VS Code do not have it.
     in_vscode = "VSCODE_PID" in os.environ and "JPY_SESSION_NAME" not in os.environ
     return in_vscode or "google.colab" in sys.modules

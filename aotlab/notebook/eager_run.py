@@ -1,10 +1,11 @@
 """Run the Python code of a region eagerly on copies first, to compare it with the compiled form.
 
 The graph that Dynamo captured may itself differ from the code that it was captured from. So before the compiled form
-of a region or a function has any effect, its Python code runs on copies of everything that it reads. Afterwards every
-variable that it binds and every tensor that it writes is compared. This is only done if running the code twice cannot
-be observed: everything that the code refers to, directly or indirectly, must be a torch computation, a plain value, or
-something that is copied. If this is not certain, only the captured graph is compared with eager.
+of a region or a function has any effect, its Python code runs on copies of everything that it reads. Afterwards the
+results of the two runs are compared: every variable that the code binds, and every tensor that it writes. The code runs
+on copies only if running it twice cannot be observed. So everything that it refers to, directly or indirectly, must be
+a torch computation, a plain value, or something that is copied. If this is not certain, only the captured graph is
+compared with eager.
 """
 
 from __future__ import annotations
@@ -36,16 +37,17 @@ _PLAIN = (
     torch.layout, torch.memory_format, torch.Size,
 )  # fmt: skip
 _BUILTINS = PURE_BUILTINS | {"NotImplemented", "all", "any", "callable", "isinstance", "pow", "super", "type"}
-#: Attributes that code may read from any object. All other attributes must belong to objects that the code reads, and
-#: are checked.
+#: Names of attributes that code may read from any object. All other attributes must belong to objects that the code
+#: reads, and `_Reader` checks their values.
 _SAFE = frozenset({"__class__", "graph_break"}).union(
     *map(dir, (Tensor, torch, nn, nn.functional, torch.linalg, torch.fft, torch.special, torch.func, torch.amp, math)),
     *map(dir, (list, tuple, dict, set, str, float, nn.ModuleList, nn.ModuleDict)),
 )
-#: Attributes that code must not use: copies do not support them, or they change state that is not copied.
+#: Names of attributes that code must not use, because copies do not support them, or because they change state that is
+#: not copied.
 _UNSAFE = (PLAIN_METHODS | PLAIN_TORCH) - {"grad", "requires_grad"}
 _UNSAFE_BEGINNINGS = ("manual_seed", "register_", "set_", "use_")
-#: Bytecode instructions that the code must not contain.
+#: Bytecode instructions that code must not contain if it runs on copies.
 _NEVER = frozenset((
     "DELETE_ATTR", "DELETE_GLOBAL", "DELETE_NAME", "GET_AWAITABLE", "IMPORT_NAME", "LOAD_BUILD_CLASS", "STORE_NAME",
 ))  # fmt: skip
@@ -56,11 +58,11 @@ _BASES = ("torch", "builtins", "typing", "abc", "collections")
 _REDEFINED = frozenset(
     {"__getattr__", "__getattribute__", "__setattr__", "__deepcopy__", "__reduce__", "__reduce_ex__"}
 )
-#: Methods that Python calls implicitly, but only to create or show objects.
+#: Special methods that Python calls only to create or show objects. They are not checked.
 _MAKERS = frozenset({"__init__", "__init_subclass__", "__new__", "__post_init__", "__repr__", "__str__"})
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _OF_MODULES = frozenset(vars(nn.Module()))
-#: Methods that may change a container. Such a change cannot be undone.
+#: Methods that may change a container. aotlab cannot undo such a change.
 _MUTATORS = frozenset((
     "add", "append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault", "sort", "update",
 ))  # fmt: skip
@@ -71,7 +73,7 @@ _MISSING = object()
 
 
 class _SeenError(Exception):
-    """Running the code twice could be observed, so it must not run on copies."""
+    """Raised if running the code twice could be observed. Then the code must not run on copies."""
 
 
 class _Reader:
@@ -91,7 +93,7 @@ class _Reader:
     tensors
         The tensors that the code can reach, with their names, by `id`.
     functions
-        The notebook's functions that the code can call. They will run with copies of their globals.
+        The notebook's functions that the code can call, by name. They will run with copies of their globals.
     undoable
         Whether the code can write only variables and tensors, so that its effects can be undone.
     owners
@@ -113,8 +115,9 @@ class _Reader:
     def finish(self) -> None:
         """Check the attributes that the code reads.
 
-        Bytecode does not tell to which object an attribute belongs. So each name is checked on every object in
-        ``owners``. This can find more code, with more names and objects.
+        Bytecode does not say to which object an attribute belongs. So each name is looked up in every object of
+        ``owners``. This can find more code, which has more names and objects. So the lookups are repeated until they
+        find nothing new.
         """
         seen = (-1, -1)
         while seen != (len(self._names), len(self.owners)):
@@ -125,8 +128,8 @@ class _Reader:
     def code(self, code: types.CodeType, variables: Mapping[str, Any], *, copied: bool, stores: bool = False) -> None:
         """Check a code object.
 
-        ``variables`` are its globals. ``copied`` tells whether it will run with copies of them, and ``stores`` whether
-        it may bind them.
+        ``variables`` are the globals of the code. ``copied`` is true if the code will run with copies of its globals.
+        ``stores`` is true if the code may bind globals.
         """
         if id(code) in self._done:
             return
@@ -153,8 +156,8 @@ class _Reader:
     def value(self, value: Any, name: str, *, copied: bool) -> None:
         """Check a value that the code can reach.
 
-        ``name`` is the expression for the value, under which a tensor is compared. If the value is not ``copied``, it
-        must be immutable.
+        ``name`` is the expression that leads to the value. Comparisons use it as the name of a tensor. ``copied`` is
+        true if the code will get a copy of the value. If it will get the value itself, the value must be immutable.
         """
         if type(value) in _PLAIN or id(value) in self._done:
             return
@@ -188,8 +191,9 @@ class _Reader:
         """
         if _package(function) == "torch":
             held = [each.cell_contents for each in function.__closure__ or ()]
-            # For example, a learning rate scheduler replaces `optimizer.step` by a function that refers to the
-            # optimizer. The copy of the optimizer would still step the original.
+            # A function that holds an object would still use the original object, and not the copy. For example, a
+            # learning rate scheduler replaces `optimizer.step` by a function that refers to the optimizer. If the copy
+            # of the optimizer made a step, this function would change the original.
             if any(isinstance(each, (weakref.ref, Tensor, nn.Module, torch.optim.Optimizer)) for each in held):
                 raise _SeenError
             return
@@ -332,16 +336,16 @@ class EagerRun:
         self._exact = exact
         self._grad_mode = grad_mode
         self._random = torch.get_rng_state()
-        # If a value is not close to eager's, a float64 run and a run with stock `torch.compile` decide. They start from
-        # these copies of the inputs.
+        # If a value is not close to eager's, a float64 run and a run with stock `torch.compile` decide whether it is
+        # accepted (`Float64Appeal`). These two runs start from these copies of the inputs.
         self._before = None if exact else self._inputs.copied()
         self._expected = self._run(eager, self._before or self._inputs)
 
     def compare(self, result: Any) -> tuple[Comparison, ...]:
         """Compare the compiled form's effects and its ``result`` with the Python run; return rows of the comparison.
 
-        All differences are returned. Equal rows are only returned for values: of the result, of the variables that the
-        code binds, and of the tensors that it wrote.
+        All differences are returned. Of the equal rows, only those about values are returned: the values of the result,
+        of the variables that the code binds, and of the tensors that it wrote.
         """
         actual = self._state(result, self._namespace, self._inputs, self._versions)
         appeal = None
@@ -386,9 +390,9 @@ class EagerRun:
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """Everything that some code reads: its tensors by name, its globals, and its arguments.
+    """Everything that some code reads: tensors with their names, globals by name, and the arguments of the call.
 
-    ``kinds`` are the classes of the objects among them.
+    ``kinds`` are the classes of the modules, optimizers and other objects that the code can reach.
     """
 
     tensors: list[tuple[str, Tensor]]
@@ -402,7 +406,10 @@ class _Inputs:
         return {id(each): internals.version_of(each) for _, each in self.tensors}
 
     def copied(self, dtype: torch.dtype | None = None) -> _Inputs:
-        """Return a copy in which tensors alias each other as the originals do."""
+        """Return a copy in which tensors alias each other as the originals do.
+
+        If ``dtype`` is given, floating-point and complex tensors are converted to its precision.
+        """
         state = State(dtype=dtype)
         tensors = [(name, state.tensor(each, name)) for name, each in self.tensors]
         for (name, each), (_, copy) in zip(self.tensors, tensors, strict=True):
@@ -462,7 +469,7 @@ def run_on_copies(
         reader.code(function.__code__, function.__globals__, copied=copied, stores=bool(bound))
         reader.finish()
         return EagerRun(reader, function, args, keywords, bound, grad_mode=grad_mode, exact=exact)
-    except Exception:  # noqa: BLE001  # then only the graph is compared
+    except Exception:  # noqa: BLE001  # if the run on copies fails, only the captured graph is compared
         return None
 
 

@@ -40,7 +40,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def _showing(session: Session, show: Callable[..., None]) -> Callable[..., None]:
-    """Wrap ``showtraceback`` so that errors of a cell look as in eager.
+    """Return a form of ``show``, the shell's ``showtraceback``, that shows the errors of a cell as in eager.
 
     The frames between IPython and the cell's code are not shown.
     """
@@ -52,17 +52,17 @@ def _showing(session: Session, show: Callable[..., None]) -> Callable[..., None]
             error.__traceback__ = failed[1]
             exc_tuple = (type(error), error, failed[1])
             kwargs["tb_offset"] = 0
-            if failed[1] is None:  # a syntax error: nothing of the cell has run
+            if failed[1] is None:  # a syntax error, so no code of the cell has run
                 kwargs["running_compiled_code"] = False
         elif error is not None:
-            cleaned(error)  # another cell may have called a compiled function, or its backward
+            cleaned(error)  # a cell without the magic may have called a compiled function, or its backward
         show(exc_tuple, *args, **kwargs)
 
     return showtraceback
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """Remove everything that `load_ipython_extension` added. Functions that were compiled stay compiled."""
+    """Remove everything that `load_ipython_extension` added. Compiled functions stay compiled."""
     if shell not in _loaded:
         return
     session, transform = _loaded.pop(shell)

@@ -25,8 +25,8 @@ MOST_TRIES = 8
 def compiled_function(compiler: CellCompiler, name: str, function: object, lines: tuple[int, int]) -> object:
     """Return a wrapper of ``function`` whose calls are compiled and appear in the report of the compiler's cell.
 
-    Anything that is not a plain function is returned unchanged: a generator, a coroutine function, the object that a
-    decorator returned.
+    ``lines`` are the first and the last line of the function in the cell. An object that is not a plain function is
+    returned unchanged: a generator function, a coroutine function, another object that a decorator returned.
     """
     if not isinstance(function, types.FunctionType):
         return function
@@ -43,7 +43,8 @@ def compiled_function(compiler: CellCompiler, name: str, function: object, lines
         __tracebackhide__ = True
         nonlocal call, tries
         if part.calls and not part.graphs and tries < MOST_TRIES:
-            # Dynamo captures code only once. If it captured nothing then, a later call may still compute with tensors.
+            # Dynamo tries to capture a code object only once. If it captured nothing at the first call, a later call
+            # may still compute with tensors. So the function gets a new code object.
             tries += 1
             call = compiler.compile(_copied(function), part)
         part.calls += 1
@@ -51,7 +52,7 @@ def compiled_function(compiler: CellCompiler, name: str, function: object, lines
         if part.off or part.differs:
             part.in_eager = True
             return function(*args, **kwargs)
-        # If the function that calls this one is being traced, its trace records the writes.
+        # If a trace of the calling function is running, that trace records the writes.
         watched = [] if is_tracing() else watch_arguments(args, kwargs)
         try:
             with compiler.compiling(part):
@@ -84,9 +85,10 @@ def compiled_function(compiler: CellCompiler, name: str, function: object, lines
 def separately_compiled(compiler: CellCompiler, name: str, lines: tuple[int, int]) -> Callable[..., Any]:
     """Return a callable that compiles and calls the cell's function ``name``.
 
-    Python runs some lines that call a function of the cell, because the lines depend on a number that changes in each
-    round of a loop. These lines call this callable, so that the function is compiled although no region contains the
-    call. If the variable ``name`` does not hold the cell's own function, its value is called uncompiled.
+    ``lines`` are the first and the last line of the function in the cell. Python runs some lines that call a function
+    of the cell, because the lines depend on a number that changes in each round of a loop. These lines call the
+    returned callable instead of the function, so that the function is compiled although no region contains the call. If
+    the variable ``name`` refers to another object at the time of a call, this object is called, uncompiled.
     """
     compiled_parts: list[object] = []
     compiled: Any = None
@@ -107,7 +109,7 @@ def separately_compiled(compiler: CellCompiler, name: str, lines: tuple[int, int
 
 
 def _copied(function: types.FunctionType) -> types.FunctionType:
-    """Return a copy of the function with its own code object, which Dynamo takes for code that it has not seen yet."""
+    """Return a copy of ``function`` with a new code object, which Dynamo regards as code that it has not seen yet."""
     code = function.__code__.replace()
     copied = types.FunctionType(
         code, function.__globals__, function.__name__, function.__defaults__, function.__closure__

@@ -31,15 +31,16 @@ from aotlab.verification import Comparison, compare
 
 
 class RunInstead(BaseException):
-    """Raised if a graph was refused or its compiled form failed, before it had any effect.
+    """Raised if a graph was refused or its compiled form failed, before the graph had any effect.
 
-    The region or function that contains the graph catches this, and runs its Python code instead, eagerly or as smaller
-    graphs. This is not an `Exception`, because it passes through the user's code, which must not catch it.
+    The callable of the region or function that contains the graph catches this exception. Then it runs the Python code
+    instead, eagerly or as smaller graphs. The class is not a subclass of `Exception`, because the exception passes
+    through the user's code, which must not catch it.
 
     Parameters
     ----------
     refused
-        Whether the graph was refused. Smaller graphs may then succeed. If False, the compiled form raised an error.
+        True if the graph was refused; smaller graphs may then succeed. False if the compiled form raised an error.
     """
 
     def __init__(self, *, refused: bool) -> None:
@@ -57,7 +58,8 @@ class NotebookTarget(GraphTarget):
     name
         The graph's name in reports.
     names
-        Returns the current names of the notebook's tensors, by `id`, given the tensors that it should look for.
+        A function that takes the tensors for which names are needed, and returns the current names of the notebook's
+        tensors, by `id`.
     """
 
     def __init__(self, graph: fx.GraphModule, name: str, names: Callable[[Sequence[Any]], Named]) -> None:
@@ -66,7 +68,10 @@ class NotebookTarget(GraphTarget):
         self._present = names
 
     def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-        """Name arguments after the notebook's variables, else after local variables on the stack, else like Dynamo."""
+        """Return names for arguments, taken from the notebook's variables, else from variables on the stack.
+
+        An argument that no variable refers to has the name that Dynamo gives it.
+        """
         present = self._present(args)
         if any(isinstance(each, Tensor) and id(each) not in present for each in args):
             present = {**names_on_stack(), **present}
@@ -75,20 +80,22 @@ class NotebookTarget(GraphTarget):
 
 
 class CapturedGraph:
-    """One graph that Dynamo captured, with its compiled entries and their verification. Dynamo's code calls it.
+    """One graph that Dynamo captured, with its compiled entries and their verification.
+
+    The code that Dynamo generated for the user's function calls this object.
 
     Parameters
     ----------
     graph, name
         The graph that Dynamo captured, and its name in reports.
     names
-        Returns the current names of the notebook's tensors, given the tensors that it should look for.
+        See `NotebookTarget`.
     backend
-        The backend that compiles it.
+        The backend that compiles the graph.
     number
-        The number, in events, of the code from which the graph was captured.
+        The number, in events, of the code object from which the graph was captured.
     device
-        The device on which its inputs must be; None if any device is allowed.
+        The device on which the graph's inputs must be; None if any device is allowed.
     verify
         Whether each entry is compared with eager before it is used.
     cell_file
@@ -96,13 +103,13 @@ class CapturedGraph:
     progress
         Called with progress messages.
     before
-        Called with the number of an entry before the entry is compared with eager.
+        Called with the number of a new entry before the entry is compared with eager.
 
     Attributes
     ----------
     verified, unverified
-        The comparison of each entry with eager, and the reason why an entry could not be compared, by the number of the
-        entry.
+        The comparison of each entry with eager, and for the other entries the reason why they could not be compared.
+        The key is the number of the entry.
     served
         The number of calls that the compiled entries have served.
     failure, surprising
@@ -165,8 +172,8 @@ class CapturedGraph:
     def __call__(self, *inputs: Any) -> Any:
         """Serve a call from Dynamo's code."""
         args = tuple(self._target.arguments_of_compiled((*self._held, *inputs)))
-        # After the first call, the code around the graph may raise. Then the writes of the graph are undone from these
-        # copies.
+        # Copies of the inputs of the first call. If the code around the graph raises afterwards, the writes of the
+        # graph are undone from these copies.
         values = {i: t.detach().clone() for i, t in enumerate(args) if _is_plain(t)} if not self.served else {}
         before = len(self.compiled.entries)
         versions = _versions(args)
@@ -201,20 +208,21 @@ class CapturedGraph:
     def whole(self) -> Callable[[Sequence[Any]], Sequence[Any]] | None:
         """A function that adds sizes to the inputs of a call; None if Dynamo's graph takes no sizes.
 
-        Dynamo's graph takes dynamic sizes as inputs. The compiled form reads them from its tensors.
+        Dynamo's graph takes dynamic sizes as inputs. The compiled form has no such inputs: it reads the sizes from its
+        tensors.
         """
         return self._target.with_sizes if self._target.sizes else None
 
     def inputs(self) -> tuple[Any, ...] | None:
-        """Return the inputs of the latest compilation, with None for each that no longer exists.
+        """Return the inputs of the call that compiled the latest entry, or None if there was no such call yet.
 
-        Return None if nothing was compiled yet.
+        The tuple has None for each tensor that no longer exists.
         """
         inputs = [each() if isinstance(each, weakref.ref) else each for each in self._inputs]
         return tuple(inputs) if inputs else None
 
     def take_back(self) -> bool:
-        """Restore the values that the inputs had before the first call; return False if that is impossible."""
+        """Restore the values that the written inputs had before the first call; return False if that is impossible."""
         if self._undo is None:
             return False
         with torch.no_grad():
@@ -247,7 +255,11 @@ class CapturedGraph:
         return {name: tensor() for each in self._written.values() for name, tensor in each}
 
     def result_names(self, present: Mapping[int, tuple[str, Tensor]]) -> dict[int, dict[str, str]]:
-        """Return, for each entry, the notebook's names for the results that reports call ``out[0]`` and so on."""
+        """Return the notebook's names for the results of each entry, by the entry's number.
+
+        The names are keyed by the names of the results in reports (``out[0]``). ``present`` has the notebook's tensors
+        and their names, by `id`.
+        """
         named: dict[int, dict[str, str]] = {}
         for number, results in self._results.items():
             names: dict[str, str] = {}
@@ -299,7 +311,7 @@ class CapturedGraph:
 
         def by_entry(_function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*inputs: Any) -> Any:
-                with suppress(ForwardFailed):  # a real call would then run eagerly, too
+                with suppress(ForwardFailed):  # if the compiled forward fails, a real call runs eagerly, too
                     result = entry.run(inputs, {})
                     if result is not MISS:
                         return result
@@ -341,18 +353,18 @@ class CapturedGraph:
         return None
 
     def _at_the_beginning(self) -> bool:
-        """Tell whether the caller is Dynamo's code for a whole region.
+        """Tell whether the caller of the graph is Dynamo's code for a whole region.
 
-        This code has had no effect when it calls its graph. So the region can still run in another way.
+        Dynamo's code has had no effect yet when it calls its graph. So the region can still run in another way.
         """
         code = calling_code(self._cell_file)
         return code is not None and code.co_name == "<module>"
 
 
 def calling_code(cell_file: str) -> types.CodeType | None:
-    """Return the cell's code object that called the current frame with only torch and aotlab frames in between.
+    """Return the code object of the cell that called the current function, directly or through torch and aotlab.
 
-    Return None if other code is in between, or if the cell did not call the current frame.
+    Return None if frames of other code are in between, or if the cell did not call the current function.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != cell_file and _is_machinery(frame):
@@ -361,10 +373,10 @@ def calling_code(cell_file: str) -> types.CodeType | None:
 
 
 def lift(graph: fx.GraphModule) -> tuple[fx.GraphModule, tuple[Tensor, ...]]:
-    """Turn the tensors that are attributes of a graph into its first inputs; return the new graph and these tensors.
+    """Return a copy of a graph whose first inputs are the tensors that were attributes, and these tensors.
 
     Dynamo leaves an optimizer's parameters in the graph as attributes. As inputs, they are named, guarded, copied and
-    compared like all other inputs. Dynamo continues to use its own graph, which is not changed.
+    compared like all other inputs. Dynamo's own graph is not changed, because Dynamo continues to use it.
     """
     held: dict[str, Tensor] = {}
     inputs: dict[str, fx.Node] = {}
@@ -397,10 +409,12 @@ def wrong_device(name: str, tensor: Tensor, device: torch.device) -> str:
 def title_of(
     graph: fx.GraphModule, cell_file: str, first: int, last: int, function: str | None, functions: Collection[str]
 ) -> str:
-    """Name a graph after the function that it comes from, or after its lines in the cell.
+    """Return a name for a graph: the function that it comes from, or its lines in the cell.
 
-    ``functions`` are the functions that the cell defines. The name is that of the outermost one that contains all ops
-    of the graph. If there is none and the graph contains no ops of the cell's lines, it is the outermost running one.
+    The graph belongs to a part of the cell: to ``function``, or to a region, if ``function`` is None. The part has the
+    lines ``first`` to ``last``. ``functions`` are the functions that the cell defines. A graph of a region is named
+    after a function if all its ops come from one function of the cell. If none of its ops comes from the lines of the
+    region, it is named after the function that Dynamo captured, if that can be found.
     """
     if function is not None:
         return function
@@ -411,7 +425,7 @@ def title_of(
     lines = {each.line for stack in stacks for each in stack if each.file == cell_file and first <= each.line <= last}
     called = next((function_of(stack[0].function) for stack in stacks if stack), "")
     if not lines and first < last and called.isidentifier():
-        return called  # one of the lines calls it; Dynamo captured it separately after a graph break
+        return called  # a line of the region calls this function; Dynamo captured it separately after a graph break
     running = [(frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in traceback.walk_stack(None)]
     if not lines and (name := _first_of(functions, reversed(running), cell_file)):
         return name
@@ -420,7 +434,7 @@ def title_of(
 
 
 def _first_of(functions: Collection[str], frames: Iterable[tuple[str, str]], cell_file: str) -> str:
-    """Return the first name in ``frames`` (file, function) that is one of the cell's functions, or ""."""
+    """Return the first function in ``frames`` that the cell defines, or "". A frame is a pair (file, function)."""
     names = (function_of(name) for file, name in frames if file == cell_file)
     return next((name for name in names if name in functions), "")
 
@@ -443,5 +457,5 @@ def _is_plain(value: object) -> bool:
 
 
 def dynamo_callable(graph: CapturedGraph) -> Callable[..., Any]:
-    """Return the callable that Dynamo's code calls. Dynamo does not trace into it."""
+    """Return the callable that Dynamo's code calls to run ``graph``. Dynamo does not trace into the callable."""
     return internals.dynamo_disable(graph.__call__)

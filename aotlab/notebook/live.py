@@ -1,14 +1,16 @@
-"""Keep live reports (reports that can still change), and send the changes to the pages that show them.
+"""Keep the reports that can still change (*live reports*), and send the changes to the pages that show the reports.
 
-A *page* is our JavaScript that draws a report in the browser: the JupyterLab extension, or the widget. It draws a saved
-report from the report's JSON alone. While the kernel that made the report is alive, the page can request more: the
-current report, and a measurement of forward and backward beside eager. For this, the extension opens a comm to the
-target `TARGET`, with ``{"identifier": "…"}``. Widgets receive the same messages through `watch`.
+A *page* is our JavaScript that draws a report in the browser: the JupyterLab extension, or the widget. To draw a saved
+report, a page needs only the report's JSON. While the kernel that made the report is alive, the page can request more:
+the current report, and a measurement of forward and backward beside eager. For this, the extension opens a comm (a
+channel between page and kernel) to the target `TARGET`, with ``{"identifier": "…"}``. Widgets receive the same messages
+through `watch`.
 
     kernel → page   {"kind": "report", "report": {…}}                              at once, and after each change
                     {"kind": "progress", "text": "…"}                              while measuring
-                    {"kind": "error", "message": "…"}                              a measurement failed; it is over
-                    {"kind": "unknown"}                                            no such report; the comm closes
+                    {"kind": "error", "message": "…"}                              a request or measurement has failed
+                    {"kind": "unknown"}                                            the kernel has no such report; the
+                                                                                   comm closes
                     {"kind": "graph", "frame": "…", "graph": {…}}                  one graph as a whole
                     {"kind": "nodes", "frame": "…", "index": 0, "nodes": […]}      the nodes of one graph
                     {"kind": "verification", "rows": […]}                          all rows of the verification
@@ -20,22 +22,24 @@ target `TARGET`, with ``{"identifier": "…"}``. Widgets receive the same messag
                     {"kind": "leave"}                                              the report is no longer shown; the
                                                                                    comm closes
 
-Only the kernel closes a comm. If JupyterLab sent a close, it would also end the comm's thread in the kernel, and
-messages that the thread had not read yet would appear as a traceback in the notebook.
+Only the kernel closes a comm. If JupyterLab closed the comm, the comm's thread in the kernel would end, too, and each
+message that the thread had not read yet would cause a traceback in the notebook.
 
-A report or an error ends the progress display. A report message is never larger than the limit for a cell's output. If
-parts were cut from it, the page requests them when the user opens them.
+When a report or an error arrives, the page stops showing progress. A report message is never larger than the limit for
+a cell's output. If parts of the report were cut because of this limit, the page requests a part when the user opens it.
 
-*Threads.* ipykernel 7 answers a page's comm on a separate thread, immediately, even while a cell runs. That
-thread only does things that are safe on any thread: look up, count, send a report (`LiveReport.report` must be
-thread-safe). Measuring runs user code, so it is passed to the thread that runs the cells, and waits there until no
-cell is running. A measurement waits for the running cell, and a cell that the user submits meanwhile waits for the
-measurement. In this way neither sees the other's grad mode, random state or half-made tensors, and two programs are
-never timed at once. The kernel's interrupt ends a measurement. While one measurement waits or runs, another is
-refused.
+*Threads.* ipykernel 7 answers a page's comm on a separate thread, immediately, even while a cell runs. So the code that
+answers a page must be safe on any thread. This code looks up the report in a table, changes the list of its viewers,
+makes the current report (so `LiveReport.report` must be thread-safe) and sends it. It does not measure, because a
+measurement runs the user's code. A measurement is passed to the thread that runs the cells, and waits until no cell is
+running. A cell that the user submits meanwhile waits for the measurement. So a cell and a measurement never see each
+other's grad mode, random state or unfinished tensors, and only one program at a time is timed. The kernel's interrupt
+ends a measurement. While one measurement waits or runs, requests for another are refused.
 
-*Pushes.* `changed` marks a report and is cheap. Marked reports are sent when the cell ends. During a long cell, a
-timer thread sends them after a quarter of a second, and less often if it takes long to write the report.
+*Pushes.* To push a report is to send it to its viewers because it has changed. A call of `changed` is cheap, because it
+only marks the report. All marked reports are pushed when the running cell ends. If the cell runs for long, a timer
+thread pushes them as well, a quarter of a second after the first call of `changed`. If pushes are slow, the timer waits
+longer, so that pushes take at most a tenth of the time.
 """
 
 from __future__ import annotations
@@ -64,17 +68,18 @@ TARGET = "aotlab.report"
 #: The kinds of requests for a part of a report that was cut from the report message.
 PARTS = ("graph", "nodes", "outside", "verification")
 
-#: How many live reports are kept. The oldest one is dropped first. Pages then show its last state, and cannot measure
-#: it.
+#: How many live reports are kept. If there are more, the oldest one is dropped. A page that shows this report then
+#: shows the last state that it received, and cannot measure.
 MOST_REPORTS = 64
 
-#: How many viewers can follow one report. A page that was reloaded abandons its comms without closing them.
+#: How many viewers can follow one report. If there are more, the oldest one is dropped. This limit is needed because a
+#: page that is reloaded abandons its comms without closing them.
 _MOST_VIEWERS = 16
 
 #: The shortest time, in seconds, between two pushes (sent reports) while a report keeps changing.
 _INTERVAL = 0.25
 
-#: The share of the time that pushes may take: after a push of 100 ms, none follows for 900 ms.
+#: The share of the time that pushes may take: after a push of 100 ms, the next one waits for at least 900 ms.
 _SHARE = 0.1
 
 Message = dict[str, object]
@@ -83,15 +88,16 @@ Viewer = Callable[[Message], None]
 
 
 class LiveReport(Protocol):
-    """A source of reports that can still change.
+    """An object whose report can still change, for example a compiled cell.
 
-    Any thread may call `report` at any time. `measure` is called on the thread that runs the cells, while no cell
-    runs; later reports contain its timings. ``identifier`` is the identifier of its reports.
+    `report` returns the report at the present time, and any thread may call it at any time. `measure` is called on the
+    thread that runs the cells, while no cell runs. The reports that `report` returns afterwards contain the timings.
+    ``identifier`` is the identifier of all these reports.
     """
 
     @property
     def identifier(self) -> str:
-        """The identifier by which pages request it."""
+        """The identifier by which pages request the report."""
 
     def report(self) -> Report:
         """Return the current report."""
@@ -156,7 +162,7 @@ _registry = _Registry()
 
 
 def register(report: LiveReport) -> None:
-    """Make ``report`` available to pages. If there are more than `MOST_REPORTS`, the oldest one is dropped."""
+    """Make a live report available to pages. If there are more than `MOST_REPORTS`, the oldest one is dropped."""
     _registry.add(report)
 
 
@@ -166,16 +172,16 @@ def find(identifier: str) -> LiveReport | None:
 
 
 def watch(identifier: str, viewer: Viewer) -> Callable[[], None]:
-    """Call ``viewer`` with every message about a report, from any thread.
+    """Call ``viewer`` with every message about the report ``identifier`` from now on. Any thread may make the calls.
 
-    The returned function ends this.
+    Return a function that ends the calls.
     """
     _registry.look(identifier, viewer)
     return lambda: _registry.look_away(identifier, viewer)
 
 
 def changed(identifier: str) -> None:
-    """Record that a report has changed, so that its viewers receive the new one soon. Cheap and thread-safe."""
+    """Mark a report as changed, so that its viewers soon receive the changed report. Cheap and thread-safe."""
     if _registry.viewers(identifier):
         _pushes.mark(identifier)
 
@@ -190,7 +196,10 @@ def report_message(report: Report) -> Message:
 
 
 def part_message(report: Report, asked: object) -> Message | None:
-    """Return the message with the part of ``report`` that ``asked`` requests, or None if there is no such part."""
+    """Return the message with the part of ``report`` that a page requests, or None if there is no such part.
+
+    ``asked`` is the page's request, which may be any object.
+    """
     fields = asked if isinstance(asked, dict) else {}
     if fields.get("kind") == "verification":
         return {"kind": "verification", "rows": [encode(cleaned(row)) for row in report.verification_rows]}
@@ -212,18 +221,18 @@ def part_message(report: Report, asked: object) -> Message | None:
 
 
 def send_part(identifier: str, asked: object, viewer: Viewer) -> None:
-    """Send one viewer the part of the report that ``asked`` requests, if there is such a part."""
+    """Send one viewer the part of a report that its request ``asked`` names, if there is such a part."""
     live = find(identifier)
     try:
         message = None if live is None else part_message(live.report(), asked)
-    except Exception as error:  # noqa: BLE001  # the same reason as in `send_report`
+    except Exception as error:  # noqa: BLE001  # a failed report must not end the kernel's thread
         message = _error("that part of the report cannot be made", error)
     if message is not None:
         viewer(message)
 
 
 def send_report(identifier: str, viewer: Viewer) -> None:
-    """Send one viewer the current report."""
+    """Send one viewer the current report, or a message that the kernel has no such report."""
     live = find(identifier)
     if live is None:
         viewer({"kind": "unknown"})
@@ -257,7 +266,10 @@ _measuring = threading.Lock()
 
 
 def _measure(identifier: str) -> None:
-    """Measure now. Must be called on the thread that runs the cells."""
+    """Measure the graphs of a report now, and send the result to its viewers.
+
+    Must be called on the thread that runs the cells.
+    """
     try:
         live = find(identifier)
         if live is None:
@@ -309,7 +321,7 @@ def _error(what: str, error: BaseException) -> Message:
 
 
 class _Pushes:
-    """The reports that have changed since they were sent. `flush` sends them at the end of a cell or from a timer."""
+    """The reports that have changed since they were last sent. The end of a cell, or a timer, sends them by `flush`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -319,7 +331,7 @@ class _Pushes:
         self._not_before = 0.0
 
     def mark(self, identifier: str) -> None:
-        """Schedule a report to be sent soon."""
+        """Record that a report has changed, and start the timer that will send it, unless the timer is running."""
         with self._lock:
             self._marked[identifier] = None
             if self._timer is None:
@@ -330,7 +342,7 @@ class _Pushes:
 
     def flush(self) -> None:
         """Send the marked reports now."""
-        # Only one thread sends at a time, so that an older report does not replace a newer one.
+        # Only one thread sends at a time. Otherwise an older report could arrive after a newer one.
         with self._sending:
             with self._lock:
                 marked, self._marked = self._marked, {}
@@ -352,9 +364,9 @@ _pushes = _Pushes()
 
 
 class _Idle:
-    """Jobs for the thread that runs the cells. They run one by one while no cell runs.
+    """A queue of jobs for the thread that runs the cells. The jobs run one by one while no cell runs.
 
-    Without a kernel there is no such thread. A job then runs at once on the calling thread.
+    Without a kernel there is no such thread. A submitted job then runs at once, on the thread that submits it.
     """
 
     def __init__(self) -> None:
@@ -365,7 +377,7 @@ class _Idle:
 
     @property
     def busy(self) -> bool:
-        """Whether a cell is running, as far as is known."""
+        """Whether a cell is running, according to IPython's hooks `began` and `ended`."""
         return bool(self._cells)
 
     def submit(self, job: Callable[[], None]) -> None:
@@ -379,10 +391,10 @@ class _Idle:
         schedule(self.work)
 
     def work(self) -> None:
-        """Run the waiting jobs. The kernel's event loop calls this; it calls nothing while a cell computes.
+        """Run the waiting jobs, unless a cell is running. The kernel's event loop calls this method.
 
-        While a cell awaits something, the loop does call this. The jobs then stay in the queue, and the end of the
-        cell schedules them again.
+        While a cell computes, the event loop calls nothing. While a cell awaits something, the event loop does call
+        this method. Then the jobs stay in the queue, and the end of the cell schedules another call.
         """
         while not self.busy:
             with self._lock:
@@ -391,12 +403,12 @@ class _Idle:
                 job = self._jobs.popleft()
             try:
                 job()
-            except (Exception, KeyboardInterrupt):  # noqa: BLE001  # it would end the kernel's event loop
+            except (Exception, KeyboardInterrupt):  # noqa: BLE001  # an error here would end the kernel's event loop
                 # A job reports its own errors to the viewers.
                 continue
 
     def forget_cells(self) -> None:
-        """Assume that no cell runs."""
+        """Assume that no cell runs, and schedule the waiting jobs."""
         self._cells = []
         if self.schedule is not None:
             self.schedule(self.work)
@@ -408,10 +420,10 @@ class _Idle:
     def ended(self, result: object) -> None:
         """Record that a cell has ended. This is IPython's ``post_run_cell`` hook.
 
-        A cell may end without a recorded start.
+        The start of the cell need not be recorded: the cell that loads the extension began before the hooks existed.
         """
         info = getattr(result, "info", None)
-        # A cancelled cell has no result, and cannot be nested in another running cell.
+        # A cancelled cell has no result. It cannot be nested in another running cell, so no cell is running now.
         self._cells = [] if result is None else [each for each in self._cells if each is not info]
         with self._lock:
             left = bool(self._jobs)
@@ -464,12 +476,12 @@ class _Connection:
         self._kernel.comm_manager.unregister_target(TARGET, _opened)
         shell = self._shell()
         if shell is not None:
-            # Other code may have removed our hooks together with all others.
+            # `unregister` raises ValueError if other code has already removed our hooks, together with all others.
             with contextlib.suppress(ValueError):
                 shell.events.unregister("pre_run_cell", _idle.began)
             with contextlib.suppress(ValueError):
                 shell.events.unregister("post_run_cell", _cell_ended)
-        # Waiting jobs still run, but after this no hook reports the end of a cell.
+        # From now on no hook reports the end of a cell, so the waiting jobs must not wait for it.
         _idle.forget_cells()
 
 
@@ -479,7 +491,7 @@ _connections: dict[int, _Connection] = {}
 def connect(shell: Any) -> None:
     """Answer pages through the kernel of an IPython shell. A second call does nothing.
 
-    A shell without a kernel, such as IPython in a terminal, has no pages. Then this does nothing.
+    A shell without a kernel, such as IPython in a terminal, has no pages. For such a shell, this function does nothing.
     """
     kernel = getattr(shell, "kernel", None)
     if getattr(kernel, "comm_manager", None) is None or id(shell) in _connections:
@@ -501,18 +513,21 @@ def _cell_ended(result: object = None) -> None:
 
 
 def _opened(comm: Any, message: Any) -> None:
-    """Answer a page that has opened a comm. Invalid messages raise nothing."""
+    """Answer a page that has opened a comm: send the report, and answer the page's requests from now on.
+
+    ``message`` is the page's first message. An invalid message raises no error.
+    """
     content = message.get("content") if isinstance(message, dict) else None
     data = content.get("data") if isinstance(content, dict) else None
     identifier = data.get("identifier") if isinstance(data, dict) else None
-    # ipykernel marks each message as a reply to the request that it finds in the current context. Later messages come
-    # from other threads, so they are sent in a copy of the context in which the comm was opened.
+    # ipykernel marks each message as a reply to the request that it finds in the current context (`contextvars`). Later
+    # messages are sent from other threads, so they are sent in a copy of the context in which the comm was opened.
     context = contextvars.copy_context()
 
     def viewer(sent: Message) -> None:
         # A kernel that is shutting down cannot send, and nobody would receive the message.
         with contextlib.suppress(Exception):
-            here = context.copy()  # two threads cannot enter one context at a time
+            here = context.copy()  # two threads cannot be in one context at the same time
             here.run(comm.send, sent)
             if sent.get("kind") == "unknown":
                 here.run(comm.close)
@@ -536,7 +551,7 @@ def _opened(comm: Any, message: Any) -> None:
                 context.copy().run(comm.close)
         else:
             kinds = ", ".join(map(repr, ("measure", *PARTS, "leave")))
-            viewer({"kind": "error", "message": f"the kernel knows no request {kind!r:.80}; it knows {kinds}"})
+            viewer({"kind": "error", "message": f"there is no request {kind!r:.80}. The requests are {kinds}"})
 
     comm.on_msg(received)
     comm.on_close(lambda _: stop())

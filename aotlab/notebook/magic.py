@@ -53,7 +53,7 @@ def _parser() -> Any:
         description="Compile a cell with aotlab. Results stay as in eager, and a report shows what happened. "
         "A cell of statements is captured by Dynamo where it computes with tensors, compiled, compared with eager, and "
         "run. A cell that only imports things and defines functions compiles each of them for its later calls; its "
-        "report grows with them.",
+        "report grows with these calls.",
         formatter_class=argparse.HelpFormatter,
     )
     add = parser.add_argument
@@ -64,7 +64,7 @@ def _parser() -> Any:
         choices=["dynamo", "direct"],
         default="dynamo",
         help="the code that captures: Dynamo (default), or a trace of the call itself, for cells that define functions "
-        "(they print only while they are traced)",
+        "(such a function prints only while it is traced)",
     )
     add(
         "--backend",
@@ -81,8 +81,8 @@ def _parser() -> Any:
     add(
         "--dynamic",
         action="store_true",
-        help="let sizes and numbers vary from the first graph on (default: functions of the cell are compiled once "
-        "more for one that changes, other lines for each value)",
+        help="let sizes and numbers vary from the first graph on (default: if a size or number changes, a function of "
+        "the cell is compiled once more, for all values; other lines are compiled for each value)",
     )
     add(
         "--rehearse",
@@ -100,7 +100,7 @@ def _parser() -> Any:
 
 _PARSER = _parser()
 
-#: The options, for completion.
+#: The options that tab completion offers.
 FLAGS = (
     "--output",
     "--name",
@@ -114,6 +114,7 @@ FLAGS = (
     "--quiet",
     "--help",
 )
+#: The values that tab completion offers for some options.
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "--frontend": ("dynamo", "direct"),
     "--backend": ("inductor", "eager"),
@@ -164,7 +165,7 @@ class Magic:
     Parameters
     ----------
     session
-        The state that is kept for the shell.
+        The state that aotlab keeps for the shell.
     """
 
     def __init__(self, session: Session) -> None:
@@ -213,8 +214,8 @@ class Magic:
             raise
         moved = self._move(tree, options)
 
-        # The optimizers' classes affect how a cell is split. If one of them changes, the cell counts as a different
-        # one.
+        # The optimizers' classes affect how a cell is split, so they belong to the key under which the compiled cell is
+        # stored. If one of these classes changes, the cell is split and compiled again.
         key = (line, raw, shell.ast_node_interactivity, _cell_id(shell) or "", *_optimizers(tree, shell.user_ns))
         shown = Shown(shell, quiet=options.quiet)
         cell = self._session.find(key)
@@ -227,8 +228,8 @@ class Magic:
             live.register(cell)
         cell.say = shown.progress
         shown.progress("running")
-        # A repeated cell runs the code objects of its first run. Tracebacks look up the source lines, and the number of
-        # the cell, under the file name in these code objects.
+        # A repeated cell runs the code objects of its first run. Tracebacks look up the source lines and the cell's
+        # number under the file name in these code objects. So the new number is stored under the old file name.
         shell.compile.cache(source, number, raw_code=raw)
         try:
             with (
@@ -293,10 +294,10 @@ class Magic:
         return result[-1] if result else None
 
     def _compiled(self, cell: CompiledCell, number: int) -> types.CodeType:
-        """Compile a statement as IPython would, once per cell.
+        """Return the code of a statement, compiled as IPython would compile it. ``number`` is the statement's index.
 
-        If the cell runs again, the same code object runs. Dynamo recognizes functions that the statement defines by
-        their code objects.
+        Each statement is compiled once. If the cell runs again, the same code object runs. So the functions that the
+        statement defines keep their code objects, by which Dynamo recognizes them.
         """
         if number not in cell.python_code:
             compiler = self._shell.compile
@@ -324,8 +325,8 @@ class Magic:
             device = options.wanted_device()
             read, bound = _names(tree)
             namespace = used(read, self._shell.user_ns)
-            # A tensor with a `grad_fn` cannot be moved. If the cell binds its name again (as for the loss of an earlier
-            # run), the old value is not needed.
+            # A tensor with a `grad_fn` cannot be moved, which would be an error. If the cell binds the tensor's name
+            # again (as for the loss of an earlier run), the old tensor is not needed, and is not moved.
             for name in bound & namespace.keys():
                 if getattr(namespace[name], "grad_fn", None) is not None:
                     del namespace[name]
@@ -336,7 +337,7 @@ class Magic:
     def _time(self, cell: CompiledCell, shown: Shown) -> None:
         try:
             cell.measure(shown.progress)
-        except Exception as error:  # noqa: BLE001  # the cell has run; that it could not be timed belongs in the report
+        except Exception as error:  # noqa: BLE001  # the cell itself has succeeded, so the report only notes this
             cell.note(f"not timed: {error}")
 
 
@@ -354,8 +355,9 @@ def top_level_await(shell: Any, body: str) -> bool:
 def awaiting(shell: Any) -> Callable[[list[str]], list[str]]:
     """Return an input transformer for cells of this magic.
 
-    It awaits cells that contain ``await`` at the top level. To a cell without a body it adds an empty line, because
-    IPython raises an error for an empty body, and ``%%aotcompile --help`` needs no body.
+    If a cell contains ``await`` at the top level, the transformer puts ``await`` before the call of the magic. It adds
+    an empty line to a cell without a body, because ``%%aotcompile --help`` needs no body, but IPython raises an error
+    for an empty one.
     """
 
     def transform(lines: list[str]) -> list[str]:
@@ -376,7 +378,7 @@ def awaiting(shell: Any) -> Callable[[list[str]], list[str]]:
 
 
 def complete(_shell: Any, event: Any) -> list[str]:
-    """Return the completions of an option of the magic, or of the value of an option: IPython's completion hook."""
+    """Return the options, or the values of the option before the cursor. IPython's hook for tab completion."""
     words = event.text_until_cursor.split()
     previous = words[-1] if event.text_until_cursor.endswith(" ") else words[-2] if len(words) > 1 else ""
     return list(CHOICES.get(previous, FLAGS))
@@ -390,9 +392,10 @@ def _names(tree: ast.Module) -> tuple[set[str], set[str]]:
 
 
 def _optimizers(tree: ast.Module, namespace: Mapping[str, Any]) -> list[str]:
-    """Return the classes of the optimizers that a cell reads from variables, or from attributes of variables.
+    """Return the names and classes of the optimizers that a cell reads.
 
-    Each is a text, such as ``"trainer.opt: torch.optim.sgd.SGD"``.
+    A cell reads them from variables, or from attributes of variables. Each optimizer is described by a text, such as
+    ``"trainer.opt: torch.optim.sgd.SGD"``.
     """
     read, bound = _names(tree)
     optimizers = []

@@ -1,22 +1,23 @@
 """Time captured graphs beside eager. The button in the dashboard's timing tab runs this.
 
-A graph that Dynamo captured can run in two forms: as the graph of torch ops itself, and as its compiled form. Both are
-timed in turns (`aotlab.bench.timing`), together with the form that stock ``torch.compile`` makes of the graph, if that
-is requested. The inputs are copies that alias each other as the original inputs do. They run under the grad mode,
-inference mode and autocast settings of the capture.
+A graph that Dynamo captured can run in two forms: eagerly, op by op, and compiled by aotlab. Both forms are timed in
+turns (`aotlab.bench.timing`). If it is requested, the form that stock ``torch.compile`` makes of the graph is a third
+one. The inputs are copies that alias each other as the original inputs do. All calls run under the grad mode, inference
+mode and autocast settings of the capture.
 
 The measurement does not change the user's tensors, gradients, random state, call counters and compiled entries. An
-entry is called through a separate function, so neither the counters nor a recording see the call. Only stock's form is
-compiled for the measurement. If an input no longer exists, or its metadata has changed (for example, because the graph
-itself gave the tensor a history), a tensor of the same kind replaces it, and a sentence in the report says so.
+entry is called through a separate `CompiledFunction`, so the calls appear neither in the counters nor in a recording.
+Only stock's form is compiled for the measurement. If an input no longer exists, or its metadata has changed (for
+example, because the graph itself gave the tensor a history), a tensor of the same kind replaces the input, and a
+sentence in the report says so.
 
-An input that the graph writes is copied again for every call, untimed, so that each call sees the same values. A
-training graph is timed in whole steps. The clock is read between the forward and the backward, so the two times add up
-to the step. Each form is called as Dynamo's code would call it. Eager's form is the graph's Python. Ours and stock's
-are the callables that the backend returns to Dynamo, including their checks and counters for each call. The times do
-not include Dynamo's own part of a call, such as its guards, nor the Python between graphs. The main thread must not
-run anything else meanwhile; `aotlab.notebook.live` ensures this. An interrupt ends a measurement and leaves no
-changes.
+If the graph writes inputs, all inputs are copied again before every call, untimed, so that each call sees the same
+values. A training graph is timed in whole steps: a forward and its backward. The clock is read between them, so the two
+times add up to the step. Each form is called as Dynamo's code would call it. Eager's form is the graph's Python code.
+aotlab's and stock's forms are the callables that the backend returns to Dynamo, including their checks and counters for
+each call. The times do not include Dynamo's own part of a call, such as its guards, nor the Python code between graphs.
+The main thread must not run anything else during a measurement. `aotlab.notebook.live` ensures this. An interrupt ends
+a measurement and leaves no changes.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from aotlab.verification.clones import attach, captured_tensors, random_state_re
 #: The time limit, in seconds, for all graphs of one click together. It may be exceeded if a single call is slower.
 SECONDS = 5.0
 
-#: The duration of a sample: it contains as many calls as the fastest engine makes in this time.
+#: The intended duration of a sample, in ns. A sample contains as many calls as the fastest engine makes in this time.
 _SAMPLE_NS = 1_000_000
 
 #: The wanted number of rounds. Usually the time limit ends the measurement earlier.
@@ -68,16 +69,17 @@ class Captured:
     graph
         The graph that Dynamo captured. Calling it runs it eagerly.
     compiled
-        The `aotlab.cache.CompiledFunction` of the same graph, or the object that our Dynamo backend wrapped around it.
-        Any other callable with the same arguments works too; it is then called directly.
+        The `aotlab.cache.CompiledFunction` of the same graph, or an object that has this function in its attribute
+        ``compiled``. Any other callable with the same arguments works, too, and is called directly.
     inputs
         Returns the current example inputs, with None for each tensor that no longer exists. Returns None if there are
         no inputs to return.
     whole
-        Adds to the inputs of ``compiled`` the sizes that only ``graph`` takes as inputs. None if it takes no sizes.
+        A function that adds to the inputs of ``compiled`` the sizes that only ``graph`` takes as inputs. None if
+        ``graph`` takes no sizes.
     graphs
-        The index in the report of each compiled entry, by the entry's number. Entries that it does not contain are
-        counted in the order of their compilation.
+        The index in the report of each compiled entry, by the entry's number. An entry that is not in this mapping gets
+        its position in the order of compilation.
     stock
         The name of the ``torch.compile`` backend with which stock ``torch.compile`` compiles the graph for comparison.
         If None, stock ``torch.compile`` is not timed.
@@ -92,8 +94,8 @@ class Captured:
     stock: str | None = None
 
 
-class _Skipped(Exception):  # noqa: N818  # a signal within this module; its text is for the user
-    """The graph cannot be timed."""
+class _Skipped(Exception):  # noqa: N818  # not an error, but a signal inside of this module
+    """Raised if a graph cannot be timed. The text gives the user the reason."""
 
 
 def measure(
@@ -116,7 +118,7 @@ def measure(
         The time limit for all graphs together. A graph whose calls are slower is still timed, once.
     note
         Called with a sentence for each result that is missing or unusual: a graph that runs eagerly, a backward that
-        fails in eager too, inputs that were replaced. None: the sentences are dropped.
+        fails in eager too, inputs that were replaced. If None, the sentences are dropped.
 
     Returns
     -------
@@ -128,7 +130,7 @@ def measure(
     Raises
     ------
     UsageError
-        Nothing could be timed. The message contains the sentences.
+        Nothing could be timed. The message contains the sentences that ``note`` receives.
 
     Examples
     --------
@@ -203,23 +205,23 @@ def _alone(compiled: Any, entry: Entry) -> CompiledFunction:
 
 
 def _not_anew(*_: Any) -> NoReturn:
-    """Refuse to compile a new entry during a measurement."""
+    """Refuse to compile a new entry during a measurement. The arguments are ignored."""
     raise _Skipped("its guards do not hold for a copy of its inputs")
 
 
 def _tell_nobody(*_: Any, **__: Any) -> None:
-    """Emit no event about a measured call."""
+    """Ignore an event about a measured call."""
 
 
 def _given_sizes(run: Callable[..., Any], captured: Captured) -> Callable[..., Any]:
-    """Wrap ``run``, which takes all inputs of Dynamo's graph, so that it does not take the sizes among them."""
+    """Return a form of ``run`` that adds the sizes of inputs, so that its caller passes only the inputs themselves."""
     whole = captured.whole
     return run if whole is None else lambda *inputs: run(*whole(inputs))
 
 
 def _stock(captured: Captured, inputs: Inputs) -> Callable[..., Any]:
-    """Compile a graph with stock ``torch.compile``'s backend; return the callable that it would return to Dynamo."""
-    # A trace of a graph that changes grad mode may leave grad mode changed.
+    """Compile a graph with a backend of stock ``torch.compile``; return the callable that Dynamo would get from it."""
+    # If the graph changes grad mode, the backend's trace of it may leave grad mode changed. So grad mode is restored.
     with compiling(), never_lost(), torch.set_grad_enabled(torch.is_grad_enabled()):
         arguments = tuple(inputs if captured.whole is None else captured.whole(inputs))
         compiled = internals.stock_compiled(_copied(captured.graph), arguments, str(captured.stock))
@@ -227,7 +229,7 @@ def _stock(captured: Captured, inputs: Inputs) -> Callable[..., Any]:
 
 
 def _copied(graph: fx.GraphModule) -> fx.GraphModule:
-    """Copy a graph and the graphs inside it. The copies share the tensors."""
+    """Return a copy of a graph and of the graphs inside of it. The tensors in their attributes are not copied."""
     copied = fx.GraphModule(graph, deepcopy(graph.graph))
     for name, inner in list(copied.named_children()):
         if isinstance(inner, fx.GraphModule):
@@ -240,7 +242,7 @@ class _Copy:
     """The copied inputs of one call.
 
     ``tensors`` are all input tensors, and ``differentiable`` are those that require grad. ``leaves`` are the leaves of
-    their autograd graphs. They remain leaves when an input is written.
+    the autograd graphs of these tensors. If the graph writes an input, ``leaves`` are still leaves.
     """
 
     inputs: Inputs
@@ -250,7 +252,7 @@ class _Copy:
 
 
 def _copy(cloner: Cloner, inputs: Inputs) -> _Copy:
-    # Tensors that are created in inference mode are inference tensors. The copies must not depend on the current mode.
+    # In inference mode, all copies would be inference tensors. So the mode is switched off while they are made.
     with torch.inference_mode(False), torch.set_grad_enabled(True):
         call = cloner.call(inputs, {})
     # A tensor that was passed twice must also be one object in the copy.
@@ -281,10 +283,10 @@ def _inference_tensor_over(tensor: Tensor) -> Tensor:
 class _Behaviour:
     """The behaviour of a graph in one trial call.
 
-    ``mutates`` tells whether it writes an input. ``outputs`` are the indices of the output tensors that require grad.
-    ``written`` are the indices in ``_Copy.tensors`` of the inputs that the graph writes and that are then non-leaves
-    that require grad. A backward starts from both. ``grad_mode`` is the mode to restore after each call, or None if the
-    graph does not change grad mode.
+    ``mutates`` is true if the graph writes an input. ``outputs`` are the indices of the output tensors that require
+    grad. ``written`` are the indices, in ``_Copy.tensors``, of the inputs that the graph writes and that require grad
+    and are non-leaves after the write. A backward starts from these outputs and these inputs. ``grad_mode`` is the mode
+    to restore after each call, or None if the graph does not change grad mode.
     """
 
     mutates: bool
@@ -293,7 +295,7 @@ class _Behaviour:
     grad_mode: bool | None
 
     def wrap(self, run: Run) -> Run:
-        """Make ``run`` restore grad mode if the graph changes it."""
+        """Return a form of ``run`` that restores grad mode after each call, if the graph changes grad mode."""
         if self.grad_mode is None:
             return run
         return partial(_with_grad_mode, run, self.grad_mode)
@@ -316,7 +318,8 @@ def _behaviour(eager: Run, fresh: Callable[[], _Copy], entry: Entry | None) -> _
     moved = [internals.version_of(t) != version for t, version in zip(copy.tensors, before, strict=True)]
     positions = {id(tensor): index for index, tensor in reversed(list(enumerate(outputs)))}
     return _Behaviour(
-        # Inference tensors have no version counter. An entry watches for overlaps if it writes an input.
+        # A write to an inference tensor does not show in `moved`, because the tensor has no version counter. But an
+        # entry that writes an input checks at each call which inputs overlap.
         mutates=any(moved) or (entry is not None and entry.state.watches_overlap),
         outputs=tuple(sorted(index for index in positions.values() if outputs[index].requires_grad)),
         written=tuple(
@@ -334,10 +337,10 @@ def _behaviour(eager: Run, fresh: Callable[[], _Copy], entry: Entry | None) -> _
 class _Timer:
     """Times the forms of one graph.
 
-    ``runs`` has the forms by engine. ``stock`` compiles the form of stock ``torch.compile`` for given inputs; None if
-    it is not timed. ``ready`` returns the inputs of one call. If calls change their inputs, each call gets new copies.
-    Otherwise all calls share one copy, because the inputs may be large. ``held`` are the tensors that require grad and
-    that are attributes of the graph.
+    ``runs`` has the forms by engine. ``stock`` compiles the form of stock ``torch.compile`` for given inputs. It is
+    None if this form is not timed. ``ready`` returns the inputs of one call. If calls change their inputs, ``ready``
+    makes new copies for each call. Otherwise all calls share one copy, because the inputs may be large. ``held`` are
+    the tensors that require grad and are attributes of the graph.
     """
 
     runs: dict[str, Run]
@@ -350,8 +353,8 @@ class _Timer:
     def timed(self, seconds: float, skip: Callable[[str], None]) -> Comparison:
         """Time all engines in turns. Each sample is a whole call, split into phases.
 
-        aotlab is timed twice, if there is time, to show the noise. ``skip`` is called with a sentence for each result
-        that is missing.
+        If there is time, aotlab is timed twice, so that the difference shows the noise. ``skip`` is called with a
+        sentence for each result that is missing.
         """
         trains = bool(self.behaviour.outputs or self.behaviour.written)
         if self.stock is not None:
@@ -373,7 +376,7 @@ class _Timer:
         round_ns = sum(costs) + costs[-1]
         # More rounds are better than longer samples: a median of two says little.
         inner = max(1, min(_SAMPLE_NS // min(costs), left_ns // (10 * round_ns)))
-        # Rounds come in pairs, in both orders of the engines.
+        # Rounds are made in pairs, with both orders of the engines. FEWEST_ROUNDS is odd, so one round is added.
         fits = (FEWEST_ROUNDS + 1) * inner * round_ns <= max(2 * left_ns, 10**9)
         return compare(
             cases,
@@ -387,9 +390,10 @@ class _Timer:
         )
 
     def _tried(self, backward: bool, seconds: float) -> tuple[list[Case], list[int]]:
-        """Make a case for each engine, aotlab's last, and try each one.
+        """Make a case for each engine, with aotlab's as the last one, and try each case.
 
-        Return the cases, and the cost of a call of each, in ns. ``backward`` tells whether the calls have a backward.
+        Return the cases, and the cost of one call of each case, in ns. If ``backward`` is true, a call has a forward
+        and a backward.
         """
         cases = [self._case(engine, backward) for engine in ("eager", "upstream", "aotlab") if engine in self.runs]
         return cases, [self._try(case, seconds) for case in cases]
@@ -405,14 +409,15 @@ class _Timer:
         return Case(name=engine, parts=parts)
 
     def _leaves(self, copy: _Copy) -> list[Tensor]:
-        # The backward stops at the inputs, so that nodes behind a copied non-leaf are not timed. An input that is
-        # written is different: after the write it is an output, so the backward runs to its leaves.
+        # The backward stops at the inputs, so that the autograd nodes from which a non-leaf input was copied are not
+        # timed. But if the graph writes inputs, a written input is a result of the graph, so the backward must run to
+        # the leaves.
         return [*(copy.leaves if self.behaviour.mutates else copy.differentiable), *self.held]
 
     def _try(self, case: Case, seconds: float) -> int:
         """Return the cost, in ns, of preparing and making one call.
 
-        It is the minimum of up to four calls, or the cost of a single call if that is slow.
+        The cost is the minimum of up to four calls, or the cost of a single call if this call is slow.
         """
         tries = [self._once(case)]
         while len(tries) < 4 and sum(tries) < seconds * 1e9 / 40:
@@ -438,8 +443,9 @@ class _Timer:
 def _entry_for(captured: Captured) -> tuple[Entry | None, Inputs, tuple[str, ...]]:
     """Return the compiled entry that serves the inputs, the inputs, and the names of replaced inputs.
 
-    If the inputs no longer exist, or no entry serves them now, this is the newest entry, and stand-ins replace the
-    inputs whose metadata has changed. The entry is None if ``captured.compiled`` is not one of our compiled functions.
+    If an input no longer exists, or no entry serves the inputs now, the newest entry is returned, and new tensors
+    replace the inputs that no longer exist or whose metadata has changed. The entry is None if ``captured.compiled`` is
+    not one of our compiled functions.
     """
     inputs = captured.inputs()
     function = getattr(captured.compiled, "compiled", captured.compiled)
@@ -456,7 +462,7 @@ def _entry_for(captured: Captured) -> tuple[Entry | None, Inputs, tuple[str, ...
     entry = function.entries[0]
     inputs, replaced = _stand_ins(entry.state, inputs)
     if not _serves(entry, inputs):
-        raise _Skipped("its inputs are gone or have changed, or torch's settings have. Run the cell again")
+        raise _Skipped("its inputs are gone or have changed, or torch's settings have changed. Run the cell again")
     return entry, inputs, replaced
 
 
@@ -464,7 +470,7 @@ def _serves(entry: Entry, inputs: Inputs) -> bool:
     tensors = [isinstance(each, Tensor) for each in inputs]
     if tensors != [isinstance(facts, TensorFacts) for facts in entry.state.leaves]:
         return False  # some tensors no longer exist, or these are the inputs of another entry
-    # If an entry's guards do not hold, it returns MISS before it has any effect.
+    # If an entry's guards do not hold, its run returns MISS and has no effect. So the entry can be tried.
     with _settings(entry):
         return entry.run(_copy(Cloner(_anything), inputs).inputs, {}) is not MISS
 
@@ -472,8 +478,8 @@ def _serves(entry: Entry, inputs: Inputs) -> bool:
 def _stand_ins(state: CallState, inputs: Inputs | None) -> tuple[Inputs, tuple[str, ...]]:
     """Return inputs with the metadata that an entry was compiled for, and the names of the replaced inputs.
 
-    ``state`` has the facts about the inputs for which the entry was compiled. An input whose metadata has changed, or
-    that no longer exists, is replaced by a stand-in: a new tensor of the same kind.
+    ``state`` has the facts about the inputs for which the entry was compiled. An input that no longer exists, or whose
+    metadata has changed, is replaced by a new tensor of the same kind (a stand-in).
     """
     values: list[Any] = []
     replaced: list[str] = []
@@ -492,7 +498,7 @@ def _stand_ins(state: CallState, inputs: Inputs | None) -> tuple[Inputs, tuple[s
 
 
 def _stand_in(facts: TensorFacts) -> Tensor:
-    """Return a new tensor with these facts. It has random numbers, or zeros if its values may be indices."""
+    """Return a new tensor with the metadata ``facts``. Its values are random, or zeros if they may be indices."""
     extent = 1 + sum((size - 1) * step for size, step in zip(facts.shape, facts.stride, strict=True))
     count = facts.offset + (extent if 0 not in facts.shape else 0)
     with torch.inference_mode(facts.is_inference), torch.set_grad_enabled(True):

@@ -3,9 +3,9 @@
     %%aotcompile --device cuda
     loss = model(x).sum()      # `model` and `x` are on the CPU: moved, before anything runs
 
-Each tensor stays the same object, so optimizers, containers and other variables keep their references. All tensors
-that share a storage move together, also those that the cell does not name, so they still share memory afterwards. The
-gradients of the tensors move with them, and so does the optimizer state for them.
+Each tensor stays the same object, so the references in optimizers, containers and other variables stay valid. All
+tensors that share a storage are moved together, also those that the cell does not name, so they still share memory
+afterwards. The gradient and the optimizer state of a tensor are moved with the tensor.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from aotlab.errors import DeviceError
 from aotlab.frontends.tensor_names import named_tensors
 from aotlab.report.text import data_size
 
-#: Copies a storage to a device.
+#: A function that returns a copy of a storage on a device.
 Copy = Callable[[torch.UntypedStorage, torch.device], torch.UntypedStorage]
-#: The key of the step counters in an optimizer's state. They stay on the CPU, unless the optimizer is ``capturable`` or
-#: ``fused``: other optimizers' kernels do not read them.
+#: The key of the step counters in an optimizer's state. The counters stay on the CPU, because kernels do not read them.
+#: Only the kernels of an optimizer that is ``capturable`` or ``fused`` do, so its counters are moved.
 _COUNTER = "step"
 
 
@@ -91,9 +91,10 @@ def move(namespace: Mapping[str, Any], device: torch.device) -> str:
 
 
 def move_storages(tensors: Iterable[Tensor], device: torch.device, copy: Copy) -> int:
-    """Move tensors to copies of their storages and return the copied bytes. If interrupted, nothing is moved.
+    """Move tensors to copies of their storages, and return the number of copied bytes.
 
-    ``copy`` copies one storage. Tensors that shared a storage share the copy, with the same offsets and strides.
+    ``copy`` copies one storage. Tensors that shared a storage share the copy, with the same offsets and strides. If an
+    error or an interrupt occurs, no tensor is moved.
     """
     copies: dict[int, torch.UntypedStorage] = {}
     before: list[tuple[Tensor, Tensor]] = []

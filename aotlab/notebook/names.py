@@ -16,7 +16,7 @@ from aotlab.ir.specs import StorageNumbers, spec_of
 from aotlab.report.model import Input
 from aotlab.report.rows import tensor_info
 
-#: How many bytes of values are kept, to detect writes that no version counter records.
+#: A `Watch` keeps copies of at most this many bytes of values, to detect writes that no version counter records.
 _MOST_KEPT = 32 * 2**20
 
 
@@ -24,7 +24,8 @@ _MOST_KEPT = 32 * 2**20
 class _Watched:
     """A tensor of the notebook, as it was when a `Watch` began.
 
-    ``bits`` is a copy of its bytes, if the tensor is small enough. ``storage`` is the key of its storage.
+    ``bits`` is a copy of the tensor's bytes, or None, for example if the tensor is too large. ``layout`` is the shape,
+    the strides and the storage offset. ``storage`` identifies the storage.
     """
 
     name: str
@@ -51,7 +52,11 @@ class _Watched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedArgument:
-    """A tensor argument of a call, as it was before the call. ``position`` is its index or its keyword."""
+    """A tensor argument of a call, as it was before the call.
+
+    ``position`` is the index of the argument, or its keyword. ``layout`` is the shape, the strides and the storage
+    offset.
+    """
 
     position: int | str
     tensor: Tensor
@@ -61,7 +66,7 @@ class WatchedArgument:
     def written(self) -> Input | None:
         """Describe how the call changed the tensor, from its version counter and layout.
 
-        Return None if the call changed nothing. The row's name is left empty, for the caller to fill in.
+        Return None if the call changed nothing. The caller must fill in the name of the returned row.
         """
         layout = _layout(self.tensor)
         if internals.version_of(self.tensor) == self.version and layout == self.layout:
@@ -100,9 +105,9 @@ class Watch:
     """Finds the tensors of a notebook that were written between the creation of this object and the call of `written`.
 
     It compares autograd's version counters, so it sees writes by compiled graphs, by Python and by autograd. Some
-    writes do not increase the counter (``.data``, the statistics of batch norm). For these, the bytes of the smaller
-    tensors are kept and compared. Tensors that were created in inference mode have no version counter and are not
-    watched.
+    writes do not increase the counter (``.data``, the statistics of batch norm). To find them, the object keeps copies
+    of the smaller tensors and compares the bytes. Tensors that were created in inference mode have no version counter
+    and are not watched.
 
     Parameters
     ----------
@@ -137,8 +142,9 @@ class Watch:
         Parameters
         ----------
         in_graphs
-            The tensors that compiled graphs wrote, by name. A tensor that shares bytes with one of them was written
-            through it, and its row says so. A tensor that shares only the storage with one of them is left out.
+            The tensors that compiled graphs wrote, by name. If another tensor shares bytes with one of them, the graph
+            has written both, and the row of the other tensor says so. If the other tensor has the same storage, but
+            shares no bytes, it has no row, because the graph's write may only have increased a common version counter.
         moved
             The names of the tensors in ``in_graphs`` whose sizes, strides or offset the graphs changed.
         """
@@ -149,7 +155,7 @@ class Watch:
             if tensor is None:
                 continue
             replaced, layout = each.replaced(tensor), _layout(tensor) != each.layout
-            in_graph = in_graphs.get(each.name) is tensor  # then the graphs report its values
+            in_graph = in_graphs.get(each.name) is tensor  # then the graphs report the write of the values
             if in_graph and not (replaced or (layout and each.name not in moved)):
                 continue
             through, elsewhere = [], False
@@ -168,7 +174,7 @@ class Watch:
                     kind="alias" if through else "outside",
                     tensor=tensor_info(info),
                     overlaps=tuple(through),
-                    # If the sizes, the strides or the storage changed, it is not known which values to compare.
+                    # None is "unknown": if the sizes, the strides or the storage changed, values cannot be compared.
                     mutates_data=None if layout or replaced or in_graph else True,
                     mutates_metadata=layout,
                     mutates_storage=replaced,

@@ -26,12 +26,12 @@ class Options:
     device
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
     dynamic
-        Whether sizes and numbers are dynamic from the first graph on. If not, a function of the cell is compiled a
-        second time when one of them changes, and then accepts all of its values. Other lines are compiled for each
-        value.
+        Whether sizes and numbers are dynamic from the first graph on. If not, and one of them changes, a function of
+        the cell is compiled a second time, for all values of this size or number. The cell's other lines are compiled
+        for each value.
     rehearse
-        The name of a GPU that this machine does not have. Inductor and Triton compile for it; the cell runs on the
-        CPU.
+        The name of a GPU that this machine does not have. Inductor and Triton compile for this GPU, but the cell runs
+        on the CPU.
     verify
         Whether each graph is compared with eager before it is used.
     time

@@ -1,9 +1,10 @@
-"""Keep the names that Dynamo adds to a namespace out of the user's sight.
+"""Hide from the user the names that Dynamo adds to a namespace.
 
-Dynamo stores the functions that it makes, and aliases of the objects that its guards read, as globals of the compiled
-code. In a notebook these globals are the user's variables. Also, Dynamo cannot read a global that did not exist when
-the code began, even if the code itself has just bound it. A `Playground` solves both problems. Dynamo's names are
-present only while compiled code runs. Names that are about to be bound are present only while Dynamo traces.
+Dynamo stores the functions that it makes, and more names for the objects that its guards read, as globals of the
+compiled code. In a notebook these globals are the user's variables. There is a second problem: Dynamo cannot read a
+global that did not exist when the code began, even if the code itself has just bound it. A `Playground` solves both
+problems. Dynamo's names are in the namespace only while compiled code runs. A variable that the code will bind has a
+placeholder in the namespace, but only while Dynamo traces the code.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ import torch
 
 from aotlab import _torch as internals
 
-#: Dynamo only captures code that names torch. Regions use this name, whatever the user's name for torch is.
+#: A global name for torch. Dynamo captures code only if the code contains a name for torch, so each region contains
+#: this name, whatever the user's name for torch is.
 TORCH = "__aotlab_torch"
 
 
 class _NotBoundYet:
     """A placeholder for a variable while Dynamo traces the code that will bind it.
 
-    If the code reads the variable before it binds it, eager raises a `NameError`. Dynamo reads the class of every
-    object before it uses the object. For this object, that raises an error. So Dynamo leaves the code to Python, which
-    raises eager's error.
+    If the code reads the variable before the code has bound it, eager raises a `NameError`, so compiled code must raise
+    it, too. Dynamo reads the class of every object before it uses the object. Reading the class of a placeholder raises
+    an error. So Dynamo leaves the code to Python, which raises eager's error.
     """
 
     __slots__ = ()
@@ -38,7 +40,7 @@ class _NotBoundYet:
 
 
 class Playground:
-    """A namespace in which Dynamo's names exist only while compiled code runs.
+    """A namespace in which the names that Dynamo adds exist only while compiled code runs.
 
     Parameters
     ----------
@@ -68,7 +70,7 @@ class Playground:
 
         ``bound`` are the variables that the compiled code in the block binds.
         """
-        if self._depth:  # compiled code that calls compiled code
+        if self._depth:  # compiled code has called compiled code, so the names are already there
             outer, self._bound = self._bound, bound
             self._depth += 1
             try:
@@ -108,8 +110,8 @@ class Playground:
         for name in (*self._dynamo_names, TORCH):
             self.namespace.pop(name, None)
         if self._compiled:
-            # When compiled code is freed, hooks of Dynamo remove its names from the namespace. The names are now in
-            # `_dynamo_names`, so the hooks must remove them from there.
+            # When compiled code is freed, hooks of Dynamo remove the code's names from the namespace. The names are now
+            # in `_dynamo_names`, so the hooks must remove them from there.
             for hook in internals.dynamo_cleanups(self.namespace):
                 self._dynamo_names.setdefault(hook.name, None)
                 hook.scope = self._dynamo_names

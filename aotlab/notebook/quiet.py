@@ -1,4 +1,4 @@
-"""Put the messages that Dynamo would print into a cell, when it cannot capture code, into the report instead."""
+"""Collect for the report the messages that Dynamo would print below a cell when it cannot capture the cell's code."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ class _Collect(logging.Filter):
         self._limited = limited
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Record the main line of a warning, and drop the warning."""
+        """Record the main line of a warning or error in the log, and drop the message: return False.
+
+        Other messages are printed.
+        """
         if record.levelno < logging.WARNING or record.levelno > logging.ERROR:
             return True
         text = record.getMessage()
@@ -55,14 +58,14 @@ def quiet_dynamo(
     Parameters
     ----------
     reasons
-        A dict whose keys are sentences, in order. It receives the reasons in the log why Dynamo did not capture the
-        code that runs in the block.
+        A dict whose keys are sentences, in order. Each message in the log that says why Dynamo did not capture code in
+        the block adds a sentence.
     compiling
-        Tells whether Dynamo is compiling now. Warnings during a compilation are dropped: eager does not give them, or
-        will give them itself.
+        A function that returns whether Dynamo is compiling now. Warnings during a compilation are dropped, because
+        eager does not give them, or gives them when the code runs.
     limited
-        Called if Dynamo stops compiling a function because of a recompile limit: with the name of the function, and the
-        name and the value of the limit.
+        A function that is called if Dynamo stops compiling a function because of a recompile limit. Its arguments are
+        the name of the function, and the name and the value of the limit.
     """
     if os.environ.get("TORCH_LOGS"):
         yield
@@ -89,7 +92,10 @@ def quiet_dynamo(
 
 
 def _gist(text: str) -> str:
-    """Return the line of a log message that names the error; "" if the message only repeats Dynamo's counters."""
+    """Return the line of a log message that names an error, or "" if there is no such line.
+
+    A message without an error only gives reasons that Dynamo's counters have, too (see `dynamo_reasons`).
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return ""

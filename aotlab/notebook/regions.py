@@ -1,4 +1,4 @@
-"""Run the regions of a cell: compiled as a whole, compiled statement by statement, or eagerly."""
+"""Run the regions of a cell: each one compiled as a whole, compiled statement by statement, or eagerly."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from aotlab.notebook.cell_state import PartState, Trial
 from aotlab.notebook.graphs import RunInstead
 from aotlab.notebook.tracebacks import cleaned, walk
 
-#: How often a region that raises is compiled again. A region that raises in every round of a loop eventually stays
-#: eager.
+#: How often a region that raises is compiled again. With this limit, a region that raises in every round of a loop runs
+#: eagerly in the end.
 MOST_ERRORS = 8
 
 
@@ -30,7 +30,7 @@ class Region:
     code
         The region's code.
     key
-        The key of the region's state in `CellState.parts`; by default, its number.
+        The key of the region's state in `CellState.parts`. If None, the key is the region's number.
     """
 
     def __init__(self, compiler: CellCompiler, code: RegionCode, key: object = None) -> None:
@@ -44,7 +44,7 @@ class Region:
         self._pieces: list[Region] = []
 
     def __call__(self) -> Any:
-        """Run the region, and return the value of its last expression if that is displayed."""
+        """Run the region. Return the value of its last expression, if the cell displays this value, or None."""
         compiler, part, namespace = self._compiler, self._part, self._compiler.namespace
         part.calls += 1
         if part.mended:
@@ -101,8 +101,8 @@ class Region:
     def _compile_again(self) -> None:
         """Give the region a new code object, unless it has raised too often.
 
-        Dynamo does not capture code again after it raised. A new code object lets the next run, with the error fixed,
-        be captured.
+        Dynamo does not capture a code object again after the code has raised. With a new code object, Dynamo can
+        capture the next run, before which the user may have removed the cause of the error.
         """
         part = self._part
         if part.errors < MOST_ERRORS:
@@ -111,10 +111,11 @@ class Region:
             part.mended, part.errors = True, part.errors + 1
 
     def _undone(self, error: Exception, trial: Trial) -> bool:
-        """Undo the effects of the region, which raised ``error``, so that it can run again, eagerly.
+        """Undo the effects of the region, which raised ``error``, so that the region can run again, eagerly.
 
-        Return False if that is impossible. Dynamo's code binds names at the end of a frame, not at their statements. So
-        if the region's own frame raised, its only effects are the writes of its graphs, which may be undone.
+        Return False if that is impossible. Dynamo's code binds names at the end of a frame, not at the statements that
+        bind them. So if the region's own frame raised, the only effects are the writes of its graphs, and the graphs
+        may be able to undo these writes.
         """
         file = self._compiler.state.file
         frames = [each.tb_frame.f_code for each in walk(error.__traceback__)]
@@ -123,13 +124,16 @@ class Region:
             return False
         if self._part.reasons:  # there was a graph break, before which Dynamo's code bound names and changed objects
             return False
-        if inside[0] is trial.function.__code__:  # Python ran it, and every statement before the error had its effect
+        if inside[0] is trial.function.__code__:  # Python ran it, so the statements before the error had effects
             return False
         return self._part.take_back(trial.served)
 
 
 def _in_order(namespace: dict[str, Any], names: Sequence[str]) -> None:
-    """Put new names into the namespace in the order of their statements, as in eager. Dynamo binds in its own order."""
+    """Put new names into the namespace in the order of ``names``, because Dynamo's code binds them in another order.
+
+    ``names`` are in the order of the statements that bind them, which is eager's order.
+    """
     if len(names) > 1:
         values = [(name, namespace.pop(name)) for name in names]
         namespace.update(values)

@@ -14,7 +14,7 @@ from aotlab.notebook.compiled_cell import CompiledCell
 from aotlab.notebook.playground import Playground
 from aotlab.report import text
 
-#: How many cells stay compiled in case they run again unchanged.
+#: How many compiled cells a session keeps, so that they need not be compiled again if they run again unchanged.
 MOST_CELLS = 64
 
 
@@ -29,7 +29,7 @@ class Session:
     Attributes
     ----------
     failed
-        The error that ended a cell, and the traceback that eager would show. It is cleared when the error is shown.
+        The error that ended a cell, and the traceback that eager would show. It is None again after the error is shown.
     """
 
     def __init__(self, shell: Any) -> None:
@@ -46,7 +46,7 @@ class Session:
     def close(self) -> None:
         """Drop all compiled cells and stop listening to the engine's events.
 
-        Functions that were compiled keep working, but their calls are not recorded.
+        Compiled functions can still be called, but their calls are no longer recorded.
         """
         self._listening.close()
         self._cells.clear()
@@ -61,25 +61,25 @@ class Session:
         return int(match[1]) if match else None
 
     def find(self, key: tuple[str, ...]) -> CompiledCell | None:
-        """Return the cell that was compiled for ``key``, if it is still kept."""
+        """Return the compiled cell that was stored under ``key``, or None if it was not stored or was dropped."""
         if key in self._cells:
             self._cells.move_to_end(key)
         return self._cells.get(key)
 
     def keep(self, key: tuple[str, ...], cell: CompiledCell) -> None:
-        """Keep a cell, in case it runs again unchanged."""
+        """Store a compiled cell under ``key``, in case the cell runs again. Drop the least recently used cells."""
         self._cells[key] = cell
         while len(self._cells) > MOST_CELLS:
             self._cells.popitem(last=False)
 
     def show_changes(self, *_event: object) -> None:
-        """Update the outputs of cells whose functions were called by another cell."""
+        """Show new reports in the outputs of cells that define functions, if another cell has called the functions."""
         for cell in list(self._all):
             if cell.code.defines_only:
                 cell.show()
 
     def hear_of(self, cell: CompiledCell) -> None:
-        """Send the engine's events to ``cell`` as long as the cell is referenced."""
+        """Send the engine's events to ``cell`` until the cell is garbage-collected."""
         self._all.add(cell)
 
     def _hear(self, event: observe.Event) -> None:

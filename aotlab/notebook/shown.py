@@ -41,7 +41,7 @@ class Shown:
         self._publish({"text/plain": line, "text/html": f"<i>{html.escape(line)}</i>"})
 
     def report(self, report: Report) -> None:
-        """Replace the progress message or an earlier report by this one.
+        """Show ``report`` in place of the progress message, or of an earlier report.
 
         If displays cannot be replaced, only the first report is shown.
         """

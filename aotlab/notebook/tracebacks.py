@@ -1,4 +1,4 @@
-"""Make tracebacks look as in eager: remove the compilers' frames from between the user's frames."""
+"""Make tracebacks look as in eager: remove the frames of the compilers, which are between the user's frames."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COMPILERS = (*_MACHINERY, str(Path(_TORCH) / "_inductor"))
 def cleaned(error: BaseException, cell_file: str | None = None) -> None:
     """Remove the compilers' frames from the tracebacks of ``error`` and of its causes and contexts.
 
-    An interrupt during compilation, or in compiled code, is shown as one line.
+    If the error is an interrupt during compilation, or in compiled code, IPython shows one line instead of a traceback.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def cleaned(error: BaseException, cell_file: str | None = None) -> None:
 
 
 def _in_machinery(error: BaseException) -> bool:
-    """Tell whether a compiler or compiled code was called below the innermost of the user's frames."""
+    """Tell whether the innermost of the user's frames had called a compiler, or compiled code, when ``error`` came."""
     files = [each.tb_frame.f_code.co_filename for each in walk(error.__traceback__)]
     while files and files[-1] in (_HANDLER, signal.__file__):  # frames of the interrupt's handler
         files.pop()
@@ -68,7 +68,7 @@ def line_in(error: BaseException, cell_file: str | None) -> int | None:
     """Return the line of a cell that an error passed through, or None if it passed through no line of the cell."""
     frames = [(each.tb_frame.f_code, each.tb_lineno) for each in walk(error.__traceback__)]
     lines = [line for code, line in frames if code.co_filename == cell_file and code.co_name == "<module>"]
-    return max(lines, default=None)  # the frame of a region that has not begun has the first line
+    return max(lines, default=None)  # the frame of a region that has not begun is at line 1, which is not its own line
 
 
 def walk(traceback: types.TracebackType | None) -> Iterator[types.TracebackType]:
@@ -88,8 +88,8 @@ def _frames(traceback: types.TracebackType | None, cell_file: str | None) -> lis
         if in_backward and code.co_filename.startswith((_TORCH, _OURS, "<aotlab")):
             continue
         if code.co_filename.startswith((_OURS, "<aotlab")) and entries and _is(entries[-1], "autograd/function.py"):
-            # These frames are our backward, which autograd's engine calls. In eager, the call of the engine is the last
-            # frame of the traceback, so they are removed.
+            # This frame and the last entry are our backward, which autograd's engine calls. In eager, the call of the
+            # engine is the last frame of the traceback. So both frames, and the frames that they call, are removed.
             del entries[-1]
             in_backward = True
             continue

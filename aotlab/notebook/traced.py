@@ -28,7 +28,7 @@ from aotlab.verification import Comparison, compare
 
 
 class _Comparing(threading.local):
-    """Whether this thread is comparing a function with eager. Functions that it calls then run eagerly."""
+    """Whether this thread is comparing a function with eager. Then the traced functions that it calls run eagerly."""
 
     on = False
 
@@ -39,7 +39,7 @@ _comparing = _Comparing()
 class _NotebookFunction(FunctionTarget):
     """A function of a cell, for the direct frontend. ``here.eager`` is set if a call on this thread runs eagerly.
 
-    An error of a call that ran eagerly is the user's error, and not an error of the compiled form.
+    If a call that ran eagerly raises an error, the error comes from the user's code, and not from the compiled form.
     """
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
@@ -61,19 +61,20 @@ class TracedFunction:
     function, name
         The function, and its name in reports.
     backend
-        The backend that compiles it.
+        The backend that compiles the function's graphs.
     number
-        The function's number in events.
+        The number by which events identify the function.
     device
-        The device on which its inputs must be; None if any device is allowed.
+        The device on which the function's inputs must be; None if any device is allowed.
     dynamic
-        Whether sizes and numbers are dynamic from the first call on. If None, those that change become dynamic.
+        Whether sizes and numbers are dynamic from the first call on. If None, a size or number that changes becomes
+        dynamic.
     verify
         Whether each entry is compared with eager before it is used.
     progress
         Called with a progress message.
     refused
-        Called with the reason if a call is refused and runs eagerly.
+        Called with the reason if aotlab refuses a call, which then runs eagerly.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class TracedFunction:
             try:
                 return compile_apart(options, *arguments)
             except Declined as declined:
-                refused(str(declined.refusal))  # if the call is refused before a trace, no event reports it
+                refused(str(declined.refusal))  # no event reports a call that is refused before it is traced
                 raise
 
         self.compiled = CompiledFunction(
@@ -125,7 +126,7 @@ class TracedFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Serve one call from the user's code."""
         if is_tracing() or _comparing.on:
-            return self.function(*args, **kwargs)  # the trace or the comparison of its caller includes this call
+            return self.function(*args, **kwargs)  # the trace or the comparison of the caller includes this call
         here = self._target.here
         here.eager = False
         random = torch.get_rng_state()
@@ -145,14 +146,14 @@ class TracedFunction:
         return result
 
     def written(self) -> dict[str, Tensor | None]:
-        """Return no names: writes by calls are not writes by the cell that defines the function."""
+        """Return no names: calls of the function may write inputs, but the cell that defines the function does not."""
         return {}
 
     def settle(self) -> None:
-        """Do nothing: no input values are kept."""
+        """Do nothing, because this object saves no values of inputs."""
 
     def result_names(self, present: Mapping[int, tuple[str, Tensor]]) -> dict[int, dict[str, str]]:
-        """Return no names: the results belong to the callers."""
+        """Return no names, because the results belong to the callers, and not to the cell that defines the function."""
         return {}
 
     def _accept(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
@@ -166,7 +167,7 @@ class TracedFunction:
 
         def by_entry(function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*inputs: Any, **named: Any) -> Any:
-                with contextlib.suppress(ForwardFailed):  # a real call would then run eagerly, too
+                with contextlib.suppress(ForwardFailed):  # if the compiled forward fails, a real call runs eagerly, too
                     result = entry.run(inputs, named)
                     if result is not MISS:
                         return result

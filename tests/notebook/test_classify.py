@@ -237,7 +237,7 @@ def test_objects_of_libraries_without_tensors(namespace: dict[str, Any], text: s
 @pytest.mark.parametrize(
     ("text", "advice"),
     [
-        ("y = model(items[step])", "loop over the items of `items` instead of their numbers"),
+        ("y = model(items[step])", "loop over the items of `items` instead of their indices"),
         ("y = model(x) * (step + 1)", "make `step` a tensor by `torch.tensor(step)`"),
         ("y = x.sum() ** step", "make `step` a tensor by `torch.tensor(step)`"),
         ("print(model(x))", "compute the tensors on a line of their own"),

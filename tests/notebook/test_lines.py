@@ -296,7 +296,7 @@ def test_an_interrupt_is_no_refusal(shell: InteractiveShell) -> None:
         (
             "for i in range(20):\n    y = block(data[i % 6])",
             "Nothing was compiled: line 3 ran eagerly (depends on `i`, which has another value in each round; "
-            "loop over the items of `data` instead of their numbers).",
+            "loop over the items of `data` instead of their indices).",
         ),
         (
             "with torch.no_grad():\n    for i in range(20):\n        y = x * i",
