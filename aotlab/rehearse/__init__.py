@@ -3,11 +3,12 @@
     kernels = aotlab.rehearse.rehearse(step, x, weight, card="h100")
     kernels[0].registers, kernels[0].shared, kernels[0].grid
 
-A *card* is a model of GPU; a table has its properties. The inputs are on the CPU. aotlab traces and partitions as for
-any call. Then the device of the graphs' tensors is changed to the GPU, and Inductor compiles the graphs for the card.
-If torch uses another op on a GPU (another attention op, for example), the rehearsal keeps the CPU's op. If the process
-has ``TRITON_INTERPRET=1`` in its environment, a `RehearsalBackend` with ``interpret=True`` runs the kernels on CPU
-tensors, so that their results can be compared with eager's.
+A *card* is a model of GPU. `CARDS` has the properties of each card. The inputs are on the CPU, and aotlab traces and
+partitions as for any call. Then it changes the device of the graphs' tensors to the GPU, and Inductor compiles the
+graphs for the card. For some calls torch uses another op on a GPU than on the CPU, for example for attention. A
+rehearsal compiles the CPU's op, because the call was traced on the CPU. If the process has ``TRITON_INTERPRET=1`` in
+its environment, a `RehearsalBackend` with ``interpret=True`` runs the kernels on CPU tensors, so that their results can
+be compared with eager's.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ __all__ = ["CARDS", "Card", "Kernel", "RehearsalBackend", "rehearse"]
 
 
 def rehearse(function: Callable[..., Any], *args: Any, card: str | Card = "h100", **kwargs: Any) -> list[Kernel]:
-    """Compile a call and its backward for a GPU that this machine does not have; return the kernels.
+    """Compile a call, and its backward, for a GPU that this machine does not have. Return the compiled kernels.
 
     Parameters
     ----------
     function
         The function to compile. It is called once, on the CPU, with ``args`` and ``kwargs``, which must contain data.
     card
-        The model of GPU: a name in `CARDS`, or another `Card`.
+        The model of GPU: a name in `CARDS`, or a `Card`.
 
     Raises
     ------

@@ -32,15 +32,15 @@ class Kernel:
         The kernel's name, the graph that it belongs to (``"forward"``, ``"backward"``, ``"inference"``), and its
         Triton source.
     ptx, cubin
-        The code that Triton compiled. It is empty if Triton interprets the kernel.
+        The code into which Triton compiled the kernel. It is empty if Triton interprets the kernel.
     registers, shared, spill_stores, spill_loads, warps
-        Registers per thread, bytes of shared memory per block, bytes stored and loaded by register spills, warps per
-        block. They are 0 if Triton interprets the kernel.
+        Registers per thread, bytes of shared memory per block, bytes that register spills store and load, and warps per
+        block. All are 0 if Triton interprets the kernel.
     grid
-        The number of blocks, in three dimensions, that are launched in the first call of the kernel.
+        The number of blocks, in each of three dimensions, that the first call of the kernel launches.
     calls, bytes_read, bytes_written
         The number of times that one run of the graph calls the kernel, and the sizes in bytes of the tensors that the
-        first call may read and write.
+        first of these calls may read and write.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Kernel:
 class _LaunchRecorder:
     """The object that Inductor's output code calls in place of a kernel. It records the calls of the kernel.
 
-    With ``interpret``, it also runs the kernel in Triton's interpreter.
+    If ``interpret`` is true, it also runs the kernel in Triton's interpreter. ``loaded`` is the kernel.
     """
 
     def __init__(self, loaded: rehearsal.LoadedKernel, *, interpret: bool) -> None:
@@ -82,7 +82,7 @@ class _LaunchRecorder:
         self.calls = self.bytes_read = self.bytes_written = 0
 
     def run(self, *arguments: Any, stream: Any = None) -> None:
-        """Record a call of the kernel with these arguments, and run it if the interpreter is used."""
+        """Record a call of the kernel with these arguments, and run the kernel if the interpreter is used."""
         if not self.calls:
             self.grid = self.loaded.grid(arguments)
             for name, value in self.loaded.arguments(arguments).items():
@@ -97,8 +97,9 @@ class _LaunchRecorder:
 class RehearsalBackend(InductorBackend):
     """Compiles for a GPU with Inductor, and runs on the CPU: the kernels in Triton's interpreter, or the graph eagerly.
 
-    With ``interpret``, compiled graphs run the kernels in Triton's interpreter. Otherwise the kernels are compiled but
-    cannot run, and a compiled graph runs op by op. ``kernels_made`` contains the kernels of all compiled graphs.
+    If ``interpret`` is true, compiled graphs run the kernels in Triton's interpreter. Otherwise the kernels are
+    compiled but cannot run, so a compiled graph runs op by op. ``draws`` says whose random numbers Inductor's graphs
+    use: eager's, or those of `torch.compile`. ``kernels_made`` contains the kernels of all compiled graphs.
     """
 
     name = "inductor"
@@ -151,9 +152,10 @@ class RehearsalBackend(InductorBackend):
         return run
 
     def _eager_with_kernels(self, eager: Any, compiled: Any, kernels: Sequence[Kernel]) -> Callable[..., Any]:
-        """Return ``eager``, the callable that runs the graph op by op, with the kernels and the output code attached.
+        """Store the kernels and the output code as attributes of ``eager``, and return ``eager``.
 
-        The methods `kernels` and `source` read them there.
+        ``eager`` is the callable that runs the graph op by op. ``compiled`` is the callable of Inductor's output code,
+        which cannot run here. The methods `kernels` and `source` read the two attributes.
         """
         measures = {kernel.name: kernel.measures() for kernel in kernels}
         sources = super().kernels(compiled)
@@ -162,16 +164,16 @@ class RehearsalBackend(InductorBackend):
         return cast(Callable[..., Any], eager)
 
     def kernels(self, compiled: Any) -> tuple[KernelSource, ...]:
-        """Return the kernels of a compiled graph, with the numbers that a report shows (see `Kernel.measures`)."""
+        """Return the kernels of a compiled graph, each with the numbers that a report shows (see `Kernel.measures`)."""
         return tuple(getattr(compiled, "rehearsed", ()))
 
     @contextmanager
     def _moved_to_card(self, write_kernel: Callable[[str, str], Any]) -> Iterator[None]:
         """Make Inductor compile for the card while the context is open.
 
-        The device of the graph's tensors is changed to the GPU just before Inductor generates code. The earlier passes
-        compute with constants, and would create these on a GPU that does not exist. ``write_kernel`` receives the name
-        and the source of each kernel.
+        The device of the graph's tensors is changed to the GPU just before Inductor generates code, and not earlier.
+        The passes before code generation create constants to compute with, and cannot create them on a GPU that does
+        not exist. ``write_kernel`` receives the name and the source of each kernel (see `using_card`).
         """
         compile_inner = internals.inductor_compile
 
@@ -191,16 +193,16 @@ def check_available() -> None:
     if importlib.util.find_spec("triton") is None:
         raise UsageError("a rehearsal needs Triton: pip install 'aotlab[rehearse]'")
     if torch.cuda.is_available():
-        raise UsageError("there is a GPU here: run on it; a rehearsal is for machines without one")
+        raise UsageError("there is a GPU here: run on this GPU, because a rehearsal is for machines without one")
 
 
 def check_dtypes(module: fx.GraphModule, card: Card) -> None:
-    """Raise UsageError if inputs or results are bfloat16 and the card is too old for it."""
+    """Raise UsageError if an input or a result of a graph is bfloat16 and the card does not support this dtype."""
     ends = [*module.graph.find_nodes(op="placeholder"), *module.graph.output_node().all_input_nodes]
     for node in ends if card.major < 8 else ():
         if getattr(node.meta["val"], "dtype", None) == torch.bfloat16:
             raise UsageError(
-                f"{card.name} does not support bfloat16, which `{node.name}` is; use float16, or a newer card"
+                f"{card.name} does not support bfloat16, the dtype of `{node.name}`; use float16, or a newer card"
             )
 
 

@@ -76,7 +76,7 @@ CARDS = {
 
 
 def card_named(name: str | Card) -> Card:
-    """Return the card with this name; a `Card` is returned unchanged."""
+    """Return the card that `CARDS` has under ``name``. If ``name`` is a `Card`, return it unchanged."""
     if isinstance(name, Card):
         return name
     if name not in CARDS:

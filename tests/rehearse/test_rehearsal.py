@@ -184,7 +184,7 @@ def test_ops_that_look_at_values() -> None:
     ("function", "dtype", "told"),
     [
         (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), torch.float32, "an inner graph"),
-        (lambda x: x.sin(), torch.bfloat16, "Tesla T4 does not support bfloat16, which `.*` is"),
+        (lambda x: x.sin(), torch.bfloat16, "Tesla T4 does not support bfloat16, the dtype of `.*`"),
     ],
     ids=["a graph inside", "bfloat16"],
 )
