@@ -4,8 +4,8 @@ The code raises a row by its id::
 
     raise RunEagerly("changes-sizes-of-view", op="t_", at=user_line())
 
-A row has the sentence that the notice prints, a suggestion, and a small program that shows the case. `explain` prints a
-row. The notebook ``what_runs_eagerly.ipynb`` is generated from the rows, and each program is a test.
+A row has the sentence that the notice to the user contains, a suggestion, and a small program in which the case occurs.
+`explain` prints a row. The notebook ``what_runs_eagerly.ipynb`` is generated from the rows, and each program is a test.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def explain(id: str) -> None:
     Parameters
     ----------
     id
-        The id of a row. A notice ends with it, and the table ``refusals`` of a report has it in the column ``case``.
+        The id of a row. A notice ends with the id, and the table ``refusals`` of a report has the id in its column
+        ``case``.
 
     Raises
     ------

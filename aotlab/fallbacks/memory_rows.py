@@ -24,7 +24,7 @@ args = (torch.ones(2, 3, requires_grad=True),)
     ),
     Fallback(
         id="out-is-no-copy",
-        sentence="`{op}` writes into `out`, and a copy of the result into `out` would differ: {why}",
+        sentence="`{op}` writes into `out`, and copying its result into `out` would differ from eager: {why}",
         example={"op": "mul", "why": "`out` has another shape, dtype or device than the result"},
         suggestion="assign the result of the op instead of passing `out`",
         program="""
@@ -301,7 +301,7 @@ args = (x,)
     ),
     Fallback(
         id="no-synthetic-base",
-        sentence="inputs share memory, one of them is written, and no synthetic base can express them",
+        sentence="inputs share memory, one of them is written, and no synthetic base can replace them",
         suggestion="pass a clone of one of them",
         program="""
 def f(x, y):

@@ -100,7 +100,7 @@ args = (torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True))
     ),
     Fallback(
         id="unregistered-effect",
-        sentence="`{op}` returns nothing, and is not registered to have effects; Inductor would drop it",
+        sentence="`{op}` returns nothing, and is not registered to have effects, so Inductor would drop the call",
         example={"op": "catalogue.silent.default"},
         suggestion="register its effects (torch.library), or let it return a tensor that is used",
         program="""
@@ -122,7 +122,7 @@ options = {"backend": "inductor"}
         id="transformer-kernel-differs",
         sentence="`{kind}` {what} if no gradient is needed",
         example={"kind": "TransformerEncoderLayer", "what": "returns autocast's dtype"},
-        suggestion="make it with enable_nested_tensor=False, or call it without autocast",
+        suggestion="create the module with enable_nested_tensor=False, or call it without autocast",
         program="""
 layer = torch.nn.TransformerEncoderLayer(4, 1, 4, batch_first=True).eval().requires_grad_(False)
 
@@ -171,7 +171,7 @@ args = (torch.ones(3),)
     ),
     Fallback(
         id="loop-carries-numbers",
-        sentence="`{op}` carries a number from step to step",
+        sentence="`{op}` carries a number from one iteration to the next",
         example={"op": "while_loop"},
         suggestion="carry a tensor instead",
         program="""

@@ -91,9 +91,9 @@ args = (torch.ones(3),)
     ),
     Fallback(
         id="asks-is-inference",
-        sentence="`{op}` would describe the tensors of the trace, not the caller's",
+        sentence="`{op}` would return a property of the traced tensor, not of the caller's tensor",
         example={"op": "is_inference"},
-        suggestion="ask outside of the function, and pass the answer as an argument",
+        suggestion="call it outside of the function, and pass the result as an argument",
         program="""
 def f(x):
     return x * 2 if x.is_inference() else x * 3

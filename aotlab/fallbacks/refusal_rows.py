@@ -1,7 +1,7 @@
 """Refusals: one row for each class of `aotlab.errors.RefusedError`.
 
-Each class has many messages, which name the value and the line. Such a message ends with the id of the class. The row
-explains the class, and its program shows one of the messages.
+An exception of such a class has one of many messages, which names the value and the line, and ends with the id of the
+class. The row explains the class. The row's program causes one of the messages.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ args = (torch.ones(2, requires_grad=True),)
     ),
     Fallback(
         id="hooks",
-        sentence="hooks are registered that a compiled call would not run",
+        sentence="a hook is registered, and a compiled call would not run it",
         suggestion="register hooks on parameters instead",
         program="""
 f = torch.nn.Linear(2, 2)

@@ -17,19 +17,20 @@ class Fallback:
     id
         A short name in kebab case.
     sentence
-        The fact that the engine saw: a clause without a full stop. It may have fields such as ``{name}``, which the
-        code that raises the row fills in.
+        The fact that the engine saw: a clause without a full stop. It may contain fields such as ``{name}``. The code
+        that raises the row fills in the fields.
     suggestion
         An imperative clause: the change that lets aotlab compile the program.
     program
         Python source that defines a function ``f`` and its arguments ``args``. A direct call of
         ``aotlab.compile(f, backend="eager")(*args)`` runs eagerly for the reason of this row. The source may also
-        define ``options``, more keyword arguments of `aotlab.compile`, and may switch modes and quirks. If the source
-        defines ``use``, the case shows in ``use(compiled_f, *args)``, for example in a backward.
+        define ``options`` (more keyword arguments of `aotlab.compile`), set torch's modes, and switch quirks off. If it
+        defines a function ``use``, the case does not occur in this call but in ``use(compiled_f, *args)``, for example
+        in a backward.
     example
-        The values of the sentence's fields in the program.
+        The values that the fields of ``sentence`` have for ``program``.
     frontend
-        The frontend that shows the case: ``"direct"`` or ``"dynamo"``.
+        The frontend with which the case occurs in the program: ``"direct"`` or ``"dynamo"``.
     """
 
     id: str

@@ -56,7 +56,7 @@ args = (TwoTensor(torch.ones(3), torch.ones(3)).requires_grad_(),)
     ),
     Fallback(
         id="subclass-changed-beyond-values",
-        sentence="the function changes `{name}` in place, and not only its values",
+        sentence="the function changes sizes, parts or attributes of `{name}` in place, and not only its values",
         example={"name": "x"},
         suggestion="make this change outside of the function",
         program="""

@@ -127,7 +127,7 @@ args = (torch.ones(3, requires_grad=True),)
     ),
     Fallback(
         id="partitioner-drops-unused-op",
-        sentence="the partitioner would drop `{op}`, which may raise or draws random numbers; nobody uses its result",
+        sentence="the partitioner would drop `{op}`, an unused op that may raise or draws random numbers",
         example={"op": "aten.gather.default"},
         suggestion="use aotlab.default_partition",
         program="""
@@ -182,7 +182,7 @@ args = (torch.ones(3, requires_grad=True),)
     ),
     Fallback(
         id="inference-tensor-kept",
-        sentence="a custom Function or a checkpoint may keep an inference tensor, which autograd does not save",
+        sentence="a custom Function or a checkpoint may save an inference tensor, which autograd does not allow",
         suggestion="pass a clone of the tensor that is made outside of inference_mode",
         program="""
 from torch.utils.checkpoint import checkpoint
@@ -280,7 +280,7 @@ args = (torch.ones(4)[1:].requires_grad_(),)
     ),
     Fallback(
         id="selective-checkpoint-keeps-written",
-        sentence="the function writes in place to a tensor that a selective checkpoint keeps",
+        sentence="the function writes in place to a tensor that a selective checkpoint saves",
         suggestion="write a clone of the tensor",
         program="""
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts as contexts

@@ -100,7 +100,7 @@ def test_overlap_of_other_dtypes(frontend):
     assert (behind_it.calls.compiled, behind_it.calls.eager) == (2, 1)
 
 
-@pytest.mark.filterwarnings("ignore:.*no synthetic base can express them")
+@pytest.mark.filterwarnings("ignore:.*no synthetic base can replace them")
 @pytest.mark.parametrize("frontend", ["direct", "dynamo"])
 @pytest.mark.parametrize("kind", ["numpy", "ctypes", "bytearray"])
 @pytest.mark.parametrize("pattern", EXTERNAL)

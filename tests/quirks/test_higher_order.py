@@ -364,7 +364,7 @@ REFUSED = [
         lambda x: torch.cond(x.sum() > 0, torch.nn.functional.dropout, torch.cos, (x,)),
     ),
     (
-        "carries a number from step to step",
+        "carries a number from one iteration to the next",
         lambda x: x * while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a * 2), (0, x.detach()))[1],
     ),
 ]
