@@ -1,9 +1,9 @@
 """Turn the records of the stages into the rows of a report.
 
-This takes two steps, because later stages rewrite graphs in place. When a stage finishes, `snapshot` of
-`aotlab.report.snapshots` turns the stage's graphs into text and rows, and keeps the stage's frozen records; the engine
-waits meanwhile. When somebody reads the report, `assemble` joins the snapshots of one compiled entry: it adds to each
-argument its mutations, to each output its base, and to both their storages.
+This takes two steps, because later stages rewrite graphs in place. When a stage finishes, the engine waits while
+`snapshot` of `aotlab.report.snapshots` turns the stage's graphs into text and rows, and stores the stage's frozen
+records. When somebody reads the report, `assemble` joins the snapshots of one compiled entry: it adds the mutations of
+each argument, the base of each output, and the storages of both.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 class Joined:
     """The rows that `assemble` makes from the snapshots of one entry.
 
-    The storages have numbers within the entry. ``storage_ids`` maps these numbers to the ids of the storages in the
-    process, by which `aotlab.report.collect` recognizes a storage that several entries use.
+    The storages are numbered within the entry. ``storage_ids`` maps these numbers to ids that are unique in the
+    process. By these ids `aotlab.report.collect` recognizes a storage that several entries use.
     """
 
     placeholders: tuple[Placeholder, ...] = ()
@@ -57,15 +57,16 @@ class Joined:
 def assemble(snapshots: Sequence[Snapshot], results: Sequence[Sequence[int | None]] = ()) -> Joined:
     """Join the snapshots of one entry into inputs, outputs and storages; storages are numbered from 0.
 
-    ``results`` has one sequence per leaf of the result of the entry's first call: the ids of the storages of the
-    tensors that this leaf consists of (None for a tensor without a storage).
+    ``results`` describes the result of the entry's first call. It has one sequence per pytree leaf: the ids of the
+    storages of the tensors that this leaf consists of (None for a tensor without a storage).
     """
     joined = _joined(snapshots)
     inputs, of_inputs = input_groups(joined.inputs)
     storages, of_storages = storage_groups(joined.storages)
     storage_pairs: list[tuple[int | None, int | None]] = []
     first = [i for i, row in enumerate(joined.outputs) if not row.part_of]
-    ends = [*first[1:], None] if len(first) == len(results) else []  # empty if the results do not match the outputs
+    # If the results do not match the outputs, `ends` is empty, and then no storage of an output gets an id.
+    ends = [*first[1:], None] if len(first) == len(results) else []
     for start, stop, keys in zip(first, ends, results, strict=False):
         parts = [row.storage for row in joined.outputs[start:stop] if row.storage is not None]
         storage_pairs += zip(parts, keys, strict=True) if len(parts) == len(keys) else ()
@@ -82,7 +83,7 @@ def assemble(snapshots: Sequence[Snapshot], results: Sequence[Sequence[int | Non
 
 
 def numbered(joined: Joined, numbers: Mapping[int, int]) -> Joined:
-    """Replace the storages' numbers within the entry by their numbers in the report, to which ``numbers`` maps them."""
+    """Renumber the storages; ``numbers`` maps a storage's number within the entry to its number in the report."""
 
     def moved(row: InputOrOutput) -> InputOrOutput:
         return row if row.storage is None else replace(row, storage=numbers[row.storage])
@@ -115,7 +116,7 @@ def _joined(snapshots: Iterable[Snapshot]) -> Joined:
         facts = _renamed(facts, names_of_results(wrapped))
     if facts is None:
         return Joined(inputs=inputs, storages=storage_rows(inputs, (), capture, {}))
-    # The metadata's indices are positions among the tensors that deduplication kept.
+    # The metadata refers to inputs by their index in `kept_inputs`: the tensors that remain after deduplication.
     tensors = [i for i, argument in enumerate(capture.arguments) if argument.spec is not None]
     kept_inputs = [inputs[i] for i in (dedupe.kept if dedupe is not None else tensors)]
     outputs, owners = output_rows(
@@ -146,10 +147,10 @@ def _joined(snapshots: Iterable[Snapshot]) -> Joined:
 
 
 def _renamed(facts: TraceFacts, names: Mapping[int, str]) -> TraceFacts:
-    """Replace the names of the compiled function's results by the names of the caller's values.
+    """Rename the compiled function's results to the names that the caller has for them.
 
-    The compiled function returns the parts of wrapper subclasses. ``names`` maps the number of a result to the caller's
-    name for it, for example ``out.a`` for a part of the output ``out``.
+    If an output is a wrapper subclass, the compiled function returns its parts. ``names`` maps the index of a result to
+    the caller's name, for example to ``out.a`` for a part of the output ``out``.
     """
     infos = facts.metadata.output_info
     renamed = {info.name: names.get(n, info.name) for n, info in enumerate(infos)}
@@ -166,7 +167,7 @@ def _renamed(facts: TraceFacts, names: Mapping[int, str]) -> TraceFacts:
 def _in_graph(
     inputs: Sequence[Input], outputs: Sequence[Output], placeholders: Sequence[Placeholder], results: Sequence[Result]
 ) -> tuple[tuple[Input, ...], tuple[Output, ...]]:
-    """Add the graph's names to the rows: each argument's placeholder, each output's node, and their gradients."""
+    """Add node names to the rows: each argument's placeholder, each output's node, and the nodes of their gradients."""
     placeholder_names = {each.user_name: each.name for each in reversed(placeholders)}
     base = {row.synthetic_base: each.name for row in inputs for each in placeholders if _is_base_of(each, row)}
     nodes = {each.target: each.name for each in results if each.kind == "output"}

@@ -1,9 +1,10 @@
 """Convert frozen records to JSON and back, and describe them as a JSON Schema.
 
 A record is a frozen dataclass. Its fields are ``bool``, ``int``, ``float``, ``str``, other records, tuples of these, or
-unions of these with ``None``. All three functions read the same type hints, so the written form, the accepted form and
-the schema always agree. The reader skips unknown fields and uses the default of a missing field. Everything else that
-does not match is an error, and the error names the place. The reader never executes anything from the file.
+unions of these with ``None``. `encode`, `decode` and `schema` read the same type hints, so the written form, the
+accepted form and the schema always agree. `decode` skips unknown fields and uses the default of a missing field. Every
+other value that does not match its type hint is an error, and the error names the place of the value. `decode` never
+executes anything from the file.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class ReportFormatError(AotlabError, ValueError):
 def encode(value: object, *, sparse: bool = False) -> object:
     """Convert a record, and everything in it, to dicts, lists and plain values that `json` can write.
 
-    If ``sparse`` is true, fields with their default value are left out; `decode` gives them their default again.
+    If ``sparse`` is true, fields that have their default value are left out; `decode` sets them to the default again.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -80,7 +81,9 @@ def decode(kind: type[R], value: object, path: str = "$") -> R:
 
 
 def schema(kind: type, *, title: str, identifier: str) -> dict[str, object]:
-    """Describe ``kind`` as a JSON Schema (draft 2020-12); every object may have additional properties.
+    """Describe the record class ``kind`` as a JSON Schema (draft 2020-12), which allows additional properties.
+
+    ``title`` and ``identifier`` are the title and the id of the schema.
 
     The descriptions are the docstrings: the first paragraph of a record's docstring, and its ``Attributes`` section.
     """
@@ -97,7 +100,7 @@ def schema(kind: type, *, title: str, identifier: str) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The fields of a record class, which the three functions of this module read.
+    """The fields of a record class, which `encode`, `decode` and `schema` read.
 
     ``hints`` maps each field's name to its type, in order. ``required`` has the names of the fields without a default.
     ``defaults`` has the defaults of the other fields.
@@ -126,8 +129,8 @@ def _shape(kind: type[object]) -> _Shape:
 
 def _decode(hint: object, value: object, path: str) -> object:
     if hint in _PRIMITIVES:
-        # Compare the exact type: isinstance would accept True as an int. An int is accepted as a float, but 1.0 is not
-        # accepted as an int.
+        # Compare the exact type, because isinstance would accept True as an int. For a float field an int is accepted,
+        # but for an int field 1.0 is not accepted.
         if hint is float and type(value) is int:
             return float(value)
         if type(value) is not hint:
@@ -167,7 +170,7 @@ def _mismatch(path: str, expected: str, value: object) -> ReportFormatError:
 def _define(kind: type, definitions: dict[str, object]) -> None:
     if kind.__name__ in definitions:
         return
-    definitions[kind.__name__] = {}  # stops the recursion for records that contain records of the same class
+    definitions[kind.__name__] = {}  # stops the recursion if a record contains records of the same class
     assert is_dataclass(kind)
     shape = _shape(kind)
     summary, notes = _documentation(kind)

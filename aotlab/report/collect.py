@@ -1,8 +1,8 @@
 """Record what aotlab does: listen to the engine's events and build a report from them.
 
 A recording receives the events of the whole process, from all threads. When a stage of a compilation finishes, the
-recording takes a snapshot at once, while the engine waits, because later stages rewrite graphs in place. At a call it
-only updates the counters and appends to a bounded list. The report is built when somebody reads it.
+recording takes a snapshot at once, while the engine waits, because later stages rewrite graphs in place. When a call
+ends, the recording only updates the counters and appends to a bounded list. The report is built when somebody reads it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ RECENT_CALLS = 1000
 
 
 class _CallNote(NamedTuple):
-    """One call: the number of the entry that served it (None: it ran eagerly), and whether it waited to compile."""
+    """One call. ``entry`` is the number of the entry that served the call; None if the call ran eagerly.
+
+    ``cold`` says whether the call waited for a compilation.
+    """
 
     at_ns: int
     duration_ns: int
@@ -58,14 +61,16 @@ class _EntryLog:
     reused: bool = False
     derived: list[tuple[int, int]] = field(default_factory=list)  # the start and the duration of each later backward
     storage_ids: tuple[tuple[int | None, ...], ...] = ()  # the storages of the results of the first call
-    # The cached rows. The first item is a key of their sources; if the key changes, they are made again.
+    # The rows that `assemble` made, in a cache. The first item is a key of the data from which the rows were made. If
+    # the key changes, the rows are made again.
     assembled: tuple[object, Joined] | None = None
     joined: tuple[object, Joined] | None = None  # like `assembled`, but storages have their numbers in the report
 
     def alone(self, stage: Stage, event: observe.StageFinished | observe.BackwardCompiled) -> Stage:
-        """Return ``stage`` without the time of the backwards that were derived while it ran.
+        """Return ``stage`` without the time of the backwards that were derived while the stage ran.
 
-        Each of these backwards is listed as a separate stage. ``event`` reports the end of ``stage``.
+        Each of these backwards is listed as a separate stage. ``event`` is the event that reported the end of the
+        stage.
         """
         began = event.at_ns - event.duration_ns
         inner = sum(took for at_ns, took in self.derived if at_ns >= began)
@@ -88,9 +93,9 @@ class _FrameLog:
 class Recording(Views[Report]):
     """A report that is still being recorded.
 
-    A recording has everything that a `Report` has: tables, ``verdict``, ``to_html``, ``to_json``, ``save``,
-    ``with_timings``, and the fields. During the ``with`` block each of these describes the report at that moment, and
-    after the block the finished report. ``recording.report()`` returns the plain, frozen `Report`.
+    A recording has all attributes and methods of a `Report`: tables, ``verdict``, ``to_html``, ``to_json``, ``save``,
+    ``with_timings``, and the fields. During the ``with`` block they describe the events so far, and after the block the
+    finished report. ``recording.report()`` returns the plain, frozen `Report`.
 
     Parameters
     ----------
@@ -107,12 +112,13 @@ class Recording(Views[Report]):
         self._end_ns: int | None = None
         self._spent = Spent(self._begin_ns)
         self._config = tuple([Switch(name=name, value=switch_value(name)) for name in config.__annotations__])
-        # The key includes the name, because Python may reuse the id of a function that was deleted.
+        # The key is a function's id and name. The id alone is not unique, because Python may reuse the id of a function
+        # that was deleted.
         self._frames: dict[tuple[int, str], _FrameLog] = {}
         self._entries: dict[int, _EntryLog] = {}
         self._captured_again: dict[int, tuple[tuple[int | None, Miss], ...]] = {}
         self._breaks: list[GraphBreakRow] = []
-        # For each graph break: the files and lines of its stack, outermost first, and the reason in a few words.
+        # For each graph break: the files and lines of its stack, outermost frame first, and the reason in a few words.
         self._led_to: list[tuple[list[tuple[str, int]], str]] = []
         self._notes: list[str] = []
         self._built: Report | None = None
@@ -130,8 +136,8 @@ class Recording(Views[Report]):
     def begin_run(self, began_ns: int, *, again: bool) -> None:
         """Begin a run of the recorded code at ``began_ns``; ``again`` is true for every run but the first.
 
-        In a later run, the compiled entries of earlier runs are kept and marked as reused, and the counters of calls
-        begin at 0.
+        In a later run, the recording still has the compiled entries of earlier runs, and marks them as reused. The
+        counters of calls begin at 0.
         """
         with self._lock:
             self._begin_ns = began_ns
@@ -140,7 +146,8 @@ class Recording(Views[Report]):
             if not again:
                 return
             self._created = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-            # Dynamo reports a graph break only when it captures the frame, but the frame breaks in each run.
+            # Dynamo reports a graph break only when it captures the code, but Python runs the code at the graph break
+            # in each run. So the graph breaks of earlier runs remain in the report.
             self._breaks = [replace(row, at_ns=0) for row in self._breaks]
             self._notes.clear()
             for log in self._frames.values():
@@ -150,7 +157,7 @@ class Recording(Views[Report]):
                 entry.calls, entry.reused = 0, True
 
     def end_run(self) -> None:
-        """End the run. Later events, such as calls of the functions that the run defined, are recorded too."""
+        """Fix the time of the run. Later events, such as calls of functions that the run defined, are recorded too."""
         with self._lock:
             self._spent.end(time.perf_counter_ns())
 
@@ -161,7 +168,8 @@ class Recording(Views[Report]):
                 self._called(event)
             return
         try:
-            # Converting graphs takes time. It needs no lock, because an entry is compiled by one thread.
+            # Take the snapshot before taking the lock, because converting graphs takes time. The snapshot needs no
+            # lock, because one thread compiles an entry.
             stage_snapshot = (
                 snapshot(event)
                 if isinstance(event, observe.StageFinished)
@@ -233,8 +241,9 @@ class Recording(Views[Report]):
     def _note_break(self, event: observe.GraphBreak) -> None:
         """Record a graph break.
 
-        If the code of a break was called by other captured functions, Dynamo reports the break once for each of these
-        frames. It reports the outermost frame first, and this function skips the other reports.
+        If the graph break is in a function that other captured functions call, Dynamo reports it several times: once
+        for the outermost captured function, then once for each function that is nested in it. Only the first report is
+        recorded.
         """
         places = [(each.filename, each.lineno or 0) for each in event.stack]
         reason, stepped = event.reason, event.reason == STEPPED
@@ -249,13 +258,16 @@ class Recording(Views[Report]):
         self._breaks.append(self._in_cell(row, event))
 
     def _in_cell(self, row: GraphBreakRow, _event: observe.GraphBreak) -> GraphBreakRow:
-        """Add the line of the notebook cell that led to a graph break; a recording of a cell overrides this method."""
+        """Add the line of the notebook cell that ran the code with a graph break.
+
+        A recording of a cell overrides this method. Other recordings leave the row unchanged.
+        """
         return row
 
     def _note_dynamo(self, reasons: Iterable[str]) -> None:
-        """Record why Dynamo captured nothing: it skipped a frame, or it failed. No graph records this.
+        """Record the reasons why Dynamo skipped a function or failed, because no event reports them.
 
-        ``reasons`` are Dynamo's texts. A reason that a recorded graph break has already is skipped.
+        ``reasons`` are Dynamo's texts. A reason is left out if a recorded graph break has the same reason.
         """
         with self._lock:
             told = {why_dynamo_stopped(each.reason) for each in self._breaks}
@@ -321,7 +333,7 @@ class Recording(Views[Report]):
             Call(
                 at_ns=note.at_ns - self._begin_ns,
                 duration_ns=note.duration_ns,
-                # If a bug made an entry serve another function's call, the graph of that call is None.
+                # `get`, so that a report can be built even if a bug made an entry of another function serve the call.
                 graph=None if note.entry is None else indices.get(note.entry),
                 compiled=note.entry is not None,
                 cold=note.cold,
@@ -379,7 +391,10 @@ class Recording(Views[Report]):
         )
 
     def _settled(self, miss: Miss, earlier: int | None, log: _EntryLog) -> Miss:
-        """Complete the reason for a recompile: say how the new graph treats the size or number that differed."""
+        """Complete the reason for a recompile: say whether the differing size or number is dynamic in the new graph.
+
+        ``earlier`` is the number of the entry whose guard failed, and ``log`` has the events of the new entry.
+        """
         earlier_log = None if earlier is None else self._entries.get(earlier)
         trace = next((each.trace for each in log.snapshots if each.trace is not None), None)
         if log.joined is None or trace is None:
@@ -405,7 +420,7 @@ class Recording(Views[Report]):
             argument=refused.argument if refused is not None else None,
             line=in_cell(refused.line) if refused is not None and isinstance(refused.line, UserLine) else None,
             outcome=event.outcome,
-            at_ns=max(0, event.at_ns - self._begin_ns),  # 0 if an earlier run refused it
+            at_ns=max(0, event.at_ns - self._begin_ns),  # 0 if the refusal happened in an earlier run
         )
 
     def _finish(self) -> None:
@@ -415,7 +430,7 @@ class Recording(Views[Report]):
 
 
 def _lines(event: observe.CompileFinished | None) -> dict[str, UserLine]:
-    """Return the user lines that caused an entry's guards on sizes, by the text of each guard."""
+    """Map the text of each guard on a size to the user line that caused the guard."""
     return {} if event is None else {text: in_cell(line) for text, line in event.lines.items()}
 
 
@@ -424,7 +439,7 @@ def _guards(event: observe.CompileFinished | None) -> tuple[Guard, ...]:
 
 
 def _within(part: Sequence[object], whole: Sequence[object]) -> bool:
-    """Tell whether ``part`` is a contiguous part of ``whole``."""
+    """Return whether the items of ``part`` occur in ``whole`` one after another."""
     return any(whole[i : i + len(part)] == part for i in range(len(whole) - len(part) + 1))
 
 

@@ -5,8 +5,8 @@ and dtypes even if it has no rows, so code that reads a table needs no special c
 (``pd.NA``). Tables are keyed by ``frame`` and ``graph``.
 
 `describe` returns the columns as a table, and each table has the meanings of its columns in ``attrs["columns"]``. The
-page shows the same meanings. It reads them from a copy, ``extension/src/model/meanings.json``, and a test compares the
-copy.
+page shows the same meanings. It reads them from a copy, ``extension/src/model/meanings.json``, and a test checks that
+the copy is up to date.
 
 In a numeric column, a symbolic size has the value that it had in the traced call.
 """
@@ -28,7 +28,8 @@ _TEXT, _COUNT, _TRUTH, _NUMBER = "string", "Int64", "boolean", "Float64"
 _KEY: dict[str, Column] = {
     "frame": (
         _TEXT,
-        "the function's name, unique in the report: `f (2)` is another `f`, or the code of `f` after a graph break",
+        "the function's name, unique in the report: `f (2)` or `f #2` is another function `f`, or the code of `f` "
+        "after a graph break",
     ),
     "graph": (_COUNT, "the compiled entry's number within its frame, from 0"),
 }
@@ -43,7 +44,7 @@ TENSOR: dict[str, Column] = {
     "stride": (_TEXT, "strides in elements"),
     "offset": (_COUNT, "storage offset in elements"),
     "byte_offset": (_COUNT, "storage offset in bytes"),
-    "nbytes": (_COUNT, "size of its elements in bytes"),
+    "nbytes": (_COUNT, "total size of the tensor's elements in bytes"),
     "device": (_TEXT, "device, for example cuda:0"),
 }
 
@@ -60,24 +61,25 @@ LINE: dict[str, Column] = {
 COLUMNS: dict[str, dict[str, Column]] = {
     "inputs": {
         **_KEY,
-        "index": (_COUNT, "position among the flat arguments, with wrappers and their parts"),
-        "name": (_TEXT, "the caller's name for it"),
+        "index": (_COUNT, "position among the flat arguments; a wrapper and each of its parts have a position"),
+        "name": (_TEXT, "the caller's name for the argument"),
         "kind": (
             _TEXT,
-            "parameter, buffer, input, python, or gradient; in the frame `outside of the graphs`: outside, alias (it "
-            "was written through another name), or new (a gradient that did not exist before)",
+            "parameter, buffer, input (another tensor), python (no tensor), or gradient; in the frame `outside of the "
+            "graphs`: outside, alias (the tensor was written through another name), or new (a gradient that did not "
+            "exist before)",
         ),
         **TENSOR,
-        "requires_grad": (_TRUTH, "whether it required grad at the call"),
-        "requires_grad_after": (_TRUTH, "whether it required grad when the function returned"),
-        "is_leaf": (_TRUTH, "whether it was an autograd leaf at the call"),
-        "storage": (_COUNT, "its storage in the table storages; equal numbers share memory"),
+        "requires_grad": (_TRUTH, "whether the tensor required grad when the function was called"),
+        "requires_grad_after": (_TRUTH, "whether the tensor required grad when the function returned"),
+        "is_leaf": (_TRUTH, "whether the tensor was an autograd leaf when the function was called"),
+        "storage": (_COUNT, "the tensor's storage in the table storages; tensors with equal numbers share memory"),
         "duplicate_of": (_TEXT, "the earlier argument that is the same tensor"),
-        "overlaps": (_TEXT, "other arguments that share bytes with it, separated by commas"),
-        "mutated": (_TRUTH, "whether its values, sizes, strides, offset or memory changed"),
-        "mutates_data": (_TRUTH, "whether its values changed"),
-        "mutates_metadata": (_TRUTH, "whether its sizes, strides or offset changed"),
-        "mutates_storage": (_TRUTH, "whether it got other memory"),
+        "overlaps": (_TEXT, "other arguments that share bytes with this argument, separated by commas"),
+        "mutated": (_TRUTH, "whether the tensor's values, sizes, strides, offset or storage changed"),
+        "mutates_data": (_TRUTH, "whether the tensor's values changed"),
+        "mutates_metadata": (_TRUTH, "whether the tensor's sizes, strides or offset changed"),
+        "mutates_storage": (_TRUTH, "whether the tensor got another storage"),
         "mutation_hidden_from_autograd": (
             _TRUTH,
             "whether every write was hidden from autograd, for example by detach()",
@@ -85,43 +87,59 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "mutation_under_no_grad": (_TRUTH, "whether every write was made under no_grad or inference_mode"),
         "mutation_type": (
             _TEXT,
-            "not mutated, mutated in graph (the graph writes the value), or mutated out of graph (the epilogue does)",
+            "not mutated, mutated in graph (the graph writes the value), or mutated out of graph (the epilogue writes "
+            "the value)",
         ),
-        "value": (_TEXT, "the repr of an argument that is not a tensor; for a wrapper, its metadata besides its parts"),
-        "steps": (_TEXT, "the in-place changes of its sizes, strides or history, as code"),
+        "value": (
+            _TEXT,
+            "the repr of an argument that is not a tensor; for a wrapper, the repr of the data that it holds besides "
+            "its parts",
+        ),
+        "steps": (_TEXT, "the in-place calls that changed the tensor's sizes, strides or autograd history, as code"),
         "synthetic_base": (
             _COUNT,
-            "the number of its synthetic base: inputs with equal numbers became one input of the graph",
+            "the number of the input's synthetic base: inputs with equal numbers became one input of the graph",
         ),
-        "varies": (_TRUTH, "whether the graph also serves other sizes, or other values of a number"),
-        "part_of": (_TEXT, "the wrapper (a tensor subclass) that holds it; the wrapper has a row above"),
-        "placeholder": (_TEXT, "its placeholder in the graph, for example primals_1; a wrapper has none"),
-        "gradient": (_TEXT, "the node of the traced graph that computes its gradient"),
+        "varies": (_TRUTH, "whether the graph also accepts other sizes of the tensor, or other values of the number"),
+        "part_of": (
+            _TEXT,
+            "the wrapper (a tensor subclass) that holds this tensor; the wrapper has a row above the rows of its parts",
+        ),
+        "placeholder": (_TEXT, "the argument's placeholder in the graph, for example primals_1; a wrapper has none"),
+        "gradient": (_TEXT, "the node of the traced graph that computes the tensor's gradient"),
     },
     "outputs": {
         **_KEY,
-        "index": (_COUNT, "position among the flat outputs, with wrappers and their parts"),
-        "name": (_TEXT, "its place in the result, for example out[0]"),
-        "output_type": (_TEXT, "one of the seven output types"),
-        "relation": (_TEXT, "a sentence about the tensor that it shares memory with"),
-        "base_kind": (_TEXT, "the kind of its base: input, intermediate or output"),
-        "base": (_TEXT, "the name of its base"),
-        "views": (_TEXT, "the view ops that make it from the base, as code"),
+        "index": (_COUNT, "position among the flat outputs; a wrapper and each of its parts have a position"),
+        "name": (_TEXT, "the output's place in the result, for example out[0]"),
+        "output_type": (
+            _TEXT,
+            "one of the seven output types, which say whether the output is an alias, and of which tensor",
+        ),
+        "relation": (_TEXT, "a sentence about the tensor that the output shares memory with"),
+        "base_kind": (_TEXT, "the kind of the output's base: input, intermediate or output"),
+        "base": (_TEXT, "the name of the output's base"),
+        "views": (_TEXT, "the view ops that make the output from the base, as code"),
         **TENSOR,
-        "requires_grad": (_TRUTH, "whether it requires grad"),
-        "storage": (_COUNT, "its storage in the table storages; equal numbers share memory"),
-        "raw_type": (_TEXT, "the qualified name of its Python type"),
+        "requires_grad": (_TRUTH, "whether the output requires grad"),
+        "storage": (_COUNT, "the output's storage in the table storages; tensors with equal numbers share memory"),
+        "raw_type": (_TEXT, "the qualified name of the output's Python type"),
         "part_of": (
             _TEXT,
-            "the wrapper (a tensor subclass) that holds it, or a view of this wrapper",
+            "the wrapper (a tensor subclass) that holds this tensor; for a base that the graph returns, the output "
+            "that is a view of the base; for the new value of a mutated input, this input",
         ),
-        "node": (_TEXT, "the node of the traced graph that returns it"),
-        "tangent": (_TEXT, "the graph's input for its gradient, for example tangents_1"),
+        "node": (_TEXT, "the node that the traced graph returns for the output"),
+        "tangent": (_TEXT, "the graph's placeholder for the gradient of the output, for example tangents_1"),
     },
     "storages": {
         **_KEY,
         "storage": (_COUNT, "the storage's number, equal in all graphs that use it"),
-        "owner": (_TEXT, "input (the caller owns it), intermediate or output (the graph allocates it)"),
+        "owner": (
+            _TEXT,
+            "input (the caller allocated the storage), or intermediate or output (the graph allocated it for an "
+            "intermediate base or for an output)",
+        ),
         "nbytes": (_COUNT, "the storage's size in bytes"),
         "device": (_TEXT, "device, for example cuda:0"),
         "tensor": (_TEXT, "a tensor with this storage"),
@@ -129,17 +147,21 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "start": (_COUNT, "the position of the tensor's first byte in the storage"),
         "stop": (_COUNT, "the position after the tensor's last byte"),
         "mutated": (_TRUTH, "whether the function writes the tensor"),
-        "writes": (_COUNT, "the number of its bytes that are written, if known"),
-        "may_write": (_COUNT, "the number of further bytes that may be written, depending on values"),
-        "part_of": (_TEXT, "the argument or output that wraps the tensor"),
+        "writes": (_COUNT, "the number of the tensor's bytes that are certainly written; missing if unknown"),
+        "may_write": (
+            _COUNT,
+            "the number of the tensor's other bytes that are written or not, depending on the values of an index or a "
+            "mask",
+        ),
+        "part_of": (_TEXT, "the outermost argument or output that wraps the tensor"),
     },
     "stages": {
         **_KEY,
-        "index": (_COUNT, "position in the pipeline"),
+        "index": (_COUNT, "position of the stage in the pipeline"),
         "stage": (_TEXT, "the stage's name"),
         "duration_ns": (_COUNT, "wall time in ns"),
         "nodes": (_COUNT, "number of ops in the graph that the stage returned"),
-        "summary": (_TEXT, "a summary of the result"),
+        "summary": (_TEXT, "a summary of the stage's result"),
     },
     "nodes": {
         **_KEY,
@@ -148,21 +170,21 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "name": (_TEXT, "the node's name"),
         "op": (_TEXT, "the op of the fx node: placeholder, call_function, output, …"),
         "target": (_TEXT, "the op's full name"),
-        "phase": (_TEXT, "the phase in which it was recorded: forward or backward"),
-        "dtype": (_TEXT, "element type of its value"),
-        "shape": (_TEXT, "sizes of its value"),
-        "nbytes": (_COUNT, "size of its value in bytes"),
-        "device": (_TEXT, "device of its value"),
-        "inputs": (_TEXT, "the nodes that it reads, separated by commas"),
-        "users": (_COUNT, "number of nodes that read it"),
+        "phase": (_TEXT, "the phase in which the node was recorded: forward or backward"),
+        "dtype": (_TEXT, "element type of the node's result"),
+        "shape": (_TEXT, "sizes of the node's result"),
+        "nbytes": (_COUNT, "size of the node's result in bytes"),
+        "device": (_TEXT, "device of the node's result"),
+        "inputs": (_TEXT, "the nodes that this node reads, separated by commas"),
+        "users": (_COUNT, "number of nodes that read this node"),
         "module": (_TEXT, "the path of the module that called the op"),
         **LINE,
     },
     "signature": {
         **_KEY,
         "direction": (_TEXT, "input or output of the traced graph"),
-        "index": (_COUNT, "position among the inputs, or among the outputs"),
-        "node": (_TEXT, "the node's name in the graph"),
+        "index": (_COUNT, "position among the graph's inputs, or among its outputs"),
+        "node": (_TEXT, "the name of the placeholder, or of the returned node"),
         "kind": (
             _TEXT,
             "of an input: parameter, buffer, user input, gradient, base, size, number or tangent; of an output: "
@@ -170,21 +192,22 @@ COLUMNS: dict[str, dict[str, Column]] = {
         ),
         "target": (
             _TEXT,
-            "its name in the program: an argument or an output; for a tangent or a gradient, the differentiated tensor",
+            "the name in the program: an argument or an output; for a tangent or a gradient, the tensor that it is the "
+            "gradient of",
         ),
         "dtype": (_TEXT, "element type"),
         "shape": (_TEXT, "sizes"),
         "device": (_TEXT, "device"),
         "in_graph": (
             _TRUTH,
-            "for a mutated input: whether the graph writes it itself and does not return the new value",
+            "for a mutated input: whether the graph itself writes the input and does not return the new value",
         ),
     },
     "autograd": {
         **_KEY,
-        "node": (_COUNT, "the node's number within the graph; 0 runs first in the forward"),
-        "makes": (_TEXT, "its outputs, separated by commas"),
-        "goes_to": (_TEXT, "the receiver of its gradients, one per row: an input, an output or another node"),
+        "node": (_COUNT, "the autograd node's number within the graph; node 0 runs first in the forward"),
+        "makes": (_TEXT, "the tensors that have this node as their grad_fn, separated by commas"),
+        "goes_to": (_TEXT, "a receiver of the node's gradients: an input, an output or another node"),
     },
     "saved": {
         **_KEY,
@@ -193,12 +216,12 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "shape": (_TEXT, "sizes"),
         "nbytes": (_COUNT, "size in bytes"),
         "device": (_TEXT, "device"),
-        "reason": (_TEXT, "the reason for saving it"),
-        "is_input": (_TRUTH, "whether it is an input; then saving it takes no new memory"),
-        "is_output": (_TRUTH, "whether it is an output; then saving it takes no new memory"),
-        "shares": (_TEXT, "the saved value that it shares memory with; it takes no memory of its own"),
-        "used_by": (_TEXT, "the nodes of the backward that read it, separated by commas"),
-        "module": (_TEXT, "the path of the module that computed it"),
+        "reason": (_TEXT, "the reason why the value is saved and not computed again"),
+        "is_input": (_TRUTH, "whether the value is an input; then saving it takes no new memory"),
+        "is_output": (_TRUTH, "whether the value is an output; then saving it takes no new memory"),
+        "shares": (_TEXT, "a larger saved value whose memory this value shares; then saving it takes no new memory"),
+        "used_by": (_TEXT, "the nodes of the backward that read the value, separated by commas"),
+        "module": (_TEXT, "the path of the module that computed the value"),
         **LINE,
     },
     "kernels": {
@@ -208,16 +231,20 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "name": (_TEXT, "the kernel's name"),
         "language": (_TEXT, "triton, c++, python or extern"),
         "source": (_TEXT, "the kernel's source"),
-        "registers": (_COUNT, "registers of a thread; only rehearsed kernels have this column and the following ones"),
-        "shared_bytes": (_COUNT, "shared memory of a block, in bytes"),
+        "registers": (
+            _COUNT,
+            "GPU registers of a thread; this column and the following ones have values only for kernels that were "
+            "compiled for a GPU that is not present (rehearsed)",
+        ),
+        "shared_bytes": (_COUNT, "shared memory of a thread block, in bytes"),
         "spilled_bytes": (_COUNT, "bytes that a thread spills: stores plus loads"),
-        "blocks": (_COUNT, "number of blocks that a call launches"),
+        "blocks": (_COUNT, "number of thread blocks that a call launches"),
         "bytes_read": (_COUNT, "bytes of the tensors that a call reads"),
         "bytes_written": (_COUNT, "bytes of the tensors that a call writes"),
     },
     "guards": {
         **_KEY,
-        "kind": (_TEXT, "the kind of fact that is checked"),
+        "kind": (_TEXT, "the property that is checked, for example dtype"),
         "subject": (_TEXT, "the argument or value that is checked"),
         "sentence": (_TEXT, "the guard as a sentence"),
         **LINE,
@@ -225,21 +252,21 @@ COLUMNS: dict[str, dict[str, Column]] = {
     "calls": {
         **_KEY,
         "at_ns": (_COUNT, "the end of the call, in ns since the recording began"),
-        "duration_ns": (_COUNT, "duration in ns, with the compilation"),
-        "compiled": (_TRUTH, "whether it ran compiled code"),
-        "cold": (_TRUTH, "whether it waited for a compilation"),
+        "duration_ns": (_COUNT, "duration in ns, including a compilation for which the call waited"),
+        "compiled": (_TRUTH, "whether the call ran compiled code"),
+        "cold": (_TRUTH, "whether the call waited for a compilation"),
     },
     "recompiles": {
         **_KEY,
         "earlier": (_COUNT, "an earlier graph of the function whose guards failed; the most similar graph comes first"),
-        "subject": (_TEXT, "the value that its guard checks, for example t.dtype"),
+        "subject": (_TEXT, "the name of the value that the failed guard checks, for example t.dtype"),
         "before": (_TEXT, "the value that the earlier graph expects"),
-        "after": (_TEXT, "the value at the call"),
+        "after": (_TEXT, "the value in the call"),
         "reason": (_TEXT, "the failed guard as a sentence"),
         "suggestion": (_TEXT, "a way to avoid the recompile"),
         "status": (_TEXT, "compiled, refused or compiling"),
         "at_ns": (_COUNT, "the start of the recompile, in ns since the recording began"),
-        "duration_ns": (_COUNT, "duration in ns"),
+        "duration_ns": (_COUNT, "duration of the recompile in ns"),
         **LINE,
     },
     "refusals": {
@@ -250,43 +277,46 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "message": (_TEXT, "the exception's message"),
         "argument": (_TEXT, "the argument that caused the refusal"),
         "outcome": (_TEXT, "raised, or ran eagerly"),
-        "at_ns": (_COUNT, "the time, in ns since the recording began"),
+        "at_ns": (_COUNT, "the time of the refusal, in ns since the recording began"),
         **LINE,
     },
     "graph_breaks": {
-        "frame": (_TEXT, "Dynamo's name of the line"),
-        "reason": (_TEXT, "the reason, as a clause"),
-        "where": (_TEXT, "the line, as the user knows it"),
-        "cell_line": (_COUNT, "the line of the cell that called this code"),
-        "library": (_TEXT, "the library whose code runs at the line; such a break is not a fault"),
-        "dynamo": (_TEXT, "Dynamo's text of the reason"),
-        "at_ns": (_COUNT, "the time, in ns since the recording began"),
+        "frame": (_TEXT, "the place of the graph break, as file:line"),
+        "reason": (_TEXT, "the reason in a few words"),
+        "where": (_TEXT, "the place as the page shows it, for example In [3], line 2"),
+        "cell_line": (_COUNT, "the line of the cell that ran the code with the graph break"),
+        "library": (
+            _TEXT,
+            "the library without tensors whose code the line calls, or torch.optim; such a graph break is not a fault",
+        ),
+        "dynamo": (_TEXT, "the reason in Dynamo's words"),
+        "at_ns": (_COUNT, "the time of the graph break, in ns since the recording began"),
         **LINE,
     },
     "time": {
         "kind": (_TEXT, "the work that took the time: a stage, dynamo, verification, calls, the rest"),
-        "count": (_COUNT, "number of times"),
-        "duration_ns": (_COUNT, "duration in ns, without the work inside it that has its own row"),
+        "count": (_COUNT, "how often this work was done"),
+        "duration_ns": (_COUNT, "duration in ns, without the work inside of it that has a separate row"),
     },
     "timings": {
         **_KEY,
         "engine": (_TEXT, "eager, upstream (stock torch.compile) or aotlab"),
         "phase": (_TEXT, "forward, backward, or total (the sum of both in each call)"),
-        "device": (_TEXT, "the device that ran it"),
+        "device": (_TEXT, "the device that ran the calls"),
         "noise": (_TEXT, "the reason why the ratios may be noise, or empty"),
         "incomparable": (_TEXT, "the reason why there are no ratios, or empty"),
-        "median_ns": (_COUNT, "median of the repeats, in ns"),
-        "min_ns": (_COUNT, "fastest of the repeats, in ns"),
-        "p10_ns": (_COUNT, "a tenth of the repeats are faster, in ns"),
-        "p90_ns": (_COUNT, "a tenth of the repeats are slower, in ns"),
-        "repeats": (_COUNT, "number of repeats"),
-        "over_eager": (_NUMBER, "its time divided by eager's time: the median over the rounds"),
-        "over_eager_p10": (_NUMBER, "the same ratio; a tenth of the rounds are below it"),
-        "over_eager_p90": (_NUMBER, "the same ratio; a tenth of the rounds are above it"),
-        "over_upstream": (_NUMBER, "its time divided by stock torch.compile's time: the median over the rounds"),
-        "over_upstream_p10": (_NUMBER, "the same ratio; a tenth of the rounds are below it"),
-        "over_upstream_p90": (_NUMBER, "the same ratio; a tenth of the rounds are above it"),
-        "again": (_NUMBER, "the A/A ratio: the time of a second timing of the same code, divided by the first"),
+        "median_ns": (_COUNT, "time of one call in ns: median over the rounds"),
+        "min_ns": (_COUNT, "time of one call in ns: the fastest round"),
+        "p10_ns": (_COUNT, "time of one call in ns: a tenth of the rounds are faster"),
+        "p90_ns": (_COUNT, "time of one call in ns: a tenth of the rounds are slower"),
+        "repeats": (_COUNT, "number of timed calls in all rounds"),
+        "over_eager": (_NUMBER, "the engine's time divided by eager's time: median over the rounds"),
+        "over_eager_p10": (_NUMBER, "the same ratio: a tenth of the rounds have a smaller ratio"),
+        "over_eager_p90": (_NUMBER, "the same ratio: a tenth of the rounds have a larger ratio"),
+        "over_upstream": (_NUMBER, "the engine's time divided by stock torch.compile's time: median over the rounds"),
+        "over_upstream_p10": (_NUMBER, "the same ratio: a tenth of the rounds have a smaller ratio"),
+        "over_upstream_p90": (_NUMBER, "the same ratio: a tenth of the rounds have a larger ratio"),
+        "again": (_NUMBER, "the A/A ratio: the time of a second timing of the same code, divided by the first time"),
     },
     "verification": {
         **_KEY,
@@ -295,18 +325,19 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "against": (_TEXT, "python (the user's code, run eagerly) or graph (the graph that Dynamo captured)"),
         "kind": (_TEXT, "the kind of observable that was compared"),
         "subject": (_TEXT, "the tensor or value that was compared"),
-        "equal": (_TRUTH, "whether both agree, within the tolerance"),
+        "equal": (_TRUTH, "whether the engine agrees with eager, within the tolerance"),
         "expected": (_TEXT, "eager's value"),
         "actual": (_TEXT, "the engine's value"),
         "sentence": (_TEXT, "the difference as a sentence"),
-        "tolerance": (_TEXT, "for values: the tolerance rule"),
-        "absolute": (_NUMBER, "for values: the largest difference from eager"),
-        "relative": (_NUMBER, "for values: this difference, divided by the largest element of eager's value"),
+        "tolerance": (_TEXT, "for tensor values: the tolerance rule"),
+        "absolute": (_NUMBER, "for tensor values: the largest difference from eager"),
+        "relative": (_NUMBER, "for tensor values: this difference, divided by the largest element of eager's value"),
     },
 }
 
 
-#: The units of columns by name. Columns that end in ``_ns`` are in ns, and columns with "bytes" in the name in bytes.
+#: The units of some columns, by the column's name. `_unit` adds that columns that end in ``_ns`` are in ns, and columns
+#: with "bytes" in the name are in bytes.
 _UNITS = {
     **dict.fromkeys(("byte_offset", "start", "stop"), "bytes"),
     **dict.fromkeys(("offset", "stride"), "elements"),

@@ -1,4 +1,4 @@
-"""Count the contents of a report. The counts of a report whose tables were cut still describe the whole report."""
+"""Count the rows and sum the sizes of a report. If the report was cut, return the counts from before the cut."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from aotlab.report.text import amount, known_size, listed, new_memory, place, to
 from aotlab.report.varying import apart, limits
 from aotlab.report.verdict import State, compared_sentence, eager_lines, interrupted, served, speed, verdict
 
-#: One fact contains at most this many names, and at most this many sentences.
+#: A fact contains at most `_MOST_NAMES` names. At most `_MOST_SENTENCES` sentences are about aliases, and as many about
+#: sizes that are not dynamic.
 _MOST_NAMES, _MOST_SENTENCES = 8, 4
 #: If this many tensors of one variable changed in the same way, they are counted and not named.
 _MANY = 4
 
 
 def count(graph: Graph) -> Counts:
-    """Count the rows in the tables of a graph; if the graph was cut, return the counts from before the cut."""
+    """Count the rows in the tables of a graph; if they were counted before the report was cut, return these counts."""
     if graph.counts is not None:
         return graph.counts
     held = [row for row in graph.saved if (row.is_input or row.is_output) and not row.shares]
@@ -49,19 +50,20 @@ def count(graph: Graph) -> Counts:
 
 
 def whole(row: Input | Output, rows: Sequence[Input | Output]) -> str:
-    """Return the name of the argument or output of which a row is a part; for a row that is no part, its own name.
+    """Return the name of the outermost argument or output whose tree of wrappers contains ``row``.
 
-    ``rows`` are all rows of the same table.
+    If ``row`` is itself an argument or output, return its own name. ``rows`` are all rows of the table that contains
+    ``row``.
     """
     above = {each.name: each.part_of for each in rows} if row.part_of else {}
     name = row.name
-    while part_of := above.pop(name, ""):  # pop, because a report from a file may contain a cycle
+    while part_of := above.pop(name, ""):  # pop, because in a damaged file the rows may refer to each other in a cycle
         name = part_of
     return name
 
 
 def count_frame(frame: Frame) -> FrameCounts:
-    """Count the graphs and refusals of a frame; if the frame was cut, return the counts from before the cut."""
+    """Count the graphs and refusals of a frame; if they were counted before the report was cut, return these counts."""
     if frame.counts is not None:
         return frame.counts
     serving = [graph for graph in frame.graphs if served(graph)]
@@ -76,9 +78,9 @@ def count_frame(frame: Frame) -> FrameCounts:
 
 
 def counted(report: Report) -> Report:
-    """Return ``report`` with its summary and all counts.
+    """Return ``report`` with the summary and all counts set.
 
-    The page reads these numbers and does not compute them, because the tables that it receives may have been cut.
+    The page reads these numbers instead of counting rows, because the tables that it receives may have been cut.
     """
     graphs = [tuple([replace(graph, counts=count(graph)) for graph in frame.graphs]) for frame in report.frames]
     frames = zip(report.frames, graphs, strict=True)
@@ -89,7 +91,7 @@ def counted(report: Report) -> Report:
 def summary(report: Report) -> Summary:
     """Compute the head of the page: the verdict, facts about tensors, and totals.
 
-    If the report was cut, return the summary that was computed before.
+    If the report has a summary already, return it, because the report may have been cut since it was computed.
     """
     if report.summary is not None and report.summary.state in get_args(State):
         return report.summary
@@ -126,9 +128,9 @@ def _added(counts: Iterable[Counts]) -> Counts:
 
 
 def _largest(report: Report) -> list[Counts]:
-    """Return for each function the counts of the graph that saves the most for the backward.
+    """Return for each function with a backward the counts of the graph that saves the most memory for the backward.
 
-    A call is served by one graph, so this is the most that one call of the function saves.
+    One graph serves a call, so these counts have the most memory that one call of the function saves.
     """
     training = [[count(graph) for graph in frame.graphs if graph.training] for frame in report.frames]
     return [max(counts, key=lambda each: each.saved_bytes) for counts in training if counts]
@@ -150,7 +152,8 @@ def _of_one_call(report: Report, counts: Counts) -> Counts:
 def _facts(report: Report) -> Iterator[Fact]:
     """List facts about the user's tensors: mutations, shared memory, sizes that vary, values saved for backward."""
     graphs = [graph for frame in report.frames for graph in frame.graphs]
-    traced = any(graph.status == "compiled" for graph in graphs)  # a refused graph tells nothing about the tensors
+    # Without a compiled graph, it is unknown whether the function mutates or returns its arguments.
+    traced = any(graph.status == "compiled" for graph in graphs)
     if report.cell is not None and report.cell.error is not None:
         at = "" if report.cell.error_line is None else f" (line {report.cell.error_line})"
         key, title = ("interrupted", "interrupted") if interrupted(report.cell) else ("error", "ended with")
@@ -196,7 +199,7 @@ def _facts(report: Report) -> Iterator[Fact]:
 
 
 def _changed(report: Report, graphs: list[Graph]) -> dict[str, str]:
-    """Map the name of each tensor that was changed, in graphs or outside of them, to words for its changes.
+    """Map the name of each tensor that changed, in graphs or outside of them, to words that describe the changes.
 
     Gradients that did not exist before are left out; `_new` returns them.
     """
@@ -225,9 +228,10 @@ def _new(report: Report) -> list[str]:
 
 
 def _together(changed: dict[str, str]) -> dict[tuple[str, str], None]:
-    """Return pairs of a tensor's name and its change, in order.
+    """Return pairs of a tensor's name and its change, in the order of ``changed``, as the keys of a dict.
 
-    If many tensors of one variable changed in the same way, they have one pair: ``("40 tensors of model", "data")``.
+    If at least `_MANY` tensors of one variable changed in the same way, they have one pair:
+    ``("40 tensors of model", "data")``.
     """
     owners = {name: re.match(r"\w+(?=[.\[])", name) for name in changed}
     nouns = {name: "gradients" if name.endswith(".grad") else "tensors" for name in changed}
@@ -245,5 +249,6 @@ def _how(row: Input) -> str:
 
 def _nothing(report: Report) -> str:
     broken = report.cell is not None and report.cell.kind == "definitions" and bool(report.graph_break_rows)
-    # Python runs between the graphs of a function with graph breaks; only its arguments are checked for changes
-    return "no argument; what else Python wrote between the graphs is not watched" if broken else "nothing"
+    # In a function with graph breaks, Python runs between the graphs. Only the function's arguments are checked for
+    # changes, so "nothing" could be wrong.
+    return "no argument; other writes by the Python code between the graphs are not recorded" if broken else "nothing"

@@ -1,9 +1,10 @@
-"""Make a report small enough for a notebook, and note which parts were left out.
+"""Make a report small enough for a notebook, and note which rows and texts were left out.
 
-A notebook stores every output. A graph of a thousand nodes with its kernels takes megabytes, and a reader looks at a
-small part of it. So a cell's output contains a shorter form of the report, a *cut* report. First long code is
-shortened, then long tables, and finally graphs are left out. The nodes are always left out; the page asks the kernel
-for them. The verdict, the groups of rows and all counts still describe the whole report, and a note names each cut.
+A notebook stores every output. The report of a graph with a thousand nodes and its kernels takes megabytes, and a
+reader looks at a small part of it. So a cell's output contains a shorter form of the report, a *cut* report. First long
+code is shortened, then long tables, and finally graphs are left out. The nodes are always left out, because the page
+can request them from the kernel. The verdict, the groups of rows and all counts still describe the whole report. A note
+names the tables and texts that were shortened.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from aotlab.report.text import amount, listed
 
 R = TypeVar("R")
 
-#: The fields of a graph that a notebook's output never contains.
+#: The fields of `Graph` that a notebook's output never contains.
 _UNSEEN = frozenset({"nodes", "autograd", "compiled", "results"})
 
-#: The tab of the page that shows a field.
+#: For a field of the report: the tab of the page that shows it.
 _TABS = {
     "mutated_outside": "Inputs",
     "storages": "Storage map",
@@ -39,7 +40,8 @@ _TABS = {
     "verification_rows": "Verification",
     **{name: name.capitalize() for name in ("inputs", "outputs", "stages", "saved", "kernels")},
 }
-_OTHERS = "Recompiles & calls"  # graphs, guards, placeholders, calls, refusals
+#: The tab that shows all other fields: graphs, guards, placeholders, calls and refusals.
+_OTHERS = "Recompiles & calls"
 
 #: The fields that contain code.
 _CODE_FIELDS = frozenset({"text", "source"})
@@ -60,7 +62,8 @@ class Limits:
     text: int
 
 
-#: From the mildest to the harshest. The last limits leave a few kilobytes of any report.
+#: The limits that `fitting` tries, from the mildest to the harshest. With the last limits, any report has a few
+#: kilobytes.
 _LADDER = (
     Limits(code=40_000, rows=1000, graphs=50, text=20_000),
     Limits(code=15_000, rows=300, graphs=30, text=5000),
@@ -76,10 +79,13 @@ _LADDER = (
 def fitting(report: Report, fits: Callable[[Report], bool], most: int | None = None) -> Report:
     """Cut as little of ``report`` as possible, so that ``fits`` returns true for the result.
 
-    The result has the ``summary`` and the ``counts`` of the whole report, and ``notes`` that name the cuts. A report
-    with more than ``most`` characters of text does not fit; for such a report, the slower ``fits`` is not called. A cut
-    that leaves little is fast to compute. So the search begins with the harshest limits, or with the limits that fitted
-    an earlier report of the same graphs.
+    The result has the ``summary`` and the ``counts`` of the whole report, and ``notes`` that name the cuts. If no
+    limits fit, the result is the report with the harshest limits.
+
+    ``most`` is a number of characters. A report with more text certainly does not fit, so ``fits``, which is slower, is
+    not called for the uncut report. Harsh limits are fast to apply, because they leave little. So the search begins
+    with the harshest limits. If ``most`` is given, the limits are stored, and the next search for a report with the
+    same graphs tries them first.
     """
     told = counted(report)
     graphs = [(frame.name, graph) for frame in report.frames for graph in frame.graphs]
@@ -105,13 +111,13 @@ def fitting(report: Report, fits: Callable[[Report], bool], most: int | None = N
 
 
 def cleaned(value: R) -> R:
-    """Return a copy of a report's record without characters that a message to the page cannot contain."""
+    """Return a copy of a report's record in which `clean` has replaced characters that cannot be displayed or sent."""
     return _Cutter(None).visit("", value)
 
 
 #: For at most `_MOST_RUNGS` reports: the position in `_LADDER` of the limits with which a report was small enough last
-#: time. A report that is still recorded is sent to the page often, and the next search for limits starts at this
-#: position. The key describes the report's graphs, because reports with the same graphs have about the same size.
+#: time. While a report is recorded, it is sent to the page often, and each search for limits tries this position first.
+#: The key describes the report's graphs, because reports with the same graphs have about the same size.
 _rungs: dict[object, int] = {}
 _MOST_RUNGS = 64
 
@@ -144,7 +150,10 @@ def _names_of(kind: type) -> tuple[str, ...]:
 
 
 class _Cutter:
-    """Walk through a report, shorten long texts and tables, and count the cuts; without limits, only clean texts."""
+    """Walk through a report, clean its texts, shorten long texts and tables, and count the cuts.
+
+    Without limits, the texts are cleaned, and nothing is shortened.
+    """
 
     def __init__(self, limits: Limits | None) -> None:
         self._limits = limits
@@ -152,9 +161,9 @@ class _Cutter:
         self._characters: dict[str, int] = {}
 
     def notes(self, variable: str) -> Iterator[str]:
-        """Say which tabs of the page were cut and by how much.
+        """Yield a note that says which tabs of the page were cut and by how much; if nothing was cut, yield nothing.
 
-        The note also tells how to see the whole report, which the user has in the variable ``variable``.
+        The note also says how to see the whole report, which is in the user's variable ``variable``.
         """
         parts: dict[str, list[str]] = {}
         for name, (shown, total) in self._rows.items():
@@ -168,7 +177,7 @@ class _Cutter:
             yield f"This output is cut to fit a notebook: {told}. {variable}.to_html(path) writes all of it."
 
     def visit(self, name: str, value: R) -> R:
-        """Return ``value`` with everything in it shortened; ``name`` is the field that contains it."""
+        """Return ``value`` with its texts and tables shortened; ``name`` is the report's field that contains it."""
         if isinstance(value, str):
             return cast("R", self._text(name, value))
         if isinstance(value, tuple):
@@ -186,7 +195,7 @@ class _Cutter:
             return value
         most = self._limits.code if name in _CODE_FIELDS else self._limits.text
         if name == "sentence" and most < 600:
-            most = 600  # keep the whole verdict
+            most = 600  # show the whole verdict, which is a field `sentence`
         if len(value) <= most:
             return value
         cut = len(value) - most
@@ -202,7 +211,8 @@ class _Cutter:
             return rows
         if name == "notes":
             return rows[:20]
-        # Shapes, names and windows are parts of a row, not tables. The facts are few, and the page needs them.
+        # Tuples of plain values (such as shapes) and the field `written` belong to one row, so they are not shortened.
+        # Nor are the facts, because they are few, and the page needs all of them.
         if not is_dataclass(rows[0]) or name in ("facts", "written"):
             return rows
         most = self._limits.graphs if name in ("frames", "graphs") else self._limits.rows

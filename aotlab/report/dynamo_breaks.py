@@ -16,11 +16,13 @@ from aotlab.report.model import GraphBreakRow
 from aotlab.report.text import DATA_LIBRARIES, in_cell, place, why_dynamo_stopped
 from aotlab.report.verdict import ROUNDS
 
-#: The directory of Dynamo's code. Dynamo traces its own versions of builtin functions, so a stack may contain them.
+#: The directory of Dynamo's code. A stack may contain frames of this code, because Dynamo traces its own versions of
+#: some builtin functions.
 DYNAMO = str(Path(torch.__file__).parent / "_dynamo")
 
 
-#: Dynamo's reason if it cannot stop at a line: it ends the graph at an earlier line, and Python runs the rest.
+#: Dynamo's reason for a graph break at a line in the middle of which it cannot continue. It then ends the graph at an
+#: earlier line, and Python runs the rest of the function.
 STEPPED = "step_unsupported"
 
 
@@ -28,11 +30,11 @@ STEPPED = "step_unsupported"
 RESUMED = re.compile(rf"^{internals.RESUME_PREFIX}(.+)_at_(\d+)$")
 
 
-#: Match the file of a function that Dynamo does not trace, in Dynamo's explanation.
+#: Match, in Dynamo's explanation, the file of a function that Dynamo does not trace.
 _SKIPPED = re.compile(r"filename: `([^`]+)`")
 
 
-#: Match the name of the installed package that a file belongs to.
+#: Match, in a path, the name of the installed package that the file belongs to.
 _PACKAGE = re.compile(r"(?:site|dist)-packages[\\/](\w+)")
 
 
@@ -59,9 +61,10 @@ def graph_break(at: FrameSummary | None, reason: str, at_ns: int) -> GraphBreakR
 
 
 def _library(file: str, reason: str) -> str:
-    """Return the name of the library without tensors that made Dynamo stop at a line of ``file``, or ``""``.
+    """Return the name of the library whose call made Dynamo stop at a line of ``file``, if it is in `DATA_LIBRARIES`.
 
-    Such a graph break is not a fault, because the library's code has nothing to compile.
+    For other graph breaks return ``""``. ``reason`` is Dynamo's explanation. A graph break at such a call is not a
+    fault, because there is nothing to compile in the library's code.
     """
     skipped = _SKIPPED.search(reason)
     package = _PACKAGE.search(file if skipped is None else skipped[1])
@@ -72,10 +75,10 @@ def _library(file: str, reason: str) -> str:
 
 
 def function_of(name: str) -> str:
-    """Return a function's name without the prefix and suffix that Dynamo adds for the code after a graph break."""
+    """Return a function's name without the prefix and the suffix that Dynamo adds for the code after a graph break."""
     return RESUMED.sub(r"\1", name)
 
 
 def dynamo_reasons() -> dict[str, int]:
-    """Return how often Dynamo stopped for each reason in this process; empty if Dynamo is not loaded."""
+    """Map each reason to the number of times that Dynamo stopped for it in this process; empty without Dynamo."""
     return internals.dynamo_reasons() if "torch._dynamo.utils" in sys.modules else {}

@@ -20,7 +20,7 @@ def switch_value(name: str) -> bool | int | str | None:
 
 
 def environment(switches: tuple[Switch, ...]) -> Environment:
-    """Describe this process: versions, devices and the values of aotlab's settings, which are in ``switches``."""
+    """Describe this process: versions, devices and ``switches``, the values of aotlab's settings."""
     devices = [Device(kind="cpu", name=_processor())]
     # Reading a GPU's name would initialize CUDA. A process that has not initialized CUDA has not used a GPU.
     if torch.cuda.is_initialized():

@@ -4,7 +4,7 @@
     found.signature          # the meaning of each placeholder and each output in the program
     print(found.joint)
 
-Everything comes from the report, so this also works for a report that was loaded. Nothing is traced or run.
+`export` reads only the report, so it also works for a report that was loaded from a file. Nothing is traced or run.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ def _grid(rows: pd.DataFrame, columns: tuple[str, ...]) -> Markup:
 def export(report: Report, graph: int | str | None = None, *, frame: str | None = None) -> ExportedGraph:
     """Find a graph of a report, and return it in the form in which it would be exported.
 
-    ``graph`` is the graph's number within its function, the function's name, or the name of a compiled graph. ``frame``
-    is the function's name. Both may be None if only one graph matches. Only graphs that were traced are considered.
+    ``graph`` is the graph's number within its frame, the frame's name (with or without the enclosing function), or the
+    name of a compiled graph. ``frame`` is the frame's name. Either can be None, which matches every graph. Only graphs
+    that were traced are considered, and exactly one of them must match.
     """
     traced = [(each, one) for each in report.frames for one in each.graphs if one.placeholders or one.results]
     chosen = [pair for pair in traced if frame in (None, pair[0].name) and _is_meant(graph, *pair)]

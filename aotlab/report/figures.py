@@ -1,7 +1,7 @@
 """Draw a report's timings, forward and backward beside eager, as a matplotlib figure.
 
-The figure is made without pyplot, so the notebook's current figure stays the same. It uses matplotlib's default style,
-so it looks the same whatever the notebook's settings are. The notebook's settings are restored afterwards.
+The figure is made without pyplot, so the notebook's current figure does not change. It is drawn in matplotlib's default
+style, so that the notebook's matplotlib settings do not affect it. These settings are restored afterwards.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from aotlab.report.markup import clean
 from aotlab.report.model import Report, TimingRow
 from aotlab.report.text import duration
 
-#: The colour and the hatch of each engine. Colour-blind readers can distinguish these colours (after Okabe and Ito).
-#: Each has a contrast of at least 3 against white and against black. The hatch helps readers without colours.
+#: The colour of each engine. Colour-blind readers can distinguish these colours (after Okabe and Ito). Each has a
+#: contrast of at least 3 against white and against black. The hatches distinguish engines if the figure is printed
+#: without colours.
 _COLOURS = {"eager": "#808080", "upstream": "#d55e00", "aotlab": "#0072b2"}
 _OTHER = "#a0569a"
 _HATCHES = {"upstream": "//", "aotlab": ""}
@@ -67,9 +68,9 @@ class _Group:
 def timing_figure(report: Report) -> Figure:
     """Draw the timings of ``report``.
 
-    There is one panel for each graph, with one bar for each engine and phase. The bar is as long as the median. Its
-    whisker reaches from the 10th to the 90th percentile, or ends in an arrow if the 90th percentile is far away. If a
-    graph was measured several times, the last measurement is drawn.
+    There is one panel for each graph, with one bar for each engine and phase. The length of the bar is the median time.
+    A whisker reaches from the 10th to the 90th percentile, or ends in an arrow if the 90th percentile is far from the
+    median. If a graph was measured several times, the last measurement is drawn.
 
     Parameters
     ----------
@@ -79,7 +80,7 @@ def timing_figure(report: Report) -> Figure:
     Returns
     -------
     matplotlib.figure.Figure
-        A figure that pyplot does not know; show it, or save it with its ``savefig``.
+        A figure that is not registered with pyplot. Display it, or save it with its method ``savefig``.
     """
     groups = _groups(report.timing_rows)
     with _own_style():
@@ -108,8 +109,8 @@ def timing_figure(report: Report) -> Figure:
 
 
 def _draw(axes: Axes, group: _Group) -> None:
-    # On a busy machine the slowest tenth may take a hundred times as long. A whisker of that length would leave no
-    # space for the bars.
+    # On a busy machine the slowest tenth of the calls may take a hundred times as long as the median. A whisker of that
+    # length would leave no space for the bars.
     reach_ns = min(_REACH * group.slowest_ns, max(max(row.p90_ns, row.median_ns) for row in group.rows))
     unit, factor = _unit(reach_ns)
     longest = reach_ns / factor
@@ -178,7 +179,7 @@ def _phases(group: _Group) -> list[str]:
 
 
 def _unit(ns: int) -> tuple[str, float]:
-    """Return a suitable unit for a time, and the number of nanoseconds in it."""
+    """Return a suitable unit for a time, and the number of nanoseconds in this unit."""
     for unit, factor in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
         if ns >= factor:
             return unit, factor

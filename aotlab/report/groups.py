@@ -1,7 +1,7 @@
-"""Group rows that the page shows as one: similar tensors of one variable, and storages that hold a single tensor.
+"""Group rows that the page shows as one row: similar tensors of one variable, and storages that hold a single tensor.
 
 Groups are formed and counted before a report is cut to fit a notebook. So a page that received only some of the rows
-knows how many rows there were.
+still shows how many rows there were.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from dataclasses import replace
 from aotlab.report.model import Group, Input, Saved, Storage
 from aotlab.report.text import amount, known_size
 
-#: The least number of inputs in a group: for inputs that did not change, and for inputs that changed in the same way.
+#: The least number of inputs in a group: for inputs that were not mutated, and for inputs that were mutated in the same
+#: way.
 LEAST_UNCHANGED, LEAST_CHANGED = 3, 8
-#: The page draws the storages that are shared, written or allocated by the graph. If there are more than this many,
-#: it draws only those that are shared or partly written.
+#: The page draws each storage that several tensors share, that the function writes, or that the graph allocates. If
+#: there are more than this many such storages, it draws only those that are shared or partly written.
 _MOST_DRAWN = 8
 
 _STORAGES = {
@@ -30,8 +31,8 @@ _STORAGES = {
 def input_groups(rows: Sequence[Input]) -> tuple[tuple[Input, ...], tuple[Group, ...]]:
     """Assign inputs to groups, and describe the groups.
 
-    The result is the rows with their ``group`` (None for a row without a group), and the groups. The parts of a wrapper
-    belong to the wrapper's group.
+    The result has the rows with the field ``group`` set (None for a row without a group), and the groups. The parts of
+    a wrapper belong to the wrapper's group.
     """
     keys: list[Hashable] = [None if row.part_of else _fate(row) for row in rows]
     members: dict[Hashable, list[Input]] = {}
@@ -56,7 +57,7 @@ def input_groups(rows: Sequence[Input]) -> tuple[tuple[Input, ...], tuple[Group,
 
 
 def _owner(row: Input) -> str:
-    """Return the variable that a tensor belongs to: ``model`` for ``model.0.weight``. For ``x``, return ``""``."""
+    """Return the variable that holds a tensor: ``model`` for ``model.0.weight``; ``""`` if the tensor is a variable."""
     owner = re.match(r"[^.\[]+(?=[.\[])", row.name)
     return "" if owner is None else owner[0]
 
@@ -69,10 +70,10 @@ def _noun(row: Input) -> str:
 
 
 def _fate(row: Input) -> Hashable:
-    """Return the key of an input's group: its variable, its kind, and everything that happened to it.
+    """Return the key of an input's group: its variable, its kind, its ``requires_grad`` and its mutations.
 
-    Inputs with equal keys may form a group. The key is None for an input that shares memory or is itself a variable;
-    such an input always has a separate row.
+    Inputs with equal keys form a group if there are enough of them. The key is None for an input that shares memory
+    with another input or that is itself a variable. Such an input always has a separate row.
     """
     shares = row.duplicate_of is not None or row.overlaps or row.synthetic_base is not None
     if shares or row.tensor is None or not _owner(row):
@@ -84,7 +85,8 @@ def _fate(row: Input) -> Hashable:
 def storage_groups(rows: Sequence[Storage]) -> tuple[tuple[Storage, ...], tuple[Group, ...]]:
     """Assign storages to groups, and describe the groups.
 
-    The result is the rows with their ``group``, and the groups. A storage that the page draws has the group None.
+    The result has the rows with the field ``group`` set, and the groups. A storage that the page draws separately has
+    the group None.
     """
     kinds = [_kind(row) for row in rows]
     told = sum(kind not in ("unwritten", "unknown") for kind in kinds)
@@ -101,7 +103,7 @@ def storage_groups(rows: Sequence[Storage]) -> tuple[tuple[Storage, ...], tuple[
 
 
 def _kind(storage: Storage) -> str:
-    """Return the kind of a storage: a key of `_STORAGES`, or ``"drawn"`` for a storage that the page always draws."""
+    """Return the kind of a storage: a key of `_STORAGES`, or ``"drawn"`` if the page always draws it separately."""
     if len(storage.spans) != 1:
         return "drawn"
     (span,) = storage.spans

@@ -1,8 +1,8 @@
-"""The report as a separate HTML page, and as the summary in a notebook's output.
+"""Write the report as a separate HTML page, and as the summary in a notebook's output.
 
 `page` draws the report as JupyterLab does, with the script that the build of ``extension/`` writes to ``static/``.
-`fragment` is for readers without that script. It contains text and tables but no scripts. It is built from
-`aotlab.report.markup`, so the user's text can never become markup.
+`fragment` writes the summary for readers without that script: text and tables, but no scripts. The summary is built
+from `aotlab.report.markup`, so the user's text can never become markup.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from aotlab.report.story import cell_section
 from aotlab.report.tables import table
 from aotlab.report.text import amount, duration, listed, place
 
-#: For this many functions, the details of the first graph are visible; those of other graphs are folded.
+#: For this many functions, the first graph is shown opened. All other graphs are folded.
 MOST_OPENED = 3
 
-#: The class is repeated so that these rules override JupyterLab's. The notebook's theme sets the colours.
+#: The class is repeated so that these rules override JupyterLab's rules. The notebook's theme sets the colours.
 _STYLE = Markup(
     ".aotlab-report.aotlab-report :is(td,th){text-align:left;vertical-align:top}"
     ".aotlab-report .verdict{font-weight:600}"
@@ -43,9 +43,9 @@ _PHASES = ("forward", "backward", "total")
 def page(report: Report) -> str:
     """Write ``report`` as an HTML document that needs no other file.
 
-    The document contains the report as JSON, and the page's script, which draws it. If the package was installed
-    without the script, the document contains the summary and all tables instead. A browser without scripts shows the
-    summary.
+    The document contains the report as JSON, and the page's script, which draws the report. If the package was
+    installed without the script, the document contains the summary and all tables instead. A browser without JavaScript
+    shows the summary.
     """
     script, style, told = _built("page.js"), _built("page.css"), summary(report)
     if script is not None and style is not None:
@@ -93,8 +93,8 @@ def _tables(report: Report) -> Markup:
 def fragment(report: Report, *, footer: bool = True) -> Markup:
     """Write a summary of ``report`` that another page can embed.
 
-    It contains the cell's lines, inputs, outputs, recompiles and differences from eager. If ``footer`` is true, a last
-    line tells how to see the rest.
+    It contains the verdict, the cell's lines, inputs, outputs, recompiles, graph breaks, timings and differences from
+    eager. If ``footer`` is true, the last line says how to see the whole report.
     """
     frames = [_frame(frame, opened=index < MOST_OPENED) for index, frame in enumerate(report.frames)]
     footnote = "A summary: JupyterLab with aotlab draws all of it; `report.to_html(path)` writes it."
@@ -171,7 +171,7 @@ def _miss(miss: Miss) -> Markup:
 
 
 def _advice(graphs: Sequence[Graph]) -> list[Markup]:
-    """Write how to avoid recompiles. Advice that applies to several values is written once, with all their names."""
+    """Write how to avoid recompiles. Advice that applies to several values is written once, with all these values."""
     subjects: dict[str, dict[str, None]] = {}
     for miss in (graph.misses[0] for graph in graphs):
         subjects.setdefault(miss.suggestion, {})[f"`{miss.subject}`" if miss.subject else "this"] = None

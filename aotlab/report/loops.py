@@ -1,6 +1,6 @@
 """Find the loops of a cell that were unrolled.
 
-If Dynamo or a trace runs a Python loop, the graph repeats the ops of the loop's body for each step.
+If Dynamo or a trace runs a Python loop, the graph contains the ops of the loop's body once for each iteration.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from aotlab.report.ways import how_line_ran, parsed
 
 _LEAVES = (ast.Break, ast.Return, ast.Raise)
 _OPERATIONS = (ast.AugAssign, ast.BinOp, ast.Call, ast.Compare, ast.UnaryOp)
-#: A node of a graph: the name of its op, and the stack of lines that caused it, from the innermost to the loop's.
+#: A node of a graph: the name of its op, and the stack of user lines that caused the node, from the innermost line to
+#: the line in the loop.
 _Operation = tuple[str, tuple[UserLine, ...]]
 
 
 def unrolled_loops(report: Report) -> dict[int, set[int]]:
-    """Map the first line of each unrolled loop of a report's cell to the numbers of steps that its graphs contain.
+    """Map the first line of each unrolled loop of a report's cell to the numbers of iterations that graphs contain.
 
-    If Python runs a loop, the loop is not unrolled, even if it calls graphs that repeat nodes. The number 0 means that
-    the number of steps is unknown, because the repeated nodes are not equal in all steps.
+    A loop that Python runs is not unrolled, even if it calls graphs that repeat nodes. The number 0 means that the
+    number of iterations is unknown, for example because the nodes are not the same in all iterations.
     """
     steps_of_lines: dict[int, set[int]] = {}
     if report.cell is None:
@@ -46,9 +47,9 @@ def _captured_loops(cell: Cell) -> Iterator[ast.For | ast.While]:
 
 
 def _steps(graph: Graph, cell: Cell, loop: ast.For | ast.While) -> Iterator[int]:
-    """Yield the number of steps of a loop in a graph.
+    """Yield the number of iterations of a loop in a graph.
 
-    If the function with the loop was called from several lines, each of these calls has a number.
+    If the function with the loop was called from several lines, yield a number for each of these calls.
     """
     text = [line.strip() for line in cell.source.split("\n")]
     body = range(loop.body[0].lineno, (loop.body[-1].end_lineno or loop.body[-1].lineno) + 1)
@@ -68,7 +69,7 @@ def _steps(graph: Graph, cell: Cell, loop: ast.For | ast.While) -> Iterator[int]
 
 
 def _known_steps(loop: ast.For | ast.While) -> int | None:
-    """Return the number of steps of a loop over a range with literal bounds; None for other loops."""
+    """Return the number of iterations of a loop over a range with literal bounds; None for other loops."""
     call = loop.iter if isinstance(loop, ast.For) else None
     if not isinstance(call, ast.Call) or any(isinstance(node, _LEAVES) for node in ast.walk(loop)):
         return None
@@ -79,18 +80,19 @@ def _known_steps(loop: ast.For | ast.While) -> int | None:
 
 
 def _repeats(sequence: Sequence[_Operation], operations: Mapping[int, int]) -> int:
-    """Return how often a sequence of nodes repeats its beginning; 1 if no node is repeated, 0 if the number is unknown.
+    """Return the number of iterations of a loop whose nodes are ``sequence``: how often it repeats its beginning.
 
-    The number is unknown if the repeats are not equal. It is also unknown if a repeat has fewer nodes for a line than
-    the line's source has operations, because then a step of the loop may consist of several repeats. ``operations`` has
-    the number of operations in each line.
+    The number is 1 if no node is repeated, and 0 if it is unknown. It is unknown if the repeats are not equal. It is
+    also unknown if a repeat has fewer nodes for a line than the line's source has operations, because then several
+    repeats may belong to one iteration. ``operations`` maps each line to the number of its operations.
     """
     count = len(sequence)
     for length in range(1, count // 2 + 1):
         step = list(sequence[:length])
         if count % length == 0 and step * (count // length) == list(sequence):
             nodes = Counter(lines[-1].line for _, lines in step)
-            called = length == 1 and len(step[0][1]) > 1  # a called function may have several nodes per step
+            # A single node from a called function may occur several times in one iteration.
+            called = length == 1 and len(step[0][1]) > 1
             whole = not called and all(nodes[line] >= operations[line] for line in nodes)
             return count // length if whole else 0
     return 1 if len(set(sequence)) == count else 0

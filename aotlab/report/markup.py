@@ -1,7 +1,7 @@
 """Write HTML in which every piece of text is escaped.
 
-A page is built from `Markup` only. Everything that is not `Markup` is text, and `escape` escapes text when it is added
-to a page. There is no other way to add text.
+A page is built from `Markup` only. A string that is not `Markup` is text, and `escape` escapes the text when it is
+added to a page. There is no other way to add text.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import re
 #: Elements that have no end tag.
 _VOID = frozenset({"br", "hr", "meta"})
 
-# Characters that XML and JSON cannot contain or that a terminal would interpret: control characters, lone surrogates,
-# and the marks that change the direction of the text around them.
+# Characters that XML or JSON cannot contain, or that a terminal or browser would interpret: control characters, lone
+# surrogates, and the marks that change the direction of the surrounding text.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -27,12 +27,15 @@ Child = str | Markup | None
 
 
 def clean(text: str) -> str:
-    """Replace each character that cannot be shown by U+FFFD, the Unicode replacement character."""
+    """Replace control characters, lone surrogates and direction marks by the replacement character, U+FFFD.
+
+    Tabs and line feeds remain.
+    """
     return _UNPRINTABLE.sub("\ufffd", text)
 
 
 def escape(text: str) -> Markup:
-    """Convert text to HTML that shows it; return `Markup` unchanged."""
+    """Convert text to HTML that displays this text; return `Markup` unchanged."""
     return text if isinstance(text, Markup) else Markup(html.escape(clean(text), quote=True))
 
 
@@ -44,11 +47,11 @@ def element(tag: str, *children: Child, kind: str | None = None, **attributes: s
     tag
         The element's name.
     children
-        Text, which is escaped, and markup, which is not. None is left out.
+        The contents of the element. Text is escaped, markup is not, and None is left out.
     kind
-        The ``class`` attribute; ``class`` itself is a keyword of Python.
+        The ``class`` attribute. (``class`` is a keyword of Python, so it cannot be the name of a parameter.)
     attributes
-        Further attributes. None leaves an attribute out, and ``""`` writes its name without a value.
+        Other attributes. An attribute that is None is left out. If an attribute is ``""``, only its name is written.
     """
     written = {"class": kind, **attributes}
     head = "".join(

@@ -21,10 +21,10 @@ CAP = 200_000
 def bundle(report: Report, *, live: bool = False) -> dict[str, object]:
     """Return the MIME bundle of ``report``, cut so that it adds at most `CAP` bytes to a notebook.
 
-    ``live`` says that the kernel still has the report, so that the page can ask it for the rest. Then the bundle leaves
-    out guards, kernels (their sources are in the compiler's code too), and comparisons that are equal to eager; their
-    counts remain. The bundle never contains a widget, because a widget does not work after the saved notebook is opened
-    again.
+    If ``live`` is true, the kernel still has the report, and the page can request the rest from the kernel. Then the
+    bundle leaves out guards, kernels (the backend's output code contains their sources too), and comparisons in which
+    aotlab agrees with eager; their counts remain. The bundle never contains a widget, because a widget does not work
+    after the saved notebook is opened again.
     """
     report = counted(report)
     frames = []
@@ -52,9 +52,9 @@ def bundle(report: Report, *, live: bool = False) -> dict[str, object]:
 
 
 def bare(graph: Graph) -> Graph:
-    """Remove the graph's names from the rows of inputs and outputs, unless some of these tensors are parts of wrappers.
+    """Remove the names of nodes from the rows of inputs and outputs, unless some of these rows are parts of wrappers.
 
-    Only for graphs with wrappers does the page show the placeholder, the node and the gradient of each tensor.
+    The page shows the placeholder, the node and the gradient of each tensor only for graphs with wrappers.
     """
     placeholders = tuple([replace(each, kind="") for each in graph.placeholders])
     if any(row.part_of for row in graph.inputs) or any(row.part_of for row in graph.outputs):
@@ -67,8 +67,8 @@ def bare(graph: Graph) -> Graph:
 def embedded_size(data: dict[str, object]) -> int:
     """Return the number of bytes that a bundle adds to a notebook's file.
 
-    nbformat writes JSON with an indentation of one. An output's data are nested five levels deep, and text is written
-    as a list of its lines.
+    nbformat writes JSON with an indentation of one space. The data of an output are nested five levels deep, and a text
+    is written as a list of its lines.
     """
     written = {kind: each.splitlines(keepends=True) if isinstance(each, str) else each for kind, each in data.items()}
     return len(json.dumps([[[[[written]]]]], indent=1, ensure_ascii=False).encode())

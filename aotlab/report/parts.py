@@ -11,7 +11,7 @@ from aotlab.report.text import sizes
 
 
 def words(text: str) -> Markup:
-    """Write a sentence; names in backticks become code."""
+    """Convert a sentence to HTML; text in backticks becomes code."""
     pieces = text.split("`")
     if len(pieces) % 2 == 0:
         return escape(text)
@@ -24,13 +24,16 @@ def heading(title: str, about: str = "") -> Markup:
 
 
 def fold(title: Child, about: str, content: Markup, *, opened: bool = False) -> Markup:
-    """Write an element that opens when the reader clicks its title; ``about`` is a remark after the title."""
+    """Write an element that shows ``content`` when the reader clicks its title.
+
+    ``about`` is a remark after the title. If ``opened`` is true, the content is visible at first.
+    """
     summary = element("summary", title, " ", element("small", about) if about else None)
     return element("details", summary, content, open="" if opened else None)
 
 
 def grid(columns: Sequence[str], rows: Iterable[Sequence[Markup]]) -> Markup:
-    """Write a table; the items of ``rows`` are cells that `cell` wrote."""
+    """Write a table with the titles ``columns``; each row is a sequence of cells that `cell` wrote."""
     head = [element("th", title) for title in columns]
     body = [element("tr", *row) for row in rows]
     return element("table", element("thead", element("tr", *head)), element("tbody", *body))
@@ -43,7 +46,7 @@ def cell(*children: Child) -> Markup:
 
 def mark(text: str) -> Markup:
     """Write words in bold, so that the reader sees them first."""
-    # The space separates two marks in a row.
+    # The space separates marks that follow each other.
     return join(element("b", text), " ")
 
 

@@ -1,7 +1,7 @@
-"""Say why a function was compiled again: which guard failed, its expected and actual value, and how to avoid it.
+"""Say why a function was compiled again: the guard that failed, the expected and the actual value, and a remedy.
 
-The direct frontend describes a failed guard in a sentence. Dynamo gives the text of the guard, with the line of the
-program that caused it. This module turns both into a `Miss`. These are texts of Dynamo:
+The direct frontend describes a failed guard in a sentence. Dynamo gives the guard as Python code, or as a message, with
+the user line that caused it. This module converts both to a `Miss`. Here is a text of each kind from Dynamo:
 
     L['scale'] == 1.0          # return t / t.norm() * scale  # train.py:7 in normalize
     tensor 't' size mismatch at index 0. expected 4, actual 5
@@ -56,8 +56,8 @@ _KEEP_TYPE = "pass the same type in each call"
 _KEEP_OBJECT = "reuse one object instead of making another for each call"
 _KEEP_LENGTH = "pass the same number of items, or one stacked tensor"
 #: The properties of a tensor that Dynamo guards: how to write each property, and how to avoid the recompile. Dynamo
-#: checks them from the last to the first. So if it reports that one property differs, all properties that follow are
-#: equal.
+#: checks the properties of this table from the last row to the first. So if it reports a property, the properties in
+#: the rows below it are equal.
 _OF_TENSORS = {
     "stride": ("{}.stride({})", "call contiguous() on it before"),
     "size": ("{}.size({})", f"let sizes vary ({DYNAMIC}), or pad to a few sizes"),
@@ -70,21 +70,22 @@ _OF_TENSORS = {
 
 
 class _Guard(NamedTuple):
-    """A guard of Dynamo that failed, parsed into its parts, which have the meaning of the fields of `Miss`."""
+    """A guard of Dynamo that failed. The first four fields have the same meaning as the fields of `Miss`."""
 
     subject: str
     before: str
     after: str
     suggestion: str
-    # Earlier graphs are sorted by this: it is small for a Python value, larger for a tensor, and largest for a mode.
+    # The size of the difference, by which `misses` sorts the earlier graphs: small for a Python value, larger for a
+    # property of a tensor, and largest for a global mode.
     weight: int = 0
 
 
 def misses(event: observe.CompileStarted | observe.CapturedAgain) -> tuple[tuple[int | None, Miss], ...]:
     """Return the number of each earlier entry, and the reason why the entry did not accept a call.
 
-    The entry with the fewest and smallest differences comes first. The number is None if no entry was compiled from an
-    earlier capture of Dynamo.
+    The entry with the fewest and smallest differences comes first. Dynamo reports its earlier captures. For a capture
+    from which no entry was compiled, the number is None.
     """
     if isinstance(event, observe.CompileStarted):
         return tuple((each.entry, _of_a_sentence(each.sentence)) for each in event.misses)
@@ -97,25 +98,26 @@ def misses(event: observe.CompileStarted | observe.CapturedAgain) -> tuple[tuple
 
 
 def limit_words(name: str, most: int, graphs: Sequence[Graph], *, several: bool) -> str:
-    """Say which Dynamo limit a function has reached, and how to avoid it.
+    """Say which Dynamo limit a function has reached, and how to avoid reaching it.
 
-    ``name`` is the setting of ``torch._dynamo.config`` with the limit ``most``. If ``several`` is true, one run of the
-    cell's lines may have called the function several times, and the report counts only one of these calls.
+    ``name`` is the setting of ``torch._dynamo.config`` that has the value ``most``. ``graphs`` are the graphs of the
+    function. ``several`` is true if one run of the cell's lines perhaps called the function several times; the report
+    counts only one of these calls.
     """
     last = next((each for graph in reversed(graphs) for each in graph.misses), None)
     advice = [f"set torch._dynamo.config.{name} higher, or call torch._dynamo.reset() to begin anew"]
     if last is not None and last.suggestion:
         subject = f"{last.subject}: " if last.subject else ""
         advice.insert(0, f"{subject}{last.suggestion}")
-    counted = "; of calls in one run of the cell's lines one is counted" if several else ""
+    counted = "; of several calls in one run of the cell's lines, only one is counted" if several else ""
     return (
-        f"Dynamo compiles one function at most {most} times ({name}), and what no graph fits then runs eagerly"
+        f"Dynamo compiles one function at most {most} times ({name}), and calls that no graph accepts then run eagerly"
         f"{counted}. To avoid it: {'; or '.join(advice)}"
     )
 
 
 def _of_a_sentence(sentence: str) -> Miss:
-    """Parse the sentence in which the direct frontend describes a miss."""
+    """Parse the sentence in which the direct frontend describes a failed guard."""
     match = _OURS.match(sentence)
     if match is None:
         return Miss(sentence=sentence)
@@ -140,7 +142,10 @@ def _sizes(shape: str) -> list[str]:
 
 
 def _of_sizes(name: str, after: list[str], before: list[str]) -> Miss:
-    """Describe a miss by the sizes that differ; ``after`` are a tensor's sizes now, ``before`` the expected sizes."""
+    """Describe a miss by the sizes that differ.
+
+    ``after`` are the sizes of the tensor ``name`` in the call, and ``before`` the sizes that the entry expects.
+    """
     pairs = enumerate(zip(after, before, strict=False))
     changed = [(f"{name}.size({dim})", is_now, was) for dim, (is_now, was) in pairs if is_now != was]
     told = listed([f"`{size}` is {is_now}" for size, is_now, _ in changed])
@@ -172,8 +177,8 @@ def _miss(guard: _Guard, line: UserLine | None) -> Miss:
 def _apart(text: str, file: str) -> tuple[str, UserLine | None]:
     """Split a guard's text into the guard and the user line that caused it.
 
-    ``file`` is the full name of the file of the captured code. Dynamo cuts long file names at their front, so the name
-    in the text may be only the end of ``file``.
+    ``file`` is the full path of the file with the captured code. Dynamo shortens long file names at the beginning, so
+    the name in the text is sometimes only the end of ``file``.
     """
     first = text.strip().splitlines()[0] if text.strip() else ""
     comment = _COMMENT.match(first)
@@ -184,7 +189,7 @@ def _apart(text: str, file: str) -> tuple[str, UserLine | None]:
 
 
 def _read(text: str, scope: Mapping[str, Any]) -> _Guard:
-    """Parse the text of a guard; ``scope`` has the variables of the call, from which the actual value is read."""
+    """Parse the text of a guard, and read the actual value from ``scope``, which has the variables of the call."""
     text = re.sub(r"\.(size|stride)\(\)\[(\d+)\]", r".\1(\2)", text)
     if text.startswith(_GLOBAL):
         names = [_MODES.get(name, name.removesuffix("_enabled")) for name in text.removeprefix(_GLOBAL).split()]
@@ -252,7 +257,10 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 
 
 def _shown(value: Any) -> str:
-    """Write a value of the user's: a plain value as its repr, any other as its type, because `repr` runs user code."""
+    """Write a value of the user's program: the repr of a plain value, or the type of another value.
+
+    The repr of other values is not used, because it would run user code.
+    """
     if value is _UNKNOWN:
         return "another"
     if isinstance(value, type):
@@ -265,7 +273,7 @@ _UNKNOWN: Any = object()
 
 
 def _value(path: str, scope: Mapping[str, Any]) -> Any:
-    """Look up the value that a guard checked: a variable of the call, with its attributes and items."""
+    """Look up the value that a guard checked: evaluate ``path``, a variable with attributes and items, in ``scope``."""
 
     def look_up(node: ast.AST) -> Any:
         match node:
@@ -288,7 +296,7 @@ def _value(path: str, scope: Mapping[str, Any]) -> Any:
 
 
 def _spoken(path: str) -> str:
-    """Write a variable as in the user's program: ``self.fc.weight`` for ``L['self']._modules['fc'].weight``."""
+    """Write a variable of Dynamo as in the program: ``self.fc.weight`` for ``L['self']._modules['fc'].weight``."""
     path = re.sub(r"^[LG]\['(\w+)'\]", r"\1", path)
     path = re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", path)
     return re.sub(r"\.__closure__\[\d+\]\.cell_contents", "", path)

@@ -39,7 +39,7 @@ class TraceFacts:
     written
         For each kept input: the bytes of its storage that the function writes.
     placeholders, placeholder_specs
-        The names of the graph's inputs without tangents, and the specs of all its inputs.
+        The names of the graph's placeholders without the tangents, and the specs of all placeholders.
     results
         For each forward output of the traced graph, a label: the name of a user's output, ``"mutated input x"`` or
         ``"intermediate base 0"``.
@@ -108,7 +108,7 @@ def chain(base: str, views: Sequence[ViewStep]) -> str:
     """Write a chain of view ops as code: ``"x[1:].transpose(0, 1)"``."""
     text = base
     for step in views:
-        # "aten.transpose.int" is written as transpose: the arguments already tell which overload it is.
+        # "aten.transpose.int" is written as "transpose", because the arguments determine the overload.
         pieces = step.target.split(".")
         name = pieces[1] if len(pieces) > 1 else pieces[0]
         arguments = [_plain(arg) for arg in step.args] + [f"{key}={_plain(value)}" for key, value in step.kwargs]
@@ -120,7 +120,10 @@ def chain(base: str, views: Sequence[ViewStep]) -> str:
 
 
 def _slice(step: ViewStep) -> str | None:
-    """Write a slice as code, because tensors have no method ``slice``: ``"[:, 1:]"``; None for unusual arguments."""
+    """Write a slice as an index: ``"[:, 1:]"``. Return None if the arguments of the op have another form.
+
+    The other view ops are written as methods, but tensors have no method ``slice``.
+    """
     values = dict(zip(("dim", "start", "end", "step"), step.args, strict=False)) | dict(step.kwargs)
     dim = values.pop("dim", 0)
     if not isinstance(dim, int) or not values.keys() <= {"start", "end", "step"}:
@@ -145,7 +148,7 @@ def placeholder_rows(
 ) -> Iterator[Placeholder]:
     """Yield the graph's inputs with their user names: arguments, synthetic bases, sizes, numbers, and tangents.
 
-    ``inputs`` are the rows of the flat arguments, and ``tensors`` the positions of the tensors among them.
+    ``inputs`` are the rows of the flat arguments, and ``tensors`` are the positions of the tensors among the arguments.
     """
     kept_at = tuple(dedupe.kept) if dedupe is not None else tuple(tensors)
     positions = tuple(dedupe.placeholders) if dedupe is not None else kept_at
@@ -166,7 +169,7 @@ def placeholder_rows(
         else:
             value = argument.value if argument.tensor is None else str(known_size(argument.tensor.shape[size.dim]))
             names.append((f"{argument.name}.size({size.dim})", "size", value or ""))
-    if len(names) == len(trace.placeholders):  # only if these are exactly the trace's inputs
+    if len(names) == len(trace.placeholders):  # otherwise the names cannot be assigned to the placeholders
         for placeholder, (name, kind, value) in zip(trace.placeholders, names, strict=True):
             yield Placeholder(name=placeholder, user_name=name, value=value, kind=kind)
     roots = {name for node in trace.autograd for name in node.makes}
@@ -174,7 +177,7 @@ def placeholder_rows(
     for number, result in enumerate(differentiated, 1):
         name = result.removeprefix("mutated input ").replace("intermediate base ", "base_")
         yield Placeholder(name=f"tangents_{number}", user_name=f"grad_of_{name}", kind="tangent")
-    for number in range(len(differentiated) + 1, len(trace.metadata.tangents) + 1):  # tangents of cut edges
+    for number in range(len(differentiated) + 1, len(trace.metadata.tangents) + 1):  # the tangents of cut edges
         yield Placeholder(name=f"tangents_{number}", user_name="grad_between_nodes", kind="tangent")
 
 
@@ -189,7 +192,7 @@ def result_rows(inputs: Sequence[Input], trace: TraceFacts) -> Iterator[Result]:
             kind = "base" if label.startswith("intermediate base ") else "output"
             yield Result(name=node, kind=kind, target=label)
     gradients = trace.returned[len(trace.results) :]
-    if len(gradients) == len(trace.gradients):  # only if these are exactly the trace's results
+    if len(gradients) == len(trace.gradients):  # otherwise the gradients cannot be assigned to their targets
         for node, target in zip(gradients, trace.gradients, strict=True):
             if node and target is not None:
                 yield Result(name=node, kind="gradient", target=target)
@@ -206,8 +209,8 @@ def input_rows(
 ) -> tuple[Input, ...]:
     """Make the row of each flat argument.
 
-    The description of the argument comes from ``capture``, its duplicates from ``dedupe``, the arguments that overlap
-    it from ``overlaps``, and its mutations from ``facts``, which is None if the function was not traced.
+    ``capture`` has the descriptions of the arguments, ``dedupe`` has the duplicates, ``overlaps`` has the pairs of
+    arguments that overlap, and ``facts`` has the mutations. ``facts`` is None if the function was not traced.
     """
     arguments = capture.arguments
     tensors = [i for i, argument in enumerate(arguments) if argument.spec is not None]
@@ -234,7 +237,7 @@ def input_rows(
                 row,
                 mutates_data=info.mutates_data,
                 mutates_metadata=info.mutates_metadata,
-                mutates_storage=False,  # a function that replaces a storage runs eagerly
+                mutates_storage=False,  # a function that replaces the storage of an input runs eagerly
                 mutation_hidden_from_autograd=info.mutations_hidden_from_autograd,
                 mutation_under_no_grad=info.mutations_under_no_grad_or_inference_mode,
                 mutation_type=info.mutation_type.value,
@@ -256,7 +259,7 @@ def _specs(dedupe: DedupeRecord | None, kept_at: Sequence[int], facts: TraceFact
 
 
 def _varying(row: Input, spec: TensorSpec | None) -> Input:
-    """Replace the sizes of an input by the symbolic sizes of the trace, if they vary."""
+    """Replace the sizes of an input by the symbolic sizes of its placeholder, if at least one size is symbolic."""
     if row.tensor is None or spec is None or not any(isinstance(size, SymExpr) for size in spec.shape):
         return row
     tensor = replace(row.tensor, shape=spec.shape, stride=spec.stride, nbytes=spec.nbytes)
@@ -273,10 +276,10 @@ def _tensor_input(argument: ArgumentRecord) -> Input:
 def output_rows(
     metadata: ViewAndMutationMeta, kept_inputs: Sequence[Input], first: int
 ) -> tuple[tuple[Output, ...], dict[int, tuple[str, Size | None]]]:
-    """Make the rows of the outputs, and number the storages that the graph allocates, from ``first`` on.
+    """Make the rows of the outputs, and number the storages that the graph allocates, beginning with ``first``.
 
-    The second result has the owner and the size of each of these storages. ``kept_inputs`` are the rows of the inputs
-    that deduplication kept; the metadata refers to inputs by their positions in this list.
+    The second result maps the number of each of these storages to its owner and its size. ``kept_inputs`` are the rows
+    of the inputs that remain after deduplication; the metadata refers to an input by its index in this list.
     """
     numbers: dict[object, int] = {}
     owners: dict[int, tuple[str, Size | None]] = {}
@@ -358,7 +361,7 @@ def storage_rows(
 ) -> tuple[Storage, ...]:
     """Collect the storages with their tensors: first the caller's storages, then the storages that the graph allocates.
 
-    ``owners`` has the owner and the size of each storage that the graph allocates, as `output_rows` returns them.
+    ``owners`` maps the number of each storage that the graph allocates to its owner and its size; see `output_rows`.
     """
     storages: dict[int, Storage] = {}
     for argument, row in zip(capture.arguments, inputs, strict=True):
@@ -384,7 +387,7 @@ def storage_rows(
 
 
 def _sized(storage: Storage) -> Storage:
-    """If the trace does not know the storage's size, use the size that its tensors need."""
+    """Set a storage's size, if it is unknown, to the size that the storage's tensors need."""
     stops = [span.stop for span in storage.spans if span.stop is not None]
     if storage.nbytes is None and stops and len(stops) == len(storage.spans):
         return replace(storage, nbytes=max(stops))
@@ -400,10 +403,10 @@ def _span(name: str, role: str, tensor: TensorInfo, mutated: bool | None) -> Spa
 def with_written_bytes(
     storage: Storage, windows: Sequence[Written], tensors: Mapping[str, TensorInfo | None]
 ) -> Storage:
-    """Add to a storage the bytes of it that are written, and to each of its tensors the number of written bytes.
+    """Set the written bytes of a storage, and the number of written bytes of each input with this storage.
 
-    ``windows`` are the bytes that the function writes through the storage's tensors. ``tensors`` has the description of
-    each argument.
+    ``windows`` are the bytes that the function writes through the storage's tensors. ``tensors`` maps the name of each
+    argument to its description.
     """
     if not any(span.mutated for span in storage.spans):
         return storage

@@ -13,7 +13,10 @@ from aotlab.report.verdict import DIFFERS
 
 
 def graph_section(graph: Graph, refusal: Refusal | None, *, opened: bool) -> Markup:
-    """Write one graph as an element that the reader can open; ``opened`` says that it is open at first."""
+    """Write one graph as an element that the reader can open; if ``opened`` is true, it is open at first.
+
+    ``refusal`` is the refusal of this graph; None if the graph was not refused.
+    """
     counts = count(graph)
     kind = {True: "training", False: "inference", None: None}[graph.training]
     status = "compiled in an earlier run of the cell" if graph.reused and graph.status == "compiled" else graph.status

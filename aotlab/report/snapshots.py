@@ -1,4 +1,4 @@
-"""Take snapshots of the stages: copy from each record what the report needs, without tensors and graphs."""
+"""Take snapshots of the stages: copy from each record the data that a report needs, without tensors and graphs."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _HANDLE = re.compile(r"^[ \t]*# \[Provenance debug handles\].*\n", re.MULTILINE)
 class Snapshot:
     """The result of one stage of one entry, without live objects.
 
-    ``stage`` and ``nodes`` are rows of the report already. ``saved``, ``compiled`` and ``kernels`` are rows of the
-    stages ``partition`` and ``compile``. The other fields are frozen records, each of one stage, from which `assemble`
-    makes the rows of inputs, outputs and storages. A field of another stage has its default.
+    ``stage``, ``nodes``, ``saved``, ``compiled`` and ``kernels`` are finished rows of the report. The other fields are
+    frozen records, from which `assemble` makes the rows of inputs, outputs and storages. Each field except ``stage``
+    and ``nodes`` belongs to one stage, and has its default in the snapshots of other stages.
     """
 
     stage: Stage
@@ -59,9 +59,9 @@ class Snapshot:
 
 
 def snapshot(event: StageFinished) -> Snapshot:
-    """Turn the record of a stage into rows that later stages cannot change.
+    """Turn the record of a stage into rows and frozen records that later stages cannot change.
 
-    For a stage that this module does not know, the snapshot has only the stage's time and size.
+    For a stage without a case here, the snapshot has only the stage's name, time and size.
     """
     stage = Stage(name=event.stage, duration_ns=event.duration_ns, node_count=event.nodes)
     match event.stage:
@@ -210,11 +210,11 @@ def _partition(stage: Stage, record: PartitionRecord) -> Snapshot:
 
 
 def _shares(values: Sequence[SavedValue]) -> dict[str, str]:
-    """Map each saved value that needs no new memory to the saved value whose memory includes it.
+    """Map each saved value that counts as no new memory to the largest saved value in the same storage.
 
-    Values in one storage take no more memory than the storage has. The largest value is counted first, and the other
-    values fill the rest of the storage, larger values first. A value that does not fit into the rest is assigned to the
-    largest.
+    The saved values of one storage must not count as more memory than the storage has. So they are counted from the
+    largest to the smallest until the next value does not fit into the rest of the storage. This value and all smaller
+    values count as no new memory.
     """
     alike: dict[int, list[SavedValue]] = {}
     for value in values:
@@ -245,7 +245,7 @@ def _compile(stage: Stage, graphs: Sequence[CompiledGraphRecord]) -> Snapshot:
             graph_name=graph.name,
             kind=graph.kind,
             source=kernel.source,
-            # Inductor moves nodes that must keep their order to a separate graph, with this prefix in the name
+            # Inductor moves nodes that must run in a fixed order to a separate graph, and gives them this prefix.
             nodes=tuple(dict.fromkeys(name.removeprefix("subgraph_") for name in kernel.nodes)),
             **dict(kernel.measures),
         )
@@ -253,7 +253,7 @@ def _compile(stage: Stage, graphs: Sequence[CompiledGraphRecord]) -> Snapshot:
         for kernel in graph.kernels
     ]
     backends = listed(sorted({graph.backend for graph in graphs}))
-    # In a report, "graph" means a compiled entry; its forward and backward graphs are named by their kind.
+    # In a report, "graph" means a compiled entry. So the summary names the compiled graphs by their kind only.
     kinds = listed(list(dict.fromkeys(graph.kind for graph in graphs))) or "nothing"
     summary = f"{kinds} by {backends}, {amount(len(kernels), 'kernel')}"
     return Snapshot(

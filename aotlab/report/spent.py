@@ -1,8 +1,8 @@
-"""Measure where a recording's time went; each moment counts once, for the innermost activity at that moment.
+"""Divide the time of a recording among kinds of activity; each moment counts once, for the innermost activity then.
 
-A cold call contains a compilation, a compilation contains stages, and a stage may contain a comparison with eager. The
-time of an activity does not include the activities inside of it. Time without an activity that sends an event is the
-row `REST`: Python, the backward, and everything else.
+A call that compiles contains a compilation, a compilation contains stages, and a stage may contain a comparison with
+eager. The time of an activity does not include the activities inside of it. The row `REST` has all time without an
+activity that sends an event: Python, the backward, and everything else.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections import deque
 
 from aotlab.report.model import TimeRow
 
-#: The number of the latest intervals that are remembered, because a later, longer interval may contain them.
+#: The number of latest intervals that `Spent` stores, because an interval that ends later may contain them.
 _OPEN = 10_000
 REST = "rest"
-#: The kinds of activity in the order in which a report lists them, with their names in the report.
+#: The kinds of activity in the order in which a report lists them, each with the name that a page shows.
 KINDS = {
     "dynamo": "Dynamo captures",
     "capture": "capture of the arguments",
@@ -38,8 +38,8 @@ KINDS = {
 class Spent:
     """Add up the time of each kind of activity.
 
-    The recording adds the interval of an activity when the activity ends. If the interval began before the run, it
-    counts from ``begin_ns``, the beginning of the run.
+    The recording adds the interval of an activity when the activity ends. If the activity began before the run, its
+    interval counts from ``begin_ns``, the beginning of the run.
     """
 
     def __init__(self, begin_ns: int) -> None:
@@ -51,12 +51,13 @@ class Spent:
     def end(self, end_ns: int) -> None:
         """End the run, and fix the time of the row `REST`.
 
-        The functions that the run defined may be called later. The intervals of these calls do not change that row.
+        The functions that the run defined may be called later. The intervals of these calls do not change the row
+        `REST`.
         """
         self._rest = self._left(end_ns)
 
     def add(self, kind: str, end_ns: int, duration_ns: int) -> None:
-        """Add an interval of the activity ``kind``; the time of earlier intervals inside of it is subtracted.
+        """Add an interval of the activity ``kind``, without the time of earlier intervals inside of this interval.
 
         There is one exception. A comparison with eager runs ``torch.compile``, which captures with Dynamo. The time of
         these captures counts as comparison.
@@ -81,9 +82,10 @@ class Spent:
         return max(end_ns - self._begin_ns - sum(spent_ns for spent_ns, _ in self._sums.values()), 0)
 
     def rows(self, end_ns: int) -> tuple[TimeRow, ...]:
-        """List the time of each kind; the rows add up to the time from the beginning to the end of the run.
+        """Return one row for each kind of activity.
 
-        If the run has not ended, it is counted until ``end_ns``.
+        If the run has not ended, the rows add up to its duration until ``end_ns``. Otherwise they add up to the
+        duration of the run and of the activities after its end.
         """
         rest_ns = self._left(end_ns) if self._rest is None else self._rest
         sums = {**self._sums, REST: [rest_ns, 1]}

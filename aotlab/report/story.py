@@ -59,7 +59,8 @@ def _lines(report: Report, source: Cell) -> Markup:
 def _stretches(source: Cell) -> Iterator[tuple[CellPart | None, str, list[tuple[int, str]]]]:
     """Yield runs of neighbouring lines of the cell that ran in the same way.
 
-    Each run has the part that contains its lines (None for lines in no part), words for how they ran, and the lines.
+    A run is a tuple: the part of the cell that contains the lines (None for lines in no part), words that say how the
+    lines ran, and the lines with their numbers.
     """
     before: tuple[CellPart | None, str] = (None, "")
     lines: list[tuple[int, str]] = []
@@ -93,7 +94,7 @@ def _code(lines: Sequence[tuple[int, str]], width: int) -> Markup:
 
 
 def _why(part: CellPart, frames: Mapping[str, Frame], breaks: Sequence[Break]) -> list[Child]:
-    """Say which graphs ran a part of the cell, and why some or all of its lines were not compiled."""
+    """Say which graphs ran a part of the cell, and why some or all lines of the part were not compiled."""
     children: list[Child] = []
     for name in part.frames:
         children += [
@@ -104,7 +105,8 @@ def _why(part: CellPart, frames: Mapping[str, Frame], breaks: Sequence[Break]) -
     reasons = [part.reason] if part.reason else []
     if part.how == "compiled":
         stops = [each for each in breaks if each.line is not None and part.first_line <= each.line <= part.last_line]
-        # The part's reason is the reason of its first break. The breaks also have the line, so prefer them.
+        # The part's reason is the reason of its first graph break. The rows of the graph breaks also have the line, so
+        # prefer these.
         reasons = [f"Python took over at line {each.line}: {each.reason.rstrip('.')}" for each in stops] or [
             f"not all of it was captured: {reason}" for reason in reasons
         ]

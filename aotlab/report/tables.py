@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, object]
 
 
-#: The value of the column ``frame`` for a tensor that a notebook's cell changed outside of the cell's graphs.
+#: The value of the column ``frame`` in the rows of tensors that a notebook's cell changed outside of the cell's graphs.
 OUTSIDE = "outside of the graphs"
 
 
@@ -206,7 +206,7 @@ def _signature_rows(report: Report) -> Iterator[Row]:
 
 
 def _program_name(placeholder: Placeholder) -> str:
-    """Return a placeholder's name in the program; for a tangent, the name of the tensor that it is the gradient of."""
+    """Return the name in the program of a placeholder's value; for a tangent, the name of the differentiated tensor."""
     if placeholder.kind != "tangent":
         return placeholder.user_name
     return re.sub(r"^base_(\d+)$", r"intermediate base \1", placeholder.user_name.removeprefix("grad_of_"))

@@ -10,8 +10,8 @@ from typing import Any
 from aotlab.errors import CELL_FILE, UserLine
 from aotlab.ir.specs import Size, SymExpr
 
-#: Each function returns the number of the notebook cell whose code has a file name, or None.
-#: Each IPython shell that loads aotlab adds one function.
+#: Functions that map the file name of code to the number of the notebook cell with this code, or to None if the code is
+#: of no cell. Each IPython shell that loads aotlab adds one function.
 cell_numbers: list[Callable[[str], int | None]] = []
 
 
@@ -78,9 +78,10 @@ def first_line(text: str, most: int) -> str:
 
 
 def in_cell(line: UserLine) -> UserLine:
-    """Return a line of a notebook cell with IPython's name of the file, which contains the number of the cell.
+    """Replace the file name of a notebook cell's line by IPython's name, which contains the number of the cell.
 
-    The kernel names the file ``/tmp/ipykernel_12/345.py``; IPython's name is ``<ipython-input-7-345>``. Other lines are
+    For example, the kernel names the file ``/tmp/ipykernel_12/345.py``, and IPython's name for it is
+    ``<ipython-input-7-345>``. The lines in ``callers`` are changed in the same way. Lines that are not in a cell are
     returned unchanged.
     """
     if line.callers:
@@ -95,7 +96,8 @@ def in_cell(line: UserLine) -> UserLine:
 def is_of_cell(line: UserLine, file: str) -> bool:
     """Tell whether a line belongs to the cell whose code has the file name ``file``.
 
-    The file of the line may have IPython's name with another number, because a cell that runs again gets a new number.
+    If the file of the line has IPython's name, the number of the cell in this name is ignored, because a cell that runs
+    again gets a new number.
     """
     match = CELL_FILE.search(file)
     return line.file == file or (
@@ -104,7 +106,7 @@ def is_of_cell(line: UserLine, file: str) -> bool:
 
 
 def place(line: UserLine) -> str:
-    """Name a line: ``"src/train.py:12"`` with the last two parts of the path, or ``"In [3], line 12"`` for a cell."""
+    """Write the place of a line: ``"src/train.py:12"`` (the end of the path), or ``"In [3], line 12"`` for a cell."""
     line = in_cell(line)
     cell = CELL_FILE.search(line.file)
     if cell is not None:
@@ -115,13 +117,13 @@ def place(line: UserLine) -> str:
 
 
 def place_in(text: str) -> str:
-    """Name a line in the form ``file:line`` as `place` does; return other text unchanged."""
+    """Convert a text ``file:line`` to the form that `place` returns; return any other text unchanged."""
     file, _, number = text.rpartition(":")
     return place(UserLine(file=file, line=int(number), function="", code="")) if file and number.isdecimal() else text
 
 
 def places_in(text: str) -> str:
-    """Replace the names of lines of notebook cells in a text by the form that `place` returns."""
+    """Convert each ``file:line`` in a text to the form that `place` returns, if the file is a notebook cell."""
     return re.sub(r"(?:<ipython-input-\d+-\w+>|\S*[\\/]ipykernel_\d+[\\/]\d+\.py):\d+", lambda m: place_in(m[0]), text)
 
 
@@ -131,7 +133,7 @@ def sizes(values: Sequence[Size] | None) -> str:
 
 
 def known_size(size: Size) -> int:
-    """Return a size as a number: for a symbolic size, its value in the traced call, or 0 if that is unknown."""
+    """Return a size as a number: for a symbolic size, its value in the traced call, or 0 if this value is unknown."""
     return (size.hint or 0) if isinstance(size, SymExpr) else size
 
 
@@ -158,7 +160,7 @@ def plain_names(text: str) -> str:
 DATA_LIBRARIES = frozenset(("PIL", "matplotlib", "numpy", "pandas", "plotly", "scipy", "seaborn", "sklearn"))
 
 #: The reason that a report gives for calls that run eagerly because Dynamo's recompile limit is reached.
-RECOMPILE_LIMIT = "Dynamo's recompile limit is reached: calls that no graph of it fits run eagerly"
+RECOMPILE_LIMIT = "Dynamo's recompile limit is reached: calls that no compiled graph accepts run eagerly"
 
 #: Patterns of Dynamo's reasons, each with a short form; a reason that matches none is shown in Dynamo's words.
 _STOPS = [(re.compile(pattern, re.DOTALL), words) for pattern, words in (
@@ -171,8 +173,8 @@ _STOPS = [(re.compile(pattern, re.DOTALL), words) for pattern, words in (
     (r"^Dynamic shape operator.*?Explanation: Operator `(.+?)`", r"the size of the result of `\1` depends on values"),
     (r"^Data dependent operator.*?Explanation: Operator `(.+?)`", r"`\1` returns a number that depends on values"),
     (r"^Attempted to \w+ function marked as skipped.*?qualname: ([\w.]+)", r"Dynamo does not look into `\1`"),
-    (r"^logging\.Logger", "it logs"),
-    (r"^step_unsupported", "Dynamo cannot go on in the middle of it"),
+    (r"^logging\.Logger", "a logger is called"),
+    (r"^step_unsupported", "Dynamo cannot continue in the middle of this line"),
     (r"^Attempted to wrap RNN", "Dynamo captures no LSTM, GRU or RNN"),
     (r"sparse [Tt]ensor", "Dynamo takes no sparse tensors"),
     (r"^Dynamo recompile limit", RECOMPILE_LIMIT),
@@ -191,6 +193,6 @@ def why_dynamo_stopped(text: str) -> str:
     match = re.search(r"^\s*Explanation: (.*)$", text, re.MULTILINE)
     why = "" if match is None else match[1].strip()
     said = set(re.findall(r"\w+", met.lower()))
-    if why and len(said & set(re.findall(r"\w+", why.lower()))) * 2 >= len(said):  # it repeats the first line
+    if why and len(said & set(re.findall(r"\w+", why.lower()))) * 2 >= len(said):  # it has most words of the first line
         met, why = why, ""
     return plain_names(f"{met}: {why}" if why else met).rstrip(".")

@@ -1,4 +1,4 @@
-"""Describe dynamic sizes and numbers in words: the guards on them, and how a recompile treats them."""
+"""Describe dynamic sizes and numbers in words: the guards on them, and whether a recompile made them dynamic."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from aotlab.report.model import Guard, Miss
 from aotlab.report.recompiles import DYNAMIC, PASS_A_TENSOR
 from aotlab.report.text import first_line, in_cell
 
-#: `_NAME` matches a tensor or a number in a guard (``x``, ``args[0].w``), and `_PART` also a size or a stride of a
-#: tensor (``x.size(0)``).
+#: `_NAME` matches the name of a tensor or a number in a guard (``x``, ``args[0].w``). `_PART` also matches a size or a
+#: stride of a tensor (``x.size(0)``).
 _NAME = r"(?:[A-Za-z_][\w.]*(?:\[[^\]]*\][\w.]*)*)"
 _PART = rf"{_NAME}(?:\(\d*\))?"
 _SIZE = re.compile(rf"^({_NAME})\.size\((\d+)\)$")
@@ -42,8 +42,8 @@ _BROKEN = re.compile(r"^the (?:compiled entry|earlier graph) expects `(.+)`, whi
 def guard(kind: str, subject: str, sentence: str, lines: Mapping[str, UserLine]) -> Guard:
     """Make the row of a guard.
 
-    The ``sentence`` of a guard on a size is a Python expression. It is written in words, and ``lines`` maps it to the
-    user line that caused the guard. Other guards are sentences already.
+    The ``sentence`` of a guard on a size (``kind`` is ``"size"``) is a Python expression, which this function converts
+    to words. ``lines`` maps the expression to the user line that caused the guard. Other guards are sentences already.
     """
     text = sentence.strip("`")
     if kind != "size":
@@ -57,9 +57,10 @@ def guard(kind: str, subject: str, sentence: str, lines: Mapping[str, UserLine])
 
 
 def limits(guards: Collection[Guard]) -> dict[str, str]:
-    """Say which values of each size or number a graph accepts: ``{"x.size(0)": " from 2 on"}``.
+    """Map each guarded size or number to words for the values that a graph accepts: ``{"x.size(0)": " from 2 on"}``.
 
-    The keys are the names of the sizes and numbers that have guards. A size or number without guards has no limit.
+    ``guards`` are the graph's guards. A dynamic size or number without guards is not in the result, because the graph
+    accepts all its values.
     """
     limit_words: dict[str, str] = {}
     for each in (each for each in guards if each.kind == "size"):
@@ -79,17 +80,17 @@ def settled(
     caused_by: Mapping[str, UserLine],
     earlier: Mapping[str, UserLine],
 ) -> Miss:
-    """Complete a miss: say whether the new graph accepts all sizes or numbers, and how to avoid the recompile.
+    """Complete a miss: say whether the size or number that differed is dynamic in the new graph, and what to change.
 
-    ``vary`` has the names of the sizes and numbers that are dynamic in the new graph. If some should be dynamic and are
-    not, ``why`` is the reason. ``guards`` are the new graph's guards. ``caused_by`` and ``earlier`` map the expressions
-    of the guards on sizes to the user lines that caused them: ``caused_by`` for the new graph, ``earlier`` for the
-    earlier graph.
+    ``vary`` has the names of the sizes and numbers that are dynamic in the new graph. ``why`` is the reason why others
+    that should be dynamic are not, and empty if all are. ``guards`` are the new graph's guards. ``caused_by`` and
+    ``earlier`` map the expression of each guard on a size to the user line that caused the guard: ``caused_by`` for the
+    new graph, ``earlier`` for the graph that did not accept the call.
     """
     broken = _BROKEN.match(miss.sentence)
     if broken is not None:
         what = "sizes" if ".size(" in broken[1] else "values"
-        suggestion = f"keep to {what} for which the program takes one way, or have a graph for each way"
+        suggestion = f"keep to {what} for which the program takes one branch, or have a graph for each branch"
         line = earlier.get(broken[1], miss.line)
         return replace(miss, subject=_names(broken[1]), line=line, suggestion=suggestion)
     names = [name for name in miss.subject.split(", ") if name]
@@ -117,9 +118,10 @@ def settled(
 
 
 def apart(why: str) -> tuple[str, UserLine | None, str]:
-    """Split an error's message into the reason, the user line (None if unknown), and the way to avoid the error.
+    """Split an error's message into the reason, the user line (None if unknown), and a way to avoid the error.
 
-    ``why`` is the message of the error for which a trace with dynamic sizes was given up.
+    ``why`` says why a function was traced without dynamic sizes. It is usually the message of the error that ended the
+    trace with dynamic sizes.
     """
     told = _ERROR.match(why)
     if told is None:

@@ -1,6 +1,6 @@
-"""The verdict, a report in one line: the functions that were compiled, the device, and whether they were verified.
+"""Write the verdict: one line that says which functions were compiled, on which device, and whether they were verified.
 
-For a cell the verdict also tells how the cell's lines ran.
+For a cell the verdict also says which lines ran eagerly, and where graph breaks are.
 """
 
 from __future__ import annotations
@@ -14,28 +14,29 @@ from aotlab.report.text import RECOMPILE_LIMIT, amount, duration, first_line, li
 
 State = Literal["verified", "unverified", "different", "partly", "nothing", "idle"]
 
-#: A graph is compared with eager before its first use, and refused if it differs. Then the message begins like this.
+#: Before its first use, a graph is compared with eager. If it differs, it is refused, and the message of the refusal
+#: begins with these words.
 DIFFERS = "its compiled form differs from eager"
 #: The end of the reason why lines were not compiled, if they compute nothing with tensors.
 NO_TENSORS = "no computation with tensors"
-#: The endings of reasons for lines in which there is nothing to compile.
+#: The endings of the reasons for lines that are not compiled because there is nothing to compile in them.
 _NOTHING_TO_COMPILE = (NO_TENSORS, "imports", "defines a function", "defines a class")
-#: A part of the reason for lines that aotlab could compile but deliberately does not compile.
+#: Words in the reason for lines that aotlab could compile but deliberately does not compile.
 BY_DESIGN = "which runs eagerly by design"
 #: The reason why aotlab does not compile the step of an optimizer.
 ROUNDS = f"{BY_DESIGN}: its captured form rounds differently than eager"
-#: The result of the verification, in a few words.
+#: For each state of the verification: its `Verdict.status`.
 _STATUS = {
     "verified": "equal to eager",
     "unverified": "not compared with eager",
     "different": "NOT equal to eager",
     "partly": "not all of it compared with eager",
 }
-#: Words for each value of `CellPart.compared`.
+#: For each value of `CellPart.compared`: the words for the code with which a line was compared.
 _AGAINST = {"python": "Python", "graph": "the captured graph", "nothing": "nothing"}
 #: The verdict contains at most this many characters of a reason; the page shows the whole reason.
 _LONGEST_REASON = 200
-#: Match a line in an error's message: the file, the number, and perhaps the code.
+#: Match the place in an error's message: the file and the number of a line, and the code of the line if it follows.
 _PLACE = re.compile(r", at (\S+:\d+|In \[\d+\], line \d+)(?: \(.*?\)(?=[:;]|$))?")
 
 
@@ -45,18 +46,18 @@ _PIECE = re.compile(r" \(\d+\)$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The verdict on a report, which is its first line and the head of the page.
+    """The verdict on a report, which the page shows at its head.
 
     Attributes
     ----------
     sentence
         The verdict in one line.
     state
-        ``"verified"``, ``"unverified"``, ``"different"`` (the results of an engine differ from eager, or the results of
-        a graph differ and the graph was therefore not used), ``"partly"`` (something was compiled, but something else
-        was refused or lines of a cell ran eagerly), ``"nothing"`` (nothing was compiled) or ``"idle"`` (nothing was
-        compiled, and that is no fault: the cell computes nothing with tensors, only defines functions, or was
-        interrupted).
+        ``"verified"``, ``"unverified"``, ``"different"`` (the results of compiled code differ from eager, or the
+        results of a graph differ and the graph was therefore not used), ``"partly"`` (something was compiled, but
+        something else was refused, ran eagerly or was not compared with eager), ``"nothing"`` (nothing was compiled) or
+        ``"idle"`` (nothing was compiled, and this is not a fault: the cell computes nothing with tensors, only defines
+        functions, or was interrupted).
     status
         The verdict in a few words: ``"equal to eager"``.
     """
@@ -67,7 +68,7 @@ class Verdict:
 
 
 def verdict(report: Report) -> Verdict:
-    """Return the verdict on ``report`` in one line; if the report was cut, return the verdict on the whole report."""
+    """Return the verdict on ``report``. If the report was cut, return the verdict that was computed before the cut."""
     if report.summary is not None and report.summary.state in get_args(State):
         head = report.summary
         return Verdict(sentence=head.sentence, state=cast("State", head.state), status=head.status)
@@ -128,7 +129,7 @@ def verdict(report: Report) -> Verdict:
 
 
 def served(graph: Graph) -> bool:
-    """Tell whether a graph was compiled in this run of the cell, or was compiled earlier and used in this run."""
+    """Return whether a graph was compiled in this run of the cell, or was compiled earlier and used in this run."""
     return graph.status == "compiled" and (not graph.reused or graph.calls > 0)
 
 
@@ -165,14 +166,14 @@ def _compiled(report: Report, graphs: list[Graph]) -> str:
     spent = {row.kind: row.duration_ns for row in report.time_rows}
     kinds = {"dynamo": "in Dynamo", "backward": "in later backwards"}
     took = sum(graph.duration_ns or 0 for graph in new)
-    # mention only times that are more than a tenth of the compilation time
+    # Mention the time in Dynamo and in later backwards only if it is more than a tenth of the compilation time.
     beside = [f"{duration(spent[kind])} {what}" for kind, what in kinds.items() if spent.get(kind, 0) * 10 > took]
     sentence += f", in {duration(took)}"
     return f"{sentence}, beside {listed(beside)}" if beside else sentence
 
 
 def _verified(report: Report) -> tuple[State, str]:
-    """Return the state of the verification, and a clause that says how much was compared and which functions were not.
+    """Return the state of the verification, and a clause with the number of comparisons and with the code not compared.
 
     Rows about another engine are ignored, because they do not concern the compiled code. Rows about a refused graph are
     ignored, because the graph is not used.
@@ -187,7 +188,7 @@ def _verified(report: Report) -> tuple[State, str]:
         return "different", f"NOT equal to eager: {len(different)} of {compared} differ"
     compiled = [frame for frame in report.frames if any(served(graph) for graph in frame.graphs)]
     covered = {row.frame for row in rows}
-    # A row without a function is about all functions.
+    # A row whose frame is None is about all functions.
     missing = [] if None in covered else [_short(frame.function) for frame in compiled if frame.name not in covered]
     lines = compared_lines(report)
     if "graph" not in lines:
@@ -204,9 +205,10 @@ def _verified(report: Report) -> tuple[State, str]:
 def compared_lines(report: Report, *, gradients: bool = False) -> dict[str, str]:
     """Say which compiled lines of a cell were compared with Python, with the captured graph, and with nothing.
 
-    The result maps each of the keys ``"python"``, ``"graph"`` and ``"nothing"`` to words like ``"lines 2–3"``. The
-    gradients of code that Dynamo captured are compared with the gradients of the captured graph, even if the code's
-    results were compared with Python. If ``gradients`` is true, the words for ``"graph"`` mention these gradients.
+    The result maps ``"python"``, ``"graph"`` and ``"nothing"`` to words like ``"lines 2–3"``; it lacks a key if there
+    are no such lines. The gradients of code that Dynamo captured are compared with the gradients of the captured graph,
+    even if the code's results were compared with Python. If ``gradients`` is true, the words for ``"graph"`` mention
+    these gradients.
     """
     lines_by_kind: dict[str, str] = {}
     graphs = [graph for frame in report.frames for graph in frame.graphs if graph.status == "compiled"]
@@ -224,8 +226,8 @@ def compared_lines(report: Report, *, gradients: bool = False) -> dict[str, str]
 def compared_sentence(report: Report) -> str:
     """Say in one sentence with which results the compiled lines and their gradients were compared.
 
-    It is empty if no line was compared. An example is ``"line 2 compared with Python, line 5 with the captured
-    graph"``.
+    The sentence is empty if no line was compared. An example is ``"line 2 compared with Python, line 5 with the
+    captured graph"``.
     """
     lines = compared_lines(report, gradients=True)
     words = ", ".join(f"{each} with {_AGAINST[kind]}" for kind, each in lines.items())
@@ -233,7 +235,7 @@ def compared_sentence(report: Report) -> str:
 
 
 def _timed(report: Report) -> list[str]:
-    """Compare the time of the slowest graph with eager and with stock ``torch.compile``, in a sentence.
+    """Return a sentence that compares the time of the slowest graph with eager and with stock ``torch.compile``.
 
     If other graphs were timed, a second sentence compares them with eager. If no graph was timed, the list is empty.
     """
@@ -261,7 +263,7 @@ def _timed(report: Report) -> list[str]:
 
 
 def _beside_eager(row: TimingRow) -> str:
-    """Write the ratio of a graph's time to eager's, with a note if it is noise; or write why there is no ratio."""
+    """Write the ratio of a graph's time to eager's, with a note if the ratio may be noise; or why there is no ratio."""
     if row.incomparable:
         return row.incomparable
     ratio = next((each for each in row.ratios if each.over == "eager"), row.ratios[0])
@@ -272,7 +274,7 @@ def _beside_eager(row: TimingRow) -> str:
 def speed(report: Report) -> str:
     """Say in a few words how the slowest graph compares with eager: ``"3.8× faster"``.
 
-    The words begin with "noise" if the difference may be noise. They are empty if nothing was timed.
+    The words begin with "noise" if the difference may be noise. The text is empty if nothing was timed.
     """
     for row in _longest_first(report)[:1]:
         if row.incomparable:
@@ -288,7 +290,8 @@ def speed(report: Report) -> str:
 def _longest_first(report: Report) -> list[TimingRow]:
     """Return one timing of aotlab for each graph that was timed beside other engines, slowest first.
 
-    It is the timing of forward and backward together, or of the phase that was timed first if there is no such timing.
+    If forward and backward were timed together (the phase ``"total"``), it is this timing. Otherwise it is the timing
+    of the first phase in the report.
     """
     rows: dict[tuple[str | None, int | None], TimingRow] = {}
     for row in report.timing_rows:
@@ -332,7 +335,7 @@ def _why_nothing(report: Report, differing: list[tuple[Frame, Refusal]]) -> str:
 
 
 def _why_nothing_in(cell: Cell, differing: list[tuple[Frame, Refusal]]) -> str:
-    """Return the reason why there is no compiled graph of a cell, with the line."""
+    """Return the reason why no graph of a cell was compiled, with the line of the cell."""
     ended = "" if cell.error is None else " " + _sentence(f"the cell {_ended(cell)}")
     if differing:
         return f"NOT equal to eager, so not used: {_difference(differing)}.{ended}"
@@ -345,17 +348,18 @@ def _why_nothing_in(cell: Cell, differing: list[tuple[Frame, Refusal]]) -> str:
 
 
 def _python_lines(cell: Cell) -> str:
-    """Say for each line that ran why it was not given to the compiler."""
+    """Say for the lines of a cell why they were not given to the compiler; lines with equal reasons are named once."""
     reasons: dict[str, CellPart] = {}
     for part in cell.parts:
-        # No graph served this run. So a part that is marked "compiled" was compiled in an earlier run of the cell.
+        # No graph was used in this run. So a part that is marked "compiled" was compiled in an earlier run of the cell,
+        # and its lines did not run.
         reasons.setdefault(part.reason if part.how in ("python", "eager") else "not run", part)
     clauses = [f"{part.lines} ({_gist(reason)})" for reason, part in reasons.items()]
     return f"no line was handed to the compiler: {listed(clauses, 4)}."
 
 
 def _faults(report: Report, cell: Cell) -> bool:
-    """Tell whether a cell without compiled graphs has a fault: an error, a refusal, or lines that ran eagerly."""
+    """Return whether a cell without compiled graphs has a fault: an error, a refusal, or lines that ran eagerly."""
     failed = cell.error is not None and not interrupted(cell)
     calls = any(frame.calls.eager for frame in report.frames)
     return failed or calls or bool(_refusals(report) or _eager(cell) or (report.frames and not cell.parts))
@@ -376,7 +380,7 @@ def _idle(cell: Cell) -> Verdict:
 
 
 def interrupted(cell: Cell) -> bool:
-    """Tell whether the user interrupted the cell."""
+    """Return whether the user interrupted the cell."""
     return cell.error is not None and cell.error.startswith("KeyboardInterrupt")
 
 
@@ -386,7 +390,7 @@ def _ended(cell: Cell) -> str:
 
 
 def _by_design(report: Report, cell: Cell) -> list[str]:
-    """Say which lines run eagerly by design, such as an optimizer's step, also if they are inside of functions."""
+    """Say which lines of the cell call code that runs eagerly by design, such as an optimizer's step."""
     rows = [(row.words, f"line {row.cell_line}") for row in report.graph_break_rows if row.cell_line is not None]
     first = {words: place for words, place in reversed(rows) if BY_DESIGN in words}
     first |= {part.reason: part.lines for part in reversed(cell.parts) if BY_DESIGN in part.reason}
@@ -399,7 +403,7 @@ def _eager(cell: Cell) -> list[CellPart]:
 
 
 def _ran_eagerly(parts: list[CellPart]) -> str:
-    """Say how many lines of a cell ran eagerly, and why the first of these parts of the cell did."""
+    """Say how many lines ``parts``, the parts of a cell that ran eagerly, have, and why the first part ran eagerly."""
     first = parts[0]
     why = f" ({_gist(first.reason)})" if first.reason else ""
     if len(parts) == 1:
@@ -417,7 +421,12 @@ def _incomplete(cell: Cell, told: set[str]) -> list[CellPart]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Break:
-    """A graph break: its place in words, its line if that is in the cell, and the reason with the place in the code."""
+    """A graph break.
+
+    ``line`` is the line of the cell that ran the code with the graph break, and ``place`` is this line in words. If the
+    code did not run from a cell, ``line`` is None, and ``place`` is the line with the graph break. ``reason`` says why
+    Dynamo stopped, and where, if this is not at ``place``.
+    """
 
     place: str
     line: int | None
@@ -425,9 +434,9 @@ class Break:
 
 
 def breaks_of(report: Report) -> list[Break]:
-    """Return the graph breaks of a report, with the lines of its cell that led to them.
+    """Return the graph breaks of a report, with the lines of its cell that ran the code with the graph breaks.
 
-    Calls of libraries without tensors are left out, because they are no faults.
+    Calls of libraries without tensors are left out, because there is nothing to compile in them.
     """
     breaks = []
     for row in [row for row in report.graph_break_rows if not row.library]:

@@ -1,9 +1,9 @@
 """The views of a report: tables, a verdict, a page, a notebook's output.
 
-`aotlab.report.model.Report` and `aotlab.report.collect.Recording` share the class `Views`, so both have the same
-attributes. A recording shows the report as it is at that moment. `ExportedGraph` shows one graph of a report. The
-functions that draw import reports, and reports do not import them. Instead `aotlab.report` registers these functions
-in `DRAWING`.
+`aotlab.report.model.Report` and `aotlab.report.collect.Recording` inherit from the class `Views`, so both have the same
+attributes. The views of a recording show the events so far. `ExportedGraph` shows one graph of a report. The modules
+with the functions that draw a report import `Report`, so `Views` cannot import them. Instead `aotlab.report` registers
+these functions in `DRAWING`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DRAWING: dict[str, Callable[..., Any]] = {}
 
 
-#: The class of the report that is shown.
+#: The class of the report that `Views.report` returns.
 R_co = TypeVar("R_co", covariant=True)
 
 
@@ -46,7 +46,7 @@ class Views(Generic[R_co]):
     def inputs(self) -> pd.DataFrame:
         """One row per argument of a graph: its description, the tensors that it shares memory with, and its mutations.
 
-        For a notebook's cell, there are also rows for tensors that the cell wrote outside of the graphs or under
+        For a notebook's cell, there are also rows for tensors that the cell wrote outside of the graphs or through
         another name.
         """
         return self._table("inputs")
@@ -58,7 +58,7 @@ class Views(Generic[R_co]):
 
     @property
     def storages(self) -> pd.DataFrame:
-        """One row per tensor in a storage, with the range of bytes that the tensor covers."""
+        """One row per storage and tensor with this storage, with the range of bytes that the tensor covers."""
         return self._table("storages")
 
     @property
@@ -78,7 +78,7 @@ class Views(Generic[R_co]):
 
     @property
     def autograd(self) -> pd.DataFrame:
-        """One row per autograd node that a call adds to the caller's graph, and per receiver of its gradients."""
+        """One row per autograd node that a call adds to the caller's graph and per receiver of its gradients."""
         return self._table("autograd")
 
     @property
@@ -100,8 +100,8 @@ class Views(Generic[R_co]):
     def calls(self) -> pd.DataFrame:
         """One row per call of a frame; only the last thousand calls of each frame are stored.
 
-        A frame is a function that aotlab compiled or, with the Dynamo frontend, a piece of code that Dynamo captured. A
-        call of a function that Dynamo split is a call of each of its pieces.
+        A frame is a function that aotlab compiled or, with the Dynamo frontend, a piece of code that Dynamo captured.
+        If Dynamo split a function into several pieces, a call of the function has a row for each piece that ran.
         """
         return self._table("calls")
 
@@ -109,24 +109,23 @@ class Views(Generic[R_co]):
     def recompiles(self) -> pd.DataFrame:
         """One row per recompile and earlier graph, with the reason why the earlier graph did not accept the call.
 
-        The reason is the guard that failed: one of aotlab's guards, or one of Dynamo's, which is written in aotlab's
-        words.
+        The reason is the guard that failed, which is a guard of aotlab or of Dynamo.
         """
         return self._table("recompiles")
 
     @property
     def refusals(self) -> pd.DataFrame:
-        """One row per function that could not be compiled, with the error and the outcome of the call."""
+        """One row per compilation that was refused or failed, with the error and the outcome of the call."""
         return self._table("refusals")
 
     @property
     def graph_breaks(self) -> pd.DataFrame:
-        """One row per place where Dynamo split a function."""
+        """One row per graph break: a place where Dynamo ended a graph, or a function that Dynamo did not capture."""
         return self._table("graph_breaks")
 
     @property
     def time(self) -> pd.DataFrame:
-        """One row per kind of work, with the time that it took. Each moment of the recording counts once."""
+        """One row per kind of work, with the time that it took. Each moment of the recording is counted once."""
         return self._table("time")
 
     @property
@@ -149,18 +148,21 @@ class Views(Generic[R_co]):
 
     @property
     def verdict(self) -> str:
-        """One line: the compiled functions, the device, whether they were verified; or why nothing was compiled."""
+        """The report in one line: the compiled functions, the device, and whether the functions were verified.
+
+        If nothing was compiled, the line says why.
+        """
         return str(DRAWING["verdict"](self.report()).sentence)
 
     def export(self, graph: int | str | None = None, *, frame: str | None = None) -> ExportedGraph:
         """Return one graph in the form in which it would be exported.
 
-        ``.joint`` and ``.forward`` are code, and ``.signature`` is a table.
+        The result's ``joint`` and ``forward`` are code, and its ``signature`` is a table.
 
         Parameters
         ----------
         graph
-            The number of the graph within its frame, the frame's name, or the name of one of its compiled graphs. May
+            The number of the graph within its frame, the frame's name, or the name of one of its compiled graphs. Can
             be omitted if there is only one graph.
         frame
             The frame's name, if several frames have a graph with that number.
@@ -219,8 +221,8 @@ class ExportedGraph:
     joint
         The code of the joint graph; None if nothing is differentiated.
     forward, backward
-        The code of the two graphs that the partitioner made from the joint graph, or of the forward alone. None if the
-        graph does not exist.
+        The code of the forward graph and of the backward graph. If nothing is differentiated, there is only a forward
+        graph. None if the graph does not exist.
     signature
         One row per input of the joint graph (or of the forward graph, if there is no joint graph), then one row per
         output: the node, its kind and its name in the program, its dtype and shape. It has the same columns as
@@ -241,7 +243,7 @@ class ExportedGraph:
         rows = graph_rows[(graph_rows["part"] == part) & graph_rows["stage"].isin(("trace", "partition"))]
         if rows.empty:
             parts = dict.fromkeys(graph_rows[graph_rows["stage"].isin(("trace", "partition"))]["part"])
-            raise UsageError(f"there is no {part} graph; there is {listed(list(parts)) or 'none'}")
+            raise UsageError(f"the entry has no {part} graph; its graphs are: {listed(list(parts)) or 'none'}")
         first = rows["stage"].iloc[0]
         part_rows: pd.DataFrame = rows[rows["stage"] == first].reset_index(drop=True)
         return part_rows

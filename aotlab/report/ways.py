@@ -1,4 +1,7 @@
-"""Determine how each line of a cell ran, including lines inside of the functions and classes that the cell defines."""
+"""Determine how each line of a cell ran: compiled, eagerly, or as plain Python.
+
+This includes the lines inside of functions and classes that the cell defines.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from aotlab.report.model import CellPart
 
 _BRANCHES = (ast.If, ast.For, ast.While, ast.Try, ast.Match)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-#: The word for a line that Python ran, and that called functions whose lines are compiled.
+#: The word, in `CellPart.ways`, for a line that Python ran and that called functions whose lines are compiled.
 CALLS = "calls compiled code"
 
 
@@ -21,13 +24,14 @@ class Lines:
     Attributes
     ----------
     captured
-        The lines that have nodes in a graph. Each is mapped to the names of the report's frames with these graphs.
+        The lines from which a graph has nodes. Each line is mapped to the names of the report's frames with these
+        graphs.
     calls
-        The lines that Python ran, and that called code which was captured.
+        The lines that Python ran and that called captured code.
     stops
-        The lines at which Dynamo stopped, because of the line itself or of a function that it calls.
+        The lines with a graph break: Dynamo stopped at the line itself, or in a function that the line calls.
     python
-        The lines that call a library without tensors, or a function that calls such a library.
+        The lines that call a library without tensors (such as numpy), or a function that calls such a library.
     """
 
     captured: Mapping[int, Collection[str]] = field(default_factory=dict)
@@ -36,7 +40,7 @@ class Lines:
     python: Collection[int] = ()
 
     def known(self, line: int) -> str | None:
-        """Return how a line ran: a word of `CellPart.ways`. Return None if these facts do not tell."""
+        """Return how a line ran, as a word of `CellPart.ways`; None if none of these facts is about the line."""
         if line in self.stops:
             return "in part" if line in self.captured or line in self.calls else "eager"
         way = "compiled" if line in self.captured else CALLS if line in self.calls else None
@@ -69,12 +73,13 @@ def with_ways(parts: Sequence[CellPart], lines: Lines, source: str) -> Iterator[
             continue
         ways = [_way(line, part, lines, inside, branches) for line in numbers]
         if broken and len(ways) == 1:
-            ways = ["in part"]  # a function that the line calls is partly compiled, for example an optimizer's step
+            # The line is part of the compiled code, and only a function that it calls was not compiled in full.
+            ways = ["in part"]
         yield part if set(ways) == {part.how} else replace(part, ways=tuple(ways))
 
 
 def how_line_ran(part: CellPart, line: int) -> str:
-    """Return how a line of a part ran, in the page's words; empty for a line of a branch that is in no graph."""
+    """Return how a line of a part ran, in the page's words; empty if the line is in a branch without graph nodes."""
     word = part.ways[line - part.first_line] if part.ways else part.how
     return "compiled in part" if word == "in part" else word
 
@@ -82,14 +87,15 @@ def how_line_ran(part: CellPart, line: int) -> str:
 def _way(
     line: int, part: CellPart, lines: Lines, functions: Sequence[tuple[int, int]], branches: Collection[int]
 ) -> str:
-    """Return how a line of a part ran, from the facts about the line or about the function that contains it.
+    """Return how a line of a part ran, as a word of `CellPart.ways`.
 
-    ``functions`` has the first and the last line of each function that the part defines. ``branches`` are the lines of
-    branches that may not have run.
+    If no fact in ``lines`` is about the line, use the facts about the function that contains the line, or else
+    ``part.how``. ``functions`` has the first and the last line of each function that the part defines. ``branches`` are
+    the lines of branches that perhaps did not run.
     """
     known_way = lines.known(line)
     if known_way is not None:
-        # In a compiled part, Dynamo got the calling line as well as the called code. So the line is "compiled".
+        # In a compiled part, Dynamo captured the calling line together with the called code. So the line is "compiled".
         return "compiled" if known_way == CALLS and part.how == "compiled" and not functions else known_way
     if functions:
         around = [each for each in functions if each[0] <= line <= each[1]]
@@ -100,7 +106,7 @@ def _way(
 
 
 def parsed(source: str) -> ast.AST:
-    """Parse a cell so that line 1 is the magic's line; return an empty tree if the cell is not plain Python."""
+    """Parse a cell; the magic's line, if there is one, is line 1. Return an empty tree if it is not plain Python."""
     magic, _, body = source.partition("\n")
     try:
         return ast.parse(f"\n{body}" if magic.startswith("%%") else source)
@@ -109,7 +115,7 @@ def parsed(source: str) -> ast.AST:
 
 
 def _in_branches(tree: ast.AST, captured: Collection[int]) -> Iterator[int]:
-    """Yield the lines that may not have run: the blocks of branches and loops in which no line was captured."""
+    """Yield the lines that perhaps did not run: the blocks of branches and loops in which no line was captured."""
     for node in ast.walk(tree):
         if isinstance(node, _BRANCHES):
             first = node.lineno + 1
@@ -121,7 +127,7 @@ def _in_branches(tree: ast.AST, captured: Collection[int]) -> Iterator[int]:
 
 
 def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
-    """Yield the blocks of statements of a branch or a loop, in the order of the text."""
+    """Yield the blocks of statements of a branch or a loop, in the order of the source."""
     for _name, value in ast.iter_fields(node):
         for each in value if isinstance(value, list) else ():
             if isinstance(each, ast.ExceptHandler | ast.match_case):

@@ -1,11 +1,11 @@
-"""Show wrapper subclasses as trees: the wrapper has a separate row, and below it are its parts, which a graph takes.
+"""Show wrapper subclasses as trees: a row for the wrapper, and below it the rows of its parts, which the graph takes.
 
     x            TwoTensor
       x.a        primals_1
       x.b        primals_2
 
-The engine compiles a function of the parts. This function returns parts too, and its metadata names them by their
-numbers. This module replaces these names by the names in the caller's program.
+The engine compiles a function that takes and returns parts. The metadata of this function numbers its results. This
+module replaces these numbers by the names that the caller's program has for the parts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Row = TypeVar("Row", Input, Output)
 
 
 def names_of_results(record: SubclassRecord) -> dict[int, str]:
-    """Map the number of each result of the compiled function to the caller's name for it, such as ``out.a``."""
+    """Map the index of each result of the compiled function to the caller's name for it, such as ``out.a``."""
     names_by_result: dict[int, str] = {}
     for name, output in _returned(record):
         names = [name] if output.spec is None else output.spec.paths(name)
@@ -37,10 +37,10 @@ def names_of_results(record: SubclassRecord) -> dict[int, str]:
 
 
 def _returned(record: SubclassRecord) -> Iterator[tuple[str, SubclassOutput]]:
-    """Yield the values of a call that are outputs or that the compiled function returns, with their names.
+    """Yield the caller's outputs and all other values that the compiled function returns, with their names.
 
-    First come the user's outputs, then the bases of outputs that are views, then the new values of inputs that are
-    written.
+    First come the user's outputs, then the bases that are returned only because an output is a view of them, then the
+    new values of inputs that are written.
     """
     yield from zip([name for name, _ in record.results], record.outputs, strict=True)
     for number, output in enumerate(record.extra_bases, len(record.outputs)):
@@ -51,15 +51,16 @@ def _returned(record: SubclassRecord) -> Iterator[tuple[str, SubclassOutput]]:
 
 
 def _view_of(record: SubclassRecord, number: int) -> int:
-    """Return the number of the output that is a view of base ``number``."""
+    """Return the index of the first output that is a view of the value with the index ``number`` in `_returned`."""
     return next(n for n, each in enumerate(record.outputs) if each.kind == "view of output" and each.of == number)
 
 
 def _places(inputs: Sequence[Input], record: SubclassRecord) -> dict[int, SubclassInput]:
-    """Map the index of the first row of each argument with wrappers to this argument.
+    """Map the index of the first row of an argument to the argument, if the argument or its gradient is a wrapper.
 
-    Such an argument has a row for each part, a row for each anchor (a part of its gradient, if the gradient has other
-    parts than the argument), and a row for the guard on its type.
+    ``inputs`` are the rows of the compiled function's arguments. A wrapper has a row for each part, a row for each
+    anchor (a part of its gradient, if the gradient has other parts than the argument), and a row for the guard on its
+    type.
     """
     names, places, at = [row.name for row in inputs], {}, 0
     for item in record.inputs:
@@ -71,7 +72,7 @@ def _places(inputs: Sequence[Input], record: SubclassRecord) -> dict[int, Subcla
 
 
 def marked_inputs(inputs: Sequence[Input], record: SubclassRecord) -> tuple[Input, ...]:
-    """Add facts about the wrappers to the rows of their parts: the wrapper's kind, and writes by the epilogue."""
+    """Add facts about each wrapper to the rows of its parts: its kind, its name, and whether the epilogue writes it."""
     rows = list(inputs)
     written = {write.input: write for write in record.writes if write.value is not None}
     for start, item in _places(inputs, record).items():
@@ -80,7 +81,7 @@ def marked_inputs(inputs: Sequence[Input], record: SubclassRecord) -> tuple[Inpu
             row = replace(rows[n], kind=item.kind, part_of="" if item.spec is None else _above(rows[n].name))
             if item.spec is None:
                 row = _requiring(row, item, record)
-            elif row.tensor is not None:  # in the graph, a part is a leaf if its wrapper is
+            elif row.tensor is not None:  # in the graph, a part is a leaf if its wrapper is a leaf
                 row = replace(row, tensor=replace(row.tensor, is_leaf=item.is_leaf))
             if row.mutates_data is False and item.same_as in written:
                 row = replace(row, mutates_data=True, mutation_type=MutationType.MUTATED_OUT_GRAPH.value)
@@ -94,9 +95,9 @@ def marked_inputs(inputs: Sequence[Input], record: SubclassRecord) -> tuple[Inpu
 
 
 def _requiring(row: Input, item: SubclassInput, record: SubclassRecord) -> Input:
-    """Set in the row of an argument whether it required grad before and after the call.
+    """Set the fields of an argument's row that say whether it required grad before and after the call.
 
-    The trace knows this only for the argument's parts, because the graph takes the parts.
+    The trace recorded these facts only for the argument's parts, because the graph takes the parts.
     """
     tensor = row.tensor and replace(row.tensor, requires_grad=item.requires_grad, is_leaf=item.is_leaf)
     after = item.requires_grad or any(w.history for w in record.writes if w.input == item.same_as)
@@ -108,7 +109,7 @@ def _above(path: str) -> str:
 
 
 def with_wrappers(inputs: Sequence[Input], record: SubclassRecord) -> tuple[Input, ...]:
-    """Insert a row for each wrapper above the rows of its parts."""
+    """Insert a row for each wrapper above the rows of its parts, and remove the row for the guard on its type."""
     rows: list[Input] = []
     places = _places(inputs, record)
     writes = {write.input for write in record.writes if write.versions or write.value is not None}
@@ -146,9 +147,10 @@ def _tree(
 ) -> list[Row]:
     """Return the row of a wrapper and, below it, the rows of its parts.
 
-    ``name`` and ``spec`` describe the wrapper. ``parts`` are the rows of all plain parts of the outermost wrapper, to
-    which ``spec`` refers by number. ``above`` is the name of the wrapper or argument that holds this wrapper.
-    ``around`` makes the wrapper's row from the row of its first part and the rows of all its direct parts.
+    ``name`` and ``spec`` describe the wrapper. ``parts`` are the rows of all plain parts of the outermost wrapper;
+    ``spec`` refers to a part by its index in this sequence. ``above`` is the name of the wrapper or argument that holds
+    this wrapper. ``around`` is a function that makes the wrapper's row from the row of its first part and the rows of
+    all its direct parts.
     """
     below: list[Row] = []
     own_rows: list[Row] = []
@@ -184,7 +186,7 @@ def _look(
     """Describe a wrapper as a tensor; return None if the description of one of its parts is missing.
 
     ``own_parts`` has the name and the description of each direct part. ``parts`` are the descriptions of all plain
-    parts of the outermost wrapper, to which the sizes in ``spec`` refer by number.
+    parts of the outermost wrapper; the sizes in ``spec`` refer to a part by its index in this sequence.
     """
     inner = [InnerTensor(name=name, tensor=tensor) for name, tensor in own_parts if tensor is not None]
     if len(inner) < len(own_parts):
@@ -215,8 +217,8 @@ def outputs_of(
 ) -> tuple[Output, ...]:
     """Return the rows of the outputs in the caller's order; a wrapper's row precedes the rows of its parts.
 
-    ``outputs`` are the results of the compiled function. ``looks`` has the description of each output of the user's
-    function (None if it is no tensor).
+    ``outputs`` are the rows of the compiled function's results. ``looks`` has the description of each output of the
+    user's function (None if the output is not a tensor).
     """
     rows: list[Output] = []
     count = len(record.outputs)
@@ -244,7 +246,7 @@ def outputs_of(
 def _old(
     name: str, output: SubclassOutput, record: SubclassRecord, inputs: Mapping[str, Input], tensor: TensorInfo | None
 ) -> Output:
-    """Make the row of an output that is not new: an input, another output, or a view of one of them.
+    """Make the row of an output that is not a new tensor: an input, another output, or a view of one of them.
 
     ``tensor`` is the description of the output.
     """
@@ -280,7 +282,10 @@ _MOST_TREES = 10
 
 
 def trees(graph: Graph) -> list[str]:
-    """Write the arguments and outputs of a graph that are wrappers, with the placeholder or node of each part."""
+    """Write one line for each wrapper among a graph's arguments and outputs, and for each part of these wrappers.
+
+    The line of a part names its placeholder or its node.
+    """
     lines: list[str] = []
     for rows in (graph.inputs, graph.outputs):
         depths: dict[str, int] = {}
@@ -297,7 +302,7 @@ def trees(graph: Graph) -> list[str]:
 
 
 def _wrapper(row: Input | Output) -> str:
-    """Return the class name of a wrapper; empty for other rows."""
+    """Return the name of the tensor subclass of a row; empty if the row is an ordinary tensor or no tensor."""
     name = "torch.Tensor" if row.tensor is None else row.tensor.type_name
     return "" if name in PLAIN_TYPES else name.rpartition(".")[2]
 

@@ -4,10 +4,10 @@
         x[:, 1] = 0        # select_scatter = select_scatter(x, zeros, 1, 1), the new value of x
 
 In a trace, a write through a view is an op that takes the whole tensor and the view's new value, and returns a new
-whole tensor. So the path from an input's last value back to the input passes each write to it, and each op on the path
-tells which part it replaced. To find the bytes of that part, the view ops are run again on a meta tensor with the
-input's sizes and strides. In this module, a *window* is a `Written`: a set of bytes that the function writes, at
-regular steps.
+whole tensor. So the path from an input's last value back to the input contains an op for each write to the input, and
+the arguments of this op describe the view that was written. To find the bytes of the view, the view ops are run again
+on a meta tensor with the input's sizes and strides. In this module, a *window* is a `Written`: a set of bytes that the
+function writes, in runs at equal distances.
 """
 
 from __future__ import annotations
@@ -39,18 +39,22 @@ _SCATTERS: Mapping[Any, Any] = {
     _ATEN.diagonal_scatter.default: _ATEN.diagonal.default,
     _ATEN.as_strided_scatter.default: _ATEN.as_strided.default,
 }
-#: Ops that replace some elements of their first argument; the values of other arguments decide which.
+#: Ops that replace some elements of their first argument. The set of these elements depends on the values of other
+#: arguments, or is not computed here.
 _IN_PART = frozenset(
     (
         *("index_put", "_unsafe_index_put", "index_copy", "index_fill", "index_add", "index_reduce", "put"),
         *("scatter", "scatter_add", "scatter_reduce", "masked_fill", "masked_scatter", "fill_diagonal", "tril", "triu"),
     )
 )
+#: Ops whose result has the same elements as their first argument.
 _SAME_VALUE = frozenset(("clone", "contiguous"))
-#: A tensor has at most `MOST_WINDOWS` windows. Up to `MOST_RUNS` runs of bytes are counted one by one.
+#: If a tensor has more than `MOST_WINDOWS` windows, they are replaced by one large window. If it has more than
+#: `MOST_RUNS` runs of bytes, these are not counted one by one.
 MOST_WINDOWS = 64
 MOST_RUNS = 20_000
 
+#: The position of the first byte, and the position after the last byte.
 Range = tuple[int, int]
 
 
@@ -58,8 +62,8 @@ Range = tuple[int, int]
 class _Value:
     """The value of a node that equals an input, or a view of the input, except for the elements that were written.
 
-    ``source`` is the placeholder of the input. ``place`` is a meta tensor: the same view of the input. Its sizes,
-    strides and offset tell which elements of the input the value has. ``windows`` are the bytes that were written.
+    ``source`` is the placeholder of the input. ``place`` is a meta tensor whose sizes, strides and offset describe the
+    view of the input that the value equals. ``windows`` are the bytes of the input that were written.
     """
 
     source: fx.Node
@@ -67,12 +71,15 @@ class _Value:
     windows: frozenset[Written] = frozenset()
 
     def written(self, place: Tensor, *, certain: bool) -> _Value:
-        """Return this value after a write to ``place``; the write may skip some elements if not ``certain``."""
+        """Return this value after a write to the elements of ``place``, a view of the same input.
+
+        If ``certain`` is false, perhaps only some of these elements are written.
+        """
         return replace(self, windows=self.windows.union(_window(place, certain=certain)))
 
 
-class _NotKnown(Exception):  # noqa: N818  # how the search ends where it meets what it does not know
-    """Raised if the written bytes cannot be determined. Then the whole tensor counts as possibly written."""
+class _NotKnown(Exception):  # noqa: N818  # not an error: `written_windows` catches it
+    """Raised if the written bytes cannot be determined. Then any byte of the tensor is reported as perhaps written."""
 
 
 def written_windows(record: TraceRecord) -> tuple[tuple[Written, ...], ...]:
@@ -83,7 +90,8 @@ def written_windows(record: TraceRecord) -> tuple[tuple[Written, ...], ...]:
     groups = {k: members for members in record.bases for k in members}
     with internals.outside_of_trace(), torch.no_grad():
         for info in metadata.input_info:
-            # Of the inputs in a synthetic base, those that are written back have the windows of the whole base.
+            # All writes to a synthetic base are found from the last value of any of its inputs. So a base's input
+            # without a last value needs no windows: the other inputs have them.
             if not info.mutates_data or (info.index not in finals and info.index in groups):
                 windows.append(())
                 continue
@@ -96,9 +104,9 @@ def written_windows(record: TraceRecord) -> tuple[tuple[Written, ...], ...]:
 
 
 def _finals(record: TraceRecord) -> dict[int, fx.Node]:
-    """Map the number of each written input to the node with its last value.
+    """Map the index of each written input to the node with the input's last value.
 
-    The graph copies this value into the input itself, or returns it to the epilogue.
+    The graph itself copies this value into the input, or the graph returns it and the epilogue copies it.
     """
     inputs, graph = record.metadata.input_info, record.module.graph
     copies = [node for node in graph.nodes if node.target is _ATEN.copy_.default]
@@ -112,10 +120,11 @@ def _finals(record: TraceRecord) -> dict[int, fx.Node]:
 
 
 def _windows_of(spec: TensorSpec, value: _Value | None, origins: Sequence[Any]) -> Iterable[Written]:
-    """Return the windows of one input that are written, in bytes of its storage.
+    """Return the windows of one input, as positions in its storage.
 
-    ``spec`` describes the input. ``value`` is its last value; None if the function computes all of its elements.
-    ``origins`` are the byte offsets of the inputs in the same synthetic base; empty if there is no base.
+    ``spec`` describes the input. ``value`` is the input's last value; None if the function computes all elements of it,
+    and so writes the whole input. ``origins`` are the byte offsets of the inputs that the same synthetic base replaces;
+    empty if there is no base.
     """
     if value is None:
         return _whole(spec, certain=True)
@@ -128,10 +137,10 @@ def _windows_of(spec: TensorSpec, value: _Value | None, origins: Sequence[Any]) 
 
 
 def _value_of(final: fx.Node, values: dict[fx.Node, Any]) -> _Value | None:
-    """Return how the node ``final`` depends on an input: the input, and the bytes of it that were written on the way.
+    """Return the `_Value` of the node ``final``: the input that it equals, except for the bytes that were written.
 
-    Return None if no element of the node's value is an element of an input. ``values`` caches the values of the nodes
-    before it.
+    Return None if no element of the node's result is an element of an input. ``values`` caches the `_Value` of each
+    node on which ``final`` depends.
     """
     todo = [final]
     while todo:
@@ -147,9 +156,9 @@ def _value_of(final: fx.Node, values: dict[fx.Node, Any]) -> _Value | None:
 
 
 def _before(node: fx.Node) -> list[fx.Node]:
-    """Return the arguments of a node whose elements its value may contain; empty if the op computes all elements."""
+    """Return the arguments of a node from which its result takes elements; empty if the op computes all elements."""
     name = _name(node)
-    if name == "copy":  # a copy to a new tensor keeps the source's elements; other copies write all elements
+    if name == "copy":  # a copy into a new tensor equals its source; a copy into an existing tensor is a write
         operands = node.args[1:2] if _name(node.args[0]).startswith(("empty", "new_empty")) else ()
     elif name == "where":
         operands = node.args[1:3]
@@ -163,9 +172,10 @@ def _before(node: fx.Node) -> list[fx.Node]:
 
 
 def _step(node: fx.Node, before: Sequence[Any]) -> Any:
-    """Return the `_Value` of a node; a list if the node returns several views; None if it computes all of its elements.
+    """Return the `_Value` of a node, a list of them if the node returns several views, or None.
 
-    ``before`` has the `_Value` of each node that `_before` returns.
+    None means that the op computes all elements of its result. ``before`` has the `_Value` of each node that `_before`
+    returns.
     """
     name, first = _name(node), before[0] if before else None
     if node.op == "placeholder":
@@ -209,7 +219,7 @@ def _like(tensor: Tensor) -> Tensor:
 
 
 def _layout(tensor: Tensor) -> Any:
-    """Return everything that determines which elements a tensor has, to compare views of one tensor."""
+    """Return a key of a view: two views of one tensor with equal keys have the same elements."""
     steps = [(n, step) for n, step in zip(tensor.shape, tensor.stride(), strict=True) if n != 1]
     return tensor.storage_offset(), tensor.dtype, steps
 
@@ -218,11 +228,11 @@ def _layout(tensor: Tensor) -> Any:
 
 
 def _whole(spec: TensorSpec, *, certain: bool) -> tuple[Written, ...]:
-    """Return the window of a whole tensor; empty if its sizes are symbolic."""
+    """Return the window of a whole tensor, or an empty tuple if its sizes, strides or offset are symbolic."""
     sizes = (*spec.shape, *spec.stride, spec.byte_offset)
     if not all(isinstance(size, int) for size in sizes):
         return ()
-    return strided(spec.byte_offset, spec.shape, spec.stride, spec.dtype.itemsize, certain=certain)  # type: ignore[arg-type]  # as was asked
+    return strided(spec.byte_offset, spec.shape, spec.stride, spec.dtype.itemsize, certain=certain)  # type: ignore[arg-type]  # ints, as checked above
 
 
 def _window(place: Tensor, *, certain: bool) -> tuple[Written, ...]:
@@ -235,14 +245,17 @@ def strided(
 ) -> tuple[Written, ...]:
     """Describe the bytes of a strided tensor as one window with as few dimensions as possible.
 
-    The sizes and strides are in elements, as in a tensor. An empty tensor has no window.
+    ``start`` is a position in bytes. ``stride`` is in elements, as in a tensor. An empty tensor has no window.
     """
     steps = [step * itemsize for step in stride]
     return () if 0 in shape else (_folded(start, shape, steps, itemsize, certain=certain),)
 
 
 def _folded(start: int, counts: Sequence[int], steps: Sequence[int], length: int, *, certain: bool) -> Written:
-    """Make a window of runs of ``length`` bytes, and merge dimensions of which one continues the other."""
+    """Make a window of runs of ``length`` bytes, and merge dimensions if their runs are at equal distances together.
+
+    ``counts`` and ``steps`` have the number of runs and their distance in bytes for each dimension.
+    """
     dims: list[tuple[int, int]] = []  # the innermost first
     for step, count in sorted((step, count) for step, count in zip(steps, counts, strict=True) if count > 1 and step):
         if not dims and step <= length:
@@ -256,9 +269,9 @@ def _folded(start: int, counts: Sequence[int], steps: Sequence[int], length: int
 
 
 def _joined(windows: Iterable[Written]) -> tuple[Written, ...]:
-    """Merge windows that touch, and combine windows at regular distances into one window with another dimension.
+    """Merge windows that touch, and combine windows at equal distances into one window with one more dimension.
 
-    If too many windows remain, return one window from the first to the last byte, of which only some bytes are written.
+    If more than `MOST_WINDOWS` windows remain, return one window from the first to the last byte, which is not certain.
     """
     kinds: dict[Any, list[Written]] = {}
     for each in windows:
@@ -288,10 +301,10 @@ def _stop(window: Written) -> int:
 
 
 def bytes_written(extent: Sequence[Written], windows: Sequence[Written]) -> tuple[int | None, int]:
-    """Count the bytes of a tensor that are certainly written, and the further bytes that may be written.
+    """Count the bytes of a tensor that are certainly written, and the other bytes that may be written.
 
-    ``extent`` has the window of the bytes that belong to the tensor, and ``windows`` are the bytes that are written.
-    The first number is None if it cannot be computed.
+    ``extent`` has the window of the bytes that belong to the tensor. ``windows`` are the bytes of the storage that are
+    written, certainly or not. The first number is None if it cannot be computed.
     """
     if not windows:
         return 0, 0
@@ -316,12 +329,12 @@ def bytes_written(extent: Sequence[Written], windows: Sequence[Written]) -> tupl
 
 
 def _common(some: Sequence[Range], others: Sequence[Range]) -> int:
-    """Count the bytes that two merged lists of ranges have in common."""
+    """Count the bytes that two lists of ranges have in common; the ranges of each list are disjoint."""
     return sum(b - a for ranges in (some, others) for a, b in ranges) - sum(b - a for a, b in union((*some, *others)))
 
 
 def runs(windows: Iterable[Written]) -> list[Range] | None:
-    """Return the runs of bytes in windows, with runs that touch merged; return None if there are too many."""
+    """Return the runs of bytes in windows, and merge runs that touch; return None for more than `MOST_RUNS` runs."""
     windows = list(windows)
     if sum(prod(each.counts) for each in windows) > MOST_RUNS:
         return None

@@ -76,7 +76,7 @@ def test_the_signature_says_what_everything_is() -> None:
     assert found.backward is not None
     assert found.backward.startswith("def backward(")
     assert found.nodes("joint")["name"].iloc[0] == "primals_1"
-    with pytest.raises(UsageError, match="there is joint, forward and backward"):
+    with pytest.raises(UsageError, match="its graphs are: joint, forward and backward"):
         found.nodes("other")
 
 

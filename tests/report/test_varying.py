@@ -144,7 +144,7 @@ def test_a_rule_that_is_broken() -> None:
     ):
         rows = record(function, *calls).recompiles.itertuples()
         broken = [row.suggestion for row in rows if "which does not hold" in row.reason]
-        assert broken == [f"keep to {what} for which the program takes one way, or have a graph for each way"]
+        assert broken == [f"keep to {what} for which the program takes one branch, or have a graph for each branch"]
 
 
 def test_what_nobody_assumed_has_no_line() -> None:

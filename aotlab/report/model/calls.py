@@ -17,13 +17,13 @@ class Call:
     at_ns
         When the call ended, counted from the beginning of the recording.
     duration_ns
-        How long it took. If the call compiled, this includes the compilation.
+        How long the call took. If the call waited for a compilation, this includes the compilation.
     graph
-        The index of the graph that served the call; None if the call ran eagerly.
+        The index in its frame of the graph that served the call; None if the call ran eagerly.
     compiled
-        Whether it ran compiled code.
+        Whether the call ran compiled code.
     cold
-        Whether it waited for a compilation.
+        Whether the call waited for a compilation.
     """
 
     at_ns: int
@@ -40,7 +40,7 @@ class Calls:
     Attributes
     ----------
     total, compiled, eager
-        The number of calls, of those that ran compiled code, and of those that ran eagerly.
+        The number of calls, the number of calls that ran compiled code, and the number of calls that ran eagerly.
     recent
         The last calls, at most a thousand, oldest first.
     """
@@ -58,13 +58,14 @@ class Refusal:
     Attributes
     ----------
     graph
-        The index of the graph in its frame.
+        The index in its frame of the graph that was not compiled.
     error
-        The class of the exception.
+        The name of the exception's class.
     reason
         The key under which refusals are counted, for example ``"RandomOp"``.
     case
-        The id of the row of the catalogue of eager fallbacks, for `aotlab.explain`; empty if there is no row.
+        The id of the case in the catalogue of eager fallbacks, for `aotlab.explain`; empty if the catalogue has no such
+        case.
     message
         The message of the exception.
     argument
@@ -74,7 +75,7 @@ class Refusal:
     outcome
         What happened to the call: ``"raised"`` or ``"ran eagerly"``.
     at_ns
-        When it happened, counted from the beginning of the recording.
+        When the compilation was refused or failed, counted from the beginning of the recording.
     """
 
     graph: int
@@ -95,12 +96,16 @@ class FrameCounts:
     Attributes
     ----------
     graphs, refusals
-        The number of graphs and of refusals.
+        The number of graphs and the number of refusals.
     compile_ns
         The time that compiling the graphs took.
-    recompiles, served, reused
-        The number of graphs that were compiled because no earlier graph accepted the call, of graphs that this run
-        compiled or used, and of graphs among the latter that an earlier run compiled.
+    recompiles
+        The number of graphs that were compiled because no earlier graph accepted the call.
+    served
+        The number of graphs that were compiled in this run of the recorded code, or compiled earlier and used in this
+        run.
+    reused
+        The number of graphs in ``served`` that were compiled in an earlier run.
     """
 
     graphs: int = 0
@@ -118,18 +123,19 @@ class Frame:
     Attributes
     ----------
     name
-        Its name, unique in the report.
+        The function's name, unique in the report.
     function
-        Its qualified name.
+        The function's qualified name.
     line
-        Where the function is defined. For code that Dynamo captured, it is the line where the first capture ended.
+        The line where the function is defined. For code that Dynamo captured, the line where the first capture ended.
     graphs, refusals, calls
-        See the records of those names.
+        The compiled entries, the failed compilations, and the calls of the function.
     limit
-        The Dynamo limit that the function has reached, and how to avoid it; empty if it has reached none. Past the
-        limit, a call that none of the graphs accepts runs eagerly.
+        The name of the Dynamo limit that the function has reached, and how to avoid reaching it; empty if the function
+        has reached no limit. Past the limit, a call that none of the graphs accepts runs eagerly.
     counts
-        The counts of the frame before anything was cut; None in a report that was only recorded, not shown.
+        The counts of the frame before the report was cut. They are computed when the report is prepared for a page or a
+        notebook's output, and are None until then.
     """
 
     name: str

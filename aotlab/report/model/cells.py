@@ -15,21 +15,24 @@ class CellPart:
     Attributes
     ----------
     first_line, last_line
-        The numbers of the first and the last line, counted from 1. The magic's line counts too.
+        The numbers of the first and the last line in the cell. The magic's line is line 1.
     how
-        ``"compiled"`` (compiled graphs ran at least some of it), ``"eager"`` (it computes with tensors, and none of it
-        is compiled), ``"python"`` (plain Python, which was not given to the compiler) or ``"not run"``.
+        ``"compiled"`` (compiled graphs ran at least some of the lines), ``"eager"`` (the lines compute with tensors,
+        and none of them is compiled), ``"python"`` (plain Python, which was not given to the compiler) or
+        ``"not run"``.
     frames
-        The names of the report's frames (functions) with the graphs that ran the part.
+        The names of the report's frames (functions) whose graphs ran these lines.
     reason
-        Why the part, or some of it, is not compiled; empty if all of it is.
+        Why some or all of these lines are not compiled; empty if all of them are compiled.
     compared
-        What the compiled lines were compared with: ``"python"`` (their own Python, run eagerly on copies), ``"graph"``
-        (only the graph that Dynamo captured from them) or ``"nothing"``. Empty for other lines.
+        The code whose results were compared with the results of compiled lines: ``"python"`` (the same lines, run
+        eagerly on copies), ``"graph"`` (only the graph that Dynamo captured from the lines) or ``"nothing"``. Empty for
+        lines that are not compiled.
     ways
-        How each line ran, if they did not all run as ``how`` says: ``"compiled"``, ``"in part"``, ``"eager"``,
-        ``"python"``, ``"calls compiled code"`` (Python ran the line, and the line called functions that are compiled),
-        or empty for a line of a branch that is in no graph.
+        How each line ran, one word per line: ``"compiled"``, ``"in part"`` (Dynamo stopped at the line or in a function
+        that the line calls; graphs ran the rest), ``"eager"``, ``"python"``, ``"calls compiled code"`` (Python ran the
+        line, and the line called functions that are compiled), or ``""`` for a line of a branch that is in no graph.
+        The field is empty if all lines ran as ``how`` says.
     """
 
     first_line: int
@@ -68,14 +71,14 @@ class Cell:
     error
         The exception that ended the cell, as one line; None if the cell ran to its end.
     error_line
-        The line of the cell that raised the exception; None if the line is unknown.
+        The number of the cell's line that raised the exception; None if the line is unknown.
     parts
-        How the lines of the cell ran, in order.
+        How the lines of the cell ran, in the order of the lines.
     mutated_outside
-        The tensors that existed before the cell and that the cell changed outside of every compiled graph: in Python,
-        or while autograd accumulated gradients. Gradients that did not exist before are listed too.
+        The tensors that existed before the cell ran and that the cell changed outside of every compiled graph: in
+        Python, or while autograd accumulated gradients. Gradients that did not exist before are listed too.
     groups
-        The groups of the rows in ``mutated_outside``.
+        The groups of rows in ``mutated_outside`` that the page shows as one row each.
     """
 
     source: str
@@ -92,28 +95,29 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphBreakRow:
-    """A place where Dynamo split a function, or left it to Python.
+    """A graph break: a place where Dynamo ended a graph, or a function that Dynamo did not capture at all.
 
     Attributes
     ----------
     frame
         The place as ``file:line``; empty if it is unknown.
     where
-        The place in the form that a page shows: the number of a line of the report's cell, or the numbers of the cell
-        and the line for another cell.
+        The place in the form that a page shows: ``"line 3"`` for a line of the report's cell, ``"In [2], line 3"`` for
+        a line of another cell, and the file and the line for other code.
     line
-        The place with its function and its code.
+        The place as a record, with the function and the code of the line.
     cell_line
-        The line of the report's cell that led to the graph break; None if no line of the cell did.
+        The number of the line of the report's cell that ran the code with the graph break; None if the code was not
+        called from the cell.
     words
         The reason in a few words.
     reason
         The reason in Dynamo's words.
     at_ns
-        When it happened, counted from the beginning of the recording.
+        When the graph break happened, counted from the beginning of the recording.
     library
-        The library without tensors that the line calls, or ``"torch.optim"`` for an optimizer step, which runs eagerly
-        by design. Python runs such a call, and it does not count as a graph break.
+        The library without tensors (such as numpy) that the line calls, or ``"torch.optim"`` for an optimizer's step,
+        which runs eagerly by design. Such a row is not counted as a graph break. Empty for all other graph breaks.
     """
 
     frame: str

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A device that the process used.
+    """A device of the process: the CPU, or a CUDA device.
 
     Attributes
     ----------
     kind
         ``"cpu"``, ``"cuda"`` and so on.
     index
-        The number of the device among those of its kind; None for the CPU.
+        The index of the device, for example 1 for ``cuda:1``; None for the CPU.
     name
-        The vendor's name for it.
+        The vendor's name for the device.
     """
 
     kind: str
@@ -30,14 +30,14 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
-    """One of the engine's switches, with its value when the recording began.
+    """One of aotlab's settings, with its value when the recording began.
 
     Attributes
     ----------
     name
-        Its name in `aotlab.config`.
+        The name of the setting in `aotlab.config`.
     value
-        Its value. A value that is no bool, int, str or None is given as its repr.
+        The value of the setting, or the repr of a value that is not a bool, an int, a str or None.
     """
 
     name: str
@@ -57,9 +57,9 @@ class Environment:
     threads
         The number of threads that torch uses for one CPU op.
     devices
-        The CPU, and the accelerators that the process had used.
+        The CPU and, if the process had initialized CUDA, all its CUDA devices.
     config
-        The engine's switches (the settings of `aotlab.config`) when the recording began.
+        The settings of `aotlab.config` when the recording began.
     """
 
     aotlab: str

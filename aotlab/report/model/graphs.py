@@ -36,10 +36,10 @@ class Stage:
     Attributes
     ----------
     name
-        Its name in `aotlab.pipeline`.
+        The stage's name in `aotlab.pipeline`.
     duration_ns
-        Its wall time. The time of backwards that were derived during the stage is left out, because these are stages
-        too.
+        The stage's wall time, without the time of backwards that were derived during the stage, because each of these
+        backwards has a separate row.
     node_count
         The number of ops in the graph that the stage produced; None if the stage produced no graph.
     summary
@@ -62,7 +62,8 @@ class Node:
     Attributes
     ----------
     stage, part
-        The stage that produced the node, and which of the stage's graphs contains it (``"joint"``, ``"forward"``, …).
+        The stage that produced the node, and the graph of the stage that contains the node (``"joint"``,
+        ``"forward"``, …).
     name, op, target
         The fx node's attributes of these names. ``target`` is the op's full name.
     phase
@@ -108,15 +109,17 @@ class Saved:
     tensor
         The description of the value.
     nbytes
-        The size of its elements in bytes.
+        The size of the value's elements in bytes.
     reason
-        Why the forward saves it and the backward does not compute it again.
+        Why the forward saves the value instead of letting the backward compute it again.
     is_input, is_output
-        Whether it is an input or an output of the function. Saving such a value takes no new memory.
+        Whether the value is an input, and whether it is an output, of the function. Saving an input or an output takes
+        no new memory.
     shares
-        The name of another saved value in the same storage, if the memory of that value already includes this one.
+        The name of the largest saved value in the same storage, if the storage is too small to hold that value, this
+        value and the larger saved values besides each other. Then this value counts as no new memory. Empty otherwise.
     used_by
-        The nodes of the backward that read it.
+        The nodes of the backward that read the value.
     line
         The user's line that computed the value.
     module
@@ -137,7 +140,7 @@ class Saved:
 
     @property
     def new_bytes(self) -> int:
-        """The memory that saving it takes, in bytes; 0 if the caller or another saved value holds that memory."""
+        """The new memory that saving the value takes, in bytes; 0 if the caller or another saved value holds it."""
         return 0 if self.is_input or self.is_output or self.shares else known_size(self.nbytes)
 
 
@@ -145,17 +148,17 @@ class Saved:
 class AutogradNode:
     """One node that a call adds to the caller's autograd graph.
 
-    A call adds several nodes if one output depends on another, or if its outputs reach different inputs. Then the
-    gradients that the caller can observe flow along the same edges as in eager mode.
+    A call adds several nodes if one output depends on another, or if different outputs depend on different inputs. With
+    several nodes, the gradients that the caller can observe flow along the same edges as in eager mode.
 
     Attributes
     ----------
     number
-        Its number within the graph, from 0. The node that runs first in the forward has number 0.
+        The node's number within the graph, in the order of the forward, from 0.
     makes
         The outputs, mutated inputs and intermediate bases that have this node as their ``grad_fn``.
     goes_to
-        The inputs, outputs and other nodes that receive its gradients.
+        The inputs, outputs and other nodes that receive the gradients that this node computes.
     """
 
     number: int
@@ -174,16 +177,16 @@ class Kernel:
     language
         ``"triton"``, ``"c++"``, ``"python"`` or ``"extern"``.
     graph_name, kind
-        The compiled graph that the kernel belongs to, and the kind of that graph: ``"forward"``, ``"backward"`` or
-        ``"inference"``.
+        The name of the compiled graph that the kernel belongs to, and the kind of that graph: ``"forward"``,
+        ``"backward"`` or ``"inference"``.
     source
         The kernel's source code.
     nodes
-        The nodes of that graph that the kernel computes; empty if the backend does not tell.
+        The names of the nodes that the kernel computes; empty if the backend does not report them.
     registers, shared_bytes, spilled_bytes, blocks
-        Only for a kernel that was compiled for a GPU that this machine does not have (a rehearsal): the registers of a
-        thread, the shared memory of a block, the bytes that a thread spills, and the number of blocks that a call
-        launches. None for all other kernels.
+        Only for a kernel that was compiled for a GPU that this machine does not have (a rehearsal): the number of GPU
+        registers of a thread, the shared memory of a thread block, the bytes that a thread spills, and the number of
+        thread blocks that a call launches. None for all other kernels.
     bytes_read, bytes_written
         Only for a rehearsed kernel: the bytes of the tensors that a call reads and writes. None for all other kernels.
     """
@@ -213,14 +216,14 @@ class CompiledGraph:
     name
         The graph's name, for example ``"model__0_forward_1"``.
     backend
-        The name of the compiler.
+        The name of the backend.
     compile_ns
-        The time that the compiler took.
+        The time that the backend took.
     node_count
-        The number of ops in the graph that the compiler received.
+        The number of ops in the graph that the backend received.
     pattern
-        For a backward that was compiled after the forward: for each tangent, whether it is defined. Empty for the
-        graphs that the stage ``compile`` compiled.
+        For a backward that was compiled after the forward: for each tangent, whether it is defined (not ``None``).
+        Empty for the graphs that the stage ``compile`` compiled.
     """
 
     kind: str
@@ -244,7 +247,7 @@ class Guard:
     sentence
         The condition in words.
     line
-        For a guard on a size or a number: the line of the program that caused it; None if it is unknown.
+        For a guard on a size or a number: the user's line that caused the guard, or None if the line is unknown.
     """
 
     kind: str
@@ -255,25 +258,26 @@ class Guard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """The number of rows in each table of a graph, before the tables were cut to fit a notebook.
+    """The counts and sums of a graph's tables, computed before the tables were cut to fit a notebook.
 
     Attributes
     ----------
     stages, stages_ns
-        The number of stages, and the time of all of them.
+        The number of stages, and the sum of their times.
     nodes
-        The number of nodes in the trace.
+        The number of nodes of the graph that the stage ``trace`` produced.
     inputs, mutated
-        The number of arguments, and of distinct arguments that were mutated.
+        The number of arguments, and the number of mutated arguments. A mutated tensor that is passed twice is counted
+        once.
     outputs, aliased
-        The number of outputs, and of outputs that share memory with another tensor.
+        The number of outputs, and the number of outputs that are views of a base or are the base itself.
     storages, shared, storage_bytes
-        The number of storages, of storages that hold several tensors, and the size of all storages in bytes.
+        The number of storages, the number of storages with several tensors, and the size of all storages in bytes.
     saved, saved_bytes, held_bytes
-        The number of values that are saved for the backward, the new memory that they take, and the memory of saved
-        values that the caller holds anyway.
+        The number of values that are saved for the backward, the new memory that saving them takes, and the size of the
+        saved values that are inputs or outputs, which the caller holds anyway.
     kernels, kernels_called
-        The number of kernels, and of kernels that come from a library.
+        The number of kernels, and the number of kernels among them that come from a library.
     guards
         The number of guards.
     """
@@ -298,19 +302,19 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Miss:
-    """Why an earlier graph did not accept a call: the guard that failed.
+    """The reason why an earlier graph did not accept a call: the guard that failed.
 
     Attributes
     ----------
     graph
         The index of the earlier graph; None if that graph is not in this report.
     subject, before, after
-        The value that the guard checks, the value that the earlier graph expects, and the value in the call; empty if
-        unknown.
+        The name of the value that the guard checks, the value that the earlier graph expects, and the value in the
+        call. Each is empty if unknown.
     sentence
         The failed guard as a sentence.
     line
-        The line of the program that caused the guard.
+        The user's line that caused the guard; None if the line is unknown.
     suggestion
         A change that would avoid the recompile.
     """
@@ -331,41 +335,43 @@ class Graph:
     Attributes
     ----------
     index
-        Its number within the frame.
+        The graph's number within the frame, from 0.
     entry
-        The engine's number for the entry, unique in the process that recorded it.
+        The engine's number for the compiled entry, unique in the process that recorded it.
     status
         ``"compiled"``, ``"refused"``, ``"compiling"`` (the recording ended before the compilation did) or ``"earlier"``
-        (it was compiled before the recording began, so only its calls are known).
+        (the graph was compiled before the recording began, so the report has only its calls).
     frontend, backend
         The frontend that captured the function, and the backend that compiled the graphs.
     tracer
         The name of the tracer that ran, for example ``"aotlab"``; None if the function was not traced.
     misses
-        Why each earlier graph did not accept the call, starting with the most similar graph; empty for the first graph.
+        Why each earlier graph did not accept the call that compiled this graph, starting with the most similar graph;
+        empty for the first graph.
     training
         Whether the entry has a backward.
     grad_mode
-        Whether grad mode was on at the call.
+        Whether grad mode was on during the call that compiled the graph.
     at_ns, duration_ns
         When the compilation began, counted from the beginning of the recording, and how long it took.
     calls
-        The number of calls that it served during the recording.
+        The number of calls that the graph served during the recording.
     stages, nodes, placeholders, results, inputs, outputs, storages, autograd, saved, compiled, kernels, guards
-        See the records of those names.
+        The rows of the graph's tables; the record of each row explains them.
     input_groups, storage_groups
-        The groups of inputs and of storages that a page shows in one row each.
+        The groups of inputs and the groups of storages that a page shows as one row each.
     random_ops
-        The random ops in the graph.
+        The ops of the graph's forward that draw random numbers.
     static_since
-        Why sizes or numbers that should be dynamic are not: the graph accepts only their values in its first call.
-        Empty if there is no such size or number.
+        The reason why some sizes or numbers that should be dynamic are not dynamic. The graph accepts only the values
+        that they had in its first call. Empty if there is no such size or number.
     reused
-        Whether it was compiled in an earlier run of the unchanged cell.
+        Whether the graph was compiled in an earlier run of the unchanged cell.
     counts
-        The number of rows of its tables before anything was cut; None in a report that was only recorded, not shown.
+        The counts of the graph's tables before the report was cut. They are computed when the report is prepared for a
+        page or a notebook's output, and are None until then.
     cut
-        Whether rows or code may be missing, because the report had to fit a notebook.
+        Whether rows or code may be missing, because the report was cut to fit a notebook.
     """
 
     index: int

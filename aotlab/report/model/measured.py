@@ -18,7 +18,7 @@ class TimeRow:
         ``"backward"`` (compiled after the forward), ``"verification"``, ``"timing"``, ``"recording"`` (the report
         itself), ``"compiled"`` and ``"eager"`` (calls), or ``"rest"`` (Python and everything else).
     duration_ns
-        The time, without the part that other rows count.
+        The time of this work, without the time of other kinds of work inside of it, which have separate rows.
     count
         How often this work was done.
     """
@@ -35,16 +35,17 @@ QUIET = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """The time of one engine divided by the time of another, computed within each round.
+    """The time of one engine divided by the time of another engine, computed within each round of the measurement.
 
     Attributes
     ----------
     over
-        The other engine: ``"eager"`` or ``"upstream"``.
+        The engine whose time is the divisor: ``"eager"`` or ``"upstream"``.
     median, p10, p90
-        The median over the rounds, and the 10th and the 90th percentile.
+        The median, the 10th percentile and the 90th percentile of the ratio over the rounds.
     noise
-        Why the ratio may be only noise, in a few words; empty if neither its spread nor the A/A ratio suggests it.
+        Why the ratio may be only noise, in a few words; empty if neither the spread of the ratio nor the A/A ratio
+        suggests noise.
     """
 
     over: str
@@ -54,14 +55,14 @@ class Ratio:
     noise: str = ""
 
     def __str__(self) -> str:
-        """Write the ratio, with the word "noise" before it if it is noise."""
+        """Write the ratio, with the word "noise" before it if it may be only noise."""
         other = "torch.compile" if self.over == "upstream" else self.over
         return f"{'noise: ' if self.noise else ''}{self.median:.2f}× {other} ({self.p10:.2f}–{self.p90:.2f})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimingRow:
-    """One measurement: many repeats of one phase with one engine.
+    """One measurement: the time of many calls of one phase with one engine.
 
     Attributes
     ----------
@@ -70,18 +71,18 @@ class TimingRow:
     phase
         ``"forward"``, ``"backward"`` or ``"total"``, the sum of both within each call.
     median_ns, min_ns, p10_ns, p90_ns
-        Statistics over the repeats.
+        The median, the minimum, the 10th and the 90th percentile of the time of one call, over the rounds.
     repeats
-        The number of repeats.
+        The number of timed calls in all rounds.
     device
-        The device that ran it.
+        The device that ran the calls.
     frame, graph
         The frame and the graph that were measured, if they are in this report.
     ratios
         How the time compares with eager, and with stock ``torch.compile``.
     again
-        The A/A ratio: the time of a second measurement of the same code divided by the time of the first; 0 if there
-        was no second measurement.
+        The A/A ratio: the time of a second measurement of the same code divided by the time of the first measurement; 0
+        if there was no second measurement.
     incomparable
         Why the row has no ratios although other engines were timed too, in a few words; empty if it has ratios.
     """
@@ -102,16 +103,16 @@ class TimingRow:
 
     @property
     def comparisons(self) -> list[str]:
-        """The ratios in words; if there are no ratios, the reason for that."""
+        """The ratios in words. If other engines were timed but there are no ratios, the reason for that."""
         return [str(each) for each in self.ratios] or [self.incomparable] * bool(self.incomparable)
 
     @property
     def noise(self) -> str:
-        """Why the ratios may be noise; empty if nothing suggests it."""
+        """Why some of the ratios may be only noise; empty if nothing suggests noise."""
         return "; ".join(dict.fromkeys(each.noise for each in self.ratios if each.noise))
 
     def noise_note(self, ratio: Ratio) -> str:
-        """Say how far the A/A ratio is from 1: ``"12% noise"``.
+        """Write how far the A/A ratio is from 1: ``"12% noise"``.
 
         The text is empty if the A/A ratio is close to 1 or unknown, or if ``ratio`` is marked as noise already.
         """
@@ -132,23 +133,23 @@ class VerificationRow:
     subject
         The name of the input or output that was compared.
     equal
-        Whether both agree, within the tolerance rule.
+        Whether eager and the engine agree, within the tolerance.
     expected, actual
-        The values of eager and of the engine, as short texts.
+        Eager's value and the engine's value, as short texts.
     sentence
-        The difference in words; empty if both agree.
+        The difference in words; empty if eager and the engine agree.
     call
         The number of the call within the verification, counted from 1.
     frame, graph
         The frame and the graph that were compared, if they are in this report.
     against
-        What the observable was compared with: ``"python"`` (the user's own code, run eagerly) or ``"graph"`` (the graph
-        that Dynamo captured from it, run eagerly); empty for a row that a caller added.
+        The code whose observable was the expected one: ``"python"`` (the user's own code, run eagerly) or ``"graph"``
+        (the graph that Dynamo captured from the user's code, run eagerly); empty for a row that a caller added.
     tolerance
-        For a value: the rule of the comparison, in words.
+        For a row that compares tensor values: the tolerance rule in words.
     absolute, relative
-        For a value: the largest difference from eager, and this difference divided by the largest element of eager's
-        value.
+        For a row that compares tensor values: the largest difference from eager, and this difference divided by the
+        largest element of eager's value.
     """
 
     engine: str
@@ -194,7 +195,7 @@ class Summary:
     Attributes
     ----------
     sentence
-        The verdict as one line.
+        The verdict in one line.
     state
         ``"verified"``, ``"unverified"``, ``"different"``, ``"partly"``, ``"nothing"`` or ``"idle"``; see
         `aotlab.report.verdict.Verdict`.
@@ -203,28 +204,37 @@ class Summary:
     frames
         The number of functions that were compiled or called.
     compared, different
-        The number of observables that were compared with eager, and of those that differ.
+        The number of observables that were compared with eager, and the number of observables that differ.
     status
         The verdict in a few words: ``"equal to eager"``.
-    graphs, recompiles, refused
-        The number of graphs that were compiled or used, of graphs that were compiled because no earlier one accepted
-        the call, and of graphs that were refused.
+    graphs
+        The number of graphs that were compiled in this run, or compiled earlier and used in this run.
+    recompiles
+        The number of graphs that were compiled because no earlier graph accepted the call.
+    refused
+        The number of compilations that failed or were refused.
     listed
         The number of all graphs, including those that were refused.
-    mutated, new, outside
-        The number of tensors that changed, of gradients that are new, and of rows about tensors that changed outside of
-        the graphs.
-    breaks, eager_lines
-        The number of graph breaks, and of lines of the cell that ran eagerly.
+    mutated
+        The number of tensors that existed before and changed, in a graph or outside of the graphs.
+    new
+        The number of gradients that did not exist before.
+    outside
+        The number of rows of the cell's ``mutated_outside``.
+    breaks
+        The number of graph breaks, without calls of libraries that have no tensors.
+    eager_lines
+        The number of lines of the cell that the compiler received but did not compile.
     speed
-        How the slowest graph compares with eager, ``"3.8× faster"``; empty if nothing was timed.
+        How the slowest graph compares with eager, for example ``"3.8× faster"``; empty if nothing was timed.
     tolerance
-        The rules of the comparisons of values with eager, and the largest differences; empty if no value was compared.
+        The tolerance rules with which values were compared with eager, and the largest differences; empty if no value
+        was compared.
     against
-        What the compiled lines of the cell were compared with, as a sentence; empty if no line was compared.
+        A sentence that says with which code each compiled line of the cell was compared; empty if no line was compared.
     counts
-        The counts of all graphs, added up. For saved memory this is the memory of one call per function, and each
-        storage counts once.
+        The sums of the counts of all graphs, with two exceptions. The saved memory is the memory that one call of each
+        function saves. A storage that several graphs use is counted once.
     """
 
     sentence: str

@@ -43,8 +43,8 @@ class Report(Views["Report"]):
     name
         The title that was given to `Report.record`.
     identifier
-        A unique id from the process that recorded the report. The page in a notebook asks the kernel for the report by
-        this id.
+        A unique id from the process that recorded the report. The page in a notebook requests the report from the
+        kernel by this id.
     created
         When the recording began, as ISO 8601 with the offset from UTC.
     duration_ns
@@ -52,7 +52,7 @@ class Report(Views["Report"]):
     cell
         The notebook cell; None if the report is not about a cell.
     environment
-        The versions, the devices and the switches.
+        The versions, the devices and the settings.
     frames
         The functions that were compiled or called.
     graph_break_rows, time_rows, timing_rows, verification_rows
@@ -60,7 +60,8 @@ class Report(Views["Report"]):
     notes
         Sentences about the report itself: events that could not be recorded, rows that were cut.
     summary
-        The verdict on the whole report, in a report that a notebook's output embeds; None in other reports.
+        The head of the page, computed from the report before it was cut. Reports that are embedded in a notebook's
+        output or in an HTML page have it; it is None in all others.
 
     Examples
     --------
@@ -90,7 +91,7 @@ class Report(Views["Report"]):
     summary: Summary | None = None
 
     def report(self) -> Report:
-        """Return the report itself; `Recording` has a method of the same name."""
+        """Return this report. `Recording.report` returns a report too, so code can call ``report()`` on either."""
         return self
 
     @staticmethod
@@ -153,8 +154,8 @@ class Report(Views["Report"]):
     def to_dict(self, *, sparse: bool = False) -> dict[str, object]:
         """Return the report as dicts, lists and plain values, in the form that `to_json` writes.
 
-        If ``sparse``, fields that have their default value are left out, as in a notebook's output. `from_dict` reads
-        both forms.
+        If ``sparse`` is true, fields that have their default value are left out, as in a notebook's output. `from_dict`
+        reads both forms.
         """
         encoded = encode(self, sparse=sparse)
         assert isinstance(encoded, dict)
@@ -223,7 +224,10 @@ def report_schema() -> dict[str, object]:
 
 
 def _row(kind: type[R], row: object, defaults: Mapping[str, object] | None = None) -> R:
-    """Convert ``row`` to a record of ``kind`` and check it; ``defaults`` holds values for fields that the row lacks."""
+    """Convert ``row`` to a record of the class ``kind``, and check the types of its fields.
+
+    ``defaults`` has values for fields that the row lacks.
+    """
     if isinstance(row, kind):
         return row
     values = {**(defaults or {}), **(row if isinstance(row, Mapping) else _attributes(row))}

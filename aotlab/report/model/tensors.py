@@ -34,19 +34,19 @@ class TensorInfo:
     Attributes
     ----------
     dtype, device, layout
-        As torch prints them, without ``torch.``.
+        The tensor's dtype, device and layout as torch prints them, without ``torch.``.
     shape, stride
-        The sizes and the strides in elements, outermost dimension first.
+        The sizes, and the strides in elements, outermost dimension first.
     offset, byte_offset
         The storage offset, in elements and in bytes.
     nbytes
-        The size of the tensor's elements in bytes.
+        The total size of the tensor's elements in bytes. For a wrapper subclass, the sum over its inner tensors.
     requires_grad, is_leaf
         The tensor's attributes of these names.
     type_name
         The qualified name of the tensor's Python type.
     inner
-        The inner tensors of a wrapper subclass. The wrapper's ``nbytes`` is the sum of theirs.
+        The inner tensors of a wrapper subclass; empty for other tensors.
     """
 
     dtype: str
@@ -75,14 +75,14 @@ class Placeholder:
     name
         The input's name in the code of all stages: ``"primals_3"``, ``"tangents_1"``.
     user_name
-        The argument's name. ``"grad_of_loss"`` is the gradient of an output. ``"base_of_x"`` is the synthetic base of
-        ``x`` and the other arguments that share memory with it. ``"x.size(0)"`` is a size that varies, and ``"s"`` a
-        number.
+        The name of the argument that the placeholder represents. For a tangent, ``"grad_of_loss"`` is the gradient of
+        the output ``loss``. For a synthetic base, ``"base_of_x"`` is the base of ``x`` and of the other arguments that
+        share memory with ``x``. For a dynamic size, ``"x.size(0)"`` is the size of ``x`` in dimension 0.
     value
         The value of a size or a number in the traced call; empty for tensors.
     kind
-        The kind of the argument (``"parameter"``, ``"buffer"``, ``"input"``, ``"gradient"``), or ``"base"``,
-        ``"size"``, ``"number"`` or ``"tangent"``.
+        For an argument, its kind: ``"parameter"``, ``"buffer"``, ``"input"`` or ``"gradient"``. For other placeholders
+        ``"base"`` (a synthetic base), ``"size"``, ``"number"`` or ``"tangent"``.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Placeholder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One value that the traced graph returns, or that the graph writes into an input itself.
+    """One value that the traced graph returns, or that the graph itself copies into a mutated input.
 
     Attributes
     ----------
@@ -106,7 +106,8 @@ class Result:
         The argument that receives the value as its new value or as its gradient, or the name of the output. The target
         of a gradient may also be another autograd node of the call: ``"node 1"``.
     in_graph
-        Whether the graph writes the value into the argument itself, instead of returning it.
+        Whether the graph itself copies the value into the mutated input. Otherwise the graph returns the value, and the
+        epilogue copies it.
     """
 
     name: str
@@ -117,56 +118,61 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """One argument, and what the function did to it.
+    """One argument, and its mutations by the function.
 
     Attributes
     ----------
     name
         The caller's name for the argument: ``"x"``, ``"args[0]['w']"``, ``"model.weight"``.
     kind
-        ``"parameter"``, ``"buffer"``, ``"input"`` or ``"python"``. A tensor that a cell changed outside of its graphs
-        is ``"outside"``, or ``"alias"`` if the cell wrote it through another name, or ``"new"`` if it is a gradient
-        that did not exist before. ``"gradient"`` is a placeholder for a gradient whose parts differ from the parts of
-        its tensor.
+        For an argument: ``"parameter"``, ``"buffer"``, ``"input"`` (another tensor) or ``"python"`` (no tensor).
+        ``"gradient"`` is a tensor without memory that the graph takes as an additional input, because the gradient of
+        an argument has other parts than the argument. For a tensor that a cell changed outside of its graphs:
+        ``"outside"``, ``"alias"`` (the cell wrote the tensor through another name) or ``"new"`` (a gradient that did
+        not exist before the cell).
     value
-        The repr of an argument that is no tensor. For a wrapper, it is the wrapper's context: the data that it holds
-        besides its parts.
+        The repr of an argument that is not a tensor. For a wrapper, the repr of its context: the data that the wrapper
+        holds besides its parts.
     tensor
-        The description of the tensor when the function was called. Sizes that vary are symbols.
+        The description of the tensor when the function was called; None if the argument is not a tensor. Dynamic sizes
+        are symbols.
     varies
         Whether the graph accepts other sizes of the tensor, or other values of the number.
     storage
-        The number of its storage in this graph's ``storages``. Inputs with the same number share memory.
+        The number of the tensor's storage in this graph's ``storages``. Inputs with the same number share memory.
     duplicate_of
-        The name of the earlier argument that is the very same tensor.
+        The name of the earlier argument that is the same tensor object; None if there is no such argument.
     overlaps
-        The names of the other arguments that have bytes in common with this one.
+        The names of the other arguments that have bytes in common with this argument.
     mutates_data, mutates_metadata, mutates_storage
-        Whether the function changed its values, its sizes, strides or offset, or gave it another storage. None means
-        unknown, because the graph was never traced.
+        Whether the function changed the tensor's values; whether it changed the tensor's sizes, strides or offset;
+        whether it replaced the tensor's storage. None means unknown, because the graph was never traced.
     mutation_hidden_from_autograd
         Whether every write went through ``detach()`` or another alias that hides writes from autograd.
     mutation_under_no_grad
         Whether every write happened under ``no_grad`` or ``inference_mode``.
     mutation_type
-        ``"not mutated"``, ``"mutated in graph"`` or ``"mutated out of graph"`` (the epilogue writes the new value).
+        ``"not mutated"``, ``"mutated in graph"`` (the graph writes the new value) or ``"mutated out of graph"`` (the
+        epilogue writes the new value).
     requires_grad_after
-        ``requires_grad`` after the function returned.
+        Whether the tensor required grad when the function returned.
     steps
-        The in-place calls that changed its sizes, strides or autograd history, as code: ``"t_()"``.
+        The in-place calls that changed the tensor's sizes, strides or autograd history, as code: ``"t_()"``.
     synthetic_base
         The number, within the graph, of the synthetic base that replaces this input and the inputs that share its
         memory or its autograd history. The graph takes a synthetic base if one of these inputs is mutated.
     part_of
         The name of the wrapper that holds this tensor as an attribute; empty if the tensor is an argument. The wrapper
-        has a separate row above this one.
+        has a separate row above the rows of its parts.
     placeholder
-        The graph input that represents the argument: ``"primals_3"``. Empty for a wrapper, because the graph takes the
-        wrapper's parts.
+        The placeholder that represents the argument in the graph: ``"primals_3"``. Empty for a wrapper, because the
+        graph takes the wrapper's parts.
     gradient
-        The node of the traced graph that computes its gradient. There are several if autograd sums them.
+        The name of the traced graph's node that computes the gradient of the tensor. If several autograd nodes send
+        gradients to the tensor, which autograd then sums, all their names, separated by commas.
     group
-        The group that the row belongs to: a position in its graph's ``input_groups``, or in its cell's ``groups``.
+        The group that the row belongs to, as an index into the ``input_groups`` of the graph or the ``groups`` of the
+        cell. None if the row belongs to no group.
     """
 
     name: str
@@ -206,28 +212,31 @@ class Output:
     name
         The output's name, for example ``"out[0]"``.
     output_type
-        One of the seven values of `aotlab.ir.metadata.OutputType`, in words.
+        How the output is related to inputs and other outputs: one of the seven values of
+        `aotlab.ir.metadata.OutputType`.
     raw_type
-        The qualified name of its Python type.
+        The qualified name of the output's Python type.
     tensor
-        The description of the tensor; None if the output is no tensor.
+        The description of the tensor; None if the output is not a tensor.
     storage
-        The number of its storage in this graph's ``storages``.
+        The number of the output's storage in this graph's ``storages``.
     base_kind, base
-        The kind of its base (``"input"``, ``"intermediate"`` or ``"output"``), and the base's name.
+        The kind of the tensor that the output is a view of (``"input"``, ``"intermediate"`` or ``"output"``), and the
+        name of this base. None if the output has no base.
     views
         The view ops that make the output from its base, as code (``"x.t()"``).
     relation
         The relation to the base as a sentence: ``"view of input x: x.t()"``.
     requires_grad
-        Whether it requires grad.
+        Whether the output requires grad.
     part_of
-        The name of the wrapper that holds this tensor as an attribute. A base that the graph returns for an output that
-        is a view has the name of this output.
+        The name of the wrapper that holds this tensor as an attribute. If the row is a base that the graph returns only
+        because an output is a view of it, the name of this output. If the row is the new value of a mutated input, the
+        name of this input. Empty otherwise.
     node
-        The node of the traced graph that returns it.
+        The name of the node that the traced graph returns for the output.
     tangent
-        The graph input that is its gradient: ``"tangents_1"``.
+        The placeholder for the gradient with respect to the output: ``"tangents_1"``.
     """
 
     name: str
@@ -273,15 +282,18 @@ class Span:
     role
         ``"input"`` or ``"output"``.
     start, stop
-        The position of the tensor's first byte in the storage, and the position after its last byte. If the tensor has
-        strides, not all bytes of the range belong to it. Both are None if they are symbolic.
+        The position of the tensor's first byte in the storage, and the position after its last byte. If the strides of
+        the tensor leave gaps between its elements, the bytes in the gaps do not belong to the tensor. Both positions
+        are None if a size, a stride or the offset is symbolic and has no known value.
     mutated
         Whether the function writes the tensor. None means unknown, because the graph was never traced.
-    writes, may_write
-        The number of its bytes that are written, and the number of further bytes that may be written, depending on the
-        values of an index or a mask. ``writes`` is None if the number is unknown.
+    writes
+        The number of the tensor's bytes that the function certainly writes; None if the number is unknown.
+    may_write
+        The number of the tensor's other bytes that the function writes or does not write, depending on the values of an
+        index or a mask.
     part_of
-        The argument or output that is a wrapper around the tensor.
+        The name of the outermost argument or output that is a wrapper around the tensor; empty if there is no wrapper.
     """
 
     name: str
@@ -296,17 +308,19 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """Bytes of a storage that the function writes: a run of consecutive bytes, which may repeat at regular steps.
+    """Bytes of a storage that the function writes: a run of consecutive bytes, or several such runs at equal distances.
 
     Attributes
     ----------
     start, length
-        The first byte of the first run, and the number of bytes in each run.
+        The position of the first run's first byte in the storage, and the number of bytes in each run.
     counts, steps
-        For each dimension, outermost first: the number of repeats, and the distance in bytes from one repeat to the
-        next.
+        The runs form a grid with any number of dimensions. For each dimension, outermost first: the number of runs
+        along it, and the distance in bytes from the start of one run to the start of the next. Both are empty for a
+        single run.
     certain
-        False if the function may write only some of these bytes: values decide which, or it is unknown.
+        False if the function perhaps writes only some of these bytes, because the values of an index or a mask select
+        the bytes, or because the written bytes could not be determined.
     """
 
     start: int
@@ -318,25 +332,27 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """One storage: a piece of memory that inputs and outputs share.
+    """One storage: the memory of one tensor or of several tensors that are aliases.
 
     Attributes
     ----------
     number
-        Its number in the report. All graphs that use the storage have the same number for it.
+        The storage's number in the report. All graphs that use the storage have the same number for it.
     owner
-        ``"input"`` (the caller allocated it), ``"intermediate"`` (the graph allocated it, and several outputs may share
-        it) or ``"output"`` (the graph allocated it for one output).
+        ``"input"`` (the caller allocated the storage), ``"intermediate"`` (the graph allocated it for an intermediate
+        base, so several outputs may share it) or ``"output"`` (the graph allocated it for one output).
     nbytes
-        Its size in bytes; None if the size is unknown.
+        The storage's size in bytes; None if the size is unknown.
     device
-        The device that holds it.
+        The device of the memory.
     spans
-        The tensors in it, each with its range of bytes.
+        The tensors with this storage, each with its range of bytes.
     written
-        The bytes that the function writes; None if they are unknown.
+        The bytes of the storage that the function writes; None if the function writes none of its tensors, or if it was
+        never traced.
     group
-        The group that the storage belongs to: a position in its graph's ``storage_groups``.
+        The group that the storage belongs to, as an index into the graph's ``storage_groups``; None if the storage
+        belongs to no group.
     """
 
     number: int
