@@ -1,11 +1,12 @@
-"""Measure the peak memory of a call, beyond the memory that was in use before it.
+"""Measure the peak memory of a call, beyond the memory that was in use before the call.
 
-On cuda, the caching allocator records the peak. On CPU, torch's allocator does not, but the profiler records every
-allocation and release with its size. Their running sum is the memory in use, and its maximum is the peak. The result
-is exact and the same in every run. A release counts only if the call itself allocated that memory. For memory that was
-allocated before, the profiler reports no size, or the size of an older allocation at the same address. Memory
-that does not come from torch's CPU allocator is not counted: scratch space of oneDNN and MKL, stack buffers of
-Inductor's kernels, numpy's arrays.
+On CUDA, the caching allocator records the peak. On CPU, torch's allocator does not record it. But the profiler records
+every allocation and release with its size. The running sum of these sizes is the memory in use, and the maximum of the
+sum is the peak. The result is exact and the same in every run.
+
+A release counts only if the call itself allocated the memory. For memory that was allocated before, the profiler
+reports no size, or the size of an older allocation at the same address. Memory that does not come from torch's CPU
+allocator is not counted: scratch space of oneDNN and MKL, stack buffers of Inductor's kernels, numpy's arrays.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from aotlab.errors import UsageError
 class MemoryUse:
     """The memory of one call in bytes.
 
-    ``peak_bytes`` is the largest amount of memory in use during the call, minus the memory in use before.
-    ``kept_bytes`` is the memory that is still in use after the call, while its result is alive, minus the memory in use
-    before. ``method`` names the method of measurement.
+    ``peak_bytes`` is the largest amount of memory in use during the call, minus the memory in use before the call.
+    ``kept_bytes`` is the memory in use after the call, while the result of the call is alive, minus the memory in use
+    before the call. ``method`` names the method of measurement.
     """
 
     device: str
@@ -44,9 +45,9 @@ class MemoryUse:
 def measure_memory(call: Callable[[], object], *, device: str | torch.device = "cpu", warmup: int = 1) -> MemoryUse:
     """Measure the peak memory of ``call()``.
 
-    ``warmup`` calls run first, so that compilation, and buffers that only the first call allocates, are not measured.
-    The result of the measured call is alive when ``kept_bytes`` is read. So ``kept_bytes`` includes the values that a
-    forward saves for its backward.
+    ``warmup`` is the number of calls that run before the measured call, so that compilation, and buffers that only the
+    first call allocates, are not measured. The result of the measured call is alive when ``kept_bytes`` is read. So
+    ``kept_bytes`` includes the values that a forward saves for its backward.
 
     Raises
     ------
@@ -71,10 +72,10 @@ def measure_memory(call: Callable[[], object], *, device: str | torch.device = "
 
 
 def kept_by_eager(function: Callable[..., object], *args: object) -> int:
-    """Return the number of bytes that eager keeps for the backward of a call.
+    """Return the number of bytes that eager mode saves for the backward of ``function(*args)``.
 
-    Memory that several saved tensors share counts once. The memory of the arguments, of the results and, if
-    ``function`` is a module, of its parameters and buffers does not count.
+    Memory that several saved tensors share is counted once. The memory of the arguments and of the results is not
+    counted, nor is the memory of the parameters and buffers if ``function`` is a module.
 
     Examples
     --------
@@ -135,7 +136,10 @@ def _on_cpu(call: Callable[[], object]) -> MemoryUse:
 
 
 def _of_this_call(changes: list[dict[str, Any]]) -> Iterator[int]:
-    """Yield the sizes of allocations, and the negative sizes of the releases of memory that the call allocated."""
+    """Yield the sizes of the call's allocations, and the negative sizes of releases of memory that it allocated.
+
+    ``changes`` are the profiler's records of allocations and releases, in order of time.
+    """
     taken: set[int] = set()
     for change in changes:
         address, nbytes = change["args"]["Addr"], change["args"]["Bytes"]

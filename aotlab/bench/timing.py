@@ -1,18 +1,19 @@
 """Time several callables against each other in one run.
 
-Two timings made one after the other differ by whatever the machine did in between. Here every case is timed once per
-round, and the order alternates between rounds (A B C, then C B A), so that a drift of the machine affects all cases
-equally. Cases are compared within a round: `Comparison.ratio` is the median of the rounds' ratios, not the ratio of
-two medians. One case may be timed a second time under another name (``again``). The ratio of the two timings should be
-1, and shows how far the other ratios can be trusted.
+If two functions are timed one after the other, the load and the clock rate of the machine may differ between the two
+timings. Here every case is timed once per round, and the order alternates between rounds (A B C, then C B A), so that a
+drift of the machine affects all cases equally. Cases are compared within a round: `Comparison.ratio` is the median of
+the rounds' ratios, not the ratio of two medians. One case can be timed a second time under another name (``again``).
+The ratio of its two timings should be 1. The difference of this ratio from 1 shows how large the noise of the other
+ratios is.
 
     cases = [Case(name="eager", call=lambda: f(x)), Case(name="aotlab", call=lambda: g(x))]
     compare(cases, again="eager").ratio("aotlab", "eager").median
 
-A case that needs new arguments for every call has ``prepare`` instead of ``call``. ``prepare`` is not timed; the
-callable that it returns is timed. A case that consists of several parts, for example the forward and the backward of a
-training step, has ``parts``. In each call, the parts are timed one after another, and the time of the call is the sum
-of their times. All times are in nanoseconds per call.
+A case that needs new arguments for every call has ``prepare`` instead of ``call``. ``prepare`` itself is not timed, but
+the callable that it returns is timed. A case that consists of several parts, for example the forward and the backward
+of a training step, has ``parts``. In each call, the parts are timed one after another, and the time of the call is the
+sum of the parts' times. All times are in nanoseconds per call.
 """
 
 from __future__ import annotations
@@ -36,27 +37,29 @@ from aotlab.report.text import amount
 Call = Callable[[], object]
 Parts = Iterator[tuple[str, Call]]
 
-#: A ratio is significant if it differs from 1 by this many times the difference between two timings of the same code.
+#: A ratio is significant if it differs from 1 by at least this many times the difference of the A/A ratio (of two
+#: timings of the same code) from 1.
 CLEAR = 2.0
 
 #: A report shows a ratio only after this many rounds. The median and the range of fewer rounds depend on chance.
 FEWEST_ROUNDS = 5
 
-#: The largest number of prepared calls in a sample. They stay alive until its end, and a sample with more of them would
-#: measure the allocation of memory.
+#: The largest number of prepared calls in a sample. They and their arguments stay alive until the end of the sample, so
+#: a sample with more of them would measure the allocation of memory.
 _MOST_PREPARED = 1000
 
+#: The second timing of a case has the name of the case with this ending.
 _AGAIN = " (again)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One thing to time. It has exactly one of ``call``, ``prepare`` and ``parts``.
+    """One function, or sequence of functions, to time. It has exactly one of ``call``, ``prepare`` and ``parts``.
 
-    ``call`` is called repeatedly. ``prepare`` returns a new callable for each call, and only that callable is timed.
-    ``parts`` yields the parts of a call in order, each with its name, for example ``"forward"``. The time between the
-    parts is not measured. The samples of a part are named after the case and the part, separated by a space. The
-    samples of the case are the sums over its parts.
+    ``call`` is called repeatedly. ``prepare`` returns a new callable for each call, and only this callable is timed.
+    ``parts`` returns an iterator over the parts of one call, each with its name, for example ``"forward"``. The time
+    between the parts is not measured. The samples of a part are named after the case and the part, separated by a
+    space. The samples of the case are the sums over its parts.
 
     Raises
     ------
@@ -74,7 +77,7 @@ class Case:
             raise UsageError(f"case {self.name!r} needs exactly one of call, prepare and parts")
 
     def calls(self, count: int) -> Iterable[Call]:
-        """Return ``count`` calls that are ready to be timed."""
+        """Return ``count`` callables to time, for a case with ``call`` or ``prepare``."""
         if self.call is not None:
             return itertools.repeat(self.call, count)
         assert self.prepare is not None
@@ -83,10 +86,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """The times of one case or part. ``ns`` has one sample per round, in order: the time of a call in ns.
+    """The times of one case, or of one part of a case. ``ns`` has one sample per round: the time of a call in ns.
 
-    Each sample is the mean of ``inner`` calls. If the case has parts, its calls are timed one by one, and the sample
-    is the median of their times.
+    Each sample is the mean time of ``inner`` calls. If the case has parts, the calls are timed one by one, and the
+    sample is the median of their times.
     """
 
     name: str
@@ -100,31 +103,28 @@ class Samples:
 
     @property
     def median_ns(self) -> float:
-        """The median time per call."""
+        """The median of the samples."""
         return float(np.median(self.ns))
 
     @property
     def min_ns(self) -> float:
-        """The shortest time per call."""
+        """The smallest sample."""
         return min(self.ns)
 
     @property
     def p10_ns(self) -> float:
-        """The tenth percentile of the time per call."""
+        """The tenth percentile of the samples."""
         return float(np.percentile(self.ns, 10))
 
     @property
     def p90_ns(self) -> float:
-        """The ninetieth percentile of the time per call."""
+        """The ninetieth percentile of the samples."""
         return float(np.percentile(self.ns, 90))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paired:
-    """A quantity that is computed within each round, for example a ratio of two times.
-
-    It has the ``median`` and the tenth and ninetieth percentiles over ``n`` rounds.
-    """
+    """Statistics over ``n`` rounds of a quantity that is computed in each round, for example a ratio of two times."""
 
     median: float
     p10: float
@@ -133,7 +133,7 @@ class Paired:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Paired:
-        """Summarize one value per round."""
+        """Compute the statistics of ``values``, which has one value per round."""
         low, middle, high = np.percentile(values, (10, 50, 90))
         return cls(median=float(middle), p10=float(low), p90=float(high), n=len(values))
 
@@ -166,8 +166,8 @@ class Comparison:
     def overhead_ratio(self, name: str, other: str, baseline: str) -> Paired:
         """Divide the overhead of the case ``name`` by the overhead of the case ``other``, round by round.
 
-        The overhead of a case is its time minus the time of the case ``baseline``. The result is NaN if ``other`` is
-        not slower than the baseline in most rounds, because the divisor is then not positive.
+        The overhead of a case is its time minus the time of the case ``baseline``. The result is NaN if the median
+        overhead of ``other`` is not positive, because it is the divisor.
         """
         above = [other_ns - base_ns for other_ns, base_ns in zip(self[other].ns, self[baseline].ns, strict=True)]
         if float(np.median(above)) <= 0:
@@ -177,7 +177,10 @@ class Comparison:
 
     @property
     def noise(self) -> Paired | None:
-        """The A/A ratio: the second timing of the case ``again`` divided by its first. None if no case ran twice."""
+        """The A/A ratio: the second timing of the case ``again``, divided by its first timing.
+
+        None if no case was timed twice.
+        """
         return self._noise_of("")
 
     def _noise_of(self, part: str) -> Paired | None:
@@ -186,11 +189,11 @@ class Comparison:
     def rows(self, *, frame: str | None = None, graph: int | None = None) -> list[TimingRow]:
         """Return the rows of a report's table ``timings``, one per engine and phase.
 
-        Cases with other names than ``eager``, ``upstream`` and ``aotlab`` are ignored. The phases are the part
-        ``forward`` and, if the cases have a part ``backward``, also ``backward`` and ``total``. Each row except eager's
-        contains the ratios to the times of eager and of stock ``torch.compile``, if these were timed. After fewer than
-        `FEWEST_ROUNDS` rounds, the rows say so instead of showing ratios. ``frame`` and ``graph`` tell which graph was
-        timed.
+        The engines are the cases with the names ``eager``, ``upstream`` and ``aotlab``; other cases are ignored. The
+        phases are the part ``forward`` and, if the cases have a part ``backward``, also ``backward`` and ``total``.
+        Each row except eager's row contains the ratios to the times of eager and of stock ``torch.compile``, if these
+        were timed. After fewer than `FEWEST_ROUNDS` rounds, the rows have no ratios, and ``incomparable`` says why.
+        ``frame`` and ``graph`` name the graph that was timed.
         """
         names = [samples.name for samples in self.samples]
         engines = [name for name in ("eager", "upstream", "aotlab") if name in names]
@@ -227,7 +230,7 @@ class Comparison:
 
     @property
     def again_name(self) -> str | None:
-        """The name of the second timing of the case ``again``."""
+        """The name of the samples of the second timing of the case ``again``; None if no case was timed twice."""
         return None if self.again is None else self.again + _AGAIN
 
 
@@ -243,34 +246,35 @@ def compare(
     device: str | torch.device = "cpu",
     again: str | None = None,
 ) -> Comparison:
-    """Time ``cases`` against each other: each case once per round, in alternating order.
+    """Time ``cases`` against each other: take one sample of each case per round, in alternating order.
 
     Parameters
     ----------
     cases
         The cases to time. Their names must differ.
     rounds
-        The number of samples per case.
+        The number of rounds, and thus of samples per case.
     warmup
         How often each case is called before the measurement.
     sample_ns
-        The minimal duration of a sample, in ns. A faster case is called several times per sample.
+        The minimal duration of a sample, in ns. If a call is shorter, a sample has several calls.
     inner
-        The number of calls per sample. If None, trial calls choose it so that a sample lasts ``sample_ns``.
+        The number of calls per sample. If it is None, trial calls determine a number for each case, so that a sample
+        takes about ``sample_ns``.
     limit_ns
-        After this time in ns, no further pair of rounds begins.
+        A time in ns after which no new pair of rounds begins (a pair has both orders of the cases); None for no limit.
     fewest
         The number of rounds that run even if they take longer than ``limit_ns``.
     device
-        The device that does the work. On cuda the clock is read before and after each sample, once the device has
-        finished.
+        The device on which the cases run. On CUDA, the clock is read only after the device has finished its work.
     again
-        The name of a case to time twice, for an A/A ratio.
+        The name of a case to time twice, for an A/A ratio; None for no such case.
 
     Raises
     ------
     UsageError
-        There are no cases, fewer than one round, or two cases with one name, or ``again`` is not a case.
+        There is no case, ``rounds`` is less than one, two cases have the same name, or ``again`` is not the name of a
+        case.
 
     Examples
     --------
@@ -297,8 +301,8 @@ def compare(
                 _sample(case, warmup, wait)
         lengths = [inner if inner is not None else _inner_calls(case, sample_ns, wait) for case in cases]
         if again is not None:
-            # Both timings of the case must use equally many calls per sample. Otherwise the A/A ratio would show the
-            # effect of the number of calls.
+            # Both timings of the case must have equally many calls per sample. Otherwise the A/A ratio would also
+            # contain the effect of the number of calls.
             lengths.append(lengths[names.index(again)])
         with _what_exists_frozen():
             begin = time.perf_counter_ns()
@@ -318,13 +322,14 @@ def compare(
 def doubt(ratio: Paired, again: Paired | None) -> str:
     """Return the reason why a ratio may be noise, as text, or an empty string if there is no reason.
 
-    A ratio may be noise if its percentiles are on both sides of 1. It may also be noise if the A/A ratio ``again`` is
-    not close to 1, and the ratio differs from 1 less than `CLEAR` times as much.
+    A ratio may be noise if its 10th percentile is at most 1 and its 90th percentile is at least 1. It may also be noise
+    if the A/A ratio ``again`` differs from 1 by more than `QUIET`, and the difference of ``ratio`` from 1 is less than
+    `CLEAR` times that difference.
     """
     if ratio.p10 <= 1 <= ratio.p90:
         return "sometimes one was faster, sometimes the other"
     if again is not None and abs(again.median - 1) > QUIET:
-        # Compare logarithms, so that half the time differs from 1 as much as twice the time.
+        # Compare logarithms, so that the ratios 0.5 and 2 differ from 1 by the same amount.
         ours, noise = (abs(math.log(each.median)) if each.median > 0 else math.inf for each in (ratio, again))
         if ours < CLEAR * noise:
             return f"the same code, timed twice, differed by {abs(again.median - 1):.0%}"
@@ -334,12 +339,12 @@ def doubt(ratio: Paired, again: Paired | None) -> str:
 def training_case(name: str, forward: Call, leaves: Sequence[torch.Tensor]) -> Case:
     """Return the case of a training step, with the parts ``"forward"`` and ``"backward"``; see `training_parts`.
 
-    The backward starts from every output that requires grad.
+    The backward starts from every output of ``forward()`` that requires grad.
 
     Raises
     ------
     UsageError
-        Raised when the backward is prepared: no output requires grad.
+        No output requires grad. The error is raised when the case is timed.
     """
 
     def roots(result: object) -> list[torch.Tensor]:
@@ -356,10 +361,10 @@ def training_parts(
 ) -> Parts:
     """Yield the parts of a training step for `Case`: ``"forward"`` and ``"backward"``.
 
-    ``roots_of`` takes the result of the forward and returns the tensors from which the backward starts. Their tangents
-    are ones, which are made before the backward is timed. Gradients are taken with respect to ``leaves`` and dropped,
-    so that no call adds to ``.grad``. The values that the forward saved are freed during the backward, as in a training
-    step.
+    ``roots_of`` is a function that takes the result of the forward and returns the tensors from which the backward
+    starts. Their tangents are tensors of ones, which are made before the backward is timed. The gradients of
+    ``leaves`` are computed but not stored, so that no call adds to ``.grad``. The values that the forward saved are
+    freed during the backward, as in a training step.
     """
     results: list[object] = []
     yield "forward", lambda: results.append(forward())
@@ -385,9 +390,10 @@ def tensors_in(value: object) -> tuple[torch.Tensor, ...]:
 
 
 def _sample(case: Case, inner: int, wait: Callable[[], None]) -> dict[str, float]:
-    """Run ``inner`` calls of a case and return the time of one call, by the name of the case.
+    """Run ``inner`` calls of a case, and return the time of one call in ns, with the name of the case as its key.
 
-    If the case has parts, return the time of each part too. ``wait`` waits until the device has finished.
+    If the case has parts, return the time of each part too. ``wait`` is a function that waits until the device has
+    finished its work.
     """
     if case.parts is not None:
         laps = [_laps(case.parts(), wait) for _ in range(inner)]
@@ -414,17 +420,21 @@ def _laps(parts: Parts, wait: Callable[[], None]) -> dict[str, int]:
 
 
 def _inner_calls(case: Case, sample_ns: int, wait: Callable[[], None]) -> int:
-    """Return the number of calls that together take at least ``sample_ns``, found by trials with ever more calls."""
+    """Return a number of calls that together take at least ``sample_ns``, found by trials with more and more calls.
+
+    The number is limited, so the calls of a very fast case may take less time.
+    """
     most = 10_000_000 if case.call is not None else _MOST_PREPARED
     count = 1
     while True:
         took = max(count * _sample(case, count, wait)[case.name], 1)
         if took >= sample_ns:
-            # Try again. If another process delayed the first trial of a fast case, its samples would be too short.
+            # Try the same count again. If another process delayed the first trial of a fast case, this count would be
+            # too small.
             took = max(min(took, count * _sample(case, count, wait)[case.name]), 1)
         if took >= sample_ns or count >= most:
             return count
-        # Increase the count at most tenfold per step, because the first trial of a fast call mostly measures the clock.
+        # Increase the count at most tenfold, because the first trial of a fast call mostly measures the clock.
         count = min(most, max(count + 1, min(10 * count, int(1.2 * count * sample_ns / took))))
 
 
@@ -436,7 +446,7 @@ def _waiter(device: torch.device) -> Callable[[], None]:
 
 @contextmanager
 def _collector_off() -> Iterator[None]:
-    """Disable automatic garbage collection, so that it does not run within samples."""
+    """Disable automatic garbage collection for a block, so that no collection runs during a sample."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -448,10 +458,10 @@ def _collector_off() -> Iterator[None]:
 
 @contextmanager
 def _what_exists_frozen() -> Iterator[None]:
-    """Make collections examine only objects that are created from now on.
+    """For a block, make garbage collections examine only objects that are created in the block.
 
     A collection that examines everything that torch has loaded and compiled takes longer than most samples. If the
-    caller has frozen objects already, this does nothing, because unfreezing would unfreeze them too.
+    caller has frozen objects already, this function does nothing, because `gc.unfreeze` would unfreeze these too.
     """
     if gc.get_freeze_count():
         yield
