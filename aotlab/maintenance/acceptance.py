@@ -56,8 +56,8 @@ class Check:
     """The result of one check, which becomes one row of the page.
 
     ``what`` describes the check; it is the docstring of its function. ``state`` is "passed", "failed" or "left out",
-    and ``note`` is the reason. ``figures`` are the measured quantities by name. ``seconds`` is the time that the check
-    took.
+    and ``note`` is the reason if the check did not pass. ``figures`` are the measured quantities by name. ``seconds``
+    is the time that the check took.
     """
 
     name: str
@@ -82,8 +82,9 @@ def check_tests(device: torch.device) -> Figures:
     """Run the tests that are marked ``gpu``, if this is a checkout that contains them."""
     root = Path(__file__).parents[2]
     if device.type != "cuda":
-        raise LeftOut("they need CUDA")
-    # Collect only the files that contain such tests. Other test files may need packages that are not installed.
+        raise LeftOut("the tests need CUDA")
+    # Collect only the files that contain tests marked ``gpu``. Other test files may need packages that are not
+    # installed.
     files = [str(path) for path in sorted(root.glob("tests/**/test_*.py")) if "mark.gpu" in path.read_text("utf-8")]
     if not files:
         raise LeftOut("aotlab is installed without its tests")
@@ -108,7 +109,7 @@ def _checkpointed(x: Tensor, w: Tensor) -> Tensor:
 
 
 def check_draws(device: torch.device) -> Figures:
-    """Draw the same random numbers as eager, and draw them again when a checkpoint recomputes its forward."""
+    """Check that dropout draws eager's random numbers, also when a checkpoint recomputes its forward."""
     with comparable():
         for function in (_dropout, _checkpointed):
             results = [_step(each, device, seed=3) for each in (function, api.compile(function, backend="eager"))]
@@ -121,14 +122,14 @@ def check_draws(device: torch.device) -> Figures:
     x = torch.ones(512, device=device, requires_grad=True)
     dropped = api.compile(lambda x: functional.dropout(x, 0.5), backend="inductor")(x)
     (gradient,) = torch.autograd.grad(dropped.sum(), x)
-    _equal([dropped.detach()], [gradient], "the mask of a dropout and that of its backward")
+    _equal([dropped.detach()], [gradient], "the masks of a dropout's forward and backward")
     share = float((dropped != 0).float().mean())
     assert 0.3 < share < 0.7, f"a dropout of half kept {share:.2f}"
     return {"kept by a dropout of 0.5": round(share, 3)}
 
 
 def check_small_programs(device: torch.device) -> Figures:
-    """Compile programs with mutation and aliases by Inductor; compare values, writes and shared memory with eager."""
+    """Compile programs with mutation and aliases with Inductor; compare values, writes and shared memory with eager."""
     for program in SMALL_PROGRAMS:
         leaves = program.leaves(device, True)
         results = []
@@ -141,12 +142,12 @@ def check_small_programs(device: torch.device) -> Figures:
             ]
             results.append((outputs, arguments, shared))
         _near([*results[1][0], *results[1][1]], [*results[0][0], *results[0][1]], program.name)
-        assert results[0][2] == results[1][2], f"{program.name}: other outputs share memory than in eager"
+        assert results[0][2] == results[1][2], f"{program.name}: other outputs share memory in aotlab than in eager"
     return {"programs": len(SMALL_PROGRAMS)}
 
 
 def check_model(name: str, device: torch.device) -> Figures:
-    """Train a model for ten steps with aotlab, eager and torch.compile; with the eager backend bitwise as in eager."""
+    """Train a model in eager, with aotlab and with torch.compile; aotlab's eager backend must equal eager bitwise."""
     (model,) = (replace(each, sizes=()) for each in trained_models(small=True) if each.name == name)
     (row,) = measure([model], device, inductor=True, rounds=4, say=_said)
     if "extra" in row.problem or "pip install" in row.problem or "No module" in row.problem:
@@ -188,7 +189,7 @@ def check_memory(device: torch.device) -> Figures:
 
 
 def check_times(device: torch.device) -> Figures:
-    """Time training steps of aotlab and eager in turns; on CUDA also the device's time alone, with CUDA events."""
+    """Time training steps of aotlab and eager in turns. On CUDA, measure the device's time with CUDA events too."""
     model, x = _mlp(device)
     compiled = api.compile(model, backend="inductor")
 
@@ -215,7 +216,7 @@ def check_times(device: torch.device) -> Figures:
     return figures
 
 
-#: Ops that copy values to the host, by their names in the profiler.
+#: The profiler's names of ops that copy values to the host. On a GPU, the host waits for such an op.
 _READS = {f"aten::{name}" for name in ("item", "_local_scalar_dense", "is_nonzero", "nonzero", "equal")}
 
 
@@ -239,7 +240,7 @@ def waiting_is_an_error(device: torch.device) -> Iterator[None]:
     """
     if device.type != "cuda":
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            yield  # a dispatch mode would make the compiled call run eagerly, so use the profiler
+            yield  # use the profiler, because a compiled call runs eagerly under a dispatch mode
         if read := sorted({event.name for event in profile.events()} & _READS):
             raise AssertionError(f"a compiled call reads values: {', '.join(read)}")
         return
@@ -333,7 +334,8 @@ CHECKS: tuple[tuple[str, Callable[[torch.device], Figures]], ...] = (
 def run(device: str, folder: Path, only: Sequence[str], out: TextIO) -> int:
     """Run the checks, print one line for each, and write ``acceptance.json`` and ``acceptance.html`` into ``folder``.
 
-    Returns 1 if a check failed. Raises `UsageError` if the device does not exist.
+    ``only`` has the names of the checks to run; if it is empty, all checks run. Returns 1 if a check failed. Raises
+    `UsageError` if there is no such device, or if it is not a CPU or CUDA device.
     """
     where = torch.device(device)
     if where.type == "cuda" and not torch.cuda.is_available():

@@ -328,7 +328,7 @@ def test_a_failure_is_shrunk_and_saved_once(play, tmp_path):
 def test_a_cell_runs_by_itself(tmp_path, monkeypatch):
     """A saved cell is a complete script: it prints the difference, or says that there is no difference any more."""
     text, by_itself = cell.write(Plan(), example("v1 = a * 2", result="v1"), "wrong: value\n`out` differs")
-    assert (by_itself, text.splitlines()[0]) == (False, "# By itself this cell shows no difference.")
+    assert (by_itself, text.splitlines()[0]) == (False, "# Without the rest of the run, this cell shows no difference.")
     file = tmp_path / "cell.py"
     file.write_text(text)
     env = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(aotlab.__file__))}
@@ -443,7 +443,7 @@ def test_a_state_file_is_read_with_care(tmp_path):
         lines[1].replace('"size": 1', '"size": -1'),
     ):
         state.file.write_text(f"{lines[0]}\n{wrong}\n")
-        with pytest.raises(UsageError, match=r"\.jsonl:2 is no line of a run of the fuzzer"):
+        with pytest.raises(UsageError, match=r"\.jsonl:2 is not a line of a fuzzer run"):
             State(tmp_path, Plan())
     state.file.write_text("import os\n")
     with pytest.raises(UsageError, match=r"\.jsonl:1 is no line"):
@@ -622,7 +622,7 @@ def test_counts_are_read_with_care(tmp_path, text):
     """A file with other content is refused before anything is run."""
     file = tmp_path / "counts.json"
     file.write_text(text)
-    with pytest.raises(UsageError, match="holds no counts of the fuzzer"):
+    with pytest.raises(UsageError, match="does not contain counts of the fuzzer"):
         run(Plan(programs=1), save=tmp_path, out=io.StringIO(), err=io.StringIO(), jobs=0, corpus_file=file)
 
 

@@ -284,7 +284,7 @@ def test_a_wrong_size_is_named():
     """A size that gives another loss is not counted, and a problem."""
     (row,) = training.measure([sized(Odd)], torch.device("cpu"), inductor=False, rounds=1, say=lambda text: None)
     assert (row.same, row.sizes_alike, row.sizes_wrong) == (True, 3, ((3,),))
-    assert row.problem == "at the sizes (3,) it is not as in eager"
+    assert row.problem == "at the sizes (3,) the results differ from eager's"
 
 
 def stock_would_raise(*args, **settings):

@@ -59,7 +59,7 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Relative errors of several steps. Each is the norm of a difference from float64, divided by the norm in float64.
+    """Relative errors of several steps: the norm of the difference from the float64 result, divided by its norm.
 
     Attributes
     ----------
@@ -142,7 +142,7 @@ class Training:
     trained
         The model to train.
     wrap
-        Turns the module into the callable that is called.
+        A function that turns the module into the callable that the training calls.
     device, dtype
         The device, and the dtype of the parameters and of floating inputs.
     """
@@ -199,8 +199,8 @@ class Training:
         """Return the bytes that the forward holds for the backward, without the batch, weights and optimizer.
 
         As in `step`, only the loss is alive after the forward. Other outputs of the model, for example logits, count
-        only if they are saved for backward. Some steps must run before, to compile and to create the optimizer's state
-        and the gradients.
+        only if they are saved for backward. Run some steps before this method, so that the model is compiled, and the
+        optimizer's state and the gradients exist.
         """
         batch = self.batch()
         return measure_memory(lambda: self._trained.loss(self.forward(batch)), device=self._device).kept_bytes
@@ -223,8 +223,8 @@ def errors_of_steps(
 ) -> Errors:
     """Compute the errors of ``steps`` steps of ``training`` against the same steps of eager in float64.
 
-    Each step starts from the current state of a training in eager. This changes the parameters and buffers of
-    ``training``. Random ops draw the same numbers in both runs of a step.
+    Each step starts from the current state of a training in eager. That state is loaded into ``training``, so its
+    parameters and buffers change. Random ops draw the same numbers in both runs of a step.
     """
     errors = [each for (each,) in errors_of_each(trained, [training], [()] * steps, torch.device(device))]
     losses, gradients, buffers = zip(*errors, strict=True)
@@ -240,8 +240,8 @@ def errors_of_each(
 ) -> Iterator[list[tuple[float, float, float]]]:
     """Compute one step for each batch size in ``sizes``, and yield the errors of each of ``trainings`` in this step.
 
-    `Computed.errors` returns the three errors, against the same step of eager in ``dtype``. Each step starts from the
-    current state of a training in eager.
+    `Computed.errors` describes the three errors. They are measured against the same step of eager in ``dtype``. Each
+    step starts from the current state of a training in eager.
     """
     leader = Training(trained, eagerly, device)
     exact = Training(trained, eagerly, device, dtype)

@@ -19,7 +19,8 @@ from aotlab.maintenance.bench.networks import Burgers, Denoiser, GraphAttention,
 
 #: The keyword arguments of a call of a model.
 Batch = dict[str, Tensor]
-#: A function that makes a random batch with a CPU generator. Its further arguments are one of `Trained.sizes`.
+#: A function that makes a random batch. Its first argument is a CPU generator. The other arguments are an element of
+#: `Trained.sizes`, or are left out for the default size.
 Batches = Callable[..., Batch]
 #: Twelve batch sizes from 2 to 64, and twelve text lengths from 2 to 128, with small and large values mixed.
 _COUNTS = (8, 2, 64, 3, 16, 33, 5, 48, 7, 24, 4, 12)
@@ -41,8 +42,8 @@ class Trained:
     batch
         Makes the next batch.
     sizes
-        Twelve sizes of a batch. Each size is a tuple of the further arguments of ``batch``: the number of examples and,
-        for text, the length.
+        Twelve sizes of a batch. Each size is a tuple with the arguments of ``batch`` after the generator: the number of
+        examples and, for text, the length.
     exact
         Makes another module for float64, if torch has no float64 kernels for an op of ``model``. The parameters have
         the same names.
@@ -231,7 +232,7 @@ def _of_images(width: int, depth: int, size: int, *, small: bool) -> Iterator[Tr
     )
     yield Trained(
         name="diffusion",
-        description="diffusers' UNet2DModel with dropout, that tells noise from images",
+        description="diffusers' UNet2DModel with dropout, which predicts the noise in images",
         model=lambda: Denoiser(width // 4, size // 2),
         batch=_noisy(2, size // 2),
         sizes=sizes,
@@ -243,7 +244,7 @@ def _vocabulary(tokens: int) -> dict[str, int]:
 
 
 def _positions(length: int) -> int:
-    """Return the number of positions that a model of text supports: enough for every text of `_LENGTHS`."""
+    """Return the number of positions that a text model supports: enough for every length in `_LENGTHS`."""
     return max(2 * length, *_LENGTHS)
 
 
@@ -362,7 +363,7 @@ def _recurrent(width: int, length: int, tokens: int) -> Iterator[Trained]:
             **_vocabulary(tokens),
             hidden_size=width,
             num_hidden_layers=2,
-            use_associative_scan=False,  # with it, transformers chooses another algorithm behind Dynamo than in eager
+            use_associative_scan=False,  # if True, transformers chooses another algorithm behind Dynamo than in eager
         ),
         batch=_text(2, steps // 2, tokens),
         sizes=tuple([(count, steps // 2) for count in _COUNTS]),

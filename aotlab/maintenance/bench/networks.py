@@ -120,8 +120,8 @@ class Burgers(nn.Module):
     def forward(self, points: Tensor, edge: Tensor, values: Tensor) -> dict[str, Tensor]:
         """Return the loss: the residual of the equation at ``points``, and the error at the points ``edge``.
 
-        Each point is a place and a time. ``points`` require grad, because the equation contains derivatives with
-        respect to them. ``values`` are the given values at ``edge``, at the time 0.
+        Each point is a position and a time. ``points`` require grad, because the equation contains derivatives with
+        respect to them. The points ``edge`` have the time 0, and ``values`` are the given values there.
         """
         flow = self.flow(points)
         (slopes,) = torch.autograd.grad(flow.sum(), points, create_graph=True)
@@ -141,8 +141,8 @@ class Learner(nn.Module):
     def forward(self, seen: Tensor, seen_values: Tensor, asked: Tensor, asked_values: Tensor) -> dict[str, Tensor]:
         """Return the mean loss of all tasks. The first dimension of each argument is the task.
 
-        A task is a curve. The network adapts to the curve on the points ``seen``, and its loss is the error at the
-        points ``asked``.
+        A task is a curve. The network adapts to the curve's values ``seen_values`` at the points ``seen``. The loss is
+        the network's error against ``asked_values`` at the points ``asked``.
         """
         weights: dict[str, Tensor] = dict(self.named_parameters())
 

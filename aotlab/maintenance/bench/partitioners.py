@@ -1,10 +1,10 @@
 """The command ``aotlab bench partitioners``: compare our partitioners with upstream's on the same joint graphs.
 
 Each partitioner splits copies of a joint graph that aotlab traced. Making the copies is not timed. Two quantities are
-measured. *Time* is the time of a split; the partitioners take turns. Its *growth* is the ratio between a model and the
-same model with half as many layers; if the time is nearly linear in the number of nodes, it is about 2. *Kept memory*
-is the memory that the forward holds for the backward, without parameters, inputs and outputs. It is compared with the
-memory that eager keeps for the same call.
+measured. *Time* is the time of a split. The partitioners run in turns. *Growth* is the time for a model, divided by the
+time for the same model with half as many layers. It is about 2 if the time is nearly linear in the number of nodes.
+*Kept memory* is the memory that the forward holds for the backward, without parameters, inputs and outputs. It is
+compared with the memory that eager keeps for the same call.
 """
 
 from __future__ import annotations
@@ -110,17 +110,17 @@ class JointGraph:
         )
 
     def split(self, partition: Partition, module: fx.GraphModule | None = None) -> fx.GraphModule:
-        """Split a copy of the graph, or ``module``, and return the forward."""
+        """Split ``module``, by default a copy of the joint graph, and return the forward graph."""
         joint = copy.deepcopy(self.module) if module is None else module
         settings: dict[str, Any] = {"num_fwd_outputs": self.outputs, "static_lifetime_input_indices": [*self.static]}
         return partition(joint, None, **settings)[0]
 
     def case(self, name: str, partition: Partition) -> Case:
-        """Return the case, for `aotlab.bench.compare`, that times a partitioner on copies of the graph."""
+        """Return a case for `aotlab.bench.compare` that times ``partition`` on copies of the graph."""
         return Case(name=name, prepare=lambda: partial(self.split, partition, copy.deepcopy(self.module)))
 
     def saved_bytes(self, partition: Partition) -> int:
-        """Return how many bytes a partitioner keeps for the backward."""
+        """Return how many bytes the forward saves for the backward if ``partition`` splits the graph."""
         graph = self.split(partition).graph
         return held_bytes([n for n in output_args(graph)[self.outputs :] if n is not None], graph, self.outputs)
 
@@ -247,10 +247,10 @@ def main(argv: Sequence[str], out: TextIO | None = None) -> int:
     where = machine(device)
     print("\n".join(f"{key:>7}: {value}" for key, value in where.items()), file=stream)
     print(
-        "\nEach splits copies of one joint graph, taking turns in this run; below a ratio of 1 aotlab is faster. With\n"
-        "a budget of 0.5, too, it is compared with upstream's min-cut partitioner at its full budget. growth is\n"
-        "aotlab's time over that for half the layers; A/A is its default partitioner against itself: what differs\n"
-        "from 1 there is noise. Kept memory is without parameters, inputs and outputs.",
+        "\nThe partitioners split copies of one joint graph in turns. At a ratio below 1, aotlab is faster. aotlab's\n"
+        "min-cut partitioner with a budget of 0.5 is compared with upstream's at its full budget, too. Growth is\n"
+        "aotlab's time divided by its time for half the layers. A/A compares aotlab's default partitioner with\n"
+        "itself, so its difference from 1 is noise. Kept memory is without parameters, inputs and outputs.",
         file=stream,
     )
     for title, table in (("Time", time_table(figures)), ("Kept memory", memory_table(figures))):

@@ -24,8 +24,9 @@ class SmallProgram:
     leaves
         Makes the inputs on a device; the second argument says whether they require grad.
     mutates
-        Whether the function writes to its inputs. Then each call in training gets new non-leaf copies of them. Autograd
-        forbids writes to leaves, and each write to the same copy would make its autograd graph longer.
+        Whether the function writes to its inputs. If so, each call in training gets new non-leaf copies of the inputs,
+        because autograd forbids writes to leaves that require grad, and each write to the same copy would make its
+        autograd graph longer.
     trains
         Whether calls with inputs that require grad are measured as well.
     """

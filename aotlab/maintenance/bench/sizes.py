@@ -41,9 +41,9 @@ class Cold:
 def from_cold(trained: Trained, wrap: Wrap, device: torch.device) -> tuple[Training, Cold]:
     """Run a training step of each of `Trained.sizes` with empty caches; return the training and its costs.
 
-    The compiled code can be used until the next call of this function. If aotlab ran, its compilations are counted,
-    otherwise the graphs that Dynamo passed to its backend. A step in which no compiled function of aotlab was called
-    counts as one call that ran eagerly.
+    The compiled code can be used until the next call of this function, which resets the compilers. If aotlab ran, its
+    compilations are counted, otherwise the graphs that Dynamo passed to its backend. A step in which no compiled
+    function of aotlab was called counts as one call that ran eagerly.
     """
     torch.compiler.reset()
     events: list[observe.Event] = []
@@ -68,8 +68,8 @@ def varied(
 ) -> dict[str, Any]:
     """Measure steps of all sizes; return the fields of a `ModelFigure` whose names begin with ``sizes``.
 
-    ``backend`` is the backend of aotlab. If it is ``"eager"``, ``torch.compile`` uses ``"aot_eager"``. The order of the
-    two compilers alternates between rounds.
+    ``backend`` is the backend of aotlab. If it is ``"eager"``, ``torch.compile`` uses ``"aot_eager"``. In each of
+    ``rounds`` rounds, both compilers train once. Their order alternates between rounds.
     """
     wraps: dict[str, Wrap] = {
         "ours": partial(by_ours, backend=backend, min_cut=True),
@@ -113,8 +113,8 @@ def as_near(steps: Sequence[StepErrors], others: Sequence[StepErrors]) -> list[b
     """Tell for each step whether its errors are at most twice the largest errors in ``others``, or at most `NEAR`.
 
     ``others`` has the errors of all steps of ``torch.compile`` and eager. If rounding changes the sign of a ReLU's
-    input, the gradient error jumps, in each of them at another step. So the largest error of all steps is the limit.
-    Without others, the errors must be zero.
+    input, the gradient error jumps, and each compiler jumps at another step. So the limit is computed from the largest
+    error of all steps. If ``others`` is empty, the errors must be zero.
     """
     limits = [max(NEAR, 2 * max(kind)) for kind in zip(*others, strict=True)] if others else [0.0] * 3
     return [all(error <= limit for error, limit in zip(step, limits, strict=True)) for step in steps]

@@ -3,10 +3,11 @@
 Two quantities are measured. *Trace time* is the time of the first call of a training program. The compiler returns the
 graph unchanged and the partitioner is the default one, so that only the engine is measured. *Call overhead* is the time
 of a compiled call minus the time of the same call in eager, for functions that do almost nothing. The overhead is
-compared with two engines. Upstream's ``aot_function`` has no guards, so it gives wrong results for a call that needs
-another entry. Upstream behind ``torch.compile`` has guards that check the same conditions as ours. All engines use the
-same boxed compiler. Every result is compared with eager's before it is timed. Every ratio is shown together with an A/A
-ratio: our engine is timed twice, and the closer the ratio of the two times is to 1, the more reliable the others are.
+compared with two engines. Upstream's ``aot_function`` has no guards, so it gives wrong results for a call that would
+need another compiled entry. Upstream behind ``torch.compile`` has guards that check the same conditions as ours. All
+engines use the same boxed compiler. Every result is compared with eager's before it is timed. Every ratio is shown
+together with an A/A ratio: our engine is timed twice, and the closer the ratio of the two times is to 1, the more
+reliable the others are.
 """
 
 from __future__ import annotations
@@ -274,7 +275,8 @@ def _problem(
 ) -> str:
     """Return a sentence if the compiled function differs from eager or raises; else return an empty string.
 
-    ``outcome`` calls a function and returns the tensors to compare. ``name`` is the name of the engine.
+    ``outcome`` calls a function and returns the tensors to compare. ``compiled`` compiles the function and returns the
+    result. ``name`` is the name of the engine.
     """
     expected = outcome(eager)
     try:
@@ -292,11 +294,12 @@ def measure(
     """Measure all programs and yield the rows of the result.
 
     The first engine is ours. Its call overhead is compared with each other engine, and its trace time with the second
-    engine. ``say`` receives progress messages. With ``quick``, few rounds and small models are measured, in seconds.
+    engine. ``say`` receives progress messages. With ``quick``, few rounds and small models are measured, which takes
+    seconds.
     """
     ours, theirs, *_ = engines
-    # The first trace of a process imports many modules of torch. Make one trace before, so that the time of these
-    # imports is in no result.
+    # The first trace of a process imports many modules of torch. Make one trace before the measurements, so that they
+    # do not include the time of these imports.
     for engine in (ours, theirs):
         model, batch = mlp(1).to(device), torch.randn(2, 32, device=device)
         try:
@@ -382,10 +385,10 @@ def print_figures(figures: Sequence[Figure], engines: Sequence[Engine], where: d
     print("\n".join(f"{key:>7}: {value}" for key, value in where.items()), file=out)
     print(
         f"\n{ours} (as shipped, all guards) beside {' and '.join(names[1:])}, taking turns in this run.\n"
-        "upstream: aot_function and aot_module of functorch.compile, which check nothing of a call;\n"
-        "torch.compile: the same behind Dynamo and its guards. Graphs run as traced, default partitioner; results\n"
-        "equal to eager's. Ratios are medians over the rounds of the ratio within a round, p10 and p90 their spread;\n"
-        f"below 1 {ours} is faster. A/A is {ours} against itself: what differs from 1 there is noise.",
+        "upstream: aot_function and aot_module of functorch.compile, which have no guards.\n"
+        "torch.compile: the same behind Dynamo and its guards. The graphs run as traced, with the default\n"
+        "partitioner, and all results equal eager's. A ratio is the median over the rounds, with its percentiles p10\n"
+        f"and p90. Below 1, {ours} is faster. A/A compares {ours} with itself, so its difference from 1 is noise.",
         file=out,
     )
     tables = [("Trace time", trace_table(figures, ours, theirs))]

@@ -33,7 +33,8 @@ Wrap = Callable[[Function, bool], Function]
 #: A function is compiled for the sizes of one call or for all sizes. These are the names of the two settings.
 _KINDS = ("one", "all")
 
-#: The limits for the time of a first step and of a later call with symbolic sizes, as multiples of the time without.
+#: The limits for the time of a first step and of a later call with symbolic sizes, as multiples of the time without
+#: symbolic sizes.
 MOST_TRACE, MOST_CALL = 2.0, 1.3
 
 
@@ -57,7 +58,7 @@ class SymbolicFigure:
 
 
 def shipped() -> dict[str, Wrap]:
-    """Return for our engine and for upstream's the function that compiles with it. Both use public functions."""
+    """Return the functions that compile with our engine and with upstream's, both through public functions."""
     from functorch import compile as upstream  # type: ignore[import-untyped]
 
     def wrap(module: Any, partitioner: Any, function: Function, dynamic: bool) -> Function:
@@ -122,7 +123,8 @@ def _difference(
 ) -> str:
     """Return a sentence about the first difference from eager's results or gradients, or else an empty string.
 
-    ``makers`` compile the program, by engine and sizes. ``step`` runs forward and backward; None skips the gradients.
+    ``makers`` maps an engine and its setting (``"ours, all"``) to a function that compiles the program. ``step`` runs
+    forward and backward. If it is None, gradients are not compared.
     """
     device = torch.device("cpu")
 
@@ -160,7 +162,9 @@ def table(figures: Sequence[SymbolicFigure]) -> pd.DataFrame:
 
 def main(argv: Sequence[str], out: TextIO | None = None) -> int:
     """Run ``aotlab bench symbolic ARGV``; return 0 if every result was eager's."""
-    parser = argparse.ArgumentParser(prog="aotlab bench symbolic", description="What sizes that vary cost.")
+    parser = argparse.ArgumentParser(
+        prog="aotlab bench symbolic", description="Measure the cost of compiling for sizes that vary."
+    )
     parser.add_argument("--quick", action="store_true", help="few rounds: a smoke test, no figures")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there as well")
     options = parser.parse_args(argv)
@@ -169,10 +173,11 @@ def main(argv: Sequence[str], out: TextIO | None = None) -> int:
     where, out = machine(torch.device("cpu")), sys.stdout if out is None else out
     print("\n".join(f"{key:>7}: {value}" for key, value in where.items()), file=out)
     print(
-        "\nTimes with symbols for all sizes (dynamic=True) over times for the sizes of one call, in turns: of the\n"
-        f"first training step, which traces (at most {MOST_TRACE:g} is meant), and of later calls (at most\n"
-        f"{MOST_CALL:g}); medians over the rounds. The third ratio is ours over upstream's, both with symbols. A/A is\n"
-        "ours without symbols against itself: what differs from 1 there is noise.\n",
+        "\nThe time with symbolic sizes (dynamic=True), divided by the time for the sizes of one call: for the\n"
+        f"first training step, which traces (limit {MOST_TRACE:g}), and for later calls (limit {MOST_CALL:g}).\n"
+        "The cases run in turns, and the ratios are medians over the rounds. The third ratio is our time divided by\n"
+        "upstream's, both with symbolic sizes. A/A compares ours without symbolic sizes with itself, so its\n"
+        "difference from 1 is noise.\n",
         file=out,
     )
     print(table(figures).to_string(index=False, float_format=lambda number: f"{number:.2f}", na_rep="-"), file=out)

@@ -94,8 +94,8 @@ class ModelFigure:
         The sizes at which they did not. On the eager backend, values agree if they are equal bit for bit. On Inductor,
         they agree if they are as close to eager as the values of ``torch.compile``.
     sizes_our_compilations, sizes_stock_compilations, sizes_eager_share
-        The numbers of compilations of aotlab and ``torch.compile`` in steps of these sizes, and the share of aotlab's
-        calls that ran eagerly.
+        How often aotlab and ``torch.compile`` compiled in steps of these sizes, and the share of aotlab's calls that
+        ran eagerly.
     sizes_our_seconds, sizes_stock_seconds, sizes_ratio, sizes_again
         The times of these steps with empty caches, our time divided by the time of ``torch.compile`` within a round,
         and our time in the last round divided by our time in the first. If our backend is ``"eager"``,
@@ -206,8 +206,9 @@ def figure(
 def _broken_promises(row: dict[str, Any], *, held: bool = True) -> list[str]:
     """Return a sentence for each limit that the errors and bytes in ``row`` exceed.
 
-    ``row`` has fields of `ModelFigure`. If ``held`` is false, bytes are not compared with eager's. That is for models
-    with second derivatives, because the partitioner does not choose the values that are saved for these.
+    ``row`` has fields of `ModelFigure`. If ``held`` is false, bytes are not compared with eager's. Pass false for a
+    model with second derivatives, because the partitioner does not choose the values that are saved for second
+    derivatives.
     """
     sentences = []
     if row.get("within") is False:
@@ -215,15 +216,15 @@ def _broken_promises(row: dict[str, Any], *, held: bool = True) -> list[str]:
             (kind, row[f"our_{kind}_error"], row.get(f"stock_{kind}_error", math.nan))
             for kind in ("loss", "gradient", "buffer")
         ]
-        errors = "; ".join(f"{kind} {mine:.1f}, that of torch.compile {its:.1f}" for kind, mine, its in pairs)
+        errors = "; ".join(f"{kind} {mine:.1f}, torch.compile's {its:.1f}" for kind, mine, its in pairs)
         sentences.append(f"errors on Inductor: {errors}")
     if row.get("sizes_wrong"):
-        sentences.append(f"at the sizes {', '.join(map(str, row['sizes_wrong']))} it is not as in eager")
+        sentences.append(f"at the sizes {', '.join(map(str, row['sizes_wrong']))} the results differ from eager's")
     for name in ("our_bytes", "our_min_cut_bytes") if held else ():
         if row[name] > row["eager_bytes"]:
-            sentences.append(f"{name} is {row[name]}, that of eager {row['eager_bytes']}")
+            sentences.append(f"{name} is {row[name]}, eager's is {row['eager_bytes']}")
     if row["our_min_cut_bytes"] > MOST * row.get("stock_bytes", math.inf):
-        sentences.append(f"our_min_cut_bytes is {row['our_min_cut_bytes']}, that of torch.compile {row['stock_bytes']}")
+        sentences.append(f"our_min_cut_bytes is {row['our_min_cut_bytes']}, torch.compile's is {row['stock_bytes']}")
     return sentences
 
 
@@ -238,7 +239,7 @@ def _on_inductor(
     """Measure the fields of `ModelFigure` that need Inductor.
 
     The model is trained with our default partitioner, with our min-cut partitioner and with ``torch.compile``. Then
-    steps with our min-cut partitioner, of ``torch.compile`` and of eager are timed in turns.
+    steps of three trainings are timed in turns: with our min-cut partitioner, with ``torch.compile``, and in eager.
     """
     say("eager in float64")
     exact = train(trained, eagerly, device, dtype=torch.float64)
@@ -394,21 +395,26 @@ def print_figures(figures: Sequence[ModelFigure], where: dict[str, str], out: Te
     """Print the environment, the table, and then the problems and the reasons for eager calls."""
     print("\n".join(f"{key:>7}: {value}" for key, value in where.items()), file=out)
     print(
-        f"\n{STEPS} steps of AdamW each. 'as eager': losses and state on the eager backend are eager's bit for bit.\n"
-        "'errors': relative ones, in units of float32's precision, of ten single steps on Inductor that start where\n"
-        "eager is by then, beside float64's: the largest of the loss, the median step's of all gradients (and the\n"
-        "largest: where a number is rounded to the other side of a ReLU's corner, gradients jump, in eager too), the\n"
-        "largest of all buffers. 'within': twice those of torch.compile (the largest of gradients aside), or\n"
-        "assert_close's default. 'drift': of losses from float64's when each trains on its own, which networks with\n"
-        "batch norm amplify, in eager too. Inductor draws eager's random numbers.\n"
-        "'held': MiB between forward and backward, with the loss alone alive, on Inductor where that was measured;\n"
-        "torch.compile's partition is upstream's min-cut. Steps (ours: min-cut) took turns in one run; p10 and p90\n"
-        "are of the first ratio; A/A is ours against itself.\n"
+        f"\n{STEPS} steps of AdamW each.\n"
+        "'as eager': on the eager backend, losses and final state equal eager's bit for bit.\n"
+        "'errors': of ten single steps on Inductor, relative to float64, in units of float32's epsilon. Each step\n"
+        "starts from the current state of eager's training. For the loss and the buffers, the largest error of\n"
+        "the ten steps; for the gradients, the median, and the largest in a column of its own. If rounding\n"
+        "changes the sign of a ReLU's input, gradients jump, in eager too.\n"
+        "'within': the errors are at most twice torch.compile's (the largest gradient error is not compared), or\n"
+        "within the default of assert_close.\n"
+        "'drift': the difference of losses from float64's if each trains independently. Batch norm amplifies it,\n"
+        "in eager too. Inductor draws eager's random numbers.\n"
+        "'held': MiB between forward and backward, while only the loss is alive, on Inductor if it was measured.\n"
+        "torch.compile's partitioner is upstream's min-cut.\n"
+        "Steps (ours: min-cut) took turns in one run. p10 and p90 belong to the first ratio. A/A compares ours\n"
+        "with itself.\n"
         "'sizes alike': how many batches of twelve sizes gave eager's loss, gradients and buffers: on the eager\n"
         "backend bit for bit, on Inductor with at most twice the largest error of torch.compile and eager.\n"
-        "'compiled': graphs, in twelve steps of these sizes; 'eager %': of our calls, those that ran eagerly;\n"
-        "'cold s': seconds of these steps with empty caches, ours (min-cut) and torch.compile (for the eager backend\n"
-        "aot_eager) in turns.\n",
+        "'compiled': the compilations in twelve steps of these sizes. 'eager %': the share of our calls that ran\n"
+        "eagerly.\n"
+        "'cold s': the seconds of these steps with empty caches, ours (min-cut) and torch.compile (aot_eager if\n"
+        "our backend is eager) in turns.\n",
         file=out,
     )
     shown = table(figures).dropna(axis=1, how="all")

@@ -18,19 +18,19 @@ from aotlab.maintenance.fuzz.engines import Watch
 from aotlab.maintenance.fuzz.plan import Plan
 from aotlab.verification.programs import Outcome
 
-#: The result of a program. "accepted": it was compiled for every call. "refused", "eager": the engine refused a call,
-#: or ran a call eagerly. "alike": it raises as in eager, before anything was compiled. "dynamo": all its differences
-#: also occur with Dynamo alone, without an engine behind it. "asserts": eager itself fails an internal assertion of
-#: torch, so the right result is unknown. "static": it was compiled for every call, but no entry ran a call with other
-#: sizes than those for which it was traced, although the plan compiles for all sizes. "wrong", "error" and "raises" are
-#: failures, which `failures.kind` explains.
+#: The result of a program. "accepted": the engine compiled the program for every call. "refused", "eager": the engine
+#: refused a call, or ran a call eagerly. "alike": the program raises as in eager, before anything was compiled.
+#: "dynamo": all its differences from eager also occur with Dynamo alone, without an engine behind it. "asserts": eager
+#: itself fails an internal assertion of torch, so the right result is unknown. "static": the plan compiles for all
+#: sizes, and the program was compiled for every call, but no compiled entry ran a call with other sizes than the sizes
+#: for which the entry was traced. "wrong", "error" and "raises" are failures, which `failures.kind` explains.
 Status = Literal["accepted", "static", "refused", "eager", "alike", "dynamo", "asserts", "wrong", "error", "raises"]
 
 #: The results that are failures.
 FAILED = ("wrong", "error", "raises")
 
-#: How many failures of one coarse name (see `failures`) are shrunk. Of further failures with that name, only the block
-#: and the index are kept.
+#: How many failures of one coarse name (see `failures`) are shrunk. For the other failures with that name, only the
+#: block and the index are stored.
 SHRUNK = 3
 
 
@@ -45,15 +45,15 @@ class Row:
     status
         The result; `Status` explains the values.
     reasons
-        The reasons why it was refused or ran eagerly. If the status is ``"dynamo"`` or ``"asserts"``, the coarse name
-        of its differences.
+        The reasons why the program was refused or ran eagerly. If the status is ``"dynamo"`` or ``"asserts"``, the
+        coarse name of its differences.
     categories
         The features that the program uses, see `Program.categories`.
     graphs
         Hashes of the compiled graphs.
     served
-        The number of calls, the number of entries, and the number of calls with other sizes than those for which their
-        entry was traced.
+        The number of calls, the number of compiled entries, and the number of calls that an entry ran although it was
+        traced for other sizes.
     """
 
     program: str
@@ -68,9 +68,9 @@ class Row:
 class Failure:
     """A failing program.
 
-    ``block`` and ``index`` tell where it was drawn, ``program`` is the hash of its text, and ``name`` is the coarse
-    name of the failure (see `failures`). If the failure was shrunk, ``signature`` is its fine name, and ``cell`` is the
-    text of a notebook cell that shows it.
+    The program was drawn as number ``index`` of the block ``block``. ``program`` is the hash of its text, and ``name``
+    is the coarse name of the failure (see `failures`). If the failure was shrunk, ``signature`` is its fine name, and
+    ``cell`` is the text of a notebook cell that shows it.
     """
 
     block: int
@@ -132,7 +132,7 @@ def run_block(
     shrunk_before
         How many failures of each coarse name the run has shrunk before this block.
     shrink
-        The largest number of seconds for shrinking one failure; 0 keeps the program as it was drawn.
+        The largest number of seconds for shrinking one failure; 0 turns shrinking off.
     listener
         Receives the results.
     """
@@ -176,7 +176,7 @@ def _run(plan: Plan, drawn: Drawn) -> tuple[Row, Outcome | None, str | None]:
     categories = tuple(sorted(drawn.program.categories))
     try:
         outcome, watch = failures.run(plan, drawn.program)
-    except Exception as error:  # noqa: BLE001  # the comparison itself broke; that must not end a night's run
+    except Exception as error:  # noqa: BLE001  # the comparison itself failed, which must not end a long run
         name = f"error: comparing raised {type(error).__name__}: {str(error)[:200]}"
         return Row(program=program, status="error", categories=categories), None, name
     name = failures.coarse(outcome.differences) if outcome.status == "failed" else None
@@ -213,7 +213,7 @@ def _status(outcome: Outcome, watch: Watch) -> Status:
 def _tidy() -> Iterator[None]:
     """Run refused calls eagerly in the ``with`` block. Afterwards free the memory that the programs used.
 
-    That is the text of the programs in `linecache`, and objects in reference cycles.
+    The freed memory is the text of the programs in `linecache`, and objects in reference cycles.
     """
     lines = set(linecache.cache)
     try:

@@ -18,7 +18,8 @@ from aotlab import __version__
 from aotlab.maintenance.fuzz.plan import Plan, engine_revision
 from aotlab.verification.programs import Program
 
-#: Tensors with at most this many elements are written as ``torch.tensor([...])``, others as a call of ``numbers``.
+#: Tensors with at most this many elements are written as ``torch.tensor([...])``. Larger tensors are written as a call
+#: of ``numbers``, a helper function in the program's text.
 _MOST_ELEMENTS = 24
 
 _ENGINES = {
@@ -29,7 +30,7 @@ _ENGINES = {
     ),
     ("upstream", False): (
         "from functorch.compile import aot_function",
-        "def compiled(*args):  # anew for each call: what aot_function compiled has no guards\n"
+        "def compiled(*args):  # compile for each call, because the result of aot_function has no guards\n"
         "    return aot_function(program, fw_compiler=lambda graph, inputs: graph)(*args)",
     ),
     ("upstream", True): ("", 'compiled = torch.compile(program, backend="aot_eager")'),
@@ -37,20 +38,20 @@ _ENGINES = {
 
 
 def write(plan: Plan, program: Program, heading: str) -> tuple[str, bool]:
-    """Return the text of the cell, and whether the cell shows the difference when it runs without the rest of the run.
+    """Return the text of a cell for ``program``, and whether the cell alone shows the difference.
 
-    ``heading`` becomes the first comment.
+    A difference may depend on programs that the run executed before. ``heading`` becomes the first comment.
     """
     source, _, _ = program.source.partition("\n# backward:")
     for text in (_with_plain_numbers(source), source):
         cell = _write(plan, program, text.rstrip(), heading)
         if shows(cell):
             return cell, True
-    return f"# By itself this cell shows no difference.\n{cell}", False
+    return f"# Without the rest of the run, this cell shows no difference.\n{cell}", False
 
 
 def shows(cell: str) -> bool:
-    """Run a cell and tell whether its comparison still finds a difference."""
+    """Run a cell and tell whether its comparison finds a difference."""
     try:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")

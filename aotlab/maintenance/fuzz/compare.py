@@ -12,10 +12,11 @@ from aotlab.verification.clones import argument_tensors, random_state_restored
 from aotlab.verification.judgement import judge
 from aotlab.verification.observables import Backward, Call, CallerStep, observe
 
-#: A function that makes the arguments of one call, and a dictionary of further tensors to observe.
+#: A function that returns the arguments of one call, and a dictionary of other tensors to observe, by name.
 Inputs = Callable[[], tuple[tuple[Any, ...], dict[str, torch.Tensor]]]
 
-#: A function that takes the list of returned tensors and inputs by name, and returns the caller's steps.
+#: A function that returns the caller's steps. Its first argument is the list of returned tensors. Its other parameters
+#: have the names of inputs and receive these inputs.
 Steps = Callable[..., Sequence[Callable[[], Any]]]
 
 
@@ -36,7 +37,7 @@ def differences(
     Parameters
     ----------
     inputs
-        One function for each call, which makes the arguments. ``compiled`` is the same callable in all calls.
+        One function for each call, which makes the arguments. ``compiled`` is not compiled again between calls.
     backward
         Which outputs are differentiated after a call.
     before, after

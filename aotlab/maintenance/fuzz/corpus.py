@@ -30,7 +30,7 @@ class Entry:
 
     `block.Status` explains the counts from ``accepted`` to ``asserts``. ``failed`` is the number of failing programs,
     and ``clean`` the number of accepted programs since the last block with a failure. ``runs`` maps a run's seed and
-    options to the finished blocks, as pairs of the first and the last number of each range.
+    options to the numbers of its finished blocks, as ranges ``[first, last]``.
     """
 
     engine: str
@@ -76,7 +76,7 @@ def merge(file: Path, plan: Plan, blocks: Iterable[Block]) -> None:
 
 
 def carried(entries: Iterable[Entry], engine: str = "aotlab") -> tuple[int, int]:
-    """Return how many programs an engine has accepted in all entries, and how many since the last failure."""
+    """Return how many programs an engine has accepted in all entries, and how many of them since the last failure."""
     total = clean = 0
     failed = False
     for entry in reversed([entry for entry in entries if entry.engine == engine]):
@@ -103,7 +103,7 @@ def load(file: Path) -> list[Entry]:
             raise ValueError(f"format {value['format']!r}, not {_FORMAT}")
         return [_decode(entry) for entry in value["entries"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{file} holds no counts of the fuzzer: {error}") from error
+        raise UsageError(f"{file} does not contain counts of the fuzzer: {error}") from error
 
 
 def write(file: Path, entries: Iterable[Entry]) -> None:
@@ -144,12 +144,12 @@ def _decode(value: Any) -> Entry:
     entry = Entry(**value)
     texts = (entry.engine, entry.revision, entry.generator, entry.torch, entry.date, *entry.runs)
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError("an entry whose names are no texts")
+        raise ValueError("a name in an entry is not a string")
     if not all(type(getattr(entry, name)) is int and getattr(entry, name) >= 0 for name in _COUNTS):
-        raise ValueError("an entry whose counts are no counts")
+        raise ValueError("a count in an entry is not a number")
     for key, ranges in entry.runs.items():
         if not all(
             len(pair) == 2 and type(pair[0]) is type(pair[1]) is int and 0 <= pair[0] <= pair[1] for pair in ranges
         ):
-            raise ValueError(f"runs of {key!r} that are no ranges")
+            raise ValueError(f"the runs of {key!r} are not ranges")
     return entry

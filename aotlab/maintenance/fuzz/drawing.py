@@ -1,9 +1,9 @@
 """Draw the programs of a run, each from a separate seed, and shrink a failing program with Hypothesis.
 
 Programs are drawn from random decisions (see `aotlab.verification.programs.choices`). A run makes the decisions with
-Python's random generator, with one seed for each program. It is several times as fast as Hypothesis and rarely draws a
-program twice. A seed gives the same program in every process and with every version of Hypothesis. The decisions are
-recorded. From the recorded decisions, Hypothesis draws the same program again and shrinks it.
+Python's random generator, with one seed for each program. This generator is several times as fast as Hypothesis and
+rarely draws a program twice. A seed gives the same program in every process and with every version of Hypothesis. The
+decisions are recorded. From the recorded decisions, Hypothesis draws the same program again and shrinks it.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class _Recorded(RandomChoices):
 
 
 class _OneExample(ExampleDatabase):
-    """A Hypothesis database with one example. Hypothesis begins with it, as if it had failed in an earlier run.
+    """A Hypothesis database with one example. Hypothesis begins with the example, as if it had failed earlier.
 
-    Hypothesis stores its smallest failures under one key, and the larger failures that it found earlier under a
-    secondary key. It shrinks only the examples under the secondary key, so the example is returned for this key.
+    Hypothesis stores its smallest failures under one key, and larger, earlier failures under a secondary key. It
+    shrinks only the examples under the secondary key, so the example is returned for this key.
     """
 
     def __init__(self, example: bytes) -> None:
@@ -84,7 +84,7 @@ class _OneExample(ExampleDatabase):
 
 
 def draw(plan: Plan, block: int, index: int) -> Drawn:
-    """Draw the program with number ``index`` in block number ``block``. It is the same in every run with this plan."""
+    """Draw the program number ``index`` of block number ``block``, the same one in every run with this plan."""
     for attempt in range(_ATTEMPTS):
         choices = _Recorded(f"{plan.key}/{block}/{index}/{attempt}")
         try:

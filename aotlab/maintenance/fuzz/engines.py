@@ -1,4 +1,4 @@
-"""The engines that the fuzzer can test. Each records how many calls ran eagerly and which graphs were compiled.
+"""The engines that the fuzzer can test. Each engine records how many calls ran eagerly and which graphs were compiled.
 
 A `Watch` compiles one program with one engine and records its calls; `watch` makes the watch that a plan needs. Its
 method ``candidate`` is the argument of `run_program`. All engines run their graphs with torch's own kernels, so that
@@ -33,7 +33,10 @@ _Sizes = tuple[tuple[int, ...], ...]
 
 @dataclass(slots=True)
 class Served:
-    """Counts of one program: its ``calls``, its ``entries``, and the calls whose entry was traced for other sizes."""
+    """Counts of one program: its ``calls``, its compiled ``entries``, and ``others``.
+
+    ``others`` is the number of calls that ran an entry that was traced for other sizes.
+    """
 
     calls: int = 0
     entries: int = 0
@@ -92,7 +95,8 @@ class Watch:
             sizes = tuple(tuple(leaf.shape) for _, leaf in flatten(args, "")[1] if isinstance(leaf, torch.Tensor))
             self.served.calls += 1
             result = function(*args)
-            # Count only calls that return. If the program raises, the engine too runs it eagerly, to raise its error.
+            # Count only calls that return. If the program raises, the engine runs it eagerly to raise the same error.
+            # That eager run is not counted.
             self.eager_calls += _eager(parts()) > eager
             now = _calls(parts())
             for number in now.keys() - before.keys():
@@ -118,7 +122,7 @@ class Direct(Watch):
         return self._watched(compiled, lambda: [compiled])
 
     def graphs(self) -> frozenset[str]:
-        """Return the joint graphs of all entries, or the forward graphs if nothing is differentiated."""
+        """Return hashes of the joint graphs of all entries; if nothing is differentiated, of the forward graphs."""
         return _graphs([self._compiled])
 
 
@@ -140,7 +144,7 @@ class BehindDynamo(Watch):
         return self._watched(compiled, lambda: self._parts)
 
     def graphs(self) -> frozenset[str]:
-        """Return the graphs of all entries of all graphs that Dynamo captured."""
+        """Return hashes of the graphs of all entries, for all graphs that Dynamo captured."""
         return _graphs(self._parts)
 
     def close(self) -> None:
@@ -149,13 +153,13 @@ class BehindDynamo(Watch):
 
 
 class MinCut(Direct):
-    """aotlab on the function itself, with the partitioner that rematerializes values."""
+    """aotlab on the function itself, with the min-cut partitioner, which rematerializes values."""
 
     partitioner: Function = staticmethod(min_cut_rematerialization_partition)
 
 
 class MinCutBehindDynamo(BehindDynamo):
-    """aotlab behind ``torch.compile``, with the partitioner that rematerializes values."""
+    """aotlab behind ``torch.compile``, with the min-cut partitioner, which rematerializes values."""
 
     partitioner: Function = staticmethod(min_cut_rematerialization_partition)
 
@@ -163,8 +167,8 @@ class MinCutBehindDynamo(BehindDynamo):
 class Upstream(Watch):
     """Torch's ``aot_function`` on the function itself.
 
-    The functions that it compiles have no guards, so it promises nothing about a second call with other arguments.
-    Therefore each call is compiled separately.
+    A function that ``aot_function`` compiled has no guards, so a second call with other arguments may return a wrong
+    result. Therefore the program is compiled again for each call.
     """
 
     def candidate(self, function: Function) -> Function:
@@ -180,7 +184,7 @@ class Upstream(Watch):
         return lambda *args: aot_function(function, compiler)(*args)
 
     def graphs(self) -> frozenset[str]:
-        """Return the forward and backward graphs."""
+        """Return hashes of the forward and backward graphs."""
         return frozenset(self._graphs)
 
 
@@ -213,7 +217,11 @@ class DynamoAlone(UpstreamBehindDynamo):
     backend = "eager"
 
     def close(self) -> None:
-        """Reset Dynamo, and run the garbage collector: a graph that raised may not have left a mode that it entered."""
+        """Reset Dynamo, and run the garbage collector.
+
+        If a graph raises inside of inference mode, a reference cycle through the traceback can keep the mode's guard
+        object alive. Inference mode then stays on until the collector destroys this object.
+        """
         super().close()
         gc.collect()
 
@@ -233,9 +241,9 @@ def watch(plan: Plan) -> Watch:
 
 
 def graph_hash(graph: fx.Graph) -> str:
-    """Return a hash of a graph: of the names, targets and arguments of its nodes in order, but not of shapes.
+    """Return a hash of the names, targets and arguments of a graph's nodes, in order. Shapes are not hashed.
 
-    To hash the graph's generated code instead would take ten times as long.
+    Hashing the graph's generated code would take ten times as long.
     """
     text = "\n".join(f"{node.name}={node.op}:{node.target}{node.args}{node.kwargs}" for node in graph.nodes)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -85,12 +85,12 @@ def _run(watched: Watch, program: Program) -> Outcome:
 def _of_dynamo_alone(plan: Plan, program: Program) -> tuple[Difference, ...]:
     try:
         return _run(DynamoAlone(sizes=plan.sizes), program).differences
-    except Exception:  # noqa: BLE001  # the comparison broke: then nothing is known of Dynamo
+    except Exception:  # noqa: BLE001  # the comparison failed, so no difference is attributed to Dynamo
         return ()
 
 
 def _told(difference: Difference) -> tuple[str, ...]:
-    """Return a key that is equal if two runs have the same difference.
+    """Return a key of a difference. The same difference has the same key in every run.
 
     Messages of exceptions may contain names and addresses of objects, so these are removed.
     """
@@ -145,7 +145,7 @@ def _worst(differences: tuple[Difference, ...]) -> Difference:
 
 
 def ops(source: str) -> tuple[str, ...]:
-    """List the names of the ops that a program's function calls, each once, found by searching its text."""
+    """Search the text of a program's function and list the names of the ops that it calls, each name once."""
     function = source[source.index("def program(") :].partition("\n\n\ndef inputs_0")[0]
     names = set(re.findall(r"\.(\w+)\(", function)) | set(re.findall(r"(\w+)\.apply", function)) - {"apply"}
     names |= {"setitem" for _ in re.finditer(r"\] [-+*/]?= ", function)}
@@ -156,7 +156,7 @@ def ops(source: str) -> tuple[str, ...]:
 def shrink(plan: Plan, drawn: drawing.Drawn, name: str, first: Small, seconds: float) -> Small:
     """Let Hypothesis search for the smallest program that fails with the coarse ``name``, for at most ``seconds``.
 
-    ``first`` is the program as it was drawn, which is returned if no smaller program fails.
+    ``first`` is the record of the program as it was drawn. It is returned if no smaller program fails.
     """
     deadline = time.monotonic() + seconds
     best = first

@@ -72,7 +72,7 @@ class Plan:
 
     @property
     def key(self) -> str:
-        """The seed and the options as text: ``"7 grad dynamo"``. The seed of each program begins with it."""
+        """The seed and the options as text: ``"7 grad dynamo"``. The seed of each program begins with this text."""
         switches = {"grad": self.grad, "dynamo": self.dynamo, "min-cut": self.min_cut}
         switches |= {"related": self.related, "sizes": self.sizes, "subclasses": self.subclasses}
         without = [f"without-{name}" for name in self.without]
@@ -98,14 +98,14 @@ class Plan:
         return size == BLOCK
 
     def blocks(self) -> list[tuple[int, int]]:
-        """List the blocks as (number, size); only the last one may be short."""
+        """List the blocks as (number, size); the last block may have fewer programs."""
         whole, last = divmod(self.programs, BLOCK)
         return [(number, BLOCK) for number in range(whole)] + ([(whole, last)] if last else [])
 
 
 @cache
 def engine_revision(engine: Engine) -> str:
-    """Return the revision of an engine: torch's version for upstream, and a hash of the sources for aotlab.
+    """Return the revision of an engine. For upstream, it is torch's version; for aotlab, a hash of aotlab's sources.
 
     Subpackages that cannot change a compiled function are left out of the hash.
     """

@@ -67,7 +67,8 @@ def run(
     Raises
     ------
     UsageError
-        If a number is out of range, or if a file does not belong to the fuzzer.
+        If ``programs``, ``minutes`` or ``jobs`` is out of range, or if the state file or ``corpus_file`` has contents
+        that the fuzzer did not write.
     KeyboardInterrupt
         After Ctrl-C, when the table of the finished blocks has been printed.
     """
@@ -77,7 +78,7 @@ def run(
     if jobs < 0:
         raise UsageError(f"jobs is {jobs}; it cannot be less than 0")
     if corpus_file is not None:
-        corpus.load(corpus_file)  # raise for a wrong file before the run, not after an hour
+        corpus.load(corpus_file)  # if the file is wrong, raise before the run, not at its end
     state = State(save, plan)
     left = [(n, size) for n, size in plan.blocks() if n not in state.blocks or state.blocks[n].size < size]
     sizes = dict(plan.blocks())
@@ -122,8 +123,8 @@ class _Keep:
     def __init__(self, folder: Path, state: State) -> None:
         self._folder = folder
         self.files: list[Path] = []
-        #: How many failures of each coarse name were shrunk. After a few, further failures of that name are only
-        #: counted.
+        #: How many failures of each coarse name were shrunk. After `block.SHRUNK` of them, a failure with that name is
+        #: only counted, not shrunk.
         self.shrunk = Counter(
             failure.name for block in state.blocks.values() for failure in block.failures if failure.signature
         )
@@ -162,7 +163,7 @@ def _print(
             return
         json_path.write_text(text, encoding="utf-8")
     how = "torch.compile" if plan.dynamo else "the function itself"
-    where = "" if plan.engine == "upstream" else f" in {Path(__file__).parents[2]}"  # not always the current folder
+    where = "" if plan.engine == "upstream" else f" in {Path(__file__).parents[2]}"  # which can differ from the cwd
     what = f"{plan.engine} on {how}, seed {plan.key}; engine {engine_revision(plan.engine)}{where}"
     lines = [what, summary.text(), *(f"  saved {file}" for file in files)]
     if total is not None:

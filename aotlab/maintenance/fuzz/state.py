@@ -42,7 +42,8 @@ class State:
     def add(self, block: Block) -> None:
         """Store a finished block, in memory and in the file."""
         self.blocks[block.number] = block
-        # Use one write. Then an interrupt leaves the whole line, or a part without a newline, which `_read` recognizes.
+        # Use one write, so that an interrupt leaves the whole line, or a part of it without a newline, which `_read`
+        # removes.
         with self.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(_encode(block)) + "\n")
 
@@ -62,7 +63,7 @@ class State:
                     self.blocks[block.number] = block
             except (ValueError, KeyError, TypeError) as error:
                 raise UsageError(
-                    f"{self.file}:{number} is no line of a run of the fuzzer ({error}); remove the file to begin anew"
+                    f"{self.file}:{number} is not a line of a fuzzer run ({error}); remove the file to start again"
                 ) from error
         if not lines:
             self.file.write_text(json.dumps(self._header) + "\n", encoding="utf-8")

@@ -39,10 +39,10 @@ class Line:
     accepted
         Programs that were compiled for every call.
     static
-        Programs that were compiled for every call, but no entry ran a call with other sizes than those for which it was
-        traced, although the plan compiles for all sizes.
+        Programs that were compiled for every call, in a plan that compiles for all sizes, although no entry ran a call
+        with other sizes than the sizes for which the entry was traced.
     refused, eager
-        Programs of which the engine refused a call, or ran a call eagerly.
+        Programs with a call that the engine refused, or ran eagerly.
     alike
         Programs that raise as in eager, before anything was compiled.
     dynamo
@@ -106,7 +106,7 @@ class Summary:
         parts = [_table(self.lines), f"discarded by the generator: {self.discarded}; drawn twice: {self.repeated}"]
         calls, entries, others = self.served
         if others:
-            share = f"{others} of them ({others / calls:.1%}) were served by an entry that other sizes had made"
+            share = f"{others} of them ({others / calls:.1%}) ran an entry that was traced for other sizes"
             parts.append(f"{calls} calls made {entries} entries; {share}")
         told = {
             "refused": self.refusals,

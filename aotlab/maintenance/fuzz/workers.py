@@ -3,8 +3,8 @@
 Workers are spawned, not forked: a fork would copy the locks of torch's threads.
 
 A program can kill its process, because torch crashes on some programs. Then another worker continues the block after
-that program. If the program also kills a process that runs it eagerly, it is discarded. Otherwise it is a failure of
-the engine.
+that program. If the program also kills a process that runs it eagerly, the program is discarded. Otherwise the crash is
+a failure of the engine.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def run_there(
 class _Worker:
     """A worker process, the main process's end of its pipe, and the current block.
 
-    ``blocks`` counts the blocks that it was sent, and ``heard`` is the time of its last message.
+    ``blocks`` is the number of blocks that were sent to the worker, and ``heard`` is the time of its last message.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -214,7 +214,7 @@ class _Worker:
         self.pipe.send((block.number, tuple(block.left), dict(shrunk), shrink))
 
     def hear(self) -> Any:
-        """Receive the next message."""
+        """Receive the worker's next message."""
         said = self.pipe.recv()
         self.heard = time.monotonic()
         return said
@@ -234,7 +234,8 @@ def _died(plan: Plan, block: _Unfinished, code: int, ran: Ran, failed: Failed) -
     a failure.
     """
     if block.at is None:
-        # The process ended while it drew a program, which runs statements eagerly, or after the last program.
+        # The process ended after the last program, or while it drew the next one. Drawing runs statements eagerly, so
+        # the engine is not the cause, and the program is discarded.
         if block.left:
             block.left.popleft()
             block.discarded += 1

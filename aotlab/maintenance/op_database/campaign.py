@@ -78,11 +78,11 @@ def run(
     Raises
     ------
     UsageError
-        If the databases do not have one of the names, if a package that they need is missing, or if more than one of
-        ``dynamo``, ``sizes`` and ``errors`` is given.
+        If a name in ``only`` is not in the databases, if a package that the databases need is missing, or if more than
+        one of ``dynamo``, ``sizes`` and ``errors`` is given.
     """
     if dynamo + sizes + errors > 1:
-        raise UsageError("dynamo, sizes and errors are ways of their own; leave out all but one of the options")
+        raise UsageError("dynamo, sizes and errors exclude each other; give at most one of these options")
     names = _chosen(sample, only, errors)
     started = time.perf_counter()
     results: dict[str, Result] = {}

@@ -71,7 +71,8 @@ class BehindDynamo:
     def candidate(self, function: Function) -> Function:
         """Compile ``function`` with an empty cache of fake tensor results.
 
-        Dynamo may fail for an op that is not in this cache yet. So the result would depend on the earlier variants.
+        Dynamo can fail for an op whose fake result is not in the cache. If the cache had results of earlier variants,
+        the outcome would depend on these variants.
         """
         FakeTensorMode.cache_clear()
         self._parts: list[CompiledFunction] = []
@@ -105,6 +106,10 @@ class DynamoAlone(BehindDynamo):
         return torch.compile(function, backend="eager")
 
     def close(self) -> None:
-        """Reset Dynamo, and run the garbage collector: a graph that raised may not have left a mode that it entered."""
+        """Reset Dynamo, and run the garbage collector.
+
+        If a graph raises inside of inference mode, a reference cycle through the traceback can keep the mode's guard
+        object alive. Inference mode then stays on until the collector destroys this object.
+        """
         super().close()
         gc.collect()

@@ -4,10 +4,11 @@
         a @ b                # raises for a float and a boolean operand; nobody uses the result
         return anchor * 2
 
-A trace has no values, and it does not know which kernels exist. So an engine may drop such an op as dead code without
-an error. Two kinds of calls are made for each operator: the calls that torch's database lists as erroneous, and the
-first sample with the dtype of one operand changed. All calls of a sample use one compiled function. Its first call has
-the original dtypes, so the later calls test the guards too. Every call is made for inference and for training.
+A trace has no values, and it does not know which kernels exist. So an engine may remove an op whose result is unused as
+dead code, and the error is lost. Two kinds of calls are made for each operator: the calls that torch's database lists
+as erroneous, and the first sample with the dtype of one operand changed. All calls of a sample use one compiled
+function. The first call has the original dtypes, so the later calls test the guards too. Every call is made for
+inference and for training.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class _Series:
 
 
 def error_variants() -> tuple[Variant, ...]:
-    """List one variant for each operator: its samples are the inputs for which torch expects an error."""
+    """List one variant of the form ``"errors"`` for each operator; `judge_errors` makes its calls."""
     entries = {info.full_name: info for info in reversed(torch_internals.op_database())}
     return tuple(
         Variant(entry=name, form="errors", dtype=torch.float32, info=info)
@@ -65,7 +66,7 @@ def judge_errors(variant: Variant, *, seconds: float | None = None) -> Result:
     variant
         One of `error_variants`.
     seconds
-        After this many seconds, no call with another compiled function starts.
+        After this many seconds, no other function is compiled and called.
     """
     started = time.perf_counter()
     outcomes: list[tuple[Outcome, str]] = []
@@ -80,7 +81,7 @@ def judge_errors(variant: Variant, *, seconds: float | None = None) -> Result:
                     break
         except _NoSamplesError as error:
             outcomes.append((Outcome.NOT_COMPARED, str(error)))
-    return result_of(variant, outcomes, started, nothing="torch has no samples of it with plain tensors")
+    return result_of(variant, outcomes, started, nothing="torch has no samples of this operator with plain tensors")
 
 
 class _NoSamplesError(Exception):
@@ -116,8 +117,8 @@ def _series(variant: Variant) -> Iterator[_Series]:
 def _flat(sample: Any) -> tuple[list[Any] | None, Any]:
     """Flatten the arguments of a sample; return them and their pytree structure.
 
-    Return None instead of the arguments if none of them is a tensor, or if one is a subclass, sparse, or not on the
-    CPU.
+    Return None instead of the arguments if there is no tensor among them, or if a tensor is a subclass, sparse, or not
+    on the CPU.
     """
     flat, spec = pytree.tree_flatten(((sample.input, *sample.args), dict(sample.kwargs)))
     tensors = [value for value in flat if isinstance(value, Tensor)]

@@ -35,7 +35,7 @@ class Outcome(enum.Enum):
     """The outcome of a variant, in the order of the table: correct outcomes first, mistakes last."""
 
     EQUAL = "equal"
-    ROUNDED = "equal but for rounding: eager runs another kernel where it writes into memory that is there"
+    ROUNDED = "equal but for rounding: eager runs another kernel when it writes into existing memory"
     SHAPES = "equal but for values that eager does not determine"
     RAISES = "eager raises, and so does aotlab"
     UNCAPTURED = "Dynamo's own: it captures nothing, so there is nothing to compile"
@@ -110,8 +110,8 @@ def judge_variant(
     seconds
         After this many seconds, no further call starts.
     make
-        Makes the engine for each call. If the engine is `BehindDynamo`, differences that occur with Dynamo alone too
-        get the outcome `Outcome.DYNAMOS`.
+        Makes the engine for each call. If the engine is `BehindDynamo`, a call that differs from eager is repeated with
+        `DynamoAlone`. If the same observables are wrong there, the outcome of the call is `Outcome.DYNAMOS`.
     """
     started = time.perf_counter()
     outcomes: list[tuple[Outcome, str]] = []
@@ -128,7 +128,7 @@ def judge_variant(
         outcomes.append((outcome, f"{case.label}: {reason}" if reason else ""))
         if seconds is not None and time.perf_counter() - started > seconds:
             break
-    return result_of(variant, outcomes, started, nothing=_NO_CASES.get(variant.form, "torch has no samples of it"))
+    return result_of(variant, outcomes, started, nothing=_NO_CASES.get(variant.form, "torch has no samples for it"))
 
 
 def result_of(variant: Variant, outcomes: list[tuple[Outcome, str]], started: float, *, nothing: str) -> Result:
@@ -157,7 +157,7 @@ def _worst(outcomes: list[tuple[Outcome, str]]) -> tuple[Outcome, str]:
     if not outcomes:
         return Outcome.NOT_COMPARED, ""
     order = list(Outcome)
-    # Ignore the samples for which eager raises, unless it raises for all samples.
+    # Ignore the samples for which eager raises, unless eager raises for all samples.
     telling = [each for each in outcomes if each[0] is not Outcome.RAISES] or outcomes
     worst = max(telling, key=lambda each: order.index(each[0]))
     if worst[0] is Outcome.EQUAL:
@@ -230,7 +230,7 @@ def _without_line(text: str) -> str:
 
 
 def _judge_lazy(case: Case, engine: Direct) -> tuple[Outcome, str]:
-    """Check that a module that makes its parameters at the first call runs that call eagerly."""
+    """Check that aotlab runs the first call of a lazy module, which creates the parameters, eagerly."""
     with _failures() as heard:
         engine.candidate(case.function)(*case.args, **case.kwargs)
     if engine.ran_eagerly() and heard:
@@ -283,7 +283,7 @@ def _why_nothing(case: Case, engine: Engine) -> str:
     before = torch_internals.dynamo_reasons()
     _observe_by(case, engine)
     new = [text for text, count in torch_internals.dynamo_reasons().items() if count > before.get(text, 0)]
-    return " ".join(new[0].split("Hint:")[0].split()) if new else "it says nothing of why"
+    return " ".join(new[0].split("Hint:")[0].split()) if new else "Dynamo gave no reason"
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 The databases have up to thousands of samples for one operator, and most of them are similar. A few samples are chosen
 that differ in the number and the dimensions of the tensors, in keywords, in memory layout, and in being empty. One
-sample also runs with gaps between the elements of every tensor, because a compiler may choose strides differently.
-One sample also runs without gradients. Calls for which torch's database expects an exception run too.
+sample also runs with gaps between the elements of every tensor, because a compiler may choose other strides for such a
+call than eager. One sample also runs without gradients. Calls for which torch's database expects an exception run too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FIRST = (
     torch.float32, torch.float64, torch.complex64, torch.int64, torch.bool, torch.bfloat16, torch.float16,
 )  # fmt: skip
 
-#: It also runs with these dtypes if it supports them.
+#: An operator also runs with each of these dtypes that it supports.
 _ALSO = (torch.complex64, torch.int64)
 
 #: The calls of a variant are chosen from this many samples. Some operators have thousands of samples, and most of the
@@ -223,7 +223,7 @@ def _rebuildable(value: Any) -> Any:
 
 
 def _plain(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an ordinary Python function that calls a built-in, a lambda or a callable object."""
+    """Return a Python function that calls ``operator``: a built-in, a lambda or another callable object."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return operator(*args, **kwargs)
@@ -241,7 +241,7 @@ def _writable(value: Any) -> Any:
 
 
 def _results_like(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, spread: bool) -> Any:
-    """Make tensors for ``out=`` like the results of a call. With ``spread``, they have gaps between their elements.
+    """Make tensors for ``out=`` with the shapes and dtypes of a call's results. ``spread`` adds gaps between elements.
 
     Return None if a result is not a dense tensor, or if the call raises.
     """
@@ -282,12 +282,12 @@ def _choose(samples: Any, limit: int | None) -> list[Any]:
 
 
 def _evenly(values: Sequence[int], count: int) -> list[int]:
-    """Take ``count`` of ``values`` at even distances, including the first and the last."""
+    """Return ``count`` evenly spaced elements of ``values``, including the first and the last."""
     return [values[round(step * (len(values) - 1) / max(1, count - 1))] for step in range(count)]
 
 
 def _kind(value: Any) -> Any:
-    """Return what makes two samples similar: the dimensions, dtypes and layouts of tensors, and other values' types."""
+    """Return the kind of a sample: the dimensions, dtypes and layouts of tensors, and the types of other values."""
     if isinstance(value, torch.Tensor):
         dense = value.layout == torch.strided
         return (value.dim(), value.dtype, value.numel() == 0, dense and value.is_contiguous(), value.layout)
