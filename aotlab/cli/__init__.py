@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     words = list(sys.argv[1:] if argv is None else argv)
-    # The arguments after `aotlab lab … --` belong to JupyterLab. argparse would take the first one for the folder DIR.
+    # The arguments after `aotlab lab … --` are for JupyterLab. argparse would use the first of them as the folder DIR.
     end = words.index("--") if words[:1] == ["lab"] and "--" in words else len(words)
     options, other_arguments = parser.parse_known_args(words[:end])
     command: _Command = options.command
@@ -158,7 +158,7 @@ def _add_verify(commands: _Commands) -> None:
         action="store_true",
         help="capture with torch.compile; differences made by Dynamo are counted separately",
     )
-    ops.add_argument("--sizes", action="store_true", help="compile each for all sizes of its arguments at once")
+    ops.add_argument("--sizes", action="store_true", help="compile each call for all sizes of its arguments at once")
     ops.add_argument(
         "--errors",
         action="store_true",
@@ -362,9 +362,9 @@ def _lab(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 def _fuzz(options: argparse.Namespace, _arguments: Sequence[str]) -> int:
     if options.carried and options.corpus is None:
-        raise UsageError("--carried prints the total of a file of counts; name it with --corpus")
+        raise UsageError("--carried prints the total of a file of counts; name this file with --corpus")
     if options.related and options.grad:
-        raise UsageError("--related programs nearly all have something to differentiate; leave out --grad")
+        raise UsageError("nearly all programs of --related can be differentiated; leave out --grad")
     if options.sizes and (options.related or options.engine != "aotlab"):
         raise UsageError("--sizes draws its own programs for aotlab; leave out --related and --engine")
     if options.subclasses and options.related:

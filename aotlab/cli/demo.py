@@ -49,8 +49,8 @@ STEPS = 3
 
 _ROUNDS, _SAMPLE_NS = 20, 10_000_000
 
-#: The time limit, in ns, for timing one program with all engines. A busy machine can be a hundred times slower; the
-#: timing then stops after this time, or after `FEWEST_ROUNDS` rounds if these take longer.
+#: The time limit, in ns, for timing one program with all engines. A busy machine can be a hundred times slower. The
+#: timing then stops after this time, or after `FEWEST_ROUNDS` rounds if these rounds take longer.
 _LIMIT_NS = 6_000_000_000
 
 
@@ -176,8 +176,9 @@ def programs(device: torch.device) -> tuple[Program, ...]:
 class Outcome:
     """The result of one program.
 
-    ``frame`` is the name of its frame in the report. It is None if the report has no frame for it. ``timings`` are its
-    rows for the table of timings. ``failures`` are sentences about everything that failed or differed from eager.
+    ``frame`` is the name of the program's frame in the report, or None if the report has no frame for the program.
+    ``timings`` are the program's rows in the table of timings. ``failures`` are sentences about everything that failed
+    or differed from eager.
     """
 
     program: Program
@@ -196,7 +197,7 @@ def run(device: str, backend: str, json_path: Path | None, html_path: Path | Non
     backend
         ``"inductor"`` or ``"eager"``.
     json_path, html_path
-        The paths for the report. If None, it is not written.
+        The paths for the report in each format. If a path is None, the report is not written in that format.
     out
         The stream on which the tables are printed. Progress goes to stderr.
 
@@ -274,7 +275,7 @@ def _collect(device: torch.device, backend: str) -> tuple[Report, list[Outcome]]
         frame = next((frame.name for frame in report.frames if name in frame.function.split(".")), None)
         timings: tuple[TimingRow, ...] = ()
         if not failed:
-            # A program that was not compiled would be equal to eager without any test of the engine.
+            # A program that was not compiled equals eager, but this does not test the engine. So it is a failure.
             failed += _not_compiled(report, frame, name, backend)
             say(f"verifying {name} against eager")
             with _noted(failed, f"{name} could not be verified"):
@@ -291,7 +292,7 @@ def _collect(device: torch.device, backend: str) -> tuple[Report, list[Outcome]]
 
 
 def _not_compiled(report: Report, frame: str | None, name: str, backend: str) -> list[str]:
-    """Return a sentence if the program was not compiled, or only partly, although nothing was raised."""
+    """Return one sentence if the program was not compiled, or only partly; otherwise an empty list."""
     rows = [row for row in report.frames if row.name == frame]
     if not rows or not rows[0].calls.compiled or rows[0].calls.eager:
         eager = rows[0].calls.eager if rows else 0
@@ -299,7 +300,7 @@ def _not_compiled(report: Report, frame: str | None, name: str, backend: str) ->
         return [f"{name} was not compiled, or not always: {eager} calls ran eagerly{reasons}"]
     kernels = report.kernels
     if backend == "inductor" and not (kernels["frame"] == frame).any():
-        return [f"{name} was compiled by Inductor to no kernel at all"]
+        return [f"{name} was compiled, but Inductor made no kernel for it"]
     return []
 
 
@@ -328,7 +329,7 @@ def _progress(steps: int) -> Callable[[str], None]:
 
 @contextmanager
 def _noted(failures: list[str], what: str) -> Iterator[None]:
-    """If a block raises an error, add it to ``failures`` and print its traceback on stderr, but do not end the demo.
+    """If the ``with`` block raises, print the traceback on stderr and add a sentence to ``failures``; do not raise.
 
     ``what`` is the beginning of the sentence in ``failures``.
     """
@@ -436,7 +437,7 @@ def _tables(report: Report, outcome: Outcome) -> Iterator[tuple[str, pd.DataFram
         stages.assign(duration_ns=stages["duration_ns"].map(duration)).rename(columns={"duration_ns": "time"}),
     )
     kernels = of(report.kernels, "graph_name", "kind", "language", "name")
-    # A library function appears once per call, a kernel of Inductor only once.
+    # A library function has one row for each of its calls, and a kernel of Inductor has one row. So count equal rows.
     counted = kernels.groupby(list(kernels.columns), sort=False).size().reset_index(name="count")
     yield f"Kernels ({len(kernels)})", counted
     yield (

@@ -171,10 +171,10 @@ def check_notebook() -> Finding:
 
 def check_extension() -> Finding:
     """Check the JupyterLab extension, which draws the reports in a notebook."""
-    # A checkout that is not installed has no extension, and works without it.
+    # A checkout that is not installed has no extension. It works without the extension, so this is no problem.
     missing: Literal["problem", "note"] = "problem" if _installed() else "note"
     if importlib.util.find_spec("jupyter_core") is None:
-        return Finding(subject="extension", status="note", seen="not looked for, since JupyterLab is not installed")
+        return Finding(subject="extension", status="note", seen="not checked, because JupyterLab is not installed")
     from jupyter_core.paths import jupyter_path
 
     candidates = [Path(folder) / "aotlab" / "package.json" for folder in jupyter_path("labextensions")]
@@ -286,7 +286,7 @@ def check_triton() -> Finding:
             subject="triton",
             status="problem",
             seen="not installed, and Inductor cannot compile for the GPU without it",
-            advice="reinstall torch from PyPI, whose CUDA builds bring it",
+            advice="reinstall torch from PyPI, because its CUDA builds install Triton",
         )
     return Finding(subject="triton", status="ok", seen="not installed, and not needed on the CPU")
 
@@ -311,7 +311,7 @@ def check_caches() -> Finding:
             subject="kernel cache",
             status="problem",
             seen=f"{folder}: {free:.1f} GB left on that disk",
-            advice="make room, or set TORCHINDUCTOR_CACHE_DIR to a folder on another disk",
+            advice="free some disk space, or set TORCHINDUCTOR_CACHE_DIR to a folder on another disk",
         )
     return Finding(subject="kernel cache", status="ok", seen=f"{folder} ({free:.0f} GB free)")
 

@@ -177,7 +177,7 @@ def _check_port(port: int) -> None:
     """Raise an error if JupyterLab, which listens on every address of localhost, could not listen on ``port``."""
     for family, kind, protocol, _, address in socket.getaddrinfo("localhost", port, type=socket.SOCK_STREAM):
         with suppress(OSError), socket.socket(family, kind, protocol) as listener:
-            # Servers do this too: an old connection in the TIME_WAIT state does not block the port.
+            # Set the same option as servers, so that an old connection in the TIME_WAIT state does not block the port.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 listener.bind(address)
@@ -192,7 +192,7 @@ def _check_port(port: int) -> None:
 def _stay(command: Sequence[str], environment: dict[str, str]) -> int:
     """Run JupyterLab until it ends, and return its exit status.
 
-    If this process receives a signal to end, it ends JupyterLab.
+    If a signal ends this process, this process terminates JupyterLab first.
     """
     with _signals_as_exits():
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -203,7 +203,7 @@ def _stay(command: Sequence[str], environment: dict[str, str]) -> int:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Terminate a process that still runs; kill it if that takes too long or the user presses ctrl-C again."""
+    """Terminate a running process; kill it after `_PATIENCE` seconds, or if the user presses ctrl-C again."""
     if process.poll() is not None:
         return
     print("aotlab: ending JupyterLab and its kernels", file=sys.stderr)
