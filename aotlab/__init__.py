@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from aotlab.report import Report
     from aotlab.verification import verify
 
-#: The only place of the version; the build reads it here.
+#: The version of the package. The build reads it from this line.
 __version__ = "0.1.0"
 
 __all__ = [

@@ -46,8 +46,8 @@ from aotlab.trace.surroundings import HeldOutput
 #: The generated run-time function of an entry. It takes a call's positional and keyword arguments, and returns the
 #: result of the call, or `MISS` if a guard fails. It raises `ForwardFailed` if the call must run eagerly.
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
-#: The outcome of a call: its result with the number of the entry that computed it (None if the call ran eagerly), or
-#: the error that a compiled forward raised.
+#: The outcome of a call: a pair of its result and the number of the entry that computed the result (None if the call
+#: ran eagerly); or the error that a compiled forward raised.
 _Served = tuple[Any, int | None] | Exception
 
 
@@ -164,12 +164,13 @@ class CompiledFunction:
 
     ``target`` is the function as a frontend describes it. ``compile_call`` compiles a call: it takes ``(target, args,
     kwargs, explain, entry_number, function_id, varying)`` and returns an entry (see `aotlab.pipeline.compile_call`).
-    With ``raises_refusals``, a refusal is raised whatever `config.fallback` is; the caller then runs the call eagerly.
-    ``number`` identifies the function in events; the graphs that Dynamo captured of one code object share it. ``warn``
-    says whether a call that runs eagerly gives a warning. ``accept`` examines a new entry: it takes ``(entry, args,
-    kwargs)`` and returns a reason for not using the entry, or None. ``varying`` maps the position of a flat argument to
-    its dynamic dimensions. ``by_dynamo`` compiles a function with Dynamo, for calls that only Dynamo can capture. With
-    ``whole``, the refusal is raised if a call is not compiled as a whole; this is ``fullgraph`` of `aotlab.compile`.
+    With ``raises_refusals``, a refusal is raised whatever `config.fallback` is, because the caller catches the refusal
+    and runs the call eagerly. ``number`` identifies the function in events; the graphs that Dynamo captured from one
+    code object share one number. ``warn`` says whether a call that runs eagerly gives a warning. ``accept`` examines a
+    new entry: it takes ``(entry, args, kwargs)`` and returns a reason for not using the entry, or None. ``varying``
+    maps the position of a flat argument to its dynamic dimensions. ``by_dynamo`` compiles a function with Dynamo, for
+    calls that only Dynamo can capture. With ``whole``, the refusal is raised if a call is not compiled as a whole; this
+    is ``fullgraph`` of `aotlab.compile`.
     """
 
     def __init__(
@@ -204,8 +205,9 @@ class CompiledFunction:
         self._by_dynamo = by_dynamo
         self._whole = whole
         self._entries: tuple[Entry, ...] = ()
-        # The states of refused calls, each with the text of its refusal; an error object would keep the arguments
-        # alive. Only the latest are kept, because each call that no entry serves is compared with all of them.
+        # The states of the latest refused calls, each with the text of its refusal. The error object is not stored,
+        # because it would keep the arguments alive. The number is limited, because each call that no entry serves is
+        # compared with all of these states.
         self._refused: deque[tuple[CallState, str]] = deque(maxlen=MOST_REFUSALS)
         self._kinds = Refusals()
         self._module: nn.Module | None = getattr(target, "module", None)
@@ -230,9 +232,9 @@ class CompiledFunction:
         return partial(self, instance) if is_dynamo_compiling() else types.MethodType(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function by an entry whose guards hold; otherwise compile an entry or run eagerly."""
+        """Run the call with an entry whose guards hold. If there is none, compile an entry or run eagerly."""
         if is_dynamo_compiling():
-            return self._target.eager(args, kwargs)  # Dynamo, which traces the caller, inlines the function
+            return self._target.eager(args, kwargs)  # Dynamo traces the caller and inlines the function
         if not config.enabled:
             return self._run_eagerly(args, kwargs)
         if config.saved_tensors_hooks == "eager" and torch.is_grad_enabled() and hooks_are_foreign():
@@ -311,9 +313,9 @@ class CompiledFunction:
         return None
 
     def _serve_new(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Served:
-        """Serve a call that no entry serves: compile an entry, or run it by Dynamo or eagerly."""
+        """Serve a call that no entry serves: compile an entry, or run the call through Dynamo or eagerly."""
         if is_tracing():
-            return self._target.eager(args, kwargs), None  # an outer function is traced, and its trace records the ops
+            return self._target.eager(args, kwargs), None  # the trace of an outer function records the ops
         if (transform := transform_around()) is not None:
             return self._run_under_transform(transform, args, kwargs), None
         kind = glance(self._module, args, kwargs)
@@ -322,7 +324,7 @@ class CompiledFunction:
             return self._run_refused(refusal_record.by_dynamo, args, kwargs), None
         with self._lock:
             if threading.active_count() > 1:
-                with compiling():  # another thread may be tracing the module, whose parameters are then replaced
+                with compiling():  # because a trace in another thread replaces the parameters of the module
                     served = self._serve_by(self._entries, args, kwargs)
                 if served is not None:
                     return served
@@ -333,8 +335,8 @@ class CompiledFunction:
                 served = self._serve_by((outcome,), args, kwargs)
             if served is not None:
                 return served
-            # Another thread has changed a setting or an argument since the compilation, or a guard is wrong. The entry
-            # must not serve the call, but eager may.
+            # Another thread has changed a setting or an argument since the compilation, or a guard is wrong. So the
+            # entry must not serve the call, and the call runs eagerly.
             text = f"`{self._target.name}` ran eagerly: the guards of its new entry do not hold for its own call"
             if config.debug_assert:
                 raise errors.GraphInvariantError(text)
@@ -381,7 +383,7 @@ class CompiledFunction:
             last_reason = misses[0].sentence if misses else "none"
             text = (
                 f"`{self._target.name}` was compiled {len(self._entries)} times, which is "
-                f"aotlab.config.recompile_limit; the last reason: {last_reason}; it runs eagerly from now on"
+                f"aotlab.config.recompile_limit; the last reason: {last_reason}; other calls now run eagerly"
             )
             raise Declined(errors.RecompileLimitError(text))
         return misses
@@ -405,7 +407,8 @@ class CompiledFunction:
             # `declined` becomes the `__context__` of the refusal. If it still referred to the refusal, this cycle would
             # keep the trace alive.
             raise vars(declined).pop("refusal") from declined.__cause__
-        # At the recompile limit there is one warning, although its text, which quotes the last reason, may differ.
+        # At the recompile limit, warn once. The texts can differ, because each quotes the last reason. So search the
+        # earlier warnings for a word instead of the whole text.
         is_limit = not isinstance(declined.refusal, RefusedError)
         outcome = "is captured by Dynamo" if by_dynamo else "runs eagerly"
         words = "recompile_limit" if is_limit else outcome if by_dynamo else None
@@ -430,7 +433,8 @@ class CompiledFunction:
     def _run_again(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call eagerly after its compiled forward raised ``error``.
 
-        If eager raises, too, the user gets eager's error, after the same writes as in an uncompiled program.
+        If eager raises too, the user gets eager's error, and the arguments have the same writes as in an uncompiled
+        program.
         """
         if self._raises_refusals and self._fallback != "error":
             raise error
@@ -456,7 +460,7 @@ class CompiledFunction:
         return result
 
     def _run_under_transform(self, transform: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run eagerly under a transform, which must see the function's ops: a compiled graph would hide them."""
+        """Run eagerly under a transform, because the transform must see the ops that a compiled graph would hide."""
         raises = self._fallback == "error"
         text = f"`{self._target.name}` is called under {transform}"
         suggestion = "call the original function, or compile the function that calls the transform" if raises else ""
@@ -469,7 +473,7 @@ class CompiledFunction:
         if self._raises_refusals or raises:
             raise refusal
         result = self._run_eagerly(args, kwargs)
-        if not any(_NO_PART in warning for warning in self._warned):  # warn once, not once for each transform
+        if not any(_NO_PART in warning for warning in self._warned):  # one warning for all transforms
             self._warn(f"{text} and runs eagerly there: {_NO_PART} [transform]")
         return result
 

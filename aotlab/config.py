@@ -13,12 +13,13 @@ from typing import Literal
 #: Whether functions are compiled and entries are used. Read at every call; set by `aotlab.disable` and `aotlab.enable`.
 enabled: bool = True
 
-#: The fallback for a program that cannot be compiled faithfully as a whole. ``"dynamo"``: Dynamo captures it if that
-#: can help; otherwise it runs eagerly. A warning says which, and why. ``"eager"``: it runs eagerly, with a warning.
-#: ``"error"``: a `RefusedError` is raised before anything is changed. Read at every call that compiles.
+#: The fallback for a program that cannot be compiled faithfully as a whole. ``"dynamo"``: Dynamo captures the program
+#: if that can help; otherwise the program runs eagerly. A warning says which of the two happens, and why. ``"eager"``:
+#: the program runs eagerly, with a warning. ``"error"``: a `RefusedError` is raised before the program changes
+#: anything. Read at every call that compiles.
 fallback: Literal["dynamo", "eager", "error"] = "dynamo"
 
-#: The largest number of compiled entries per function. Calls that need another one run eagerly, with a warning.
+#: The largest number of compiled entries per function. Calls that need another entry run eagerly, with a warning.
 recompile_limit: int = 8
 
 #: Check the graphs between the stages, and compare the outputs of compiled graphs at run time with the traced ones
@@ -37,9 +38,10 @@ functionalize_rng_ops: bool = False
 lazy_backward: bool = False
 
 #: The treatment of a call under the user's own ``saved_tensors_hooks``. ``"eager"``: the call runs eagerly with one
-#: warning, because a compiled forward saves other values than eager, which the pack hook would see. ``"apply"``: the
-#: hooks get the values that the compiled forward saves. This is correct if unpack returns the value that was packed.
-#: torch's own hooks, which ``save_on_cpu`` and checkpoint install, are always applied. Read at every call.
+#: warning, because the pack hook would see the values that a compiled forward saves, which are not the values that
+#: eager saves. ``"apply"``: the hooks get the values that the compiled forward saves. This is correct if unpack returns
+#: the value that was packed. torch's own hooks, which ``save_on_cpu`` and checkpoint install, are always applied. Read
+#: at every call.
 saved_tensors_hooks: Literal["eager", "apply"] = "eager"
 
 #: The rare cases that are compiled, by the name of their file in `aotlab.quirks`. A call that needs a quirk that is not
@@ -56,7 +58,7 @@ def disable() -> None:
 
 
 def enable() -> None:
-    """Switch compilation on again after `disable`. Entries that were compiled before are used again."""
+    """Switch compilation on again after `disable`. The entries from before `disable` serve calls again."""
     global enabled
     enabled = True
 
@@ -75,7 +77,7 @@ def patch(**changes: object) -> Iterator[None]:
     module = sys.modules[__name__]
     for name in changes:
         if name not in module.__annotations__:
-            raise AttributeError(f"aotlab.config has no switch {name!r}; there are {', '.join(module.__annotations__)}")
+            raise AttributeError(f"aotlab.config has no setting {name!r}, only {', '.join(module.__annotations__)}")
     before = {name: getattr(module, name) for name in changes}
     for name, value in changes.items():
         setattr(module, name, value)

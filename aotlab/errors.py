@@ -19,7 +19,7 @@ BY_DYNAMO = f"{TAKE_DYNAMO}, which runs such a line as plain Python"
 _ASSERTION = re.compile(
     r"(?P<what>.*?) ?INTERNAL ASSERT FAILED at .*?please report a bug to PyTorch\.?\s*(?P<text>.*)", re.S
 )
-#: Words that mark sentences in torch's messages that are for developers of torch or of kernels; `brief` drops these.
+#: Words in sentences of torch's messages that are for developers of torch or of kernels. `brief` drops these sentences.
 _NOT_FOR_USERS = re.compile(
     r"report a bug|file an issue|please file|If you're using|erroneously|Caffe2|https?://|TORCH_LOGS|C\+\+ stack"
 )
@@ -71,7 +71,7 @@ def brief(error: BaseException) -> str:
 
 
 def _sentences(text: str) -> str:
-    """Return the first line of a text, up to the first sentence that is not for users but, say, for developers."""
+    """Return the first line of a text, without its first sentence for developers and all later sentences."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     sentences = re.split(r"(?<=[.!?])\s+", line)
     line = " ".join(takewhile(lambda sentence: not _NOT_FOR_USERS.search(sentence), sentences))
@@ -92,9 +92,11 @@ class RefusedError(AotlabError):
 
     ``seen`` is the fact that was found, and ``why`` says why it matters; both are clauses. ``suggestion`` tells the
     caller a remedy. ``argument`` is the name of the argument that caused the refusal (``"args[0]['w']"``), if one did.
-    ``line`` is the user line. If the line is unknown, ``pattern`` may be a regular expression that matches the text of
-    the line. ``case`` is the id of a row of `aotlab.fallbacks`, or empty. The default is the id in the definition of
-    the class.
+    ``line`` is the user line. If ``line`` is None, ``pattern`` can be a regular expression: the engine then searches
+    the user's code for a line that matches. ``case`` is the id of the row of `aotlab.fallbacks` that explains the
+    refusal; the message ends with this id in brackets. If ``case`` is not passed, it is the id that the class
+    definition gives (``class HooksError(RefusedError, case="hooks")``). If that definition gives no id either, ``case``
+    is empty.
     """
 
     _default_case: ClassVar[str] = ""
@@ -171,7 +173,7 @@ class DataDependentError(RefusedError, case="data-dependent"):
 class RandomOpError(RefusedError, case="random-op"):
     """A compiled call could not draw the same random numbers as eager.
 
-    Examples: the function draws from Python's ``random`` or from a `torch.Generator` that it got; a backward draws.
+    Examples: the function draws from Python's ``random`` or from a `torch.Generator` passed to it; a backward draws.
     """
 
 
@@ -228,4 +230,4 @@ class GraphInvariantError(AotlabError):
 
 
 class RecompileLimitError(AotlabError):
-    """A function was recompiled more often than ``config.recompile_limit`` allows."""
+    """A function needs more compiled entries than ``config.recompile_limit`` allows."""

@@ -1,6 +1,7 @@
 """Events that the engine emits while it works, and the listeners that receive them.
 
-A listener is a callable that takes one event. Without listeners, an event costs only a test whether there are any.
+A listener is a callable that takes one event. Without listeners, an event costs only a test whether there are
+listeners.
 """
 
 from __future__ import annotations
@@ -93,11 +94,11 @@ class CompileFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Called(Event):
-    """A call was served by the entry with the number ``entry``, or ran eagerly if this is None.
+    """A call was served by the entry with the number ``entry``, or ran eagerly if ``entry`` is None.
 
     ``compiled`` says that the entry was compiled for this call. For such a call, ``storage_ids`` has one tuple per leaf
-    of the result. It has the storage ids of the tensors that the leaf consists of (several for a wrapper subclass), or
-    None for a tensor without a storage.
+    of the result. The tuple has the storage ids of the tensors that the leaf consists of (several for a wrapper
+    subclass), or None for a tensor without a storage.
     """
 
     function: str

@@ -1,9 +1,10 @@
 """The pipeline: compile a call that no compiled entry serves, stage by stage. Start reading here.
 
-The user calls `aotlab.cache.CompiledFunction`. It tries its entries, and calls `compile_call` if none serves the call.
+The user calls `aotlab.cache.CompiledFunction`. It tries its entries, and calls `compile_call` if no entry serves the
+call.
 
     capture          record the function, its flat arguments and the settings
-    dedupe           make a tensor that is passed twice one input
+    dedupe           merge arguments that are the same tensor into one input
     synthetic_bases  find inputs that share memory
     trace            run the function once on fake tensors; record ops, mutations, aliases and the joint graph
     partition        split the joint graph into a forward and a backward
@@ -116,7 +117,7 @@ def compile_call(
         journal.begin(call.state)
         journal.finish("capture", capture_record)
         capture.check_modes(call.values)
-        with internals.fake_mode_set_aside(), _garbage_pause():  # the caller may have a fake mode on
+        with internals.fake_mode_set_aside(), _garbage_pause():  # a fake mode of the caller may be active
             return _run_remaining_stages(options, call, capture_record, journal, varying)
     except (RefusedError, RunEagerly, trace.TraceFailed) as error:
         fields: dict[str, Any] = {"raised": isinstance(error, trace.TraceFailed), "printed": journal.printed}
@@ -294,7 +295,7 @@ def _guarded(state: CallState, deduped: DedupeRecord, live: trace.Trace) -> Call
 
 
 def _definition(target: Target) -> UserLine | None:
-    """Return the line with the ``def`` of the compiled function, for errors whose user line is not known."""
+    """Return the line with the ``def`` of the compiled function, for errors without a user line."""
     function = getattr(target, "function", None)
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     return target.line if code is None or target.frontend == "dynamo" else definition(code)
@@ -325,9 +326,9 @@ def refusal_of(
 def _garbage_pause() -> Iterator[None]:
     """Make Python's cyclic garbage collector run rarely while the context is open.
 
-    One collection takes a tenth of a second or more, because torch has many objects. It would free little: the objects
-    of a trace live until its end, and reference counts free them. The collector is not switched off, because compilers
-    leave garbage.
+    One collection takes a tenth of a second or more, because torch has many objects. A collection would free little,
+    because the objects of a trace live until the trace ends, and reference counts free them then. The collector is not
+    switched off, because compilers leave garbage.
     """
     before = gc.get_threshold()
     gc.set_threshold(before[0] and 100_000, *before[1:])
