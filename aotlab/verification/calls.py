@@ -1,8 +1,8 @@
 """Build the calls of a program that is given as a Python module, as `Program.source` writes it.
 
 Such a module has the function ``program`` and the functions ``inputs_0()``, ``inputs_1()``, …. Each ``inputs_*``
-function makes the arguments of one call. It returns them with a dictionary of further tensors to observe, for example
-the base of an argument that is a view. The module may also have:
+function makes the arguments of one call. It returns a pair: the arguments, and a dictionary of other tensors to
+observe, for example the base of an argument that is a view. The module may also have:
 
 - ``before(out, a, b)`` and ``after(out, a, b)``: functions that take the list of returned tensors and the inputs by
   name. They return the *caller's steps* before and after the backward: callables that use the outputs as a user would,
@@ -26,7 +26,8 @@ def call_of(module: dict[str, Any], index: int, *, texts: Mapping[str, Sequence[
     """Make new arguments for call number ``index`` (from 0) of the program in ``module``.
 
     ``module`` is the namespace of the module. ``texts`` maps ``"before"`` and ``"after"`` to the source of each step of
-    the caller, by which comparisons name the step. Without ``texts``, they are named ``before 1``, ``before 2``, ….
+    the caller. Comparisons use this source as the name of the step. Without ``texts``, the names of the steps are
+    ``before 1``, ``before 2``, ….
     """
     seen: list[tuple[str, torch.Tensor]] | None = None
     if "seen" in module:

@@ -6,19 +6,19 @@ each argument would lose the aliases. These copies keep them:
 - An object that occurs several times (as an argument, as a parameter, nested in a list) stays one object.
 - Tensors that share a storage become views of one copied storage, with the same offsets, strides and bytes. They share
   one version counter.
-- A view stays a view of a copy of its base. Autograd connects the two if it connects the originals.
-- A non-leaf that requires grad becomes a non-leaf again. The cloner adds a leaf from which it is computed. So its
-  gradient can be observed in the leaf, and in-place writes to it stay legal.
+- A view stays a view of a copy of its base. Autograd connects the two copies if it connects the originals.
+- The copy of a non-leaf that requires grad is a non-leaf. The cloner adds a leaf and computes the copy from this leaf.
+  So the gradient of the copy can be observed in the leaf, and in-place writes to the copy stay legal.
 - A module is copied whole, and tied weights stay tied.
 
 Limits:
 
-- Views are rebuilt with ``as_strided`` from their base, so the name of their ``grad_fn`` differs. Autograd treats a
-  view differently if a multi-output op (``unbind``) made it, or if it was changed in place. It does not do so for the
-  copy.
+- Views are rebuilt with ``as_strided`` from their base, so the name of their ``grad_fn`` differs. Autograd has
+  special rules for a view that a multi-output op (``unbind``) made, and for a view that was changed in place. These
+  rules do not apply to the copy.
 - A non-leaf view whose base does not require grad (a view of a leaf that is itself a view) gets a leaf of its own. Its
   gradient does not reach the copy of the original leaf.
-- A view that requires grad and has another dtype than its base cannot be rebuilt. This is an error.
+- A view that requires grad and has another dtype than its base cannot be rebuilt; this raises `UsageError`.
 - Tensors that share a storage get one version counter, even if ``.data`` gave the originals two.
 - Two storage objects over the same memory (``torch.from_numpy`` makes them if it is called twice on one array) become
   two separate copies.
@@ -44,9 +44,9 @@ from aotlab.verification.observables import Call, children
 
 
 class _Enter(torch.autograd.Function):
-    """Return the tensor that ``make`` makes, with a ``grad_fn`` that passes its gradient to ``leaf`` unchanged.
+    """Return the tensor of ``make()``, with a ``grad_fn`` that passes the tensor's gradient to ``leaf`` unchanged.
 
-    `attach` uses it to make a non-leaf over memory that exists already.
+    `attach` uses this Function to make a non-leaf over existing memory.
     """
 
     @staticmethod
@@ -78,9 +78,10 @@ class Cloner:
     Parameters
     ----------
     function
-        A module is copied once. The copy is the attribute ``function``; its parameters keep the changes that the calls
-        make. Any other callable is not copied and uses the original tensors that it captures (see
-        `captured_tensors`). Run its calls inside of `restored`, which undoes their changes to these tensors.
+        A module is copied once, and the copy is the attribute ``function``. All calls use this copy, so later calls see
+        the changes that earlier calls made to its parameters. Any other callable is not copied and uses the original
+        tensors that it captures (see `captured_tensors`). Run its calls inside of `restored`, which undoes their
+        changes to these tensors.
     dtype
         If given, floating tensors are converted to this dtype, and complex tensors to its complex counterpart.
 
@@ -146,8 +147,8 @@ class State:
     def keep(self, tensor: torch.Tensor) -> None:
         """Record ``tensor`` and its memory as the copies of themselves, so that the call uses the originals.
 
-        A plain function reads the tensors that it captures itself, so they cannot be replaced. An argument that is a
-        view of one of them must share its memory.
+        A plain function reads its captured tensors without the cloner, so copies cannot replace these tensors. An
+        argument that is a view of a captured tensor must share memory with the captured tensor itself.
         """
         self._remember(tensor, tensor)
         if tensor.layout == torch.strided and type(tensor) in (torch.Tensor, nn.Parameter):
@@ -191,7 +192,7 @@ class State:
                 result = nn.Parameter(memory, requires_grad=original.requires_grad)
             else:
                 result = memory.requires_grad_(original.requires_grad)
-        # Reading the gradient of a non-leaf warns.
+        # Copy only the gradient of a leaf, because reading the gradient of a non-leaf warns.
         if original.is_leaf and original.grad is not None:
             result.grad = self._converted(original.grad.detach()).clone()
         return self._remember(original, result)
@@ -202,7 +203,8 @@ class State:
         if not had_copy:
             self.watched.append((f"base of {name}", new_base))
         if base.dtype == original.dtype:
-            # If the base requires grad and the view is a leaf, the view was made under no_grad. So is its copy.
+            # If the base requires grad and the view is a leaf, the view was made under no_grad. So make its copy under
+            # no_grad.
             with torch.set_grad_enabled(not (base.requires_grad and original.is_leaf)):
                 result = new_base.as_strided(original.shape, original.stride(), original.storage_offset())
                 if base.is_conj() != original.is_conj():
@@ -225,8 +227,8 @@ class State:
                 size = original.element_size()
                 root = root[: root.numel() // size * size].view(original.dtype)
             window = root.detach().as_strided(original.shape, original.stride(), original.storage_offset())
-            # Autograd does not treat the result of the second detach as a view. It still shares the version counter of
-            # `root`, the tensor over the whole copied storage.
+            # Autograd does not treat the result of the second detach as a view. But this result shares the version
+            # counter of `root`, the tensor over the whole copied storage.
             return window.conj() if original.is_conj() else window.detach()
 
     def _other(self, original: torch.Tensor, name: str) -> torch.Tensor:
@@ -267,7 +269,8 @@ class State:
 
     def _remember(self, original: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
         self._memo[id(original)] = result
-        # Keep the original alive: Python reuses the id of an object that is gone.
+        # Keep the original alive, because copies are found by the id of the original, and Python reuses the id of a
+        # deleted object.
         self._alive.append(original)
         return result
 
@@ -323,7 +326,7 @@ def _reached(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         try:
             yield name, cell.cell_contents
         except ValueError:
-            # The cell is empty: the variable of the enclosing scope is not bound yet.
+            # The cell is empty, because the variable of the enclosing scope is not bound yet.
             continue
     yield "defaults", function.__defaults__
     yield "keyword defaults", function.__kwdefaults__

@@ -50,7 +50,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """The result of a verification; it is true if nothing differs.
+    """The result of a verification. Its truth value is True if nothing differs.
 
     Attributes
     ----------
@@ -61,8 +61,8 @@ class Verification:
     refused
         A sentence that says why the engine refused the function. None if the engine did not refuse it.
     ran_eagerly
-        How many calls the engine ran eagerly instead of compiling them. Those calls agree, but they do not test the
-        engine.
+        How many calls the engine ran eagerly instead of compiling them. These calls agree with eager, but they do not
+        test the engine.
     against
         The reference: ``"python"`` is the function's own code, run eagerly on copies.
     """

@@ -1,12 +1,13 @@
 """Run eager and an engine side by side, each on its own arguments, and compare everything observable.
 
-`verify` is the public function and compares an engine. `compare` compares any way to turn a function into a callable,
-which the test suite uses. `aotlab.verification.judgement.judge` compares two observations that exist already.
+`verify` is the public function and compares an engine. `compare` compares any function that turns the program into a
+callable; the test suite uses it. `aotlab.verification.judgement.judge` compares two observations that exist already.
 
 Tolerance. On backends that run torch's own kernels, values must be equal bit for bit. NaN equals NaN, and -0.0 is not
-0.0. Gradients are an exception: autograd may or may not add a zero to a sum, and that loses the sign of a zero. On
-Inductor, a value must pass ``torch.testing.assert_close`` with its default tolerances, or have a small error against a
-float64 run (see `aotlab.verification.float64`). Each comparison names the rule that decided.
+0.0. The sign of a zero in a gradient is an exception: autograd sometimes adds a zero to a sum, which turns -0.0 into
+0.0, so this sign is not compared. On Inductor, a value must pass ``torch.testing.assert_close`` with its default
+tolerances, or have a small error against a float64 run (see `aotlab.verification.float64`). Each comparison names the
+rule that decided.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ def verify(
             yardstick=yardstick,
             subject=f"{_name(fn)} ({engine}, {_name(backend)})",
         )
-    # A compiled module holds its compiled function in `compiled`. What stock torch.compile returns has no `calls`.
+    # A compiled module stores its compiled function in `compiled`. The result of stock torch.compile has no `calls`, so
+    # its eager calls are not counted.
     log = getattr(getattr(compiled[0], "compiled", compiled[0]), "calls", None)
     return replace(verification, ran_eagerly=log.eager) if log is not None else verification
 
@@ -127,8 +129,8 @@ def compare(
     tolerance
         ``"exact"`` or ``"close"``.
     yardstick
-        Another function of this kind, used only with ``tolerance="close"``. The error of the candidate against a
-        float64 run may be twice the error of the callable that ``yardstick`` makes.
+        Another function that turns ``fn`` into a callable. It is used only with ``tolerance="close"``. The error of the
+        candidate against a float64 run may be twice the error of the callable that ``yardstick`` makes.
     messages
         Compare the first lines of the exceptions' messages too, not only their types.
     subject
@@ -169,4 +171,4 @@ def _engine(engine: Engine, backend: Any) -> Candidate:
     if engine == "upstream":
         upstream = "aot_eager" if backend == "eager" else backend
         return lambda function: torch.compile(function, backend=upstream)
-    raise UsageError(f"engine {engine!r} is none of 'aotlab', 'upstream'")
+    raise UsageError(f"engine {engine!r} is neither 'aotlab' nor 'upstream'")

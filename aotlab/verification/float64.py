@@ -26,8 +26,8 @@ from aotlab.verification.values import close_but_for, largest, largest_error, re
 
 #: The upper limit of the relative error from which the least allowed error is computed (see the module's docstring).
 MOST_RELATIVE = 1e-4
-#: The name of the rule that decides if the program has no float64 run.
-NO_FLOAT64 = "assert_close's defaults, as no float64 run can tell"
+#: The name of the rule that is used if the program has no float64 run.
+NO_FLOAT64 = "assert_close's defaults, because there is no float64 run"
 
 
 #: A function that decides about a value of the engine that ``assert_close`` rejects. It takes the key of the value
@@ -38,13 +38,14 @@ Appeal = Callable[[str, torch.Tensor], tuple[bool, str]]
 class Float64Appeal:
     """Decides about the values that ``assert_close`` rejects, for all calls of one comparison.
 
-    It runs the program in float64 and with the yardstick when the first such value is seen, and keeps the observations.
+    When it receives the first such value, it runs the program in float64 and with the yardstick. It stores the
+    observations for the later values.
 
     Parameters
     ----------
     run
-        Makes all calls of the comparison with one callable, on arguments of the given dtype, and returns their
-        observations. None keeps the dtypes of the arguments.
+        A function that takes a reference or yardstick and a dtype. It makes all calls of the comparison on arguments of
+        this dtype and returns their observations. If the dtype is None, the arguments are not converted.
     reference, yardstick
         Functions that turn the program into a callable. The reference is run in float64.
     """
@@ -95,7 +96,7 @@ class Float64Appeal:
 
 
 def _values(observation: Observation) -> dict[str, torch.Tensor]:
-    """Return the tensor values and gradients of a call by the keys of `Appeal`, without sparse and boolean tensors."""
+    """Return the values and gradients of a call by key (see `Appeal`), without sparse and boolean tensors."""
     values = {state.name: state.value for state in observation.tensors}
     values |= {f"{each.leaf}.grad.{each.step}": each.value for each in observation.gradients if each.value is not None}
     return {key: value for key, value in values.items() if value.layout == torch.strided and value.dtype != torch.bool}

@@ -53,7 +53,8 @@ def judge(
     tolerance
         ``"exact"`` compares values bit for bit, ``"close"`` with ``torch.testing.assert_close``.
     appeal
-        Decides about a value that is rejected; see `aotlab.verification.float64`. Without it, the value differs.
+        Decides about a value that the tolerance rejects; see `aotlab.verification.float64`. Without ``appeal``, a
+        rejected value is a difference.
     messages
         Compare the first lines of the exceptions' messages too.
     exact_gradients
@@ -61,7 +62,7 @@ def judge(
         does not promise the order of that sum. False allows a difference of `SUMMATION` units in the last place of the
         largest element, or of 1 if all elements are smaller, because larger terms of a sum may cancel.
     terse
-        Leave out the observables that are equal. To describe them takes most of the time.
+        Leave out the observables that are equal, because their texts take most of the time of a comparison.
     units
         Allow a difference of this many units in the last place of the largest element, in every value. So a caller can
         distinguish another rounding from a wrong value.
@@ -296,8 +297,9 @@ class _Comparer:
         strided = len(ours) == len(theirs) == len(left.spec.shape)  # sparse tensors have no strides
         if left.spec.shape != right.spec.shape or not strided:
             return str(ours), str(theirs), ours == theirs
-        # A stride is irrelevant if the dimension has one element or the tensor has no elements: it leads to no other
-        # element. Torch itself chooses it differently for an in-place op and for the out-of-place op of the same name.
+        # A stride is irrelevant if the dimension has one element or the tensor has no elements, because the stride then
+        # leads to no other element. Torch itself chooses other irrelevant strides for an in-place op than for the
+        # out-of-place op of the same name.
         empty = 0 in left.spec.shape
         relevant = [index for index, size in enumerate(left.spec.shape) if size != 1 and not empty]
         return str(ours), str(theirs), all(ours[index] == theirs[index] for index in relevant)
@@ -397,8 +399,8 @@ _SENTENCES = {
     "device": "`{subject}` is on {actual}, in eager on {expected}",
     "requires_grad": "`{subject}`.requires_grad is {actual}, in eager {expected}",
     "is_leaf": "`{subject}`.is_leaf is {actual}, in eager {expected}",
-    "storage": "`{subject}` lies in the storage of `{actual}`, in eager in that of `{expected}`",
-    "storage bytes": "`{subject}` lies in a storage of {actual} bytes, in eager of {expected}",
+    "storage": "`{subject}` shares the storage of `{actual}`, in eager the storage of `{expected}`",
+    "storage bytes": "`{subject}` has a storage of {actual} bytes, in eager of {expected}",
     "retains_grad": "`{subject}`.retains_grad is {actual}, in eager {expected}",
     "step": "`{subject}` gives {actual}, in eager {expected}",
     "hook calls": "the hooks that were called are {actual}, in eager {expected}",
@@ -409,6 +411,6 @@ _SENTENCES = {
     "gradient afterwards": "in the end `{subject}`.grad is {actual}, in eager {expected}",
     "version": "the version counter of `{subject}` is {actual}, in eager {expected}",
     "value": "`{subject}` is {actual}, in eager {expected}",
-    "differentiable": "what can be differentiated is {actual}, in eager {expected}",
+    "differentiable": "the differentiable tensors are {actual}, in eager {expected}",
     "gradient": "`{subject}`.grad is {actual}, in eager {expected}",
 }

@@ -50,8 +50,9 @@ Role = Literal["input", "captured", "watched", "output"]
 class CallerStep:
     """Something that the caller does with the results after the call, for example ``out[0].mul_(2)``.
 
-    ``text`` is its source, and ``run`` performs it. ``differentiates`` says whether it runs a backward. If such a step
-    raises, the remaining steps are not run, because the gradients that a failed backward leaves are not defined.
+    ``text`` is its source, and ``run`` performs it. ``differentiates`` says whether the step runs a backward. If a step
+    that differentiates raises, the remaining steps are not run, because torch does not specify the gradients after a
+    failed backward.
     """
 
     text: str
@@ -97,9 +98,9 @@ class TensorState:
     """The state of one tensor after the call and before any backward.
 
     ``same_as`` is the first name under which this object appears among the tensors of the call. ``shares_with`` is the
-    first name of a tensor in the same storage. Both are ``name`` if no earlier tensor qualifies. ``version_moved`` says
-    whether the call incremented the version counter; it is None for outputs and for tensors without a counter.
-    ``retains_grad`` says whether a non-leaf retains its gradient. ``value`` is a copy.
+    first name of a tensor in the same storage. If there is no such earlier tensor, they equal ``name``.
+    ``version_moved`` says whether the call incremented the version counter; it is None for outputs and for tensors
+    without a counter. ``retains_grad`` says whether a non-leaf retains its gradient. ``value`` is a copy.
     """
 
     name: str
@@ -125,8 +126,8 @@ class PythonLeaf:
 class Gradient:
     """A copy of the ``grad`` of a leaf after one of the backwards.
 
-    ``leaf`` is the name of the leaf; a tensor that retains its gradient is treated as one. ``step`` counts the
-    backwards from 0. ``value`` is None if ``grad`` is None; a gradient of zeros is another observation.
+    ``leaf`` is the name of the leaf. A non-leaf that retains its gradient is treated as a leaf. ``step`` counts the
+    backwards from 0. ``value`` is None if ``grad`` is None, which differs from a gradient of zeros.
     """
 
     leaf: str
@@ -289,8 +290,8 @@ def observe(function: Callable[..., Any], call: Call, *, backward: Backward = "a
     try:
         states = _states(caller_tensors, outputs, versions)
     except RuntimeError as error:
-        # An in-place write can make the history of a view invalid, and reading the view then raises. That counts as an
-        # error of the call.
+        # An in-place write can make the autograd history of a view invalid. Then reading the view raises, and the
+        # exception is recorded as an error of the call.
         failure, container, returned, outputs, states = _failure("call", error), "", [], [], ()
     moved = {state.name for state in states if state.version_moved}
     roots = [(name, tensor) for name, tensor in outputs if tensor.requires_grad]
@@ -359,9 +360,10 @@ def described(
 ) -> Observation:
     """Record the results and the state of the tensors after code that this module did not run, as `observe` would.
 
-    The magic uses it for a run of a cell. ``results`` maps names to values, and ``caller_tensors`` lists the tensors
-    that existed before. ``versions`` maps the id of each such tensor to its version counter before the run. Objects
-    that are neither tensors nor plain Python values are recorded by their type only.
+    The magic ``%%aotcompile`` uses this function for a run of a cell. ``results`` maps names to values, and
+    ``caller_tensors`` lists the tensors that existed before. ``versions`` maps the id of each such tensor to its
+    version counter before the run. Objects that are neither tensors nor plain Python values are recorded by their type
+    only.
     """
     nested = {name: flatten(value, name) for name, value in results.items()}
     leaves = [leaf for _, below in nested.values() for leaf in below]
@@ -481,8 +483,8 @@ def _take_steps(
         copies: tuple[torch.Tensor | None, ...] = ()
         try:
             result = step.run()
-            # Record a None only if the step differentiates: there it is a derivative that autograd left undefined.
-            # Ignore all other values that are not tensors.
+            # Record a None only if the step differentiates, because there None is a derivative that autograd left
+            # undefined. Ignore all other values that are not tensors.
             copies = tuple(
                 _copy(value) if isinstance(value, torch.Tensor) else None
                 for value in (result if isinstance(result, tuple) else (result,))
@@ -563,7 +565,7 @@ def _states(
     of_outputs = [part for name, tensor in outputs for part in _parts(name, tensor)]
     for role, name, tensor in [*caller_tensors, *(("output", *named) for named in (*outputs, *of_outputs))]:
         spec = spec_of(tensor, storages)
-        if torch_internals.is_wrapper(tensor):  # only the memory of its parts matters
+        if torch_internals.is_wrapper(tensor):  # a wrapper has no memory besides the memory of its parts
             spec = dataclasses.replace(spec, storage_bytes=None)
         before = versions.get(id(tensor)) if role != "output" else None
         states.append(
@@ -588,7 +590,7 @@ def _distinct(named: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Te
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        if torch_internals.is_wrapper(tensor):  # the elements of all its parts
+        if torch_internals.is_wrapper(tensor):  # copy the elements of all parts, as one tensor
             parts = [_copy(part).reshape(-1) for _, part in _parts("", tensor)]
             return torch.cat(parts) if parts else torch.empty(0)
         return tensor.detach().clone()

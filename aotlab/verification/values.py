@@ -65,7 +65,8 @@ def same_sum(left: torch.Tensor, right: torch.Tensor, units: int, least: float =
 
     The sign of a zero is ignored. Elements may differ by ``units`` units in the last place of the largest element of
     ``left``, or in the last place of ``least`` if all elements are smaller. The gradients that the fuzzer passes to a
-    backward make terms of about the size 1. The sum of these terms may be small, because they may cancel.
+    backward make terms of about the size 1. The sum of such terms can be small, because they can cancel. So `judge`
+    passes 1 as ``least`` for gradients.
     """
     # Adding a zero turns -0.0 into 0.0 and changes nothing else.
     if identical(left + 0, right + 0):

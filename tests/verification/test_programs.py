@@ -307,7 +307,7 @@ def test_products_that_are_rounded_otherwise_in_place_are_not_drawn():
             with OnlyDefined():
                 there *= there
         except NotDefinedError as error:
-            refused.append(str(error) == "not drawn: a product is rounded otherwise in place")
+            refused.append(str(error) == "not drawn: an in-place product is rounded differently")
         else:
             refused.append(False)
     assert differing == refused

@@ -9,7 +9,8 @@ on purpose; there the engine must raise the same type of exception.
 Values are multiples of 1/4 and cotangents are multiples of 1/8. So sums and products are exact in any order, and an
 engine can be compared with eager bit for bit. Programs with ``sin`` and similar functions, or with products of many
 factors, are not `Program.exact`. Their results are still compared bit for bit. Their gradients may differ by the
-rounding of a sum whose order autograd chooses. Programs whose eager result is undefined are not drawn (see `defined`).
+rounding of a sum whose order autograd chooses. Programs whose eager result depends on uninitialized memory, or on the
+order in which a kernel visits elements, are not drawn (see `defined`).
 
 The modules, in order:
 

@@ -14,8 +14,8 @@ import torch
 from aotlab.verification.programs.choices import Choices, chance, one_of, weighted
 
 #: Each write increments a version counter, because a backward notices only these writes. So the list has no write
-#: through ``.data``, no new memory (``x.data = y``) and no ``detach_()``. Two writes are listed twice. If they were
-#: removed, each seed would give another program.
+#: through ``.data``, no new memory (``x.data = y``) and no ``detach_()``. Two writes are listed twice. If the
+#: repetitions were removed, each seed would give another program.
 _WRITES = (
     "{t}.mul_(2)",
     "{t}.add_(1)",

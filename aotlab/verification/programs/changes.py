@@ -134,10 +134,10 @@ def _windows(choices: Choices, recipes: tuple[Recipe, ...], pair: list[int]) -> 
 
 
 def _on_its_own(recipes: tuple[Recipe, ...], recipe: Recipe) -> Recipe:
-    """Bind the name of a view, a window or a second name of a tensor to a clone, which has separate memory.
+    """Return a recipe that binds the name of a view, a window or a duplicate to a clone, which has separate memory.
 
-    The clone may have another shape than the original. `drawing` calls the program with it and drops most calls that
-    raise.
+    The clone may have another shape than the original. `drawing` calls the program with the clone and drops most calls
+    that raise.
     """
     if recipe.room or recipe.of is None:
         text = recipe.view.format(recipe.of, o=recipe.offset, e=recipe.offset + recipe.length)

@@ -1,8 +1,8 @@
 """Make the random decisions from which a program is drawn: with Hypothesis, or with Python's random generator.
 
-All code that draws programs takes either as a `Choices` object. Hypothesis records its decisions and can shrink a
-failing program. A random generator is several times as fast and rarely makes the same program twice. So the fuzzer
-uses it for runs of many thousand programs.
+All code that draws programs takes one of the two as a `Choices` object. Hypothesis records its decisions and can shrink
+a failing program. A random generator is several times as fast and rarely makes the same program twice. So the fuzzer
+uses a generator for runs of many thousand programs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class RejectedError(Exception):
-    """Raised while a program is drawn if it is useless for a comparison. The caller draws another program."""
+    """Raised while a program is drawn, if the program is useless for a comparison. The caller draws another one."""
 
 
 class Choices(Protocol):

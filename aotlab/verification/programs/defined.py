@@ -1,9 +1,10 @@
-"""Detect programs whose eager result is undefined, while they run.
+"""Detect, while programs run, the programs whose result eager does not determine.
 
-If a program writes to a tensor while it reads overlapping memory at other strides, or writes to a tensor whose own
-elements overlap, its result depends on the order in which a kernel visits the elements. An engine does not have to
-reproduce that order, so these programs are not drawn. In-place products of complex numbers are not drawn either if the
-kernel rounds them differently than the out-of-place product. This happens if the target has gaps between its elements.
+If a program writes to a tensor in an op that also reads overlapping memory at other strides, or writes to a tensor
+whose own elements overlap, the result depends on the order in which a kernel visits the elements. An engine does not
+have to reproduce that order, so these programs are not drawn. In-place products of complex numbers are not drawn either
+if the kernel rounds them differently than the out-of-place product. This happens if the target has gaps between its
+elements.
 """
 
 from __future__ import annotations
@@ -29,15 +30,20 @@ _PRODUCTS = {
 class NotDefinedError(ValueError):
     """The result of a statement depends on uninitialized memory or on the order in which a kernel visits elements.
 
-    Other statements whose comparison with eager would say nothing about an engine raise it too.
+    This error is also raised for two kinds of statements whose results torch computes inconsistently: in-place products
+    that a kernel rounds differently than out-of-place products, and statements that give integers which require grad.
     """
 
 
 class OnlyDefined(TorchDispatchMode):
-    """A dispatch mode that raises `NotDefinedError` if an op has an undefined result in eager.
+    """A dispatch mode that raises `NotDefinedError` at an op whose result eager does not determine.
 
-    With ``whole``, the mode is on while the whole function runs. Then an op that resizes a tensor to more memory must
-    be followed by an op that fills the tensor. Otherwise the program would read uninitialized memory.
+    Pass ``whole=True`` if the mode is active for one run of a whole function. Then the mode also checks ``resize_``: if
+    it gives a tensor more memory, the next op must be a ``fill_`` of this tensor. Otherwise the program could read
+    uninitialized memory.
+
+    Without ``whole``, ``resize_`` is not checked. `writer` runs single statements in this way; `drawing` then runs the
+    finished function with ``whole=True``.
     """
 
     def __init__(self, *, whole: bool = False) -> None:
@@ -46,17 +52,17 @@ class OnlyDefined(TorchDispatchMode):
         self._unwritten: torch.Tensor | None = None
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        """Raise if the program ends while a tensor has uninitialized memory."""
+        """Raise if the last op left uninitialized memory in a tensor."""
         super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]  # untyped in torch
         if self._unwritten is not None and error is None:
-            raise NotDefinedError("not drawn: memory that nobody has written is shown")
+            raise NotDefinedError("not drawn: uninitialized memory is returned")
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if self._unwritten is not None and not (str(func).startswith("aten.fill_") and args[0] is self._unwritten):
-            raise NotDefinedError("not drawn: memory that nobody has written is read")
+            raise NotDefinedError("not drawn: uninitialized memory is read")
         self._unwritten = None
         if self._whole and func is torch.ops.aten.resize_.default:
             before = args[0].untyped_storage().nbytes()
@@ -72,15 +78,15 @@ class OnlyDefined(TorchDispatchMode):
         targets = [named[name] for name in written if isinstance(named.get(name), torch.Tensor)]
         for target in targets:
             if overlaps_itself(target):
-                problem = "a tensor is written whose elements overlap"
+                problem = "a tensor with overlapping elements is written"
             for other in _tensors(named.values()):
                 if other is not target and overlap(target, other) and not _same_window(target, other):
                     problem = "a tensor is written while overlapping memory is read"
         product = _product_elsewhere(func, args, kwargs)
-        # If eager raises, its error is raised instead of NotDefinedError.
+        # Run the op before NotDefinedError is raised. If eager raises, eager's error is raised instead.
         result = func(*args, **kwargs)
         if product is not None and not torch.allclose(result, product, rtol=0, atol=0, equal_nan=True):
-            problem = problem or "a product is rounded otherwise in place"
+            problem = problem or "an in-place product is rounded differently"
         if problem:
             raise NotDefinedError(f"not drawn: {problem}")
         return result

@@ -92,7 +92,7 @@ def program_of(
             return draw_program(choices, max_statements, max_calls, grad=grad, dynamo=dynamo)
         except RejectedError:
             continue
-    raise RuntimeError(f"no program was made of seed {seed}")
+    raise RuntimeError(f"seed {seed} gives no program, because all attempts were rejected")
 
 
 def draw_program(
@@ -119,7 +119,7 @@ def _nested(program: Program, container: str) -> Program:
         container, "{" + ", ".join(f'"{name}": {name}' for name in program.parameters[1:]) + "}"
     )
     taken = "rest.values()" if container == "dict" else "rest"
-    # The caller's steps use these names. They are not arguments any more, so each call must return them as watched.
+    # The caller's steps use these names. They are no longer arguments, so each setup must list them as watched tensors.
     used = set(re.findall(r"\b[b-d]\b", " ".join((*program.before, *program.after))))
     comma = "," if len(program.parameters) == 2 else ""
     return replace(
@@ -239,7 +239,7 @@ def _trial(function: Callable[..., Any], setup: Setup) -> tuple[str, bool]:
         arguments = made_by(setup)
         with OnlyDefined(whole=True), torch.set_grad_enabled(setup.grad_mode):
             result = function(*arguments)
-        # An in-place write can make the history of a view invalid. Reading the view then raises.
+        # This can raise, because an in-place write can make the autograd history of a view invalid.
         tensors = [leaf for _, leaf in flatten((result, arguments), "")[1] if isinstance(leaf, torch.Tensor)]
         flags = [tensor.requires_grad and not tensor.is_leaf for tensor in tensors]
         return "", any(flags)

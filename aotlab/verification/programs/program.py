@@ -17,8 +17,9 @@ from aotlab.verification.programs.prelude import prelude
 #: Ops whose results or derivatives are rounded, because they need more bits than a float has.
 _INEXACT = r"\.(sin_?|exp|softmax|mean|rand_like|amax|layer_norm)\(|/ \w+\.shape|\*\* -0\.5"
 
-#: Ops whose result needs twice as many bits as their operands. The values of inputs need 6 bits. A float32 has 24 bits
-#: and a float64 has 53.
+#: Ops whose result needs as many bits as both operands together. Inputs need 6 bits, and a float32 has 24 bits, a
+#: float64 has 53. So `Program.exact` limits the number of lines with these ops: 2 if an input is float32 or complex64,
+#: else 5.
 _PRODUCT = r"mul_?\(|square| \*=? | @ |Squared|Kept|Parted"
 
 _VIEWS = (
@@ -51,9 +52,9 @@ class Setup:
     """The text that makes the arguments of one call.
 
     ``lines`` are statements that bind names, for example ``a = numbers(1, 2, 3)``. ``arguments`` are the expressions
-    that are passed. ``watched`` are the names of further tensors that are observed after the call, for example the base
-    of an argument that is a view. ``change`` describes in words how the call differs from the first call. ``grad_mode``
-    says whether grad mode is on during the call.
+    that are passed. ``watched`` are the names of other tensors that are observed after the call, for example the base
+    of an argument that is a view. ``change`` says in words how the call differs from the program's first call.
+    ``grad_mode`` says whether grad mode is on during the call.
     """
 
     lines: tuple[str, ...]
@@ -152,7 +153,7 @@ class Program:
         """Compile the text; return the function, and for each call a function that makes new arguments for it."""
         source = self.source
         file = f"<program {hashlib.sha256(source.encode()).hexdigest()[:12]}>"
-        # Tracebacks read the text from `linecache`. So does the engine when it quotes the user line.
+        # Store the text in `linecache`, where tracebacks read it, and the engine reads it to quote the user line.
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
         namespace: dict[str, Any] = {"__name__": "program"}
         # Without `dont_inherit`, this file's `from __future__` would turn the annotations of the text's dataclasses
@@ -166,7 +167,7 @@ class Program:
         return f"Program(\n{self.source})"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        # Otherwise Hypothesis and IPython print all fields of a dataclass.
+        # Without this method, Hypothesis and IPython would print all fields of the dataclass.
         for index, line in enumerate(repr(self).splitlines()):
             if index:
                 printer.break_()

@@ -1,8 +1,8 @@
 """Draw recipes for the arguments of a call. A recipe is a new tensor, a view of another name, or a Python value.
 
 Arguments may overlap in many ways, so arguments that share memory are drawn together. A *family* is a tensor or NumPy
-array with windows of its memory. The tensor may be an argument itself, or only the windows are passed. Autograd
-records some of the windows as views of the tensor, and others (after ``detach()``) not.
+array with windows of its memory. The tensor may be an argument itself, or only the windows are passed. Autograd records
+some of the windows as views of the tensor, but not the windows that ``detach()`` returned.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Sizes = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """The value to which one name of a call's setup is bound: a new tensor, an expression of another name, or a value.
+    """The binding of one name in a call's setup: to a new tensor, an expression of another name, or a Python value.
 
     Without ``of`` and ``value``, the name is bound to a new tensor with ``shape``, ``dtype``, ``grad`` and ``layout``.
     ``seed`` selects its elements. With ``of``, the name is bound to the expression ``view`` of the name ``of``: ``{}``
@@ -67,7 +67,7 @@ class Recipe:
         return self.value is None and self.of is None
 
     def lines(self) -> tuple[list[str], list[str]]:
-        """Return the statements that bind ``name``, and the further names that they bind: its base, its leaf."""
+        """Return the statements that bind ``name``, and the other names that they bind: a base and a leaf."""
         if self.value is not None:
             return [f"{self.name} = {self.value}"], []
         if self.of is not None:
@@ -104,7 +104,11 @@ class Recipe:
 
 
 def setup_of(recipes: tuple[Recipe, ...], change: str, *, grad_mode: bool = True) -> Setup:
-    """Return the setup of a call whose arguments follow ``recipes``. ``change`` says how it differs from the first."""
+    """Return the setup of a call whose arguments follow ``recipes``.
+
+    ``change`` says in words how this call differs from the program's first call (``"another layout"``). ``grad_mode``
+    says whether grad mode is on during the call.
+    """
     lines: list[str] = []
     watched: list[str] = []
     for recipe in recipes:
@@ -114,7 +118,7 @@ def setup_of(recipes: tuple[Recipe, ...], change: str, *, grad_mode: bool = True
         if not recipe.passed:
             watched.append(recipe.name)
     return Setup(
-        # A NumPy array is not a tensor, so only the windows of it are observed.
+        # The names of NumPy arrays end in `_array`. An array is not a tensor, so only its windows are watched.
         lines=(*lines, *(recipe.extra for recipe in recipes if recipe.extra)),
         arguments=tuple(recipe.name for recipe in recipes if recipe.passed),
         watched=tuple(name for name in watched if not name.endswith("_array")),
@@ -127,7 +131,8 @@ def draw_recipes(choices: Choices, grad: bool | None, sizes: Sizes | None = None
     """Draw the recipes of one to four arguments.
 
     ``grad`` is True if most tensors should require grad, False if none may, and None for both. ``sizes`` gives the
-    sizes of the dimensions. Then the same decisions give the same arguments except for their sizes.
+    sizes of the dimensions. If ``choices`` repeats the same decisions with other ``sizes``, the arguments differ only
+    in their sizes.
     """
     names = list("abcd"[: one_of(choices, weighted((3, 1), (4, 2), (3, 3), (1, 4)))])
     n, m, k = sizes or (one_of(choices, _SIZES) for _ in range(3))

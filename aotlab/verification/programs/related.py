@@ -1,4 +1,4 @@
-"""Draw short programs about two inputs that share memory: few steps, each chosen from many kinds.
+"""Draw short programs about two inputs that share memory: few statements, each of many possible kinds.
 
 `drawing` draws programs with many inputs and long bodies. It hardly ever combines several rare things. For example, two
 views of one buffer share no byte, one of them is written under ``no_grad``, and the function reads ``requires_grad`` of

@@ -10,7 +10,8 @@ from aotlab.verification.programs.recipes import Recipe, Sizes, draw_recipes
 
 _FIRST = (4, 3, 6, 5, 2, 8)
 
-#: The changes of a size in a later call. 0 and 1 are separate changes, because compilers specialize these sizes.
+#: The changes of a size in a later call. The sizes 1 ("one") and 0 ("none") are separate changes, because compilers
+#: specialize them.
 _OTHERS = weighted((9, "same"), (6, "twice"), (12, "any"), (3, "another's"), (1, "one"), (1, "none"))
 _ANY = (2, 3, 4, 5, 6, 7, 8, 9, 12)
 
@@ -35,17 +36,17 @@ class _Replayed:
         self._decisions = iter(decisions)
 
     def below(self, count: int) -> int:
-        """Return the next recorded decision, or ``count - 1`` if the decision is too large for this call."""
+        """Return the next recorded decision, or ``count - 1`` if the recorded decision is not below ``count``."""
         return min(count - 1, next(self._decisions))
 
 
 def draw_sized(
     choices: Choices, grad: bool | None, calls: int
 ) -> tuple[tuple[Recipe, ...], Iterator[tuple[tuple[Recipe, ...], str, bool]]]:
-    """Draw the arguments of a first call and of ``calls`` further calls.
+    """Draw the arguments of a first call and of ``calls`` later calls.
 
-    Return the recipes of the first call, and an iterator over the further calls. Each of its items has the recipes of
-    one call, the change from the first call in words, and whether grad mode is on. ``grad`` is explained at
+    Return the recipes of the first call, and an iterator over the later calls. Each item of the iterator has the
+    recipes of one call, the change from the first call in words, and whether grad mode is on. ``grad`` is explained at
     `draw_recipes`.
     """
     sizes = one_of(choices, _FIRST), one_of(choices, _FIRST), one_of(choices, _FIRST)

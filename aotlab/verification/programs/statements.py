@@ -373,7 +373,8 @@ class Scope:
 class Fields(dict[str, str]):
     """The texts for the fields of a template about the tensor ``name``.
 
-    The method ``_dim()`` draws the field ``{dim}``, and so on, when the template first uses the field.
+    The method ``_dim()`` draws the text of the field ``{dim}`` when the template first uses this field. The other
+    methods do the same for their fields.
     """
 
     def __init__(self, choices: Choices, scope: Scope, name: str) -> None:
@@ -477,8 +478,8 @@ class Fields(dict[str, str]):
     def _source(self) -> str:
         """Return the tensor from which an op that writes reads.
 
-        It shares no memory with the target, or it has exactly the elements of the target. Otherwise the result would be
-        undefined (see `defined`).
+        This tensor shares no memory with the target, or has exactly the elements of the target. Otherwise eager would
+        not determine the result (see `defined`).
         """
         tensor, key = self.tensor, self.tensor.untyped_storage().data_ptr()
         fitting = []

@@ -20,10 +20,11 @@ from aotlab.verification.programs.prelude import helpers
 from aotlab.verification.programs.statements import Fields, Scope
 
 #: The messages of errors in eager that an engine does not have to reproduce. A statement or program that raises one of
-#: them is dropped. Eager raises the first error correctly for a leaf. It also raises it for a view whose base got a
-#: history through a write to another view; that depends on how the argument was made before the call. "not drawn" is
-#: the message of `NotDefinedError`. Kernels raise the other errors, so an engine that does not compute an unused result
-#: does not raise them. "not resizable" is raised after the tensor has its new shape, which is larger than its memory.
+#: them is dropped. Eager raises the first error ("a leaf Variable …") correctly for a leaf. Eager also raises this
+#: error for a view whose base got an autograd history through a write to another view, and that depends on how the
+#: argument was made before the call. "not drawn" is the message of `NotDefinedError`. Kernels raise the other errors,
+#: so an engine that does not compute an unused result does not raise them. "not resizable" is raised after the tensor
+#: has its new shape, which is larger than its memory.
 QUIRKS = re.compile(
     r"^a leaf Variable that requires grad|not supported|not implemented for|non-zero size|not drawn|should be positive"
     r"|not resizable"
@@ -118,9 +119,9 @@ class Writer:
         self._error: Exception | None = None
 
     def body(self, most: int) -> None:
-        """Write up to ``most`` statements."""
+        """Write one statement for each argument that is a Python value, and then up to ``most`` statements."""
         for name, value in self._arguments.items():
-            # Use each argument that is a Python value. A value that is not used would test no guard.
+            # Use each argument that is a Python value, because an unused value would test no guard.
             if not isinstance(value, torch.Tensor):
                 use = f"{name}" if isinstance(value, int | float) else f"(2 if {name} is None else 3)"
                 target = self._name()
@@ -215,8 +216,8 @@ class Writer:
             exec(line, self.scope.values)
             for name in ("_", *self.scope.names):
                 value = self.scope.values.get(name)
-                # Reading a view can raise after an in-place write to another view. A copy of floats can make integers
-                # that require grad, and eager's own backward fails an assertion for these.
+                # Reading a view can raise after an in-place write to another view. A copy of floats into integers can
+                # make the integers require grad, and eager's backward fails an assertion for such integers.
                 if (
                     isinstance(value, torch.Tensor)
                     and not value.is_leaf
