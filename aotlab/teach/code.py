@@ -6,7 +6,8 @@ from aotlab.errors import UsageError
 from aotlab.report.model import Report, Views
 from aotlab.teach.shown import Shown
 
-#: By the argument ``part`` of `code`: the stage of the report that contains the code, and the beginning of its title.
+#: For each value of the argument ``part`` of `code`: the stage of the report that contains the code, and the beginning
+#: of the code's title.
 _PARTS = {
     "joint": ("trace", "joint graph"),
     "forward": ("partition", "forward graph"),
@@ -25,8 +26,8 @@ class Code(Shown):
 def code(report: Views[Report], part: str = "forward") -> Code:
     """Show the code of the last graph of a report: ``"joint"``, ``"forward"``, ``"backward"`` or ``"wrapper"``.
 
-    ``"wrapper"`` is the generated run-time function. It is shown from the call of the compiled forward on. The lines
-    before that call check the guards.
+    ``"wrapper"`` is the generated run-time function. The lines before the call of the compiled forward are not shown,
+    because they check the guards.
 
     Raises
     ------

@@ -203,7 +203,7 @@ def which_none(answer: Any) -> None:
     """All inputs of this program are leaves that require grad. Which of them get no gradient in a backward?
 
     - Go backwards from the result. For each input, check whether autograd recorded how the result uses it.
-    - Autograd records a write into a row of a result, and the tensor that was written.
+    - If a row of a result is overwritten, autograd records the write, and the tensor that supplied the new values.
     - No gradient flows through a tensor that was made under `no_grad`, or through `detach`.
     """
     leaves = [torch.ones(2, 2), torch.ones(2), torch.ones(2, 2), torch.ones(2, 2)]

@@ -34,7 +34,7 @@ def _graphs(function: Answer, *calls: tuple[Any, ...]) -> int:
 
 @new_exercise("recompiles")
 def another_graph(answer: Answer) -> None:
-    """Write `answer(x)`: a tensor with the shape, dtype and values of `x`, which the same graph does not serve.
+    """Write `answer(x)`: a tensor with the shape, dtype and values of `x` that the graph for `x` does not serve.
 
     - Go through the guards of a tensor: which properties do they check besides shape and dtype?
     - Guards check the strides, and whether a tensor requires grad.
@@ -142,7 +142,7 @@ def what_is_drawn(answer: Any) -> None:
     require(said <= {*names}, f"the names are {', '.join(names)}")
 
     def left(without: str) -> torch.Tensor:
-        """Return the state after a call. One input has no elements, so that the call draws no number for it."""
+        """Return the state after a call. The input ``without`` has no elements, so nothing is drawn for it."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             draws_some(*(torch.ones(0 if name == without else 1) for name in names))

@@ -44,7 +44,8 @@ _TYPES = r": (torch\.Tensor|int)\b| -> [\w.]+"
 class NotYetError(Exception):
     """The answer is not right yet.
 
-    The message is the observation of the check. ``code`` is the program for which the check made it, or "".
+    The message is the observation of the check. ``code`` is the program for which the check made the observation, or
+    empty.
     """
 
     def __init__(self, seen: str, code: str = "") -> None:
@@ -131,7 +132,7 @@ class Exercise(Shown):
             return Said("Not yet: there is no answer.", self._help())
         if not isinstance(answer, _KINDS[self.takes]):  # type: ignore[arg-type]  # Callable is fine there
             wanted = self.takes if self.takes == "names" else f"a {self.takes}"
-            return Said(f"Not yet: the answer is to be {wanted}, and this is of type {type(answer).__name__}.")
+            return Said(f"Not yet: the answer must be {wanted}, but this is of type {type(answer).__name__}.")
         wrong = code = ""
         try:
             self.judge(answer)
@@ -147,16 +148,16 @@ class Exercise(Shown):
         return Said(f"Not yet: {wrong.rstrip('.')}.", note or self._help(), code) if wrong else Said("Right.", note)
 
     def take(self, answer: Callable[..., Any]) -> Callable[..., Any]:
-        """Check an answer and print the result. Return the function that later cells of the page use.
+        """Check an answer and print the result. Return a function for the later cells of the page.
 
-        It is the answer, if this is right or if the exercise has no answer of the course. Otherwise it is the course's
+        Return the answer if it is right, or if the course has no answer of its own. Otherwise return the course's
         answer.
         """
         said = self.check(answer)
         print(said)
         if said.title == "Right." or self.reference is None:
             return answer
-        print("Until then the page goes on with the course's own; `.solution()` shows it.")
+        print("Until the answer is right, the page uses the course's answer; `.solution()` shows it.")
         return self.reference
 
     def solution(self) -> Said:
@@ -166,7 +167,7 @@ class Exercise(Shown):
         )
 
     def hint(self) -> Said:
-        """Give the next of the three hints, after the hints that were given before."""
+        """Show the hints that were given before, and the next of the three hints."""
 
         def asked(entry: dict[str, Any]) -> None:
             entry.update(topic=self.topic, hints=min(_HINTS, entry["hints"] + 1))

@@ -1,4 +1,4 @@
-"""Families of small programs. A reader's compiler is compared with eager on them; each family needs one more feature.
+"""Families of small programs, on which the reader's compiler is compared with eager. Each needs one more feature.
 
 The generator that also tests aotlab draws the programs. Each program runs eagerly, and its effects determine its
 family.
@@ -118,9 +118,9 @@ class Checked(Shown):
 def check_compiler(compiler: Callable[[Any], Any], family: str, programs: int = 15) -> Checked:
     """Compare ``compiler(function)`` with eager on the programs of a family, a key of `FAMILIES`.
 
-    These are the fixed programs of the family, and as many random ones as ``programs`` says. The programs take tensors
-    and return a tuple of tensors. The check compares everything that a caller can observe: values, writes, identity,
-    gradients, and which tensors share memory.
+    The family has some fixed programs. In addition, ``programs`` random programs of the family are drawn. The programs
+    take tensors and return a tuple of tensors. The check compares everything that a caller can observe: values, writes,
+    identity, gradients, and which tensors share memory.
 
     Raises
     ------
@@ -156,7 +156,7 @@ def _sentence(difference: Difference) -> str:
         expected, actual = (new.get(each, f"`{each}` itself") for each in (difference.expected, difference.actual))
         return f"`{difference.subject}` is {actual}, in eager {expected}"
     sentence = difference.sentence.partition("\n")[0].rstrip(".").replace("the engine", "yours")
-    return sentence.replace("KeyError: ... ", "KeyError for the storage of a fake tensor, ")  # which prints as `...`
+    return sentence.replace("KeyError: ... ", "KeyError for the storage of a fake tensor, ")  # printed as `...`
 
 
 def text_of(program: Program) -> str:
@@ -211,8 +211,8 @@ def _programs(family: str, count: int) -> list[Program]:
 def _variants(seed: int) -> Iterator[Program]:
     """Draw a program that a small compiler like the reader's can support.
 
-    Yield simpler variants before it: without gradients, with one call, with other results, or with a body that first
-    clones the arguments.
+    Before the program, yield simpler variants of it: without gradients, with one call, with other results, or with a
+    body that first clones the arguments.
     """
     program = program_of(seed, max_statements=4, max_calls=3)
     names = list(dict.fromkeys(re.findall(r"\b[a-d]\b|\bv\d+\b", program.result)))[:3]
@@ -261,8 +261,8 @@ def _words(program: Program) -> set[str] | None:
 def _words_of(function: Callable[..., Any], args: tuple[Any, ...]) -> set[str] | None:
     """Run a call eagerly, and return the names of the families whose features it uses.
 
-    Return None if the call is too much for a small compiler like the reader's: for example, if an input is an expanded
-    tensor, or a written view that requires grad.
+    Return None if the call needs more than a small compiler like the reader's supports: for example, if an input is an
+    expanded tensor, or a view that requires grad and is written.
     """
     inputs = list({id(x): x for x in args}.values())
     if not all(isinstance(x, torch.Tensor) and x.numel() for x in inputs):

@@ -21,7 +21,7 @@ def form(program: str, asked: Mapping[str, Subjects], answer: Callable[..., Show
     """Make the form for some questions about a program.
 
     ``asked`` has the questions' keywords, such as ``"writes"``, and their subjects. A click on the button of the form
-    passes the ticked boxes to ``answer`` and shows its result below.
+    passes the ticked boxes to ``answer`` and shows the reply of ``answer`` below the form.
     """
     fields = {key: _field(key, *subjects_and_names) for key, subjects_and_names in asked.items()}
     button = Button(description="Compare", tooltip="Run the program, and compare")
@@ -41,14 +41,14 @@ def _field(key: str, subjects: list[str], names: list[str]) -> tuple[Widget, Rea
     title = HTML(f"<b>{marked(question.ask)}</b>")
     if question.choices:
         row, read = _boxes("", list(map(str, question.choices)))
-        for box in row.children:  # no radio buttons: the notebook would take their arrow keys
+        for box in row.children:  # not radio buttons, because the notebook handles the arrow keys
             box.observe(lambda change: _only(change.owner, row), "value")
         return VBox([title, row]), lambda: next((each for each in question.choices if str(each) in read()), ...)
     if not subjects:
         row, read = _boxes("", names)
         return VBox([title, row]), read
     verb = "is" if key == "same" else "with"
-    # A result is only compared with earlier names. So the form asks about each pair of results once.
+    # Offer only names before the result, so that the form asks about each pair of results once.
     rows = {each: _boxes(f"{each} {verb} ", names[: names.index(each)]) for each in subjects}
     return VBox([title, *(row for row, _ in rows.values())]), lambda: {each: read() for each, (_, read) in rows.items()}
 

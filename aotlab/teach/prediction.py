@@ -28,7 +28,7 @@ _UNREAD = "not understood"
 
 
 class Prediction(Shown):
-    """A call, questions about it, and the reader's answers. If there are answers, it shows them beside the truth.
+    """A call, questions about the call, and the reader's answers, which are shown beside the truth.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ class Prediction(Shown):
     def _least(self, subject: str, value: object) -> object:
         """Reduce a group of related tensors to its inputs or, without inputs, to its first result.
 
-        So if an answer wrongly relates two results, only the row of the second one is wrong.
+        So if an answer wrongly relates two results, only the row of the second result is wrong.
         """
         if not isinstance(value, frozenset):
             return value
@@ -195,7 +195,7 @@ class Prediction(Shown):
         groups = [{*self._names([one], facts), *self._names(names, everything)} for one, names in answer.items()]
         input_facts = self.truth.input_facts[key].items()
         groups += [{one, *fact.value} for one, fact in input_facts if isinstance(fact.value, frozenset)]
-        for group in groups:  # merge the groups that have a member in common
+        for group in groups:  # merge groups with a common name
             for other in groups:
                 if group & other:
                     group |= other
@@ -283,7 +283,7 @@ def _check(keys: Mapping[str, object]) -> None:
 
 
 def _word(question: Question, value: object, before: list[str]) -> str:
-    if value is None or isinstance(value, frozenset):  # only inputs, and results before this one
+    if value is None or isinstance(value, frozenset):  # show each pair of results once
         return listed([name for name in before if name in (value or ())])
     if isinstance(value, bool) and question.yes:
         return question.yes if value else question.no

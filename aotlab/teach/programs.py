@@ -39,21 +39,21 @@ _RIGHT_IN_A_ROW, _MOST_RESULTS = 3, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """A topic of practice.
+    """A topic of `practice`: its questions, and the conditions for its programs.
 
     Attributes
     ----------
     ask
-        The keywords of the questions.
+        The keywords of the topic's questions, which are keys of `questions.QUESTIONS`.
     about, without
-        Categories of the generator. A program has at least one category of ``about`` (or any, if it is empty), and no
-        category of ``without``.
+        Names of features, as in `Program.categories`. A program of the topic must have a feature of ``about``, unless
+        ``about`` is empty, and must not have a feature of ``without``.
     grad
-        Whether arguments may require grad.
+        True for programs that differentiate, False for programs in which no argument requires grad.
     text
-        A regular expression that the text of a program must match.
+        A regular expression that must match in the body of a program.
     results
-        The smallest number of results of a program.
+        The smallest number of results that a program must have.
     """
 
     ask: tuple[str, ...]

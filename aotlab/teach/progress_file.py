@@ -114,7 +114,7 @@ def _write(entries: dict[str, dict[str, dict[str, Any]]]) -> str:
             file.write(json.dumps(entries, indent=1) + "\n")
         os.replace(file.name, target)
     except OSError as error:
-        return f"Your progress could not be kept: {error}."
+        return f"Your progress could not be saved: {error}."
     return ""
 
 

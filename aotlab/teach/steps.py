@@ -195,5 +195,5 @@ def guards(answer: Answer) -> None:
     compiled(torch.ones(3), torch.ones(3, requires_grad=True) * 1)
     with contextlib.suppress(RuntimeError):  # as in eager
         compiled(first, torch.ones(3, requires_grad=True))
-    seen = "a trace for a `b` that is no leaf serves one that is: `a` is written before `b.mul_(2)` raises"
+    seen = "a trace for a non-leaf `b` serves a call with a leaf `b`: `a` is written before `b.mul_(2)` raises"
     require(first.eq(1).all(), seen)

@@ -47,8 +47,8 @@ _LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (torch, 
 class Fact:
     """The answer to one question for one subject, and the reason. A subject is a tensor or the whole call.
 
-    For a question that yes or no answers, ``value`` is a bool. For the questions `shares` and `same`, it is the set of
-    the names of the other tensors.
+    For a yes-or-no question, ``value`` is a bool. For the questions `shares` and `same`, it is the set of the names of
+    the other tensors.
     """
 
     value: object
@@ -139,7 +139,7 @@ def eager_truth(function: Callable[..., Any], args: tuple[Any, ...]) -> Truth:
             with _Writes(before, function) as writes:
                 result = target(*call.args)
             outputs = {name: leaf for name, leaf in flatten(result, "out")[1] if isinstance(leaf, torch.Tensor)}
-            # reading the grad_fn of a view raises if an in-place write made its history invalid
+            # reading the grad_fn of a view raises if an in-place write made the view's history invalid
             roots = [tensor for tensor in outputs.values() if tensor.requires_grad]
             paths = {name: _path(roots, tensor) for name, tensor in inputs.items() if tensor.requires_grad}
         except Exception as error:  # noqa: BLE001  # an error is a fact
@@ -196,7 +196,7 @@ def compiled_facts(
     if again is not None:
         misses = [miss.sentence for graph in graphs[1:] for miss in graph.misses]
         reasons = [each.replace("the compiled entry", "the first graph") for each in misses]
-        why = "; ".join(reasons) or "all that the first graph assumes holds in the second call, too"
+        why = "; ".join(reasons) or "all guards of the first graph hold in the second call, too"
         facts["recompiles"] = {"": Fact(value=len(graphs) > 1, why=why)}
     return facts
 
@@ -238,11 +238,11 @@ def _written(name: str, was: _Before, writes: _Writes) -> Fact:
         return Fact(value=True, why=f"`{line}` writes to the memory of {reached}")
     same = (window(was.tensor), torch_internals.storage_key(was.tensor)) == (was.window, was.storage)
     if same and not torch.equal(was.tensor.detach().nan_to_num(), was.value.nan_to_num()):
-        return Fact(value=True, why="its values differ after the call, although no op of torch's wrote to them")
+        return Fact(value=True, why="its values differ after the call, although no op of torch wrote to it")
     if name in writes.beside:
         return Fact(value=False, why=f"`{writes.beside[name]}` writes to its storage, but to none of its elements")
     if name in writes.turned and not same:
-        return Fact(value=False, why=f"`{writes.turned[name]}` makes it another window, and writes no number")
+        return Fact(value=False, why=f"`{writes.turned[name]}` changes its window, and writes no element")
     why = f"`{writes.lines[0]}` writes to another storage" if writes.lines else "nothing is written in place"
     return Fact(value=False, why=why)
 
@@ -256,7 +256,7 @@ def _reshaped(was: _Before) -> Fact:
 
 def _moved(was: _Before) -> Fact:
     if torch_internals.storage_key(was.tensor) != was.storage:
-        return Fact(value=True, why="after the call it lies in another storage")
+        return Fact(value=True, why="after the call it has another storage")
     now = was.tensor.untyped_storage().nbytes()
     if now != was.nbytes:
         return Fact(value=True, why=f"its storage has {now} bytes in place of {was.nbytes}")
@@ -268,7 +268,7 @@ def _shares(name: str, tensors: Mapping[str, torch.Tensor]) -> Fact:
     others = [each for each, key in keys.items() if key == keys[name] and each != name]
     if not others:
         return Fact(value=frozenset(), why="it has a storage of its own")
-    return Fact(value=frozenset(others), why=f"it lies in the storage of {listed(others)}: {window(tensors[name])}")
+    return Fact(value=frozenset(others), why=f"it shares the storage of {listed(others)}: {window(tensors[name])}")
 
 
 def _same(name: str, tensors: Mapping[str, torch.Tensor]) -> Fact:
@@ -281,11 +281,11 @@ def _same(name: str, tensors: Mapping[str, torch.Tensor]) -> Fact:
 
 def _gradient(tensor: torch.Tensor, path: list[str] | None) -> Fact:
     if not tensor.is_leaf and not tensor.retains_grad:
-        return Fact(value=True, why="it is no leaf: the gradient that arrives is passed on and not kept")
+        return Fact(value=True, why="it is not a leaf, so its gradient is passed on and not stored")
     if tensor.grad is None:
-        return Fact(value=True, why="no path of autograd leads from a result to it")
+        return Fact(value=True, why="no path in the autograd graph leads from a result to it")
     steps = " → ".join(path) if path else "itself"
-    return Fact(value=False, why=f"autograd leads from a result to it: {steps}")
+    return Fact(value=False, why=f"a path in the autograd graph leads from a result to it: {steps}")
 
 
 def _path(roots: Sequence[torch.Tensor], leaf: torch.Tensor) -> list[str] | None:

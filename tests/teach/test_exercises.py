@@ -61,7 +61,7 @@ def test_no_answer(answer: object) -> None:
 def test_answers_of_a_wrong_type_and_such_that_raise() -> None:
     """Both are said in a sentence; neither raises."""
     said = repr(teach.exercise("room").check(3))
-    assert said == "Not yet: the answer is to be a function, and this is of type int."
+    assert said == "Not yet: the answer must be a function, but this is of type int."
     said = repr(teach.exercise("diagonal-stride").check(lambda: 1))
     assert said.startswith("Not yet: it raises TypeError: ")
 

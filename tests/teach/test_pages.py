@@ -86,7 +86,7 @@ def test_a_reader_who_answers_all() -> None:
 def test_a_reader_whose_answers_are_wrong() -> None:
     """The page continues with the course's own answer, and says so."""
     names, _, printed = compiler_page({"write": steps.parts()["write"].replace("= new", "= whole")})
-    assert printed.count("Until then the page goes on with the course's own") == len(STEPS)
+    assert printed.count("Until the answer is right, the page uses the course's answer") == len(STEPS)
     assert (
         "Not yet: of 19 programs that write to tensors that they computed, this is the smallest that differs" in printed
     )

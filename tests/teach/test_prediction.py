@@ -43,11 +43,11 @@ TRUE: list[tuple[Callable[..., Any], tuple[Any, ...], str, dict[str, object], st
     (lambda x, y: y.zero_(), (WINDOWS[:3], WINDOWS[2:]), "writes", {"x": True, "y": True}, "1 of its 3"),
     (lambda x: (x + 1).add_(1), (ones(2),), "writes", {"x": False}, "another storage"),
     (lambda x: x.data.mul_(1), (ones(2),), "writes", {"x": True}, "2 of its 2"),
-    (numpy_write, (ones(2),), "writes", {"x": True}, "no op of torch's"),
+    (numpy_write, (ones(2),), "writes", {"x": True}, "no op of torch wrote"),
     (lambda x: torch.neg(x, out=x), (ones(2),), "writes", {"x": True}, "2 of its 2"),
     (lambda x: x.t_(), (ones(2, 3),), "metadata", {"x": True}, "became shape (3, 2)"),
     (lambda x: x.t_(), (ones(2, 3),), "writes", {"x": False}, "x.t_(), (ones(2, 3),)"),
-    (lambda x: x.set_(ones(2)).add_(1), (ones(2),), "writes", {"x": False}, "another window, and writes no number"),
+    (lambda x: x.set_(ones(2)).add_(1), (ones(2),), "writes", {"x": False}, "changes its window"),
     (lambda x: x.t(), (ones(2, 3),), "writes", {"x": False}, "nothing is written"),
     (lambda x: x.detach_(), (ones(2),), "writes", {"x": False}, "nothing is written"),
     (lambda x: x.t(), (ones(2, 3),), "metadata", {"x": False}, "before and after"),
@@ -61,7 +61,7 @@ TRUE: list[tuple[Callable[..., Any], tuple[Any, ...], str, dict[str, object], st
     (lambda x: x.expand(2, 2), (ones(2),), "shares", {"out": frozenset({"x"})}, "strides (0, 1)"),
     (lambda a, b: a * 1 + b.detach(), (ones(2, grad=True), ones(2, grad=True)), "grad_none", {"a": False, "b": True},
      "AddBackward0 → MulBackward0 → AccumulateGrad"),
-    (lambda a: a * 2, (ones(2, grad=True) * 1,), "grad_none", {"a": True}, "no leaf"),
+    (lambda a: a * 2, (ones(2, grad=True) * 1,), "grad_none", {"a": True}, "not a leaf"),
     (lambda a: a.detach(), (ones(2, grad=True),), "grad_none", {"a": True}, "no path"),
     (lambda a: a.add_(1), (ones(2, grad=True),), "raises", {"": "call"}, "leaf Variable"),
     (late, (ones(2, grad=True),), "raises", {"": "backward"}, "modified by an inplace operation"),
@@ -93,7 +93,7 @@ def test_every_question_is_tried() -> None:
 
 @pytest.mark.parametrize(
     ("again", "true", "why"),
-    [(ones(3), True, "`x.size(0)` is 3"), (ones(2), False, "all that the first graph assumes")],
+    [(ones(3), True, "`x.size(0)` is 3"), (ones(2), False, "all guards of the first graph")],
 )
 def test_recompiles(again: torch.Tensor, true: bool, why: str) -> None:
     """Another size is compiled again, the same size is not."""

@@ -50,7 +50,7 @@ def test_a_folder_that_cannot_be_written(file: Path) -> None:
     """An answer is checked all the same, with a note."""
     file.parent.write_text("in the way")
     said = repr(teach.exercise("diagonal-stride").check(lambda n: n + 1))
-    assert said.startswith("Right.\nYour progress could not be kept: ")
+    assert said.startswith("Right.\nYour progress could not be saved: ")
 
 
 def test_where_it_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

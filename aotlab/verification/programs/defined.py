@@ -30,8 +30,9 @@ _PRODUCTS = {
 class NotDefinedError(ValueError):
     """The result of a statement depends on uninitialized memory or on the order in which a kernel visits elements.
 
-    This error is also raised for two kinds of statements whose results torch computes inconsistently: in-place products
-    that a kernel rounds differently than out-of-place products, and statements that give integers which require grad.
+    This error is also raised for two kinds of statements that are useless for a comparison: in-place products that a
+    kernel rounds differently than out-of-place products, and statements after which integers require grad, because
+    eager's own backward then fails an assertion.
     """
 
 
