@@ -186,7 +186,7 @@ def test_fuzz_prints_what_is_carried(tmp_path: Path, capsys: pytest.CaptureFixtu
     """``--carried`` runs nothing and prints the total of the file, which has to be named."""
     words = ["fuzz", "--carried"]
     assert cli.main(words) == cli.WRONG_USAGE
-    assert "name it with --corpus" in capsys.readouterr().err
+    assert "name this file with --corpus" in capsys.readouterr().err
     assert cli.main([*words, "--corpus", str(tmp_path / "none.json")]) == cli.OK
     assert capsys.readouterr().out == "carried: 0 programs accepted by aotlab, the last 0 without a failure\n"
 

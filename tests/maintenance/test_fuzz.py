@@ -446,7 +446,7 @@ def test_a_state_file_is_read_with_care(tmp_path):
         with pytest.raises(UsageError, match=r"\.jsonl:2 is not a line of a fuzzer run"):
             State(tmp_path, Plan())
     state.file.write_text("import os\n")
-    with pytest.raises(UsageError, match=r"\.jsonl:1 is no line"):
+    with pytest.raises(UsageError, match=r"\.jsonl:1 is not a line"):
         State(tmp_path, Plan())
 
 

@@ -90,7 +90,7 @@ def test_a_page_goes_on_with_an_answer(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out == "Right.\n"
     for wrong in (blank, len):
         assert exercise.take(wrong) is reference
-        assert capsys.readouterr().out.endswith("the course's own; `.solution()` shows it.\n")
+        assert capsys.readouterr().out.endswith("the course's answer; `.solution()` shows it.\n")
     assert repr(exercise.solution()).startswith("def guards(args):\n")
     assert repr(teach.exercise("room").solution()).startswith("There is no solution")
     assert teach.exercise("room").take(len) is len

@@ -524,6 +524,6 @@ def test_the_engine_does_what_eager_does():
 )
 def test_memory_that_nobody_has_written_is_not_shown(statement, drawn):
     """Uninitialized memory is not shown. Its content differs from run to run and cannot be compared."""
-    outcome = nullcontext() if drawn else pytest.raises(NotDefinedError, match="nobody has written")
+    outcome = nullcontext() if drawn else pytest.raises(NotDefinedError, match="uninitialized memory")
     with outcome, OnlyDefined(whole=True):
         statement()
