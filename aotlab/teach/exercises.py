@@ -150,7 +150,7 @@ class Exercise(Shown):
     def take(self, answer: Callable[..., Any]) -> Callable[..., Any]:
         """Check an answer and print the result. Return a function for the later cells of the page.
 
-        Return the answer if it is right, or if the course has no answer of its own. Otherwise return the course's
+        Return the answer if it is right, or if the exercise has no reference answer. Otherwise return the reference
         answer.
         """
         said = self.check(answer)
