@@ -63,7 +63,7 @@ def make_boxed_compiler(compiler: Compiler) -> Compiler:
 
     def compile_boxed(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Function:
         compiled: Any = compiler(gm, example_inputs)
-        return boxed(compiled) if callable(compiled) else compiled  # the backend raises if it is not callable
+        return boxed(compiled) if callable(compiled) else compiled  # otherwise `CallableBackend` raises `UsageError`
 
     compile_boxed.__name__ = str(getattr(compiler, "__name__", "compile_boxed"))
     return compile_boxed
@@ -82,7 +82,11 @@ _DEFAULT_ONLY = {
 
 
 def _check_upstream(name: str, options: Mapping[str, Any]) -> None:
-    """Check the keyword arguments that only upstream's functions have; ``name`` is the name of the called function."""
+    """Check ``options``: the keyword arguments that our functions do not have and that upstream's functions may have.
+
+    Raises `UsageError` for a value that aotlab does not support, and `TypeError` for an unknown keyword. ``name`` is
+    the name of the called function, for the message.
+    """
     for key, value in options.items():
         if key in _DEFAULT_ONLY:
             if value:
@@ -119,20 +123,24 @@ def aot_function(
     partition_fn
         The partitioner, which splits the joint graph.
     decompositions
-        A table of ops to replace while tracing.
+        A table that maps ops to functions that the trace records in their place.
     num_params_buffers
-        The number of parameters and buffers. They are the first flat arguments, and their addresses do not change.
+        The number of parameters and buffers. They must be the first flat arguments, and must keep their addresses
+        between calls.
     keep_inference_input_mutations
-        Let inference graphs write mutated inputs themselves.
+        If true, an inference graph itself writes mutated inputs. Otherwise it returns their new values, and the
+        epilogue copies these into the inputs.
     dynamic
-        True compiles for all sizes of the arguments at once, if possible. False compiles for the sizes of each call.
+        True compiles for all sizes of the arguments at once, if possible. False compiles for the sizes of the first
+        call, and again at a call with other sizes.
     static_argnums
         Not supported.
     **upstream
         Other parameters of upstream's function, of any supported version of torch. They have no effect here.
 
-    Returns a `CompiledFunction`. It compiles at its first call and, unlike upstream's, whenever its guards fail. A call
-    that cannot be compiled faithfully is captured by Dynamo or runs eagerly, with one warning; see `config.fallback`.
+    Returns a `CompiledFunction`. It compiles at its first call, and again at each call for which the guards of all its
+    compiled entries fail. (Upstream's function compiles only once.) If a call cannot be compiled faithfully, Dynamo
+    captures it, or it runs eagerly with one warning; see `config.fallback`.
 
     Examples
     --------
@@ -187,9 +195,9 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> AotModule:
 def _compiled(
     fn: Function | nn.Module, compiler: Backend, partitioner: Partitioner, **settings: Any
 ) -> CompiledFunction:
-    """Return the compiled function of ``fn``; ``settings`` are fields of `aotlab.subclasses.Options`.
+    """Return the compiled function of ``fn``. If a call cannot be traced directly, Dynamo captures it.
 
-    If a call cannot be traced directly, Dynamo captures it.
+    ``settings`` are fields of `aotlab.subclasses.Options`.
     """
     options = Options(backend=compiler, partitioner=partitioner, **settings)
     by_dynamo = partial(compile_by_dynamo, compiler=compiler, partitioner=partitioner, dynamic=options.dynamic)
@@ -218,7 +226,7 @@ def aot_module_simplified(
     mod
         A module that takes flat arguments (tensors and plain values, no containers) and returns a flat tuple.
     args
-        Example arguments. It is checked that they are flat; the module does not run on them.
+        Example arguments. They are only checked to be flat: the module does not run on them.
     fw_compiler, bw_compiler, partition_fn, decompositions, keep_inference_input_mutations, inference_compiler
         As for `aot_function`.
     **upstream
@@ -245,7 +253,7 @@ def aot_module_simplified(
         return result
 
     forward.compiled = compiled  # type: ignore[attr-defined]  # for inspection
-    forward.zero_grad = mod.zero_grad  # type: ignore[attr-defined]  # upstream's callers rely on these three
+    forward.zero_grad = mod.zero_grad  # type: ignore[attr-defined]  # upstream's callers use these three attributes
     forward.named_parameters = mod.named_parameters  # type: ignore[attr-defined]
     forward.named_buffers = mod.named_buffers  # type: ignore[attr-defined]
     return forward
@@ -256,7 +264,8 @@ compiled_module = aot_module
 
 Engine = Literal["aotlab", "upstream", "eager"]
 
-#: The modes of `torch.compile`, each with the reason why aotlab does not support it, or an empty text.
+#: The modes of `torch.compile`, each with the reason why aotlab does not support it. For a mode that aotlab supports,
+#: the reason is empty.
 _MODES = {
     "default": "",
     "max-autotune-no-cudagraphs": "",
@@ -301,17 +310,17 @@ def compile(
     ----------
     backend
         ``"inductor"``, ``"eager"`` (run the graphs op by op), or a compiler ``(graph_module, example_inputs)``.
-        Random numbers equal eager's, except with Inductor. There they equal `torch.compile`'s, or eager's if
+        Random numbers equal eager's, except with Inductor. With Inductor, they equal `torch.compile`'s, or eager's if
         ``torch._inductor.config.fallback_random`` is set when the function is compiled.
     frontend
         ``"direct"`` traces the Python function itself. If that fails, Dynamo captures the call, unless
         `config.fallback` forbids it. ``"dynamo"`` lets `torch.compile` capture every call, with graph breaks.
     dynamic
         None compiles the first call for its own sizes and numbers. If a size or number differs at a later call, the
-        function is compiled again for all values of it. True compiles for all sizes at once; False compiles for the
-        sizes of each call. Sizes of 0 and 1, and sizes of parameters and buffers, are never dynamic. The marks of
-        ``torch._dynamo.mark_dynamic``, ``maybe_mark_dynamic`` and ``mark_static`` are respected. With the Dynamo
-        frontend, this is the parameter of `torch.compile`.
+        function is compiled again for all values of that size or number. True compiles for all sizes at once. False
+        compiles for the sizes of the first call, and again at a call with other sizes. Sizes of 0 and 1, and sizes of
+        parameters and buffers, are never dynamic. The marks of ``torch._dynamo.mark_dynamic``, ``maybe_mark_dynamic``
+        and ``mark_static`` are respected. The Dynamo frontend passes this argument to `torch.compile`.
     fullgraph
         Raise `RefusedError` if a call cannot be compiled as a whole, whatever `config.fallback` is.
     mode
@@ -319,9 +328,11 @@ def compile(
     partitioner
         Splits the joint graph. The default is `default_partition`.
     engine
-        ``"aotlab"``. For comparisons: ``"upstream"`` is stock `torch.compile`, ``"eager"`` is the function itself.
+        ``"aotlab"`` compiles with this package. The other two are for comparisons: ``"upstream"`` compiles with stock
+        `torch.compile`, and ``"eager"`` returns the function or module itself.
 
-    Returns a `CompiledFunction`, an `AotModule` for a module, or with Dynamo a function, as `torch.compile` does.
+    Returns an `AotModule` for a module. For a function, returns a `CompiledFunction`, or with the Dynamo frontend a
+    plain Python function, as `torch.compile` does.
 
     Examples
     --------

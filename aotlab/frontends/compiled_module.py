@@ -3,7 +3,7 @@
     model = aotlab.compile(Net())
     model.load_state_dict(torch.load(path))     # calls the original's method, with the original's keys
     model.temperature = 2.0                     # sets the attribute of the original
-    copy.deepcopy(model); pickle.dumps(model)   # the copies have their own original and compile again
+    copy.deepcopy(model); pickle.dumps(model)   # the copy has its own copy of the original, and compiles again
 
 Hooks that are registered on the compiled module run around the compiled call, so that backward hooks work, too. Global
 module hooks run only for the original and its submodules, as in eager.
@@ -23,15 +23,15 @@ from torch.compiler import is_dynamo_compiling
 
 from aotlab._torch import MODULE_DICTIONARIES, hooks_held, own_hooks_only
 
-#: The attributes that every module has in its ``__dict__``. A compiled module has its own values of them, for example
-#: its own hooks; it shares the values of `MODULE_DICTIONARIES`.
+#: The attributes that every module has in its ``__dict__``. A compiled module has its own values of these attributes,
+#: for example its own forward hooks, except that it shares the dictionaries in `MODULE_DICTIONARIES` with the original.
 _PLAIN = frozenset(vars(nn.Module())) - {"training"}
 #: The methods of `nn.Module` that are not forwarded to the original. Methods about hooks are not forwarded, either.
 _OWN = frozenset(
     ("forward", "extra_repr", "compile", "modules", "named_modules", "_get_name", "_call_impl", "_wrapped_call_impl",
      "_slow_forward", "_replicate_for_data_parallel")
 )  # fmt: skip
-#: The file of `nn.Module`. If the caller of ``forward`` is in this file, the module itself was called.
+#: The file of `nn.Module`. If the caller of ``forward`` is in this file, the user called the module, not ``forward``.
 _CALLS = nn.Module.__init__.__code__.co_filename
 #: Special methods that Python looks up in the class and not in the instance. So the class must have them.
 _SPECIAL = frozenset(
@@ -42,9 +42,9 @@ _SPECIAL = frozenset(
 class AotModule(nn.Module):
     """The compiled form of a module. It shares parameters, buffers and submodules with the original.
 
-    ``orig_module`` is the original, which stays usable. All other attributes are read from it and set on it.
-    ``compiled`` is the `CompiledFunction` that ``forward`` calls, or the result of `torch.compile`. Copies and pickles
-    have their own original.
+    ``orig_module`` is the original, which stays usable. All other attributes are read from the original and set on the
+    original. ``compiled`` is the callable that ``forward`` calls: a `CompiledFunction`, or the result of
+    `torch.compile`. A copy of the compiled module, also by pickle, has its own copy of the original.
     """
 
     def __new__(cls, module: nn.Module, compiled: Callable[..., Any]) -> AotModule:
@@ -68,16 +68,17 @@ class AotModule(nn.Module):
         inner = repr(self.__dict__["orig_module"]).replace("\n", "\n  ")
         return f"AotModule(\n  (orig_module): {inner}\n)"
 
-    __call__ = nn.Module.__call__  # a user's `__call__` runs when the compiled function calls the original
+    __call__ = nn.Module.__call__  # not the user's `__call__`, because the compiled function calls it
     _call_impl = own_hooks_only("_call_impl")
     _get_backward_hooks = own_hooks_only("_get_backward_hooks")
     _get_backward_pre_hooks = own_hooks_only("_get_backward_pre_hooks")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the compiled function. While Dynamo captures the caller, call the original module, which it can inline.
+        """Call the compiled function. While Dynamo captures the caller, call the original, which Dynamo can inline.
 
-        The compiled function runs the original's hooks and its ``__call__``. So if code calls ``forward`` directly, and
-        the original has hooks or its own ``__call__``, only the original's ``forward`` is run, without compilation.
+        The compiled function runs the original's hooks and its ``__call__``, but in eager a direct call of ``forward``
+        runs neither. So if code calls ``forward`` directly, and the original has hooks or its own ``__call__``, the
+        original's ``forward`` runs without compilation.
         """
         original = self.orig_module
         if is_dynamo_compiling():
@@ -148,7 +149,7 @@ def _forwarded(name: str) -> Callable[..., Any]:
 
 @functools.cache
 def _class_for(kind: Hashable) -> type[AotModule]:
-    """Return the class of compiled modules whose originals are instances of ``kind``; it also derives from ``kind``."""
+    """Return the class of compiled modules whose originals have the class ``kind``. It derives from ``kind``, too."""
     assert isinstance(kind, type)
     assert issubclass(kind, nn.Module)
 

@@ -1,8 +1,8 @@
 """The direct frontend: trace the Python function itself.
 
 A trace sees the ops of a call, but not the Python code around them. So the values that the function can read besides
-its arguments are guarded; `aotlab.guards.reach` finds them. If the function changes one of them, the call is refused
-and the change is undone.
+its arguments are guarded; `aotlab.guards.reach` finds these values. If the function changes one of them, the call is
+refused and the change is undone.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _DirectTarget(Target):
         return [] if self._watch is None else list(self._watch.objects.values())
 
     def still_same(self) -> Callable[[], bool] | None:
-        """Return a check, for the entry, that all reached values are unchanged, or None without such values.
+        """Return a check, for the entry, that all reached values are unchanged, or None if there is nothing to check.
 
         Raises `LeakedTensorError` if the backward of a custom function changed one of the values while it was traced.
         """
@@ -100,7 +100,7 @@ class _DirectTarget(Target):
     def run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function with the traced tensors ``lifted`` in place of its parameters, buffers and other tensors.
 
-        Raise `LeakedTensorError`, and undo the changes, if the function changes an object that exists after the call.
+        If the function changes an object that outlives the call, undo the change and raise `LeakedTensorError`.
         """
         reach = self._reach_once()
         modules = self._traceable_modules()
@@ -172,7 +172,7 @@ class FunctionTarget(_DirectTarget):
         return type(self), (self.function,)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FunctionTarget:
-        """Return itself for a plain function. For a method, copy its object and return a target for the copy."""
+        """Copy the object of a method and return a target for the copy. A plain function's target is not copied."""
         function = copy.deepcopy(self.function, memo)
         return self if function is self.function else type(self)(function)
 
@@ -203,14 +203,18 @@ def _name_of_changed(reached: Sequence[Reached]) -> str | None:
 def _leak(text: str, name: str, reached: Sequence[Reached], suggestion: str, why: str = _WHY) -> LeakedTensorError:
     """Return the error that the function changes the object called ``name``, with the line that probably changes it.
 
-    This line is searched in the code objects among the values ``reached``.
+    The line is searched in the code objects among the values ``reached``. ``text`` is the message, with ``{}`` in place
+    of the name. ``suggestion`` and ``why`` are the further parts of the message.
     """
     line = line_that_changes(codes_in(reached), name)
     return LeakedTensorError(text.format(name), why=why, suggestion=suggestion, line=line)
 
 
 def _undo(reached: Sequence[Reached], watch: Watch) -> None:
-    """Undo the changes that a refused trace made to Python objects. If the call then runs eagerly, it repeats them."""
+    """Undo the changes that a refused trace made to Python objects. If the call then runs eagerly, it makes them again.
+
+    The changed objects are values in ``reached``, or objects whose former contents ``watch`` has recorded.
+    """
     for item in reached:
         if item.place.kind != "attributes" and not item.holds():
             item.put_back()
@@ -234,7 +238,8 @@ def tensors_replaced(
 ) -> Iterator[None]:
     """Store the tensors ``lifted`` in the slots while the context is open, and then the original tensors again.
 
-    Attributes in which torch's modules cache their tensors are restored, too.
+    ``modules`` are pairs of a name and a module. Attributes in which torch's own modules among them cache tensors are
+    restored, too.
     """
     tensors_before = [slot.place.read() for slot in slots]
     attributes = [(module, dict(module.__dict__)) for _, module in modules]

@@ -97,8 +97,9 @@ class GraphTarget(Target):
         attributes = dict(graph.named_parameters()) | dict(graph.named_buffers())
         self._attributes = list(attributes)
         self._lifted_names: list[tuple[str, ArgumentKind]] = []
-        #: The dimensions that Dynamo makes dynamic, by flat argument. Instead of a wrapper subclass, the flat arguments
-        #: have its parts, and then one more argument: a text with the other assumptions about the subclass.
+        #: Maps a position to the dimensions that Dynamo makes dynamic. Positions count the lifted inputs, then the flat
+        #: arguments. In place of a wrapper subclass, the flat arguments have its parts, and then one more argument: a
+        #: text with the other assumptions about the subclass.
         self.varying: DynamicSizes = {}
         remaining = [(n, values[n]) for n in self.without_sizes([*range(len(inputs))])]
         parts = [
@@ -118,9 +119,9 @@ class GraphTarget(Target):
         return [attributes[name] for name in self._attributes]
 
     def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
-        """Return the user's names of the lifted inputs, found on the stack of the running program.
+        """Return the user's names of the lifted inputs, from the variables of the running program (`names_on_stack`).
 
-        Dynamo's own names for optimizer states, for example, contain only a position.
+        Dynamo's own names may say too little: the names of optimizer states, for example, contain only a position.
         """
         if self._attributes and not self._lifted_names:
             names_by_id = names_on_stack()
@@ -157,7 +158,7 @@ class GraphTarget(Target):
             return GraphRun(self.graph, partial(line_of_stack, outside=self.callers)).run(*self.with_sizes(args))
 
     def arguments_of_compiled(self, args: Sequence[Any]) -> list[Any]:
-        """Convert the arguments that Dynamo passes into those of the compiled function.
+        """Convert the arguments that Dynamo passes into the arguments of the compiled function.
 
         Sizes of other arguments are left out. The tensors in which Dynamo passes floats are converted to floats.
         """
@@ -212,10 +213,10 @@ def _callers(graph: fx.GraphModule) -> tuple[UserLine, ...]:
 
 
 def _replace_float_placeholder(graph: fx.GraphModule, node: fx.Node) -> bool:
-    """Let a placeholder be a float, if Dynamo passes this float as a tensor and the graph only calls ``item`` on it.
+    """Make the placeholder ``node`` a float, if Dynamo passes a float of the user's program there as a tensor.
 
-    The graph is changed in place: it uses the placeholder in place of the results of ``item``. Return whether it was
-    changed.
+    This is possible only if the graph does nothing but call ``item`` on the tensor. The graph is changed in place: the
+    placeholder replaces the results of ``item``. Return whether the graph was changed.
     """
     users = list(node.users)
     if not getattr(node.meta.get("grapharg"), "pass_arg_as_tensor", False) or any(u.target != "item" for u in users):
@@ -230,7 +231,7 @@ def _replace_float_placeholder(graph: fx.GraphModule, node: fx.Node) -> bool:
 def _first_line(graph: fx.GraphModule) -> UserLine | None:
     """Return the first line of the user in the stack traces of all nodes of a graph, or None.
 
-    It is needed for a graph without calls of functions, which only calls methods of tensors.
+    `GraphTarget` uses it for a graph without calls of functions, which only calls methods of tensors.
     """
     frames = (frame for node in graph.graph.nodes for frame in reversed(frames_of_stack(node.meta.get("stack_trace"))))
     return next((frame for frame in frames if not frame.file.startswith(_TORCH)), None)
@@ -326,8 +327,9 @@ def backend(
     return call
 
 
-#: The number of a function by the code that Dynamo captured, and the compiled functions by the names of their captures.
+#: Maps the code that Dynamo captured to the number that identifies the function in events.
 _numbers: weakref.WeakKeyDictionary[CodeType, int] = weakref.WeakKeyDictionary()
+#: Maps the name that Dynamo gives to a capture to the compiled function of the captured graph.
 _captures: weakref.WeakValueDictionary[str, CompiledFunction] = weakref.WeakValueDictionary()
 
 
@@ -399,7 +401,7 @@ class ModuleBehindDynamo:
         if not torch.compiler.is_dynamo_compiling():
             if internals.under_transform():
                 return self.eager_function(*args, **kwargs)
-            if type(self.__wrapped__).__call__ is not self._call_method:  # `torch.compile` keeps calling the old one
+            if type(self.__wrapped__).__call__ is not self._call_method:  # `torch.compile` calls the old one
                 self._compile()
         # `forward`, because `__call__` of the compiled module would run the global module hooks, or a replaced
         # `nn.Module.__call__`, a second time.

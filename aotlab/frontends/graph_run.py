@@ -9,8 +9,8 @@ Dynamo writes a ``with`` block, or a transform of ``torch.func``, as a node that
 In the user's program, the exception would leave the ``with`` block. In the graph, the mode would stay active until the
 mode object is garbage-collected.
 
-Dynamo writes a checkpoint as a higher-order op. When this op computes its body again, it would draw other random
-numbers. So the run calls `torch.utils.checkpoint` itself. It also uses the ``.data`` attribute and a
+Dynamo writes a checkpoint as a higher-order op. When this op computes its function again, it would draw other random
+numbers. So the run calls `torch.utils.checkpoint` itself. Similarly, it uses the ``.data`` attribute and a
 `torch.autograd.Function` in place of the ops that Dynamo writes for them.
 """
 
@@ -29,6 +29,7 @@ from aotlab import _torch as internals
 from aotlab.errors import DoubleBackwardError, UserLine
 from aotlab.trace.running_recorder import set_location
 
+#: The keys of a node's metadata that the recorder copies to the ops that the node calls.
 _CARRIED = ("nn_module_stack", "source_fn_stack", "stack_trace", "custom")
 
 
@@ -66,7 +67,7 @@ class _Applied(torch.autograd.Function):
             raise DoubleBackwardError(
                 "the backward of a torch.autograd.Function that Dynamo captured is differentiated",
                 why="Dynamo captures such a backward as if grad mode were off",
-                suggestion="use aotlab.compile(…, frontend='direct'), or call it outside of the compiled function",
+                suggestion="use aotlab.compile(…, frontend='direct'), or call the Function outside of compiled code",
             )
         values_of_forward = list(ctx.others)
         if ctx.places:
@@ -133,9 +134,9 @@ class GraphRun(fx.Interpreter):
             forward, backward, *inputs = args
             return _Applied.apply(forward, backward, kwargs, *inputs)  # type: ignore[no-untyped-call]  # untyped in torch
         if target is internals.DATA_OF:
-            return args[0].data  # the recorder sees this access
+            return args[0].data  # the recorder must see this access
         if target is not None and target is internals.SETS_DATA:
-            args[0].data = args[1]  # the recorder sees this assignment
+            args[0].data = args[1]  # the recorder must see this assignment
             return args[0]
         result = super().call_function(target, args, kwargs)
         if isinstance(result, torch.SymBool):  # in the user's program, a comparison of sizes gives a bool
@@ -157,9 +158,9 @@ class GraphRun(fx.Interpreter):
         if contexts is not None:  # a selective checkpoint
             settings["context_fn"] = contexts
         run = GraphRun(body, self._line).run
-        # Dynamo passes all tensors that the body uses as arguments. A checkpoint saves its arguments, and raises in the
-        # backward if one was written. In the user's program, parameters and buffers are no arguments, so they are not
-        # passed to the checkpoint.
+        # Each tensor that the checkpointed function uses is an argument of Dynamo's op. `checkpoint` saves its
+        # arguments, and raises in the backward if one of them was written since. In the user's program, parameters and
+        # buffers are no arguments of the checkpoint, so they may be written. So they are not passed to `checkpoint`.
         placeholder_names = [
             isinstance(each, fx.Node) and each.op == "placeholder" and each.target for each in self._node.args[1:]
         ]

@@ -1,8 +1,8 @@
 """Record for each op by which of the user's modules it was called.
 
-Graph nodes have this record as ``meta["nn_module_stack"]``, in the format of Dynamo and torch's exporter. It has an
-item for each module during whose call the op was called, the outermost module first. The key identifies the module, and
-the value is the module's path and class::
+Graph nodes have this record as ``meta["nn_module_stack"]``, in the format of Dynamo and torch's exporter. The record is
+a dictionary with one item for each module whose ``__call__`` was running, the outermost module first. The key
+identifies the module, and the value is the module's path and class::
 
     {"1403…": ("L['self'].layers", <class Layers>), "1404…": ("L['self'].layers.0", <class Linear>)}
 
@@ -35,8 +35,8 @@ def modules_named(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[None]:
     """Make the recorder store the modules that call each op, while the context is open.
 
     ``modules`` are pairs of a path and a module, for the modules that the function can reach. A module that is not in
-    this list, for example one that the function creates, gets its class name as its path. If a module in the list calls
-    it, it is not recorded.
+    this list, for example one that the function creates, gets its class name as its path, and is recorded only if no
+    recorded module calls it.
     """
     before = getattr(_modules, "paths", None), getattr(_modules, "stack", {})
     paths: dict[int, str] = {}

@@ -1,6 +1,6 @@
 """The entry point by which torch finds the backend of ``torch.compile(backend="aotlab")``.
 
-It is a separate module because it imports Dynamo, which takes seconds; ``import aotlab`` does not import it.
+It is a separate module because the import of Dynamo takes seconds. So ``import aotlab`` does not import this module.
 """
 
 from __future__ import annotations

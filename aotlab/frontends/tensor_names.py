@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from aotlab.guards.places import is_users
 
 _IPYTHON = frozenset({"In", "Out", "exit", "quit", "get_ipython"})
-_LONGEST = 200
-_DEEPEST = 3
+_LONGEST = 200  # the most items of a list or dict that are searched by default
+_DEEPEST = 3  # the most containers and objects that the path to a tensor leads through
 
 #: Maps the `id` of a tensor to a pair: the tensor's name and the tensor.
 Named = dict[int, tuple[str, Tensor]]
@@ -38,8 +38,8 @@ def names_on_stack() -> Named:
     """Return the tensors in the variables of the user's running functions, by `id`, with their names.
 
     The search ends at the Python module or notebook cell whose top-level code is running. If a tensor has several
-    names, the name in the outermost function is used. If the step of an optimizer is running, its ``self`` is searched,
-    too, although its code belongs to torch.
+    names, the name in the outermost function is used. If a method of an optimizer is running, the optimizer (``self``)
+    is searched, too, although the method belongs to torch.
     """
     frames: list[FrameType] = []
     frame: FrameType | None = sys._getframe(1)
