@@ -2,10 +2,11 @@
 
     f(x, 2)         x: float32[3], strides (1,), a leaf that requires grad; 2: an int; grad mode on; …
 
-A `CallState` holds every fact that a trace may depend on. An entry keeps the state of the traced call.
+A `CallState` holds every fact that a trace may depend on. An entry stores the state of the traced call.
 `aotlab.runtime.prologue` turns this state into straight-line checks, with torch's C++ guards for tensors and global
 settings. If a check fails, the state of the new call is recorded too, and `aotlab.guards.explain` describes the
-difference of the two states. So each check needs a fact here: otherwise a recompile would have no reason.
+difference of the two states. So each check needs a fact here. Otherwise the report could not name the reason of a
+recompile.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class TensorFacts:
     offset: int
     may_be_written: bool
     attributes: Attributes = ()
-    # guarded only if the function writes the tensor or makes views of it: a write changes the history of the base, too
+    # guarded only if the function writes the tensor or makes views of it, because a write to a view also changes the
+    # autograd history of its base
     is_view: bool = field(default=False, compare=False)
 
 
@@ -76,7 +78,7 @@ class ValueFacts:
     code: types.CodeType | None = None
 
     def matches(self, other: ValueFacts) -> bool:
-        """Tell whether the argument of another call passes the guard. The generated check compares in the same way."""
+        """Tell whether the argument of another call passes the guard. The prologue compares in the same way."""
         if self.by_identity or other.by_identity:
             return self.value is other.value and self.code is other.code
         return self.type is other.type and bool(same_value(self.value, other.value))
@@ -86,7 +88,7 @@ def tensor_facts(tensor: Tensor, mentioned: Mentioned = NOTHING_MENTIONED, name:
     """Record the facts about the tensor argument ``name``.
 
     ``mentioned`` has the attribute names that the user's code mentions. Raise `PythonValueError` if the tensor has such
-    an attribute and its value is not plain, because its contents could change without notice.
+    an attribute and the attribute's value is not plain, because no guard could notice a change in that value.
     """
     attributes = tuple(mentioned_attributes(tensor, mentioned).items()) if mentioned else ()
     for key, value in attributes:
@@ -176,17 +178,18 @@ def value_facts(value: Any, name: str) -> ValueFacts:
 class CallState:
     """The facts about one call that a trace may depend on.
 
-    ``structure`` and ``nesting`` describe how the arguments are nested, as text and as a comparable object. ``names``
-    and ``leaves`` are the names of the flat arguments and the facts about them. ``same_as`` holds, for each flat
-    argument, the position of the first argument that is the same tensor. ``settings`` are torch's global settings.
-    ``overlapping`` holds the pairs of arguments that share memory, with their distance in bytes, and ``counters`` the
-    pairs that share a version counter. ``reached`` are the other values that the function may read. ``mentioned`` holds
-    the attribute names in its code, which it may read from tensors. ``function_modes`` and ``dispatch_modes`` are the
-    numbers of active modes; only default devices and fake modes are allowed.
+    ``structure`` and ``nesting`` both describe how the arguments are nested: as text, and as an object that can be
+    compared. ``names`` and ``leaves`` are the names of the flat arguments and the facts about them. ``same_as`` holds,
+    for each flat argument, the position of the first argument that is the same tensor. ``settings`` are torch's global
+    settings. ``overlapping`` holds the pairs of arguments that may share memory, with their distance in bytes (see
+    `aotlab.ir.extents.overlapping_pairs`), and ``counters`` the pairs that share a version counter. ``reached`` are the
+    other values that the function may read. ``mentioned`` holds the attribute names in the function's code, which it
+    may read from tensors. ``function_modes`` and ``dispatch_modes`` count the active torch function modes and dispatch
+    modes. Only the modes of default devices and fake modes are allowed.
 
-    The last three fields are set after the trace. ``watches_overlap`` is true for an entry that writes an input: it
-    checks which inputs share memory, and how. ``offsets`` are the positions of tensors whose storage offset the
-    function read. ``rules`` say which sizes may differ between calls; without rules, none may.
+    The last three fields are set after the trace. ``watches_overlap`` is true for an entry that writes an input: such
+    an entry checks which inputs share memory, and how. ``offsets`` are the positions of tensors whose storage offset
+    the function read. ``rules`` say which sizes may differ between calls. If it is None, no size may differ.
     """
 
     structure: str
@@ -207,7 +210,10 @@ class CallState:
 
 
 def transform_around() -> str | None:
-    """Name the transform that the call runs under, or return None. A transform must see each op of the function."""
+    """Return the name of the transform under which the call runs, or None.
+
+    A transform must see each op of the function, so a compiled graph cannot be used under it.
+    """
     if internals.transforms_active():
         return "a torch.func transform"
     return "forward-mode differentiation" if internals.forward_ad_active() else None
@@ -216,7 +222,7 @@ def transform_around() -> str | None:
 def check_surroundings() -> int:
     """Raise `TransformError` for a call under a transform or mode that must see each op of the function.
 
-    Return the number of active function modes, which then all set a default device.
+    Otherwise return the number of active torch function modes, all of which set a default device.
     """
     surrounding = transform_around() or (None if internals.only_fake_modes() else "a torch dispatch mode")
     count = internals.function_mode_count()
@@ -225,7 +231,7 @@ def check_surroundings() -> int:
     if surrounding is not None:
         raise TransformError(
             f"a compiled function was called under {surrounding}",
-            why="its graph cannot take part in it",
+            why="this transform or mode must see each op of the function, which a compiled graph does not show",
             suggestion="call the original function there",
         )
     return count

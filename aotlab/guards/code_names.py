@@ -35,7 +35,7 @@ _BY_STRING = frozenset(
      "replace", "deepcopy")
 )  # fmt: skip
 Cached = TypeVar("Cached")
-_MOST_DECORATORS = 30  # lines
+_MOST_DECORATORS = 30  # the most lines in which `definition` searches the ``def`` below a function's decorators
 #: A regular expression for calls of methods that change a container.
 _CHANGED = (
     r"\.(append|extend|insert|pop|popitem|popleft|appendleft|extendleft|remove|clear|sort|reverse|rotate|add|discard|"
@@ -44,20 +44,20 @@ _CHANGED = (
 
 
 class ByCode(Generic[Cached]):
-    """A dictionary whose keys are code objects, compared by identity, to which it holds no references.
+    """A dictionary from code objects to values. It compares code objects by identity, and does not keep them alive.
 
-    If it kept a code object alive, it would also keep alive the code that Dynamo has generated for it.
+    Otherwise the code that Dynamo has generated for these code objects would stay alive, too.
     """
 
     def __init__(self) -> None:
         self._values: dict[int, Cached] = {}
 
     def get(self, code: types.CodeType) -> Cached | None:
-        """Return the value of ``code``, or None."""
+        """Return the value that is stored for ``code``, or None."""
         return self._values.get(id(code))
 
     def put(self, code: types.CodeType, value: Cached) -> Cached:
-        """Store ``value``, and return it."""
+        """Store ``value`` for ``code``, and return ``value``."""
         self._values[id(code)] = value
         # the entry is removed when the code object dies, before another object can get the same id
         weakref.finalize(code, self._values.pop, id(code), None).atexit = False
@@ -69,10 +69,10 @@ class CodeNames:
     """The names in a code object, and in the functions that are defined in it.
 
     ``globals``, ``attributes`` and ``imports`` are the names of global variables, attributes and imported modules.
-    ``by_string`` is true if the code may read attributes by computed names, as `getattr` does. ``strings`` are its
-    constants that could be such names. ``operators`` are the special methods that its operators call, for example
-    ``__add__``. ``chains`` are dotted names, which begin with a global or free variable:
-    ``("torch", "nn", "functional", "gelu")``.
+    ``by_string`` is true if the code may read attributes by computed names, as `getattr` does. ``strings`` are the
+    string constants in the code that could be names of attributes. ``operators`` are the special methods that the
+    operators in the code call, for example ``__add__``. ``chains`` are dotted names that begin with a global or free
+    variable: ``("torch", "nn", "functional", "gelu")``.
     """
 
     globals: tuple[str, ...]
@@ -140,7 +140,7 @@ def definition(code: types.CodeType) -> UserLine:
 
 
 def line_that_changes(codes: Sequence[types.CodeType], name: str) -> UserLine | None:
-    """Return the first line in these codes that seems to change the object called ``name``, or None.
+    """Return the first line in the code objects ``codes`` that seems to change the object called ``name``, or None.
 
     Such a line assigns to the name or to an item or attribute of the object, or calls a method that changes containers.
     """
@@ -153,7 +153,7 @@ def line_that_changes(codes: Sequence[types.CodeType], name: str) -> UserLine | 
 
 
 def line_like(codes: Iterable[types.CodeType], pattern: str) -> UserLine | None:
-    """Return the first line of these codes, and of the functions defined in them, whose text matches ``pattern``."""
+    """Return the first line of code objects, and of functions defined in them, whose text matches ``pattern``."""
     for code in _with_inner(codes):
         for number in sorted({line for _, _, line in code.co_lines() if line is not None}):
             if re.search(pattern, linecache.getline(code.co_filename, number)):

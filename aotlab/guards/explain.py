@@ -23,7 +23,10 @@ def _show(value: Any) -> str:
 
 
 def _unchecked(state: CallState) -> set[str]:
-    """Return the names of torch's settings that the entry with this state does not check (see `Switch.counts`)."""
+    """Return the names of torch's settings that the entry with the state ``state`` does not check.
+
+    These are settings that only kernels read: the user's code does not mention them (see `Switch.counts`).
+    """
     return {switch.name for switch in internals.SWITCHES if not switch.counts(state.mentioned.names)}
 
 
@@ -63,7 +66,7 @@ def distance(traced: CallState, current: CallState) -> tuple[int, int, int]:
     """
     before, after = (dict(zip(state.names, state.leaves, strict=True)) for state in (traced, current))
     changed = [name for name in before.keys() & after.keys() for _ in _of_argument(name, before[name], after[name])]
-    # If the nesting differs, `differences` yields nothing about single arguments.
+    # If the nesting differs, `differences` yields nothing about single arguments, so these are counted here.
     differs_in_nesting = (traced.nesting, traced.names) != (current.nesting, current.names)
     facts = sum(1 for _ in differences(traced, current)) + len(changed) * differs_in_nesting
     nested_names = sum(not name.isidentifier() for name in before.keys() ^ after.keys())
@@ -97,7 +100,8 @@ def _of_nesting(traced: CallState, current: CallState) -> Iterator[str]:
 def _default(state: CallState, name: str, argument: str) -> str:
     """Return, as text, the default value of the parameter ``name``, which one of two calls left out.
 
-    ``argument`` is the argument of the other call. The result is empty if the default is unknown or equal to it.
+    ``argument`` is the text of the argument that the other call passed. The result is an empty text if the function has
+    no known default for the parameter, or if the default is equal to ``argument``.
     """
     roots = (item.place.owner for item in state.reached if item.inline and item.place.key == "__code__")
     parameter = next((inspect.signature(root).parameters.get(name) for root in roots), None)
@@ -167,7 +171,7 @@ def _of_tensors_together(traced: CallState, current: CallState) -> Iterator[str]
                 doing = "views it" if before.is_leaf else "writes to it"
                 yield f"`{name}` is {kind} where the compiled entry expects {expected}, and the function {doing}"
     shapes = ([(leaf.type, getattr(leaf, "shape", None)) for leaf in state.leaves] for state in (traced, current))
-    # the rules read sizes and strides by position, so both calls need the same numbers of dimensions
+    # the rules read sizes and strides by dimension, so they are evaluated only if types and shapes fit
     fitting = traced.rules is not None and next(shapes) == next(shapes)
     broken = traced.rules.broken(current.leaves) if traced.rules is not None and fitting else None
     if broken is not None:
@@ -188,7 +192,8 @@ def _of_tensors_together(traced: CallState, current: CallState) -> Iterator[str]
         shared_before = any(pair[:2] == (a, b) for pair in traced.overlapping)
         verb = "no longer share" if not began else "share another part of their" if shared_before else "share"
         yield f"`{current.names[a]}` and `{current.names[b]}` {verb} memory, and the function writes to an input"
-    if traced.counters != current.counters:  # if the entry ignored counters, it would have served the call
+    # if the entry does not guard counters, another guard has failed, and its sentence comes first
+    if traced.counters != current.counters:
         joined = sorted(set(current.counters) - set(traced.counters))
         first, second = (joined or sorted(set(traced.counters) - set(current.counters)))[0]
         verb = "share" if joined else "no longer share"

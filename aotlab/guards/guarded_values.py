@@ -26,9 +26,9 @@ PLAIN = (
     torch.Size, enum.Enum, slice, range, type(Ellipsis),
 )  # fmt: skip
 CONTAINERS = (tuple, list, dict, set, frozenset, collections.deque)
-#: Stands for no value: the result of reading a name, key, attribute or cell that does not exist or is empty.
+#: The result of reading a name, key, attribute or cell that does not exist or is empty.
 MISSING = type("Missing", (), {"__repr__": lambda self: "missing"})()
-#: A container with more items, or nested deeper, is not compared: that would cost more than most calls.
+#: No guard compares a container with more items or a deeper nesting, because this would take longer than most calls.
 MOST_ITEMS = 2_048
 _DEPTH = 64
 #: The types of containers whose tensors become inputs, and the largest number of such tensors in one container. A
@@ -43,9 +43,9 @@ _KINDS = frozenset((*CONTAINERS, collections.OrderedDict))
 
 
 def kind_of(container: Any) -> Any:
-    """Return Python's own container type that the type of a container is, or derives from.
+    """Return the type of a container or, for an instance of a user's subclass, Python's own type from which it derives.
 
-    Methods of this type read the container without running code of a user's class: ``dict.values(container)``.
+    The methods of this type read the container without running code of a user's class: ``dict.values(container)``.
     """
     return next(kind for kind in type(container).__mro__ if kind in _KINDS)
 
@@ -69,7 +69,7 @@ def keys_in(container: Any) -> list[Any]:
 def has_tensors_for_keys(container: Any) -> bool:
     """Tell whether a dictionary or a set has keys that are tensors, or tuples that contain tensors.
 
-    A look-up of such a key depends on the tensor's identity, which a trace changes.
+    A look-up of such a key depends on the identity of the tensor, which a trace replaces by another object.
     """
     keys = keys_in(container) if isinstance(container, (dict, set, frozenset)) else ()
     return any(isinstance(part, Tensor) for key in keys for part in (key if isinstance(key, tuple) else (key,)))
@@ -116,7 +116,10 @@ class Snapshot(Protocol):
         """Tell whether ``current`` has the same state."""
 
     def difference(self, current: Any, path: str) -> tuple[str, str]:
-        """Return the first difference of ``current`` as (path, text about the value there)."""
+        """Return the first difference of ``current`` as (path, text about the value at this path).
+
+        ``path`` is the path of ``current`` itself, for example the name of a variable.
+        """
 
 
 @dataclass(slots=True, eq=False)
@@ -223,7 +226,7 @@ class _Tensor:
     def difference(self, current: Any, path: str) -> tuple[str, str]:
         if not isinstance(current, Tensor) or id(current) != self.id:
             return path, "is missing" if current is MISSING else "is another object"
-        return path, "is the same tensor with another shape, dtype, place, or requires_grad, or an attribute"
+        return path, "is the same tensor, but its metadata has changed, or it has a new attribute"
 
 
 class _Input:
@@ -297,7 +300,7 @@ class _Items:
         labels: Sequence[Any] = range(len(items)) if self.keys is None else keys_in(current)
         for snapshot, key in zip(self.keys or (), labels, strict=self.keys is not None):
             if not snapshot.holds(key):
-                return path, f"has other keys: {shown(key)}, {type(key).__name__}, stands in another's place"
+                return path, f"has the key {shown(key)} ({type(key).__name__}) where the compiled entry expects another"
         for snapshot, key, item in zip(self.children, labels, items, strict=True):
             if not snapshot.holds(item):
                 is_set = isinstance(current, (set, frozenset))
@@ -320,8 +323,8 @@ def snapshot(
     """Take a snapshot of a value; raise `CannotBeWatched` if a guard could not compare the value at each call.
 
     ``name`` is the name of the value in messages. ``mentioned`` has the attribute names that the user's code mentions.
-    ``enclosing`` are the ids of the containers around the value. With ``is_slot``, a tensor is an input, and other
-    calls may have another tensor in its place.
+    ``enclosing`` are the ids of the containers around the value. If ``is_slot`` is true and the value is a tensor that
+    can be an input, it is an input, so the guard accepts any tensor instead.
     """
     if isinstance(value, Tensor):
         return _Input() if is_slot and is_ordinary(value) else _Tensor(value, mentioned)

@@ -8,7 +8,7 @@
 The guards check the methods of a class, their code, and the attributes of libraries that the code mentions. They also
 check that no class has got its own version of an attribute that it inherited at the time of the capture. The guards
 hold only weak references to classes and functions of the user. Dynamo keeps the guards as long as the code object
-lives, and a class or function refers to its code, so they would keep each other alive.
+lives, and a class or function refers to its code. So with strong references, guards and code would live forever.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Inlined = tuple[types.FunctionType, object | None]
 
 
 def _function_of(member: Any) -> Any:
-    """Return the function in a member of a class, which may be a property, a static method or a class method."""
+    """Return the function of ``member``, an attribute of a class: of a property, a static method or a class method."""
     return member.fget if isinstance(member, property) else getattr(member, "__func__", member)
 
 
@@ -54,7 +54,9 @@ class _Method:
 
     def holds(self) -> bool:
         function = self.function()
-        if function is None:  # the function is dead; Dynamo itself guards the code of a plain function in its place
+        if function is None:
+            # The function does not exist any more, so a method has been replaced. For a plain function, the result is
+            # true, because Dynamo itself guards the code of the function that replaces it.
             return self.kind is None
         if function.__code__ is not self.code() or self.defaults not in (None, function.__defaults__):
             return False
@@ -73,7 +75,8 @@ def _method(function: types.FunctionType, kind: type | None, name: str = "") -> 
 def _inherited(kinds: Iterable[type], mentioned: Container[str]) -> list[tuple[weakref.ref[type], frozenset[str]]]:
     """List the user's classes among ``kinds`` and their bases, each with attribute names that it must not define.
 
-    These are the names that the code mentions and that the class inherits, and special methods that it does not define.
+    If the class defines one of these later, the code may call another function. They are the names that the code
+    mentions and that the class inherits, and the special methods that the class does not define.
     """
     lists: dict[type, frozenset[str]] = {}
     for chain in [kind.__mro__ for kind in kinds]:

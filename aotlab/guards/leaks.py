@@ -23,7 +23,7 @@ from aotlab._torch import is_functional
 from aotlab.guards.guarded_values import CONTAINERS, has_users_class, items_in, keys_in, kind_of
 from aotlab.guards.objects import labelled_items, slots_of
 
-#: The largest number of items that a `Watch` records. It must not walk through a data set.
+#: The largest number of items that a `Watch` records, because it must not walk through a data set.
 _LIMIT = 20_000
 _OPAQUE = (
     Tensor, types.BuiltinFunctionType, types.MethodType, types.ModuleType, types.CodeType,
@@ -73,9 +73,10 @@ class Watch:
     """
 
     def __init__(self, roots: Sequence[tuple[str, Any]]) -> None:
-        # per object: its name, the object, its items, and its attributes; None if it has no items or no attributes
+        # for each object: its name, the object, its items (None if it is no container), and its attributes (None if it
+        # is a plain container)
         self._before: list[tuple[str, Any, list[Any] | None, dict[str, Any] | None]] = []
-        self._caches: list[tuple[str, Any]] = []
+        self._caches: list[tuple[str, Any]] = []  # functions with a `functools.lru_cache`, and their names
         self.objects: dict[int, Any] = {}
         todo = [(name, value) for name, value in roots if _is_container(value)]
         budget = _LIMIT
@@ -106,7 +107,11 @@ class Watch:
         return next((f"the cache of {name}" for name, cache in self._caches if _caches_traced(cache)), None)
 
     def restore(self) -> None:
-        """Restore the contents of each object. A cache cannot drop a single item, so it is cleared."""
+        """Restore the contents of each object.
+
+        The cache of a `functools.lru_cache` function is cleared if it contains a traced tensor, because single items
+        cannot be removed from it.
+        """
         for _, cache in self._caches:
             if _caches_traced(cache):
                 cache.cache_clear()

@@ -80,7 +80,7 @@ class Libraries:
         """Note that the code may read those attributes in ``names`` that ``owner`` has.
 
         ``label`` is the name of the owner in the code, for messages. ``within`` are the modules through which the code
-        reads ``owner``; they end the recursion, because modules may refer to each other.
+        reads ``owner``. They are not added again, because modules may refer to each other without end.
         """
         mentioned = self._owners.setdefault(id(owner), (label, owner, set()))[2]
         attribute_names: Container[str] = vars(owner) if isinstance(owner, types.ModuleType) else _ATTRIBUTES_OF_TENSORS
@@ -89,7 +89,7 @@ class Libraries:
             is_new = name not in mentioned
             mentioned.add(name)
             if _is_module(value) and objects.is_library_module(value):
-                if value not in within:  # also if the module was noted before: now the code may read other names of it
+                if value not in within:  # even if it is not new: `names` may have further names
                     self.add(value.__name__, value, names, (*within, owner))
             elif is_new and isinstance(value, types.FunctionType):
                 self.follow(value)
@@ -128,7 +128,10 @@ class Libraries:
                 self.follow(method)
 
     def follow(self, function: types.FunctionType) -> None:
-        """Note the functions and classes that a followed function reads: one of torch, or of an installed package."""
+        """Note the functions and classes that ``function`` reads, if the functions of its module are followed.
+
+        These are functions of installed packages and of the modules of torch in `_FOLLOWED`.
+        """
         module, code = sys.modules.get(function.__module__), function.__code__
         if module is None or code in self._followed or not _is_followed(module):
             return
@@ -145,7 +148,10 @@ class Libraries:
                 self.add(value.__name__, value, [attribute])
 
     def guards(self) -> Iterator[Reached]:
-        """Yield one guard, as a `Reached`, for each owner with attributes that the code mentions."""
+        """Yield one guard for each owner: that the attributes that the code mentions are still the same.
+
+        Owners without attributes that a guard can compare have no guard.
+        """
         for label, owner, mentioned in self._owners.values():
             names = tuple(name for name in sorted(mentioned) if _stays(owner, getattr(owner, name, None)))
             if names:

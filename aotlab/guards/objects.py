@@ -40,7 +40,8 @@ _NOT_CALLED = frozenset(
     ("__init__", "__new__", "__del__", "__init_subclass__", "__set_name__", "__getstate__", "__setstate__",
      "__reduce__", "__reduce_ex__", "__class_getitem__", "__sizeof__", "__dir__")
 )  # fmt: skip
-#: Methods that convert an object to text. It is guarded that they stay the same, but not the values that they read.
+#: Methods that convert an object to text. A guard checks that they are not replaced. The values that they read are not
+#: guarded.
 DISPLAY_METHODS = frozenset(("__repr__", "__str__", "__format__"))
 #: Builtins through which code can read global variables whose names do not appear in the code.
 READERS_OF_NAMES = frozenset(("eval", "exec", "globals"))
@@ -73,7 +74,7 @@ def is_library(value: Any) -> bool:
 
 
 def slots_of(kind: type) -> frozenset[str]:
-    """Return the attributes that objects of a class store in slots."""
+    """Return the names of the attributes that the objects of a class store in ``__slots__``."""
     if not any("__slots__" in vars(each) for each in kind.__mro__):
         return frozenset()
     names = {name for each in kind.__mro__ for name in vars(each)}
@@ -130,7 +131,7 @@ def compiled_from(value: Any) -> Any:
 
 
 def is_library_module(module: types.ModuleType) -> bool:
-    """Tell whether a module belongs to the standard library, to a known library or to an installed package."""
+    """Tell whether a module belongs to torch, numpy, aotlab, the standard library or another installed package."""
     return root_of(module.__name__) in _LIBRARIES or is_installed(str(getattr(module, "__file__", None) or ""))
 
 
@@ -147,7 +148,7 @@ def is_package(value: Any) -> TypeGuard[types.ModuleType]:
 def is_of_library_or_package(kind: type) -> bool:
     """Tell whether a class belongs to a library or an installed package, except classes like `types.SimpleNamespace`.
 
-    These only store the user's values, so they are treated like classes of the user.
+    The excepted classes only store the user's values, so they are treated like classes of the user.
     """
     if kind.__name__ in ("Namespace", "SimpleNamespace"):
         return False
@@ -173,7 +174,8 @@ def changes_when_used(value: Any) -> bool:
         except (AttributeError, ValueError, OSError):
             return True
     step = static_member(kind, "__next__")
-    # The walk visits the code of a `__next__` that is written in Python, and guards the values that this code reads.
+    # A `__next__` that is written in Python does not count, because the walk of `aotlab.guards.reach` visits its code,
+    # and guards the values that this code reads.
     return step is not None and not isinstance(step, types.FunctionType)
 
 

@@ -150,15 +150,16 @@ def user_line() -> UserLine | None:
 def located(place: Locator | None) -> None:
     """Set the place of the running op. With None, the place is searched on the stack again.
 
-    The Dynamo frontend uses it: it runs a graph node by node, and the graph has the user's lines.
+    The Dynamo frontend calls this before each node of a graph, because the node has the user's line and the stack does
+    not show it.
     """
     _located.place = place
 
 
 def name_of(tensor: Tensor) -> str | None:
     """Return the name of ``tensor`` in the user's innermost traced function, or None. Error messages use it."""
-    # The search does not enter the caller's frames: up to Python 3.12, reading a frame's variables keeps their values
-    # alive.
+    # The search does not enter the caller's frames, because up to Python 3.12, reading the variables of a frame keeps
+    # their values alive.
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not frame.f_code.co_filename.startswith(_CALLERS):
         if is_users(frame.f_code):

@@ -68,7 +68,7 @@ class Reach:
 
 
 def reach(function: Any) -> Reach:
-    """Search the values that ``function`` may read and the objects that it can reach, and return them."""
+    """Find the values that ``function`` may read and the objects that it can reach."""
     walk = _Walk(function)
     slots_by_place: dict[Hashable, Slot] = {}
     for slot in walk.slots:
@@ -106,7 +106,7 @@ class _Walk:
         self.slots: list[Slot] = []
         self.objects: list[tuple[str, Any]] = []
         self._root_code = getattr(function, "__code__", None) if isinstance(function, types.FunctionType) else None
-        # whether an object is incidental so far, by its id, or by the id of its owner and a name
+        # maps the id of an object, or the id of its owner and a name, to whether the object is incidental so far
         self._visited: dict[Hashable, bool] = {}
         self._todo: list[tuple[str, Any, bool]] = [("", function, False)]
         self.mentioned = guarded_values.Mentioned()
@@ -124,7 +124,7 @@ class _Walk:
         self._follow()
 
     def result(self) -> tuple[Reached, ...]:
-        """Return the values that were found, each only once, and the names whose absence is guarded."""
+        """Return the values that were found, each only once, and records of the names that must stay missing."""
         count = len(self.reached)
         for label, owner, _ in self._owners.values():
             if missing := self._missing(owner):
@@ -147,7 +147,10 @@ class _Walk:
         self._unseen = self._unseen or f"it reads {description}"
 
     def _missing(self, owner: Any) -> frozenset[str]:
-        """Return the names that the code mentions and that ``owner`` does not have, so that a guard checks this."""
+        """Return the names that the code mentions and that ``owner`` does not have.
+
+        A guard checks that they stay missing.
+        """
         if isinstance(owner, types.ModuleType):
             return frozenset()  # if the code read a missing name of a Python module, the trace would raise
         if not hasattr(owner, "__dict__") or (isinstance(owner, nn.Module) and objects.is_library(type(owner))):
@@ -179,7 +182,10 @@ class _Walk:
                 return
 
     def _is_new(self, key: Hashable, incidental: bool = False) -> bool:
-        """Mark an object as visited. Tell whether it must be visited: it is new, or was only incidental so far."""
+        """Mark the object that ``key`` identifies as visited, and tell whether it must be visited now.
+
+        It must if it is new, or if it was only incidental so far and the present way to it is not ``incidental``.
+        """
         before = self._visited.get(key)
         if is_new := before is None or (before and not incidental):
             self._visited[key] = incidental
@@ -205,7 +211,7 @@ class _Walk:
             # `Libraries` handles other library modules
             if place.kind == "held" or not objects.is_library_module(value):
                 self._todo.append((label, value, incidental))
-            return  # that the name still refers to the same module is not guarded
+            return  # no guard checks that the name still refers to the same module
         if not isinstance(value, Tensor):
             self.objects.append((label, value))
         is_slot = isinstance(value, Tensor) and guarded_values.is_ordinary(value) and place.is_writable()
@@ -300,7 +306,7 @@ class _Walk:
         self._libraries.add_code(code, function.__globals__, function.__closure__ or ())
         self.mentioned.by_string = self.mentioned.by_string or names.by_string
         file = function.__globals__.get("__file__") if code.co_filename == "<string>" else code.co_filename
-        installed = objects.is_installed(str(file))  # if a package's code reads counters or registries, ignore them
+        installed = objects.is_installed(str(file))  # then all that it reads is incidental, for example counters
         if not installed:
             self._users |= names.attributes
             for reader in objects.READERS_OF_NAMES.intersection(names.globals) - function.__globals__.keys():
@@ -459,14 +465,14 @@ class _Walk:
             self._add_owner(name_or_self, module, incidental)
             return
         if not isinstance(module, fx.GraphModule):  # a graph module may get further attributes at its first call
-            # A new attribute could hide a parameter, a buffer or a submodule.
+            # A new attribute could hide a parameter, a buffer or a submodule, so the number of attributes is guarded.
             self._guard(f"the number of attributes of {name_or_self}", Place("size", attributes), len(attributes))
         original = objects.compiled_from(module)
         if original is not None:
             self._todo.append((label, original, incidental))
             return
         graph = type(module)
-        # unless the `forward` of a graph module is only generated at its first call
+        # not if the graph module generates its `forward` at its first call, which would make the guard fail
         if isinstance(module, fx.GraphModule) and graph.forward.__name__ == "forward":
             self._names |= names_in(graph.forward.__code__).attributes
             self._guard(f"{dot}forward", Place("held", graph, "forward"), graph.forward)
@@ -523,7 +529,8 @@ class _Walk:
     def _names_to_visit(self, label: str, owner: Any) -> set[str]:
         """Return the names in the ``__dict__`` of an object, a class or a module whose values must be visited.
 
-        These are the names that the code mentions and, if the code computes names, others.
+        These are the names that the code mentions. For objects of torch, except modules, they include the public
+        attributes with simple values. If the code computes names, they include the names that it may compute.
         """
         attributes = vars(owner)
         names: set[str] = attributes.keys() & self._names

@@ -26,7 +26,7 @@ class Place:
     """Where a reached value is stored. A place knows how to read the value, to assign it, and to generate code for it.
 
     ``owner`` is the object that stores the value, and ``key`` says where in the owner. The kinds are an *item* of a
-    dictionary or a list; an entry *held* in the ``__dict__`` of an object or a class; an *attribute* that C code
+    dictionary or a list; a value *held* in the ``__dict__`` of an object or a class; an *attribute* that C code
     provides, such as a function's ``__code__`` or a slot; the *size* of a dictionary; the value of a context
     *variable*; and several *attributes* of a library's module or class, for which ``key`` is a tuple of at least two
     names.
@@ -67,9 +67,9 @@ class Place:
         return next((name for name in sorted(self.key) if name in container), MISSING)
 
     def write(self, value: Any) -> None:
-        """Assign a value to this place, if possible. If the value is `MISSING`, delete the entry."""
+        """Assign a value to this place, if possible. If the value is `MISSING`, delete the item or attribute."""
         names = self.key if self.kind in ("absent", "unheld") else (self.key,)
-        # A trace runs in its own context, so context variables need no restoring.
+        # A size cannot be assigned. A context variable need not be restored, because a trace runs in its own context.
         for name in () if self.kind in ("size", "variable") else names:
             if self.kind == "attribute" or isinstance(self.owner, type):
                 with contextlib.suppress(AttributeError):  # some C attributes cannot be assigned, and never change
@@ -86,7 +86,7 @@ class Place:
     def text(self, constant: Constant) -> str:
         """Return a Python expression that reads this place, for generated code. It may raise if the place is empty.
 
-        ``constant`` returns a name for the owner or the key.
+        ``constant`` returns the names by which the generated code refers to the owner and the key.
         """
         owner = constant(self.owner)
         if self.kind == "attribute":
@@ -134,9 +134,9 @@ class Reached:
     """A value that the traced function may read and that is no argument.
 
     ``name`` is the name of the value in sentences, and ``place`` says where it is stored. ``expected`` is the snapshot
-    with which each call compares it. ``value`` is the object itself, kept alive because it is compared by identity; it
-    is None for a tensor. With ``inline``, the generated run-time function has a line that compares the value, and
-    `fast_check` leaves it out.
+    with which each call compares it. ``value`` is the object itself, kept alive because it is compared by identity. It
+    is None for a tensor. With ``inline``, the generated run-time function has a line that compares the value, so
+    `fast_check` leaves the value out.
     """
 
     name: str
@@ -147,7 +147,7 @@ class Reached:
 
     @property
     def is_absence(self) -> bool:
-        """Whether this is no value: the entry expects that some names do not exist."""
+        """Whether this record has no value, but says that the entry expects some names not to exist."""
         return self.place.kind in ("absent", "unheld")
 
     def put_back(self) -> None:
@@ -166,7 +166,7 @@ class Reached:
     def is_outside(self, function: Any) -> bool:
         """Tell whether the value comes from outside of ``function``, for example from its globals or its closure.
 
-        The function's own code, builtins and attributes of libraries do not.
+        The function's own code, builtins and attributes of libraries do not count as values from outside.
         """
         of_builtins = self.place.kind == "item" and self.place.owner is vars(builtins)
         is_own_code = self.place.identity() == Place("attribute", function, "__code__").identity()
@@ -238,9 +238,9 @@ _MANY = 8
 
 
 def fast_check(reached: Sequence[Reached]) -> Callable[[], bool] | None:
-    """Make one function that checks that all these values are unchanged, except those with ``inline``.
+    """Make one function that checks that all values in ``reached`` are unchanged, except the values with ``inline``.
 
-    Return None if no value is left.
+    Return None if there is no value to check.
     """
     items = [item for item in reached if not item.inline]
     if not items:
@@ -267,7 +267,10 @@ def _form(item: Reached) -> str:
 
 
 def _is_one_of_a_kind(expected: Any) -> bool:
-    """Tell whether a value can be compared by identity alone: an object that is not plain, None, a bool or an enum."""
+    """Tell whether a value can be compared by identity alone.
+
+    This is true for None, a bool, an enum member, and any object that is not a plain value.
+    """
     if not isinstance(expected, Value):
         return False
     return not expected.is_plain or expected.value is None or isinstance(expected.value, (bool, enum.Enum))
@@ -293,7 +296,8 @@ def _generated_check(
 ) -> Callable[[], bool]:
     """Generate a function that calls ``loops`` and has lines that check ``items``.
 
-    If a line raises because a value no longer exists, the function returns the result of ``carefully``.
+    If a line raises because a value no longer exists, the function returns the result of ``carefully``, a slower check
+    that never raises.
     """
     namespace: dict[str, Any] = {
         "MISSING": MISSING,

@@ -1,4 +1,4 @@
-"""Remember which kinds of calls were refused, so that similar calls run at once by Dynamo or eagerly.
+"""Remember which kinds of calls were refused, so that similar calls run by Dynamo or eagerly without a new attempt.
 
 To *examine* a call means to record its state and to try to compile it.
 """
@@ -43,7 +43,10 @@ class Refusals:
         self._kinds: dict[Hashable, _Kind] = {}
 
     def known(self, kind: Hashable) -> _Kind | None:
-        """Return the record of a kind of calls, or None if the next call of this kind must be examined."""
+        """Return the record of a kind of calls, or None if the next call of this kind must be examined.
+
+        If the result is a record, the caller runs one call without an examination, and the record counts this call.
+        """
         record = self._kinds.get(kind)
         if record is None or not record.left:
             return None
@@ -65,7 +68,11 @@ class Refusals:
 
 
 def glance(module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-    """Return the kind of a call: its modes, and the types and shapes of its arguments, as a key for `Refusals`."""
+    """Return the kind of a call, as a key for `Refusals`.
+
+    It consists of the training mode of ``module``, torch's modes, the names of the keyword arguments, and the types and
+    shapes of all arguments. ``module`` is None if a function is called.
+    """
     values = (*args, *kwargs.values())
     types_and_shapes = [
         (type(value), value.shape if type(value) is Tensor and not value.is_nested else None) for value in values
