@@ -12,7 +12,7 @@ from aotlab import _torch as internals
 def byte_interval(tensor: Tensor) -> tuple[int, int]:
     """Return the address of the first byte of ``tensor`` and the address after its last byte.
 
-    The interval contains the gaps between elements too. It is (0, 0) for an empty tensor.
+    The interval also contains the gaps between elements. It is (0, 0) for an empty tensor.
     """
     shape, stride = internals.traced(tensor.shape), internals.traced(tensor.stride())
     start = 0 if 0 in shape else internals.address_of(tensor)
@@ -54,8 +54,8 @@ def overlapping_pairs(tensors: Sequence[tuple[int, Tensor]]) -> tuple[tuple[int,
 def counted_together(tensors: Sequence[tuple[int, Tensor]]) -> tuple[tuple[int, int], ...]:
     """Return the pairs of tensors that share a version counter.
 
-    ``tensors`` are pairs of a number and a tensor, and each result is a pair of such numbers. If several tensors share
-    a counter, each later tensor is paired with the first: (0, 3), (0, 5).
+    ``tensors`` are pairs of a position and a tensor, and each result is a pair of positions. If several tensors share a
+    counter, each later tensor is paired with the first: (0, 3), (0, 5).
     """
     families: dict[int, list[tuple[int, Tensor]]] = {}
     for n, tensor in tensors:

@@ -70,8 +70,8 @@ def line_of(node: fx.Node) -> UserLine | None:
 def module_of(node: fx.Node) -> str:
     """Return the path of the innermost module that ran an op, such as ``transformer.h.3.mlp``, or an empty string.
 
-    If a module was compiled, the path is relative to it. Otherwise the path begins with the name of the variable that
-    holds the outermost module.
+    If the user compiled a module, the path is relative to this module. Otherwise the path begins with the name of the
+    variable that holds the outermost module.
     """
     stack = node.meta.get("nn_module_stack")
     path = expression_of(next(reversed(stack.values()))[0]) if stack else None
@@ -135,7 +135,7 @@ def moves_nothing(target: OpOverload) -> bool:
 
 @functools.cache
 def is_random(target: object) -> bool:
-    """Tell whether an op draws from a random generator, or reads or sets its state."""
+    """Tell whether an op draws from a random generator, or reads or sets the state of a generator."""
     if not isinstance(target, OpOverload) or target.overloadpacket.__name__.endswith("attention_backward"):
         return False  # attention's backward reuses the random values of the forward, although its tags say otherwise
     return torch.Tag.nondeterministic_seeded in target.tags
@@ -152,8 +152,8 @@ def may_have_effects(target: object) -> bool:
 def drop_unused(graph: fx.Graph, stays: Callable[[fx.Node], bool] | None = None) -> None:
     """Remove the nodes whose results are not used, except nodes for which ``stays`` (default: `must_stay`) is true.
 
-    Torch's own pass, ``eliminate_dead_code``, also changes nested graph modules (the functions that a higher-order op
-    calls). This function does not change them.
+    This function does not change nested graph modules (the functions that a higher-order op calls). Torch's own pass,
+    ``eliminate_dead_code``, would change them.
     """
     for node in reversed(graph.nodes):
         if not node.users and not (stays or must_stay)(node):
@@ -161,7 +161,7 @@ def drop_unused(graph: fx.Graph, stays: Callable[[fx.Node], bool] | None = None)
 
 
 def must_stay(node: fx.Node) -> bool:
-    """Tell whether a forward graph keeps a node even if its result is not used."""
+    """Tell whether a node must stay in a forward graph even if no node uses its result."""
     if node.op in ("placeholder", "output"):
         return True
     if not isinstance(node.target, OpOverload):
@@ -215,7 +215,7 @@ def output_args(graph: fx.Graph) -> tuple[fx.Node | None, ...]:
 
 
 def return_from(graph: fx.Graph, outputs: Sequence[fx.Node | None]) -> None:
-    """Replace the outputs of ``graph``."""
+    """Make ``graph`` return the nodes ``outputs`` in place of its present outputs."""
     graph.output_node().args = (tuple(outputs),)
 
 
@@ -223,8 +223,8 @@ def check_graph(module: fx.GraphModule, name: str, *, writes_inputs: bool = Fals
     """Check that a graph is well-formed and functional. With ``writes_inputs``, its ops may write to placeholders.
 
     ``name`` is the graph's name in errors. Raises `GraphInvariantError` if an op writes to any other value, if a
-    placeholder follows an op, or if a placeholder has no fake value. ``lint`` raises if a node uses a value before it
-    is computed.
+    placeholder follows an op, or if a placeholder has no fake value. Torch's ``lint`` raises if a node uses a value
+    before the value is computed.
     """
     module.graph.lint()
     body = False

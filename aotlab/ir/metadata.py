@@ -25,10 +25,12 @@ class InputAliasInfo:
 
     ``spec``, ``is_leaf`` and ``requires_grad`` describe the input at the start of the call. ``mutates_data`` is true if
     the function changed its values, ``mutates_metadata`` if it changed its sizes or strides. ``metadata_steps`` are the
-    calls that changed its sizes or strides; the epilogue repeats them. ``mutations_hidden_from_autograd`` is true if
-    each write went through ``detach()`` or ``.data``, so that autograd did not see it. If ``keep_input_mutations`` is
-    true, the compiled graph itself writes the input. ``moves_version`` is true if the function changed the input's
-    version counter. Writes through ``.data`` do not change it, nor do kernels like the one of batch norm.
+    calls that changed its sizes or strides; the epilogue repeats these calls. ``mutations_hidden_from_autograd`` is
+    true if each write went through ``detach()`` or ``.data``, so that autograd did not see it, and
+    ``mutations_under_no_grad_or_inference_mode`` if each write happened in one of these modes. If
+    ``keep_input_mutations`` is true, the compiled graph itself writes the input. ``moves_version`` is true if the
+    function changed the input's version counter. Writes through ``.data`` do not change the counter, nor do kernels
+    like the one of batch norm. ``requires_grad_after`` says whether the input required grad when the function returned.
     """
 
     index: int
@@ -49,7 +51,8 @@ class InputAliasInfo:
     def is_written_non_leaf(self) -> bool:
         """Whether the input is a non-leaf that requires grad and was written.
 
-        If such an input is a view, autograd regenerates its `grad_fn` from the `grad_fn` of its base.
+        If such an input is a view, the write also changes the history of its base, and autograd regenerates the
+        ``grad_fn`` of the view from the ``grad_fn`` of the base. So the prologue checks whether the input is a view.
         """
         return self.requires_grad and not self.is_leaf and self.moves_version
 
@@ -57,7 +60,8 @@ class InputAliasInfo:
     def mutation_type(self) -> MutationType:
         """Where the new value is written.
 
-        ``keep_input_mutations`` alone does not decide this, because the graph cannot change an input's metadata.
+        ``keep_input_mutations`` alone does not decide this. Since a graph cannot change the metadata of an input, the
+        epilogue writes an input whose metadata changes.
         """
         if not (self.mutates_data or self.mutates_metadata):
             return MutationType.NOT_MUTATED
@@ -100,9 +104,10 @@ class OutputAliasInfo:
     name of the output's type. ``base_idx`` is the number of the input, intermediate base or user output of which the
     output is an alias; ``output_type`` says which of the three. ``views`` are the view ops that make the output from
     this base. ``same_as`` is the index of an earlier output that is the same object. ``made_under_no_grad`` marks a
-    view that autograd does not connect to its base. ``precedes_write`` marks a view of an input that was written later:
-    the epilogue makes this view before its writes. ``made_together`` is a number that views share if one call made
-    them, for example ``unbind``, whose views share one autograd node.
+    view that autograd does not connect to its base. ``precedes_write`` marks a view of an input that was written after
+    the view was made, so the epilogue makes this view before it writes the input. ``made_together`` identifies the
+    call that made the view. Several views have the same number if one call, for example of ``unbind``, made them,
+    because they then share one autograd node.
     """
 
     index: int
@@ -155,9 +160,10 @@ class ViewAndMutationMeta:
     The forward graph returns ``intermediate_bases`` because outputs are views of them. ``tangents`` are in the order of
     the joint graph. ``grad_enabled_mutation`` is the grad mode that the function leaves behind, or None if it does not
     change the mode. ``static_input_indices`` are the inputs that keep their addresses between calls (parameters and
-    buffers). ``keep_input_mutations`` says whether the graph may write inputs itself. ``tokens`` and
-    ``backward_tokens`` are the names of the ops with side effects, in the order of their calls. In a graph, each of
-    these ops may take a token that the previous one returns, so that the order stays (see `aotlab.trace.effects`).
+    buffers). ``keep_input_mutations`` says whether the graph itself may write inputs. ``tokens`` and
+    ``backward_tokens`` are the names of the ops with side effects in the forward and in the backward, in the order of
+    their calls. In a graph, each of these ops can take a token that the previous op returns, so that a compiler cannot
+    change their order (see `aotlab.trace.effects`).
     """
 
     input_info: tuple[InputAliasInfo, ...]

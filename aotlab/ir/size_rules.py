@@ -56,8 +56,8 @@ class Rules:
 def rules_of(sizes: internals.Sizes | None, names: Sequence[str], fakes: Mapping[int, Tensor]) -> Rules | None:
     """Return the rules of a trace, or None if no size is dynamic.
 
-    ``names`` are the names of the flat arguments. ``fakes`` maps the positions of the tensors among them to fake
-    tensors.
+    ``sizes`` are the symbolic sizes of the trace. ``names`` are the names of the flat arguments. ``fakes`` maps the
+    position of each tensor among them to its fake tensor.
     """
     if sizes is None:
         return None

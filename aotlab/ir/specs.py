@@ -1,4 +1,4 @@
-"""Specs: descriptions of tensors that hold no tensor, so that records can store them.
+"""Specs: descriptions of tensors. A spec holds no tensor, so records can store it.
 
 Sizes, strides and offsets are in elements, as ``int`` or `SymExpr`. Names that contain ``bytes`` are in bytes.
 """
@@ -57,7 +57,8 @@ class TensorSpec:
 class StorageNumbers:
     """Numbers storages in the order of their first appearance, so that specs can say which tensors share a storage.
 
-    It keeps the storages alive. Otherwise a new storage could get the address, and so the number, of a freed one.
+    A `StorageNumbers` keeps the storages alive. Otherwise a new storage could get the address, and so the number, of a
+    storage that was freed.
     """
 
     def __init__(self) -> None:
@@ -88,7 +89,8 @@ def sizes_of(values: Sequence[int | torch.SymInt]) -> tuple[Size, ...]:
 def spec_of(tensor: torch.Tensor, storages: StorageNumbers | None = None) -> TensorSpec:
     """Describe ``tensor``.
 
-    If a record must say which of its tensors share memory, all its specs are made with the same ``storages``.
+    With ``storages``, the spec also says which storage the tensor uses. If a record must say which of its tensors share
+    memory, all its specs are made with the same ``storages``.
     """
     strided = tensor.layout == torch.strided
     itemsize = tensor.element_size()

@@ -83,13 +83,13 @@ class SubclassSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnchoredGradient:
-    """The description of an argument's gradient that does not have the same parts as the argument.
+    """The description of an argument's gradient, if the gradient has other parts than the argument.
 
     For example, the gradient of a quantized weight may be a plain tensor (then ``spec`` is None). For such an argument
     the compiled function also takes *anchors*: tensors without memory, one for each part of the gradient. The backward
     returns the gradients of the anchors, and the autograd node that made the anchors builds the argument's gradient
-    from them. ``anchors`` are the dtype and the sizes of each anchor. In a `SizeOfPart` of these sizes, ``part`` counts
-    the argument's own parts first, then the lifted inputs and the flat arguments of the call.
+    from these gradients. ``anchors`` are the dtype and the sizes of each anchor. If such a size is a `SizeOfPart`, its
+    ``part`` is an index that counts the argument's own parts first, then the lifted inputs and the flat arguments.
     """
 
     spec: SubclassSpec | None
@@ -103,7 +103,7 @@ class SubclassInput:
     ``position`` is its number among the values of a call: the lifted inputs, then the flat arguments. ``same_as`` is
     the number of the first input that is the same tensor. ``gradient`` is ``"parts"`` if the gradient has the same
     parts as the input, and None if the input gets no gradient. ``is_copied`` is true if the function writes the input
-    and autograd sees the write. The trace then writes a copy, and the epilogue writes the input.
+    and autograd sees the write. Then the trace writes a copy of the input, and the epilogue writes the input itself.
     """
 
     name: str
@@ -154,10 +154,10 @@ OutputKind = Literal["plain", "new", "input", "view of input", "detached input",
 class SubclassOutput:
     """One output of the function, or another result of an entry: the base of a view, or the new value of an input.
 
-    ``first`` is the position of its first part among the results of the compiled function. If ``spec`` is None, it is a
-    plain tensor. ``of`` is the number of the input or output that ``kind`` refers to. ``tangent`` describes the parts
-    of its gradient. ``is_rewrapped`` is true if other results are computed from this wrapper. Their gradients must flow
-    through it, so the wrapper is unwrapped and wrapped again.
+    ``first`` is the position of the output's first part among the results of the compiled function. If ``spec`` is
+    None, the output is a plain tensor. ``of`` is the index of the input or output that ``kind`` refers to. ``tangent``
+    describes the parts of the output's gradient. ``is_rewrapped`` is true if other results are computed from this
+    wrapper. Their gradients must flow through the wrapper, so it is unwrapped and wrapped again.
     """
 
     kind: OutputKind
@@ -173,8 +173,9 @@ class SubclassOutput:
 class SubclassWrite:
     """The writes to one input, which increase its version counter by ``versions``.
 
-    The epilogue copies ``value`` into the input. ``value`` is None if the compiled function itself wrote the input's
-    parts. ``history`` is true if the new value has an autograd history; then the epilogue copies it in grad mode.
+    ``input`` is the index of the input. The epilogue copies ``value`` into the input. ``value`` is None if the compiled
+    function itself wrote the input's parts. ``history`` is true if the new value has an autograd history. Then the
+    epilogue copies the value in grad mode.
     """
 
     input: int
