@@ -1,7 +1,8 @@
 """The quirks: each rare case is compiled by one file. If a quirk is switched off, its case runs eagerly.
 
-The core does not import this package. A new quirk is a file here, with its class in `ALL`, its name in
-`aotlab.config.quirks`, and a row in `aotlab.trace.boundary.CLAIMABLE` for users who switch it off.
+The core does not import this package. A new quirk is a file here, with its class in `ALL` and its name in
+`aotlab.config.quirks`. It also needs a row in `aotlab.trace.boundary.CLAIMABLE`, so that its case runs eagerly for
+users who switch the quirk off.
 """
 
 from __future__ import annotations
@@ -28,5 +29,7 @@ def chosen() -> list[Quirk]:
     quirks = {quirk.name: quirk for quirk in ALL}
     for name in config.quirks:
         if name not in quirks:
-            raise ValueError(f"aotlab.config.quirks names no quirk {name!r}; there are {', '.join(quirks)}")
+            raise ValueError(
+                f"aotlab.config.quirks contains {name!r}, which is not a quirk; there are {', '.join(quirks)}"
+            )
     return [quirk() for name, quirk in quirks.items() if name in config.quirks]

@@ -1,7 +1,7 @@
 """``torch.autograd.grad`` inside the function: the trace records its computation like any other.
 
-A call runs eagerly if the gradient may pass a hook, because hooks are registered only at run time. It also runs eagerly
-if an input is a view of another input, because the trace does not know that relation.
+A call of the compiled function runs eagerly if the gradient may pass a hook, because hooks are registered only at run
+time. It also runs eagerly if an input is a view of another input, because the traced tensors do not have this relation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aotlab.trace.findings import Findings
 
 
 class Gradients(EmittingQuirk):
-    """Runs `torch.autograd.grad` in the trace, so that its ops are recorded; refuses it if the gradient passes a hook.
+    """Runs `torch.autograd.grad` in the trace, so that its ops are recorded. If the gradient passes a hook, refuses it.
 
     An entry with such a call guards that the inputs have no hooks and are not views of each other.
     """
@@ -58,7 +58,7 @@ class Gradients(EmittingQuirk):
 
 
 def are_alone(*tensors: Tensor) -> bool:
-    """Tell whether gradients of these tensors pass no hook and no relation that the trace does not know.
+    """Tell whether gradients of these tensors pass no hook and no view relation that is missing in the trace.
 
     That is true if none of them has hooks, none is a view of another one, and none is a leaf that is a view made under
     ``no_grad``.

@@ -38,7 +38,7 @@ _Call = tuple[str, _Function, Sequence[Any]]
 
 
 class HigherOrder(Quirk):
-    """Records higher-order ops (see the module)."""
+    """Records higher-order ops, as the docstring of this file describes."""
 
     name = "hops"
 
@@ -54,7 +54,7 @@ class _Nested(TorchFunctionMode):
     ) -> Any:
         if func in _RULES:
             return _RULES[func].call(*args, **(kwargs or {}))
-        with internals.disable_torch_function():  # skips the `EscapeGuard` around the trace
+        with internals.disable_torch_function():  # skips the `EscapeGuard`, the function mode around the trace
             return func(*args, **(kwargs or {}))
 
 
@@ -68,7 +68,7 @@ class _Rule:
     #: Whether the op does not return the results of its functions, but only computes with them. Then, too, a function
     #: may return one of its arguments.
     computes = False
-    #: The backward of the op takes this many of its results, from the first.
+    #: The number of results of the op that its backward takes: the first ``needs`` results.
     needs = 0
     #: The mode under which the op calls its functions.
     mode: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -78,14 +78,14 @@ class _Rule:
         raise NotImplementedError
 
     def fake(self, graphs: Sequence[fx.GraphModule], *args: Any) -> Any:
-        """Compute the result of the op on fake tensors."""
+        """Compute the result of the op on fake tensors. ``graphs`` are the graphs of the functions in `calls`."""
         return self.op(*args)
 
     def keeping(self, *args: Any) -> tuple[tuple[Any, ...], int]:
-        """Return other arguments for the op, with which it also returns the values that its backward needs.
+        """Return other arguments for the op, with which the op also returns the values that its backward needs.
 
-        These values are the last results; the second item is their number. For example, `scan` is called with a step
-        function that also returns the carried values before the step.
+        These values become the last results of the op. The second item of the returned pair is the number of these
+        values. For example, `scan` is called with a step function that also returns the carried values before the step.
         """
         return args, 0
 
@@ -160,7 +160,8 @@ class _Differentiable(torch.autograd.Function):
         leaves = [ctx.others[n] if n in ctx.others else next(saved) for n in range(len(needed))]
         args, wanted = pytree.tree_unflatten(leaves, ctx.spec), pytree.tree_unflatten(needed, ctx.spec)
         last = ctx.result_count
-        # In a higher derivative, the results that `keeping` added may have gradients, too.
+        # In a higher derivative, the results that `keeping` added may have gradients, too. Then the arguments that
+        # `keeping` returns are differentiated.
         if any(each is not None for each in gradients[last:]):
             last, (args, _) = len(gradients), ctx.rule.keeping(*args)
         tangents = [ctx.zeros[n]() if gradients[n] is None else gradients[n] for n in ctx.floats if n < last]
@@ -189,7 +190,7 @@ def _joint(function: _Function, count: int, wanted: Sequence[int]) -> _Function:
         if pairs and targets:
             outputs, tangents = zip(*pairs, strict=True)
             gradients = torch.autograd.grad(outputs, targets, tangents, allow_unused=True, create_graph=create_graph)
-        distinct: list[Tensor] = []  # an op's functions may not return an argument, or one tensor twice
+        distinct: list[Tensor] = []  # with clones, because a function must not return an argument, or a tensor twice
         storages = {internals.storage_key(each) for each in args if isinstance(each, Tensor)}
         for each, gradient in zip(targets, gradients, strict=True):
             value = torch.zeros_like(each) if gradient is None else gradient
@@ -207,8 +208,8 @@ def _several(results: Any) -> Sequence[Any]:
 def _traced(recorder: Recorder, rule: _Rule, name: str, function: _Function, args: Sequence[Any]) -> fx.GraphModule:
     """Trace one function of a higher-order op on fake tensors like ``args``; return its graph.
 
-    ``name`` is the name of the function in the graph of the op. The call runs eagerly if the function does something
-    that the op does not support, for example a write to its argument.
+    ``name`` is the name of the function in the graph of the op. The call of the compiled function runs eagerly if
+    ``function`` does something that the op does not support, for example a write to its argument.
     """
 
     def like(each: Tensor) -> Tensor:
@@ -242,7 +243,7 @@ def _traced(recorder: Recorder, rule: _Rule, name: str, function: _Function, arg
         what, instead = (
             "calls an op with side effects",
             "call that op outside of the function",
-        )  # backends may run it twice, or not at all
+        )  # a backend may run the function twice, or not at all
     if what:
         raise RunEagerly("function-unfit-for-op", op=rule.op, what=what, instead=instead, at=user_line())
     inputs = [(f"arg{n}_1", each) for n, each in enumerate(fakes)]
@@ -281,8 +282,8 @@ class _Cond(_Rule):
 class _Map(_Rule):
     """``map_impl(body, stacked, further)``.
 
-    It calls ``body`` once for each index of the first dimension, with this item of each tensor in ``stacked``, and with
-    the values ``further``, which are the same in each call.
+    The op calls ``body`` once for each index of the first dimension of the tensors in ``stacked``. The arguments are
+    the item of each of these tensors at this index, and the values ``further``, which are the same in each call.
     """
 
     op = internals.MAP
@@ -311,9 +312,9 @@ class _Map(_Rule):
 class _Scan(_Rule):
     """``scan(step, carried, stacked, further)``.
 
-    It calls ``step`` once for each index of the first dimension. A step takes the carried values, this item of each
-    tensor in ``stacked``, and the values ``further``, which are the same in each step. It returns the new carried
-    values, then outputs; ``scan`` stacks the outputs of all steps.
+    The op calls ``step`` once for each index of the first dimension of the tensors in ``stacked``. A step takes the
+    carried values, the item of each of these tensors at this index, and the values ``further``, which are the same in
+    each step. It returns the new carried values, then outputs. ``scan`` stacks the outputs of all steps.
     """
 
     op = internals.SCAN
@@ -402,10 +403,10 @@ class _WhileLoop(_Rule):
 class _LoopBackward(_Rule):
     """``loop_backward(body, back, steps, carried, further, gradients)``, the backward of ``while_loop``.
 
-    ``steps`` is the number of steps that the loop made. ``gradients`` are the gradients of the results of the loop,
-    then zeros. Each step adds its gradients of ``further`` to the latter. ``back`` takes the gradients and these sums
-    after a step, the carried values before the step, and ``further``. It returns the gradients and sums before the
-    step.
+    ``body`` is the body of the loop, and ``steps`` the number of steps that the loop made. ``gradients`` are the
+    gradients of the results of the loop, then tensors of zeros. To these zeros, each step adds its gradients of
+    ``further``. ``back`` takes the gradients and these sums after a step, the carried values before the step, and
+    ``further``. It returns the gradients and the sums before the step.
     """
 
     op = internals.LOOP_BACKWARD
@@ -418,9 +419,9 @@ class _LoopBackward(_Rule):
 class _FlexAttention(_Rule):
     """``flex_attention(query, key, value, score, mask, scale, options, of_score, of_mask)``.
 
-    ``score`` is the function that changes a score, and ``mask`` contains the function that masks scores. ``of_score``
-    and ``of_mask`` are tensors that these functions take as further arguments (``score_mod_other_buffers`` and
-    ``mask_mod_other_buffers``).
+    ``score`` is the function that changes a score (``score_mod``). ``mask`` is a block mask, as a tuple whose last item
+    is the function that masks scores (``mask_mod``). ``of_score`` and ``of_mask`` are the tensors that these two
+    functions take after their other arguments (``score_mod_other_buffers`` and ``mask_mod_other_buffers``).
     """
 
     op = internals.FLEX_ATTENTION
@@ -429,7 +430,7 @@ class _FlexAttention(_Rule):
     mode = internals.IndexesByTensors
 
     def call(self, *args: Any, score_mod_other_buffers: Any = (), mask_mod_other_buffers: Any = ()) -> Any:
-        """Handle a call; the last two arguments are optional."""
+        """Handle a call of the op; the last two arguments, ``of_score`` and ``of_mask``, are optional."""
         return super().call(*args, *(score_mod_other_buffers, mask_mod_other_buffers)[len(args) - 7 :])
 
     def calls(self, query: Tensor, *args: Any) -> list[_Call]:
@@ -456,10 +457,12 @@ class _FlexAttention(_Rule):
 
 
 class _FlexAttentionBackward(_Rule):
-    """``flex_attention_backward``: the backward of ``flex_attention``.
+    """``flex_attention_backward``, the backward of ``flex_attention``.
 
-    Its further arguments are the results of ``flex_attention``, the gradients of these results, and a function that
-    computes the gradient of ``score``.
+    After ``query``, ``key`` and ``value``, the op takes the first two results of ``flex_attention`` (the output and the
+    logsumexp), the gradients of these two results, ``score``, and ``joint``. Then it takes the other arguments of
+    ``flex_attention``, from ``mask`` on. ``joint`` is the function that differentiates ``score``: it takes the
+    arguments of ``score`` and the gradient of the changed score, and returns the gradients of the arguments.
     """
 
     op = internals.FLEX_ATTENTION_BACKWARD

@@ -5,9 +5,9 @@
         y.register_hook(lambda gradient: gradient.clamp(-1, 1))
         return y.exp()
 
-The trace only notes a hook and its place in the autograd graph. Each compiled call registers the same hook on the
-caller's tensor, or on a tensor that replaces the intermediate. If a hook holds an object that the call made (a tensor,
-or a list to which it appends), the call runs eagerly: each call would need its own object.
+The trace only notes a hook and the autograd edge on which it is registered. Each compiled call registers the same hook
+on the caller's tensor, or on a tensor that replaces the intermediate. If a hook holds an object that the call made (a
+tensor, or a list to which it appends), the call runs eagerly, because each call would need its own object.
 """
 
 from __future__ import annotations
@@ -82,11 +82,13 @@ class Hooks(Quirk):
         view = internals.base_of(tensor) is not None
         if view and tensor.grad_fn is None:
             raise RunEagerly("hook-on-no-grad-view", at=user_line())
-        # For a leaf, `get_gradient_edge` reads the `grad_fn` of a view of it. In inference mode, this is None.
+        # For a leaf, `get_gradient_edge` reads the `grad_fn` of a view of the leaf. In inference mode, this `grad_fn`
+        # is None, so inference mode is left.
         with torch.inference_mode(False):
             edge = get_gradient_edge(tensor)
         if view and any(hook.edge != (edge.node, edge.output_nr) for hook in guard.hooks_of(tensor)):
-            # before torch 2.15 such a hook is added to the node of the older hooks, unless the view itself was written
+            # Before torch 2.15, eager adds such a hook to the node of the older hooks, unless the view itself was
+            # written. So the hook is refused.
             raise RunEagerly("another-hook-on-written-view", at=user_line())
         function = args[1] if len(args) > 1 else kwargs["hook"]
         handle = RemovableHandle(guard.hooks)
@@ -108,10 +110,11 @@ def _check_partners(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Tr
 
 
 class _Outside:
-    """The objects that exist outside of the present call: a hook that holds only such objects can be used in each call.
+    """The objects that exist outside of the present call. If a hook holds only these objects, each call can use it.
 
-    These are the globals, the outer variables and the arguments of the running user functions, and the attributes of
-    these objects. ``variables`` are the names of the outer variables.
+    They are the globals and the outer variables of the running user functions, the modules in their variables, the
+    arguments of the outermost function, and the attributes of all these objects. ``variables`` are the names of the
+    outer variables.
     """
 
     def __init__(self) -> None:
@@ -141,7 +144,7 @@ class _Outside:
 def _state_of_the_call(hook: Any, outside: _Outside) -> str | None:
     """Return a text about an object or variable of the present call that the hook holds or assigns to.
 
-    The result is None if there is no such object: then each compiled call can use the same hook.
+    The result is None if there is no such object. Then each compiled call can use the same hook.
     """
     todo: list[tuple[str, Any]] = [("the hook", hook)]
     seen: set[int] = set()

@@ -43,7 +43,7 @@ def _are_differentiated(values: Any) -> bool:
 
 
 def _row_by_row(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Make a new result contiguous, as eager's kernel does and the recorded ops do not."""
+    """Make the result contiguous unless it is an argument. Eager's kernel does this, and the recorded ops do not."""
     result = guard.run(func, args, kwargs)
     is_new = isinstance(result, Tensor) and not any(result is tensor for tensor in tensors_in((args, kwargs)))
     return result.contiguous() if is_new else result

@@ -49,7 +49,7 @@ def _lstm(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str
 def _is_for_kernel(x: Tensor, hidden: Any, weights: Any, *flags: Any) -> bool:
     """Tell whether eager runs the oneDNN kernel for a call of `torch.lstm`.
 
-    It does not for packed sequences, for projections, under autocast, and for dtypes other than float32.
+    Eager runs other kernels for packed sequences, for projections, under autocast, and for dtypes other than float32.
     """
     if isinstance(hidden, Tensor) or hidden[0].shape[2] != hidden[1].shape[2] or internals.any_autocast_enabled():
         return False

@@ -6,8 +6,8 @@
 
 Such an op changes the sizes and strides of a tensor, or detaches it. Afterwards autograd regenerates the histories of
 the tensor's views: from sizes and strides in eager, but from view ops in a trace. So such an op is compiled only for a
-tensor that shares its memory with no other tensor. An argument is changed only if it requires no grad; the epilogue
-repeats the op on it.
+tensor that shares its memory with no other tensor. An op on an argument is compiled only if the argument requires no
+grad. Then the epilogue repeats the op on the caller's tensor.
 """
 
 from __future__ import annotations

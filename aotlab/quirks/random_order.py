@@ -6,10 +6,10 @@
     torch.ones(30, 20).bernoulli_(0.5)           # other numbers
 
 A graph draws into a new, contiguous tensor. On some processors, eager's kernel fills a permuted tensor in memory order.
-On these, a draw into a tensor whose dimensions are in memory order gives eager's numbers and strides. So this quirk
-tests the kernel once per process and dtype. It reads the memory order from the strides of fake tensors
-(`aotlab._torch.as_in_eager`). These are uncertain after an op that is neither torch's nor aotlab's. Then the draw is
-recorded as it is.
+On these processors, a draw into a tensor whose dimensions are in memory order gives eager's numbers and strides. So
+this quirk tests the kernel once per process and dtype. It reads the memory order from the strides of fake tensors
+(`aotlab._torch.as_in_eager`). After an op that is neither torch's nor aotlab's, these strides may differ from eager's.
+Then the draw is recorded unchanged.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def warn_again(noted: Sequence[Warned]) -> None:
     """Give all noted warnings again, each with the file and line at which the traced function gave it."""
     for each in noted:
         file, line, scope = each.file, each.line, each.scope
-        if _is_engine(scope):  # the `stacklevel` of the warning leads out of the function: name its present caller
+        if _is_engine(scope):  # the `stacklevel` led out of the function: name its present caller
             frame: FrameType | None = sys._getframe(1)
             while frame is not None and (_is_engine(frame.f_globals) or frame.f_code.co_filename.startswith("<aotlab")):
                 frame = frame.f_back

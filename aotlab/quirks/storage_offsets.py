@@ -4,8 +4,9 @@
     x.storage_offset()               # 2
     x.as_strided((2,), (1,))         # a window that reaches only memory of x
 
-If the function reads an offset, the entry guards that offset. If the input is written, or shares memory with another
-input, the call runs eagerly, because the traced tensor may then have another offset than the caller's tensor.
+If the function reads the offset of an input, the entry guards this offset. If the input is written, or shares memory
+with another input, the call runs eagerly, because the traced tensor may then have another offset than the caller's
+tensor.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from aotlab.trace.storage_notes import InputStorage, span
 
 
 class StorageOffsets(Quirk):
-    """Runs `storage_offset` and `as_strided` in the trace, if the offset there is the offset of the caller's tensor.
+    """Runs `storage_offset` and `as_strided` in the trace, if the traced tensor has the offset of the caller's tensor.
 
     Otherwise the call runs eagerly.
     """
@@ -49,7 +50,7 @@ def _offset(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[s
 def _as_strided(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run `as_strided` in the trace if its result contains only elements of the tensor that the graph gets.
 
-    If the result reaches further elements of the storage, the call runs eagerly: the graph does not get them.
+    If the result contains other elements of the storage, the call runs eagerly, because the graph does not get them.
     """
     tensor: Tensor = args[0]
     storage = _storage_of_input(guard, tensor, "as_strided")
@@ -57,7 +58,7 @@ def _as_strided(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: di
     start, stop = span(result)
     first, last = (0, tensor.untyped_storage().nbytes()) if storage is None else span(storage.wrapper)
     has_gaps = storage is not None and not internals.is_dense(storage.wrapper)
-    if start < stop and (has_gaps or start < first or last < stop):  # fake tensors do not check this
+    if start < stop and (has_gaps or start < first or last < stop):  # `as_strided` on fake tensors does not check this
         raise RunEagerly("as-strided-beyond-tensor", at=user_line())
     if storage is not None or (result.requires_grad and not internals.is_dense(tensor)):
         # After a write to an intermediate whose memory has gaps, autograd would regenerate the history of the view with
@@ -67,10 +68,10 @@ def _as_strided(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: di
 
 
 def _storage_of_input(guard: EscapeGuard, tensor: Tensor, op: str) -> InputStorage | None:
-    """Return the notes on the input whose storage a tensor is in; note that the function read the storage offset.
+    """Return the notes on the input that shares its storage with ``tensor``, and note that its offset was read.
 
-    The result is None if the tensor is in no input's storage. The call runs eagerly if the offset in the trace may
-    differ from the offset of the caller's tensor: if the input is written, or shares memory with another input.
+    The result is None if no input shares its storage with ``tensor``. The call runs eagerly if the input is written, or
+    shares memory with another input, because the offset in the trace may then differ from the caller's.
     """
     storage = guard.storage_notes.storages.get(internals.storage_key(tensor))
     if storage is None:
