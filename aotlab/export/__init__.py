@@ -6,7 +6,7 @@
 
 Export runs the stages of `aotlab.pipeline` up to the trace. An exported graph has no run-time function, which could
 write inputs, regenerate aliases or build autograd history. So the graph returns the new values of mutated inputs, and
-export refuses all other effects that a run-time function would have to restore.
+export refuses all programs that need a run-time function for other effects.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def aot_export_module(
         If true, the graph also computes gradients. Otherwise the module is traced under ``no_grad``, or in the present
         grad mode with ``pre_dispatch``.
     output_loss_index
-        The position of the scalar loss among the flat outputs. No other output may require grad.
+        The position of the scalar loss among the flat outputs. The other outputs must not require grad.
     pre_dispatch
-        Keep composite ops, which torch computes by other ops (for example ``linear``), as they were called. They are
-        not kept if they write or return their arguments, or if autocast is on. Also keep changes of grad mode: the
-        graph must run in the grad mode of the export. A value that was written under ``no_grad`` has no autograd
-        history in the graph.
+        If true, the graph calls a composite op (an op that torch computes by other ops, for example ``linear``) as the
+        program does. If the op writes or returns its arguments, or if autocast is on, the graph calls the other ops.
+        The graph also contains the changes of grad mode, so it must run in the grad mode of the export. A value that
+        was written under ``no_grad`` has no autograd history in the graph.
     dynamic_shapes
         True makes the sizes of all arguments dynamic. None makes a size dynamic only if ``torch._dynamo.mark_dynamic``
         marked it, or if it is a symbolic size of a fake tensor. False makes no size dynamic. ``meta["assumes"]`` of the
@@ -66,9 +66,9 @@ def aot_export_module(
         A table that maps ops to functions that the trace records in their place.
 
     Returns the graph, from ``(*parameters, *buffers, *user inputs)`` to ``(*new values, *user outputs, *gradients)``,
-    and its `GraphSignature`. A parameter with several names has one input per name; the graph uses the first of these
-    inputs, and this one gets the gradient. Raises `RefusedError` if such a graph cannot express the program; then
-    nothing was changed.
+    and its `GraphSignature`. A parameter with several names has one input per name. The graph uses only the first of
+    these inputs, which gets the gradient. Raises `RefusedError` if such a graph cannot express the program. Then the
+    export has changed nothing.
     Source: ``torch._functorch.aot_autograd.aot_export_module`` of torch 2.13.
 
     Examples
@@ -171,7 +171,10 @@ def aot_export_joint_simple(
 
 
 def _check_inputs(infos: Sequence[InputAliasInfo], joint: bool) -> None:
-    """Raise if the function mutates an input in a way that a graph cannot express, but a run-time function can."""
+    """Raise if the function mutates an input in a way that a graph without a run-time function cannot express.
+
+    ``joint`` says whether the graph also computes gradients.
+    """
     for info in infos:
         if info.mutates_metadata:
             raise MetadataMutationError(
@@ -186,7 +189,10 @@ def _check_inputs(infos: Sequence[InputAliasInfo], joint: bool) -> None:
 
 
 def _differentiate_loss(module: fx.GraphModule, position: int) -> None:
-    """Replace the tangent of the loss by a tensor of ones, so that the backward needs no tangent as input."""
+    """Replace the tangent of the loss by a tensor of ones, so that the backward needs no tangent as input.
+
+    The loss is the output at ``position``.
+    """
     graph = module.graph
     loss, tangent = output_args(graph)[position], placeholders(graph)[-1]
     assert loss is not None

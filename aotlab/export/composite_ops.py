@@ -5,8 +5,8 @@
     return y.reshape(6)                # _set_grad_enabled_1 = torch._C._set_grad_enabled(True); view = …
 
 A dispatch mode above autograd sees each op. A *composite* op, which torch computes by other ops, first runs on a
-separate tape, with copies of its arguments. If it neither writes an argument nor returns an argument's memory, the op
-itself is recorded, and its results are new tensors. Otherwise the ops that compute it are recorded.
+separate tape, with copies of its arguments. If the op neither writes an argument nor returns memory of an argument, the
+op itself is recorded, and its results are new tensors. Otherwise the ops that compute it are recorded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def keep_composites(run: Any, decompositions: Mapping[Any, Any], inputs: Sequenc
     """Run the function ``run`` and record its composite ops; return its result without autograd history.
 
     ``inputs`` are the lifted inputs and the arguments. If the function returns one of them, the result contains the
-    same object. An input that gets an autograd history by a write loses it again, because no graph has a history.
+    same object. If a write gives an input an autograd history, the input is detached again, because the graph has no
+    autograd history.
     """
     results_by_id: dict[int, Any] = {id(each): each for each in inputs}
     running.recorders[-1].branches_may_draw = True
@@ -62,7 +63,7 @@ class _Calls(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is internals.COND:
             return _cond(*args)
-        if func is OUT_DTYPE or func is torch.lstm:  # a quirk handles `lstm`, whose kernel reads grad mode
+        if func is OUT_DTYPE or func is torch.lstm:  # a quirk handles `lstm`, because its kernel reads grad mode
             with internals.disable_torch_function():
                 return func(*args) if func is torch.lstm else _record_composite(func, args, {}, out_dtype_fallback)
         if isinstance(func, internals.HigherOrderOperator) and func not in internals.HIGHER_ORDER:
@@ -95,9 +96,10 @@ def _cond(pred: Tensor, true: Any, false: Any, operands: Sequence[Any]) -> Any:
 
 
 class _Opaque(torch.autograd.Function):
-    """Makes results of a kept op require grad, as in eager; an attempt to differentiate them raises.
+    """Makes the results of an op that is recorded as it was called require grad, as in eager.
 
-    ``flags`` says for each result whether it requires grad.
+    The op is a composite op or ``cond``. An attempt to differentiate its results raises `RefusedError`. ``flags``
+    says for each result whether it requires grad.
     """
 
     @staticmethod
@@ -107,7 +109,7 @@ class _Opaque(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        message = "the function computes a gradient of an op that pre_dispatch=True keeps"
+        message = "the function computes a gradient of an op that pre_dispatch=True does not decompose"
         raise RefusedError(message, suggestion="pass pre_dispatch=False, or compute the gradient in eager")
 
 
@@ -136,7 +138,8 @@ class _Composites(SchemaCheckMode):
 def _returns_only_new_tensors(op: Any) -> bool:
     """Tell whether an op's schema says that it neither writes nor aliases its arguments.
 
-    For dropout, that depends on the call, which `_record_composite` checks. So the result is true for dropout.
+    The result is true for dropout, although dropout may return its argument, because `_record_composite` checks this at
+    each call.
     """
     declares_alias = any(each.alias_info is not None for each in (*op._schema.arguments, *op._schema.returns))
     return not declares_alias and (
@@ -147,8 +150,9 @@ def _returns_only_new_tensors(op: Any) -> bool:
 def _record_composite(op: Any, args: Any, kwargs: Any, decomposition: Any) -> Any:
     """Record a composite op as it was called, and return its results.
 
-    ``decomposition`` computes the results by other ops, on a separate tape. If this shows that the op writes or returns
-    memory of an argument, or draws random numbers inside, nothing is recorded, and NotImplemented is returned.
+    ``decomposition`` is called on a separate tape, and computes the results by other ops. If this run shows that the op
+    writes an argument, returns memory of an argument, or calls a random op although it is not random itself, return
+    NotImplemented and record nothing.
     """
     recorder, tape, tensors = running.recorders[-1], Tape(), tensors_in((args, kwargs))
     stand_ins = {id(each): _without_history(each).requires_grad_(each.requires_grad) for each in tensors}

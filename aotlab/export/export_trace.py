@@ -48,7 +48,7 @@ _RETURNED = (
 
 
 def refuse(fact: str, suggestion: str) -> NoReturn:
-    """Raise `RefusedError` with the message ``fact``: a graph without a run-time function cannot express that."""
+    """Raise `RefusedError`, because a graph without a run-time function cannot express ``fact``."""
     raise RefusedError(fact, why="an exported graph cannot express that", suggestion=suggestion)
 
 
@@ -66,8 +66,9 @@ class _Exported(Target):
     """The function or module that is exported.
 
     ``loss`` is the position of the output to differentiate. ``composites`` is None without ``pre_dispatch``. With
-    ``pre_dispatch``, it is the table of decompositions; all other composite ops are kept. ``result`` is the traced
-    result. ``stand_ins`` maps the ids of parameters and buffers to the traced tensors that replace them.
+    ``pre_dispatch``, it is the table of decompositions, and composite ops that are not in the table are recorded as
+    they were called. ``result`` is the traced result. ``stand_ins`` maps the ids of parameters and buffers to the
+    traced tensors that replace them.
     """
 
     loss: int | None = None
@@ -135,7 +136,7 @@ def _cond(context: tuple[int, Any, _Exported], pred: Any, true_fn: Any, false_fn
 class _MoreOperandsError(Exception):
     """Raised if a function of ``torch.cond`` used tensors that are not operands yet.
 
-    `_cond` catches it, and calls the op again with these tensors as further operands.
+    `_cond` catches this error, and calls the op again with these tensors as additional operands.
     """
 
 
@@ -165,7 +166,7 @@ class _Lifting(TorchFunctionMode):
         while frame is not None and frame.f_code.co_name != "flat":
             in_module = isinstance(next(iter(frame.f_locals.values()), None), torch.nn.Module)
             in_function = frame.f_code.co_name == "forward" and not in_module and not torch.is_grad_enabled()
-            # an autograd function has already connected the tensor from outside with its own node
+            # refused, because the autograd function has already connected the outer tensor with its own node
             if in_function or frame.f_globals["__name__"] == "torch.autograd.function":
                 refuse("an autograd function in `torch.cond` takes a tensor from outside", "pass it as an operand")
             frame = frame.f_back
@@ -193,7 +194,7 @@ def _make_loss(leaves: list[Any], inputs: Sequence[Any], index: int) -> None:
     If the loss is an argument or a view, it is replaced in ``leaves`` by a clone.
     """
     if not 0 <= index < len(leaves):
-        refuse(f"output_loss_index is {index}, and there are {len(leaves)} outputs", "pass the index of one")
+        refuse(f"output_loss_index is {index}, and there are {len(leaves)} outputs", "pass the index of one of them")
     loss = leaves[index]
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         refuse(f"output {index}, the loss, does not require grad", "return a loss that does, or pass trace_joint=False")
@@ -216,9 +217,9 @@ class ExportTrace:
     - ``names`` and ``values`` are the names and values of the inputs of the exported graph. The parameters and buffers
       of the module come first. The position of an argument among these inputs is its position in the captured call plus
       ``shift``.
-    - ``dedupe_numbers`` has for each graph input the number of its kept input. It has None for plain values, for unused
-      tensors, and for the second and further names of a tensor.
-    - ``live`` is the trace. ``gradients`` maps the numbers of kept inputs to their gradients.
+    - ``dedupe_numbers`` has for each graph input the index of its kept input (the input after deduplication). It has
+      None for plain values, for unused tensors, and for every name of a tensor except the first.
+    - ``live`` is the trace. ``gradients`` maps the indices of kept inputs to their gradients.
     - ``result`` is the traced result as a pytree, and ``outputs`` are its leaves.
     - ``assumptions`` are the conditions on symbolic sizes, as texts.
     """
@@ -241,7 +242,7 @@ class ExportTrace:
 
     @property
     def places(self) -> list[tuple[int, InputAliasInfo]]:
-        """The metadata of the kept inputs, each with the position of its graph input, in the order of graph inputs."""
+        """The kept inputs in the order of graph inputs: the position of the graph input, and the input's metadata."""
         return [(n, self.infos[k]) for n, k in enumerate(self.dedupe_numbers) if k is not None]
 
     def new_value(self, n: int) -> Tensor | None:
@@ -264,7 +265,7 @@ class ExportTrace:
     def graph(self, name: str, first_number: int, outputs: Sequence[Any]) -> fx.GraphModule:
         """Write the graph that returns ``outputs``.
 
-        ``name`` is the format string for the names of its inputs, which are numbered from ``first_number``.
+        ``name`` is the format string for the names of the graph's inputs, which are numbered from ``first_number``.
         """
         live = self.live
         fakes = [None if k is None else live.inputs.fakes[k] for k in self.dedupe_numbers]
@@ -276,7 +277,7 @@ class ExportTrace:
         module = live.tape.graph("Exported", [*inputs, *sizes, *tangents], tensors, keep_impure="forward")
         nodes = placeholders(module.graph)
         for node, value, fake in zip(nodes, self.values, fakes, strict=False):
-            if fake is None:  # a plain value, an unused parameter, or one more name of a tensor
+            if fake is None:  # a plain value, an unused tensor, or another name of a tensor
                 is_tensor = isinstance(value, Tensor)
                 node.meta["val"] = live.fake_mode.from_tensor(value, static_shapes=True) if is_tensor else value
         symbols = {size.node.expr: node for (_, size), node in zip(sizes, nodes[len(inputs) :], strict=False)}
@@ -314,7 +315,7 @@ class ExportTrace:
 
 
 def _gradients(live: trace.Trace) -> dict[int, Tensor | None]:
-    """Derive the backward of all outputs as one segment; return the gradients by the numbers of the kept inputs."""
+    """Derive the backward of all outputs as one segment. Return the gradients by the indices of the kept inputs."""
     numbers = list(range(len(live.roots)))
     edges = {source.index: edge for edge, source in live.sources.items() if source.kind == "input"}
     roots, ends = tuple(map(edge_of, live.root_wrappers)), tuple(edges.values())
@@ -335,8 +336,8 @@ def _gradients(live: trace.Trace) -> dict[int, Tensor | None]:
 def _check_call(call: capture.Call, leaves: Sequence[Any], module_tensors: Mapping[str, Tensor]) -> None:
     """Refuse a call that an exported graph cannot serve.
 
-    That is a call that uses tensors besides its arguments and ``module_tensors``, passes a tensor twice, or has hooks
-    on inputs. ``leaves`` are the leaves of the arguments as a pytree.
+    Such a call uses tensors besides its arguments and ``module_tensors``, passes a tensor twice, or has hooks on
+    inputs. ``leaves`` are the leaves of the arguments as a pytree.
     """
     lifted, arguments, names = call.values[: call.lifted_count], call.values[call.lifted_count :], call.state.names
     names_by_id = {id(tensor): name for name, tensor in module_tensors.items()}
@@ -358,14 +359,14 @@ def _check_call(call: capture.Call, leaves: Sequence[Any], module_tensors: Mappi
 def _check_trace(live: trace.Trace, gradients: Mapping[Any, Any], shared: Sequence[str]) -> None:
     """Refuse the side effects that an exported graph cannot express.
 
-    ``shared`` has a text for each group of inputs that share memory.
+    ``shared`` has a text with the names of the inputs for each group of inputs that share memory.
     """
     if live.side_effects.hooks or live.metadata.grad_enabled_mutation is not None:
         refuse("the function registers a hook, or leaves grad mode changed", "do this outside of the function")
     if live.deriver.live or (gradients and live.metadata.backward_tokens):
         refuse("the backward calls an op with side effects, or a checkpoint in it writes a buffer", "leave this out")
     if live.bases:
-        refuse(f"{shared[0]} share memory, and the function writes it", "pass clones")
+        refuse(f"{shared[0]} share memory, and the function writes to it", "pass clones")
 
 
 def trace_for_export(

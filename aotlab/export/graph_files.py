@@ -1,4 +1,4 @@
-"""Save and load an exported graph as JSON. A file only names ops of torch's registry; loading it runs no code.
+"""Save and load an exported graph as JSON. A file contains only names of registered ops, so loading it runs no code.
 
 Each node is a JSON object with its name, its op (``"aten::mul.Tensor"``), its arguments (``[{"node": "arg0_1"}, 2]``),
 and dtype, shape, strides and device of its value (``["float32", [2, 3], [3, 1], "cpu"]``).
@@ -22,7 +22,7 @@ from aotlab.errors import UsageError
 from aotlab.export.signature import GraphSignature
 
 _FORMAT, _VERSION = "aotlab export", 1
-#: The functions besides ops that a graph may call, by name. They take items of results, compute sizes, set grad mode.
+#: The functions besides ops that a graph may call, by name. They get an item of a result, compute sizes, set grad mode.
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     f"{module.__name__}.{name}": getattr(module, name)
     for module, names in (
@@ -41,7 +41,8 @@ _NAMED = (torch.dtype, torch.layout, torch.memory_format)
 def save(path: str | Path, graph: fx.GraphModule, signature: GraphSignature | None = None) -> Path:
     """Write an exported graph and its signature to a file; return the path.
 
-    Raises `UsageError` if the graph contains a value that JSON cannot represent.
+    Raises `UsageError` if the graph contains something that a graph file cannot hold: a constant, an inner graph, a
+    call of a function that is neither an op nor in `_FUNCTIONS`, or an argument of a type without a JSON form.
     """
     form = {
         "format": _FORMAT,
@@ -81,9 +82,11 @@ def _node(node: fx.Node) -> dict[str, Any]:
         target = node.target
         form["target"] = target.name() if isinstance(target, OpOverload) else _NAMES.get(target)  # type: ignore[arg-type]
         if form["target"] is None:
-            raise UsageError(f"`{node.name}` calls {target}, which cannot be saved; `torch.export.save` may save it")
+            raise UsageError(f"`{node.name}` calls {target}, which a graph file cannot hold; try `torch.export.save`")
     elif node.op not in ("placeholder", "output"):
-        raise UsageError(f"`{node.name}` is a constant or an inner graph; `torch.export.save` may save it")
+        raise UsageError(
+            f"`{node.name}` is a constant or an inner graph, which a graph file cannot hold; try `torch.export.save`"
+        )
     if node.args:
         form["args"] = [_to_json_form(each, node) for each in node.args]
     if node.kwargs:
@@ -116,7 +119,7 @@ def _to_json_form(value: Any, node: fx.Node) -> Any:
         return {"device": str(value)}
     if type(value) is complex:
         return {"complex": [value.real, value.imag]}
-    raise UsageError(f"`{node.name}` takes a `{type(value).__qualname__}`, which cannot be saved")
+    raise UsageError(f"`{node.name}` takes a `{type(value).__qualname__}`, which a graph file cannot hold")
 
 
 def _graph(forms: Any) -> fx.Graph:
@@ -125,14 +128,14 @@ def _graph(forms: Any) -> fx.Graph:
     for form in forms:
         name, op = form["name"], form["op"]
         if not (isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)) or name in nodes:
-            raise ValueError(f"a node is called {name!r:.40}")
+            raise ValueError(f"{name!r:.40} is not a valid name of a node, or several nodes have it")
         args = tuple([_from_json_form(each, nodes) for each in form.get("args", ())] if op != "placeholder" else ())
         kwargs = {str(key): _from_json_form(each, nodes) for key, each in form.get("kwargs", {}).items()}
         if op == "output":
             graph.output(args[0])
             continue
         if op not in ("placeholder", "call_function") or not all(map(str.isidentifier, kwargs)):
-            raise ValueError(f"`{name}` is {op!r:.40}")
+            raise ValueError(f"`{name}` is a {op!r:.40} node, which no graph file has, or it has invalid keywords")
         target = name if op == "placeholder" else _target(form["target"])
         node = nodes[name] = graph.create_node(op, target, args, kwargs, name)
         if node.name != name:

@@ -34,9 +34,9 @@ class GraphSignature:
     The graph takes ``(*parameters, *buffers, *user inputs)`` and returns ``(*new values of mutated inputs, *user
     outputs, *gradients)``. Inputs and outputs are identified by the names of their nodes, parameters and buffers by
     their names in the module. An output that is not a tensor has no name (None). The fields ``…_to_mutate`` map the
-    names of new values to the buffers, parameters and inputs that they belong to. ``in_spec`` and ``out_spec`` are the
-    pytree structures (`torch.utils._pytree`) of ``((*parameters, *buffers, *args), {})`` and of the result.
-    ``input_tokens`` and ``output_tokens`` are always empty.
+    name of each output that is a new value to the buffer, parameter or input that gets this value. ``in_spec`` and
+    ``out_spec`` are the pytree structures (`torch.utils._pytree`) of ``((*parameters, *buffers, *args), {})`` and of
+    the result. ``input_tokens`` and ``output_tokens`` exist only because upstream has them, and are always empty.
     """
 
     parameters: list[str]
@@ -79,13 +79,16 @@ _LEAF = object()
 
 
 def _to_json_form(value: Any) -> Any:
-    """Return the JSON form of a pytree: for a container, a list of its type's name and its items; for a leaf, null."""
+    """Return the JSON form of a pytree whose leaves are all `_LEAF`.
+
+    A container becomes a list of the name of its type and its items. A leaf becomes null.
+    """
     if value is _LEAF:
         return None
     if type(value) in (tuple, list):
         return [type(value).__name__, *map(_to_json_form, value)]
     if type(value) is not dict or not all(type(key) in (str, int, float, bool, type(None)) for key in value):
-        raise UsageError(f"a `{type(value).__qualname__}` cannot be written as JSON; nest tuples, lists and dicts")
+        raise UsageError(f"a `{type(value).__qualname__}` cannot be written as JSON; use only tuples, lists and dicts")
     return ["dict", *([key, _to_json_form(child)] for key, child in value.items())]
 
 
