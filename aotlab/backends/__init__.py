@@ -16,8 +16,8 @@ __all__ = [
 def resolve(backend: object, *, draws: Literal["torch", "eager"] = "torch") -> Backend:
     """Return the `Backend` for a name, a compiler function or a backend.
 
-    ``draws`` selects the random numbers of Inductor, as in `InductorBackend`. Raises `UsageError` if ``backend`` is
-    something else.
+    With ``draws="eager"``, Inductor's random numbers equal eager's (see `InductorBackend`). Raises `UsageError` if
+    ``backend`` is something else.
     """
     if backend == "eager":
         return EagerBackend()

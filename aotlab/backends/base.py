@@ -75,7 +75,7 @@ class Backend:
     def needs_states(self, module: fx.GraphModule | None) -> bool:
         """Tell whether the random ops of a graph must take the states of generators as inputs.
 
-        ``module`` is a traced graph. If it is None, tell whether all graphs of this backend need it.
+        ``module`` is a traced graph. If it is None, tell whether this is so for all graphs of this backend.
         """
         return False
 

@@ -57,9 +57,9 @@ class CompileRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackwardRecord:
-    """A backward that was compiled after the call, for one pattern of defined tangents.
+    """A backward that was compiled after this stage, when it was needed, for one pattern of defined tangents.
 
-    ``pattern`` says for each tangent whether it is defined.
+    ``pattern`` says for each tangent whether it is defined, that is, not None.
     """
 
     pattern: tuple[bool, ...]
@@ -70,8 +70,8 @@ class BackwardRecord:
 class CompilationContext:
     """Data that the graphs of one entry share: the entry's number, a name, and the backend's own state.
 
-    ``detailed`` says whether the records contain the readable code and the nodes of the graphs. The listeners of
-    `aotlab.observe` need these; otherwise writing them would only take time.
+    ``number`` is the entry's number. ``detailed`` says whether the records contain the readable code and the nodes of
+    the graphs. Only the listeners of `aotlab.observe` need these, and writing them takes time.
     """
 
     number: int
@@ -111,8 +111,8 @@ def compile_graph(
     results = len(output_args(module.graph))
     devices = with_states(module)
     inputs = placeholders(module.graph)
-    # In a backward, the saved values that the forward computed are static. Tangents and saved inputs of the caller are
-    # not.
+    # In a backward, the saved values that the forward computed are static inputs. Tangents and saved inputs of the
+    # caller are not.
     if kind == "backward":
         input_fakes = [fake for _, fake in trace.inputs.placeholders if isinstance(fake, Tensor)]
         caller_storages = {internals.storage_key(fake) for fake in input_fakes if fake.layout == torch.strided}
@@ -182,7 +182,7 @@ class _TracedOutputs:
     """The traced specs of a graph's outputs, with which `config.debug_assert` compares the outputs of each run.
 
     A spec also says with which other outputs or inputs an output shares memory. ``labels`` are the names of the first
-    outputs. The other outputs are saved values; their strides and memory are not checked.
+    outputs. The other outputs are saved values, whose strides and shared memory are not checked.
     """
 
     def __init__(self, module: fx.GraphModule, labels: Sequence[str], kind: GraphKind) -> None:

@@ -6,9 +6,9 @@ results would differ from eager's.
 
 *Random numbers* equal `torch.compile`'s by default: a graph draws a seed for each random op, and kernels compute random
 numbers from the seeds, which differ from eager's. With ``torch._inductor.config.fallback_random = True`` (read when a
-graph is compiled), the numbers equal eager's: they are drawn from torch's generators in eager's order. The same holds
-in cells of notebooks, in `aotlab.verify`, under `config.functionalize_rng_ops`, and in a graph with a checkpoint that
-draws random numbers.
+graph is compiled), the numbers equal eager's: they are drawn from torch's generators in eager's order. The numbers also
+equal eager's in cells of notebooks, in `aotlab.verify`, under `config.functionalize_rng_ops`, and in a graph with a
+checkpoint that draws random numbers.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ class InductorBackend(Backend):
     def __init__(self, *, draws: Literal["torch", "eager"] = "torch", max_autotune: bool = False) -> None:
         """Make the backend.
 
-        ``draws`` selects the random numbers: eager's, or `torch.compile`'s. With ``max_autotune``, Inductor measures
-        several kernels for each matrix product and convolution, and uses the fastest.
+        With ``draws="eager"``, random numbers equal eager's. With ``draws="torch"``, they equal `torch.compile`'s. With
+        ``max_autotune``, Inductor measures several kernels for each matrix product and convolution, and uses the
+        fastest.
         """
         self._draws = draws
         self._max_autotune = max_autotune
@@ -58,7 +59,7 @@ class InductorBackend(Backend):
     def needs_states(self, module: fx.GraphModule | None) -> bool:
         """Tell whether the random ops of a graph must take the states of generators as inputs.
 
-        They must if the random numbers equal eager's and Inductor may change the order of the ops.
+        They must if the random numbers must equal eager's and Inductor may change the order of the random ops.
         """
         if internals.inductor_keeps_draws_in_order():
             return False
@@ -181,8 +182,8 @@ def _adapted(compiled: Any, floats: Sequence[int], groups: list[int | None] | No
     ``floats`` are the positions of inputs that are floats in the call and zero-dim tensors in the compiled graph.
 
     ``groups`` has the storage key of each result in the traced graph, and is None for a backward. Results with the same
-    key also share memory in eager, and are not copied. Inductor may make further results share memory, for example as
-    parts of a ``cat``. The first call finds these results; later calls copy the same results.
+    key also share memory in eager, and are not copied. Inductor may make other results share memory, too, for example
+    as slices of the result of a ``cat``. The first call finds these results, and later calls copy the same results.
     """
     copied: list[int] | None = None
 
@@ -262,7 +263,7 @@ _SEEDED = (_ATEN.rand.default, _ATEN.randn.default, _ATEN.randint.low)
 
 
 def _drop_unused_draws(module: fx.GraphModule) -> None:
-    """Remove random ops whose results nobody uses, as `torch.compile` does. Otherwise they would use up seeds."""
+    """Remove random ops without users, as `torch.compile` does. With them, later ops would draw other numbers."""
     for node in reversed(list(module.graph.nodes)):
         if node.target in _SEEDED and not node.users:
             module.graph.erase_node(node)
@@ -289,7 +290,8 @@ def with_checks(table: dict[Any, Decomposition]) -> dict[Any, Decomposition]:
 
         x.index_select(0, i)     # eager: index out of range, if i is negative; Inductor counts from the end
 
-    The error's text does not matter: if the graph raises, the call runs again eagerly.
+    The text of the assertion does not matter, because a call whose graph raises runs again eagerly and raises eager's
+    error.
     """
     table_with_checks = {op: function for op, function in table.items() if op not in _DECOMPOSED_DIFFERENTLY}
     table_with_checks[_ATEN._assert_async.default] = lambda condition: _ATEN._assert_async.msg(
@@ -318,10 +320,10 @@ def _after_check(decomposition: Decomposition | None, condition: Callable[..., T
 
 
 def keep_unused(module: fx.GraphModule) -> int:
-    """Append to a graph's outputs the unused results of ops that must stay (marked with `STAYS`).
+    """Append the unused results of ops that must stay (marked with `STAYS`) to the outputs of a graph.
 
-    Inductor would remove these ops, and with them the errors that they may raise. Returns the number of outputs that
-    the graph had before.
+    Otherwise Inductor would remove these ops, and the errors that they may raise would be lost. Returns the number of
+    outputs that the graph had before.
     """
     outputs = output_args(module.graph)
     unused = [node for node in module.graph.nodes if STAYS in node.meta and not node.users]
@@ -365,7 +367,7 @@ _COPIES = {
 
 
 class _HiddenOp:
-    """A function that replaces an op during Inductor's passes, so that the passes do not know the op."""
+    """A function that replaces an op during Inductor's passes, so that no pattern of the passes matches the op."""
 
     def __init__(self, op: Any) -> None:
         self.op = op
@@ -382,7 +384,7 @@ def _copies_hidden(joint: fx.GraphModule) -> Iterator[None]:
 
     A copy is hidden if the backward uses it and the caller can reach the tensor that was copied. For ``x.clone() * w``,
     eager saves the copy, which does not change when ``x`` is written. Inductor's passes would remove the copy, and the
-    backward would use ``x`` itself. So each hidden copy is replaced by an op that the passes do not know.
+    backward would use ``x`` itself. So each hidden copy is replaced by a `_HiddenOp`, which no pass removes.
     """
     graph = joint.graph
     outputs = [node for node in output_args(graph) if node is not None and phase_of(node) == "forward"]
@@ -416,6 +418,6 @@ def _have_same_metadata(node: fx.Node, other: fx.Node) -> bool:
 
 
 def _is_used_late(node: fx.Node) -> bool:
-    """Tell whether the backward uses a node or a view of it."""
+    """Tell whether the backward uses the result of a node or a view of this result."""
     calls = (user for user in node.users if user.op == "call_function")
     return any(phase_of(user) == "backward" or (is_view(user) and _is_used_late(user)) for user in calls)

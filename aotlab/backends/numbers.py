@@ -13,7 +13,7 @@ from aotlab._torch import FakeTensorMode
 from aotlab.ir.fx_graphs import drop_unused, placeholders
 
 _ATEN = torch.ops.aten
-#: Arithmetic on Python numbers → the corresponding op on tensors (None if the tensor is the result unchanged).
+#: Maps a function of Python numbers to the corresponding op on tensors, or to None if the result is the tensor itself.
 _STEPS: dict[Any, Any] = {
     operator.add: _ATEN.add.Tensor, operator.sub: _ATEN.sub.Tensor, operator.mul: _ATEN.mul.Tensor,
     operator.truediv: _ATEN.div.Tensor, operator.neg: _ATEN.neg.default, operator.abs: _ATEN.abs.default,
@@ -40,7 +40,7 @@ def _is_float(value: Any) -> bool:
 def takes_numbers(module: fx.GraphModule) -> bool:
     """Tell whether zero-dim tensors can replace all symbolic floats in a graph.
 
-    They cannot if an op that takes a float has no counterpart for tensors here, or computes an integer from it.
+    They cannot if an op that takes a float computes an integer from it, or has no counterpart in the tables above.
     """
     if not any(map(_is_float, placeholders(module.graph))):
         return True
