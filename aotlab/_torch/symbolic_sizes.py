@@ -106,22 +106,23 @@ class _Environment(ShapeEnv):
     """torch's shape environment with a cache, names for symbols, and the user's code that caused each guard.
 
     ``known`` caches results of operations on sizes, which torch would compute again for each tensor. ``shown`` maps a
-    symbol to the user's name for it, such as ``x.size(0)``. ``places`` lists, for each guard, the place in the user's
-    program that ran when torch added the guard (`aotlab.guards.places.Place`).
+    symbol to the user's name for it, such as ``x.size(0)``. ``code_positions`` lists, for each guard, the position in
+    the user's code that ran when torch added the guard (`aotlab.guards.user_code.CodePosition`).
     """
 
     known: dict[Any, Any]
     shown: dict[Any, str]
-    places: list[Any]
-    place: Callable[[], Any] = staticmethod(lambda: None)  # returns the place in the user's program that runs now
+    code_positions: list[Any]
+    #: Returns the position in the user's code that runs now.
+    code_position: Callable[[], Any] = staticmethod(lambda: None)
 
     def _get_sloc(self, framework_loc: str | None = None) -> SLoc:
-        """Return the source location that torch stores with a new guard. Its text is an index into ``places``.
+        """Return the source location that torch stores with a new guard. Its text is an index into ``code_positions``.
 
-        If torch names a location in its own code, the user's program did not cause the guard, and the place is None.
+        If torch names a location in its own code, the user's program did not cause the guard, and the position is None.
         """
-        self.places.append(None if framework_loc else self.place())
-        return SLoc(str(len(self.places) - 1), None)
+        self.code_positions.append(None if framework_loc else self.code_position())
+        return SLoc(str(len(self.code_positions) - 1), None)
 
     def create_symintnode(self, *args: Any, **kwargs: Any) -> Any:
         """Make the symbolic number of a symbol, with a `_Number` as its node."""
@@ -141,7 +142,7 @@ class Sizes:
         self._kind = DimDynamic.DUCK if count > MOST_SYMBOLS else DimDynamic.DYNAMIC
         # sizes that depend on data are not supported; programs with such sizes run eagerly
         self.env = _Environment(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
-        self.env.known, self.env.places, self.env.shown, self._names = {}, [], {}, names
+        self.env.known, self.env.code_positions, self.env.shown, self._names = {}, [], {}, names
         #: The symbolic numbers for flat inputs that are an int or a float, by position.
         self.numbers: dict[int, Any] = {}
         self._inputs: list[tuple[int, Any]] = []
@@ -189,7 +190,7 @@ class Sizes:
         return list(by_symbol.values())
 
     def guards(self, name: Callable[[int, str, int | None], str]) -> list[tuple[str, Any]]:
-        """Return each guard so far as a Python expression, with the place in the user's program that caused it.
+        """Return each guard so far as a Python expression, with the position in the user's code that caused it.
 
         ``name`` returns the text by which these expressions refer to a fact about an input, for example ``x.size(0)``.
         It takes the position of a flat input, a quantity, and a dimension or None. The quantity is ``"size"``,
@@ -218,8 +219,8 @@ class Sizes:
             if location.startswith("(unknown"):  # torch has replaced the symbol: find the location of the replacement
                 location = "".join(str(equal[s]) for s in equal if self.env.var_to_sources[s][0].name in text)
             numbers = [] if "stride" in text else re.findall(r"\((\d+)\)", location)
-            place = self.env.places[int(numbers[-1])] if numbers else None
-            conditions.append((_PART.sub(named, f"({text})" if " or " in text else text), place))
+            code_position = self.env.code_positions[int(numbers[-1])] if numbers else None
+            conditions.append((_PART.sub(named, f"({text})" if " or " in text else text), code_position))
         return conditions
 
     def assumed_since(self, names: Sequence[str]) -> Callable[..., bool] | None:
@@ -373,12 +374,13 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 @contextmanager
-def symbols_as_numbers(sizes: Sizes, place: Callable[[], Any]) -> Iterator[None]:
+def symbols_as_numbers(sizes: Sizes, code_position: Callable[[], Any]) -> Iterator[None]:
     """Make symbolic numbers look like `int` or `float` to code outside of torch, for the length of a block.
 
     In code outside of torch, ``isinstance(size, int)`` is true, and ``repr(size)`` shows the value that the size has in
-    the traced call. A comparison of two sizes returns a `bool`, and therefore adds a guard. ``place`` returns the place
-    in the user's program that runs now. The shape environment of ``sizes`` stores this place with each guard.
+    the traced call. A comparison of two sizes returns a `bool`, and therefore adds a guard. ``code_position`` returns
+    the position in the user's program that runs now. The shape environment of ``sizes`` stores this position with each
+    guard.
     """
 
     def foreign() -> bool:
@@ -386,7 +388,7 @@ def symbols_as_numbers(sizes: Sizes, place: Callable[[], Any]) -> Iterator[None]
 
     with ExitStack() as stack:
         stack.enter_context(noting_guards(sizes.env))
-        stack.enter_context(replaced(sizes.env, "place", place))
+        stack.enter_context(replaced(sizes.env, "code_position", code_position))
         for kind, plain in ((torch.SymInt, int), (torch.SymFloat, float)):
 
             def look(self: Any, name: str, plain: type = plain) -> Any:

@@ -37,8 +37,8 @@ from aotlab.frontends.direct import FunctionTarget
 from aotlab.frontends.graph_run import GraphRun, needs_care
 from aotlab.frontends.tensor_names import names_on_stack
 from aotlab.guards.inlined import check_of_inlined
-from aotlab.guards.places import running_cells
 from aotlab.guards.reached import Reached
+from aotlab.guards.user_code import running_cells
 from aotlab.ir.fx_graphs import expression_of
 from aotlab.partition.default import default_partition
 from aotlab.subclasses import Options, function_for

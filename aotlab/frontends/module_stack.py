@@ -21,7 +21,7 @@ from torch import nn
 from aotlab import _torch as internals
 from aotlab._torch.replaced import replaced
 from aotlab.capture.signals import RunEagerly
-from aotlab.guards.places import user_line
+from aotlab.guards.user_code import user_line
 from aotlab.trace.running_recorder import with_node_metadata
 
 _modules = threading.local()

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from aotlab.guards.places import is_users
+from aotlab.guards.user_code import is_users
 
 _IPYTHON = frozenset({"In", "Out", "exit", "quit", "get_ipython"})
 _LONGEST = 200  # the most items of a list or dict that are searched by default

@@ -33,8 +33,8 @@ from aotlab import _torch as internals
 from aotlab.guards import guarded_values, objects
 from aotlab.guards.code_names import line_like, names_in
 from aotlab.guards.libraries import Libraries, names_forward_mentions
-from aotlab.guards.places import is_users
 from aotlab.guards.reached import Place, Reached, Slot, SlotKind
+from aotlab.guards.user_code import is_users
 
 #: Private attributes of torch's objects that are guarded, because they are state and not caches. `get_last_lr` of a
 #: learning-rate scheduler returns ``_last_lr``.

@@ -72,5 +72,5 @@ def rules_of(sizes: internals.Sizes | None, names: Sequence[str], fakes: Mapping
     layouts = {n: (internals.fixed(fake.shape), internals.fixed(fake.stride())) for n, fake in fakes.items()}
     layouts = {n: layout for n, layout in layouts.items() if None in layout[0]}
     shown_guards, expressions = sizes.guards(shown), tuple(text for text, _ in sizes.guards(read_expression))
-    lines = {text: place() for text, place in shown_guards if place is not None}
+    lines = {text: position() for text, position in shown_guards if position is not None}
     return Rules(layouts, frozenset(sizes.numbers), tuple(text for text, _ in shown_guards), expressions, lines)

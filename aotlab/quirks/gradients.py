@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
-from aotlab.guards.places import user_line
+from aotlab.guards.user_code import user_line
 from aotlab.runtime.draft import Draft
 from aotlab.runtime.emitting_quirk import EmittingQuirk, Point
 from aotlab.trace.escapes import EscapeGuard, Handler

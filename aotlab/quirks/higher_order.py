@@ -24,7 +24,7 @@ from aotlab._torch.higher_order_ops import parts
 from aotlab._torch.replaced import replaced
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import DoubleBackwardError
-from aotlab.guards.places import user_line
+from aotlab.guards.user_code import user_line
 from aotlab.ir.fx_graphs import may_have_effects
 from aotlab.trace.escapes import Handler
 from aotlab.trace.inputs import value_of

@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
-from aotlab.guards.places import user_line
+from aotlab.guards.user_code import user_line
 from aotlab.trace.autograd_edges import edge_of, edges_behind
 from aotlab.trace.escapes import EscapeGuard, Handler
 from aotlab.trace.findings import Findings

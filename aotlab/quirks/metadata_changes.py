@@ -20,7 +20,7 @@ from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
-from aotlab.guards.places import user_line
+from aotlab.guards.user_code import user_line
 from aotlab.trace.boundary import CHANGES_SIZES
 from aotlab.trace.escapes import EscapeGuard, Handler
 from aotlab.trace.findings import Findings

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
-from aotlab.guards.places import user_line
+from aotlab.guards.user_code import user_line
 from aotlab.ir.subclass_records import AnchoredGradient
 from aotlab.subclasses.sparse import run_op
 

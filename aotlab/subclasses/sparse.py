@@ -19,7 +19,7 @@ from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly
-from aotlab.guards.places import user_line
+from aotlab.guards.user_code import user_line
 from aotlab.ir.subclass_records import AnchoredGradient, Layout, SizeOfPart, SubclassSpec
 from aotlab.trace.recorder import running
 

@@ -22,7 +22,7 @@ from aotlab import _torch as internals
 from aotlab import errors
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import BY_DYNAMO, TAKE_DYNAMO
-from aotlab.guards.places import called, name_of, user_line
+from aotlab.guards.user_code import called, name_of, user_line
 from aotlab.trace.tape import tensors_in
 
 _OUTSIDE = "move it out of the compiled function"

@@ -224,7 +224,7 @@ class Deriver:
             if operation.is_random and operation.is_impure:
                 raise RandomOpError(
                     f"a backward draws random numbers by `{operation.target}`",
-                    line=None if operation.place is None else operation.place(),
+                    line=None if operation.code_position is None else operation.code_position(),
                     why="eager draws new numbers in each backward, and only in the nodes that this backward runs",
                     suggestion="draw the numbers in the forward, and save them for the backward",
                 )

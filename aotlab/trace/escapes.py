@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly, TraceEnds
 from aotlab.errors import DataDependentError, RefusedError
-from aotlab.guards.places import called, user_line
+from aotlab.guards.user_code import called, user_line
 from aotlab.trace import boundary
 from aotlab.trace.inputs import TracedInput
 from aotlab.trace.records import Hook

@@ -15,7 +15,7 @@ from aotlab.capture.call import Call
 from aotlab.capture.caller_objects import caller_objects, check_containers
 from aotlab.capture.dedupe import DedupeRecord
 from aotlab.capture.signals import RunEagerly
-from aotlab.guards.places import user_place
+from aotlab.guards.user_code import user_code_position
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.ir.specs import StorageNumbers
 from aotlab.trace import surroundings
@@ -40,7 +40,9 @@ def run_function(
     lifted, args, kwargs = call.rebuild(values)
     grad_mode = torch.is_grad_enabled()
     recorder.names = {id(item.fake): item.name for item in inputs}
-    symbols = nullcontext() if recorder.sizes is None else internals.symbols_as_numbers(recorder.sizes, user_place)
+    symbols = (
+        nullcontext() if recorder.sizes is None else internals.symbols_as_numbers(recorder.sizes, user_code_position)
+    )
     unchanged = surroundings.global_state_checked(recorder, call.state.settings)
     with unchanged, surroundings.trace_failures(), surroundings.tracing(recorder):
         try:

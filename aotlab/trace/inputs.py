@@ -189,7 +189,9 @@ def _check_sizes(item: TracedInput, final: Tensor, tape: Tape) -> None:
         producer = tape.producer(final)
         raise MetadataMutationError(
             f"the function changes the sizes, strides or memory of `{item.name}` in place",
-            line=producer[0].place() if producer is not None and producer[0].place is not None else None,
+            line=producer[0].code_position()
+            if producer is not None and producer[0].code_position is not None
+            else None,
             why="the trace cannot record this change",
             suggestion="use the form that returns a new tensor, for example t() instead of t_()",
             argument=item.name,

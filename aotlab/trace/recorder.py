@@ -15,7 +15,7 @@ from aotlab._torch import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOve
 from aotlab._torch.replaced import replaced
 from aotlab.capture.signals import EntersInferenceMode, RunEagerly
 from aotlab.errors import BY_DYNAMO, UserLine
-from aotlab.guards.places import Locator, called, name_of, user_line, user_place
+from aotlab.guards.user_code import Locator, called, name_of, user_code_position, user_line
 from aotlab.ir.fx_graphs import Phase, may_have_effects
 from aotlab.trace.boundary import refuse_higher_order
 from aotlab.trace.corrections import strides_may_differ, with_strides_of
@@ -411,20 +411,20 @@ class Recorder(TorchDispatchMode):
         """Append an op with its ``result``, its user line and its autograd sequence number."""
         if self.phase == "forward":
             sequence: int | None = internals.sequence_number() - 1
-            place, meta = user_place(), self.meta
-            self._origins.setdefault(sequence, (place, meta))  # type: ignore[arg-type]  # an int on this branch
+            position, meta = user_code_position(), self.meta
+            self._origins.setdefault(sequence, (position, meta))  # type: ignore[arg-type]  # an int on this branch
         else:
             sequence = internals.current_node_sequence()
-            place, meta = (None, None) if sequence is None else self._origins.get(sequence, (None, None))
+            position, meta = (None, None) if sequence is None else self._origins.get(sequence, (None, None))
         original = self._original or func
         index = len(self.tape.operations)
-        self.tape.append(Operation(index, func, args, kwargs, result, self.phase, place, sequence, meta, original))
+        self.tape.append(Operation(index, func, args, kwargs, result, self.phase, position, sequence, meta, original))
 
     def _line(self) -> UserLine | None:
         if self.phase == "backward":
             sequence = internals.current_node_sequence()
-            place, _ = (None, None) if sequence is None else self._origins.get(sequence, (None, None))
-            return None if place is None else place()
+            position, _ = (None, None) if sequence is None else self._origins.get(sequence, (None, None))
+            return None if position is None else position()
         return user_line()
 
     def _lift(self, real: Tensor) -> Tensor:

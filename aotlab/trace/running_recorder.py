@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab._torch.replaced import replaced
-from aotlab.guards.places import Locator, located
+from aotlab.guards.user_code import Locator, set_code_position
 from aotlab.trace.recorder import running
 from aotlab.trace.tape import Operation, tensors_in
 
@@ -104,11 +104,11 @@ def is_tracing() -> bool:
     return bool(running.recorders)
 
 
-def set_location(place: Locator | None, meta: dict[str, Any] | None) -> None:
-    """Set the user line (``place``) and the fx metadata (``meta``) of the ops that are recorded from now on.
+def set_location(position: Locator | None, meta: dict[str, Any] | None) -> None:
+    """Set the user line (``position``) and the fx metadata (``meta``) of the ops that are recorded from now on.
 
     A frontend calls this if it knows the user line although Python's stack does not show this line.
     """
-    located(place)
+    set_code_position(position)
     if running.recorders:
         running.recorders[-1].meta = meta

@@ -23,7 +23,7 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab._torch import pytree
 from aotlab.capture.signals import RunEagerly
-from aotlab.guards.places import user_line
+from aotlab.guards.user_code import user_line
 from aotlab.trace.tape import tensors_in
 
 

@@ -25,7 +25,7 @@ from aotlab import _torch as internals
 from aotlab.capture.signals import RunEagerly, TraceEnds
 from aotlab.errors import EscapeError, RandomOpError, RefusedError, brief
 from aotlab.guards.call_state import CallState
-from aotlab.guards.places import line_of_error, user_line
+from aotlab.guards.user_code import line_of_error, user_line
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import TraceFailed
 from aotlab.trace.tape import Untraceable

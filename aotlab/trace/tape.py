@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from aotlab import _torch as internals
 from aotlab._torch import OpOverload
 from aotlab.errors import GraphInvariantError, UserLine
-from aotlab.guards.places import Place, stack_trace
+from aotlab.guards.user_code import CodePosition, stack_trace
 from aotlab.ir.fx_graphs import STAYS, Phase, may_have_effects
 from aotlab.trace.random_state import READ_STATE, SET_STATE, draws, random_op_of
 
@@ -27,10 +27,10 @@ class Untraceable(Exception):  # noqa: N818  # not an error in the program; it g
 class Operation:
     """One recorded op, with its arguments and its result as fake tensors.
 
-    ``place`` returns the user line. ``sequence`` is the sequence number of an autograd node: for an op of the forward
-    the node that autograd makes for the op, for an op of the backward the node that called the op. ``meta`` is metadata
-    from the frontend for the fx node. If a decomposition called the op, ``original`` is the decomposed op, otherwise it
-    is the op itself. Inductor names its kernels after ``original``.
+    ``code_position`` returns the user line. ``sequence`` is the sequence number of an autograd node: for an op of the
+    forward the node that autograd makes for the op, for an op of the backward the node that called the op. ``meta`` is
+    metadata from the frontend for the fx node. If a decomposition called the op, ``original`` is the decomposed op,
+    otherwise it is the op itself. Inductor names its kernels after ``original``.
     """
 
     index: int
@@ -39,7 +39,7 @@ class Operation:
     kwargs: dict[str, Any]
     result: Any
     phase: Phase
-    place: Callable[[], UserLine | None] | None
+    code_position: Callable[[], UserLine | None] | None
     sequence: int | None
     meta: dict[str, Any] | None
     original: OpOverload
@@ -340,10 +340,10 @@ class _GraphWriter:
 def _copy_op_meta(node: fx.Node, operation: Operation) -> None:
     meta = node.meta
     meta.update(phase=operation.phase, operation=operation.index, original_aten=operation.original)
-    if operation.place is not None:
-        meta["user_line"] = operation.place
-        if isinstance(operation.place, Place):
-            meta["stack_trace"] = stack_trace(operation.place)
+    if operation.code_position is not None:
+        meta["user_line"] = operation.code_position
+        if isinstance(operation.code_position, CodePosition):
+            meta["stack_trace"] = stack_trace(operation.code_position)
     if operation.sequence is not None:
         meta["seq_nr"] = operation.sequence
     # upstream's partitioners read from this tag whether a node belongs to the forward or the backward

@@ -19,7 +19,7 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab._torch import OpOverload
 from aotlab.capture.signals import RunEagerly
-from aotlab.guards.places import user_line
+from aotlab.guards.user_code import user_line
 from aotlab.trace import custom_ops
 from aotlab.trace.boundary import op_name
 from aotlab.trace.running_recorder import describe_views, operations_since, operations_so_far

@@ -17,7 +17,7 @@ from aotlab.errors import (
     HigherOrderOpError,
     SubclassError,
 )
-from aotlab.guards.places import user_line
+from aotlab.guards.user_code import user_line
 from aotlab.ir.fx_graphs import line_of
 from aotlab.trace.recorder import Recorder, running
 from aotlab.trace.tape import Tape, Untraceable, tensors_in
@@ -56,7 +56,7 @@ def test_ops_are_recorded_in_order():
     assert first.result is y
     assert second.args[0] is y
     assert (first.phase, first.index, second.index) == ("forward", 0, 1)
-    assert first.place().code == "y = x.mul(2)"
+    assert first.code_position().code == "y = x.mul(2)"
     assert recording.tape.producer(z) == (second, ())
     assert recording.tape.producer(x) is None
     assert recording.tape.knows(z)

@@ -1,7 +1,4 @@
-"""Find the place in the user's program that called an op, and the user's name for a tensor.
-
-A `Place` here is an instruction of running code. (In `aotlab.guards.reached`, a place is where a value is stored.)
-"""
+"""Find the position in the user's code that called an op, and the user's name for a tensor."""
 
 from __future__ import annotations
 
@@ -37,61 +34,61 @@ _CALLERS = tuple(str(_HERE / name) for name in ("trace/function_run.py", "trace/
 
 
 @dataclass(slots=True, eq=False)
-class Place:
-    """A place in running code: a code object and the offset of an instruction in it.
+class CodePosition:
+    """A position in running code: a code object and the offset of an instruction in it.
 
-    The line is looked up only when it is needed, by calling the place. ``callers`` are the places in notebook cells
-    that called the code, innermost first.
+    The line is looked up only when it is needed, by calling the position. ``callers`` are the positions in notebook
+    cells that called the code, innermost first.
     """
 
     code: CodeType
     instruction: int
-    callers: tuple[Place, ...] = ()
+    callers: tuple[CodePosition, ...] = ()
 
     def __call__(self) -> UserLine:
-        """Return the line of this place."""
+        """Return the line of this position."""
         lines = (line for start, end, line in self.code.co_lines() if start <= self.instruction < end)
         line = line_of(self.code, next(lines, None) or self.code.co_firstlineno)
         return replace(line, callers=tuple([each() for each in self.callers])) if self.callers else line
 
 
-#: A function that returns the line of a place, for example a `Place`. It returns None if the line is unknown.
+#: A function that returns the line of a position, for example a `CodePosition`. It returns None if the line is unknown.
 Locator = Callable[[], UserLine | None]
 
 
 class _Located(threading.local):
-    place: Locator | None = None
+    position: Locator | None = None
 
 
 _located = _Located()
 _traces: ByCode[dict[int, str]] = ByCode()
 
 
-def stack_trace(place: Place) -> str:
-    """Return a place as one frame of a traceback, in the form that fx graphs store.
+def stack_trace(position: CodePosition) -> str:
+    """Return a position as one frame of a traceback, in the form that fx graphs store.
 
-    The text of each place is cached.
+    The text of each position is cached.
     """
-    texts = _traces.get(place.code)
+    texts = _traces.get(position.code)
     if texts is None:
-        texts = _traces.put(place.code, {})
-    if place.instruction not in texts:
-        line = place()
-        texts[place.instruction] = f'  File "{line.file}", line {line.line}, in {line.function}\n    {line.code}'
-    return texts[place.instruction]
+        texts = _traces.put(position.code, {})
+    if position.instruction not in texts:
+        line = position()
+        texts[position.instruction] = f'  File "{line.file}", line {line.line}, in {line.function}\n    {line.code}'
+    return texts[position.instruction]
 
 
 _is_user_code: ByCode[bool] = ByCode()
 
 
-def user_place() -> Locator | None:
-    """Return the innermost running place that belongs to neither torch, the engine nor the standard library."""
-    if _located.place is not None:
-        return _located.place
+def user_code_position() -> Locator | None:
+    """Return the innermost running position that belongs to neither torch, the engine nor the standard library."""
+    if _located.position is not None:
+        return _located.position
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if is_users(frame.f_code):
-            return Place(frame.f_code, frame.f_lasti, running_cells(frame.f_back))
+            return CodePosition(frame.f_code, frame.f_lasti, running_cells(frame.f_back))
         frame = frame.f_back
     return None
 
@@ -99,24 +96,24 @@ def user_place() -> Locator | None:
 _is_cell: ByCode[bool] = ByCode()
 
 
-def running_cells(frame: FrameType | None) -> tuple[Place, ...]:
-    """Return the places in notebook cells that are running in ``frame`` and its callers, innermost first.
+def running_cells(frame: FrameType | None) -> tuple[CodePosition, ...]:
+    """Return the positions in notebook cells that are running in ``frame`` and its callers, innermost first.
 
     The search ends at a cell's top-level code (``<module>``). Frames further out belong to IPython, or to another cell
     whose magic runs this cell.
     """
-    places: list[Place] = []
+    positions: list[CodePosition] = []
     if "IPython" not in sys.modules:
         return ()
-    while frame is not None and not (places and places[-1].code.co_name == "<module>"):
+    while frame is not None and not (positions and positions[-1].code.co_name == "<module>"):
         code = frame.f_code
         is_cell = _is_cell.get(code)
         if is_cell is None:
             is_cell = _is_cell.put(code, CELL_FILE.search(code.co_filename) is not None)
         if is_cell:
-            places.append(Place(code, frame.f_lasti))
+            positions.append(CodePosition(code, frame.f_lasti))
         frame = frame.f_back
-    return tuple(places)
+    return tuple(positions)
 
 
 def is_users(code: CodeType) -> bool:
@@ -131,29 +128,29 @@ def is_users(code: CodeType) -> bool:
 
 def line_of_error(error: BaseException) -> UserLine | None:
     """Return the user's innermost line in the traceback of an error."""
-    place, trace = _located.place, error.__traceback__
-    if place is not None:
-        return place()
+    position, trace = _located.position, error.__traceback__
+    if position is not None:
+        return position()
     while trace is not None:
         if is_users(trace.tb_frame.f_code):
-            place = Place(trace.tb_frame.f_code, trace.tb_lasti)
+            position = CodePosition(trace.tb_frame.f_code, trace.tb_lasti)
         trace = trace.tb_next
-    return None if place is None else place()
+    return None if position is None else position()
 
 
 def user_line() -> UserLine | None:
     """Return the user's line that is running, for an error."""
-    place = user_place()
-    return None if place is None else place()
+    position = user_code_position()
+    return None if position is None else position()
 
 
-def located(place: Locator | None) -> None:
-    """Set the place of the running op. With None, the place is searched on the stack again.
+def set_code_position(position: Locator | None) -> None:
+    """Set the position of the running op. With None, the position is searched on the stack again.
 
     The Dynamo frontend calls this before each node of a graph, because the node has the user's line and the stack does
     not show it.
     """
-    _located.place = place
+    _located.position = position
 
 
 def name_of(tensor: Tensor) -> str | None:
