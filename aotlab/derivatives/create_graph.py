@@ -151,12 +151,12 @@ class LevelBackwards:
                 suggestion="call the original function",
             )
         direct = {e: value for e, value in pending.items() if e in self.slot_of and not self.level.segment.sums(e)}
-        extras = tuple(edge for edge in pending if edge not in direct)
+        inner_edges = tuple(edge for edge in pending if edge not in direct)
         pattern = tuple(t is not None for t in tangents)
         gradients: list[Tensor | None] = [None] * len(self.gradient_slots)
-        if True in pattern or extras:
-            values = [*(t for t in tangents if t is not None), *(pending[edge] for edge in extras)]
-            gradients = self._gradients(saved, pattern, extras, values)
+        if True in pattern or inner_edges:
+            values = [*(t for t in tangents if t is not None), *(pending[edge] for edge in inner_edges)]
+            gradients = self._gradients(saved, pattern, inner_edges, values)
         for edge, value in direct.items():
             position = self.slot_of[edge]
             gradient = gradients[position]
@@ -164,12 +164,11 @@ class LevelBackwards:
         return gradients
 
     def _gradients(
-        self, saved: SavedValues, pattern: tuple[bool, ...], extras: tuple[Edge, ...], incoming: list[Tensor]
+        self, saved: SavedValues, pattern: tuple[bool, ...], inner_edges: tuple[Edge, ...], incoming: list[Tensor]
     ) -> list[Tensor | None]:
         """Return the gradients of ``gradient_slots``.
 
-        ``incoming`` are the gradients of the defined entries of ``pattern``, then the gradients at the inner edges
-        ``extras``.
+        ``incoming`` are the gradients of the defined entries of ``pattern``, then the gradients at ``inner_edges``.
         """
         defined = zip(self.level.tangents, pattern, strict=True)
         usual = self._base.sized([fake.stride() for fake, is_defined in defined if is_defined], saved)
@@ -184,7 +183,7 @@ class LevelBackwards:
         ]
         kind = IncomingGradients(
             pattern=pattern,
-            extras=extras,
+            inner_edges=inner_edges,
             strides=() if saved.sizes else tuple(t.stride() for t in restrided),
             requires=tuple(t.requires_grad for t in restrided) if torch.is_grad_enabled() else None,
             casting=casting,
@@ -249,7 +248,7 @@ class LevelBackwards:
             compute=self._base.compile_module(module, kind.pattern, by_graph=kind.casting[-1:] == BY_GRAPH),
             needs=needs,
             takes=(*needs, *dict.fromkeys(lasting)),
-            mask=level.mask(kind.pattern, kind.extras),
+            mask=level.mask(kind.pattern, kind.inner_edges),
             next_saved=tuple(place for _, place in next_saved.values()),
             next_level=next_level,
         )

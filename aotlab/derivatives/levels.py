@@ -63,11 +63,11 @@ class Level:
     #: The differentiated tensors. They keep nodes alive: in torch 2.11 a custom function's node dies with its outputs.
     wrappers: Sequence[Tensor] = ()
 
-    def mask(self, pattern: Sequence[bool], extras: Sequence[Edge]) -> int:
-        """Return the bits of the nodes reached from the defined entries and from the inner edges ``extras``."""
+    def mask(self, pattern: Sequence[bool], inner_edges: Sequence[Edge]) -> int:
+        """Return the bits of the nodes reached from the defined entries and from ``inner_edges``."""
         entry_masks = [mask for mask, is_defined in zip(self.masks, pattern, strict=True) if is_defined]
         return reduce(
-            or_, [*entry_masks, *state_masks([replace(self.segment, entries=tuple(extras))], self.bits)[0]], 0
+            or_, [*entry_masks, *state_masks([replace(self.segment, entries=tuple(inner_edges))], self.bits)[0]], 0
         )
 
     def derive(self, kind: IncomingGradients) -> DifferentiatedLevel:
@@ -75,7 +75,7 @@ class Level:
         trace, create_graph = self.trace, kind.requires is not None
         defined_tangents = [tangent for tangent, defined in zip(self.tangents, kind.pattern, strict=True) if defined]
         likes = [(tuple(t.shape), t.dtype, t.device) for t in defined_tangents]
-        likes += [internals.edge_metadata(*edge) for edge in kind.extras]
+        likes += [internals.edge_metadata(*edge) for edge in kind.inner_edges]
         # if sizes are symbolic, all incoming gradients have the usual strides
         usual = [t.stride() for t in defined_tangents] + [
             internals.make_contiguous_strides_for(s) for s, _, _ in likes[len(defined_tangents) :]
@@ -90,9 +90,9 @@ class Level:
         unused_wrappers = iter(wrappers)
         tangents = [
             next(unused_wrappers) if is_defined else None
-            for is_defined in [*kind.pattern, *(True for _ in kind.extras)]
+            for is_defined in [*kind.pattern, *(True for _ in kind.inner_edges)]
         ]
-        segment = replace(self.segment, entries=(*self.segment.entries, *kind.extras))
+        segment = replace(self.segment, entries=(*self.segment.entries, *kind.inner_edges))
         numbers = {id(wrapper): n for n, wrapper in enumerate(wrappers)}
         comes_from = {edge_of(wrapper): n for n, wrapper in enumerate(wrappers) if wrapper.requires_grad}
         next_level = None
@@ -126,14 +126,14 @@ class Level:
 class IncomingGradients:
     """The kind of gradients that arrive at a level; each kind has its own compiled plan.
 
-    ``pattern`` says which tangents are defined. ``extras`` are the inner edges that receive gradients. ``strides`` are
-    the strides of the defined tangents and of the gradients at ``extras``. Under ``create_graph``, ``requires`` says
-    which of these gradients require grad; otherwise it is None. ``casting`` is the result of
+    ``pattern`` says which tangents are defined. ``inner_edges`` are the inner edges that receive gradients. ``strides``
+    are the strides of the defined tangents and of the gradients at ``inner_edges``. Under ``create_graph``,
+    ``requires`` says which of these gradients require grad; otherwise it is None. ``casting`` is the result of
     `aotlab.derivatives.backward_graphs.casting_of` for these gradients.
     """
 
     pattern: tuple[bool, ...]
-    extras: tuple[Edge, ...]
+    inner_edges: tuple[Edge, ...]
     strides: tuple[tuple[int, ...], ...]
     requires: tuple[bool, ...] | None
     casting: tuple[Any, ...]
