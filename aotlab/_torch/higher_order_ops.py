@@ -28,21 +28,39 @@ class _LoopBackward(HigherOrderOperator):
 
     It runs all steps of the loop again, and then differentiates them from the last to the first. ``steps`` is the
     number of steps, as a tensor. ``body`` is the function of one step. It takes the values that one step passes to the
-    next, and the tensors ``further``, which are the same at each step. ``carried`` are these values before the first
-    step. ``by`` are the gradients of the results of the loop, followed by zeros: one tensor of zeros for each tensor in
-    ``further`` that gets a gradient. The backward replaces the former by the gradients of ``carried``, and adds the
-    gradients of ``further`` to the latter. ``back`` does this for one step: it takes the gradients and sums after the
-    step, the values before the step, and ``further``, and returns the gradients and sums before the step.
+    next, and the tensors ``additional_inputs``, which are the same at each step. ``carried`` are these values before
+    the first step. ``gradients_and_sums`` are the gradients of the results of the loop, followed by zeros: one tensor
+    of zeros for each tensor in ``additional_inputs`` that gets a gradient. The backward replaces the former by the
+    gradients of ``carried``, and adds the gradients of ``additional_inputs`` to the latter. ``body_backward`` does this
+    for one step: it takes the gradients and sums after the step, the values before the step, and ``additional_inputs``,
+    and returns the gradients and sums before the step.
 
-    On fake tensors one call of ``back`` is enough, because the sizes of the gradients are the same at each step.
+    On fake tensors one call of ``body_backward`` is enough, because the sizes of the gradients are the same at each
+    step.
     """
 
-    def __call__(self, body: Any, back: Any, steps: Tensor, carried: Any, further: Any, by: Any) -> Any:
+    def __call__(
+        self,
+        body: Any,
+        body_backward: Any,
+        steps: Tensor,
+        carried: Any,
+        additional_inputs: Any,
+        gradients_and_sums: Any,
+    ) -> Any:
         if isinstance(steps, FakeTensor):
-            return back(*by, *carried, *further)
-        return self.as_loops(body, back, steps, carried, further, by)
+            return body_backward(*gradients_and_sums, *carried, *additional_inputs)
+        return self.as_loops(body, body_backward, steps, carried, additional_inputs, gradients_and_sums)
 
-    def as_loops(self, body: Any, back: Any, steps: Tensor, carried: Any, further: Any, by: Any) -> Any:
+    def as_loops(
+        self,
+        body: Any,
+        body_backward: Any,
+        steps: Tensor,
+        carried: Any,
+        additional_inputs: Any,
+        gradients_and_sums: Any,
+    ) -> Any:
         """Compute the backward with two loops that Inductor supports.
 
         The first loop runs the steps forward, and stacks the values that each step passes to the next. The second loop
@@ -53,16 +71,20 @@ class _LoopBackward(HigherOrderOperator):
             lambda n, *given: n < given[-1],
             lambda n, *given: (n + 1, *body(*given[:-1])),
             (steps * 0, *carried),
-            (*further, steps),
+            (*additional_inputs, steps),
         )
 
         def step_back(n: Tensor, *given: Any) -> Any:
-            gradients, starts, ends, others = parts(given, len(by), count, count, len(further))
+            gradients, starts, ends, others = parts(
+                given, len(gradients_and_sums), count, count, len(additional_inputs)
+            )
             before = [torch.ops.aten.index(each, [(n - 1) * (n > 0)]) for each in ends]
             values = [torch.where(n == 0, start, each) for start, each in zip(starts, before, strict=True)]
-            return (n - 1, *back(*gradients, *values, *others))
+            return (n - 1, *body_backward(*gradients, *values, *others))
 
-        return WHILE_LOOP(lambda n, *_: n >= 0, step_back, (steps - 1, *by), (*carried, *stacks, *further))[1:]
+        return WHILE_LOOP(
+            lambda n, *_: n >= 0, step_back, (steps - 1, *gradients_and_sums), (*carried, *stacks, *additional_inputs)
+        )[1:]
 
 
 COND: Any = torch.ops.higher_order.cond

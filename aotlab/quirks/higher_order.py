@@ -280,10 +280,11 @@ class _Cond(_Rule):
 
 
 class _Map(_Rule):
-    """``map_impl(body, stacked, further)``.
+    """``map_impl(body, stacked, additional_inputs)``.
 
     The op calls ``body`` once for each index of the first dimension of the tensors in ``stacked``. The arguments are
-    the item of each of these tensors at this index, and the values ``further``, which are the same in each call.
+    the item of each of these tensors at this index, and the values ``additional_inputs``, which are the same in each
+    call.
     """
 
     op = internals.MAP
@@ -293,80 +294,82 @@ class _Map(_Rule):
         """Handle a call; ignore ``mutated_arg_indices`` (torch 2.15), because the trace finds writes."""
         return super().call(*args)
 
-    def calls(self, body: _Function, stacked: Sequence[Tensor], further: Sequence[Any]) -> list[_Call]:
-        return [("body", body, (*(each[0] for each in stacked), *further))]
+    def calls(self, body: _Function, stacked: Sequence[Tensor], additional_inputs: Sequence[Any]) -> list[_Call]:
+        return [("body", body, (*(each[0] for each in stacked), *additional_inputs))]
 
     def backward(self, wanted: Any, args: Any, saved: Sequence[Tensor], tangents: Sequence[Tensor]) -> Sequence[Any]:
-        body, stacked, further = args
+        body, stacked, additional_inputs = args
         which = _which((*wanted[1], *wanted[2]))
-        joint = _joint(body, len(stacked) + len(further), which)
+        joint = _joint(body, len(stacked) + len(additional_inputs), which)
 
         def body_back(*inputs: Any) -> Any:
-            items, by_results, others = parts(inputs, len(stacked), len(tangents), len(further))
+            items, by_results, others = parts(inputs, len(stacked), len(tangents), len(additional_inputs))
             return joint(*items, *others, *by_results)
 
-        gradients = self.call(body_back, (*stacked, *tangents), further)
+        gradients = self.call(body_back, (*stacked, *tangents), additional_inputs)
         return [each if n < len(stacked) else each.sum(0) for n, each in zip(which, gradients, strict=True)]
 
 
 class _Scan(_Rule):
-    """``scan(step, carried, stacked, further)``.
+    """``scan(step, carried, stacked, additional_inputs)``.
 
     The op calls ``step`` once for each index of the first dimension of the tensors in ``stacked``. A step takes the
-    carried values, the item of each of these tensors at this index, and the values ``further``, which are the same in
-    each step. It returns the new carried values, then outputs. ``scan`` stacks the outputs of all steps.
+    carried values, the item of each of these tensors at this index, and the values ``additional_inputs``, which are the
+    same in each step. It returns the new carried values, then outputs. ``scan`` stacks the outputs of all steps.
     """
 
     op = internals.SCAN
     copies = True
 
-    def calls(self, step: _Function, carried: Any, stacked: Any, further: Any) -> list[_Call]:
-        return [("step", step, (*carried, *(each[0] for each in stacked), *further))]
+    def calls(self, step: _Function, carried: Any, stacked: Any, additional_inputs: Any) -> list[_Call]:
+        return [("step", step, (*carried, *(each[0] for each in stacked), *additional_inputs))]
 
-    def keeping(self, step: _Function, carried: Any, stacked: Any, further: Any) -> tuple[tuple[Any, ...], int]:
+    def keeping(
+        self, step: _Function, carried: Any, stacked: Any, additional_inputs: Any
+    ) -> tuple[tuple[Any, ...], int]:
         def keeps(*inputs: Any) -> Any:
             return (*step(*inputs), *inputs[: len(carried)])
 
-        return (keeps, carried, stacked, further), len(carried)
+        return (keeps, carried, stacked, additional_inputs), len(carried)
 
     def backward(self, wanted: Any, args: Any, saved: Sequence[Tensor], tangents: Sequence[Tensor]) -> Sequence[Any]:
-        step, carried, stacked, further = args
+        step, carried, stacked, additional_inputs = args
         count = len(carried)
         floats = _floats(carried)
-        of_stacked, of_further = _which(wanted[2]), _which(wanted[3])
-        which = [*floats, *(count + n for n in of_stacked), *(count + len(stacked) + n for n in of_further)]
-        joint = _joint(step, count + len(stacked) + len(further), which)
+        of_stacked, of_additional = _which(wanted[2]), _which(wanted[3])
+        which = [*floats, *(count + n for n in of_stacked), *(count + len(stacked) + n for n in of_additional)]
+        joint = _joint(step, count + len(stacked) + len(additional_inputs), which)
         by_carried, by_stacked = tangents[: len(floats)], tangents[len(floats) :]
 
         def step_back(*inputs: Any) -> Any:
             items = count + len(stacked)
-            sizes = len(floats), len(of_further), items, len(by_stacked), len(further)
+            sizes = len(floats), len(of_additional), items, len(by_stacked), len(additional_inputs)
             by_state, sums, values, by_results, others = parts(inputs, *sizes)
             step_gradients = joint(*values, *others, *by_state, *by_results)
-            first, middle, last = parts(step_gradients, len(floats), len(of_stacked), len(of_further))
+            first, middle, last = parts(step_gradients, len(floats), len(of_stacked), len(of_additional))
             return (*first, *(total + each for total, each in zip(sums, last, strict=True)), *middle)
 
-        zeros = [torch.zeros_like(further[n]) for n in of_further]
+        zeros = [torch.zeros_like(additional_inputs[n]) for n in of_additional]
         backwards = [each.flip(0) for each in (*saved, *stacked, *by_stacked)]
-        gradients = self.call(step_back, (*by_carried, *zeros), backwards, further)
+        gradients = self.call(step_back, (*by_carried, *zeros), backwards, additional_inputs)
         first, sums, last = parts(gradients, len(floats), len(zeros), len(of_stacked))
         of_carried = [each for n, each in zip(floats, first, strict=True) if wanted[1][n]]
         return [*of_carried, *(each.flip(0) for each in last), *sums]
 
 
 class _WhileLoop(_Rule):
-    """``while_loop(condition, body, carried, further)``.
+    """``while_loop(condition, body, carried, additional_inputs)``.
 
-    Both functions take the carried values and the values ``further``, which are the same in each step. ``body`` returns
-    the new carried values. For the backward, `keeping` adds a carried value that counts the steps.
+    Both functions take the carried values and the values ``additional_inputs``, which are the same in each step.
+    ``body`` returns the new carried values. For the backward, `keeping` adds a carried value that counts the steps.
     """
 
     op = internals.WHILE_LOOP
 
-    def calls(self, condition: _Function, body: _Function, carried: Any, further: Any) -> list[_Call]:
+    def calls(self, condition: _Function, body: _Function, carried: Any, additional_inputs: Any) -> list[_Call]:
         if not all(isinstance(each, Tensor) for each in carried):
             raise RunEagerly("loop-carries-numbers", op=self.op, at=user_line())
-        inputs = (*carried, *further)
+        inputs = (*carried, *additional_inputs)
         return [("condition", condition, inputs), ("body", body, inputs)]
 
     def fake(self, graphs: Sequence[fx.GraphModule], *args: Any) -> Any:
@@ -376,44 +379,60 @@ class _WhileLoop(_Rule):
             raise RunEagerly("results-of-functions-differ", op=self.op, what=what, at=user_line())
         return tuple(results)
 
-    def keeping(self, condition: _Function, body: _Function, carried: Any, further: Any) -> tuple[tuple[Any, ...], int]:
+    def keeping(
+        self, condition: _Function, body: _Function, carried: Any, additional_inputs: Any
+    ) -> tuple[tuple[Any, ...], int]:
         count = len(carried)
 
         def counts(*inputs: Any) -> Any:
             return (*body(*inputs[:count], *inputs[count + 1 :]), inputs[count] + 1)
 
         steps = torch.zeros((), dtype=torch.int64, device=carried[0].device)
-        return (lambda *inputs: condition(*inputs[:count], *inputs[count + 1 :]), counts, (*carried, steps), further), 1
+        return (
+            lambda *inputs: condition(*inputs[:count], *inputs[count + 1 :]),
+            counts,
+            (*carried, steps),
+            additional_inputs,
+        ), 1
 
     def backward(self, wanted: Any, args: Any, saved: Sequence[Tensor], tangents: Sequence[Tensor]) -> Sequence[Any]:
-        _, body, carried, further = args
-        floats, of_further = _floats(carried), _which(wanted[3])
-        joint = _joint(body, len(carried) + len(further), [*floats, *(len(carried) + n for n in of_further)])
+        _, body, carried, additional_inputs = args
+        floats, of_additional = _floats(carried), _which(wanted[3])
+        joint = _joint(
+            body, len(carried) + len(additional_inputs), [*floats, *(len(carried) + n for n in of_additional)]
+        )
 
         def step_back(*inputs: Any) -> Any:
-            by_state, sums, values = parts(inputs, len(tangents), len(of_further), len(carried) + len(further))
+            by_state, sums, values = parts(
+                inputs, len(tangents), len(of_additional), len(carried) + len(additional_inputs)
+            )
             first, last = parts([each.contiguous() for each in joint(*values, *by_state)], len(tangents), len(sums))
             return (*first, *(total + each for total, each in zip(sums, last, strict=True)))
 
-        starts = [each.contiguous() for each in (*tangents, *(torch.zeros_like(further[n]) for n in of_further))]
-        gradients = _RULES[internals.LOOP_BACKWARD].call(body, step_back, *saved, carried, further, starts)
+        starts = [
+            each.contiguous() for each in (*tangents, *(torch.zeros_like(additional_inputs[n]) for n in of_additional))
+        ]
+        gradients = _RULES[internals.LOOP_BACKWARD].call(body, step_back, *saved, carried, additional_inputs, starts)
         return [*(gradients[i] for i, n in enumerate(floats) if wanted[2][n]), *gradients[len(tangents) :]]
 
 
 class _LoopBackward(_Rule):
-    """``loop_backward(body, back, steps, carried, further, gradients)``, the backward of ``while_loop``.
+    """``loop_backward(body, body_backward, steps, carried, additional_inputs, gradients_and_sums)``.
 
-    ``body`` is the body of the loop, and ``steps`` the number of steps that the loop made. ``gradients`` are the
-    gradients of the results of the loop, then tensors of zeros. To these zeros, each step adds its gradients of
-    ``further``. ``back`` takes the gradients and these sums after a step, the carried values before the step, and
-    ``further``. It returns the gradients and the sums before the step.
+    ``body`` is the body of the loop, and ``steps`` the number of steps that the loop made. ``gradients_and_sums`` are
+    the gradients of the results of the loop, then tensors of zeros. To these zeros, each step adds its gradients of
+    ``additional_inputs``. ``body_backward`` takes the gradients and these sums after a step, the carried values before
+    the step, and ``additional_inputs``. It returns the gradients and the sums before the step.
     """
 
     op = internals.LOOP_BACKWARD
 
-    def calls(self, body: _Function, back: _Function, *args: Any) -> list[_Call]:
-        _, carried, further, tangents = args
-        return [("body", body, (*carried, *further)), ("back", back, (*tangents, *carried, *further))]
+    def calls(self, body: _Function, body_backward: _Function, *args: Any) -> list[_Call]:
+        _, carried, additional_inputs, tangents = args
+        return [
+            ("body", body, (*carried, *additional_inputs)),
+            ("back", body_backward, (*tangents, *carried, *additional_inputs)),
+        ]
 
 
 class _FlexAttention(_Rule):
