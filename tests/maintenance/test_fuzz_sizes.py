@@ -13,7 +13,7 @@ from aotlab.maintenance.fuzz import failures
 from aotlab.maintenance.fuzz.drawing import draw
 from aotlab.maintenance.fuzz.plan import Plan
 from aotlab.maintenance.fuzz.run import run
-from aotlab.verification.programs.statements import NUMBERS, SIZED_NEW, SIZED_VIEWS, SIZED_WRITES
+from aotlab.verification.programs.statements import NEW_USING_SIZES, NUMBERS, VIEWS_USING_SIZES, WRITES_USING_SIZES
 from tests.maintenance.fuzz_blocks import SIZES, Blocks, check
 
 
@@ -52,7 +52,11 @@ def test_sizes_vary():
     assert any(len(shape) == 2 and shape[0] == shape[1] > 1 for shape in shapes)
     assert any("channels_last" in line for program in drawn for setup in program.setups for line in setup.lines)
     lines = "\n".join(line for program in drawn for line in program.body)
-    templates = [each for table in (NUMBERS, SIZED_NEW, SIZED_VIEWS, SIZED_WRITES) for each in sum(table.values(), ())]
+    templates = [
+        each
+        for table in (NUMBERS, NEW_USING_SIZES, VIEWS_USING_SIZES, WRITES_USING_SIZES)
+        for each in sum(table.values(), ())
+    ]
     seen = [each for each in templates if re.search(re.sub(r"\\{\w+\\}", r"[\\w., ]+", re.escape(each)), lines)]
     assert len(seen) > 0.8 * len(templates)
 

@@ -206,7 +206,7 @@ AROUND: Table = {
 }
 
 #: Views whose sizes are computed from the tensor's sizes.
-SIZED_VIEWS: Table = {
+VIEWS_USING_SIZES: Table = {
     0: (
         "{x}.view({x}.shape)",
         "{x}.expand(2, *{x}.shape)",
@@ -243,7 +243,7 @@ SIZED_VIEWS: Table = {
 
 #: New tensors that use sizes as numbers. A template has at most one floating-point operation on sizes: sympy may
 #: reorder several operations, and then the result is rounded differently.
-SIZED_NEW: Table = {
+NEW_USING_SIZES: Table = {
     0: (
         "{x} * {x}.numel()",
         "{x} + torch.ones({x}.shape)",
@@ -289,7 +289,7 @@ SIZED_NEW: Table = {
 }
 
 #: Writes that use the sizes of the tensor, most of them for a view. The key is the number of the tensor's dimensions.
-SIZED_WRITES: Table = {
+WRITES_USING_SIZES: Table = {
     0: ("{x}.mul_({x}.numel())", "{x}.copy_({x}.new_ones({x}.shape))"),
     1: (
         "{x}[: {x}.shape[0] // 2].mul_({scalar})",
@@ -338,7 +338,7 @@ _TABLES: dict[int, Table] = {
     id(table): table
     for table in (
         *(VIEWS, IN_PLACE, SET, NEW, METADATA, HIDDEN, HOOKS, OUT, AROUND),
-        *(SIZED_VIEWS, SIZED_NEW, SIZED_WRITES, NUMBERS),
+        *(VIEWS_USING_SIZES, NEW_USING_SIZES, WRITES_USING_SIZES, NUMBERS),
     )
 }
 

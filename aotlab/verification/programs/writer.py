@@ -307,12 +307,12 @@ _TABLES = {
     "metadata": statements.METADATA,
     "hidden": statements.HIDDEN,
     "out": statements.OUT,
-    "sized write": statements.SIZED_WRITES,
+    "sized write": statements.WRITES_USING_SIZES,
 }
 
 #: Kinds of statements that use sizes.
 _SIZED_TABLES = {
-    "sized view": statements.SIZED_VIEWS,
-    "sized new": statements.SIZED_NEW,
+    "sized view": statements.VIEWS_USING_SIZES,
+    "sized new": statements.NEW_USING_SIZES,
     "number": statements.NUMBERS,
 }
