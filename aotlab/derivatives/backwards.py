@@ -308,9 +308,11 @@ class Backward:
             gradients = compiled(arguments)
         if saved.live:
             values = gradients[len(gradients) - len(saved.live) :]
-            for tensor, value, (_, counts) in zip(saved.live, values, self.trace.deriver.live.values(), strict=False):
+            for tensor, value, (_, moves_version) in zip(
+                saved.live, values, self.trace.deriver.live.values(), strict=False
+            ):
                 if value is not None:
-                    (tensor if counts else tensor.data).copy_(value)
+                    (tensor if moves_version else tensor.data).copy_(value)
         return [gradients[i] for i in self.gradient_slots]
 
 

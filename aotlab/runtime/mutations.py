@@ -82,7 +82,7 @@ class Mutations:
 
     def _copy(self, target: str, info: InputAliasInfo, write: Write, value: str) -> None:
         line = f"{target}.copy_({value})"
-        if not write.counts:
+        if not write.moves_version:
             self.w.add(f"{target}.data.copy_({value})  # eager does not count this write either")
         elif write.visible:
             self.draft.with_grad(line)

@@ -169,10 +169,10 @@ class Deriver:
         if is_full_backward and not new_live:
             self.full[number] = gradients
         for k in new_live:
-            initial, counts = initial_values[k], internals.version_of(self.writable[k]) != versions[k]
+            initial, moves_version = initial_values[k], internals.version_of(self.writable[k]) != versions[k]
             self.live[k] = (
                 fake_gradient(self.recorder, initial.shape, initial.stride(), initial.dtype, initial.device),
-                counts,
+                moves_version,
             )
             for other_gradients in self.full.values():
                 other_gradients.append(None)

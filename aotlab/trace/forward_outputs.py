@@ -88,7 +88,7 @@ def writes_of(inputs: Sequence[TracedInput], infos: Sequence[InputAliasInfo]) ->
                 continue
             if overlaps_itself(real):  # eager does not allow a write to it
                 raise RunEagerly("writes-part-of-expanded", way="expanded")
-            writes.append(Write(k, visible=False, counts=infos[k].moves_version))
+            writes.append(Write(k, visible=False, moves_version=infos[k].moves_version))
             if internals.is_dense(real):
                 covered.append((start, stop))
     # Writes that autograd sees come last. After such a write, torch does not allow a write to the same memory through a

@@ -88,12 +88,12 @@ class TraceFailed(Exception):  # noqa: N818  # a signal to the pipeline, which t
 class Write:
     """A write-back: the epilogue copies a new value into the kept input ``index``.
 
-    ``visible`` says whether autograd sees the write, and ``counts`` whether it changes the version counter.
+    ``visible`` says whether autograd sees the write, and ``moves_version`` whether it changes the version counter.
     """
 
     index: int
     visible: bool
-    counts: bool
+    moves_version: bool
 
 
 SourceKind = Literal["input", "root", "output", "cut"]
