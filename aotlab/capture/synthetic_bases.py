@@ -37,7 +37,7 @@ class Base:
 
     ``members`` are the indices of the kept inputs that become windows of the base. The memory starts at the first
     member's address plus ``shift`` (bytes, zero or negative), and has ``nbytes`` bytes. The trace sets ``fake`` and
-    ``wrapper``: the fake tensor of the base, and the traced tensor around it.
+    ``traced``: the fake tensor of the base, and the traced tensor around it.
     """
 
     members: tuple[int, ...]
@@ -45,7 +45,7 @@ class Base:
     nbytes: int
     dtype: torch.dtype
     fake: Tensor | None = None
-    wrapper: Tensor | None = None
+    traced: Tensor | None = None
 
     @property
     def count(self) -> int:

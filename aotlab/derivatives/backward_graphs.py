@@ -53,11 +53,11 @@ def derive_backward(
     """
     gradients = trace.deriver.derive(segment, pattern, autocast=internals.any_autocast_enabled(), requested=requested)
     defined = [
-        (f"tangents_{n + 1}", internals.from_functional(wrapper))
-        for n, wrapper in zip(
-            trace.tangents.of_entries[segment], trace.deriver.tangent_wrappers(segment, pattern), strict=True
+        (f"tangents_{n + 1}", internals.from_functional(traced))
+        for n, traced in zip(
+            trace.tangents.of_entries[segment], trace.deriver.traced_tangents(segment, pattern), strict=True
         )
-        if wrapper is not None
+        if traced is not None
     ]
     written = write_backward(trace, split, gradients, [*defined, *trace.deriver.live_inputs])
     if written is None:

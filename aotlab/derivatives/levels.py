@@ -61,7 +61,7 @@ class Level:
     #: receives gradients from the next level.
     self_saved_entries: tuple[int, ...]
     #: The differentiated tensors. They keep nodes alive: in torch 2.11 a custom function's node dies with its outputs.
-    wrappers: Sequence[Tensor] = ()
+    traced_tensors: Sequence[Tensor] = ()
 
     def mask(self, pattern: Sequence[bool], inner_edges: Sequence[Edge]) -> int:
         """Return the bits of the nodes reached from the defined entries and from ``inner_edges``."""
@@ -84,17 +84,16 @@ class Level:
             fake_gradient(trace.recorder, shape, strides, dtype, device)
             for (shape, dtype, device), strides in zip(likes, kind.strides or usual, strict=True)
         ]
-        wrappers = [internals.to_functional(fake) for fake in incoming]
-        for wrapper, does in zip(wrappers, kind.requires or [False] * len(incoming), strict=True):
-            wrapper.requires_grad_(does)
-        unused_wrappers = iter(wrappers)
+        traced_incoming = [internals.to_functional(fake) for fake in incoming]
+        for traced, does in zip(traced_incoming, kind.requires or [False] * len(incoming), strict=True):
+            traced.requires_grad_(does)
+        unused = iter(traced_incoming)
         tangents = [
-            next(unused_wrappers) if is_defined else None
-            for is_defined in [*kind.pattern, *(True for _ in kind.inner_edges)]
+            next(unused) if is_defined else None for is_defined in [*kind.pattern, *(True for _ in kind.inner_edges)]
         ]
         segment = replace(self.segment, entries=(*self.segment.entries, *kind.inner_edges))
-        numbers = {id(wrapper): n for n, wrapper in enumerate(wrappers)}
-        comes_from = {edge_of(wrapper): n for n, wrapper in enumerate(wrappers) if wrapper.requires_grad}
+        numbers = {id(traced): n for n, traced in enumerate(traced_incoming)}
+        comes_from = {edge_of(traced): n for n, traced in enumerate(traced_incoming) if traced.requires_grad}
         next_level = None
         same_as: dict[int, int] = {}
         roots: tuple[int, ...] = ()
@@ -111,7 +110,7 @@ class Level:
             if roots:
                 results = [gradient for i in roots if (gradient := gradients[i]) is not None]
                 next_level, ends = _next_level(self, results, comes_from, first)
-                next_level.wrappers = [*results, *wrappers]
+                next_level.traced_tensors = [*results, *traced_incoming]
             values = [None if gradient is None else value_of(gradient, "a gradient") for gradient in gradients]
         if next_level is not None:  # after the `with` block, because inside it new tensors would be traced tensors
             next_level.tangents = [
@@ -183,9 +182,9 @@ def first_level(trace: Trace, number: int) -> Level:
 
 
 def _next_level(
-    level: Level, wrappers: Sequence[Tensor], incoming_edges: dict[Edge, int], first: int
+    level: Level, gradients: Sequence[Tensor], incoming_edges: dict[Edge, int], first: int
 ) -> tuple[Level, tuple[int | Edge, ...]]:
-    """Make the next level: the level of the autograd nodes that computed the gradients ``wrappers`` of ``level``.
+    """Make the next level: the level of the autograd nodes that computed ``gradients``, the gradients of ``level``.
 
     The second result has the destination of each gradient of the new level (see `DifferentiatedLevel.ends`).
     ``incoming_edges`` maps the edges of the incoming gradients to their positions. ``first`` is the index, on the tape,
@@ -193,7 +192,7 @@ def _next_level(
     cannot see. If there is such a node, all operands of the operations since ``first`` count as saved.
     """
     trace = level.trace
-    entries = [edge_of(wrapper) for wrapper in wrappers]
+    entries = [edge_of(gradient) for gradient in gradients]
     nodes, stops = _new_nodes(entries, level, {*incoming_edges, *trace.written_views})
     segment = Segment(tuple(range(len(entries))), tuple(entries), tuple(stops), frozenset(), frozenset(nodes))
     bits = node_bits([segment])

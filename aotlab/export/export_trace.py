@@ -318,10 +318,10 @@ def _gradients(live: trace.Trace) -> dict[int, Tensor | None]:
     """Derive the backward of all outputs as one segment. Return the gradients by the indices of the kept inputs."""
     numbers = list(range(len(live.roots)))
     edges = {source.index: edge for edge, source in live.sources.items() if source.kind == "input"}
-    roots, ends = tuple(map(edge_of, live.root_wrappers)), tuple(edges.values())
+    roots, ends = tuple(map(edge_of, live.traced_roots)), tuple(edges.values())
     segment = Segment(tuple(numbers), roots, ends, frozenset(ends), None)
-    fakes, wrappers = ([each[n] for n in numbers] for each in (live.tangents.fakes, live.tangents.wrappers))
-    tangents = Tangents(fakes=fakes, wrappers=wrappers, of_entries=[numbers])
+    fakes, traced = ([each[n] for n in numbers] for each in (live.tangents.fakes, live.tangents.traced))
+    tangents = Tangents(fakes=fakes, traced=traced, of_entries=[numbers])
     deriver = Deriver(
         live.recorder,
         live.deriver.quirks,

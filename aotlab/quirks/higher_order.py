@@ -218,11 +218,11 @@ def _traced(recorder: Recorder, rule: _Rule, name: str, function: _Function, arg
     tape, outer = Tape(), recorder.tape
     with internals.outside_of_trace():
         fakes = [tape.enter(like(each)) if isinstance(each, Tensor) else each for each in args]
-    wrappers = [internals.to_functional(each) if isinstance(each, Tensor) else each for each in fakes]
+    traced = [internals.to_functional(each) if isinstance(each, Tensor) else each for each in fakes]
     recorder.tape = tape
     try:
         with _Nested(), rule.mode():
-            results = function(*wrappers)
+            results = function(*traced)
         several = [each.clone() if rule.copies and each is not None else each for each in _several(results)]
         values = [each if each is None else value_of(each, f"a result in `{rule.op}`") for each in several]
     finally:
@@ -230,7 +230,7 @@ def _traced(recorder: Recorder, rule: _Rule, name: str, function: _Function, arg
     storages = [internals.storage_key(each) for each in (*fakes, *values) if isinstance(each, Tensor)]
     used, _ = tape.needed([each for each in values if each is not None], {id(each) for each in fakes})
     what, instead = "", ""
-    if any(isinstance(each, Tensor) and internals.has_data_mutation(each) for each in wrappers):
+    if any(isinstance(each, Tensor) and internals.has_data_mutation(each) for each in traced):
         what, instead = "writes its argument", "return the new value"
     elif not rule.computes and len(set(storages)) < len(storages):
         what, instead = "returns its argument, or one tensor twice", "return a clone"

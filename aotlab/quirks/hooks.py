@@ -102,7 +102,7 @@ def _check_partners(hooks: Sequence[Hook], outputs: Outputs, inputs: Sequence[Tr
 
     In eager, if only another result of the node gets a gradient, autograd calls the hook with None.
     """
-    ends = [*outputs.tensors.values(), *(item.wrapper for item in inputs)]
+    ends = [*outputs.tensors.values(), *(item.traced for item in inputs)]
     passed = edges_behind([edge_of(tensor) for tensor in ends if tensor.grad_fn is not None])
     for hook in hooks:
         if any(edge[0] is hook.edge[0] and edge != hook.edge for edge in passed):

@@ -45,7 +45,7 @@ class MetadataChanges(Quirk):
         tensors = findings.outputs.tensors.values()
         counted = {position for pair in findings.call.state.counters for position in pair}
         for item, position in zip(findings.inputs, findings.dedupe.kept, strict=True):
-            viewed = any(t is not item.wrapper and internals.storage_key(t) == item.storage for t in tensors)
+            viewed = any(t is not item.traced and internals.storage_key(t) == item.storage for t in tensors)
             foreign = item.real.is_inference() and not torch.is_inference_mode_enabled()
             if item.steps and (viewed or foreign or position in counted):
                 op, why = item.steps[-1].partition("(")[0], "has views, or shares a version counter with another one"

@@ -56,8 +56,8 @@ def _as_strided(guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: di
     storage = _storage_of_input(guard, tensor, "as_strided")
     result = func(*args, **kwargs)
     start, stop = span(result)
-    first, last = (0, tensor.untyped_storage().nbytes()) if storage is None else span(storage.wrapper)
-    has_gaps = storage is not None and not internals.is_dense(storage.wrapper)
+    first, last = (0, tensor.untyped_storage().nbytes()) if storage is None else span(storage.traced)
+    has_gaps = storage is not None and not internals.is_dense(storage.traced)
     if start < stop and (has_gaps or start < first or last < stop):  # `as_strided` on fake tensors does not check this
         raise RunEagerly("as-strided-beyond-tensor", at=user_line())
     if storage is not None or (result.requires_grad and not internals.is_dense(tensor)):
@@ -79,7 +79,7 @@ def _storage_of_input(guard: EscapeGuard, tensor: Tensor, op: str) -> InputStora
     name = f"`{storage.name}`"
     if storage.is_base:
         raise RunEagerly("depends-on-storage-offset", op=op, name=name, why="shares memory", at=user_line())
-    if internals.has_data_mutation(storage.wrapper) or internals.has_metadata_mutation(storage.wrapper):
+    if internals.has_data_mutation(storage.traced) or internals.has_metadata_mutation(storage.traced):
         raise RunEagerly("depends-on-storage-offset", op=op, name=name, why="is written", at=user_line())
     guard.storage_notes.offsets_read.update(storage.members)
     return storage

@@ -34,12 +34,12 @@ from aotlab.trace.write_calls import may_overlap_itself
 class Tangents:
     """The tangents of a trace: one per root, then one per cut edge.
 
-    ``fakes`` are the fake tensors, and ``wrappers`` are traced tensors around them, which are passed to autograd.
+    ``fakes`` are the fake tensors, and ``traced`` are traced tensors around them, which are passed to autograd.
     ``of_entries`` has for each segment the indices of its tangents in ``fakes``, in the order of ``Segment.entries``.
     """
 
     fakes: Sequence[Tensor]
-    wrappers: Sequence[Tensor]
+    traced: Sequence[Tensor]
     of_entries: Sequence[Sequence[int]]
 
 
@@ -105,21 +105,21 @@ class Deriver:
         """The placeholders for the live inputs, as pairs (name, fake tensor). In a graph, they follow the tangents."""
         return [(f"tangents_live_{k}", fake) for k, (fake, _) in self.live.items()]
 
-    def tangent_wrappers(self, number: int, pattern: Pattern) -> list[Tensor | None]:
+    def traced_tangents(self, number: int, pattern: Pattern) -> list[Tensor | None]:
         """Return the traced tangents from which autograd runs the backward of segment ``number``.
 
         The result has None in the place of each tangent that is not defined in ``pattern``.
         """
         return [
-            self.tangent_wrapper(n, layout if isinstance(layout, tuple) else None) if layout else None
+            self.traced_tangent(n, layout if isinstance(layout, tuple) else None) if layout else None
             for n, layout in zip(self.tangents.of_entries[number], pattern, strict=True)
         ]
 
-    def tangent_wrapper(self, n: int, strides: tuple[int, ...] | None) -> Tensor:
+    def traced_tangent(self, n: int, strides: tuple[int, ...] | None) -> Tensor:
         """Return the traced tensor for tangent ``n``, with ``strides`` or (if this is None) with its usual strides."""
         usual = self.tangents.fakes[n]
         if strides is None or strides == usual.stride():
-            return self.tangents.wrappers[n]
+            return self.tangents.traced[n]
         if (n, strides) not in self._restrided:
             fake = fake_gradient(self.recorder, usual.shape, strides, usual.dtype, usual.device)
             self._restrided[n, strides] = internals.to_functional(fake)
@@ -138,13 +138,13 @@ class Deriver:
         is_full_backward = is_full(pattern) and not autocast and requested is None
         if is_full_backward and number in self.full:
             return self.full[number]
-        tangents, segment, slots = self.tangent_wrappers(number, pattern), self.segments[number], self.slots[number]
+        tangents, segment, slots = self.traced_tangents(number, pattern), self.segments[number], self.slots[number]
         if requested is not None:
             exits = [exit_ for n in requested if (exit_ := slots[n]) is not None]
             nodes = segment.nodes and frozenset(nodes_to_exits(segment, exits))
             segment = replace(segment, stops=tuple([exit_[0] for exit_ in exits]), nodes=nodes)
         first_operation = len(self.recorder.tape.operations)
-        versions = {k: internals.version_of(wrapper) for k, wrapper in self.writable.items()}
+        versions = {k: internals.version_of(traced) for k, traced in self.writable.items()}
         # With one group for all nodes, a checkpoint runs its function only once, even if autograd is called for each
         # node separately.
         recompute_group = GraphExecGroup() if self.writable else nullcontext()
@@ -154,7 +154,7 @@ class Deriver:
             )
             values = {exit_: value_of(gradient, "a gradient") for exit_, gradient in exit_gradients.items()}
             chain_backward_effects(self.recorder, self.segments[number], values, first_operation)
-            final_values = {k: value_of(wrapper, "an input") for k, wrapper in self.writable.items()}
+            final_values = {k: value_of(traced, "an input") for k, traced in self.writable.items()}
         written = {k: value for k, value in final_values.items() if value is not initial_values[k]}
         gradients = [None if exit_ is None else values.get(exit_) for exit_ in slots] + [
             written.get(k) for k in self.live
@@ -193,7 +193,7 @@ class Deriver:
         """
         operations = self.recorder.tape.operations
         first = len(operations)
-        forward_values = {k: value_of(wrapper, "an input") for k, wrapper in self.writable.items()}
+        forward_values = {k: value_of(traced, "an input") for k, traced in self.writable.items()}
         initial_values = forward_values | {k: fake for k, (fake, _) in self.live.items()}
         self._set_writable_values(initial_values)
         self.recorder.phase = "backward"

@@ -36,16 +36,16 @@ def enter_inputs(
     """Make the traced tensors of all kept inputs, and of the synthetic bases.
 
     ``varying`` has, by the position of a flat argument, the dimensions whose sizes become symbols. If no traced tensor
-    can be made for a base, its ``wrapper`` stays None, and its members are entered like other inputs.
+    can be made for a base, its ``traced`` stays None, and its members are entered like other inputs.
     """
     tape, fake_mode = recorder.tape, recorder.fake_mode
     tensors = [call.values[position] for position in dedupe.kept]
     entered_inputs: dict[int, TracedInput] = {}
     for base in bases:
-        for k, wrapper in zip(base.members, _windows(recorder, base, [tensors[k] for k in base.members]), strict=False):
-            internals.sync(wrapper)
+        for k, traced in zip(base.members, _windows(recorder, base, [tensors[k] for k in base.members]), strict=False):
+            internals.sync(traced)
             entered_inputs[k] = note_initial_state(
-                dedupe.names[k], tensors[k], internals.from_functional(wrapper), wrapper, base
+                dedupe.names[k], tensors[k], internals.from_functional(traced), traced, base
             )
     for k, (name, real) in enumerate(zip(dedupe.names, tensors, strict=True)):
         if k not in entered_inputs:
@@ -81,9 +81,9 @@ def _windows(recorder: Recorder, base: Base, members: Sequence[Tensor]) -> list[
             return []
     fake = internals.new_fake(recorder.fake_mode, (base.count,), (1,), base.dtype, first.device)
     base.fake = recorder.tape.enter(fake)
-    base.wrapper = internals.to_functional(base.fake)
+    base.traced = internals.to_functional(base.fake)
     with tracing(recorder):
-        return [_window(base.wrapper, n // real.element_size(), real) for real, n in zip(members, shifts, strict=True)]
+        return [_window(base.traced, n // real.element_size(), real) for real, n in zip(members, shifts, strict=True)]
 
 
 def _window(memory: Tensor, offset: int, real: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ class EscapeGuard(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.storage_notes = StorageNotes(storages or {})
-        self.inputs = {id(item.wrapper): item for item in inputs}
+        self.inputs = {id(item.traced): item for item in inputs}
         self.hooks: OrderedDict[int, Hook] = OrderedDict()
         # Storages of inputs that require grad only because their base does. In eager, `is_leaf` of a tensor in such a
         # storage depends on that base, which the trace does not have.

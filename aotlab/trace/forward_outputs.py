@@ -103,15 +103,15 @@ def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> Forwar
     result would differ from eager's. Otherwise the graph returns their new values, and the epilogue writes these back.
     """
     inputs, infos, outputs = findings.inputs, findings.infos, findings.outputs
-    finals = [internals.from_functional(item.wrapper) for item in inputs]
+    finals = [internals.from_functional(item.traced) for item in inputs]
     results = [Returned(TangentSource.OUTPUT, i, v, root, outputs.infos[i].name) for i, v, root in outputs.returned]
     for i, (value, root) in enumerate(outputs.bases):
         results.append(Returned(TangentSource.INTERMEDIATE_BASE, i, value, root, f"intermediate base {i}"))
     new_values = []
     writes = writes_of(inputs, infos)
     for write in writes:
-        wrapper, label = inputs[write.index].wrapper, f"mutated input {infos[write.index].name}"
-        root = wrapper if write.visible and wrapper.requires_grad else None
+        traced, label = inputs[write.index].traced, f"mutated input {infos[write.index].name}"
+        root = traced if write.visible and traced.requires_grad else None
         new_values.append(Returned(TangentSource.MUTATED_INPUT, write.index, finals[write.index], root, label))
     written_in_graph: set[int] = set()
     early = (operation for operation in findings.recorder.tape.operations if operation.phase == "forward")

@@ -34,7 +34,7 @@ def run_function(
     """Run the function under the recorder. Then read the mutations and the outputs from the traced tensors."""
     values = list(call.values)
     for position, source in zip(dedupe.positions, dedupe.source, strict=True):
-        values[position] = inputs[source].wrapper
+        values[position] = inputs[source].traced
     for position, number in {} if recorder.sizes is None else recorder.sizes.numbers.items():
         values[position] = number
     lifted, args, kwargs = call.rebuild(values)
@@ -113,11 +113,11 @@ def _check_counters(
 
 
 def _escape_guard(inputs: Sequence[TracedInput], quirks: Sequence[Quirk]) -> EscapeGuard:
-    storages = {i.storage: InputStorage((k,), i.name, i.wrapper) for k, i in enumerate(inputs) if i.base is None}
+    storages = {i.storage: InputStorage((k,), i.name, i.traced) for k, i in enumerate(inputs) if i.base is None}
     for base in bases_of(inputs):
-        assert base.wrapper is not None
+        assert base.traced is not None
         first = inputs[base.members[0]]
-        storages[first.storage] = InputStorage(base.members, first.name, base.wrapper, is_base=True)
+        storages[first.storage] = InputStorage(base.members, first.name, base.traced, is_base=True)
     return EscapeGuard(storages, inputs, claims=claims_of(quirks))
 
 

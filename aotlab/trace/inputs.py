@@ -26,7 +26,7 @@ from aotlab.trace.write_calls import overlaps_itself
 class TracedInput:
     """An input of the trace, with its state before the function runs.
 
-    - ``real`` is the caller's tensor, ``fake`` its fake tensor, ``wrapper`` the traced tensor that the function gets.
+    - ``real`` is the caller's tensor, ``fake`` its fake tensor, ``traced`` the traced tensor that the function gets.
     - ``edge`` is the autograd edge of its gradient, or None if it gets no gradient.
     - ``history`` is the ``grad_fn`` of the traced tensor, or of its base if it is a view.
     - ``version`` and ``storage`` are the version and the storage key of the traced tensor.
@@ -39,7 +39,7 @@ class TracedInput:
     name: str
     real: Tensor
     fake: Tensor
-    wrapper: Tensor
+    traced: Tensor
     edge: Edge | None
     history: Any
     version: int
@@ -55,12 +55,12 @@ class TracedInput:
         Such a write changes the ``grad_fn``. For a view, the ``grad_fn`` of its base is compared, because autograd
         regenerates the ``grad_fn`` of a view after any write.
         """
-        return owner_of(self.wrapper).grad_fn is not self.history
+        return owner_of(self.traced).grad_fn is not self.history
 
     def check_attributes(self) -> None:
         """Refuse a function that sets an attribute of the input, or changes its class."""
-        now, initial = vars(self.wrapper), self.attributes
-        changed = "__class__" if type(self.wrapper) is not Tensor else None
+        now, initial = vars(self.traced), self.attributes
+        changed = "__class__" if type(self.traced) is not Tensor else None
         if changed is None and now != initial:
             changed = sorted(set(now) ^ set(initial) or set(initial))[0]
         if changed is not None:
@@ -85,59 +85,59 @@ def enter_input(
     ordinary = real.requires_grad and not internals.is_inference(real)
     with torch.inference_mode(not ordinary) if torch.is_inference_mode_enabled() else nullcontext():
         fake = tape.enter(internals.enter_fake(fake_mode, real) if fake is None else fake)
-        wrapper = internals.to_functional(fake)
+        traced = internals.to_functional(fake)
     if real.requires_grad:
-        wrapper.requires_grad_(True)
+        traced.requires_grad_(True)
         if not real.is_leaf:
-            wrapper = non_leaf(wrapper, lambda: internals.to_functional(fake))
-    return note_initial_state(name, real, fake, wrapper, None)
+            traced = non_leaf(traced, lambda: internals.to_functional(fake))
+    return note_initial_state(name, real, fake, traced, None)
 
 
-def note_initial_state(name: str, real: Tensor, fake: Tensor, wrapper: Tensor, base: Base | None) -> TracedInput:
+def note_initial_state(name: str, real: Tensor, fake: Tensor, traced: Tensor, base: Base | None) -> TracedInput:
     """Record the state of a traced input before the function runs."""
-    vars(wrapper).update({} if internals.is_fake(real) else vars(real))
+    vars(traced).update({} if internals.is_fake(real) else vars(real))
     if isinstance(real, torch.nn.Parameter):
-        vars(wrapper)["_is_param"] = True  # torch takes a tensor with this attribute for a parameter
+        vars(traced)["_is_param"] = True  # torch takes a tensor with this attribute for a parameter
     return TracedInput(
         name=name,
         real=real,
         fake=fake,
-        wrapper=wrapper,
-        edge=edge_of(wrapper) if real.requires_grad and not torch.is_inference_mode_enabled() else None,
-        history=owner_of(wrapper).grad_fn,
-        version=internals.version_of(wrapper),
-        storage=internals.storage_key(wrapper),
-        attributes=dict(vars(wrapper)),
+        traced=traced,
+        edge=edge_of(traced) if real.requires_grad and not torch.is_inference_mode_enabled() else None,
+        history=owner_of(traced).grad_fn,
+        version=internals.version_of(traced),
+        storage=internals.storage_key(traced),
+        attributes=dict(vars(traced)),
         base=base,
     )
 
 
-def owner_of(wrapper: Tensor) -> Tensor:
-    """Return the tensor of which ``wrapper`` is a differentiable view, or ``wrapper`` if it is not a view."""
-    base = internals.base_of(wrapper)
-    return wrapper if base is None else base
+def owner_of(traced: Tensor) -> Tensor:
+    """Return the tensor of which ``traced`` is a differentiable view, or ``traced`` if it is not a view."""
+    base = internals.base_of(traced)
+    return traced if base is None else base
 
 
-def value_of(wrapper: Tensor, label: str) -> Tensor:
+def value_of(traced: Tensor, label: str) -> Tensor:
     """Return the current fake tensor of a traced tensor, after all writes through its aliases."""
-    if internals.is_wrapper(wrapper):
-        raise SubclassError(f"{label} is a `{type(wrapper).__qualname__}`", why="a graph has only plain tensors")
-    if not internals.is_functional(wrapper):
+    if internals.is_wrapper(traced):
+        raise SubclassError(f"{label} is a `{type(traced).__qualname__}`", why="a graph has only plain tensors")
+    if not internals.is_functional(traced):
         raise CapturedTensorError(
             f"{label} is a tensor that is not computed from the arguments",
             why="its values would become constants of the graph",
             suggestion="pass it as an argument",
         )
-    internals.sync(wrapper)
-    return internals.from_functional(wrapper)
+    internals.sync(traced)
+    return internals.from_functional(traced)
 
 
 def input_info(index: int, item: TracedInput, tape: Tape, storages: StorageNumbers) -> InputAliasInfo:
     """Describe the mutations of input number ``index``; refuse a mutation that the epilogue cannot repeat."""
-    wrapper = item.wrapper
-    final = value_of(wrapper, f"`{item.name}`")
+    traced = item.traced
+    final = value_of(traced, f"`{item.name}`")
     _check_sizes(item, final, tape)
-    if wrapper.is_leaf and wrapper.grad is not None:
+    if traced.is_leaf and traced.grad is not None:
         raise EscapeError(
             f"gradients were accumulated into `{item.name}` inside the function",
             why="they would be added to the traced tensor, not to the caller's tensor",
@@ -146,18 +146,18 @@ def input_info(index: int, item: TracedInput, tape: Tape, storages: StorageNumbe
             pattern=r"\bbackward\(",
         )
     requires_grad, visible = item.real.requires_grad, item.written_visibly
-    if wrapper.is_leaf and wrapper.requires_grad != requires_grad:
+    if traced.is_leaf and traced.requires_grad != requires_grad:
         raise RunEagerly("changes-requires-grad", name=item.name)
-    mutated = internals.has_data_mutation(wrapper) and final is not item.fake
+    mutated = internals.has_data_mutation(traced) and final is not item.fake
     if item.base is not None and visible:
         raise RunEagerly("shared-input-gains-history", name=item.name)
     if mutated and item.base is None and overlaps_itself(item.real):
         raise RunEagerly("writes-part-of-expanded", way="expanded")
     # Under inference_mode the traced tensor has no version counter. The caller's tensor has one, unless it is an
     # inference tensor.
-    uncounted = mutated and wrapper.is_inference() and not item.real.is_inference()
-    moved = uncounted or internals.version_of(wrapper) != item.version
-    under_no_grad = mutated and internals.mutations_under_no_grad(wrapper)
+    uncounted = mutated and traced.is_inference() and not item.real.is_inference()
+    moved = uncounted or internals.version_of(traced) != item.version
+    under_no_grad = mutated and internals.mutations_under_no_grad(traced)
     allowed = internals.may_be_written(item.real) if visible else not moved or internals.keeps_through_writes(item.real)
     if mutated and requires_grad and not under_no_grad and not allowed:
         raise RunEagerly("writes-view-with-grad-base", name=item.name)
@@ -177,15 +177,15 @@ def input_info(index: int, item: TracedInput, tape: Tape, storages: StorageNumbe
         mutations_hidden_from_autograd=mutated and requires_grad and not visible and not under_no_grad,
         mutations_under_no_grad_or_inference_mode=under_no_grad,
         moves_version=moved,
-        requires_grad_after=wrapper.requires_grad,
+        requires_grad_after=traced.requires_grad,
     )
 
 
 def _check_sizes(item: TracedInput, final: Tensor, tape: Tape) -> None:
     """Refuse an input whose sizes, dtype or storage changed in a way that the trace could not record."""
-    wrapper, real = item.wrapper, item.real
-    unknown = not item.steps and (internals.has_metadata_mutation(wrapper) or final.shape != item.fake.shape)
-    if unknown or internals.was_storage_changed(wrapper) or final.dtype != real.dtype:
+    traced, real = item.traced, item.real
+    unknown = not item.steps and (internals.has_metadata_mutation(traced) or final.shape != item.fake.shape)
+    if unknown or internals.was_storage_changed(traced) or final.dtype != real.dtype:
         producer = tape.producer(final)
         raise MetadataMutationError(
             f"the function changes the sizes, strides or memory of `{item.name}` in place",

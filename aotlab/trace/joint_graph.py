@@ -95,7 +95,7 @@ def make_joint(
         returned_outputs=[i for i, _, _ in outputs.returned],
         writes=forward.writes,
         roots=forward.positions,
-        root_wrappers=[item.root for item in forward.returned if item.root is not None],
+        traced_roots=[item.root for item in forward.returned if item.root is not None],
         segments=segments,
         slots=slots,
         connected=connected,
@@ -117,9 +117,9 @@ def _check_view_bases(trace: Trace, findings: Findings) -> None:
     """
     hooked = {id(hook.tensor) for hook in findings.hooks}
     for info, item in zip(trace.metadata.input_info, findings.inputs, strict=True):
-        is_view, is_hooked = internals.base_of(item.real) is not None, id(item.wrapper) in hooked
+        is_view, is_hooked = internals.base_of(item.real) is not None, id(item.traced) in hooked
         gets_history = not item.real.requires_grad and item.written_visibly
-        if not item.wrapper.requires_grad or not (is_view or gets_history):
+        if not item.traced.requires_grad or not (is_view or gets_history):
             continue
         tensor, owner = item.real, owner_of(item.real)
         other_inputs = [(k, other.real) for k, other in enumerate(findings.inputs) if other is not item]
@@ -165,9 +165,9 @@ def _differentiate(
     reads_by_itself = forward.training and (bool(custom) or has_checkpoints)
     if reads_by_itself and any(item.real.is_inference() for item in findings.inputs):
         raise RunEagerly("inference-tensor-kept")
-    visible = {Source("input", k): item.wrapper for k, item in enumerate(findings.inputs)}
+    visible = {Source("input", k): item.traced for k, item in enumerate(findings.inputs)}
     visible.update((Source("output", i), tensor) for i, tensor in findings.outputs.tensors.items())
-    callers = [*visible.values(), *deriver.tangents.wrappers]
+    callers = [*visible.values(), *deriver.tangents.traced]
     masks = keeping_masks(bits, list(visible.values()), findings.storage_notes.hidden_saved)
     kept_values = [value for node in custom for value in (*internals.saved_tensors_of(node), *vars(node).values())]
     watched = [
@@ -207,10 +207,10 @@ def _writable(findings: Findings, forward: ForwardOutputs, masks: Sequence[int])
     These are mutated buffers, for example the running statistics of a batch norm.
     """
     return {
-        info.index: item.wrapper
+        info.index: item.traced
         for info, item in zip(forward.infos, findings.inputs, strict=True)
         if info.mutates_data and not (info.requires_grad_after or item.base or item.steps or masks[info.index])
-        if not internals.is_symbolic(item.fake) and value_of(item.wrapper, "an input").stride() == item.fake.stride()
+        if not internals.is_symbolic(item.fake) and value_of(item.traced, "an input").stride() == item.fake.stride()
     }
 
 
@@ -329,8 +329,8 @@ def _make_tangents(
             numbers.append(len(fakes))
             add(tangent, TangentSource.CUT, cut_edges[edge].index)
         of_entries.append(numbers)
-    wrappers = [internals.to_functional(fake) for fake in fakes]
-    return Tangents(fakes=fakes, wrappers=wrappers, of_entries=of_entries), tuple(infos), cut_edges
+    traced = [internals.to_functional(fake) for fake in fakes]
+    return Tangents(fakes=fakes, traced=traced, of_entries=of_entries), tuple(infos), cut_edges
 
 
 def _slots(

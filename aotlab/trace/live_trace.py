@@ -114,7 +114,7 @@ class Trace:
     #: computed. These tensors are kept alive because torch 2.11 frees the node of a custom Function together with its
     #: result.
     roots: Sequence[int]
-    root_wrappers: Sequence[Tensor]
+    traced_roots: Sequence[Tensor]
     #: The segments of the autograd graph (see `aotlab.trace.segments`).
     segments: Sequence[Segment]
     #: For each segment, the exits of its slots. If there is only one segment, it has one slot for each graph input

@@ -65,7 +65,7 @@ class OutputReader:
         """Classify all outputs. Outputs in the same storage are classified together."""
         windows: dict[int, list[int]] = {}
         for k, item in enumerate(self.inputs):
-            windows.setdefault(internals.storage_key(item.wrapper), []).append(k)
+            windows.setdefault(internals.storage_key(item.traced), []).append(k)
         groups: dict[int, list[int]] = {}
         for i, leaf in enumerate(self.leaves):
             if isinstance(leaf, Tensor):
@@ -101,7 +101,7 @@ class OutputReader:
     def _enter(self, i: int, leaf: Tensor) -> None:
         self.values[i] = value_of(leaf, f"`{self.names[i]}`")
         self.outputs.tensors[i] = leaf
-        if any(leaf is item.wrapper for item in self.inputs):
+        if any(leaf is item.traced for item in self.inputs):
             return
         if view_ops.is_new_leaf(leaf):
             raise OutputError(
@@ -145,7 +145,7 @@ class OutputReader:
         The epilogue makes such a view before it writes to the input.
         """
         output = self.leaves[i]
-        if output is item.wrapper or not self.storage_notes.is_older(output):
+        if output is item.traced or not self.storage_notes.is_older(output):
             return False
         if output.requires_grad or item.base is not None or internals.is_one_of_several_views(output):
             raise RunEagerly("output-before-write", output=self.names[i], base=f"`{item.name}`")
@@ -162,9 +162,9 @@ class OutputReader:
         """
         if len(windows) == 1:
             return windows[0]
-        candidates = [k for k in windows if self.inputs[k].wrapper is self.leaves[i]]
+        candidates = [k for k in windows if self.inputs[k].traced is self.leaves[i]]
         if not candidates:
-            values = {k: internals.from_functional(self.inputs[k].wrapper) for k in windows}
+            values = {k: internals.from_functional(self.inputs[k].traced) for k in windows}
             views_from = {k: view_ops.views_between(self.tape, value, self.values[i]) for k, value in values.items()}
             candidates = [k for k, views in views_from.items() if views is not None]
         if len(candidates) == 1:
@@ -173,20 +173,20 @@ class OutputReader:
 
     def _aliases(self, members: Sequence[int], k: int, item: TracedInput) -> None:
         """Classify the outputs ``members``, which are in the storage of input ``k``."""
-        base_value = internals.from_functional(item.wrapper)
+        base_value = internals.from_functional(item.traced)
         for i in members:
             output, name = self.leaves[i], self.names[i]
-            if output is item.wrapper:
+            if output is item.traced:
                 self._info(i, OutputType.IS_INPUT, k, ())
                 continue
-            if output.requires_grad and not view_ops.is_view_of(output, item.wrapper):
+            if output.requires_grad and not view_ops.is_view_of(output, item.traced):
                 raise RunEagerly("view-with-own-history", output=name, name=item.name)
-            moved = item.version != internals.version_of(item.wrapper)
+            moved = item.version != internals.version_of(item.traced)
             if output.requires_grad and moved and overlaps_itself(item.real):
                 # After the write, autograd regenerates the view's history from sizes and strides (`as_strided`). The
                 # backward of `as_strided` divides a gradient among the indices that share an element.
                 raise RunEagerly("writes-part-of-expanded", way="expanded")
-            views = self._views(i, base_value, item.wrapper)
+            views = self._views(i, base_value, item.traced)
             if len(views) > 1 and any(step.target in _LAZY for step in views):
                 raise RunEagerly("view-cannot-be-repeated", output=name)
             self._info(i, OutputType.ALIAS_OF_INPUT, k, views)

@@ -37,14 +37,14 @@ def operations_so_far() -> int:
     return len(running.recorders[-1].tape.operations) if running.recorders else 0
 
 
-def describe_views(wrapper: Tensor) -> list[str]:
+def describe_views(traced: Tensor) -> list[str]:
     """Describe the view ops that made a traced tensor from its base, the last op first.
 
     If two views of one base have equal descriptions, they certainly have the same sizes and strides in eager.
     """
-    internals.sync(wrapper)  # regenerates the value from the storage's current value
+    internals.sync(traced)  # regenerates the value from the storage's current value
     steps: list[str] = []
-    value = internals.from_functional(wrapper)
+    value = internals.from_functional(traced)
     while (
         running.recorders
         and (producer := running.recorders[-1].tape.producer(value))
@@ -56,7 +56,7 @@ def describe_views(wrapper: Tensor) -> list[str]:
     return steps
 
 
-def strides_are_certain(wrapper: Tensor) -> bool:
+def strides_are_certain(traced: Tensor) -> bool:
     """Tell whether a traced tensor certainly has the strides that eager gives it.
 
         c = torch.ones(3, 1, 1).permute(2, 1, 0)     # strides (1, 1, 1), of shape (1, 1, 3)
@@ -66,7 +66,7 @@ def strides_are_certain(wrapper: Tensor) -> bool:
     strides are certain only if all tensors of the trace with such a dimension are contiguous. (A tensor without
     elements is treated in the same way.)
     """
-    if not running.recorders or not _has_free_strides(internals.from_functional(wrapper)):
+    if not running.recorders or not _has_free_strides(internals.from_functional(traced)):
         return True
     tape = running.recorders[-1].tape
     free = filter(_has_free_strides, [*tape.entered, *tensors_in([operation.result for operation in tape.operations])])

@@ -135,7 +135,7 @@ def check_multi_output_views(findings: Findings) -> None:
     a compiled call, this backward would not run the node of ``v``.
     """
     outputs, inputs = findings.outputs, findings.inputs
-    tensors = [*outputs.tensors.values(), *(item.wrapper for item in inputs)]
+    tensors = [*outputs.tensors.values(), *(item.traced for item in inputs)]
     several = {
         tensor.grad_fn
         for i, tensor in outputs.tensors.items()
@@ -153,7 +153,7 @@ def edges_to_bases(outputs: Outputs, inputs: Sequence[TracedInput]) -> Iterator[
     Along the edges that are paired with an output, its gradient flows until it reaches an input, a root, or a node with
     several next edges.
     """
-    ends = {edge_of(item.wrapper) for item in inputs if item.wrapper.requires_grad}
+    ends = {edge_of(item.traced) for item in inputs if item.traced.requires_grad}
     ends.update(item.edge for item in inputs if item.edge is not None)
     roots = [*(root for _, _, root in outputs.returned), *(root for _, root in outputs.bases)]
     ends.update(edge_of(root) for root in roots if root is not None)

@@ -38,13 +38,13 @@ def span(tensor: Tensor) -> tuple[int, int]:
 class InputStorage(NamedTuple):
     """The storage of one input, or of several inputs that share it.
 
-    ``members`` are the indices of these inputs, and ``name`` is the name of the first. ``wrapper`` is the traced input,
+    ``members`` are the indices of these inputs, and ``name`` is the name of the first. ``traced`` is the traced input,
     or the traced tensor of the synthetic base (then ``is_base`` is true).
     """
 
     members: tuple[int, ...]
     name: str
-    wrapper: Tensor
+    traced: Tensor
     is_base: bool = False
 
 
@@ -136,7 +136,7 @@ class StorageNotes:
         """
         storage = self.storages.get(internals.storage_key(tensor))
         if storage is not None and view.element_size() > tensor.element_size():
-            if storage.is_base or span(storage.wrapper)[0] % view.element_size():
+            if storage.is_base or span(storage.traced)[0] % view.element_size():
                 raise RunEagerly("view-with-larger-elements", dtype=view.dtype, at=user_line())
             self.offsets_read.update(storage.members)
         if (view.dtype is torch.bool) != (tensor.dtype is torch.bool):

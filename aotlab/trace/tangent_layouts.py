@@ -33,8 +33,8 @@ def is_right_for_layouts(deriver: Deriver, number: int, pattern: Pattern) -> boo
     """
     segment, tape = deriver.segments[number], deriver.recorder.tape
     arriving: dict[Any, dict[int, tuple[Tensor, Tensor]]] = {}
-    usual = deriver.tangent_wrappers(number, [bool(layout) for layout in pattern])
-    for edge, first, second in zip(segment.entries, usual, deriver.tangent_wrappers(number, pattern), strict=True):
+    usual = deriver.traced_tangents(number, [bool(layout) for layout in pattern])
+    for edge, first, second in zip(segment.entries, usual, deriver.traced_tangents(number, pattern), strict=True):
         if first is not None and second is not None:
             if edge in segment.inputs or edge[1] in arriving.setdefault(edge[0], {}):
                 return False
@@ -51,7 +51,7 @@ def is_right_for_layouts(deriver: Deriver, number: int, pattern: Pattern) -> boo
                 start = len(tape.operations)
                 buffer = {slot: pair[which] for slot, pair in pairs.items()}
                 gradients = run_node(node, buffer, segment, segment.stops)
-                names = {id(internals.from_functional(wrapper)): ("given", slot) for slot, wrapper in buffer.items()}
+                names = {id(internals.from_functional(traced)): ("given", slot) for slot, traced in buffer.items()}
                 sent = {i: gradient for i, gradient in gradients.items() if node.next_functions[i] not in segment.stops}
                 values = {i: value_of(gradient, "a gradient") for i, gradient in sent.items()}
                 places = {i: (value.stride(), value.storage_offset()) for i, value in values.items()}

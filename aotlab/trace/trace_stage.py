@@ -112,7 +112,7 @@ def run(
             sizes.enter_number(position, call.values[position])
     inputs = enter_inputs(recorder, call, dedupe, bases, varying)
     findings = run_function(call, dedupe, recorder, inputs, quirks)
-    if not are_unchanged([base for base in bases if base.wrapper is None], findings.infos):
+    if not are_unchanged([base for base in bases if base.traced is None], findings.infos):
         raise RunEagerly("no-synthetic-base")
     return make_joint(
         findings, quirks, keep_input_mutations=keep_input_mutations, static_inputs=static_inputs, exact=exact

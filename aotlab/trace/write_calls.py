@@ -215,16 +215,16 @@ def _check_casts(func: Any, written: Tensor, count: int) -> None:
                 _fall_back("write-does-not-fit", func, result=f"dtype {dtype}", own=f"dtype {written.dtype}")
 
 
-def _keep_strides(wrapper: Tensor, shape: torch.Size, stride: tuple[int, ...]) -> bool:
+def _keep_strides(traced: Tensor, shape: torch.Size, stride: tuple[int, ...]) -> bool:
     """Restore the strides of a written tensor, and return whether the op's out-of-place twin had changed them."""
-    internals.sync(wrapper)
-    if wrapper.shape != shape or internals.from_functional(wrapper).stride() == stride:
+    internals.sync(traced)
+    if traced.shape != shape or internals.from_functional(traced).stride() == stride:
         return False
     with torch.no_grad():
-        fresh = torch.empty_strided(shape, stride, dtype=wrapper.dtype, device=wrapper.device)
-        fresh.copy_(wrapper)
+        fresh = torch.empty_strided(shape, stride, dtype=traced.dtype, device=traced.device)
+        fresh.copy_(traced)
         internals.sync(fresh)
-        internals.replace_value(wrapper, internals.from_functional(fresh))
+        internals.replace_value(traced, internals.from_functional(fresh))
     return True
 
 
