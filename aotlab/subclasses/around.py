@@ -34,7 +34,7 @@ from aotlab.ir.subclass_records import (
 )
 from aotlab.runtime.draft import Writer
 from aotlab.runtime.output_expressions import write_result
-from aotlab.subclasses.edges import Anchor, Gradient, Unwrap, Wrap, detect_writes
+from aotlab.subclasses.edges import Anchor, GradientLayout, Unwrap, Wrap, detect_writes
 from aotlab.subclasses.rewrap import take_wrapper
 from aotlab.subclasses.target import UnwrappedTarget
 
@@ -211,9 +211,9 @@ class _Around:
         """
         w = self.w
         if item.gradient == "parts":
-            gradient = w.constant("gradient", self.target.gradients[k])
+            layout = w.constant("gradient", self.target.gradient_layouts[k])
             w.add("with enable_grad():")
-            w.add(f"    {', '.join(parts)}, = Unwrap({wrapper}, {gradient})")
+            w.add(f"    {', '.join(parts)}, = Unwrap({wrapper}, {layout})")
             return parts
         detached = [w.local(f"{part}_detached") for part in parts]
         for name, part in zip(detached, parts, strict=True):
@@ -223,7 +223,11 @@ class _Around:
         all_parts = [*parts, *self._texts]
         sizes = [(w.constant("dtype", dtype), self._sizes(size, all_parts)) for dtype, size in item.gradient.anchors]
         anchors = [w.local(f"{wrapper}_anchor") for _ in sizes]
-        arguments = [wrapper, w.constant("gradient", self.target.gradients[k]), *(f"({d}, {n})" for d, n in sizes)]
+        arguments = [
+            wrapper,
+            w.constant("gradient", self.target.gradient_layouts[k]),
+            *(f"({d}, {n})" for d, n in sizes),
+        ]
         w.add("with enable_grad():")
         w.add(f"    {', '.join(anchors)}, = Anchor({', '.join(arguments)})")
         return [*detached, *anchors]
@@ -318,7 +322,7 @@ class _Around:
             return f"take_wrapper({parts[0]})"
         if not each.requires_grad:
             return self._wrap_parts(spec, parts)
-        constants = w.constant("spec", spec), w.constant("gradient", Gradient(name, each.tangent))
+        constants = w.constant("spec", spec), w.constant("gradient", GradientLayout(name, each.tangent))
         return f"Wrap({', '.join([*constants, '0', 'False', *parts])})"
 
     def _part(self, name: str, part: int | SubclassSpec | Opaque, parts: list[str]) -> str:

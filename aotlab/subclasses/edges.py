@@ -76,7 +76,7 @@ class TraceFindings:
             raise RetraceNeeded
 
 
-class Gradient:
+class GradientLayout:
     """The layout of the gradient of one tensor: how the gradient is unwrapped into parts, and wrapped from them.
 
     ``spec`` describes the gradient. It is None if the gradient is a plain tensor. ``name`` is the name of the tensor in
@@ -134,7 +134,7 @@ class Gradient:
         )
 
 
-class GradientOfInput(Gradient):
+class InputGradientLayout(GradientLayout):
     """The layout of the gradient of an input. The trace finds this layout only when it runs the backward.
 
     ``is_known`` is true if an earlier trace of the call has found that the gradient has other parts than the input.
@@ -180,7 +180,7 @@ class GradientOfInput(Gradient):
 def unwrap(tensor: Tensor, spec: SubclassSpec) -> Sequence[Tensor]:
     """Return the parts of a wrapper; they have a ``grad_fn`` if the wrapper requires grad and grad mode is on."""
     if torch.is_grad_enabled() and tensor.requires_grad:
-        parts: Sequence[Tensor] = Unwrap.apply(tensor, Gradient("a gradient", spec))  # type: ignore[no-untyped-call]
+        parts: Sequence[Tensor] = Unwrap.apply(tensor, GradientLayout("a gradient", spec))  # type: ignore[no-untyped-call]
         return parts
     return parts_of(tensor)
 
@@ -188,7 +188,7 @@ def unwrap(tensor: Tensor, spec: SubclassSpec) -> Sequence[Tensor]:
 def wrap(spec: SubclassSpec, parts: Sequence[Any]) -> Any:
     """Make the wrapper that ``spec`` describes; it has a ``grad_fn`` if a part requires grad and grad mode is on."""
     if torch.is_grad_enabled() and any(part.requires_grad for part in parts):
-        return Wrap.apply(spec, Gradient("a gradient", spec), 0, False, *parts)  # type: ignore[no-untyped-call]
+        return Wrap.apply(spec, GradientLayout("a gradient", spec), 0, False, *parts)  # type: ignore[no-untyped-call]
     return wrap_parts(spec, parts)
 
 
@@ -196,10 +196,10 @@ class Unwrap(torch.autograd.Function):
     """The autograd function that unwraps a wrapper into its parts."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, gradient: Gradient) -> tuple[Tensor, ...]:
-        """Return the parts of ``tensor``; ``gradient`` describes the gradient of ``tensor``."""
+    def forward(ctx: Any, tensor: Tensor, layout: GradientLayout) -> tuple[Tensor, ...]:
+        """Return the parts of ``tensor``; ``layout`` is the layout of the gradient of ``tensor``."""
         ctx.set_materialize_grads(False)
-        ctx.gradient = gradient
+        ctx.layout = layout
         parts = tuple([part.detach() for part in parts_of(tensor)])
         ctx.mark_non_differentiable(*[part for part in parts if not is_differentiable([part])])
         return parts
@@ -207,7 +207,7 @@ class Unwrap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None]:
         """Make the gradient of the wrapper from the gradients of its parts."""
-        return _wrap_gradient(ctx.gradient, gradients), None
+        return _wrap_gradient(ctx.layout, gradients), None
 
 
 class Wrap(torch.autograd.Function):
@@ -221,18 +221,18 @@ class Wrap(torch.autograd.Function):
     def forward(
         ctx: Any,
         spec: SubclassSpec | None,
-        gradient: Gradient,
+        layout: GradientLayout,
         anchor_count: int,
         is_copied: bool,
         *anchors_and_parts: Tensor,
     ) -> Any:
         """Return the wrapper. Without a ``spec``, return the single part, a plain tensor.
 
-        ``gradient`` describes the gradient of the wrapper. With ``is_copied`` (only in a trace), the wrapper gets
+        ``layout`` is the layout of the gradient of the wrapper. With ``is_copied`` (only in a trace), the wrapper gets
         copies of the parts, so that a write to the wrapper does not change the inputs.
         """
         ctx.set_materialize_grads(False)
-        ctx.gradient, ctx.anchor_count, ctx.count = gradient, anchor_count, len(anchors_and_parts)
+        ctx.layout, ctx.anchor_count, ctx.count = layout, anchor_count, len(anchors_and_parts)
         parts = [copy_of(part) if is_copied else part.detach() for part in anchors_and_parts[anchor_count:]]
         wrapper = parts[0] if spec is None else wrap_parts(spec, parts)
         return wrapper.detach() if wrapper.requires_grad else wrapper
@@ -240,7 +240,7 @@ class Wrap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Any, ...]:
         """Return the parts of the gradient of the wrapper, for the anchors or for the parts."""
-        parts: Sequence[Tensor | None] = [] if gradient is None else ctx.gradient.parts(gradient)
+        parts: Sequence[Tensor | None] = [] if gradient is None else ctx.layout.parts(gradient)
         return (None, None, None, None, *parts, *[None] * (ctx.count - len(parts)))
 
 
@@ -255,7 +255,7 @@ def unwrap_result(tensor: Tensor, name: str) -> tuple[SubclassSpec, Sequence[Ten
     coerce = getattr(detached, "__coerce_tangent_metadata__", None)
     tangent = spec_of(detached if coerce is None else coerce(), name)
     with torch.enable_grad():  # the function may have turned grad mode off
-        return tangent, Unwrap.apply(tensor, Gradient(name, tangent))  # type: ignore[no-untyped-call]
+        return tangent, Unwrap.apply(tensor, GradientLayout(name, tangent))  # type: ignore[no-untyped-call]
 
 
 def copy_of(part: Tensor) -> Tensor:
@@ -292,31 +292,31 @@ class Anchor(torch.autograd.Function):
     """The autograd function that makes the anchors of a tensor, one for each part of the tensor's gradient."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, gradient: Gradient, *anchors: tuple[torch.dtype, Sequence[int]]) -> Any:
+    def forward(ctx: Any, tensor: Tensor, layout: GradientLayout, *anchors: tuple[torch.dtype, Sequence[int]]) -> Any:
         """Return the anchors. ``anchors`` has the dtype and the sizes of each part of the gradient."""
         ctx.set_materialize_grads(False)
-        ctx.gradient, ctx.count = gradient, len(anchors)
+        ctx.layout, ctx.count = layout, len(anchors)
         return tuple([torch.empty((), dtype=dtype, device=tensor.device).expand(size) for dtype, size in anchors])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         """Make the gradient of the tensor from the gradients of its anchors, which are the parts of that gradient."""
-        return (_wrap_gradient(ctx.gradient, gradients), *[None] * (1 + ctx.count))
+        return (_wrap_gradient(ctx.layout, gradients), *[None] * (1 + ctx.count))
 
 
-def _wrap_gradient(gradient: Gradient, parts: Sequence[Tensor | None]) -> Tensor | None:
+def _wrap_gradient(layout: GradientLayout, parts: Sequence[Tensor | None]) -> Tensor | None:
     defined = [part for part in parts if part is not None]
     if defined and len(defined) != len(parts):
         if defined == [parts[0]]:
-            return defined[0]  # the caller passed a plain gradient for a wrapper; see `Gradient.parts`
-        raise GraphInvariantError(f"a gradient of `{gradient.name}` has only some of its parts")
+            return defined[0]  # the caller passed a plain gradient for a wrapper; see `GradientLayout.parts`
+        raise GraphInvariantError(f"a gradient of `{layout.name}` has only some of its parts")
     if any(internals.is_wrapper(part) for part in defined):
         raise SubclassError(
             f"the gradient of a plain output is a `{type(defined[0]).__qualname__}`",
-            why=f"the backward of `{gradient.name}` was compiled for plain gradients",
+            why=f"the backward of `{layout.name}` was compiled for plain gradients",
             suggestion="call the original function",
         )
-    if gradient.spec is None or not defined:
+    if layout.spec is None or not defined:
         return defined[0] if defined else None
-    wrapped: Tensor = wrap(gradient.spec, defined)
+    wrapped: Tensor = wrap(layout.spec, defined)
     return wrapped

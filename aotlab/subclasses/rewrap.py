@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from aotlab import _torch as internals
 from aotlab.ir.subclass_records import SubclassSpec
-from aotlab.subclasses.edges import Gradient, Unwrap, Wrap, unwrap_result
+from aotlab.subclasses.edges import GradientLayout, Unwrap, Wrap, unwrap_result
 from aotlab.subclasses.parts import spec_of
 
 #: The spec of the gradient of a wrapper, and the parts of the wrapper.
@@ -53,7 +53,9 @@ class RewrapMode(TorchFunctionMode):
             if internals.is_wrapper(result) and result.grad_fn is not None and not is_argument:
                 if self._count in self._calls:
                     tangent, parts = unwrap_result(result, "a result")
-                    result = _wrap_with_grad(spec_of(result, "a result", parts), Gradient("a result", tangent), parts)
+                    result = _wrap_with_grad(
+                        spec_of(result, "a result", parts), GradientLayout("a result", tangent), parts
+                    )
                     self._unwrapped[result.grad_fn] = tangent, parts
                 self._results.setdefault(id(result), (self._count, result, result.grad_fn))
         return result
@@ -76,19 +78,19 @@ class RewrapMode(TorchFunctionMode):
         return self._unwrapped.get(wrapper.grad_fn)
 
 
-def _wrap_with_grad(spec: SubclassSpec, gradient: Gradient, parts: Sequence[Tensor]) -> Tensor:
+def _wrap_with_grad(spec: SubclassSpec, layout: GradientLayout, parts: Sequence[Tensor]) -> Tensor:
     with torch.enable_grad():
-        wrapper: Tensor = Wrap.apply(spec, gradient, 0, False, *parts)  # type: ignore[no-untyped-call]  # untyped in torch
+        wrapper: Tensor = Wrap.apply(spec, layout, 0, False, *parts)  # type: ignore[no-untyped-call]  # untyped in torch
     return wrapper
 
 
-def rewrap(spec: SubclassSpec, gradient: Gradient, *parts: Tensor) -> Sequence[Tensor]:
+def rewrap(spec: SubclassSpec, layout: GradientLayout, *parts: Tensor) -> Sequence[Tensor]:
     """Wrap the parts, unwrap the wrapper, and return the new parts, whose gradients flow through the wrapper.
 
     A compiled call runs this function. `take_wrapper` later gets the wrapper from the autograd node of the new parts.
     """
-    wrapper = _wrap_with_grad(spec, gradient, parts)
-    new_parts: Sequence[Tensor] = Unwrap.apply(wrapper, gradient)  # type: ignore[no-untyped-call]  # untyped in torch
+    wrapper = _wrap_with_grad(spec, layout, parts)
+    new_parts: Sequence[Tensor] = Unwrap.apply(wrapper, layout)  # type: ignore[no-untyped-call]  # untyped in torch
     new_parts[0].grad_fn.wrapper = wrapper  # type: ignore[union-attr]
     return new_parts
 

@@ -29,8 +29,8 @@ from aotlab.ir.subclass_records import AnchoredGradient, SubclassInput
 from aotlab.runtime.draft import Draft
 from aotlab.subclasses.edges import (
     Anchor,
-    Gradient,
-    GradientOfInput,
+    GradientLayout,
+    InputGradientLayout,
     TraceFindings,
     Unwrap,
     Wrap,
@@ -76,7 +76,8 @@ class UnwrappedTarget(Target):
         self._plain_lifted = [n for n in range(len(lifted)) if n not in ours]
         self._names, self._findings = names, findings
         self._check_copied(values)
-        self.gradients = [GradientOfInput(each, (), findings) for each in self.inputs]  # each trace replaces these
+        # each trace replaces these layouts
+        self.gradient_layouts = [InputGradientLayout(each, (), findings) for each in self.inputs]
         self.results: Results | None = None
         self.rewrapped_outputs: set[int] = set()  # outputs whose wrapper `after_node` has already written
         self._lifted_values: list[Tensor] = []
@@ -164,11 +165,11 @@ class UnwrappedTarget(Target):
         leaves, _ = nesting.flatten((args, kwargs))
         values = [*self.target.lifted(), *leaves]
         groups: list[tuple[Any, ...]] = []
-        for item, gradient in zip(self.inputs, self.gradients, strict=True):
+        for item, layout in zip(self.inputs, self.gradient_layouts, strict=True):
             if item.same_as < len(groups):
                 groups.append(groups[item.same_as])
             else:
-                groups.append((*tensors_of(values[item.position], item, gradient, values), item.fact))
+                groups.append((*tensors_of(values[item.position], item, layout, values), item.fact))
         for item, group in zip(self.inputs, groups, strict=True):
             values[item.position] = group
         lifted = [item.position for item in self.inputs if item.position < self.lifted_count]
@@ -234,8 +235,8 @@ class UnwrappedTarget(Target):
         for n, each in enumerate([*self.results.outputs, *self.results.extra_bases]):
             if each.is_rewrapped and each.spec is not None and each.first in own_results:
                 names = ", ".join(draft.results[own_results[each.first + k]] for k in range(each.spec.count))
-                gradient = draft.w.constant("gradient", Gradient(f"output {n}", each.tangent))
-                arguments = f"{draft.w.constant('spec', each.spec)}, {gradient}, {names}"
+                layout = draft.w.constant("gradient", GradientLayout(f"output {n}", each.tangent))
+                arguments = f"{draft.w.constant('spec', each.spec)}, {layout}, {names}"
                 draft.with_grad(f"{names}, = {draft.w.shared('rewrap', rewrap)}({arguments})")
                 self.rewrapped_outputs.add(n)
 
@@ -245,8 +246,8 @@ class UnwrappedTarget(Target):
         if item.same_as < len(traced):
             return replace(traced[item.same_as], item=item)
         if item.gradient is not None:
-            gradient = self.gradients[item.same_as] = GradientOfInput(item, parts, self._findings)
-            arguments = item.spec, gradient, len(anchors), item.is_copied, *anchors, *parts
+            layout = self.gradient_layouts[item.same_as] = InputGradientLayout(item, parts, self._findings)
+            arguments = item.spec, layout, len(anchors), item.is_copied, *anchors, *parts
             with torch.enable_grad():
                 wrapper = Wrap.apply(*arguments)  # type: ignore[no-untyped-call]  # untyped in torch
         else:
@@ -295,20 +296,20 @@ def _input(name: str, kind: str, position: int, tensor: Tensor, same_as: int, fi
     )
 
 
-def tensors_of(tensor: Tensor, item: SubclassInput, gradient: Gradient, inputs: Sequence[Any]) -> Sequence[Tensor]:
+def tensors_of(tensor: Tensor, item: SubclassInput, layout: GradientLayout, inputs: Sequence[Any]) -> Sequence[Tensor]:
     """Return the tensors that the body takes for a wrapper ``tensor``, which ``item`` describes.
 
     These are the parts of the wrapper. If the gradient of the wrapper has the same parts, the parts have a ``grad_fn``.
-    If the gradient has other parts, its anchors follow the parts. ``gradient`` unwraps and wraps the gradient.
+    If the gradient has other parts, its anchors follow the parts. ``layout`` unwraps and wraps the gradient.
     ``inputs`` are all values of the call, because sizes of anchors may depend on other arguments.
     """
     if item.gradient == "parts":
         with torch.enable_grad():
-            unwrapped: Sequence[Tensor] = Unwrap.apply(tensor, gradient)  # type: ignore[no-untyped-call]
+            unwrapped: Sequence[Tensor] = Unwrap.apply(tensor, layout)  # type: ignore[no-untyped-call]
         return unwrapped
     parts = [part.detach() if part.requires_grad else part for part in parts_of(tensor)]
     if item.gradient is not None:
         anchors = [(dtype, sizes(size, [*parts, *inputs])) for dtype, size in item.gradient.anchors]
         with torch.enable_grad():
-            parts += Anchor.apply(tensor, gradient, *anchors)  # type: ignore[no-untyped-call]
+            parts += Anchor.apply(tensor, layout, *anchors)  # type: ignore[no-untyped-call]
     return parts
