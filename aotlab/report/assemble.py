@@ -133,8 +133,8 @@ def _joined(snapshots: Iterable[Snapshot]) -> Joined:
     inputs, outputs = _in_graph(inputs, outputs, placeholders, results)
     if wrapped is not None:
         inputs = with_wrappers(inputs, wrapped)
-        looks = [None if spec is None else tensor_info(spec) for _, spec in wrapped.results]
-        outputs = outputs_of({row.name: row for row in inputs}, outputs, wrapped, looks)
+        user_outputs = [None if spec is None else tensor_info(spec) for _, spec in wrapped.results]
+        outputs = outputs_of({row.name: row for row in inputs}, outputs, wrapped, user_outputs)
         storages = _below_wrappers(storages, inputs, outputs)
     return Joined(
         placeholders=placeholders,

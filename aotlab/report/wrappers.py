@@ -213,12 +213,15 @@ def _look(
 
 
 def outputs_of(
-    inputs: Mapping[str, Input], outputs: Sequence[Output], record: SubclassRecord, looks: Sequence[TensorInfo | None]
+    inputs: Mapping[str, Input],
+    outputs: Sequence[Output],
+    record: SubclassRecord,
+    user_outputs: Sequence[TensorInfo | None],
 ) -> tuple[Output, ...]:
     """Return the rows of the outputs in the caller's order; a wrapper's row precedes the rows of its parts.
 
-    ``outputs`` are the rows of the compiled function's results. ``looks`` has the description of each output of the
-    user's function (None if the output is not a tensor).
+    ``outputs`` are the rows of the compiled function's results. ``user_outputs`` has the description of each output of
+    the user's function (None if the output is not a tensor).
     """
     rows: list[Output] = []
     count = len(record.outputs)
@@ -232,7 +235,7 @@ def outputs_of(
                 else record.results[_view_of(record, number)][0]
             )
         if output.kind not in ("plain", "new"):
-            tensor = looks[number] if number < count else None
+            tensor = user_outputs[number] if number < count else None
             rows.append(_old(name, output, record, inputs, tensor))
         elif output.spec is None:
             rows.append(replace(outputs[output.first], part_of=above))
