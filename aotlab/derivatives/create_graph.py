@@ -343,7 +343,7 @@ def _differentiable(
     return gradients
 
 
-def _without_shared_memory(value: Any, shared_storages: set[int]) -> Any:
+def _detached_if_shared(value: Any, shared_storages: set[int]) -> Any:
     """Return a gradient as a new tensor object if it shares memory with a saved or an incoming tensor.
 
     ``shared_storages`` has the storage keys of these tensors. The new object is an alias, made by ``detach``. Without
@@ -379,7 +379,7 @@ class Derivative(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         computed = list(plan.compute([*arguments[: len(plan.needs)], *sizes, *incoming]))
         memory = {internals.storage_key(t) for t in (*arguments, *incoming) if t.layout == torch.strided}
-        gradients = [_without_shared_memory(gradient, memory) for gradient in computed[: len(plan.derived.gradients)]]
+        gradients = [_detached_if_shared(gradient, memory) for gradient in computed[: len(plan.derived.gradients)]]
         saved_values = dict(zip(plan.takes, arguments, strict=True))
         next_saved = [
             computed[n].detach() if k == "computed" else saved_values[n] if k == "saved" else incoming[n]
