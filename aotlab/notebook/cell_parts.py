@@ -14,9 +14,9 @@ from aotlab.notebook.cell_state import CellState, PartState
 from aotlab.notebook.classify import LEFT_OUT
 from aotlab.notebook.graphs import CapturedGraph
 from aotlab.notebook.traced import TracedFunction
+from aotlab.report.how_lines_ran import Lines, with_ways
 from aotlab.report.model import CellPart, Frame
 from aotlab.report.text import RECOMPILE_LIMIT, is_of_cell, places_in
-from aotlab.report.ways import Lines, with_ways
 
 #: The references that the results of a part may have been compared with, the weakest one first: no reference, the
 #: captured graph run eagerly, the part's Python code run eagerly.

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from aotlab.errors import UserLine
+from aotlab.report.how_lines_ran import how_line_ran, parsed
 from aotlab.report.model import Cell, Graph, Report
-from aotlab.report.ways import how_line_ran, parsed
 
 _LEAVES = (ast.Break, ast.Return, ast.Raise)
 _OPERATIONS = (ast.AugAssign, ast.BinOp, ast.Call, ast.Compare, ast.UnaryOp)

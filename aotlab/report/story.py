@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from aotlab.report.counts import count_frame, summary
+from aotlab.report.how_lines_ran import how_line_ran
 from aotlab.report.markup import Child, Markup, element
 from aotlab.report.model import Cell, CellPart, Frame, Report
 from aotlab.report.parts import cell, fold, grid, heading, mark
 from aotlab.report.text import amount
 from aotlab.report.verdict import Break, breaks_of
-from aotlab.report.ways import how_line_ran
 
 
 def cell_section(report: Report) -> Markup | None:

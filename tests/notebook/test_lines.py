@@ -10,9 +10,9 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from aotlab.report import Report
 from aotlab.report.counts import summary
+from aotlab.report.how_lines_ran import CALLS, how_line_ran
 from aotlab.report.model import UserLine
 from aotlab.report.verdict import verdict
-from aotlab.report.ways import CALLS, how_line_ran
 from aotlab.trace import trace_stage as trace
 from tests.notebook.plain_shells import cell, execute, failing, interrupted
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from aotlab.report.how_lines_ran import CALLS, Lines, how_line_ran, with_ways
 from aotlab.report.model import CellPart
-from aotlab.report.ways import CALLS, Lines, how_line_ran, with_ways
 
 CELL = """%%aotcompile
 g = h.sin()
