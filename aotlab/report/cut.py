@@ -64,7 +64,7 @@ class Limits:
 
 #: The limits that `fitting` tries, from the mildest to the harshest. With the last limits, any report has a few
 #: kilobytes.
-_LADDER = (
+_LIMITS = (
     Limits(code=40_000, rows=1000, graphs=50, text=20_000),
     Limits(code=15_000, rows=300, graphs=30, text=5000),
     Limits(code=15_000, rows=200, graphs=20, text=2000),
@@ -90,23 +90,23 @@ def fitting(report: Report, fits: Callable[[Report], bool], most: int | None = N
     told = counted(report)
     graphs = [(frame.name, graph) for frame in report.frames for graph in frame.graphs]
     key = tuple([(name, graph.entry, graph.duration_ns, len(graph.guards)) for name, graph in graphs])
-    last_rung = _rungs.get(key) if most is not None else None
-    if last_rung is not None and fits(small := _cut(told, _LADDER[last_rung])):
+    last_position = _fitting_limits.get(key) if most is not None else None
+    if last_position is not None and fits(small := _cut(told, _LIMITS[last_position])):
         return small
     if most is None or _characters(told, most) <= most:
         whole = _Cutter(None).visit("", told)
         if fits(whole):
             return whole
-    best = _cut(told, _LADDER[-1])
-    for rung in reversed(range(len(_LADDER) - 1)):
-        small = _cut(told, _LADDER[rung])
+    best = _cut(told, _LIMITS[-1])
+    for position in reversed(range(len(_LIMITS) - 1)):
+        small = _cut(told, _LIMITS[position])
         if not fits(small):
             break
         best = small
         if most is not None:
-            if len(_rungs) >= _MOST_RUNGS:
-                _rungs.clear()
-            _rungs[key] = rung
+            if len(_fitting_limits) >= _MOST_REMEMBERED:
+                _fitting_limits.clear()
+            _fitting_limits[key] = position
     return best
 
 
@@ -115,11 +115,11 @@ def cleaned(value: R) -> R:
     return _Cutter(None).visit("", value)
 
 
-#: For at most `_MOST_RUNGS` reports: the position in `_LADDER` of the limits with which a report was small enough last
-#: time. While a report is recorded, it is sent to the page often, and each search for limits tries this position first.
-#: The key describes the report's graphs, because reports with the same graphs have about the same size.
-_rungs: dict[object, int] = {}
-_MOST_RUNGS = 64
+#: For at most `_MOST_REMEMBERED` reports: the position in `_LIMITS` of the limits with which a report was small enough
+#: last time. While a report is recorded, it is sent to the page often, and each search for limits tries this position
+#: first. The key describes the report's graphs, because reports with the same graphs have about the same size.
+_fitting_limits: dict[object, int] = {}
+_MOST_REMEMBERED = 64
 
 
 def _cut(report: Report, limits: Limits) -> Report:
