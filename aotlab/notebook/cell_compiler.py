@@ -269,7 +269,7 @@ class CellCompiler:
             part.as_python |= trial.entries
             return False
         part.differs = f"{DIFFERS}: {first}"
-        if not trial.eager_run.undoable or not part.take_back(trial.served):
+        if not trial.eager_run.undoable or not part.take_back(trial.calls_before):
             note = f"{part.title}: {part.differs}. Its effects cannot be undone, so the cell keeps these results"
             self.state.run.notes[note] = None
             return False

@@ -48,7 +48,7 @@ class Trial:
         The Python code of the part, and the arguments of the call.
     bound, values
         The variables that the code binds, and their values before the call.
-    served
+    calls_before
         The number of calls that each graph had served before this call, by the graph's `id`.
     random, grad_mode
         The state of torch's random number generator on the CPU, and grad mode, before the call.
@@ -64,7 +64,7 @@ class Trial:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     bound: tuple[str, ...] = ()
     values: dict[str, Any] = field(default_factory=dict)
-    served: Mapping[int, int] = field(default_factory=dict)
+    calls_before: Mapping[int, int] = field(default_factory=dict)
     random: Tensor = field(default_factory=torch.get_rng_state)
     grad_mode: bool = field(default_factory=torch.is_grad_enabled)
     began: bool = False
@@ -141,18 +141,18 @@ class PartState:
             return self.function
         return CellPart(first_line=self.first_line, last_line=self.last_line, how="compiled").lines
 
-    def served(self) -> dict[int, int]:
+    def calls_by_graph(self) -> dict[int, int]:
         """Return how many calls each graph has served, by the graph's `id`."""
-        return {id(each): each.served for each in self.graphs}
+        return {id(each): each.served_calls for each in self.graphs}
 
-    def take_back(self, served: Mapping[int, int]) -> bool:
+    def take_back(self, calls_before: Mapping[int, int]) -> bool:
         """Undo the writes of the graphs that ran since a snapshot; return whether all of them were undone.
 
-        ``served`` is the snapshot: the result of the method `served`, with the number of calls of each graph. Writes
+        ``calls_before`` is the snapshot: the result of `calls_by_graph`, with the number of calls of each graph. Writes
         are undone in reverse order, up to the first graph whose writes cannot be undone.
         """
         graphs = [each for each in self.graphs if isinstance(each, CapturedGraph)]
-        active = [each for each in graphs if each.served > served.get(id(each), 0)]
+        active = [each for each in graphs if each.served_calls > calls_before.get(id(each), 0)]
         return all(not each.written() or each.take_back() for each in reversed(active))
 
     def settle(self) -> None:

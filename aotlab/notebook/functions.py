@@ -56,7 +56,7 @@ def compiled_function(compiler: CellCompiler, name: str, function: object, lines
         watched = [] if is_tracing() else watch_arguments(args, kwargs)
         try:
             with compiler.compiling(part):
-                trial = Trial(function=function, args=args, kwargs=kwargs, served=part.served())
+                trial = Trial(function=function, args=args, kwargs=kwargs, calls_before=part.calls_by_graph())
                 with compiler.trying(part, trial):
                     result = call(*args, **kwargs)
             return function(*args, **kwargs) if compiler.differs(part, trial, result) else result

@@ -110,7 +110,7 @@ class CapturedGraph:
     verified, unverified
         The comparison of each entry with eager, and for the other entries the reason why they could not be compared.
         The key is the number of the entry.
-    served
+    served_calls
         The number of calls that the compiled entries have served.
     failure, surprising
         The error that the compiled form raised, if any, and whether eager did not raise it.
@@ -138,7 +138,7 @@ class CapturedGraph:
         self.ops = sum(node.op.startswith("call_") for node in graph.graph.nodes)
         self.verified: dict[int, tuple[Comparison, ...]] = {}
         self.unverified: dict[int, str] = {}
-        self.served = 0
+        self.served_calls = 0
         self.failure: str | None = None
         self.refused: str | None = None
         self.surprising = False
@@ -174,7 +174,7 @@ class CapturedGraph:
         args = tuple(self._target.arguments_of_compiled((*self._held, *inputs)))
         # Copies of the inputs of the first call. If the code around the graph raises afterwards, the writes of the
         # graph are undone from these copies.
-        values = {i: t.detach().clone() for i, t in enumerate(args) if _is_plain(t)} if not self.served else {}
+        values = {i: t.detach().clone() for i, t in enumerate(args) if _is_plain(t)} if not self.served_calls else {}
         before = len(self.compiled.entries)
         versions = _versions(args)
         random = torch.get_rng_state() if not before or self._random() else None
@@ -197,7 +197,7 @@ class CapturedGraph:
             result = self._target.eager(args, {})
             self.surprising = True  # eager did not raise
             return result
-        self.served += 1
+        self.served_calls += 1
         if values:
             self._undo = self._overwritten(args, values)
         if len(self.compiled.entries) != before or not self._inputs:

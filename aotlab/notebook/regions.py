@@ -57,7 +57,9 @@ class Region:
             return self._piece_by_piece()
         compiler.forget_names()
         before = {name: namespace[name] for name in self._code.bound if name in namespace}
-        trial = Trial(function=self._function, bound=self._code.bound, values=before, served=part.served())
+        trial = Trial(
+            function=self._function, bound=self._code.bound, values=before, calls_before=part.calls_by_graph()
+        )
         refused = False
         try:
             with compiler.compiling(part, self._code.bound), compiler.trying(part, trial):
@@ -126,7 +128,7 @@ class Region:
             return False
         if inside[0] is trial.function.__code__:  # Python ran it, so the statements before the error had effects
             return False
-        return self._part.take_back(trial.served)
+        return self._part.take_back(trial.calls_before)
 
 
 def _in_order(namespace: dict[str, Any], names: Sequence[str]) -> None:

@@ -94,7 +94,7 @@ class TracedFunction:
         self.function = function
         self.verified: dict[int, tuple[Comparison, ...]] = {}
         self.unverified: dict[int, str] = {}
-        self.served = 0
+        self.served_calls = 0
         self.failure: str | None = None
         self.refused: str | None = None
         self.surprising = False
@@ -138,7 +138,7 @@ class TracedFunction:
             # A compiled form that fails has changed nothing yet. Run eagerly: eager gives the right result or error.
             failure = f"{type(error).__name__}: {error}"
         else:
-            self.served += not here.eager
+            self.served_calls += not here.eager
             return result
         torch.set_rng_state(random)
         result = self.function(*args, **kwargs)
