@@ -79,9 +79,18 @@ def with_ways(parts: Sequence[CellPart], lines: Lines, source: str) -> Iterator[
 
 
 def how_line_ran(part: CellPart, line: int) -> str:
-    """Return how a line of a part ran, in the page's words; empty if the line is in a branch without graph nodes."""
-    word = part.ways[line - part.first_line] if part.ways else part.how
-    return "compiled in part" if word == "in part" else word
+    """Return how a line of a part ran, in the page's words; empty if the line is in a branch without graph nodes.
+
+    If a compiled part has a reason why some of it is not compiled, and does not say which lines that concerns, each of
+    its lines is compiled in part.
+    """
+    way = recorded_way(part, line)
+    return "compiled in part" if way == "in part" or (way == "compiled" and part.reason and not part.ways) else way
+
+
+def recorded_way(part: CellPart, line: int) -> str:
+    """Return the word for a line in `CellPart.ways`, or `CellPart.how` if the lines of the part have no own words."""
+    return part.ways[line - part.first_line] if part.ways else part.how
 
 
 def _way(

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from aotlab.errors import UserLine
-from aotlab.report.how_lines_ran import how_line_ran, parsed
+from aotlab.report.how_lines_ran import parsed, recorded_way
 from aotlab.report.model import Cell, Graph, Report
 
 _LEAVES = (ast.Break, ast.Return, ast.Raise)
@@ -42,7 +42,7 @@ def _captured_loops(cell: Cell) -> Iterator[ast.For | ast.While]:
     for node in ast.walk(parsed(cell.source)):
         if isinstance(node, ast.For | ast.While):
             parts = [part for part in cell.parts if part.first_line <= node.lineno <= part.last_line]
-            if any(how_line_ran(part, node.lineno) == "compiled" for part in parts):
+            if any(recorded_way(part, node.lineno) == "compiled" for part in parts):
                 yield node
 
 

@@ -166,16 +166,26 @@ test('of lines that are compiled in part only those that really are say so', () 
   const report = sample();
   const cell = report['cell'] as IJson;
   cell['source'] =
-    '%%aotcompile\nfor i in range(3):\n    optimizer.zero_grad()\n    a = f(x)\n    if a > 0:\n        b = 1\n    b.backward()';
+    '%%aotcompile\nfor i in range(3):\n    optimizer.zero_grad()\n    a = f(x)\n    if a > 0:\n        b = 1\n    b.backward()\nc = g(x)';
   cell['parts'] = [
     { first_line: 2, last_line: 3, how: 'python', reason: 'calls .zero_grad()' },
-    { first_line: 4, last_line: 7, how: 'compiled', reason: 'why', ways: ['compiled', 'in part', '', 'eager'] }
+    { first_line: 4, last_line: 7, how: 'compiled', reason: 'why', ways: ['compiled', 'in part', '', 'eager'] },
+    { first_line: 8, last_line: 8, how: 'compiled', reason: 'it recompiles too often' }
   ];
   show(report);
   const ran = all('table[data-table=cell] td[data-column=how]').map(each => each.textContent);
-  assert.deepEqual(ran, ['', '○ python', '○ python', '● compiled', '◐ compiled in part', '', '◐ eager']);
+  assert.deepEqual(ran, [
+    '',
+    '○ python',
+    '○ python',
+    '● compiled',
+    '◐ compiled in part',
+    '',
+    '◐ eager',
+    '◐ compiled in part'
+  ]);
   const why = all('table[data-table=cell] td[data-column=reason]').map(each => each.textContent);
-  assert.deepEqual(why, ['', '', 'calls .zero_grad()', 'why', '', '', '']);
+  assert.deepEqual(why, ['', '', 'calls .zero_grad()', 'why', '', '', '', 'it recompiles too often']);
 });
 
 test('the lines of a function have their own states, and a break inside of it stands at its line', () => {

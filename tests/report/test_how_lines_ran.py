@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from aotlab.report.how_lines_ran import CALLS, Lines, how_line_ran, with_ways
@@ -104,7 +106,11 @@ def test_a_cell_that_only_ipython_reads() -> None:
 
 
 def test_the_way_of_a_line() -> None:
-    """A line that has no state has the state of its part."""
+    """A line without an own word ran as its part did: in part, if the part has a reason why some is not compiled."""
     part = CellPart(first_line=2, last_line=3, how="compiled", ways=("in part", ""))
     assert [how_line_ran(part, 2), how_line_ran(part, 3)] == ["compiled in part", ""]
-    assert how_line_ran(CellPart(first_line=2, last_line=3, how="python"), 3) == "python"
+    whole = CellPart(first_line=2, last_line=3, how="compiled")
+    assert how_line_ran(whole, 3) == "compiled"
+    assert how_line_ran(replace(whole, reason="why"), 3) == "compiled in part"
+    assert how_line_ran(replace(whole, reason="why", ways=("compiled", "eager")), 2) == "compiled"
+    assert how_line_ran(replace(whole, how="python", reason="why"), 3) == "python"

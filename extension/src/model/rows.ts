@@ -35,7 +35,12 @@ export function inTrees<T extends Input | Output>(rows: readonly T[]): ITreeRow<
   });
 }
 
-/** How a line of a part of the cell ran; empty for a line of a branch that is in no graph. */
+/**
+ * How a line of a part of the cell ran; empty for a line of a branch that is in no graph.
+ *
+ * Python's `how_line_ran` has the same rule: if a compiled part has a reason why some of it is not compiled, and does
+ * not say which lines that concerns, each of its lines is compiled in part.
+ */
 export function howLineRan({ how, reason, ways, first_line: first }: CellPart, line: number): string {
   const lineWay = ways[line - first];
   return lineWay === 'in part' || (lineWay === undefined && how === 'compiled' && reason !== '')
