@@ -356,6 +356,6 @@ test('messages that are none of ours are not heard', async () => {
   }
   assert.equal(source.live, true);
   comm.says({ kind: 'report', report: 'broken' });
-  assert.match(source.reading.problem ?? '', /no aotlab report/);
+  assert.match(source.reading.problem ?? '', /not an aotlab report/);
   connection.dispose();
 });

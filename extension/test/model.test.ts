@@ -35,7 +35,7 @@ test('what is no report, or another version, or damaged, is said in a sentence',
   for (const value of [null, undefined, 3, 'report', [], {}, { version: 1 }]) {
     const { report, problem } = readReport(value);
     assert.equal(report, null);
-    assert.match(problem ?? '', /^This is no aotlab report/);
+    assert.match(problem ?? '', /^This is not an aotlab report/);
   }
   assert.match(readReport({ version: 2, environment: {} }).problem ?? '', /has version 2.*reads version 1/);
   assert.match(readReport({ version: 1, environment: {}, frames: {} }).problem ?? '', /damaged: its frames/);

@@ -120,11 +120,11 @@ def _broken(report: Report, *path: Any, value: Any = None) -> str:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda r: "", "this is no aotlab report: not JSON"),
-        (lambda r: b"\x80\x04\x95", "this is no aotlab report: not JSON"),
-        (lambda r: "[" * 100_000, "this is no aotlab report: not JSON"),
-        (lambda r: "[1, 2]", "this is no aotlab report: it has no fields 'version' and 'environment'"),
-        (lambda r: '{"cells": [], "nbformat": 4}', "this is no aotlab report"),
+        (lambda r: "", "this is not an aotlab report: it is not JSON"),
+        (lambda r: b"\x80\x04\x95", "this is not an aotlab report: it is not JSON"),
+        (lambda r: "[" * 100_000, "this is not an aotlab report: it is not JSON"),
+        (lambda r: "[1, 2]", "this is not an aotlab report: it has no fields 'version' and 'environment'"),
+        (lambda r: '{"cells": [], "nbformat": 4}', "this is not an aotlab report"),
         (lambda r: _broken(r, "version", value=2), "the report has version 2; this aotlab reads version 1"),
         (lambda r: _broken(r, "version", value=True), "the report has version True"),
         (lambda r: _broken(r, "version", value="1"), "the report has version '1'"),
@@ -160,7 +160,7 @@ def test_load_names_the_file(tmp_path: Path) -> None:
     """The error says which file it was; a file that is not there is the system's error."""
     path = tmp_path / "notes.txt"
     path.write_text("hello")
-    with pytest.raises(ReportFormatError, match=r"notes\.txt: this is no aotlab report"):
+    with pytest.raises(ReportFormatError, match=r"notes\.txt: this is not an aotlab report"):
         Report.load(path)
     with pytest.raises(FileNotFoundError):
         Report.load(tmp_path / "nothing.json")

@@ -179,14 +179,14 @@ class Report(Views["Report"]):
         try:
             value = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ReportFormatError(f"this is no aotlab report: not JSON ({error})") from None
+            raise ReportFormatError(f"this is not an aotlab report: it is not JSON ({error})") from None
         return cls.from_dict(value)
 
     @classmethod
     def from_dict(cls, value: object) -> Report:
         """Read a report from a value that `json.loads` returned; see `from_json`."""
         if not isinstance(value, dict) or "version" not in value or "environment" not in value:
-            raise ReportFormatError("this is no aotlab report: it has no fields 'version' and 'environment'")
+            raise ReportFormatError("this is not an aotlab report: it has no fields 'version' and 'environment'")
         version = value["version"]
         if version != VERSION or type(version) is not int:
             raise ReportFormatError(

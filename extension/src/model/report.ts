@@ -70,11 +70,11 @@ const MOST_DAMAGE = 20;
 export function readReport(value: unknown): Reading {
   const failed = (problem: string): Reading => ({ report: null, problem, damage: [] });
   if (typeof value !== 'object' || value === null || Array.isArray(value)) {
-    return failed('This is no aotlab report.');
+    return failed('This is not an aotlab report.');
   }
   const fields = value as Record<string, unknown>;
   if (!Object.hasOwn(fields, 'version') || !Object.hasOwn(fields, 'environment')) {
-    return failed('This is no aotlab report: it has no version or no environment.');
+    return failed('This is not an aotlab report: it has no version or no environment.');
   }
   if (fields['version'] !== VERSION) {
     const versionText = typeof fields['version'] === 'number' ? String(fields['version']) : 'of another kind';
