@@ -123,7 +123,7 @@ def test_lines_of_no_part(told: Report) -> None:
     assert Tables(fragment(made)).of("The") == [
         ["1 a = x + 1\n2", "compiled", ""],
         ["3 # then", "", ""],
-        ["4 b = a * 2", "compiled", "not all of it was captured: the rest draws"],
+        ["4 b = a * 2", "compiled in part", "not all of it was captured: the rest draws"],
     ]
 
 
