@@ -206,6 +206,8 @@ class Magic:
         raw = _whole_cell(shell, line, body)
         number = _prompt_number(shell)
         source = "\n" * raw[: len(raw) - len(body)].count("\n") + shell.transform_cell(body)
+        # A repeated cell runs the code objects of its first run. Tracebacks look up the source lines and the cell's
+        # number under the file name in these code objects. So the new number is stored under the old file name.
         file = shell.compile.cache(source, number, raw_code=raw)
         try:
             tree = shell.transform_ast(shell.compile.ast_parse(source, filename=file))
@@ -228,9 +230,6 @@ class Magic:
             live.register(cell)
         cell.say = shown.progress
         shown.progress("running")
-        # A repeated cell runs the code objects of its first run. Tracebacks look up the source lines and the cell's
-        # number under the file name in these code objects. So the new number is stored under the old file name.
-        shell.compile.cache(source, number, raw_code=raw)
         try:
             with (
                 never_lost(),
