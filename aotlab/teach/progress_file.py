@@ -1,8 +1,8 @@
 """The reader's progress in one small file: exercises, practice, and the level of practice.
 
 The file is JSON. It is read as data and never executed. It is stored in the user's data directory, or at the path in
-the environment variable ``AOTLAB_PROGRESS``. A damaged file is renamed and replaced. If the file cannot be written, the
-reader gets a note and no error.
+the environment variable ``AOTLAB_PROGRESS``. A damaged file is renamed and replaced. JSON of another kind is left as it
+is. If the file cannot be written, the reader gets a note and no error.
 """
 
 from __future__ import annotations
@@ -119,11 +119,20 @@ def _write(entries: dict[str, dict[str, dict[str, Any]]]) -> str:
 
 
 def _put_aside(target: Path) -> None:
-    """Rename the file if it is not valid JSON, so that `_write` does not destroy it."""
+    """Rename the file if it is not valid JSON, so that `_write` does not destroy it.
+
+    Raises
+    ------
+    FileExistsError
+        If the file is valid JSON and not a progress file. Then it belongs to another program.
+    """
     try:
-        json.loads(target.read_text(encoding="utf-8"))
+        data = json.loads(target.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return
     except ValueError:
         with suppress(OSError):
             os.replace(target, target.with_suffix(".damaged"))
+        return
+    if not (isinstance(data, dict) and all(part in _BLANK and isinstance(data[part], dict) for part in data)):
+        raise FileExistsError(f"`{target}` is not a progress file; set AOTLAB_PROGRESS to another path")

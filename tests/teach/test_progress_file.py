@@ -30,10 +30,10 @@ def test_progress_is_kept_exported_and_reset(file: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "import os", '{"exercises": 3}', '{"exercises": {"room": {"done": "yes"}}}', '{"practice": {"x": 1}}'],
+    ["", "{}", "import os", '{"exercises": {"room": {"done": "yes"}}}', '{"practice": {"x": 1}}'],
 )
-def test_a_file_that_is_not_ours(file: Path, text: str) -> None:
-    """A file of another format is ignored, and later progress is saved.
+def test_a_damaged_file(file: Path, text: str) -> None:
+    """Damaged entries are ignored, and later progress is saved.
 
     A file that is not JSON is kept under another name.
     """
@@ -44,6 +44,18 @@ def test_a_file_that_is_not_ours(file: Path, text: str) -> None:
     assert progress_file.entry("exercises", "room")["hints"] == 1
     aside = file.with_suffix(".damaged")
     assert (aside.read_text() if aside.exists() else None) == (text if text in ("", "import os") else None)
+
+
+@pytest.mark.parametrize("text", ["[]", '{"exercises": 3}', '{"cells": [], "nbformat": 4}'])
+def test_json_of_another_program(file: Path, text: str) -> None:
+    """JSON that is not a progress file is not overwritten, and a note says so."""
+    file.parent.mkdir()
+    file.write_text(text)
+    said = repr(teach.exercise("diagonal-stride").check(lambda n: n + 1))
+    note = f"`{file}` is not a progress file; set AOTLAB_PROGRESS to another path"
+    assert said.startswith(f"Right.\nYour progress could not be saved: {note}.")
+    teach.progress().reset()
+    assert file.read_text() == text
 
 
 def test_a_folder_that_cannot_be_written(file: Path) -> None:
