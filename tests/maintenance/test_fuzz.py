@@ -597,20 +597,21 @@ def test_counts_are_carried_and_never_twice(tmp_path, monkeypatch):
         Block(number=0, size=2, rows=rows_of("accepted", "accepted")),
         Block(number=1, size=2, rows=rows_of("accepted", "raises")),
         Block(number=2, size=2, rows=rows_of("accepted", "refused")),
-        Block(number=3, size=1, rows=rows_of("accepted")),
+        Block(number=3, size=2, rows=rows_of("accepted", "static")),
+        Block(number=4, size=1, rows=rows_of("accepted")),
     ]
     for _ in range(2):
         corpus.merge(file, Plan(programs=7), blocks)
     (entry,) = corpus.load(file)
-    assert (entry.accepted, entry.refused, entry.failed, entry.clean) == (4, 1, 1, 1)
-    assert entry.runs == {"0": [[0, 2]]}
+    assert (entry.accepted, entry.static, entry.refused, entry.failed, entry.clean) == (5, 1, 1, 1, 2)
+    assert entry.runs == {"0": [[0, 3]]}
     corpus.merge(file, Plan(programs=7, seed=1), blocks[:1])
-    assert corpus.carried(corpus.load(file)) == (6, 3)
+    assert corpus.carried(corpus.load(file)) == (7, 4)
     with monkeypatch.context() as patch:
         patch.setattr(corpus, "engine_revision", lambda engine: "newer")
         corpus.merge(file, Plan(programs=7), blocks[:1])
     assert [entry.revision == "newer" for entry in corpus.load(file)] == [False, True]
-    assert corpus.carried(corpus.load(file)) == (8, 5)
+    assert corpus.carried(corpus.load(file)) == (9, 6)
     assert corpus.carried(corpus.load(file), "upstream") == (0, 0)
 
 

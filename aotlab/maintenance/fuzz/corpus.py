@@ -21,7 +21,7 @@ from aotlab.maintenance.fuzz.block import FAILED, Block
 from aotlab.maintenance.fuzz.plan import Plan, engine_revision, generator_version
 
 _FORMAT = 1
-_COUNTS = ("accepted", "refused", "eager", "alike", "dynamo", "asserts", "failed", "clean")
+_COUNTS = ("accepted", "static", "refused", "eager", "alike", "dynamo", "asserts", "failed", "clean")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,7 @@ class Entry:
     torch: str
     date: str
     accepted: int = 0
+    static: int = 0
     refused: int = 0
     eager: int = 0
     alike: int = 0
@@ -120,6 +121,7 @@ def _add(entry: Entry, block: Block) -> Entry:
     return replace(
         entry,
         accepted=entry.accepted + counts["accepted"],
+        static=entry.static + counts["static"],
         refused=entry.refused + counts["refused"],
         eager=entry.eager + counts["eager"],
         alike=entry.alike + counts["alike"],
