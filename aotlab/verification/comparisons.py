@@ -17,7 +17,6 @@ class Comparison:
     ``kind`` is the kind of the observable (``"value"``, ``"stride"``, …). ``subject`` names the tensor or the call that
     has it (``"out[0]"``). ``expected`` and ``actual`` are the texts of the observable in eager and in the engine.
     ``call`` counts the calls from 1. ``sentence`` describes the difference and is empty if ``equal``.
-    ``against`` names the reference: ``"python"`` is the function's own code, run eagerly.
 
     Three fields are set only for tensor values. ``tolerance`` names the rule by which the values were compared.
     ``absolute`` is the largest difference from eager. ``relative`` is that difference divided by the largest element of
@@ -31,7 +30,6 @@ class Comparison:
     actual: str
     equal: bool
     sentence: str = ""
-    against: str = "python"
     tolerance: str = ""
     absolute: float | None = None
     relative: float | None = None
@@ -63,15 +61,12 @@ class Verification:
     ran_eagerly
         How many calls the engine ran eagerly instead of compiling them. These calls agree with eager, but they do not
         test the engine.
-    against
-        The reference: ``"python"`` is the function's own code, run eagerly on copies.
     """
 
     subject: str
     comparisons: tuple[Comparison, ...]
     refused: str | None = None
     ran_eagerly: int = 0
-    against: str = "python"
 
     @property
     def ok(self) -> bool:
@@ -96,7 +91,7 @@ class Verification:
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per observable. The columns are the fields of `Comparison`, without ``sentence`` and ``against``."""
+        """One row per observable. The columns are the fields of `Comparison`, without ``sentence``."""
         columns = ("kind", "subject", "expected", "actual", "equal", "call", "tolerance", "absolute", "relative")
         table = pd.DataFrame({name: [getattr(row, name) for row in self.comparisons] for name in columns})
         return table.astype({"equal": bool, "call": "int64", "absolute": "float64", "relative": "float64"})
