@@ -133,6 +133,6 @@ def _put_aside(target: Path) -> None:
     except ValueError:
         with suppress(OSError):
             os.replace(target, target.with_suffix(".damaged"))
-        return
-    if not (isinstance(data, dict) and all(part in _BLANK and isinstance(data[part], dict) for part in data)):
-        raise FileExistsError(f"`{target}` is not a progress file; set AOTLAB_PROGRESS to another path")
+    else:
+        if not (isinstance(data, dict) and all(part in _BLANK and isinstance(data[part], dict) for part in data)):
+            raise FileExistsError(f"`{target}` is not a progress file; set AOTLAB_PROGRESS to another path")
