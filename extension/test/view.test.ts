@@ -901,7 +901,7 @@ test('every column of every table says on hover what it means', () => {
     );
   }
   tab('inputs');
-  assert.equal(one('table[data-table=inputs] th[data-sort=name]').title, "The caller's name for it");
+  assert.equal(one('table[data-table=inputs] th[data-sort=name]').title, "The caller's name for the argument");
 });
 
 test('nodes, which no notebook holds, are asked for when their fold is opened, and kept', async () => {
