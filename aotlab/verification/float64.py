@@ -2,12 +2,13 @@
 
 The engine's value may differ from the float64 value by an allowed error, and in addition by the default tolerances of
 ``assert_close``. The allowed error is twice the error of the *yardstick*: the largest difference between an element of
-the yardstick's value and of the float64 value. The yardstick is stock ``torch.compile``, or eager if stock
-``torch.compile`` is the engine under test.
+the yardstick's value and the same element of the float64 value. The yardstick is stock ``torch.compile``, or eager if
+stock ``torch.compile`` is the engine under test.
 
-A sum in another order rounds differently, so the yardstick's error in one small value may be small by chance. The
-allowed error is therefore at least the following product: twice the largest relative error that eager or the yardstick
-has in any value of the call (but at most `MOST_RELATIVE`), times the largest element of the float64 value.
+A sum in another order rounds differently, so the yardstick's error in one value may be small by chance. The allowed
+error therefore has a floor: a fraction of the largest absolute value of an element of the float64 value. The fraction
+is twice the largest relative error that eager or the yardstick has in any value of the call, but at most
+`MOST_RELATIVE`.
 
 Some programs have no float64 run: their arguments cannot be copied to float64, or they draw other random numbers there.
 Then the default tolerances of ``assert_close`` decide.
@@ -24,7 +25,8 @@ from aotlab.errors import UsageError
 from aotlab.verification.observables import Candidate, Observation, eager
 from aotlab.verification.values import close_but_for, largest, largest_error, relative_error
 
-#: The upper limit of the relative error from which the least allowed error is computed (see the module's docstring).
+#: The allowed error is never smaller than a fraction of the largest element (see the module's docstring). This is the
+#: largest possible fraction. Without this limit, a large error in one value would excuse errors in all values.
 MOST_RELATIVE = 1e-4
 #: The name of the rule that is used if the program has no float64 run.
 NO_FLOAT64 = "assert_close's defaults, because there is no float64 run"

@@ -332,7 +332,8 @@ def _pairs(expected: Any, actual: Any) -> Iterator[tuple[Any, Any]]:
 def _begins_nowhere(state: TensorState, observation: Observation) -> bool:
     """Tell whether an output is an empty view of memory that the program allocated. Its offset is then not compared.
 
-    The offset of such a view depends on the strides of dimensions with one element, which are not compared either.
+    The offset of such a view may depend on a stride that is not compared (see `_strides`). For example, the offset of
+    ``x[1:]`` is the stride of the first dimension of ``x``, which is irrelevant if this dimension has one element.
     """
     if 0 not in state.spec.shape or state.role != "output":
         return False
