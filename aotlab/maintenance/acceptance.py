@@ -242,7 +242,7 @@ def waiting_is_an_error(device: torch.device) -> Iterator[None]:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             yield  # use the profiler, because a compiled call runs eagerly under a dispatch mode
         if read := sorted({event.name for event in profile.events()} & _READS):
-            raise AssertionError(f"a compiled call reads values: {', '.join(read)}")
+            raise AssertionError(f"a compiled call runs ops that would make the host wait for a GPU: {', '.join(read)}")
         return
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.synchronize(device)

@@ -112,9 +112,10 @@ def varied(
 def as_near(steps: Sequence[StepErrors], others: Sequence[StepErrors]) -> list[bool]:
     """Tell for each step whether its errors are at most twice the largest errors in ``others``, or at most `NEAR`.
 
-    ``others`` has the errors of all steps of ``torch.compile`` and eager. If rounding changes the sign of a ReLU's
-    input, the gradient error jumps, and each compiler jumps at another step. So the limit is computed from the largest
-    error of all steps. If ``others`` is empty, the errors must be zero.
+    ``others`` has the errors of all steps of ``torch.compile`` and eager. In some steps, rounding changes the sign of a
+    ReLU's input. Then the gradient error is much larger than in other steps. These steps differ between compilers. So
+    the limit for each step is computed from the largest error of all steps. If ``others`` is empty, the errors must be
+    zero.
     """
     limits = [max(NEAR, 2 * max(kind)) for kind in zip(*others, strict=True)] if others else [0.0] * 3
     return [all(error <= limit for error, limit in zip(step, limits, strict=True)) for step in steps]

@@ -319,7 +319,7 @@ def measure(
 
 
 def trace_table(figures: Sequence[Figure], ours: str, theirs: str) -> pd.DataFrame:
-    """Return a table of the trace times, in ms."""
+    """Return a table of the trace times, in ms. ``ours`` and ``theirs`` are the names of the two engines."""
     return pd.DataFrame(
         [
             {
@@ -339,7 +339,10 @@ def trace_table(figures: Sequence[Figure], ours: str, theirs: str) -> pd.DataFra
 
 
 def overhead_table(figures: Sequence[Figure], ours: str, theirs: str) -> pd.DataFrame:
-    """Return a table of the call overheads beside one other engine, in µs."""
+    """Return a table of the call overheads of our engine and of one other, in µs.
+
+    ``ours`` and ``theirs`` are the names of the two engines.
+    """
     return pd.DataFrame(
         [
             {
@@ -380,7 +383,7 @@ def machine(device: torch.device) -> dict[str, str]:
 
 
 def print_figures(figures: Sequence[Figure], engines: Sequence[Engine], where: dict[str, str], out: TextIO) -> None:
-    """Print the environment, the tables, and then the problems."""
+    """Print ``where`` (the description that `machine` returns), the tables, and then the problems of the figures."""
     ours, theirs, *_ = names = [engine.name for engine in engines]
     print("\n".join(f"{key:>7}: {value}" for key, value in where.items()), file=out)
     print(
@@ -404,7 +407,10 @@ def print_figures(figures: Sequence[Figure], engines: Sequence[Engine], where: d
 
 
 def to_json(figures: Sequence[Figure], engines: Sequence[Engine], where: dict[str, str]) -> str:
-    """Return the figures as JSON, with times in ns and null if not measured."""
+    """Return the figures as JSON text. Times are in ns. A time or ratio that was not measured is null.
+
+    ``engines`` begins with our engine. ``where`` is the description that `machine` returns.
+    """
     rows = [
         {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in asdict(f).items()}
         for f in figures

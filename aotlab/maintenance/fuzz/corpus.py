@@ -146,12 +146,12 @@ def _decode(value: Any) -> Entry:
     entry = Entry(**value)
     texts = (entry.engine, entry.revision, entry.generator, entry.torch, entry.date, *entry.runs)
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError("a name in an entry is not a string")
+        raise ValueError("an entry has a text field, or a key of its runs, that is not a string")
     if not all(type(getattr(entry, name)) is int and getattr(entry, name) >= 0 for name in _COUNTS):
-        raise ValueError("a count in an entry is not a number")
+        raise ValueError("an entry has a count that is not an integer of at least 0")
     for key, ranges in entry.runs.items():
         if not all(
             len(pair) == 2 and type(pair[0]) is type(pair[1]) is int and 0 <= pair[0] <= pair[1] for pair in ranges
         ):
-            raise ValueError(f"the runs of {key!r} are not ranges")
+            raise ValueError(f"the runs of {key!r} are {ranges!r:.80}, not pairs [first, last] with 0 <= first <= last")
     return entry
