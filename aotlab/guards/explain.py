@@ -171,7 +171,8 @@ def _of_tensors_together(traced: CallState, current: CallState) -> Iterator[str]
                 doing = "views it" if before.is_leaf else "writes to it"
                 yield f"`{name}` is {kind} where the compiled entry expects {expected}, and the function {doing}"
     shapes = ([(leaf.type, getattr(leaf, "shape", None)) for leaf in state.leaves] for state in (traced, current))
-    # the rules read sizes and strides by dimension, so they are evaluated only if types and shapes fit
+    # The rules read sizes and strides by dimension. A dimension may be missing if the types or shapes of the arguments
+    # differ from the expected ones. Then the rules are not evaluated, because `_of_argument` reports this difference.
     fitting = traced.rules is not None and next(shapes) == next(shapes)
     broken = traced.rules.broken(current.leaves) if traced.rules is not None and fitting else None
     if broken is not None:
@@ -192,7 +193,8 @@ def _of_tensors_together(traced: CallState, current: CallState) -> Iterator[str]
         shared_before = any(pair[:2] == (a, b) for pair in traced.overlapping)
         verb = "no longer share" if not began else "share another part of their" if shared_before else "share"
         yield f"`{current.names[a]}` and `{current.names[b]}` {verb} memory, and the function writes to an input"
-    # if the entry does not guard counters, another guard has failed, and its sentence comes first
+    # The counters may also differ if the entry does not guard them. Then another guard has failed, and its sentence was
+    # yielded before this one.
     if traced.counters != current.counters:
         joined = sorted(set(current.counters) - set(traced.counters))
         first, second = (joined or sorted(set(traced.counters) - set(current.counters)))[0]

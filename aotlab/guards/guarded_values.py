@@ -359,7 +359,8 @@ def is_ordinary(tensor: Tensor) -> bool:
 def slots_in(container: Any) -> list[tuple[Any, Tensor]]:
     """Return the tensors in a container that become inputs, each with its key or index.
 
-    The list is empty if there are too many tensors, or if their keys are not integers or strings.
+    The list is empty if the container's type is not in `WITH_SLOTS`, if it has too many items or tensors, or if the
+    keys of the tensors are not integers or strings.
     """
     if type(container) not in WITH_SLOTS or len(container) > MOST_ITEMS:
         return []
@@ -369,11 +370,11 @@ def slots_in(container: Any) -> list[tuple[Any, Tensor]]:
 
 
 def shown(value: Any) -> str:
-    """Return the text of a value in a sentence. A tensor or a long text is only described."""
+    """Return the repr of a value, for a message, or the shape of a tensor as text. A long repr is truncated."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001  # the sentence matters more than an error of a user's __repr__
+    except Exception:  # noqa: BLE001  # a message must not fail because a user's __repr__ raises
         text = object.__repr__(value)
     return text if len(text) <= 200 else text[:197] + "..."

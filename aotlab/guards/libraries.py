@@ -80,7 +80,7 @@ class Libraries:
         """Note that the code may read those attributes in ``names`` that ``owner`` has.
 
         ``label`` is the name of the owner in the code, for messages. ``within`` are the modules through which the code
-        reads ``owner``. They are not added again, because modules may refer to each other without end.
+        reads ``owner``. They are not added again, because modules may refer to each other in a cycle.
         """
         mentioned = self._owners.setdefault(id(owner), (label, owner, set()))[2]
         attribute_names: Container[str] = vars(owner) if isinstance(owner, types.ModuleType) else _ATTRIBUTES_OF_TENSORS
@@ -89,7 +89,8 @@ class Libraries:
             is_new = name not in mentioned
             mentioned.add(name)
             if _is_module(value) and objects.is_library_module(value):
-                if value not in within:  # even if it is not new: `names` may have further names
+                # Add the module even if it was added before, because `names` may have names that are new for it.
+                if value not in within:
                     self.add(value.__name__, value, names, (*within, owner))
             elif is_new and isinstance(value, types.FunctionType):
                 self.follow(value)
@@ -115,7 +116,8 @@ class Libraries:
     def add_module_class(self, kind: type[nn.Module]) -> None:
         """Note the methods of `nn.Module` and of a torch module class through which a call reaches ``forward``.
 
-        For a user's class, its first base class in torch is noted, because the walk visits the user's own methods.
+        For a user's class, its first base class in torch is noted. The user's own methods are guarded elsewhere: by the
+        walk of `aotlab.guards.reach`, or by `aotlab.guards.inlined`.
         """
         # A graph module has its own class, whose `forward` may be generated at the first call. So it is left out.
         library = next(
@@ -128,9 +130,9 @@ class Libraries:
                 self.follow(method)
 
     def follow(self, function: types.FunctionType) -> None:
-        """Note the functions and classes that ``function`` reads, if the functions of its module are followed.
+        """Note the functions and classes that ``function`` reads, and follow these functions.
 
-        These are functions of installed packages and of the modules of torch in `_FOLLOWED`.
+        Only functions of installed packages and of the modules of torch in `_FOLLOWED` are followed.
         """
         module, code = sys.modules.get(function.__module__), function.__code__
         if module is None or code in self._followed or not _is_followed(module):
