@@ -185,9 +185,9 @@ class CapturedGraph:
             if self._at_the_beginning():
                 raise RunInstead(refused=True) from error
             return self._target.eager(args, {})
-        except Exception as error:  # run eagerly instead: eager gives the right error
+        except Exception as error:  # run eagerly instead: eager gives the right result or error
             if versions != _versions(args):
-                raise  # something was written, and that cannot be undone
+                raise  # an input was written, and the write cannot be undone
             self.failure = f"{type(error).__name__}: {error}"
             # The graph is functional, so a failure inside it has changed nothing.
             if random is not None:
@@ -206,10 +206,11 @@ class CapturedGraph:
 
     @property
     def whole(self) -> Callable[[Sequence[Any]], Sequence[Any]] | None:
-        """A function that adds sizes to the inputs of a call; None if Dynamo's graph takes no sizes.
+        """A function that turns inputs of the compiled form into inputs of Dynamo's graph, or None.
 
-        Dynamo's graph takes dynamic sizes as inputs. The compiled form has no such inputs: it reads the sizes from its
-        tensors.
+        Dynamo's graph also takes dynamic sizes as inputs. The compiled form does not: it reads the sizes from its
+        tensors. The function inserts the sizes, so that Dynamo's graph can run on the inputs of the compiled form. If
+        Dynamo's graph takes no sizes, there is no such function.
         """
         return self._target.with_sizes if self._target.sizes else None
 
@@ -311,7 +312,8 @@ class CapturedGraph:
 
         def by_entry(_function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*inputs: Any) -> Any:
-                with suppress(ForwardFailed):  # if the compiled forward fails, a real call runs eagerly, too
+                # If the compiled forward raises in a call of the user, the call runs eagerly. Do the same here.
+                with suppress(ForwardFailed):
                     result = entry.run(inputs, {})
                     if result is not MISS:
                         return result
@@ -330,7 +332,7 @@ class CapturedGraph:
                 tolerance="exact" if exact else "close",
                 yardstick=None if exact else _stock,
             )
-        except Exception as error:  # noqa: BLE001  # inputs that cannot be copied are no reason not to run
+        except Exception as error:  # noqa: BLE001  # an entry whose inputs cannot be copied is used unverified
             self.unverified[entry.number] = f"its inputs cannot be copied: {error}"
             return None
         finally:

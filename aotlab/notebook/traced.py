@@ -167,7 +167,8 @@ class TracedFunction:
 
         def by_entry(function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*inputs: Any, **named: Any) -> Any:
-                with contextlib.suppress(ForwardFailed):  # if the compiled forward fails, a real call runs eagerly, too
+                # If the compiled forward raises in a call of the user, the call runs eagerly. Do the same here.
+                with contextlib.suppress(ForwardFailed):
                     result = entry.run(inputs, named)
                     if result is not MISS:
                         return result
@@ -179,7 +180,7 @@ class TracedFunction:
         _comparing.on = True
         began = time.perf_counter_ns()
         try:
-            # The trace has already printed the function's output.
+            # The trace has already printed the function's output, so the comparison does not print it again.
             with contextlib.redirect_stdout(io.StringIO()):
                 verification = compare(
                     self.function,
@@ -190,7 +191,7 @@ class TracedFunction:
                     tolerance="exact" if exact else "close",
                     yardstick=None if exact else partial(torch.compile, dynamic=False),
                 )
-        except Exception as error:  # noqa: BLE001  # arguments that cannot be copied are no reason not to run
+        except Exception as error:  # noqa: BLE001  # an entry whose arguments cannot be copied is used unverified
             self.unverified[entry.number] = f"its arguments cannot be copied: {error}"
             return None
         finally:
