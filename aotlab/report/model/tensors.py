@@ -256,7 +256,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Rows of a table that the page shows as one row, counted before the report was cut.
+    """Rows of a table that the page shows as one row. Rows that were removed to shorten the report are counted, too.
 
     Attributes
     ----------
