@@ -242,7 +242,10 @@ class ExportTrace:
 
     @property
     def places(self) -> list[tuple[int, InputAliasInfo]]:
-        """The kept inputs in the order of graph inputs: the position of the graph input, and the input's metadata."""
+        """A pair for each kept input: its position among the inputs of the exported graph, and its metadata.
+
+        The pairs are in the order of the positions.
+        """
         return [(n, self.infos[k]) for n, k in enumerate(self.dedupe_numbers) if k is not None]
 
     def new_value(self, n: int) -> Tensor | None:
