@@ -165,7 +165,7 @@ def let_dynamo_follow_eager(is_ours: Callable[[object], bool], check_of_inlined:
 def keep_argument_checks() -> None:
     """Keep Dynamo from switching the argument checks of `torch.distributions` off.
 
-    Dynamo patches torch when it is first used. This function lets it do so now, and then restores the checks.
+    Dynamo patches torch when it is first used. This function lets Dynamo do so now, and then restores the checks.
     """
     from torch._dynamo.eval_frame import TorchPatcher
 
@@ -174,11 +174,12 @@ def keep_argument_checks() -> None:
     torch.distributions.Distribution.set_default_validate_args(checks)
 
 
-#: The attribute that we add to a capture's output graph. It is a list of pairs: an inlined function, and the first
-#: argument of its call. The argument is None if it is not a user's object or class.
+#: The name of an attribute that we add to the output graph of a capture. The attribute is a list of pairs: an inlined
+#: function, and the first argument of its call, or None if this argument is not a user's object or class.
 _INLINED = "_aotlab_inlined"
-#: The attribute that we add to a capture's output graph. Its keys are the classes that Dynamo encountered, and the
-#: classes of the objects that it encountered.
+#: The name of another attribute that we add to the output graph of a capture. The attribute is a dictionary whose keys
+#: are classes; its values are not used. For each value that Dynamo wrapped in a variable tracker, it has the value
+#: itself if the value is a class, and otherwise the class of the value.
 _KINDS = "_aotlab_kinds"
 
 
@@ -243,7 +244,8 @@ _ENCODERS = [kind.forward.__code__ for kind in (torch.nn.TransformerEncoder, tor
 _RECURRENT = [kind.forward.__code__ for kind in (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU)]
 #: The code of the ``step`` methods of optimizers that Dynamo must leave to Python (`inexact_steps_left_to_python`).
 _inexact_steps: frozenset[types.CodeType] = frozenset()
-_PACKING = [rnn.pack_padded_sequence.__code__, rnn.pad_packed_sequence.__code__]  # their sizes depend on values
+#: The code of functions whose results have sizes that depend on values.
+_PACKING = [rnn.pack_padded_sequence.__code__, rnn.pad_packed_sequence.__code__]
 
 
 def _inline(original: Any, parent: Any, func: Any, args: Any, kwargs: Any, *more: Any, **others: Any) -> Any:

@@ -155,8 +155,8 @@ def only_fake_modes() -> bool:
 def address_of(tensor: Tensor) -> int:
     """Return the address of a tensor's first element.
 
-    A fake tensor has no address. The function invents one, so that fake tensors of one storage have the right distance,
-    and fake tensors of different storages are far apart.
+    A fake tensor has no address. The function invents one, so that fake tensors of one storage have the right distance
+    from each other, and fake tensors of different storages are far apart.
     """
     if isinstance(tensor, FakeTensor):
         return (storage_key(tensor) << 48) + traced([tensor.storage_offset()])[0] * tensor.element_size()
@@ -166,19 +166,24 @@ def address_of(tensor: Tensor) -> int:
 def is_fake(value: object) -> bool:
     """Tell whether a value is a fake tensor that can be traced: one with concrete sizes, or with admitted symbols.
 
-    Raise RuntimeError if torch would end the process when it computes the tensor's gradient.
+    Raise RuntimeError for a CUDA tensor that requires grad if torch was built without CUDA: torch would abort the
+    process when it computes the tensor's gradient.
     """
     if not isinstance(value, FakeTensor) or (is_symbolic(value) and not ADMITTED.get()):
         return False
     if value.is_cuda and value.requires_grad and not torch.backends.cuda.is_built():
-        raise RuntimeError("a torch without CUDA aborts the process at the gradient of a fake CUDA tensor")
+        raise RuntimeError(
+            "aotlab does not trace a fake CUDA tensor that requires grad if torch was built without CUDA, because such "
+            "a torch aborts the process when it computes the gradient; detach the tensor, or use a torch with CUDA"
+        )
     return True
 
 
 def memory_window(first: Tensor, shift: int, count: int, dtype: torch.dtype) -> Tensor:
     """Make a 1-d tensor of ``count`` elements on the memory that begins ``shift`` bytes after the start of ``first``.
 
-    The result is a synthetic base. It has a new storage, which does not keep the memory alive.
+    The result is a synthetic base. If ``first`` is a fake tensor, the result shares its storage. Otherwise the result
+    has a new storage, which does not keep the memory alive.
     """
     if isinstance(first, FakeTensor):
         offset = (first.storage_offset() * first.element_size() + shift) // dtype.itemsize
