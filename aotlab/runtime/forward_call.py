@@ -63,13 +63,16 @@ class ForwardCall:
         self._pass_through: dict[Exit, str] = {}
 
     def write(self) -> None:
-        """Write the call, the nodes and the writes; store the expression of each forward output in the draft."""
+        """Write the call of the compiled forward, the autograd nodes and the write-backs.
+
+        Store the expression of each forward output in the draft.
+        """
         trace, w = self.trace, self.w
         w.add("# compiled forward")
         self._mutations.note_versions()
         inputs = self._graph_inputs()
         if not trace.training:
-            # Register them before the graph runs, because the graph may write inputs. torch crashes if a hook is
+            # Register the hooks before the graph runs, because the graph may write inputs. torch crashes if a hook is
             # registered on a view after a write under no_grad.
             self._edges.register_hooks("input")
         w.namespace["forward"] = self._forward()
@@ -88,7 +91,7 @@ class ForwardCall:
             self._segments()
         w.add()
         w.add("# epilogue: what the caller can see")
-        self._mutations.write(self.draft.results)  # with several segments, most are already written
+        self._mutations.write(self.draft.results)  # with several segments, most inputs are already written
 
     def _forward(self) -> Callable[..., Any]:
         """Return a callable that runs the compiled forward under the grad and autocast modes that it needs."""
@@ -124,8 +127,8 @@ class ForwardCall:
             if i not in self.trace.roots:
                 draft.results[i] = f"results[{i}]"
                 if i >= len(self.trace.writes) and self.trace.is_view(i):
-                    # The graph made this view without grad mode. The caller could not write it in place, but can write
-                    # a detached alias.
+                    # The graph made this view with grad mode off. So torch would raise if the caller wrote the view in
+                    # place and autograd recorded the write. For a detached alias, torch does not raise.
                     draft.results[i] = self.w.local(draft.label(i))
                     self.w.add(f"{draft.results[i]} = results[{i}].detach()")
 
