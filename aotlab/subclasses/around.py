@@ -189,8 +189,8 @@ class _Around:
     def _sizes(values: Sequence[int | SizeOfPart], parts: list[str], one: str = "shape[{}]") -> str:
         """Return the text of a tuple of sizes or strides.
 
-        ``parts`` are the variables of the parts. ``one`` is the text that reads a size (or a stride) of a part in a
-        dimension.
+        ``parts`` are the variables of the parts. ``one`` is the format string of the code that reads a size (or a
+        stride) of a part in a dimension.
         """
         sources = ((v, 0) if isinstance(v, int) else (parts[v.part], v.dim) for v in values)
         items = [
@@ -205,9 +205,9 @@ class _Around:
     def _body_tensors(self, k: int, item: SubclassInput, wrapper: str, parts: list[str]) -> list[str]:
         """Write the lines that compute the body's arguments for input ``k``; return their local variables.
 
-        These arguments are the parts of the input. They have an autograd history if the gradient of the input has the
-        same parts. If the gradient has other parts, one anchor for each part of the gradient follows, and the gradient
-        flows to the anchors.
+        These arguments begin with the parts of the input. If the gradient of the input has the same parts, `Unwrap`
+        computes the parts, so that their gradients flow to the input. Otherwise the parts are detached. If the gradient
+        has other parts, one anchor for each part of the gradient follows, and the gradient flows through the anchors.
         """
         w = self.w
         if item.gradient == "parts":

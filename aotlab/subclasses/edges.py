@@ -213,8 +213,8 @@ class Unwrap(torch.autograd.Function):
 class Wrap(torch.autograd.Function):
     """The autograd function that makes a wrapper from its parts.
 
-    If the gradient of the wrapper has other parts than the wrapper, the parts of the gradient flow to anchors. The
-    anchors are arguments before the parts.
+    If the gradient of the wrapper has other parts than the wrapper, the parts of the gradient flow to anchors. In
+    the arguments of the function, the anchors come before the parts.
     """
 
     @staticmethod
@@ -239,7 +239,7 @@ class Wrap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Any, ...]:
-        """Return the parts of the gradient of the wrapper, for the anchors or for the parts."""
+        """Return the parts of the gradient: the gradients of the anchors, or of the parts if there are no anchors."""
         parts: Sequence[Tensor | None] = [] if gradient is None else ctx.layout.parts(gradient)
         return (None, None, None, None, *parts, *[None] * (ctx.count - len(parts)))
 
@@ -293,14 +293,18 @@ class Anchor(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, layout: GradientLayout, *anchors: tuple[torch.dtype, Sequence[int]]) -> Any:
-        """Return the anchors. ``anchors`` has the dtype and the sizes of each part of the gradient."""
+        """Return one anchor for each part of the gradient of ``tensor``.
+
+        ``layout`` describes how the gradient is wrapped from its parts. ``anchors`` has a pair for each part: the dtype
+        and the sizes of the part, which are also those of its anchor.
+        """
         ctx.set_materialize_grads(False)
         ctx.layout, ctx.count = layout, len(anchors)
         return tuple([torch.empty((), dtype=dtype, device=tensor.device).expand(size) for dtype, size in anchors])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-        """Make the gradient of the tensor from the gradients of its anchors, which are the parts of that gradient."""
+        """Make the gradient of the tensor. Its parts are the gradients of the anchors."""
         return (_wrap_gradient(ctx.layout, gradients), *[None] * (1 + ctx.count))
 
 

@@ -277,15 +277,20 @@ class _Reader:
         self.results.writes.append(SubclassWrite(input=k, versions=versions, value=value, history=history))
 
     def _check_histories(self, wrappers: Sequence[tuple[int, Tensor]]) -> None:
-        """Find each wrapper that is an output or a written input, and from which another result is computed.
+        """Check whether another result is computed from a wrapper that the caller receives.
 
-        The gradient of the other result must flow through the wrapper that the caller has. But the compiled function
-        computes only the parts of this wrapper. If a torch call made the wrapper, the next trace unwraps the result of
-        that call and wraps it again (`aotlab.subclasses.rewrap`). Otherwise the call runs eagerly.
+        The caller receives the wrappers among the outputs, and the new values of written inputs. ``wrappers`` are the
+        outputs that `_is_ours` selects, each with its index. The gradient of the other result must flow through the
+        wrapper that the caller receives. But the compiled function computes only the parts of this wrapper.
+
+        If the user's function got the wrapper from a call of a torch function, request another trace. That trace
+        unwraps the result of the torch function, and wraps it again (`aotlab.subclasses.rewrap`). Otherwise raise
+        `RunEagerly`.
         """
         ours = [(i, leaf) for i, leaf in wrappers if leaf.grad_fn is not None and id(leaf) not in self._inputs]
         nodes = {leaf.grad_fn: leaf for _, leaf in ours if self._rewrapping.unwrapped_result(leaf) is None}
-        # the bases of outputs; a view is regenerated from its base, so its gradient flows through the base
+        # The base of each output that is a view. The view is regenerated from its base, so the gradient of the view
+        # flows through the base.
         bases = {id(leaf): internals.base_of(leaf) for _, leaf in wrappers}
         written = [item.wrapper for item in self._traced if item.wrapper.grad_fn is not item.history]
         tensors = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
