@@ -333,7 +333,10 @@ def keep_unused(module: fx.GraphModule) -> int:
 
 
 def _tensor_of(module: fx.GraphModule, node: fx.Node) -> fx.Node | None:
-    """Return a node for the first tensor among the results of an op."""
+    """Return a node for the first tensor among the results of an op, or None if no result is a tensor.
+
+    If the op returns several results, a ``getitem`` node is added.
+    """
     value = node.meta.get("val")
     if isinstance(value, Tensor):
         return node
@@ -347,7 +350,11 @@ def _tensor_of(module: fx.GraphModule, node: fx.Node) -> fx.Node | None:
 
 
 def drop_unused(module: fx.GraphModule, count: int) -> None:
-    """Undo `keep_unused` for a graph that had ``count`` outputs. Inductor's passes may have replaced its nodes."""
+    """Remove the outputs that `keep_unused` appended. ``count`` is the number of outputs that the graph had before.
+
+    Also mark the nodes of these outputs with `STAYS` again, because Inductor's passes may have replaced the marked
+    nodes by nodes without the mark.
+    """
     outputs = output_args(module.graph)
     return_from(module.graph, outputs[:count])
     for node in outputs[count:]:
