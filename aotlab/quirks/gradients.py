@@ -1,4 +1,4 @@
-"""``torch.autograd.grad`` inside the function: the trace records its computation like any other.
+"""``torch.autograd.grad`` inside the function: the trace records the ops that compute the gradient.
 
 A call of the compiled function runs eagerly if the gradient may pass a hook, because hooks are registered only at run
 time. It also runs eagerly if an input is a view of another input, because the traced tensors do not have this relation.
@@ -22,9 +22,10 @@ from aotlab.trace.findings import Findings
 
 
 class Gradients(EmittingQuirk):
-    """Runs `torch.autograd.grad` in the trace, so that its ops are recorded. If the gradient passes a hook, refuses it.
+    """Runs `torch.autograd.grad` in the trace, so that its ops are recorded, or lets the call run eagerly.
 
-    An entry with such a call guards that the inputs have no hooks and are not views of each other.
+    An entry of a function that calls `torch.autograd.grad` guards that the inputs that require grad have no hooks and
+    are not views of each other (see `are_alone`).
     """
 
     name = "gradients"
@@ -37,7 +38,9 @@ class Gradients(EmittingQuirk):
 
     def _grad(self, guard: EscapeGuard, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._used = True
-        if guard.hooks:  # the trace only notes hooks, so the gradient that it computes would not pass them
+        # A trace does not register the function's hooks. It only records them, and compiled calls register them. So the
+        # gradient that the trace computes here would not pass through the hooks.
+        if guard.hooks:
             raise RunEagerly("grad-inside", what="hooks are registered before it", at=user_line())
         return guard.run(func, args, kwargs)
 

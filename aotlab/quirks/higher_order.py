@@ -68,7 +68,7 @@ class _Rule:
     #: Whether the op does not return the results of its functions, but only computes with them. Then, too, a function
     #: may return one of its arguments.
     computes = False
-    #: The number of results of the op that its backward takes: the first ``needs`` results.
+    #: The backward of the op takes the first ``needs`` results of the op.
     needs = 0
     #: The mode under which the op calls its functions.
     mode: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -95,7 +95,11 @@ class _Rule:
         ``wanted`` is nested like ``args``, with a bool for each leaf. ``saved`` are the first ``needs`` results of the
         op, then the results that `keeping` adds. ``tangents`` are the gradients of the floating-point results.
         """
-        raise DoubleBackwardError(f"`{self.op}` is differentiated", line=user_line(), suggestion="call it in eager")
+        raise DoubleBackwardError(
+            f"aotlab cannot compute this second derivative, because it has no rule for the derivative of `{self.op}`",
+            line=user_line(),
+            suggestion="replace the higher-order op by a Python loop or by ordinary ops",
+        )
 
     def call(self, *args: Any) -> Any:
         """Handle a call of the op in a trace."""
