@@ -120,7 +120,8 @@ def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> Forwar
     unfit = not any(info.moves_version for info in infos) or any(info.precedes_write for info in outputs.infos)
     unfit = unfit or any(operation.may_raise_late for operation in early)
     if keep_input_mutations and not unfit and all(item.root is None for item in (*new_values, *results)):
-        # A write in the graph changes the version counter. If eager's write does not, the epilogue writes the input.
+        # A write in the graph changes the version counter of the input. So the epilogue, not the graph, writes an input
+        # whose counter eager does not change. The epilogue also writes the inputs that synthetic bases replace.
         infos = tuple(
             replace(info, keep_input_mutations=True) if info.moves_version and item.base is None else info
             for info, item in zip(infos, inputs, strict=True)
