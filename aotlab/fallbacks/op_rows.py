@@ -58,9 +58,10 @@ args = (torch.ones(4, 16), torch.ones(2, 16, 16))
     ),
     Fallback(
         id="draws-in-order-of-memory",
-        sentence="`{op}` draws random numbers into a tensor that is not contiguous, in the order of its memory",
+        sentence="`{op}` draws random numbers into a tensor that is not contiguous, and a graph would draw them in "
+        "another order than eager",
         example={"op": "aten.normal_functional.default"},
-        suggestion="call contiguous() before, or draw into a contiguous tensor",
+        suggestion="draw into a contiguous tensor, for example into the result of contiguous()",
         program="""
 def f(x):
     return x.normal_() * 2

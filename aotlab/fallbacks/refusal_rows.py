@@ -75,7 +75,8 @@ args = (torch.ones(2), SimpleNamespace(scale=2.0))
     ),
     Fallback(
         id="output",
-        sentence="a compiled call cannot return this output: an object, a tensor with attributes, or a new leaf",
+        sentence="the function returns an object that is neither a tensor nor a plain value, a tensor with attributes, "
+        "or a leaf that it made to require grad, and a compiled call cannot return these",
         suggestion="return plain tensors, plain values and containers of them",
         program="""
 def f(x):
