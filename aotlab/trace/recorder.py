@@ -446,9 +446,9 @@ class Recorder(TorchDispatchMode):
     def _refuse_foreign(self, func: Any, tensor: Tensor) -> NoReturn:
         if isinstance(tensor, FakeTensor):
             raise Untraceable(
-                f"`{func}` takes a tensor that the trace did not record, at {self._line()}: for example, the function "
-                "made it with nn.Parameter(…), or made a module that has it as a parameter; make the tensor or the "
-                "module outside of the function, and then pass the tensor as an argument or compile the module"
+                f"`{func}` takes a tensor that the trace did not record, at {self._line()}. Perhaps the function calls "
+                "nn.Parameter(…) or builds a module. Create the parameter or the module outside of the function. Then "
+                "pass the parameter as an argument, or compile the module"
             )
         if type(tensor) not in (Tensor, torch.nn.Parameter):
             fact = f"{called(tensor, 'a tensor')} is a `{type(tensor).__qualname__}`, and `{func}` is called with it"

@@ -132,7 +132,8 @@ def trace_failures() -> Iterator[None]:
         line = line_of_error(error)
         at_line = "" if line is None else f", at {line}"
         raise TraceFailed(
-            f"tracing it raised {brief(error)}, which eager did not{at_line}; move this code out of the function"
+            f"tracing the function raised an error that eager does not raise: {brief(error)}{at_line}; "
+            "move this code out of the function"
         ) from error
 
 

@@ -134,7 +134,8 @@ class Tape:
         origin = self._origin.get(id(fake))
         if origin is None:
             raise Untraceable(
-                "the trace did not record a tensor, for example from nn.Parameter(…), as_subclass(…) or a thread"
+                "the trace did not record a tensor. Perhaps the function calls nn.Parameter(…) or as_subclass(…), or "
+                "makes a tensor in another thread"
             )
         return None if isinstance(origin, str) else origin
 

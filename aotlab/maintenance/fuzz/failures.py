@@ -109,7 +109,7 @@ def why_eager(plan: Plan, program: Program) -> str:
     def hear(event: observe.Event) -> None:
         if isinstance(event, observe.CompileFailed) and event.outcome == "ran eagerly":
             text = str(event.error).splitlines()[0] if str(event.error) else type(event.error).__name__
-            text = re.sub(r"^`[^`]*` was not compiled and ran eagerly: (tracing it raised )?", "", text)
+            text = text.removeprefix("tracing the function raised an error that eager does not raise: ")
             reasons.add(_plain(re.split(r",(?: at)? <", text)[0]))
 
     with observe.listen(hear):
