@@ -130,7 +130,7 @@ class _Graph:
 
     ``nodes`` are its nodes, in topological order. ``ends`` are the edges of the inputs. ``visible`` maps the edge of
     each root that is not an input to the index of the root. ``useful`` are the nodes from which a gradient can reach an
-    input or another edge that the caller can see.
+    input or another edge that the caller can see. ``cuts`` are more edges at which the graph is cut.
     """
 
     def __init__(self, roots: Sequence[Edge], ends: set[Edge], view_edges: ViewEdges, cuts: Collection[Edge]) -> None:
@@ -173,7 +173,8 @@ class _Graph:
         """Return for each node the key of its segment. With ``alike``, roots that reach a common node count as one.
 
         Two nodes are in the same segment if they have the same depth and the same roots reach them. The depth of a
-        node is the number of edges that the caller can see on the longest path from a root to it.
+        node is a number of edges on a path from a root to this node. Only edges that the caller can see and edges in
+        ``cuts`` are counted, and the path is the one with the most such edges.
 
         The roots matter for this reason. Assume that roots A and B were in one node of the caller's graph, and only A
         reaches an input. Then a backward from B would pass None to that input: its hooks would be called, and the
@@ -199,10 +200,15 @@ class _Graph:
         return {n: (depth[n], reached_by[n]) for n in self.nodes}
 
     def _are_alike(self, depth: Mapping[Any, int], reached_by: Mapping[Any, int]) -> bool:
-        """Tell whether the segments may be chosen without regard to which roots reach a node.
+        """Tell whether all nodes of the same depth can form one segment, even if different roots reach them.
 
-        There are three conditions. No root is itself an input. All roots reach all inputs and all edges in ``cuts``.
-        And at each depth, the same roots reach all edges along which gradients leave the nodes of that depth.
+        ``depth`` maps each node to its depth (see `keys`). ``reached_by`` maps each node to a mask of the roots that
+        reach it. The result is True under three conditions:
+
+        - No root is itself an input.
+        - If one root reaches an input or an edge in ``cuts``, all roots reach it.
+        - For each depth, consider the edges along which gradients leave the nodes of this depth. The same roots reach
+          all these edges.
         """
         roots_at_end: dict[Edge, int] = {}
         leaving_edges: dict[int, dict[Edge, int]] = {}
@@ -219,7 +225,7 @@ class _Graph:
         return alike and all(len(set(masks.values())) < 2 for masks in leaving_edges.values())
 
     def _following(self, node: Any) -> list[tuple[Any, int]]:
-        """Return the next nodes of a node, each with 1 if the caller can see the edge between them, else 0."""
+        """Return the next nodes of a node, each with 1 if the edge to it is visible to the caller or cut, else 0."""
         following = []
         for edge in next_edges(node):
             if edge in self.ends:
