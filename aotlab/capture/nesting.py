@@ -259,8 +259,8 @@ class _Flattener:
             defect = "occurs twice, or contains itself" if depth <= DEEPEST else f"is nested more than {DEEPEST} deep"
             raise self._error(
                 f"`{self._name}{path}` {defect}",
-                why="its tensors cannot be listed",
-                suggestion="pass and return the tensors in a flat container",
+                why="aotlab cannot flatten such a container into a list of tensors",
+                suggestion="put the tensors into one list, tuple or dictionary without nested containers",
             )
         unusual = [type(key) for key in node.keys if not _is_plain_key(key)]
         if unusual:
