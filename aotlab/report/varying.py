@@ -82,10 +82,11 @@ def settled(
 ) -> Miss:
     """Complete a miss: say whether the size or number that differed is dynamic in the new graph, and what to change.
 
-    ``vary`` has the names of the sizes and numbers that are dynamic in the new graph. ``why`` is the reason why others
-    that should be dynamic are not, and empty if all are. ``guards`` are the new graph's guards. ``caused_by`` and
-    ``earlier`` map the expression of each guard on a size to the user line that caused the guard: ``caused_by`` for the
-    new graph, ``earlier`` for the graph that did not accept the call.
+    A *miss* is the reason why an earlier graph did not accept a call, so that a new graph was compiled. ``vary`` has
+    the names of the sizes and numbers that are dynamic in the new graph. If some sizes or numbers should be dynamic in
+    the new graph and are not, ``why`` is the reason. Otherwise ``why`` is empty. ``guards`` are the new graph's guards.
+    ``caused_by`` and ``earlier`` map the expression of each guard on a size to the user line that caused the guard:
+    ``caused_by`` for the new graph, ``earlier`` for the graph that did not accept the call.
     """
     broken = _BROKEN.match(miss.sentence)
     if broken is not None:
