@@ -131,11 +131,12 @@ def reader(slots: Sequence[Slot]) -> Callable[[], list[Any]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """A value that the traced function may read and that is no argument.
+    """A value that the traced function may read, although it is not passed as an argument.
 
-    ``name`` is the name of the value in sentences, and ``place`` says where it is stored. ``expected`` is the snapshot
-    with which each call compares it. ``value`` is the object itself, kept alive because it is compared by identity. It
-    is None for a tensor. With ``inline``, the generated run-time function has a line that compares the value, so
+    ``name`` is the name of the value in sentences, and ``place`` says where it is stored. ``expected`` is a snapshot of
+    the value from the time of the trace. Each call compares the present value with this snapshot. ``value`` is the
+    object itself. This reference keeps the object alive, because the snapshot may compare it by identity. For a tensor,
+    ``value`` is None. With ``inline``, the generated run-time function has a line that compares the value, so
     `fast_check` leaves the value out.
     """
 
@@ -233,7 +234,7 @@ def _constants(namespace: dict[str, Any]) -> Constant:
 
 #: The errors that generated code raises if a value no longer exists. A slower check, which never raises, then decides.
 _READ_ERRORS = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-#: If at least so many places have the same form, a loop in C reads them.
+#: The smallest number of places of the same form that are read by a loop in C.
 _MANY = 8
 
 

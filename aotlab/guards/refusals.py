@@ -20,10 +20,10 @@ _LONGEST = 4096
 
 @dataclass(slots=True)
 class _Kind:
-    """The record of one kind of calls that were refused.
+    """The record of the refused calls for which `glance` returned the same kind.
 
-    ``looks`` is the number of calls that were examined and refused. The next ``left`` calls are not examined; they run
-    by Dynamo if ``by_dynamo`` is true, and otherwise eagerly.
+    ``looks`` is the number of calls of this kind that were examined and then refused. The next ``left`` calls of this
+    kind are not examined. If ``by_dynamo`` is true, Dynamo captures and runs these calls. Otherwise they run eagerly.
     """
 
     looks: int = 0
