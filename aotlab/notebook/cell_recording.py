@@ -11,8 +11,9 @@ from aotlab.report.dynamo_breaks import function_of
 from aotlab.report.model import Frame, GraphBreakRow
 from aotlab.report.text import is_of_cell, why_dynamo_stopped
 
-#: Dynamo's reason for a graph break that the code requests. Torch's optimizers request one before their step. The
-#: optimizers' break is not reported, because it leaves nothing uncompiled.
+#: Dynamo's reason for a graph break that the code itself requests by ``torch._dynamo.graph_break()``. Torch's
+#: optimizers request such a break before and after each step. The optimizers' breaks are not reported, because Dynamo
+#: compiles the code before and after them.
 EXPLICIT_BREAK = "User-inserted graph break"
 
 

@@ -210,11 +210,12 @@ class CellState:
     recording
         The recorded events.
     parts
-        The state of each region, by number, and of each function, by name. The key of a region's piece is a pair: the
-        region's number and the index of the piece.
+        The state of each part of the cell. The key of a function is its name, and the key of a region is its number. If
+        aotlab refuses a region of several statements, each statement becomes a separate region, called a *piece*. The
+        key of a piece is a pair: the number of the refused region, and the index of the statement in this region.
     families
-        The number in events and the name in the report of each code object that Dynamo has captured. The graphs of the
-        code object are recorded under this number and name. The key is Dynamo's number for the code object.
+        Maps Dynamo's number for a code object to a pair: the number that identifies this code object in events, and its
+        name in the report. All graphs that Dynamo captures from one code object have the same number and name.
     run
         The state of the present run.
     """
