@@ -293,9 +293,9 @@ def measure(
 ) -> Iterator[Figure]:
     """Measure all programs and yield the rows of the result.
 
-    The first engine is ours. Its call overhead is compared with each other engine, and its trace time with the second
-    engine. ``say`` receives progress messages. With ``quick``, few rounds and small models are measured, which takes
-    seconds.
+    ``engines`` has our engine first. Its call overhead is compared with the call overhead of each other engine. Its
+    trace time is compared only with the trace time of the second engine. ``say`` receives progress messages. With
+    ``quick``, few rounds and small models are measured, which takes seconds.
     """
     ours, theirs, *_ = engines
     # The first trace of a process imports many modules of torch. Make one trace before the measurements, so that they

@@ -191,9 +191,11 @@ def run_there(
 
 
 class _Worker:
-    """A worker process, the main process's end of its pipe, and the current block.
+    """A worker process, and the main process's end of the pipe to it.
 
-    ``blocks`` is the number of blocks that were sent to the worker, and ``heard`` is the time of its last message.
+    ``block`` is the block of programs that the worker runs now, or None if it waits for a block. ``blocks`` is the
+    number of blocks that were sent to the worker so far. ``heard`` is the time of the worker's last message, or of the
+    start of its block if that is later.
     """
 
     def __init__(self, plan: Plan) -> None:
