@@ -234,7 +234,8 @@ def _called_by_checkpoint() -> bool:
 def _in_thread(thread: int, replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls ``replacement`` in the thread with the id ``thread``, and ``original`` in others.
 
-    If torch's checkpoint calls the function, it calls ``original``, too.
+    In a call from torch's checkpoint, the returned function calls ``original`` in every thread (see
+    `_called_by_checkpoint`).
     """
 
     @functools.wraps(original)

@@ -411,7 +411,12 @@ class ModuleBehindDynamo:
 def _outside_of_transforms(
     original: Callable[..., Any], by_dynamo: Callable[..., Any], *, backend_name: str
 ) -> Callable[..., Any]:
-    """Compile ``original`` by ``by_dynamo``, and return a callable that runs calls under a transform eagerly."""
+    """Compile ``original`` with Dynamo, except for calls under a transform of ``torch.func``, which run eagerly.
+
+    ``by_dynamo`` compiles a callable with `torch.compile`. The returned callable runs ``original`` itself under a
+    transform, and otherwise the result of ``by_dynamo``. ``backend_name`` is the name of the backend in the report. If
+    ``original`` is a class, return the result of ``by_dynamo``, which also compiles calls under a transform.
+    """
     eager_function = CompiledFunction(_EagerTarget(original), _not_compiled, backend_name=backend_name)
     if isinstance(original, torch.nn.Module):
         return ModuleBehindDynamo(by_dynamo, eager_function)

@@ -82,7 +82,8 @@ def _save_roots(
     chains = [chain_of(node) for node in saved]
     if all(len(each) == 1 for each in chains):
         return
-    # forward node → placeholder of the backward
+    # Map each node that the forward saves to the placeholder of the backward that receives its value. A value whose
+    # chain has only one node stays saved and keeps its placeholder. The loop adds the roots of the longer chains.
     slots = {node: inputs[n] for n, node in enumerate(saved) if len(chains[n]) == 1}
     for chain, placeholder in zip(chains, inputs, strict=False):
         if len(chain) == 1:

@@ -107,7 +107,10 @@ class Prologue:
             self.draft.miss([f"not {w.call('reached_holds', still_same)}"])
 
     def _attributes(self) -> None:
-        """Write the guards of the Python attributes of tensors, for the attribute names in the function's code."""
+        """Write the guards of the Python attributes of tensors.
+
+        Only those attributes are guarded that the function's code may read: it mentions their names, or computes names.
+        """
         mentioned, w = self.state.mentioned, self.w
         for i in self.parts.dedupe.kept:
             facts = self.state.leaves[i]

@@ -33,7 +33,8 @@ FAMILIES = {
     "shared inputs": "get one tensor twice, or tensors that share memory",
     "calls": "are called several times with different arguments",
 }
-#: Categories of the generator. Programs in these categories are left out.
+#: Programs in one of these categories (see `Program.categories`) are left out, because the small compiler that a reader
+#: of the course writes need not support them.
 _LEFT_OUT = frozenset({
     "around the trace", "checkpoint", "custom functions", "dtypes", "grad modes", "hidden writes", "in-place metadata",
     "out=", "random", "raises",

@@ -476,10 +476,11 @@ class Fields(dict[str, str]):
         return self._operand(self.scope.names)
 
     def _source(self) -> str:
-        """Return the tensor from which an op that writes reads.
+        """Return the name of a tensor from which a statement that writes to a target reads.
 
-        This tensor shares no memory with the target, or has exactly the elements of the target. Otherwise eager would
-        not determine the result (see `defined`).
+        The tensor shares no memory with the target, or consists of exactly the same elements in the same order.
+        Otherwise the result could depend on the order in which a kernel visits the elements (see `defined`). If no
+        tensor fits, return a number.
         """
         tensor, key = self.tensor, self.tensor.untyped_storage().data_ptr()
         fitting = []
