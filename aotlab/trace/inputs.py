@@ -19,7 +19,7 @@ from aotlab.ir.metadata import InputAliasInfo
 from aotlab.ir.specs import StorageNumbers, spec_of
 from aotlab.trace.autograd_edges import Edge, edge_of, non_leaf
 from aotlab.trace.tape import Tape
-from aotlab.trace.write_calls import overlaps_itself
+from aotlab.trace.write_calls import may_overlap_itself, overlaps_itself
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,8 +151,8 @@ def input_info(index: int, item: TracedInput, tape: Tape, storages: StorageNumbe
     mutated = internals.has_data_mutation(traced) and final is not item.fake
     if item.base is not None and visible:
         raise RunEagerly("shared-input-gains-history", name=item.name)
-    if mutated and item.base is None and overlaps_itself(item.real):
-        raise RunEagerly("writes-part-of-expanded", way="expanded")
+    if mutated and item.base is None and may_overlap_itself(item.real.shape, item.real.stride()):
+        raise RunEagerly("writes-part-of-expanded", way="expanded" if overlaps_itself(item.real) else "unfolded")
     # Under inference_mode the traced tensor has no version counter. The caller's tensor has one, unless it is an
     # inference tensor.
     uncounted = mutated and traced.is_inference() and not item.real.is_inference()

@@ -162,3 +162,29 @@ def test_windows_of_non_dense_tensors(program):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         same(program, nonleaf(2, 2), eagerly=True, messages=False)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    "view", [lambda x: x.unfold(0, 2, 1), lambda x: x.as_strided((2, 2), (1, 1)), lambda x: x.as_strided((3,), (0,))]
+)
+def test_a_write_to_an_argument_whose_elements_share_memory(view, grad):
+    """In eager, `mul_` may write an element several times; the epilogue would write it once."""
+
+    def f(a):
+        with torch.no_grad():
+            a.mul_(2)
+
+    values = []
+    for function in (f, compiled(f)):
+        base = leaf(4, seed=1).detach().requires_grad_(grad)
+        a = view(base)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            error = None
+            try:
+                function(a)
+            except RuntimeError as raised:
+                error = str(raised)
+        values.append((base.tolist(), error))
+    assert values[0] == values[1]
