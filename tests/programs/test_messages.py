@@ -326,7 +326,7 @@ CASES = [
     (_swaps, [_ones], "x", "move it out"),
     (_makes_a_tensor_of_tensors, [_ones], "tensor", "torch.stack"),
     (_makes_sparse, [_ones], None, "outside of the compiled function"),
-    (_makes_a_module, [_ones], None, "make it outside of the function"),
+    (_makes_a_module, [_ones], None, "outside of the function"),
     (_makes_opaque, [_ones], None, "out"),  # torch 2.15 raises another error here
     (_chooses, [_ones], "cond", "move it out"),
     (_writes_one_twice, [_ones], "_foreach_add_", "write one tensor after the other"),
