@@ -151,6 +151,7 @@ def input_info(index: int, item: TracedInput, tape: Tape, storages: StorageNumbe
     mutated = internals.has_data_mutation(traced) and final is not item.fake
     if item.base is not None and visible:
         raise RunEagerly("shared-input-gains-history", name=item.name)
+    # Eager's in-place op may write an element several times if several indices address it. The epilogue writes it once.
     if mutated and item.base is None and may_overlap_itself(item.real.shape, item.real.stride()):
         raise RunEagerly("writes-part-of-expanded", way="expanded" if overlaps_itself(item.real) else "unfolded")
     # Under inference_mode the traced tensor has no version counter. The caller's tensor has one, unless it is an
