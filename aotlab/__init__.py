@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from aotlab.partition.default import default_partition
     from aotlab.partition.min_cut import min_cut_rematerialization_partition
     from aotlab.report import Report
+    from aotlab.upstream import observe, read_trace
     from aotlab.verification import verify
 
 #: The version of the package. The build reads it from this line.
@@ -70,6 +71,8 @@ __all__ = [
     "make_boxed_func",
     "min_cut_rematerialization_partition",
     "nop",
+    "observe",
+    "read_trace",
     "unload_ipython_extension",
     "verify",
 ]
@@ -85,6 +88,7 @@ _ROOMS = {
     "min_cut_rematerialization_partition": "aotlab.partition.min_cut",
     "explain": "aotlab.fallbacks",
     "Report": "aotlab.report",
+    **dict.fromkeys(("observe", "read_trace"), "aotlab.upstream"),
     "verify": "aotlab.verification",
     "dashboard": "aotlab.notebook.dashboard",
     **dict.fromkeys(("load_ipython_extension", "unload_ipython_extension"), "aotlab.notebook"),

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
-from aotlab import config, errors, observe
+from aotlab import config, errors, events
 from aotlab._torch import SettingsGuard, hooks_are_foreign, parts_of, pytree, storage_id
 from aotlab._torch.compiling import compiling, never_lost
 from aotlab.backends.compile_stage import CompileRecord
@@ -99,12 +99,12 @@ class Entry:
     printed: HeldOutput
     calls: int = 0
 
-    def miss(self, state: CallState) -> observe.Miss:
+    def miss(self, state: CallState) -> events.Miss:
         """Return the reason why the entry does not serve a call with this state."""
         sentence = difference(self.state, state)
         if sentence is None and not self.settings.check():
             sentence = f"a global setting of torch changed: {self.settings.reason().strip()}"
-        return observe.Miss(entry=self.number, sentence=sentence or "a guard did not hold")
+        return events.Miss(entry=self.number, sentence=sentence or "a guard did not hold")
 
     @property
     def source(self) -> str:
@@ -239,7 +239,7 @@ class CompiledFunction:
             return self._run_eagerly(args, kwargs)
         if config.saved_tensors_hooks == "eager" and torch.is_grad_enabled() and hooks_are_foreign():
             return self._run_under_hooks(args, kwargs)
-        started = time.perf_counter_ns() if observe.listening() else None
+        started = time.perf_counter_ns() if events.listening() else None
         served, calls_by_dynamo = self._serve_by(self._entries, args, kwargs), self._calls_by_dynamo
         is_new = served is None
         if served is None:
@@ -341,7 +341,7 @@ class CompiledFunction:
             if config.debug_assert:
                 raise errors.GraphInvariantError(text)
             outcome = _Refused(text, None, by_dynamo=False)
-        elif not observe.listening():  # with listeners, each refused call is examined, and emits an event
+        elif not events.listening():  # with listeners, each refused call is examined, and emits an event
             self._kinds.refused(kind, by_dynamo=outcome.by_dynamo)
         result = self._run_refused(outcome.by_dynamo, args, kwargs)
         if outcome.state is not None:
@@ -352,7 +352,7 @@ class CompiledFunction:
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | _Refused:
         """Compile an entry and return it, or return the outcome of a refusal."""
-        number, started = observe.next_entry(), time.perf_counter_ns()
+        number, started = events.next_entry(), time.perf_counter_ns()
         try:
             with compiling(), never_lost():
                 entry = self._compile_call(self._target, args, kwargs, self._misses, number, self._id, self._varying)
@@ -368,7 +368,7 @@ class CompiledFunction:
         self._entries = (entry, *self._entries)
         return entry
 
-    def _misses(self, state: CallState) -> tuple[observe.Miss, ...]:
+    def _misses(self, state: CallState) -> tuple[events.Miss, ...]:
         """Return the reasons why no entry serves a call with this state, the one of the most similar entry first.
 
         Raises `Declined` if an equal call was refused before, or if `config.recompile_limit` is reached.
@@ -395,7 +395,7 @@ class CompiledFunction:
         """
         raises, text = self._fallback == "error", str(declined.refusal)
         by_dynamo = self._by_dynamo is not None and self._fallback == "dynamo" and BY_DYNAMO in text
-        instead: observe.Instead = "captured by Dynamo" if by_dynamo else "raised" if raises else "ran eagerly"
+        instead: events.Instead = "captured by Dynamo" if by_dynamo else "raised" if raises else "ran eagerly"
         if not declined.known:
             self._failed(number, started, declined.refusal, instead)
         if raises and declined.printed is not None:
@@ -465,10 +465,10 @@ class CompiledFunction:
         text = f"`{self._target.name}` is called under {transform}"
         suggestion = "call the original function, or compile the function that calls the transform" if raises else ""
         refusal = errors.TransformError(text, why=_NO_PART, suggestion=suggestion)
-        if observe.listening():
-            number, target = observe.next_entry(), self._target
+        if events.listening():
+            number, target = events.next_entry(), self._target
             identity: dict[str, Any] = {"function": target.name, "function_id": self._id, "backend": self._backend_name}
-            observe.emit(observe.CompileStarted(entry=number, frontend=target.frontend, **identity))
+            events.emit(events.CompileStarted(entry=number, frontend=target.frontend, **identity))
             self._failed(number, time.perf_counter_ns(), refusal, "raised" if raises else "ran eagerly")
         if self._raises_refusals or raises:
             raise refusal
@@ -483,8 +483,8 @@ class CompiledFunction:
         duration = time.perf_counter_ns() - started
         leaves = pytree.tree_leaves(result) if compiled else []
         parts = [parts_of(tensor) if isinstance(tensor, Tensor) else [] for tensor in leaves]
-        observe.emit(
-            observe.Called(
+        events.emit(
+            events.Called(
                 function=self._target.name,
                 function_id=self._id,
                 entry=entry,
@@ -494,9 +494,9 @@ class CompiledFunction:
             )
         )
 
-    def _failed(self, number: int, started: int, error: BaseException, outcome: observe.Instead) -> None:
+    def _failed(self, number: int, started: int, error: BaseException, outcome: events.Instead) -> None:
         duration = time.perf_counter_ns() - started
-        observe.emit(observe.CompileFailed(entry=number, duration_ns=duration, error=error, outcome=outcome))
+        events.emit(events.CompileFailed(entry=number, duration_ns=duration, error=error, outcome=outcome))
 
     def _warn(self, text: str) -> None:
         if self._warns and text not in self._warned:

@@ -48,6 +48,7 @@ saved_tensors_hooks: Literal["eager", "apply"] = "eager"
 #: in this list runs eagerly.
 quirks: tuple[str, ...] = (
     "hooks", "metadata_changes", "storage_offsets", "gradients", "warnings", "random_order", "lstm", "kernels", "hops",
+    "storage_sizes", "other_memory",
 )  # fmt: skip
 
 

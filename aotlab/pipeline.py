@@ -11,7 +11,7 @@ call.
     compile          compile the graphs to callables
     runtime          generate the function that serves calls with these callables
 
-Every stage returns a frozen record, and the journal emits it as an event of `observe`. The stages capture,
+Every stage returns a frozen record, and the journal emits it as an event of `events`. The stages capture,
 synthetic_bases, trace and partition also return live objects (`Call`, `Base`, `Trace`, `Split`) with tensors, which a
 record must not contain. The trace stage decides how overlapping inputs are treated, because only the trace knows which
 of them are written.
@@ -35,24 +35,25 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from aotlab import _torch as internals
-from aotlab import config, observe, quirks
+from aotlab import config, events, quirks
 from aotlab.backends import compile_stage as compile
 from aotlab.backends.base import Backend, EagerBackend
-from aotlab.cache import Declined, Entry, StageRecords
+from aotlab.cache import Declined, Entry, Run, StageRecords
 from aotlab.capture import call as capture
 from aotlab.capture import dedupe, synthetic_bases
 from aotlab.capture.call import Call, CaptureRecord, Target
 from aotlab.capture.dedupe import DedupeRecord, Strategy
 from aotlab.capture.dynamic_sizes import NUMBER, DynamicSizes, choose_dynamic_sizes
-from aotlab.capture.signals import EntersInferenceMode, RunEagerly
+from aotlab.capture.signals import EntersInferenceMode, NumbersChange, RunEagerly
 from aotlab.capture.synthetic_bases import Base, SyntheticBasesRecord
+from aotlab.capture.view_bases import CASES, with_view_bases
 from aotlab.derivatives.backwards import Backward
 from aotlab.errors import BY_DYNAMO, TAKE_DYNAMO, DataDependentError, RefusedError, UntraceableError, UserLine
 from aotlab.guards.call_state import CallState
@@ -67,7 +68,7 @@ from aotlab.trace import trace_stage as trace
 from aotlab.trace.surroundings import HeldOutput
 
 #: A function that takes the state of a call and returns the reasons why no existing entry serves the call.
-Explain = Callable[[CallState], tuple[observe.Miss, ...]]
+Explain = Callable[[CallState], tuple[events.Miss, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +111,7 @@ def compile_call(
     """
     journal = _Journal(options.backend.name, target, explain, number, function_id)
     surroundings = internals.Surroundings()
+    target.lifts_numbers = target.lifts_numbers and options.dynamic is not False
     try:
         capture_record, call = capture.run(target, args, kwargs)
         if not options.backend.takes_fakes and any(map(internals.is_fake, call.values)):
@@ -118,14 +120,17 @@ def compile_call(
         journal.finish("capture", capture_record)
         capture.check_modes(call.values)
         with internals.fake_mode_set_aside(), _garbage_pause():  # a fake mode of the caller may be active
-            return _run_remaining_stages(options, call, capture_record, journal, varying)
+            return _run_with_view_bases(options, call, capture_record, journal, varying)
     except (RefusedError, RunEagerly, trace.TraceFailed) as error:
         fields: dict[str, Any] = {"raised": isinstance(error, trace.TraceFailed), "printed": journal.printed}
         retained_state = None if isinstance(error, RunEagerly) and error.transient else journal.state
         raise Declined(refusal=refusal_of(error, target, journal.state), state=retained_state, **fields) from error
+    except NumbersChange:  # the target now lifts these numbers, so the call is captured again
+        pass
     except KeyboardInterrupt:
         surroundings.restore()
         raise
+    return compile_call(options, target, args, kwargs, explain, number, function_id, varying)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +143,23 @@ class _PreparedInputs:
     bases: Sequence[Base]
 
 
+def _run_with_view_bases(
+    options: Options, call: Call, captured: CaptureRecord, journal: _Journal, varying: DynamicSizes | None
+) -> Entry:
+    """Run the stages after capture. If the trace ends for a reason in `CASES`, run them with the bases of views."""
+    try:
+        return _run_remaining_stages(options, call, captured, journal, varying)
+    except RunEagerly as error:
+        # `after_node` is set for wrapper subclasses, whose inner tensors are no tensors of the caller.
+        may_extend = error.case in CASES and options.duplicates == "drop" and options.after_node is None
+        extended = with_view_bases(captured, call) if may_extend else None
+        if extended is None:
+            raise
+    captured, call = extended
+    journal.finish("capture", captured)  # the record of this stage has the bases, too
+    return _run_remaining_stages(options, call, captured, journal, varying)
+
+
 def _run_remaining_stages(
     options: Options, call: Call, captured: CaptureRecord, journal: _Journal, varying: DynamicSizes | None
 ) -> Entry:
@@ -148,7 +170,7 @@ def _run_remaining_stages(
     journal.finish("synthetic_bases", based)
     inputs = _PreparedInputs(captured=captured, deduped=deduped, based=based, bases=bases)
 
-    dims = {} if bases else choose_dynamic_sizes(call, options.dynamic, varying)
+    dims = {} if bases or call.view_bases else choose_dynamic_sizes(call, options.dynamic, varying)
     try:
         return _run_from_trace(options, call, journal, inputs, dims)
     except EntersInferenceMode as signal:
@@ -205,9 +227,11 @@ def _run_from_trace(
         after_node=options.after_node,
     )
     generated, run = runtime.run(parts)
+    after_call = call.target.after_call()
+    run = run if after_call is None else _followed(run, after_call)
     journal.finish("runtime", generated)
 
-    state = _guarded(call.outside or call.state, deduped, live)
+    state = _guarded(call, deduped, live)
     journal.end(state)
     return Entry(
         number=journal.number,
@@ -228,6 +252,16 @@ def _run_from_trace(
     )
 
 
+def _followed(run: Run, after_call: Callable[[Any], Any]) -> Run:
+    """Return a run-time function that calls ``after_call`` with the result of ``run``, if the guards hold."""
+
+    def followed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = run(args, kwargs)
+        return result if result is runtime.MISS else after_call(result)
+
+    return followed
+
+
 def _trace(
     options: Options,
     call: Call,
@@ -236,8 +270,12 @@ def _trace(
     printed: HeldOutput,
     dims: Mapping[int, Collection[int]],
     static_because: str = "",
+    *,
+    sizes_from_values: bool = False,
 ) -> tuple[trace.TraceRecord, trace.Trace]:
     """Trace the call; ``dims`` are the dynamic dimensions by flat argument, and ``printed`` holds back printed text.
+
+    If an op needs the values of a tensor for a size or a number, the call is traced again with ``sizes_from_values``.
 
     The call is traced a second time if the first graph shows that, for this backend, random ops must take the states
     of random generators as inputs.
@@ -259,9 +297,11 @@ def _trace(
                 static_inputs=static if options.static_inputs is None else options.static_inputs,
                 bases=bases,
                 exact=options.backend.exact,
+                exact_draws=options.backend.exact_draws,
                 functional_draws=functional,
                 quirks=quirks.chosen(),
                 varying=dims,
+                sizes_from_values=sizes_from_values,
             )
             call.target.end_trace()
             return record_and_trace
@@ -270,28 +310,46 @@ def _trace(
     try:
         traced, live = run(functional)
     except (RefusedError, RunEagerly, trace.TraceFailed) as error:
-        if not dims or (options.by_dynamo and config.fallback == "dynamo" and isinstance(error, DataDependentError)):
+        if isinstance(error, DataDependentError) and not sizes_from_values:
+            with suppress(RefusedError, RunEagerly, trace.TraceFailed, internals.GuardOnDataDependentSymNode):
+                return _trace(options, call, deduped, bases, printed, dims, static_because, sizes_from_values=True)
+        if (
+            not dims
+            or sizes_from_values
+            or (options.by_dynamo and config.fallback == "dynamo" and isinstance(error, DataDependentError))
+        ):
             raise
         return _trace(options, call, deduped, bases, printed, {}, str(error))
     if not functional and options.backend.needs_states(traced.module):
         traced, live = run(True)
     if not options.backend.takes(traced.module):
         dims = {n: d for n, d in dims.items() if NUMBER not in d}
-        return _trace(options, call, deduped, bases, printed, dims, "the backend cannot compile it for all numbers")
+        return _trace(
+            options,
+            call,
+            deduped,
+            bases,
+            printed,
+            dims,
+            "the backend cannot compile it for all numbers",
+            sizes_from_values=sizes_from_values,
+        )
     if config.debug_assert:
         check_graph(traced.module, "joint", writes_inputs=True)
     return (replace(traced, static_since=static_because) if static_because else traced), live
 
 
-def _guarded(state: CallState, deduped: DedupeRecord, live: trace.Trace) -> CallState:
+def _guarded(call: Call, deduped: DedupeRecord, live: trace.Trace) -> CallState:
     """Return the state that the entry guards: the state of the call, with the guards that only the trace could find.
 
-    These guards concern memory that inputs share, storage offsets, and sizes.
+    These guards concern memory that inputs share, the bases of views, storage offsets, and sizes.
     """
-    writes = any(info.mutates_data for info in live.metadata.input_info)
+    state = call.outside or call.own or call.state
+    writes = bool(live.deriver.live) or any(info.mutates_data for info in live.metadata.input_info)
     offsets = tuple(deduped.kept[k] for k in live.inputs.offsets_read)
     rules = rules_of(live.recorder.sizes, state.names, dict(zip(deduped.kept, live.inputs.fakes, strict=True)))
-    return replace(state, watches_overlap=writes, offsets=offsets, rules=rules)
+    offsets = tuple(position for position in offsets if position < len(state.leaves))
+    return replace(state, watches_overlap=writes, offsets=offsets, rules=rules, watches_bases=tuple(call.view_bases))
 
 
 def _definition(target: Target) -> UserLine | None:
@@ -348,7 +406,7 @@ class _Journal:
         self._function_id = function_id
         self.number = number
         self.state: CallState | None = None
-        self.misses: tuple[observe.Miss, ...] = ()
+        self.misses: tuple[events.Miss, ...] = ()
         self.printed = HeldOutput()
         self._started = self._since = time.perf_counter_ns()
 
@@ -359,8 +417,8 @@ class _Journal:
         """
         self.state = state
         self.misses = self._explain(state)
-        observe.emit(
-            observe.CompileStarted(
+        events.emit(
+            events.CompileStarted(
                 function=self._target.name,
                 function_id=self._function_id,
                 entry=self.number,
@@ -375,15 +433,15 @@ class _Journal:
 
         ``record`` is the result of the stage, and ``nodes`` the number of op calls in it, if the stage has a graph.
         """
-        if observe.listening():
+        if events.listening():
             took = time.perf_counter_ns() - self._since
-            event = observe.StageFinished(entry=self.number, stage=stage, record=record, duration_ns=took, nodes=nodes)
-            observe.emit(event)
+            event = events.StageFinished(entry=self.number, stage=stage, record=record, duration_ns=took, nodes=nodes)
+            events.emit(event)
         self._since = time.perf_counter_ns()
 
     def end(self, state: CallState) -> None:
         """Emit the event that the entry is ready, with its guards."""
-        if observe.listening():
+        if events.listening():
             duration, guards = time.perf_counter_ns() - self._started, sentences(state)
             lines = {} if state.rules is None else state.rules.lines
-            observe.emit(observe.CompileFinished(entry=self.number, duration_ns=duration, guards=guards, lines=lines))
+            events.emit(events.CompileFinished(entry=self.number, duration_ns=duration, guards=guards, lines=lines))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 import aotlab
-from aotlab import config
+from aotlab import config, events
 from aotlab.maintenance.fuzz.compare import differences
-from tests.engine_helpers import keeping_functions, leaf
+from aotlab.verification import compare
+from aotlab.verification.clones import argument_tensors
+from tests.engine_helpers import heard_events, keeping_functions, leaf
 
 #: The modes that each program is called in.
 BOTH = ("inference", "training")
@@ -93,6 +95,61 @@ def check_behind_dynamo(case: Case, mode: str) -> None:
             found = sorted(set(found) - set(case.differences(torch.compile(case.program, backend="eager"), mode)))
     assert found == [], found
     assert mode in case.breaks or sum(each.calls.compiled for each in made) > 0
+
+
+def check_with_inductor(case: Case, frontend: str, sizes: Sequence[tuple[int, ...]] = ()) -> None:
+    """Assert that Inductor's code gives eager's results, within the tolerance of `aotlab.verify`, and is used.
+
+    With ``sizes``, one function is called for all of these sizes of the leaf.
+    """
+    dynamic = True if sizes else None
+    compiled = aotlab.compile(case.program, backend="inductor", frontend=frontend, dynamic=dynamic)
+    with warnings.catch_warnings(), heard_events() as heard:
+        warnings.filterwarnings("error", ".*eagerly")
+        for size in sizes or [case.size]:
+            args, _ = replace(case, size=size).inputs("training")()
+            settings: dict[str, Any] = {"backward": case.backward, "tolerance": "close"}
+            result = compare(case.program, args, candidate=lambda _: compiled, **settings)
+            assert result.first is None, result.first
+    assert any(isinstance(event, events.CompileFinished) for event in heard)
+
+
+def check_gradients_of_arguments(case: Case) -> None:
+    """Assert that a direct call has eager's gradients with respect to its arguments and their bases.
+
+    Each output and each argument is differentiated on its own, with respect to the leaf and to the arguments and bases,
+    with the histories that these have before and after the call.
+    """
+    edge = torch.autograd.graph.get_gradient_edge
+
+    def gradients(function: Callable[..., Any]) -> list[Tensor | None]:
+        args, watched = case.inputs("training")()
+        tensors = [tensor for _, tensor in argument_tensors(case.program, args, {})]
+        bases = [base for tensor in tensors if (base := tensor._base) is not None]
+
+        def edges() -> list[Any]:
+            return [edge(t) for t in {id(t): t for t in (*tensors, *bases)}.values() if t.requires_grad]
+
+        before = edges()
+        result = function(*args)
+        outputs = result if isinstance(result, tuple) else (result,)
+        ends = [*watched.values(), *before, *edges()]
+        every: list[Tensor | None] = []
+        for output in (t for t in (*outputs, *tensors) if t.requires_grad):
+            tangent = torch.arange(1.0, output.numel() + 1).reshape(output.shape)
+            for wanted in ([end] for end in ends):
+                every += torch.autograd.grad(output, wanted, tangent, allow_unused=True, retain_graph=True)
+            every += torch.autograd.grad(output, ends, tangent, allow_unused=True, retain_graph=True)
+        return every
+
+    with quietly():
+        compiled = aotlab.compile(case.program, backend="eager")
+        pairs = zip(gradients(case.program), gradients(compiled), strict=True)
+    assert compiled.calls.compiled == 1
+    for number, (expected, actual) in enumerate(pairs):
+        assert (expected is None) == (actual is None), number
+        if expected is not None and actual is not None:
+            torch.testing.assert_close(actual, expected, rtol=0 if case.exact else 1e-6, atol=0)
 
 
 def both_ways(cases: Mapping[str, Case]) -> tuple[Callable[[str, str], None], Callable[[str, str], None]]:

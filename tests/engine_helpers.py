@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import aotlab
-from aotlab import config, observe
+from aotlab import config, events
 from aotlab.cache import CompiledFunction, Entry
 from aotlab.errors import RefusedError
 from aotlab.frontends import dynamo_frontend as dynamo
@@ -150,10 +150,10 @@ def refusing(kind: Any = RefusedError, match: str | None = None) -> Iterator[Any
 
 
 @contextmanager
-def events() -> Iterator[list[Any]]:
+def heard_events() -> Iterator[list[Any]]:
     """Collect the engine's events."""
     heard: list[Any] = []
-    with observe.listen(heard.append):
+    with events.listen(heard.append):
         yield heard
 
 

@@ -12,14 +12,14 @@ from torch import nn
 
 import aotlab
 from aotlab import _torch as internals
-from aotlab import observe
+from aotlab import events
 from aotlab.cache import CompiledFunction
 from aotlab.errors import PythonValueError, UsageError
 from aotlab.frontends.api import AotModule
 from tests.engine_helpers import (
     compiled,
-    events,
     global_torch_state,
+    heard_events,
     leaf,
     metadata,
     nonleaf,
@@ -601,9 +601,9 @@ def test_a_call_that_is_left_to_eager_says_so_and_is_not_traced_again():
     g = aotlab.compile(f, backend="eager")
 
     def is_traced(size):
-        with events() as heard:
+        with heard_events() as heard:
             g(torch.ones(size))
-        return any(isinstance(event, observe.StageFinished) for event in heard)
+        return any(isinstance(event, events.StageFinished) for event in heard)
 
     with pytest.warns(RuntimeWarning, match=r"f` runs eagerly: .*unfold.*, at .*test_api\.py") as caught:
         traced = [is_traced(size) for size in (3, 3, 4)]

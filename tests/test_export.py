@@ -557,7 +557,7 @@ REFUSED = {
     "a branch": (lambda m, x: x if x.sum() > 0 else -x, (), lambda: (x43(),), None, RefusedError, "value"),
     "made to require grad": (
         lambda m, x: x.requires_grad_().sum(), (), lambda: (x43(),), None, RefusedError,
-        "changes whether `.*` requires grad",
+        r"`requires_grad_\(\)` is called",
     ),
     "a choice that uses more than it is given": (
         lambda m, x: torch.cond(x.sum() > 0, lambda y: y * GLOBAL, lambda y: y + 1, (x,)),

@@ -28,7 +28,7 @@ DOOR = "aotlab._torch"
 #: The rooms that know torch and nothing else.
 ENGINE = {
     *("api", "export", "frontends", "pipeline", "cache", "quirks", "derivatives", "runtime", "partition", "backends"),
-    *("trace", "capture", "guards", "ir", "_torch", "errors", "config", "observe"),
+    *("trace", "capture", "guards", "ir", "_torch", "errors", "config", "events"),
 }
 
 

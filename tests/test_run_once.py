@@ -77,7 +77,7 @@ def test_traced_once_and_printed_once(
         warnings.simplefilter("ignore")
         with contextlib.suppress(RefusedError, ValueError):
             compiled(torch.ones(3))
-    assert traces == 1
+    assert traces == (2 if function is asks_for_a_value else 1)  # the second trace has symbols for values
     assert capsys.readouterr().out == "here\n"
 
 

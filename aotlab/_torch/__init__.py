@@ -30,7 +30,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from aotlab._torch.functional import (
     from_functional, functionalization, has_data_mutation, has_metadata_mutation, is_functional, is_seen_through,
-    mutations_under_no_grad, outside_of_trace, replace_value, sync, to_functional, was_storage_changed,
+    alias_of, become, mutations_under_no_grad, outside_of_trace, replace_value, sync, take_memory, to_functional,
+    was_storage_changed,
 )
 from torch._subclasses.fake_tensor import unset_fake_temporarily as fake_mode_set_aside
 
@@ -52,12 +53,12 @@ from aotlab._torch.higher_order_ops import (
     ShapeEnv, under_autocast_as_now,
 )  # fmt: skip
 from aotlab._torch.undocumented_ops import (
-    APPLY_OF_C, ASSERTIONS, CAST, CASTS_INSIDE, CONJUGATE, DATA_OF, FUNCTION_APPLY, MAKE_TOKEN, ONEDNN_RNN_LAYER,
-    ONE_HOT, PROFILER_MARKS, PUTS, PUT_BY_KERNEL, SETS_DATA, SINK_TOKENS, SOFTMAX, TORCHS_OWN,
+    APPLY_OF_C, ASSERTIONS, ASSERT_SCALAR, CAST, CASTS_INSIDE, CONJUGATE, DATA_OF, FUNCTION_APPLY, ITEM, MAKE_TOKEN,
+    ONEDNN_RNN_LAYER, ONE_HOT, PROFILER_MARKS, PUTS, PUT_BY_KERNEL, SETS_DATA, SINK_TOKENS, SOFTMAX, TORCHS_OWN,
     UNSAFE_VIEW, VECTORS_FLAG, WITH_EFFECTS, default_generator, eager_kernels, has_composite_kernel_only,
-    no_python_dispatcher, replace_unguarded, unseen_by_dynamo, without_onednn,
+    lowers_version, no_python_dispatcher, replace_unguarded, unseen_by_dynamo, without_onednn,
 )
-from aotlab._torch.kernel_differences import LAID_OUT, as_in_eager, may_raise, may_raise_late
+from aotlab._torch.kernel_differences import LAID_OUT, as_in_eager, assume_copy, may_raise, may_raise_late
 from aotlab._torch.replaced import replaced
 from aotlab._torch.known_sizes import SymbolicMemo, is_zero, surely_contiguous
 from aotlab._torch.modes import (
@@ -71,9 +72,9 @@ from aotlab._torch.cpp_guards import (
     restore_settings, tensor_guards,
 )
 from aotlab._torch.version_counters import (
-    BASE_GETTER, VERSION_GETTER, base_of, is_call_of_several_views, is_hooked, is_leaf_by_its_base,
-    is_one_of_several_views, is_over_another, keeps_through_writes, may_be_written, set_version, share_version,
-    version_of, versions_of, was_made_under_no_grad,
+    BASE_GETTER, HOOKS_SETTER, VERSION_GETTER, base_of, first_view_copies, is_call_of_several_views, is_hooked,
+    is_leaf_by_its_base, is_one_of_several_views, is_over_another, is_strided_view, keeps_through_writes,
+    may_be_written, set_version, share_version, version_of, versions_of, was_made_under_no_grad,
 )
 from aotlab._torch.saved_tensors import (
     CHECKPOINT, CHECKPOINT_CONTEXTS, SPENT_CACHE, cache_is_written, caches_kept, checkpoint_settings, hooks_are_foreign,
@@ -95,9 +96,11 @@ from aotlab._torch.dynamo_internals import (
     eager_only_behaviour,
 )
 from aotlab._torch.workbench import (
-    RESUME_PREFIX, cold_caches, dynamo_cleanups, dynamo_compiles, dynamo_graphs, dynamo_reasons, dynamo_settings,
-    eager_draws_by_inductor, log_handlers, recurrent_layers_captured, stock_compiled, unmark_static,
+    DTYPES_BY_ABBREVIATION, RESUME_PREFIX, cold_caches, dynamo_cleanups, dynamo_compiles, dynamo_graphs, dynamo_reasons,
+    dynamo_errors_suppressed, dynamo_restart, dynamo_settings, eager_draws_by_inductor, log_handlers,
+    recurrent_layers_captured, stock_backend, stock_compiled, unmark_static,
 )
+from aotlab._torch.structured_trace import compiling_without_caches, interned_files, structured_trace
 from aotlab._torch.samples import module_database, op_database, samples_do_not_seed
 from aotlab._torch.callers_symbols import ADMITTED, error_for_symbols, guards_of_program, marked, symbols_among
 from aotlab._torch.wrapper_subclasses import (
@@ -105,6 +108,7 @@ from aotlab._torch.wrapper_subclasses import (
     make_wrapper, padding_of_lookup, parts_of, same_size, view_again,
 )
 from aotlab._torch.symbolic_sizes import (
-    Sizes, expression_of, fixed, is_symbolic, known_of, marked_dims, shown_size, size_text, sizes_function,
-    sizes_of_others, symbolic_dims, symbols_as_numbers, traced, write_size,
+    GuardOnDataDependentSymNode, Sizes, equate_symbols, expression_of, fixed, is_symbolic, known_of, marked_dims,
+    shown_size, size_text, sizes_function, sizes_of_others, symbolic_dims, symbols_as_numbers, traced, unbacked_in,
+    write_size,
 )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NoReturn, TypeVar
@@ -101,13 +104,19 @@ def let_dynamo_follow_eager(is_ours: Callable[[object], bool], check_of_inlined:
     - If it does not trace numpy, it leaves arrays to Python. By default it executes ``array += 1`` while it captures.
     - It leaves to Python a transformer's encoder that leaves padded positions out, and RNNs, LSTMs and GRUs. By default
       it would unroll these step by step, or leave the whole calling function to Python.
+    - An int of a module or a global varies if this very int had another value in an earlier capture. By default, Dynamo
+      captures the code again for each value.
+    - It breaks the graph where code uses a list to which numbers are appended in each call. By default, it captures the
+      code again for each length of the list.
+    - It captures ops whose results have sizes that depend on values, and numbers from ``item``, in the graph. If an
+      error ends the capture, for example because Python needs such a number, it is repeated without this.
     - It reads a varying float from its tensor in the outermost graph, not in the graph of a checkpoint or of a custom
       Function. A float that is first used inside another higher-order op, such as `torch.cond`, does not vary.
 
-    Dynamo has no hooks for this, so eight of its methods, and its handlers of ``is`` and ``is not``, are replaced.
+    Dynamo has no hooks for this, so nine of its functions, and its handlers of ``is`` and ``is not``, are replaced.
     ``is_ours`` receives the result of `innermost_backend` and tells whether a capture is for our backend.
     """
-    from torch._dynamo import config
+    from torch._dynamo import config, convert_frame
     from torch._dynamo.guards import CheckFunctionManager, GuardBuilder
     from torch._dynamo.symbolic_convert import InliningInstructionTranslator, compare_op_handlers
     from torch._dynamo.variables import builder, misc, nn_module
@@ -123,6 +132,10 @@ def let_dynamo_follow_eager(is_ours: Callable[[object], bool], check_of_inlined:
         vars(made_by.tx.output).setdefault(_KINDS, {})[kind] = None
         if isinstance(value, arrays) and not config.trace_numpy:
             _break_graph("a numpy array", "Dynamo would compute with the array, and write it, during the capture.")
+        if type(value) is int and _has_changed(made_by, value):
+            return made_by.wrap_symint(value)
+        if _has_grown(made_by, value) if type(value) is list else _is_append_on_stack(made_by, value):
+            return _unread(made_by, kind)
         if isinstance(value, torch.nn.RNNBase) and made_by.tx.f_code not in _RECURRENT:
             with config.patch(allow_rnn=True):
                 return original(made_by, value)
@@ -153,6 +166,7 @@ def let_dynamo_follow_eager(is_ours: Callable[[object], bool], check_of_inlined:
         (builder.VariableBuilder, "_wrap", wrap, lambda made_by, *_: made_by.tx.output),
         (builder.VariableBuilder, "wrap_symfloat", wrap_float, lambda made_by, *_: made_by.tx.output),
         (InliningInstructionTranslator, "inline_call", _inline, lambda parent, *_: parent.output),
+        (convert_frame, "trace_frame", _capture_values, lambda *args: args[5]),
     ):
         # `innermost_backend` also accepts the output graph of a capture, because an output graph stores its backend in
         # the attribute `compiler_fn`.
@@ -160,6 +174,75 @@ def let_dynamo_follow_eager(is_ours: Callable[[object], bool], check_of_inlined:
     for operator in ("is", "is not"):
         original = compare_op_handlers[operator]
         compare_op_handlers[operator] = functools.partial(_compare_identity, original, is_ours)
+
+
+#: The numbers that captures have read from modules and globals, by the module and the text of the source. None if a
+#: number has changed.
+_INTS: weakref.WeakKeyDictionary[Any, dict[str, int | None]] = weakref.WeakKeyDictionary()
+#: The lists of numbers that captures have read, by the code and the text of the source, as an id and the contents.
+_LISTS: weakref.WeakKeyDictionary[Any, dict[str, tuple[int, list[Any]]]] = weakref.WeakKeyDictionary()
+
+
+def _has_changed(made_by: Any, value: int) -> bool:
+    """Tell whether an int that Dynamo would fix had another value in an earlier capture.
+
+    The int is an attribute of a module, an item of a container in a module, or a global variable.
+    """
+    from torch._dynamo import config
+    from torch._dynamo.utils import is_int_specialization_case
+
+    source, root = made_by.source, made_by.tx.output.root_tx
+    if config.specialize_int or not is_int_specialization_case(value, source):
+        return False
+    base = getattr(source, "base", None)
+    owner = sys.modules.get(root.f_globals.get("__name__")) if base is None else None
+    with contextlib.suppress(Exception):  # the text of a source may use functions that only Dynamo's guards know
+        while base is not None and not isinstance(owner, torch.nn.Module):
+            owner = eval(_text_of(base), {"L": root.f_locals, "G": root.f_globals})
+            base = getattr(base, "base", None)
+    if not isinstance(owner, torch.nn.Module | types.ModuleType):
+        return False
+    ints, name = _INTS.setdefault(owner, {}), _text_of(source)
+    if ints.setdefault(name, value) != value:
+        ints[name] = None
+    return ints[name] is None
+
+
+def _has_grown(made_by: Any, value: list[Any]) -> bool:
+    """Tell whether numbers were appended to a list since an earlier capture of the same code."""
+    if not all(type(item) in (int, float) for item in value):
+        return False
+    lists, name = _LISTS.setdefault(made_by.tx.f_code, {}), _text_of(made_by.source)
+    known, before = lists.get(name, (0, []))
+    if known != id(value) or value[: len(before)] != before:
+        lists[name] = id(value), list(value)
+        return False
+    return len(value) > len(before)
+
+
+def _is_append_on_stack(made_by: Any, value: Any) -> bool:
+    """Tell whether a value is the ``append`` of a list that was looked up before a graph break and is called after it.
+
+    Each look-up makes another object, and Dynamo would capture the code again for each of them.
+    """
+    is_append = isinstance(value, types.BuiltinMethodType) and value.__name__ == "append"
+    return is_append and type(value.__self__) is list and _text_of(made_by.source).startswith("L['___stack")
+
+
+def _unread(made_by: Any, kind: type) -> Any:
+    """Make a variable for an object of which only the type is guarded. The graph breaks where the code uses it."""
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.variables import base, misc
+
+    look_up = "var_getattr" if "var_getattr" in vars(base.VariableTracker) else "tp_getattro_impl"
+    methods = {"python_type": lambda _: kind, look_up: lambda variable, _, name: misc.GetAttrVariable(variable, name)}
+    made_by.install_guards(GuardBuilder.TYPE_MATCH)
+    return type("Unread", (base.VariableTracker,), methods)(source=made_by.source)
+
+
+def _text_of(source: Any) -> str:
+    """Return the Python expression of a source. Torch 2.11 has a method for it, later ones a property."""
+    return str(source.name() if callable(source.name) else source.name)
 
 
 def keep_argument_checks() -> None:
@@ -191,6 +274,28 @@ def _guard_inlined(
     check = check_of_inlined(code, output.global_scope, inlined, kinds)
     text = "the code that was captured, or a library that it uses, was replaced"
     manager.guard_manager.root.add_lambda_guard(lambda _: check(), [text], None)
+
+
+def _capture_values(original: Any, code: types.CodeType, *args: Any, **kwargs: Any) -> Any:
+    """Capture a frame, with the sizes and numbers that depend on values. If an error ends this, capture without them.
+
+    Dynamo starts again after `RestartAnalysis`. The log of the first capture would not fit the second one.
+    """
+    from torch._dynamo import config
+    from torch._dynamo.exc import RestartAnalysis, TorchDynamoException, TorchRuntimeError
+    from torch._dynamo.symbolic_convert import SpeculationLog
+
+    if code in _NEEDING_VALUES:
+        return original(code, *args, **kwargs)
+    try:
+        with config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
+            return original(code, *args, **kwargs)
+    except Exception as error:
+        if isinstance(error, TorchDynamoException) and not isinstance(error, TorchRuntimeError):
+            raise
+        _NEEDING_VALUES.add(code)
+        next(each for each in args if isinstance(each, SpeculationLog)).clear()
+        raise RestartAnalysis(restart_reason=str(error)) from error
 
 
 def _look_up(original: Any, variable: Any, tx: Any, name: Any, *more: Any) -> Any:
@@ -244,6 +349,8 @@ _ENCODERS = [kind.forward.__code__ for kind in (torch.nn.TransformerEncoder, tor
 _RECURRENT = [kind.forward.__code__ for kind in (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU)]
 #: The code of the ``step`` methods of optimizers that Dynamo must leave to Python (`inexact_steps_left_to_python`).
 _inexact_steps: frozenset[types.CodeType] = frozenset()
+#: The code of functions that Dynamo captures without sizes and numbers that depend on values.
+_NEEDING_VALUES: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
 #: The code of functions whose results have sizes that depend on values.
 _PACKING = [rnn.pack_padded_sequence.__code__, rnn.pad_packed_sequence.__code__]
 

@@ -155,10 +155,11 @@ def only_fake_modes() -> bool:
 def address_of(tensor: Tensor) -> int:
     """Return the address of a tensor's first element.
 
-    A fake tensor has no address. The function invents one, so that fake tensors of one storage have the right distance
-    from each other, and fake tensors of different storages are far apart.
+    A fake tensor has no address, and a tensor whose storage was freed has the address 0. The function invents one, so
+    that such tensors of one storage have the right distance from each other, and those of different storages are far
+    apart.
     """
-    if isinstance(tensor, FakeTensor):
+    if isinstance(tensor, FakeTensor) or tensor.data_ptr() == 0:
         return (storage_key(tensor) << 48) + traced([tensor.storage_offset()])[0] * tensor.element_size()
     return tensor.data_ptr()
 

@@ -65,6 +65,31 @@ def replace_value(wrapper: Tensor, value: Tensor) -> None:
     sync(wrapper)
 
 
+_ASSIGNS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]  # a slot wrapper
+_SWAP = torch._C._swap_tensor_impl  # read here, because a trace replaces the name
+
+
+def become(tensor: Tensor, other: Tensor) -> None:
+    """Turn ``tensor`` into the tensor ``other``, with its memory and history; ``other`` must not be used again."""
+    _SWAP(tensor, other)
+
+
+def take_memory(wrapper: Tensor, other: Tensor) -> None:
+    """Give the functional tensor ``wrapper`` the memory, sizes and strides of ``other``, but not its history."""
+    sync(other)
+    _ASSIGNS_DATA(wrapper, other)
+
+
+def alias_of(wrapper: Tensor, fake: Tensor) -> Tensor:
+    """Return an alias of a functional tensor that records no op, and has its own version counter and no history.
+
+    ``fake`` is any fake tensor of the same dtype and device.
+    """
+    alias = to_functional(fake)
+    take_memory(alias, wrapper)
+    return alias
+
+
 @contextlib.contextmanager
 def outside_of_trace() -> Iterator[None]:
     """Run the ops in the block as ordinary ops: they are neither recorded nor functionalized."""

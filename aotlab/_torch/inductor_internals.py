@@ -52,12 +52,12 @@ def inductor_joint_passes(module: fx.GraphModule, fake_mode: FakeTensorMode, *, 
     With ``exact_random``, random ops keep drawing from torch's generators, as in eager.
     """
     from torch._inductor import config
-    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.compile_fx import _recursive_joint_graph_passes
     from torch._inductor.virtualized import V
 
     patched, constants = config.patch(fallback_random=exact_random), replaced(fake_mode, "allow_non_fake_inputs", True)
     with patched, V.set_fake_mode(fake_mode), constants, fake_mode:
-        joint_graph_passes(module)
+        _recursive_joint_graph_passes(module)
 
 
 def inductor_replace_random(module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:
@@ -70,7 +70,8 @@ def inductor_replace_random(module: fx.GraphModule, fake_mode: FakeTensorMode) -
     from torch._inductor.virtualized import V
 
     with config.patch(fallback_random=False), V.set_fake_mode(fake_mode), fake_mode:
-        replace_random_passes(module)
+        for each in module.modules():
+            replace_random_passes(each)  # type: ignore[arg-type]  # these modules are graphs
 
 
 def inductor_compile(

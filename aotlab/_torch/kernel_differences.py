@@ -20,10 +20,11 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
 from aotlab._torch.functional import outside_of_trace
-from aotlab._torch.symbolic_sizes import is_symbolic, traced
+from aotlab._torch.symbolic_sizes import is_symbolic, traced, unbacked_in
 from aotlab._torch.undocumented_ops import ASSERTIONS, BATCH_NORMS, FFT_OF_REAL, SOFTMAX
 
 # --- fake results ----------------------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ def _constant_pad(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
     # If no padding is positive, the kernel clones what negative padding leaves of the input. So the result has the
     # strides of this clone.
     cropped, pad = args[:2]
-    if any(count > 0 for count in pad):
+    if any((unbacked_in(count) and cropped.is_contiguous()) or count > 0 for count in pad):
         return result
     for n, (front, back) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
         cropped = cropped.narrow(-1 - n, -front, cropped.size(-1 - n) + front + back)
@@ -148,6 +149,22 @@ def as_in_eager(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: 
         return correction(op, args, kwargs, result)
 
 
+def assume_copy(tensor: Tensor) -> None:
+    """Assume that eager copies a tensor whose sizes depend on values, because ``reshape`` copied it in the trace.
+
+    A trace copies if it does not know whether a view has the new sizes. In eager, a view has them if a size is at most
+    1, or if the elements of two dimensions follow each other. A call with such sizes must run eagerly.
+    """
+    sizes, strides = tensor.shape, tensor.stride()
+    for i, size in enumerate(sizes):
+        if unbacked_in(size):
+            torch._check(size > 1)
+        if i and any(map(unbacked_in, (size, strides[i], strides[i - 1]))):
+            follows = strides[i - 1] == size * strides[i]
+            if not statically_known_true(follows):
+                torch._check(torch.sym_not(follows))
+
+
 # --- ops whose kernel may raise although their fake kernel did not
 # Graphs contain such ops even if their results are not used. According to torch's op database (`aotlab verify ops`),
 # such calls have arguments of several dtypes (a value and an index, for example), arguments of unusual dtypes, or
@@ -185,6 +202,11 @@ _DIVIDES = ("div", "floor_divide", "fmod", "remainder")
 _OF_ONE_DTYPE = ("mm", "mv", "dot", "convolution")
 
 
+def _selects_by_value(target: Any, tensors: Sequence[Tensor]) -> bool:
+    """Tell whether an op selects a part of a tensor whose sizes depend on values, and may have no such part."""
+    return target is torch.ops.aten.select.int and any(unbacked_in(size) for size in tensors[0].shape)
+
+
 @functools.cache
 def _name(target: Any) -> str | None:
     """Return the name of an op whose kernel might raise, without namespace and overload.
@@ -204,6 +226,8 @@ def may_raise(target: Any, tensors: Sequence[Tensor]) -> bool:
     For example, ``mm`` raises for tensors of different dtypes. ``target`` is the op, and ``tensors`` are its tensor
     arguments.
     """
+    if _selects_by_value(target, tensors):
+        return True
     name = _name(target)
     if target in ASSERTIONS or name is None or not tensors:
         return target in ASSERTIONS
@@ -217,6 +241,8 @@ def may_raise_late(target: Any, tensors: Sequence[Tensor]) -> bool:
     This depends on the values of the arguments, which no guard checks. It matters if the compiled call writes an input
     before the kernel raises, because then the call cannot simply be run again.
     """
+    if _selects_by_value(target, tensors):
+        return True
     name = _name(target)
     if target in ASSERTIONS or name is None or not tensors or target is torch.ops.aten.bernoulli.p:
         return target in ASSERTIONS

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from aotlab._torch.symbolic_sizes import Sizes, expression_of, is_symbolic, steps_of
+import torch
+
+from aotlab._torch.symbolic_sizes import Sizes, expression_of, is_symbolic, steps_of, unbacked_in
 
 
 class SymbolicMemo:
@@ -81,7 +83,7 @@ def surely_contiguous(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
     for size, step in zip(reversed(shape), reversed(stride), strict=True):
         if expression_of(step) != expression_of(expected):
             return False
-        expected *= size
+        expected *= torch.sym_max(size, 1) if unbacked_in(size) else size  # so torch computes the strides
     return True
 
 

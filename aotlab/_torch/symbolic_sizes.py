@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,19 @@ from torch._dynamo.source import LocalSource
 from torch._guards import SLoc
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.sym_node import METHOD_TO_OPERATOR, SymNode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    compute_unbacked_bindings,
+)
+from torch.fx.experimental.symbolic_shapes import (
+    GuardOnDataDependentSymNode as GuardOnDataDependentSymNode,
+)
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from aotlab._torch.callers_symbols import OF_SIZES, noting_guards, of_hints
 from aotlab._torch.replaced import replaced
@@ -34,6 +43,9 @@ _STEPS = {
     "ceil": "math.ceil({})", "trunc": "math.trunc({})",
     "sym_max": "torch.sym_max({}, {})", "sym_min": "torch.sym_min({}, {})",
 }  # fmt: skip
+
+#: Estimates assume this value of an unbacked symbol.
+_ASSUMED = 64
 
 #: Each symbol costs time. If more sizes than this vary, sizes that are equal in the traced call share one symbol.
 MOST_SYMBOLS = 16
@@ -115,6 +127,10 @@ class _Environment(ShapeEnv):
     code_positions: list[Any]
     #: Returns the position in the user's code that runs now.
     code_position: Callable[[], Any] = staticmethod(lambda: None)
+    #: The assertions about unbacked symbols that the trace has not recorded yet (see `Sizes.assertions`).
+    asserted: list[Any]
+    #: The text of the error if the program asked for a fact about an unbacked symbol that no trace can know.
+    asked_in_vain: str = ""
 
     def _get_sloc(self, framework_loc: str | None = None) -> SLoc:
         """Return the source location that torch stores with a new guard. Its text is an index into ``code_positions``.
@@ -126,23 +142,52 @@ class _Environment(ShapeEnv):
 
     def create_symintnode(self, *args: Any, **kwargs: Any) -> Any:
         """Make the symbolic number of a symbol, with a `_Number` as its node."""
-        number = super().create_symintnode(*args, **kwargs)
-        if isinstance(number, torch.SymInt):
-            number.node.__class__ = _Number
-        return number
+        return _with_number(super().create_symintnode(*args, **kwargs))
+
+    def create_unbacked_symint(self, *args: Any, **kwargs: Any) -> Any:
+        """Make an unbacked symbol: an integer that depends on the values of a tensor."""
+        return _with_number(super().create_unbacked_symint(*args, **kwargs))
+
+    def create_unbacked_symfloat(self, *args: Any, **kwargs: Any) -> Any:
+        """Make an unbacked symbol: a float that depends on the values of a tensor."""
+        return _with_number(super().create_unbacked_symfloat(*args, **kwargs))
+
+    def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate an expression. Keep the error's text if that is impossible, because the program may catch it."""
+        try:
+            return super().evaluate_expr(*args, **kwargs)
+        except GuardOnDataDependentSymNode as error:
+            self.asked_in_vain = str(error)
+            raise
+
+    def guard_or_defer_runtime_assert(self, *args: Any, **kwargs: Any) -> bool:  # type: ignore[override]  # cached there
+        """Guard an expression or, if it has unbacked symbols, note that the graph must assert it."""
+        before = {key: len(each) for key, each in self.deferred_runtime_asserts.items()}
+        result = super().guard_or_defer_runtime_assert(*args, **kwargs)
+        for key, each in self.deferred_runtime_asserts.items():
+            self.asserted += each[before.get(key, 0) :]
+        return result
+
+
+def _with_number(value: Any) -> Any:
+    if isinstance(value, torch.SymInt | torch.SymFloat):
+        value.node.__class__ = _Number
+    return value
 
 
 class Sizes:
     """The sizes and numbers that are symbols in one trace, and the guards of the trace on these symbols.
 
-    ``names`` are the user's names of the flat inputs. ``count`` is how many sizes vary.
+    ``names`` are the user's names of the flat inputs. ``count`` is how many sizes vary. If ``from_values`` is true, a
+    size or a number may depend on the values of tensors. Then it is an *unbacked* symbol.
     """
 
-    def __init__(self, names: Sequence[str], count: int) -> None:
+    def __init__(self, names: Sequence[str], count: int, *, from_values: bool = False) -> None:
         self._kind = DimDynamic.DUCK if count > MOST_SYMBOLS else DimDynamic.DYNAMIC
-        # sizes that depend on data are not supported; programs with such sizes run eagerly
-        self.env = _Environment(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+        self.from_values = from_values
+        self.env = _Environment(allow_scalar_outputs=from_values, allow_dynamic_output_shape_ops=from_values)
         self.env.known, self.env.code_positions, self.env.shown, self._names = {}, [], {}, names
+        self.env.asserted = []
         #: The symbolic numbers for flat inputs that are an int or a float, by position.
         self.numbers: dict[int, Any] = {}
         self._inputs: list[tuple[int, Any]] = []
@@ -175,6 +220,22 @@ class Sizes:
         self.numbers[position] = number
         self._inputs.append((position, number))
         self.env.shown[expression_of(number)] = self._names[position]
+
+    def new_symbols(self, result: Any) -> dict[Any, Any]:
+        """Return the unbacked symbols that an op has made for its ``result``. Each is mapped to its path in the result.
+
+        This is the metadata ``unbacked_bindings`` that Inductor reads from the node of the op.
+        """
+        return compute_unbacked_bindings(self.env, result) or {} if self.env.pending_fresh_unbacked_symbols else {}
+
+    def assertions(self, bound: Collection[Any]) -> list[tuple[Any, str]]:
+        """Return the assertions that are not recorded yet and whose unbacked symbols are all in ``bound``.
+
+        Each is a pair of a `torch.SymBool` and a message.
+        """
+        ready = [each for each in self.env.asserted if unbacked_in(each.expr) <= {*bound}]
+        self.env.asserted = [each for each in self.env.asserted if each not in ready]
+        return [(torch.SymBool(SymNode(each.expr, self.env, bool, None)), each.msg) for each in ready]
 
     def symbols(self) -> list[tuple[Any, str, int, int | None]]:
         """Return each symbol as a symbolic number, with its name, the position of a flat input, and a dimension.
@@ -217,7 +278,8 @@ class Sizes:
         conditions = []
         for text, _, location in (each.partition("  # ") for each in texts):
             if location.startswith("(unknown"):  # torch has replaced the symbol: find the location of the replacement
-                location = "".join(str(equal[s]) for s in equal if self.env.var_to_sources[s][0].name in text)
+                backed = [s for s in equal if s in self.env.var_to_sources]
+                location = "".join(str(equal[s]) for s in backed if self.env.var_to_sources[s][0].name in text)
             numbers = [] if "stride" in text else re.findall(r"\((\d+)\)", location)
             code_position = self.env.code_positions[int(numbers[-1])] if numbers else None
             conditions.append((_PART.sub(named, f"({text})" if " or " in text else text), code_position))
@@ -249,7 +311,22 @@ def is_symbolic(value: Any) -> bool:
         return any(map(is_symbolic, (value.start, value.stop, value.step)))
     if isinstance(value, torch.Size):
         return any(map(is_symbolic, value))
-    return isinstance(value, (torch.SymInt, torch.SymFloat))
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def equate_symbols(fake_mode: FakeTensorMode, symbols: Iterable[Any], others: Iterable[Any]) -> None:
+    """Replace each of ``symbols`` by the symbol of ``others`` at the same position, in all sizes and numbers."""
+    env: Any = fake_mode.shape_env
+    for symbol, other in zip(symbols, others, strict=True):
+        env._set_replacement(symbol, other, "both are computed from the same values")
+
+
+def unbacked_in(expression: Any) -> set[Any]:
+    """Return the unbacked symbols that occur in a sympy expression or in a symbolic number."""
+    if isinstance(expression, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        expression = expression.node.expr
+    kinds = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
+    return {symbol for symbol in getattr(expression, "free_symbols", ()) if symbol_is_type(symbol, kinds)}
 
 
 def expression_of(value: Any) -> Any:
@@ -257,7 +334,7 @@ def expression_of(value: Any) -> Any:
 
     Unlike symbolic numbers, expressions can be compared without adding a guard.
     """
-    return value.node.expr if isinstance(value, (torch.SymInt, torch.SymFloat)) else value
+    return value.node.expr if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else value
 
 
 def known_of(fake: Any) -> dict[Any, Any]:
@@ -272,7 +349,15 @@ def fixed(sizes: Sequence[Any]) -> tuple[int | None, ...]:
 
 def traced(sizes: Sequence[Any]) -> tuple[int, ...]:
     """Return sizes or strides as a tuple in which each symbolic one is replaced by its value in the traced call."""
-    return tuple([n if type(n) is int else n.node.hint for n in sizes])
+    return tuple([n if type(n) is int else _traced(n.node) for n in sizes])
+
+
+def _traced(node: SymNode) -> Any:
+    if node.hint is not None:
+        return node.hint
+    env: Any = node.shape_env
+    values = {**env.backed_var_to_val, **dict.fromkeys(unbacked_in(node.expr), _ASSUMED)}
+    return node.pytype(node.expr.xreplace(values))
 
 
 def sizes_of_others(values: Sequence[Any]) -> dict[int, tuple[int, int]]:
@@ -329,7 +414,7 @@ def size_text(value: Any) -> str:
 def _text(node: SymNode) -> str:
     if (steps := steps_of(node)) is not None:
         return _STEPS[steps[0]].format(*map(_text, steps[1]))
-    return repr(node.hint) if node.expr.is_number else str(PythonPrinter().doprint(node.expr))
+    return repr(_traced(node)) if node.expr.is_number else str(PythonPrinter().doprint(node.expr))
 
 
 def sizes_function(values: Any, names: Sequence[str]) -> Callable[..., Any]:
@@ -351,23 +436,32 @@ class _Written(PythonReferenceAnalysis):
 
 
 def write_size(value: Any, symbols: Mapping[Any, fx.Node]) -> Any:
-    """Add nodes that compute a symbolic number to a graph. Return the last node, or a plain number.
+    """Add nodes that compute a symbolic number or bool to a graph. Return the last node, or a plain number.
 
     ``symbols`` maps each symbol to its node in the graph.
     """
     return _write(value.node, symbols)
 
 
-def _write(node: SymNode, symbols: Mapping[Any, fx.Node]) -> Any:
+def _write(node: Any, symbols: Mapping[Any, fx.Node]) -> Any:
     if (steps := steps_of(node)) is not None:
         operation: Any = METHOD_TO_OPERATOR[steps[0]]
         operands = tuple([_write(each, symbols) for each in steps[1]])
+        if not any(isinstance(each, fx.Node) for each in operands):
+            return operation(*operands)  # the sizes were specialized
         return next(iter(symbols.values())).graph.call_function(operation, operands)
-    if node.expr.is_number:
-        return node.hint
+    if node.pytype is bool:
+        # The condition of an assertion counts as a known fact about its symbols. With these facts, the condition would
+        # become true. So only symbols that the graph does not have are replaced.
+        asserted, env = node._expr, node.shape_env
+        expression = asserted.xreplace({s: env.replace(s) for s in asserted.free_symbols - {*symbols}})
+    elif node.expr.is_number:
+        return int(node.expr) if node.hint is None else node.hint
+    else:
+        expression = node.expr if node.expr.free_symbols <= symbols.keys() else node._expr
     tracer = fx.proxy.GraphAppendingTracer(next(iter(symbols.values())).graph)
     proxies = {symbol: fx.Proxy(each, tracer) for symbol, each in symbols.items()}
-    return sympy_interp(_Written, proxies, node.expr).node
+    return sympy_interp(_Written, proxies, expression).node
 
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -402,7 +496,9 @@ def symbols_as_numbers(sizes: Sizes, code_position: Callable[[], Any]) -> Iterat
 
                 def compare(self: Any, other: Any, before: Callable[..., Any] = comparison) -> Any:
                     result = before(self, other)
-                    return bool(result) if isinstance(result, torch.SymBool) and foreign() else result
+                    if isinstance(result, torch.SymBool) and foreign() and not unbacked_in(result):
+                        return bool(result)
+                    return result
 
                 stack.enter_context(replaced(kind, name, compare))
             stack.enter_context(replaced(kind, "__getattribute__", look))

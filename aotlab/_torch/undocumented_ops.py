@@ -48,6 +48,13 @@ BATCH_NORMS = (
 DATA_OF: Callable[[Tensor], Tensor] = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]  # not in the stubs
 #: The op that torch 2.15's Dynamo writes for ``x.data = y``. Earlier versions write the assignment itself.
 SETS_DATA: Any = getattr(torch.ops.aten, "shallow_copy_data_", None)
+
+
+def lowers_version(target: Any) -> bool:
+    """Tell whether Dynamo of older torches calls this function after ``set_``, for an assignment to ``.data``."""
+    return getattr(target, "__name__", "") == "_lower_version_count_by_1"
+
+
 #: The op that Dynamo writes for a custom autograd function. If a graph with this op runs without compilation, the op
 #: stores all tensors in a closure, and a backward does not free them.
 FUNCTION_APPLY: HigherOrderOperator = torch._functorch.autograd_function.autograd_function_apply
@@ -78,11 +85,15 @@ PUT_BY_KERNEL = torch.ops.aten._index_put_impl.default
 #: The namespaces of torch's own ops. If such an op runs again, it computes the same result, unless torch has tagged it
 #: as random. A custom op may return another result.
 TORCHS_OWN = frozenset(("aten", "prims", "prim", "inductor", "quantized", "quantized_decomposed", "mkldnn", "onednn"))
+#: The op of `Tensor.item`, and the op that raises if a number is false.
+ITEM = torch.ops.aten._local_scalar_dense.default
+ASSERT_SCALAR = torch.ops.aten._assert_scalar.default
 #: Ops that raise if a condition is false. They must stay in a graph although their results are not used.
 ASSERTIONS = frozenset(
     (
         torch.ops.aten._assert_async.default,
         torch.ops.aten._assert_async.msg,
+        ASSERT_SCALAR,
         torch.ops.aten._assert_tensor_metadata.default,
         torch.ops.aten._linalg_check_errors.default,
     )

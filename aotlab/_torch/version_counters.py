@@ -14,6 +14,8 @@ from aotlab._torch.fake import is_inference
 #: The functions that a torch function mode gets when a program reads ``tensor._version`` and ``tensor._base``.
 VERSION_GETTER = Tensor._version.__get__  # type: ignore[attr-defined]  # a getter
 BASE_GETTER = Tensor._base.__get__  # type: ignore[union-attr]  # a getter
+#: Autograd calls this when it gives a tensor another history. During the call, the history of a view is locked.
+HOOKS_SETTER = Tensor._backward_hooks.__set__  # type: ignore[union-attr]  # a setter
 #: Returns the base of a differentiable view, or None for other tensors.
 base_of: Callable[[Tensor], Tensor | None] = attrgetter("_base")
 
@@ -26,6 +28,26 @@ def may_be_written(view: Tensor) -> bool:
     """
     base = _base_with_grad(view)
     return base is None or (not base.is_leaf and keeps_through_writes(view))
+
+
+def is_strided_view(view: Tensor) -> bool:
+    """Tell whether ``base.as_strided(...)`` makes a tensor that autograd treats like ``view``; ``base`` is its base.
+
+    The result is false if a write to ``view`` would not regenerate its history, if hooks are on it, if its elements
+    share memory, or if the base has another dtype or ``requires_grad``, or is not contiguous.
+    """
+    base = view._base
+    return (
+        base is not None
+        and torch._C._autograd._get_creation_meta(view) == torch._C._autograd.CreationMeta.DEFAULT
+        and type(base) in (Tensor, torch.nn.Parameter)
+        and base.layout == torch.strided
+        and (view.dtype, view.requires_grad) == (base.dtype, base.requires_grad)
+        and not is_hooked(view)
+        and not (view.is_conj() or base.is_conj() or view.is_neg() or base.is_neg() or base.is_inference())
+        and base.is_contiguous()
+        and base.storage_offset() == 0
+    )
 
 
 def is_hooked(tensor: Tensor) -> bool:
@@ -80,6 +102,21 @@ def is_one_of_several_views(tensor: Tensor) -> bool:
 def is_call_of_several_views(node: Any) -> bool:
     """Tell whether an autograd node belongs to a view op that returns several views (``split`` and ``unbind``)."""
     return node.name() in ("SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0")
+
+
+def first_view_copies(view: Tensor) -> bool:
+    """Tell whether the backward of the first of the view ops that make ``view`` from its base makes a new gradient.
+
+    This gradient has the sizes and strides of the base, which is contiguous. The backwards of other view ops return a
+    view of the gradient; one such op is ``t``.
+    """
+    node, base = view.grad_fn, view._base
+    while node is not None and base is not None:
+        following = node.next_functions[0][0] if len(node.next_functions) == 1 else None
+        if following is base.grad_fn or getattr(following, "variable", None) is base:
+            return node.name() in ("SelectBackward0", "SliceBackward0", "DiagonalBackward0", "AsStridedBackward0")
+        node = following
+    return False
 
 
 def was_made_under_no_grad(tensor: Tensor) -> bool:

@@ -10,11 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils._dtype_abbrs import dtype_abbrs
 
 from aotlab._torch.dynamo_internals import inexact_steps_left_to_python
 
 #: The prefix of Dynamo's names for functions that run the rest of a frame after a graph break.
 RESUME_PREFIX = "torch_dynamo_resume_in_"
+
+#: The dtypes by their abbreviations in printed graphs: ``"f32"``.
+DTYPES_BY_ABBREVIATION = {short: dtype for dtype, short in dtype_abbrs.items()}
 
 
 def recurrent_layers_captured() -> contextlib.AbstractContextManager[Any]:
@@ -48,14 +52,20 @@ def unmark_static(tensor: Tensor) -> None:
     tensor.__dict__.pop("_dynamo_static_input_type", None)
 
 
+def stock_backend(name: str) -> Callable[..., Any]:
+    """Return the stock backend of `torch.compile` with this name."""
+    from torch._dynamo import lookup_backend
+
+    backend: Callable[..., Any] = lookup_backend(name)
+    return backend
+
+
 def stock_compiled(module: fx.GraphModule, inputs: Sequence[Any], backend: str) -> Callable[..., Any]:
     """Compile a graph of Dynamo with the stock backend named ``backend``, and return the callable.
 
     ``inputs`` are inputs for the graph's placeholders. The graph gets the metadata by which Dynamo tells its backends
     that parameters keep their addresses. The backend may change the graph.
     """
-    from torch._dynamo import lookup_backend
-
     module.meta["dynamo_compile_id"] = None
     for node, value in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
         node._dynamo_source = None
@@ -64,7 +74,22 @@ def stock_compiled(module: fx.GraphModule, inputs: Sequence[Any], backend: str) 
     # If the graph has parameters as attributes, the backend knows without this metadata that their addresses stay.
     if not [*module.parameters(), *module.buffers()]:
         module._param_name_to_source = {}  # type: ignore[assignment]
-    return lookup_backend(backend)(module, list(inputs))
+    compiled: Callable[..., Any] = stock_backend(backend)(module, list(inputs))
+    return compiled
+
+
+def dynamo_errors_suppressed() -> contextlib.AbstractContextManager[Any]:
+    """Let Dynamo run code eagerly, for the length of a block, if Dynamo itself raises an error while it captures."""
+    from torch._dynamo import config
+
+    return config.patch(suppress_errors=True)  # type: ignore[no-any-return]  # untyped in torch
+
+
+def dynamo_restart() -> type[Exception]:
+    """Return the class of the exceptions by which a backend asks Dynamo to capture the code again."""
+    from torch._dynamo.exc import RestartAnalysis
+
+    return RestartAnalysis
 
 
 @contextlib.contextmanager

@@ -62,8 +62,10 @@ class Backend:
     writes_last = False
     #: Whether results of compiled graphs equal eager's bit for bit. Then autograd must sum gradients in eager's order.
     exact = False
+    #: Whether random ops must draw eager's numbers.
+    exact_draws = True
     #: Whether to compile a backward only when it runs for the first time. This is for backends that compile fast. If
-    #: somebody listens to the events of `aotlab.observe`, the backward is compiled together with the forward.
+    #: somebody listens to the events of `aotlab.events`, the backward is compiled together with the forward.
     lazy_backward = False
     #: Whether compiled graphs accept fake tensors as inputs.
     takes_fakes = True

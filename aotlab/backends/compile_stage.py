@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from aotlab import _torch as internals
-from aotlab import config, observe
+from aotlab import config, events
 from aotlab.backends.base import Backend, Boxed, CompileRequest, GraphKind, KernelSource, boxed
 from aotlab.backends.states import keeping_states, with_states
 from aotlab.errors import GraphInvariantError
@@ -71,13 +71,13 @@ class CompilationContext:
     """Data that the graphs of one entry share: the entry's number, a name, and the backend's own state.
 
     ``number`` is the entry's number. ``detailed`` says whether the records contain the readable code and the nodes of
-    the graphs. Only the listeners of `aotlab.observe` need these, and writing them takes time.
+    the graphs. Only the listeners of `aotlab.events` need these, and writing them takes time.
     """
 
     number: int
     model_name: str = "model"
     shared: dict[str, Any] = field(default_factory=dict)
-    detailed: bool = field(default_factory=observe.listening)
+    detailed: bool = field(default_factory=events.listening)
 
 
 _current: ContextVar[tuple[list[str], str, int]] = ContextVar("aotlab_graph", default=([], "model", 0))

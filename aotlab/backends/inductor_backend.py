@@ -26,10 +26,21 @@ from torch import Tensor, fx
 
 from aotlab import _torch as internals
 from aotlab import config
-from aotlab._torch import FakeTensorMode
+from aotlab._torch import FakeTensorMode, HigherOrderOperator
 from aotlab.backends.base import Backend, CompileRequest, KernelSource
 from aotlab.backends.numbers import numbers_as_tensors, takes_numbers
-from aotlab.ir.fx_graphs import STAYS, is_random, is_view, output_args, phase_of, placeholders, return_from
+from aotlab.capture.signals import RunEagerly
+from aotlab.ir.fx_graphs import (
+    STAYS,
+    is_random,
+    is_view,
+    line_of,
+    nodes_in,
+    output_args,
+    phase_of,
+    placeholders,
+    return_from,
+)
 from aotlab.trace.effects import chain_effects
 from aotlab.trace.random_state import READ_STATE
 
@@ -40,6 +51,7 @@ class InductorBackend(Backend):
     """Compiles graphs with Inductor."""
 
     name = "inductor"
+    exact_draws = False
     takes_fakes = False
 
     def __init__(self, *, draws: Literal["torch", "eager"] = "torch", max_autotune: bool = False) -> None:
@@ -93,8 +105,10 @@ class InductorBackend(Backend):
         _copied_constants(module)
         _put_into_copies(module)
         chain_effects(module, request.fake_mode)
-        exact = self._exact or _reads_states(module) or request.kind == "backward"
-        if not exact:
+        exact = self._exact or _reads_states(module)
+        if exact:
+            _check_functions(module)
+        elif request.kind != "backward":
             _drop_unused_draws(module)
         count = keep_unused(module)
         output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
@@ -111,9 +125,10 @@ class InductorBackend(Backend):
                 internals.inductor_replace_random(module, request.fake_mode)
             if request.kind == "inference":
                 internals.inductor_joint_passes(module, request.fake_mode, exact_random=exact)
+            _share_symbols(module, request.fake_mode)
             results = (node.meta.get("val") if isinstance(node, fx.Node) else None for node in output.args[0][:count])
             groups = None if request.kind == "backward" else _storage_keys(results)
-            targets = [node.target for node in module.graph.nodes]
+            targets = [node.target for node in nodes_in([module])]
             compiled = internals.inductor_compile(
                 module,
                 [node.meta["val"] for node in placeholders(module.graph)],
@@ -244,6 +259,38 @@ def _copied_constants(module: fx.GraphModule) -> None:
         constant.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
 
 
+def _share_symbols(module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:
+    """Let ops that compute sizes or numbers from the same tensor bind one symbol.
+
+        x[mask], x[mask.detach()]
+
+    Both ops read one tensor of the graph, because the trace drops the ``detach``. When Inductor runs the graph with
+    fake tensors, both results have the symbol that this tensor remembers. If the second op bound another symbol, torch
+    would raise an AssertionError. An op with equal arguments is replaced by the first one.
+    """
+    equal: dict[str, fx.Node] = {}
+    symbols_of: dict[Any, list[Any]] = {}
+    for node in list(module.graph.nodes):
+        own = list(node.meta.get("unbacked_bindings") or ())
+        if not own or not str(node.target).startswith("aten."):  # equal calls of a custom op may have different results
+            continue
+        first = equal.setdefault(f"{node.target}{node.args}{node.kwargs}", node)
+        key: Any = first
+        if node.target is _ATEN.nonzero.default:
+            key = (node.args[0],)
+        elif node.target is _ATEN._unique2.default:  # the other arguments do not change the size
+            key = (node.target, node.args[0])
+        elif node.target is _ATEN.index.Tensor:  # it calls `nonzero` for each mask
+            key = tuple(each for each in node.args[1] if each is not None and each.meta["val"].dtype is torch.bool)
+        symbols = symbols_of.setdefault(key, own)
+        if symbols is not own and len(symbols) == len(own):
+            internals.equate_symbols(fake_mode, own, symbols)
+            del node.meta["unbacked_bindings"]
+        if first is not node:
+            node.replace_all_uses_with(first)
+            module.graph.erase_node(node)
+
+
 def _put_into_copies(module: fx.GraphModule) -> None:
     """Let eager's kernel run an ``index_put`` whose values share memory with the tensor that they are put into.
 
@@ -263,10 +310,24 @@ _SEEDED = (_ATEN.rand.default, _ATEN.randn.default, _ATEN.randint.low)
 
 
 def _drop_unused_draws(module: fx.GraphModule) -> None:
-    """Remove random ops without users, as `torch.compile` does. With them, later ops would draw other numbers."""
-    for node in reversed(list(module.graph.nodes)):
-        if node.target in _SEEDED and not node.users:
-            module.graph.erase_node(node)
+    """Remove random ops without users, as `torch.compile` does. With them, later ops would draw other numbers.
+
+    Higher-order ops without users are in a graph only because their functions draw, so they are removed, too.
+    """
+    for node in reversed(list(nodes_in([module]))):
+        if not node.users and (node.target in _SEEDED or isinstance(node.target, HigherOrderOperator)):
+            node.graph.erase_node(node)
+
+
+def _check_functions(module: fx.GraphModule) -> None:
+    """Run eagerly if a function of a higher-order op draws random numbers that must equal eager's.
+
+    Inductor keeps the order of random ops only in one graph, and removes higher-order ops whose results are unused.
+    """
+    if any(is_random(node.target) for node in nodes_in([module]) if node.graph is not module.graph):
+        op = next(node for node in module.graph.nodes if isinstance(node.target, HigherOrderOperator))
+        what, instead = "draws random numbers that must equal eager's", "draw them outside of the function"
+        raise RunEagerly("function-unfit-for-op", op=op.target, what=what, instead=instead, at=line_of(op))
 
 
 def _reads_states(module: fx.GraphModule) -> bool:

@@ -88,6 +88,8 @@ class _Writer:
         """Replace a node that takes or returns a number by ops on tensors."""
         if not _is_float(node) and not any(map(self._is_number, node.all_input_nodes)):
             return
+        if _is_float(node) and node.target not in _STEPS:
+            return  # `item` returns a number in any case; nodes that use it convert it to a tensor
         with self._graph.inserting_before(node):
             if _is_float(node):
                 operands = [self._tensor(each) for each in node.args]

@@ -12,9 +12,9 @@ This call has the flat inputs ``x`` and ``opts['w']``, and the Python value ``op
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -29,7 +29,8 @@ from aotlab.guards.guarded_values import NOTHING_MENTIONED, Mentioned
 from aotlab.guards.reached import Reached
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 
-ArgumentKind = Literal["parameter", "buffer", "input", "python"]
+#: The kind of a flat argument. A ``"base"`` is no argument: it is the base of a view (`aotlab.capture.view_bases`).
+ArgumentKind = Literal["parameter", "buffer", "input", "python", "base"]
 
 
 class Target:
@@ -41,6 +42,8 @@ class Target:
     name: str
     line: UserLine | None
     frontend: str
+    #: Whether numbers in the caller's Python objects may be inputs of the graph.
+    lifts_numbers = True
 
     def lifted(self) -> Sequence[Tensor]:
         """Return the current parameters and buffers, which become the first flat inputs."""
@@ -92,6 +95,13 @@ class Target:
 
     def end_trace(self) -> None:
         """Raise `RetraceNeeded` if the trace found a fact without which a trace of this call is wrong."""
+
+    def after_call(self) -> Callable[[Any], Any] | None:
+        """Return a function that converts the traced result into the result of the call, or None to leave it unchanged.
+
+        The function writes numbers into the caller's Python objects, if the traced function changed some.
+        """
+        return None
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the original function."""
@@ -152,15 +162,24 @@ class Call:
     #: If the function itself enters inference mode first, it is traced in that mode, and ``state`` is the state in that
     #: mode. Then ``outside`` is the state of the caller, otherwise None.
     outside: CallState | None = None
+    #: If the bases of views are inputs (`aotlab.capture.view_bases`): the position of each view among ``values``, with
+    #: the position of its base. Bases that are no arguments are the last ``values``. Then ``own`` is the state of the
+    #: call without them, otherwise None.
+    view_bases: Mapping[int, int] = field(default_factory=dict)
+    own: CallState | None = None
 
     @property
     def tensor_positions(self) -> tuple[int, ...]:
         """The positions of the tensors among ``values``."""
         return tuple(i for i, value in enumerate(self.values) if isinstance(value, Tensor))
 
+    def leaves_among(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Return those of the flat ``values`` that are leaves of ``(args, kwargs)``."""
+        return values[self.lifted_count : len(values) if self.own is None else len(self.own.leaves)]
+
     def rebuild(self, values: Sequence[Any]) -> tuple[list[Tensor], tuple[Any, ...], dict[str, Any]]:
         """Return (lifted, args, kwargs) with the flat ``values`` in place of those of the call."""
-        args, kwargs = nesting.unflatten(values[self.lifted_count :], self.spec)
+        args, kwargs = nesting.unflatten(self.leaves_among(values), self.spec)
         return list(values[: self.lifted_count]), tuple(args), dict(kwargs)
 
 

@@ -64,7 +64,7 @@ def check_containers(call: Call, values: list[Any], args: Any, kwargs: Any) -> N
     if all(type(value) is Tensor for value in (*args, *kwargs.values())):
         return  # no argument is a container
     current_leaves, current_tree = flatten((args, kwargs))
-    if current_tree == call.spec and [*map(id, current_leaves)] == [*map(id, values[call.lifted_count :])]:
+    if current_tree == call.spec and [*map(id, current_leaves)] == [*map(id, call.leaves_among(values))]:
         return
     _, original_args, original_kwargs = call.rebuild(values)
     heads = call.target.argument_names((0,) * len(args), dict.fromkeys(kwargs, 0))

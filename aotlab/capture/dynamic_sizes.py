@@ -45,8 +45,9 @@ def choose_dynamic_sizes(call: Call, dynamic: bool | None, varying: DynamicSizes
     ``dynamic`` is the option of `aotlab.compile`, and ``varying`` has the sizes and numbers that differed between
     earlier calls. Dimensions that the user marked as dynamic or static (``torch._dynamo.mark_dynamic``) are treated
     accordingly, unless ``dynamic`` is False. These are never symbols: sizes of parameters and buffers, sizes of 0 and
-    1, and floats that are 0, nan or infinite. If the function may call `type`, no number is a symbol, because the type
-    of a symbol is not the type of a number.
+    1, and floats that are 0, nan or infinite. Lifted numbers are always symbols, because they are lifted only if they
+    vary. If the function may call `type`, no number is a symbol, because the type of a symbol is not the type of a
+    number.
     """
     if dynamic is False:
         return {}
@@ -63,7 +64,8 @@ def choose_dynamic_sizes(call: Call, dynamic: bool | None, varying: DynamicSizes
             dims = {dim for dim, size in enumerate(value.shape) if dim in dims_to_trace and size > 1}
         else:
             plain = type(value) is int or (type(value) is float and value != 0 and math.isfinite(value))
-            dims = {NUMBER} if NUMBER in seen_varying and plain and not reads_types else set()
+            varies = position < call.lifted_count or NUMBER in seen_varying
+            dims = {NUMBER} if varies and plain and not reads_types else set()
         if dims:
             dynamic_sizes[position] = dims
     return dynamic_sizes

@@ -31,7 +31,7 @@ How = Literal["items", "keys", "attributes", "registered"]
 Step = tuple[Literal["attribute", "item"], Any]
 
 _MAPPINGS: tuple[type, ...] = (dict, collections.OrderedDict, collections.defaultdict)
-_LEAVES = (Tensor, nn.Module, type, torch.Size, torch.SymInt, torch.SymFloat, *PLAIN)
+_LEAVES = (Tensor, nn.Module, type, torch.Size, torch.SymInt, torch.SymFloat, torch.SymBool, *PLAIN)
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: types without it are written in C
 #: The maximum depth of nesting.
 DEEPEST = 200

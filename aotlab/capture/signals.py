@@ -47,5 +47,9 @@ class RetraceNeeded(TraceEnds):
     """
 
 
+class NumbersChange(TraceEnds):
+    """The function changes a number in the caller's Python objects. The call is compiled again with it as an input."""
+
+
 class EntersInferenceMode(TraceEnds):
     """The function itself enters inference mode before its first op. The pipeline then traces it again in that mode."""

@@ -96,7 +96,7 @@ def run(call: Call, dedupe: DedupeRecord) -> tuple[SyntheticBasesRecord, list[Ba
         if shared > 0:
             overlaps.append(Overlap(first=index[a], second=index[b], bytes=shared))
         links.append((index[a], index[b]))
-    groups = _groups(links)
+    groups = [] if call.view_bases else _groups(links)  # the base of each group is an input
     bases = [plan(members, [call.values[dedupe.kept[k]] for k in members]) for members in groups]
     return SyntheticBasesRecord(overlaps=tuple(overlaps), bases=tuple(map(tuple, groups))), bases
 

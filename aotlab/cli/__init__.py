@@ -1,4 +1,4 @@
-"""The command line: ``aotlab demo``, ``lab``, ``verify``, ``fuzz``, ``bench``, ``acceptance`` and ``doctor``.
+"""The command line: ``aotlab demo``, ``lab``, ``run``, ``report``, ``verify`` and the other commands.
 
 ``python -m aotlab`` is the same.
 
@@ -9,16 +9,18 @@ work when it runs, so that ``aotlab --help`` answers immediately.
 from __future__ import annotations
 
 import argparse
-import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from aotlab import __version__, config
+from aotlab.cli.arguments import check_writable, count, device, jobs, port
 from aotlab.errors import AotlabError, UsageError
+
+if TYPE_CHECKING:
+    from aotlab.report import Report
 
 #: Exit statuses: success; something failed or did not verify; the command line was wrong; ctrl-C.
 OK, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -75,7 +77,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"aotlab {__version__}")
     parser.set_defaults(takes_more=False)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_add_demo, _add_lab, _add_verify, _add_fuzz, _add_bench, _add_acceptance, _add_doctor):
+    for add in (
+        _add_demo,
+        _add_lab,
+        _add_run,
+        _add_report,
+        _add_verify,
+        _add_fuzz,
+        _add_bench,
+        _add_acceptance,
+        _add_doctor,
+    ):
         add(commands)
     return parser
 
@@ -89,27 +101,31 @@ def _add_demo(commands: _Commands) -> None:
         "its arguments. Compare both with eager, time them against eager and stock torch.compile, print the tables and "
         "write the report. The exit status is 1 if a result differs from eager.",
     )
-    demo.add_argument("--device", type=_device, default="auto", help="auto (default), cpu, cuda or cuda:N")
+    demo.add_argument("--device", type=device, default="auto", help="auto (default), cpu, cuda or cuda:N")
     demo.add_argument(
         "--backend",
         choices=["inductor", "eager"],
         default="inductor",
         help="the compiler of the graphs (default: inductor)",
     )
-    demo.add_argument("--json", type=Path, metavar="PATH", help="also write the report as JSON to this file")
-    demo.add_argument(
-        "--html",
-        type=Path,
-        metavar="PATH",
-        default=Path("aotlab-report.html"),
-        help="the file for the HTML report (default: ./aotlab-report.html)",
-    )
+    _add_report_files(demo)
     demo.add_argument(
         "--rehearse",
         metavar="CARD",
         help="show the kernels for a GPU that this machine does not have (h100, …)",
     )
     demo.set_defaults(command=_demo)
+
+
+def _add_report_files(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", type=Path, metavar="PATH", help="also write the report as JSON to this file")
+    command.add_argument(
+        "--html",
+        type=Path,
+        metavar="PATH",
+        default=Path("aotlab-report.html"),
+        help="the file for the HTML report (default: ./aotlab-report.html)",
+    )
 
 
 def _add_lab(commands: _Commands) -> None:
@@ -124,9 +140,43 @@ def _add_lab(commands: _Commands) -> None:
         epilog="JupyterLab gets the arguments after --.",
     )
     lab.add_argument("directory", type=Path, metavar="DIR", nargs="?", help="copy the notebooks to this folder")
-    lab.add_argument("--port", type=_port, help="the port to listen on (default: the first free one from 8888)")
+    lab.add_argument("--port", type=port, help="the port to listen on (default: the first free one from 8888)")
     lab.add_argument("--no-browser", action="store_true", help="open no browser; the address is printed")
     lab.set_defaults(command=_lab)
+
+
+def _add_run(commands: _Commands) -> None:
+    run = commands.add_parser(
+        "run",
+        allow_abbrev=False,
+        usage="aotlab run [--observe] [--no-caches] [--json PATH] [--html PATH] SCRIPT ...",
+        help="run a script, and make a page of what is compiled",
+        description="Run a Python script, print a summary of what is compiled, and write the report as one HTML page. "
+        "The arguments after SCRIPT are the script's own. The exit status is the script's.",
+    )
+    run.add_argument(
+        "--observe", action="store_true", help="report what stock torch.compile compiles (default: what aotlab does)"
+    )
+    run.add_argument(
+        "--no-caches", action="store_true", help="with --observe: take no graphs from the caches of earlier runs"
+    )
+    _add_report_files(run)
+    run.add_argument("script", type=Path, metavar="SCRIPT", help="the Python file")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    run.set_defaults(command=_run)
+
+
+def _add_report(commands: _Commands) -> None:
+    report = commands.add_parser(
+        "report",
+        allow_abbrev=False,
+        help="make a page from a folder that stock torch.compile recorded with TORCH_TRACE",
+        description="Read the logs that stock torch.compile wrote into the folder TORCH_TRACE, print a summary, and "
+        "write the report as one HTML page. The machine needs neither the recorded program nor its GPU.",
+    )
+    report.add_argument("directory", type=Path, metavar="DIR", help="the folder, or one log file")
+    _add_report_files(report)
+    report.set_defaults(command=_report)
 
 
 def _add_verify(commands: _Commands) -> None:
@@ -164,7 +214,7 @@ def _add_verify(commands: _Commands) -> None:
         action="store_true",
         help="compare errors, not values: call each operator with arguments that eager rejects; its result is unused",
     )
-    ops.add_argument("--jobs", type=_jobs, default=1, help="number of processes (default: 1)")
+    ops.add_argument("--jobs", type=jobs, default=1, help="number of processes (default: 1)")
     ops.add_argument("--json", type=Path, metavar="PATH", help="also write the results to this file")
     ops.set_defaults(command=_verify_ops)
 
@@ -236,7 +286,7 @@ def _add_fuzz(commands: _Commands) -> None:
         "pip install 'aotlab[fuzz]'.",
     )
     fuzz.add_argument("--engine", choices=["aotlab", "upstream"], default="aotlab", help="default: aotlab")
-    fuzz.add_argument("--programs", type=_count, default=1000, metavar="N", help="number of programs (default: 1000)")
+    fuzz.add_argument("--programs", type=count, default=1000, metavar="N", help="number of programs (default: 1000)")
     fuzz.add_argument("--seed", type=int, default=0, help="the seed of the programs (default: 0)")
     fuzz.add_argument("--minutes", type=float, metavar="M", help="stop after this many minutes")
     fuzz.add_argument("--grad", action="store_true", help="only programs that can be differentiated")
@@ -250,7 +300,7 @@ def _add_fuzz(commands: _Commands) -> None:
     fuzz.add_argument(
         "--without", nargs="+", default=[], metavar="QUIRK", help="switch these quirks off, or `all` of them"
     )
-    fuzz.add_argument("--jobs", type=_count, default=1, help="number of processes (default: 1)")
+    fuzz.add_argument("--jobs", type=count, default=1, help="number of processes (default: 1)")
     fuzz.add_argument(
         "--save",
         type=Path,
@@ -273,34 +323,45 @@ def _add_fuzz(commands: _Commands) -> None:
     fuzz.set_defaults(command=_fuzz)
 
 
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a count: pass a whole number from 1")
-    return int(text)
+def _run(options: argparse.Namespace, _: Sequence[str]) -> int:
+    json, html = _report_files(options)
+    if not options.script.is_file():
+        raise UsageError(f"there is no file {options.script}")
+    if options.no_caches and not options.observe:
+        raise UsageError("--no-caches is about the caches of stock torch.compile: add --observe")
+    from aotlab.cli import script
+
+    report, status = script.run(options.script, options.arguments, stock=options.observe, caches=not options.no_caches)
+    _write_report(report.report(), json, html)
+    return status
 
 
-def _device(text: str) -> str:
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not one of auto, cpu, cuda, cuda:N")
-    return text
+def _report(options: argparse.Namespace, _: Sequence[str]) -> int:
+    json, html = _report_files(options)
+    from aotlab.upstream import read_trace
+
+    _write_report(read_trace(options.directory), json, html)
+    return OK
 
 
-def _port(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port: pass a number from 1 to 65535")
-    return int(text)
+def _report_files(options: argparse.Namespace) -> tuple[Path | None, Path]:
+    """Return the files for the report as JSON and HTML. A script may change the folder, so the paths are absolute."""
+    for path in (options.json, options.html):
+        check_writable(path)
+    return None if options.json is None else options.json.absolute(), options.html.absolute()
 
 
-def _jobs(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes")
-    return int(text)
+def _write_report(report: Report, json: Path | None, html: Path) -> None:
+    print(report)
+    if json is not None:
+        print(f"JSON: {report.save(json)}")
+    print(f"HTML: {report.to_html(html)}")
 
 
 def _demo(options: argparse.Namespace, _arguments: Sequence[str]) -> int:
     # Check the command line first: loading torch and the demo takes a while.
     for path in (options.json, options.html):
-        _check_writable(path)
+        check_writable(path)
     if options.device.startswith("cuda"):
         _check_cuda(options.device)
     from aotlab.cli import demo
@@ -314,19 +375,6 @@ def _demo(options: argparse.Namespace, _arguments: Sequence[str]) -> int:
         html_path=options.html,
         out=sys.stdout,
     )
-
-
-def _check_writable(path: Path | None) -> None:
-    """Raise an error if no file can be written at ``path``."""
-    if path is None:
-        return
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise UsageError(f"{path} cannot be written: there is no folder {folder}")
-    if path.is_dir():
-        raise UsageError(f"{path} cannot be written: it is a folder; name a file in it")
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise UsageError(f"{path} cannot be written: permission denied")
 
 
 def _check_cuda(device: str) -> None:

@@ -92,6 +92,7 @@ def write_backward(
             first.setdefault(id(value), (f"{name}{_MISSING}", value))
         same = [(other, value) for other, value in split.same if trace.tape.knows(other) and id(value) in first]
         stop = {*first, *(id(fake) for _, fake in defined), *(id(other) for other, _ in same)}
+        stop |= {internals.expression_of(symbol) for _, symbol in trace.symbols}
         indices, outside = trace.tape.needed(outputs, stop)
         if outside or any(operations[i].phase == "forward" and operations[i].is_random for i in indices):
             continue

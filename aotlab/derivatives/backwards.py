@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from aotlab import _torch as internals
-from aotlab import config, observe
+from aotlab import config, events
 from aotlab._torch.compiling import compiling, made_once, never_lost
 from aotlab.backends import compile_stage as compile
 from aotlab.backends.base import Backend, Boxed
@@ -63,7 +63,7 @@ class Backward:
         self.all_masks = [mask for masks in live.saving.masks for mask in masks]
         strides = [tuple(live.tangents.fakes[n].stride()) for n in live.tangents.of_entries[segment]]
         self._strides_of = internals.sizes_function(strides, live.size_names)
-        self.strides = self._strides_of(*[symbol.node.hint for _, symbol in live.symbols])
+        self.strides = self._strides_of(*internals.traced([symbol for _, symbol in live.symbols]))
         self.gradient_slots = live.gradient_slots(segment)
         self.kept_entries = kept_entries(live.segments[segment], live.saving.bits)
         self.anchors = self.kept_entries or _anchors(live, segment)
@@ -121,17 +121,17 @@ class Backward:
         if by_graph:
             return internals.boxed_forward_of(module)
         started = time.perf_counter_ns() if started is None else started
-        self._context.detailed = observe.listening()
+        self._context.detailed = events.listening()
         first_size = next((n for n, node in enumerate(placeholders(module.graph)) if is_size(node)), 0)
         with torch.no_grad(), internals.disable_autocast():
             compiled, graph = compile.compile_graph(
                 module, "backward", self._backend, self.trace, self._context, 0, self._labels
             )
         compiled = self._for_its_sizes(compiled, first_size)
-        if observe.listening():
+        if events.listening():
             defined = tuple(map(bool, pattern))
-            observe.emit(
-                observe.BackwardCompiled(
+            events.emit(
+                events.BackwardCompiled(
                     entry=self._context.number,
                     pattern=defined,
                     record=compile.BackwardRecord(pattern=defined, graph=graph),
@@ -233,13 +233,37 @@ class Backward:
         """
         if saved.pending is not None or torch.is_grad_enabled():
             higher = self._create_graph_backwards()
-            if saved.live:
-                raise higher.no_derivative("a checkpoint in it writes an input, as batch norm writes its statistics")
+            if self.trace.deriver.live:
+                why = "it writes an input or its incoming gradient: a custom Function or a checkpoint in it does so"
+                raise higher.no_derivative(why)
+            if self.trace.deriver.draws:
+                raise higher.no_derivative("it draws random numbers")
             # `higher` also runs without grad mode, if this backward pass has stored a pending gradient for this
             # segment; see `aotlab.derivatives.create_graph`.
             if torch.is_grad_enabled() or (id(higher), internals.current_graph_task()) in (saved.pending or ()):
                 return higher(saved, tangents)
         return self._of_first_order(saved, tangents)
+
+    def _live_tensors(self, saved: SavedValues, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return the caller's tensors that this backward may write, in the order of the deriver's field ``live``.
+
+        An item is None for a tangent of another segment, and for a tangent that is not defined.
+        """
+        inputs, own = iter(saved.live), dict(zip(self.trace.tangents.of_entries[self._segment], tangents, strict=True))
+        return [next(inputs) if k >= 0 else own.get(-1 - k) for k in self.trace.deriver.live]
+
+    def _allocate(self, targets: Sequence[Tensor | None]) -> dict[int, tuple[Tensor, int, int]]:
+        """Allocate the storages that this backward resizes.
+
+        Return for each its tensor, its size, and the size that the backward gives it. The keys are positions among
+        ``targets``.
+        """
+        resized, sizes = self.trace.deriver.resized, {}
+        for n, (k, tensor) in enumerate(zip(self.trace.deriver.live, targets, strict=True)) if resized else ():
+            if k in resized and tensor is not None:
+                sizes[n] = tensor, tensor.untyped_storage().nbytes(), 0 if resized[k] else tensor.nbytes
+                tensor.untyped_storage().resize_(tensor.nbytes)
+        return sizes
 
     def _requested_slots(self) -> frozenset[int] | None:
         """Return the slots whose gradients autograd requests; None means all slots.
@@ -286,34 +310,51 @@ class Backward:
         if unusual_strides:
             pattern = self._with_strides(pattern, inputs, casting, strides)
         requested = None
+        live, draws = self.trace.deriver.live, self.trace.deriver.draws
         # `_requested_slots` takes time for each edge, so it is called only if its result can change the mask or the
         # written live inputs. A mask cannot change if there is only one entry, because all nodes then have the same
         # bit, or only one slot.
         several = len(self.all_masks) > 1 and len(self.gradient_slots) > 1
-        if saved.live or (several and (saved.released or saved.once or not internals.keeps_graph())):
+        if live or draws or (several and (saved.released or saved.once or not internals.keeps_graph())):
             requested = self._requested_slots()
             mask &= self._mask_of(requested)
-        # A live input is written only if its node runs. So each set of requested slots has its own backward.
-        key = (requested, *pattern, *casting) if saved.live and requested else (*pattern, *casting)
+        # A live tensor is written, and a random number is drawn, only if its node runs. So each set of requested slots
+        # has its own backward.
+        key = (requested, *pattern, *casting) if requested and (live or draws) else (*pattern, *casting)
         compiled, needs = self._compiled.get(key) or made_once(self._compiled, key, lambda: self._compile(pattern, key))
         # From here on, only the list `arguments` refers to the values. So the backward can free each after its use.
         arguments = [*saved.use(mask, needs), *saved.sizes]
         saved.release(mask, self.all_masks)
         arguments += [*inputs, *saved.live]
         del inputs
+        targets = self._live_tensors(saved, tangents) if live else []
+        sizes = self._allocate(targets) if live else {}
         if casting:
             with internals.disable_autocast():
                 gradients = compiled(arguments)
         else:
             gradients = compiled(arguments)
-        if saved.live:
-            values = gradients[len(gradients) - len(saved.live) :]
-            for tensor, value, (_, moves_version) in zip(
-                saved.live, values, self.trace.deriver.live.values(), strict=False
-            ):
-                if value is not None:
-                    (tensor if moves_version else tensor.data).copy_(value)
+        if live:
+            gradients = self._write(targets, gradients, sizes)
         return [gradients[i] for i in self.gradient_slots]
+
+    def _write(
+        self, targets: Sequence[Tensor | None], gradients: Any, sizes: dict[int, tuple[Tensor, int, int]]
+    ) -> Any:
+        """Write the caller's tensors ``targets``, and free storages. Return the gradients.
+
+        The new values of the tensors are the last of the ``gradients``. ``sizes`` is the result of `_allocate`.
+        """
+        live = self.trace.deriver.live
+        values = gradients[len(gradients) - len(live) :]
+        for target, value, (_, moves_version) in zip(targets, values, live.values(), strict=True):
+            if target is not None and value is not None:
+                (target if moves_version else target.data).copy_(value)
+                # a custom Function may return the gradient that it has written
+                gradients = [target if gradient is value else gradient for gradient in gradients]
+        for n, (tensor, size, size_after) in sizes.items():
+            tensor.untyped_storage().resize_(size_after if values[n] is not None else size)
+        return gradients
 
 
 def _anchors(live: trace.Trace, number: int) -> tuple[int, ...]:

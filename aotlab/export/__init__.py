@@ -183,6 +183,8 @@ def _check_inputs(infos: Sequence[InputAliasInfo], joint: bool) -> None:
                 why="an exported graph cannot change the sizes or strides of its inputs",
                 suggestion="use the form that returns a new tensor, for example t() instead of t_()",
             )
+        if info.made_to_require_grad:
+            refuse(f"`requires_grad_()` is called on `{info.name}`", "call it outside of the function")
         if joint and info.mutates_data and (info.requires_grad or info.requires_grad_after):
             reason = "requires grad" if info.requires_grad else "gets an autograd history"
             refuse(f"`{info.name}` is written and {reason}", "write detached values, or return the new value")

@@ -39,7 +39,6 @@ def keep_composites(run: Any, decompositions: Mapping[Any, Any], inputs: Sequenc
     autograd history.
     """
     results_by_id: dict[int, Any] = {id(each): each for each in inputs}
-    running.recorders[-1].branches_may_draw = True
     with internals.disable_torch_function():
         leaves = [(each, each.requires_grad) for each in inputs if isinstance(each, Tensor) and each.grad_fn is None]
     with _Composites(decompositions), _Calls():

@@ -25,11 +25,11 @@ from aotlab.capture import dedupe, synthetic_bases
 from aotlab.capture.call import Target
 from aotlab.capture.dynamic_sizes import choose_dynamic_sizes
 from aotlab.capture.signals import RunEagerly, TraceEnds
-from aotlab.errors import RefusedError, UntraceableError, UsageError
+from aotlab.errors import OutputError, RefusedError, UntraceableError, UsageError
 from aotlab.export.composite_ops import keep_composites
 from aotlab.frontends.direct import FunctionTarget, ModuleTarget
 from aotlab.ir.fx_graphs import is_size, output_args, placeholders
-from aotlab.ir.metadata import InputAliasInfo
+from aotlab.ir.metadata import InputAliasInfo, OutputAliasInfo
 from aotlab.ir.size_rules import rules_of
 from aotlab.pipeline import refusal_of
 from aotlab.trace import trace_stage as trace
@@ -71,6 +71,7 @@ class _Exported(Target):
     traced tensors that replace them.
     """
 
+    lifts_numbers = False
     loss: int | None = None
     composites: Decompositions | None = None
     result: Any = None
@@ -367,9 +368,19 @@ def _check_trace(live: trace.Trace, gradients: Mapping[Any, Any], shared: Sequen
     if live.side_effects.hooks or live.metadata.grad_enabled_mutation is not None:
         refuse("the function registers a hook, or leaves grad mode changed", "do this outside of the function")
     if live.deriver.live or (gradients and live.metadata.backward_tokens):
-        refuse("the backward calls an op with side effects, or a checkpoint in it writes a buffer", "leave this out")
+        refuse("the backward calls an op with side effects, or writes a tensor", "leave this out")
     if live.bases:
         refuse(f"{shared[0]} share memory, and the function writes to it", "pass clones")
+
+
+def _refuse_new_leaves(infos: Sequence[OutputAliasInfo]) -> None:
+    for info in infos:
+        if info.is_new_leaf:
+            raise OutputError(
+                f"`{info.name}` is a leaf that the function made to require grad",
+                why="an exported graph returns plain results",
+                suggestion="call requires_grad_() on the result of the exported graph",
+            )
 
 
 def trace_for_export(
@@ -409,11 +420,12 @@ def trace_for_export(
             shared = [" and ".join(f"`{deduped.names[k]}`" for k in group) for group in based.bases]
             if shared and varying:
                 refuse(f"{shared[0]} share memory, and sizes vary", "pass clones, or dynamic_shapes=False")
-            settings: dict[str, Any] = {"exact": True, "quirks": quirks.chosen(), "bases": bases, "varying": varying}
+            settings: dict[str, Any] = {"quirks": quirks.for_export(), "bases": bases, "varying": varying}
             settings |= {"decompositions": dict(decompositions or {}), "static_inputs": len(module_tensors)}
             try:
                 with printed:
-                    _, live = trace.run(call, deduped, keep_input_mutations=False, **settings)
+                    _, live = trace.run(call, deduped, keep_input_mutations=False, exact=True, **settings)
+                _refuse_new_leaves(live.metadata.output_info)
                 gradients = _gradients(live) if joint and live.training else {}
             except (RefusedError, TraceEnds):
                 raise

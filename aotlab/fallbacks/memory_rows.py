@@ -117,11 +117,11 @@ args = (torch.ones(3, 3),)
         suggestion="make the view after the write",
         program="""
 def f(x):
-    view = x[:2]
+    view = x.t()
     x.detach().mul_(2)
     return view * 3
 
-args = (torch.ones(3, requires_grad=True) * 1,)
+args = (torch.ones(2, 3, requires_grad=True) * 1,)
 """,
     ),
     Fallback(
@@ -205,8 +205,8 @@ args = (torch.ones(3),)
     ),
     Fallback(
         id="sets-other-memory",
-        sentence="`set_` gives {name} other memory",
-        example={"name": "`y`"},
+        sentence="`{op}` gives {name} other memory",
+        example={"op": "set_", "name": "`y`"},
         suggestion="copy the values with copy_",
         program="""
 def f(x):
@@ -237,9 +237,9 @@ args = (torch.arange(3.0).reshape(3, 1, 1).permute(2, 1, 0),)
         suggestion="make the view after the write",
         program="""
 def f(x):
-    first = x[0]
+    turned = x.t()
     x.mul_(2)
-    return first
+    return turned
 
 args = (torch.ones(2, 3, requires_grad=True) * 1,)
 """,
@@ -254,7 +254,7 @@ def f(x, y):
     return y.view(-1), x[0]
 
 flat = torch.ones(4)
-args = flat.view(2, 2), flat.view(2, 2)
+args = flat.view(2, 2).detach(), flat.view(2, 2).detach()
 """,
     ),
     Fallback(
@@ -322,7 +322,7 @@ def f(x, y, w):
     return y.mul_(w).sum()
 
 flat = torch.ones(4)
-args = flat[:2], flat[1:3], torch.ones(2, requires_grad=True)
+args = flat[:2].detach(), flat[1:3].detach(), torch.ones(2, requires_grad=True)
 """,
     ),
     Fallback(
@@ -410,11 +410,11 @@ args = (torch.ones(2, 2),)
     Fallback(
         id="changes-sizes-of-argument",
         sentence="`{op}` changes the sizes or the history of {name}, an argument that {why}",
-        example={"op": "t_", "name": "`x`", "why": "is detached, requires grad or shares memory"},
+        example={"op": "detach_", "name": "`x`", "why": "is detached"},
         suggestion=_NEW_SIZES,
         program="""
 def f(x):
-    x.t_()
+    x.detach_()
     return x * 2
 
 args = (torch.ones(2, 3, requires_grad=True) * 1,)

@@ -60,13 +60,13 @@ args = (torch.ones(4, 16), torch.ones(2, 16, 16))
         id="draws-in-order-of-memory",
         sentence="`{op}` draws random numbers into a tensor that is not contiguous, and a graph would draw them in "
         "another order than eager",
-        example={"op": "aten.normal_functional.default"},
+        example={"op": "normal"},
         suggestion="draw into a contiguous tensor, for example into the result of contiguous()",
         program="""
 def f(x):
-    return x.normal_() * 2
+    return x[::2].normal_() * 2
 
-args = (torch.ones(3, 2).t(),)
+args = (torch.ones(40),)
 """,
     ),
     Fallback(

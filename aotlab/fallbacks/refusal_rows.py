@@ -11,7 +11,7 @@ from aotlab.fallbacks.row import Fallback
 ROWS = (
     Fallback(
         id="data-dependent",
-        sentence="Python code reads the value of a traced tensor, or the size of a result depends on values",
+        sentence="Python code needs the value of a traced tensor, or a size that depends on values",
         suggestion="choose with torch.where, or keep the number in a tensor",
         program="""
 def f(x):

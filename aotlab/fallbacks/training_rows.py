@@ -143,21 +143,23 @@ options = {"partitioner": min_cut_rematerialization_partition}
     ),
     Fallback(
         id="changes-requires-grad",
-        sentence="the function changes whether `{name}` requires grad",
+        sentence="the function changes whether `{name}` requires grad, and aotlab cannot repeat this change",
         example={"name": "x"},
         suggestion="call requires_grad_() outside of the function",
         program="""
 def f(x):
-    return x.requires_grad_() * 2
+    y = x * 2
+    x.requires_grad_(False)
+    return y
 
-args = (torch.ones(3),)
+args = (torch.ones(3, requires_grad=True),)
 """,
     ),
     Fallback(
         id="view-of-new-leaf",
-        sentence="the function returns a view of a leaf that it made to require grad ({outputs})",
+        sentence="the function returns a view of a leaf that it made to require grad, but not the leaf ({outputs})",
         example={"outputs": "`out`"},
-        suggestion="make the leaf outside of the function and pass it in",
+        suggestion="return the leaf too, or make it outside of the function and pass it in",
         program="""
 def f(x):
     leaf = (x * 2).requires_grad_()
@@ -197,15 +199,21 @@ args = torch.ones(3, requires_grad=True), w
     ),
     Fallback(
         id="backward-writes-in-place",
-        sentence="the backward writes in place to a tensor that it received or saved, or that the caller holds",
-        suggestion="return a new gradient instead of the written tensor",
+        sentence="the backward writes in place to a tensor that the function computed, or to shared memory",
+        suggestion="compute a new tensor instead of the written one",
         program="""
-class Double(torch.autograd.Function):
-    forward = staticmethod(lambda ctx, x: x * 2)
-    backward = staticmethod(lambda ctx, gradient: gradient.mul_(2))
+class Half(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.half = x / 2
+        return ctx.half.sin()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.half.cos_().mul_(gradient / 2)
 
 def f(x):
-    return Double.apply(x)
+    return Half.apply(x)
 
 args = (torch.ones(3, requires_grad=True),)
 """,
@@ -220,12 +228,14 @@ def f(x):
     x.mul_(2)
     return x * 1
 
-args = ((torch.ones(2, requires_grad=True) * 1)[:1],)
+view = (torch.ones(2, requires_grad=True) * 1)[:1]
+view.register_hook(lambda gradient: gradient * 2)
+args = (view,)
 """,
     ),
     Fallback(
         id="writes-view-that-retains-grad",
-        sentence="the function writes `{name}`, a view that retains its gradient",
+        sentence="the function writes `{name}`, which retains its gradient and is a view or changes its sizes",
         example={"name": "x"},
         suggestion="pass a clone of the view",
         program="""
@@ -299,10 +309,10 @@ args = (torch.ones(3, requires_grad=True),)
 """,
     ),
     Fallback(
-        id="checkpoints-share-written-input",
-        sentence="the function writes `{name}`, which checkpoints in several autograd nodes read or write",
+        id="backwards-share-written-input",
+        sentence="the backward writes `{name}`, which several autograd nodes of the call read or write",
         example={"name": "b"},
-        suggestion="write `{name}` outside of the checkpoints",
+        suggestion="write `{name}` outside of checkpoints and backwards",
         program="""
 from torch.utils.checkpoint import checkpoint
 

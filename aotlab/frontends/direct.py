@@ -1,14 +1,15 @@
 """The direct frontend: trace the Python function itself.
 
 A trace sees the ops of a call, but not the Python code around them. So the values that the function can read besides
-its arguments are guarded; `aotlab.guards.reach` finds these values. If the function changes one of them, the call is
-refused and the change is undone.
+its arguments are guarded; `aotlab.guards.reach` finds these values. If the function changes a number, it becomes an
+input, and each call writes its new value (`aotlab.guards.numbers_in_state`). If the function changes another value,
+the call is refused and the change is undone.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import BuiltinFunctionType
@@ -19,14 +20,15 @@ from torch import Tensor, nn
 
 from aotlab import _torch as internals
 from aotlab.capture.call import ArgumentKind, Target, names_of_arguments
-from aotlab.capture.signals import RunEagerly
+from aotlab.capture.signals import NumbersChange, RunEagerly
 from aotlab.errors import BY_DYNAMO, HooksError, LeakedTensorError, UsageError, UserLine
 from aotlab.frontends.module_stack import modules_named
 from aotlab.guards.code_names import line_that_changes
 from aotlab.guards.guarded_values import Mentioned
 from aotlab.guards.leaks import Watch
+from aotlab.guards.numbers_in_state import changed_numbers, is_number
 from aotlab.guards.reach import Reach, reach
-from aotlab.guards.reached import Reached, Slot, codes_in, fast_check, reader
+from aotlab.guards.reached import Place, Reached, Slot, codes_in, fast_check, reader
 from aotlab.trace.tape import Untraceable
 
 
@@ -44,6 +46,9 @@ class _DirectTarget(Target):
 
     def __init__(self, target: Callable[..., Any], function: Callable[..., Any], name: str) -> None:
         self._callable = target
+        self._numbers: dict[Hashable, Place] = {}  # the numbers in state that are inputs
+        self._before: tuple[Reached, ...] = ()  # the reached values of the last call that was captured
+        self._changed: list[Place] = []  # the numbers in state that the traced function has changed
         self.function = function
         self.name = name
         code = getattr(getattr(function, "__func__", function), "__code__", None)
@@ -53,8 +58,9 @@ class _DirectTarget(Target):
 
     def reached(self) -> tuple[Reached, ...]:
         """Return the closures, defaults, globals and states of modules that the function may read."""
-        self._reach, self._watch = reach(self._callable), None
-        self._slots = self._reach.slots
+        self._numbers = self._numbers | changed_numbers(self._before) if self.lifts_numbers else {}
+        self._reach, self._watch = reach(self._callable, self._numbers), None
+        self._slots, self._before = self._reach.slots, self._reach.state
         return self._reach.state
 
     def lifted(self) -> Sequence[Tensor]:
@@ -66,8 +72,12 @@ class _DirectTarget(Target):
         return reader(self._slots)
 
     def holder(self, lifted: Sequence[Tensor]) -> Callable[[], AbstractContextManager[None]]:
-        """Return a function that makes a context manager, in which the tensors ``lifted`` replace the lifted inputs."""
-        return partial(tensors_replaced, self._modules(), self._slots, lifted)
+        """Return a function that makes a context manager, in which the tensors ``lifted`` replace the lifted inputs.
+
+        If numbers are lifted, the context raises `LeakedTensorError` if the function or its backward changes them: the
+        backward must not read a number that the function changes, because it would get the value before the change.
+        """
+        return partial(_held, self._modules(), self._slots, lifted, self._changed, self._reach_once().state)
 
     def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
         """Return the name and kind of each lifted input."""
@@ -116,6 +126,10 @@ class _DirectTarget(Target):
                 text = "the function stores a tensor in `{}`"
                 raise _leak(text, leak, reach.state, f"return it, or {BY_DYNAMO}", reason)
             if (changed := _name_of_changed(reach.state)) is not None:
+                numbers = changed_numbers(reach.state) if self.lifts_numbers else {}
+                if not numbers.keys() <= self._numbers.keys():
+                    self._numbers |= numbers
+                    raise NumbersChange
                 raise _leak("the function changes `{}`", changed, reach.state, f"return the new value, or {BY_DYNAMO}")
         except BaseException:
             _undo(reach.state, watch)
@@ -142,16 +156,37 @@ class _DirectTarget(Target):
         return modules
 
     def _run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the function with ``lifted`` in the slots. Raise if it assigns another tensor to one of the slots."""
-        modules = self._modules()
+        """Call the function with ``lifted`` in the slots. Raise if it assigns another tensor to one of the slots.
+
+        If the function changes numbers in slots, the result is a pair of its result and the list of the new numbers.
+        """
+        modules, numbers = self._modules(), []
+        self._changed = []
         with tensors_replaced(modules, self._slots, lifted):
             with modules_named(modules):
                 result = self._callable(*args, **kwargs)
             for slot, tensor in zip(self._slots, lifted, strict=True):
-                if slot.place.read() is not tensor:
+                if (now := slot.place.read()) is tensor:
+                    continue
+                if _may_change(tensor, now):
+                    self._changed.append(slot.place)
+                    numbers.append(now)
+                else:
                     instead = f"write it in place (`copy_`), return the value, or {BY_DYNAMO}"
                     raise _leak("the function assigns to `{}`", slot.name, self._reach_once().state, instead)
-        return result
+        return (result, numbers) if numbers else result
+
+    def after_call(self) -> Callable[[Any], Any] | None:
+        """Return a function that writes the new numbers into their places, and returns the result of the call."""
+        changed = self._changed
+
+        def write(returned: tuple[Any, Sequence[Any]]) -> Any:
+            result, numbers = returned
+            for place, number in zip(changed, numbers, strict=True):
+                place.write(number)
+            return result
+
+        return write if changed else None
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._callable(*args, **kwargs)
@@ -189,6 +224,16 @@ def refuse_backward_hooks(modules: Iterable[tuple[str, nn.Module]]) -> None:
 
 
 _WHY = "a compiled call would not repeat the change"
+_IN_BACKWARD = "the function changes `{}`, and its backward may read or change it, too"
+
+
+def _may_change(given: Any, now: Any) -> bool:
+    """Tell whether a compiled call can change the number ``given`` in state to ``now``.
+
+    It cannot if each call would need its own entry. A float 0.0 is not a symbol, but it probably differs next time.
+    """
+    is_start = type(given) is float and given == 0
+    return is_number(now) and is_number(given) and (is_start or type(given) not in (int, float))
 
 
 def _name_of_changed(reached: Sequence[Reached]) -> str | None:
@@ -230,6 +275,22 @@ def _forget_caches(attributes: Sequence[tuple[nn.Module, dict[str, Any]]]) -> No
         if type(module).__module__.startswith("torch."):
             changed = [k for k, v in module.__dict__.items() if k.startswith("_") and v is not was.get(k)]
             module.__dict__.update({key: was[key] for key in changed if key in was})
+
+
+@contextmanager
+def _held(
+    modules: Sequence[tuple[str, nn.Module]],
+    slots: Sequence[Slot],
+    lifted: Sequence[Any],
+    changed: Sequence[Place],
+    reached: Sequence[Reached],
+) -> Iterator[None]:
+    """Like `tensors_replaced`, but raise if a number in a slot is in ``changed``, or if it changes in the context."""
+    with tensors_replaced(modules, slots, lifted):
+        yield
+        for slot, given in zip(slots, lifted, strict=True):
+            if is_number(given) and (slot.place.read() is not given or slot.place in changed):
+                raise _leak(_IN_BACKWARD, slot.name, reached, f"return the new value, or {BY_DYNAMO}")
 
 
 @contextmanager

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, fx
 
 from aotlab import _torch as internals
-from aotlab import observe
+from aotlab import events
 from aotlab.backends import Backend, resolve
 from aotlab.cache import CompiledFunction, next_number
 from aotlab.capture import nesting
@@ -275,9 +275,9 @@ def _capture_begins(_event: Any) -> None:
 def _capture_ends(_event: Any) -> None:
     if _began:
         began, breaks = _began.pop()
-        observe.emit(observe.Spent(kind="dynamo", duration_ns=time.perf_counter_ns() - began))
-        for each in internals.dynamo_breaks()[breaks:] if observe.listening() else ():
-            observe.emit(observe.GraphBreak(stack=tuple(each.user_stack), reason=str(each.reason)))
+        events.emit(events.Spent(kind="dynamo", duration_ns=time.perf_counter_ns() - began))
+        for each in internals.dynamo_breaks()[breaks:] if events.listening() else ():
+            events.emit(events.GraphBreak(stack=tuple(each.user_stack), reason=str(each.reason)))
 
 
 @functools.cache
@@ -341,7 +341,7 @@ def compile_graph(
     ``number`` identifies the function in events; by default, all graphs of one code object have the same number.
     ``settings`` are arguments of `CompiledFunction`.
     """
-    code, scope, failed = internals.dynamo_failed_guards() if observe.listening() else (None, {}, [])
+    code, scope, failed = internals.dynamo_failed_guards() if events.listening() else (None, {}, [])
     if number is None and code is not None:
         number = _numbers.setdefault(code, next_number())
     if number is not None and code is not None and failed:
@@ -349,7 +349,7 @@ def compile_graph(
         rows = zip(entries, failed, strict=True)
         guards = [(next((e.number for e in each), None), text, differing) for each, (_, text, differing) in rows]
         file = code.co_filename
-        observe.emit(observe.CapturedAgain(function_id=number, file=file, failed=tuple(guards), scope=scope))
+        events.emit(events.CapturedAgain(function_id=number, file=file, failed=tuple(guards), scope=scope))
     options = Options(backend=compiler, partitioner=partitioner, keep_inference_input_mutations=True, dynamic=None)
     function = function_for(target, options, number=number, varying=target.varying, **settings)
     _captures[internals.dynamo_compile_id()[1]] = function

@@ -39,7 +39,7 @@ def needs_care(graph: fx.Graph) -> bool:
     Such a graph changes modes, uses transforms, contains checkpoints or autograd functions, or assigns to ``.data``.
     """
     targets = {*internals.MODE_EXITS, *internals.MODE_EXITS.values(), internals.SET_GRAD_ENABLED, internals.CHECKPOINT}
-    targets |= {internals.SETS_DATA, internals.FUNCTION_APPLY}
+    targets |= {internals.SETS_DATA, internals.FUNCTION_APPLY, torch.Tensor.set_}
     targets_called = {node.target for node in graph.nodes if node.op == "call_function"}
     return not targets_called.isdisjoint(targets) or any(map(internals.opens_transform, targets_called))
 
@@ -135,11 +135,15 @@ class GraphRun(fx.Interpreter):
             return _Applied.apply(forward, backward, kwargs, *inputs)  # type: ignore[no-untyped-call]  # untyped in torch
         if target is internals.DATA_OF:
             return args[0].data  # the recorder must see this access
-        if target is not None and target is internals.SETS_DATA:
+        if internals.lowers_version(target):
+            return args[0]  # the last part of an assignment to ``.data``
+        is_assignment = any(internals.lowers_version(user.target) for user in self._node.users)
+        if is_assignment or (target is not None and target is internals.SETS_DATA):
             args[0].data = args[1]  # the recorder must see this assignment
             return args[0]
         result = super().call_function(target, args, kwargs)
-        if isinstance(result, torch.SymBool):  # in the user's program, a comparison of sizes gives a bool
+        # In the user's program, a comparison of sizes gives a bool. Nobody knows it if the sizes depend on values.
+        if isinstance(result, torch.SymBool) and not internals.unbacked_in(result):
             return bool(result)
         opens = internals.opens_dual_level(target)
         if opens is not None:

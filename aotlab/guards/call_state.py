@@ -62,6 +62,8 @@ class TensorFacts:
     # guarded only if the function writes the tensor or makes views of it, because a write to a view also changes the
     # autograd history of its base
     is_view: bool = field(default=False, compare=False)
+    # guarded only if the base is an input; see `base_facts`
+    base: tuple[Any, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,20 @@ def tensor_facts(tensor: Tensor, mentioned: Mentioned = NOTHING_MENTIONED, name:
         may_be_written=internals.may_be_written(tensor),
         attributes=attributes,
         is_view=internals.base_of(tensor) is not None,
+        base=base_facts(tensor),
     )
+
+
+def base_facts(tensor: Tensor) -> tuple[Any, ...]:
+    """Return the facts about the base of a view that the guards compare if the base is an input.
+
+    The result is empty if the tensor is not a view, or if its base cannot be an input (`internals.is_strided_view`).
+    """
+    base = internals.base_of(tensor)
+    if base is None or not internals.is_strided_view(tensor):
+        return ()
+    sizes = internals.traced(base.shape), internals.traced(base.stride())
+    return type(base), base.dtype, base.device, *sizes, base.requires_grad, base.is_leaf
 
 
 def check_tensor(tensor: Tensor, name: str) -> None:
@@ -187,9 +202,10 @@ class CallState:
     may read from tensors. ``function_modes`` and ``dispatch_modes`` count the active torch function modes and dispatch
     modes. Only the modes of default devices and fake modes are allowed.
 
-    The last three fields are set after the trace. ``watches_overlap`` is true for an entry that writes an input: such
+    The last four fields are set after the trace. ``watches_overlap`` is true for an entry that writes an input: such
     an entry checks which inputs share memory, and how. ``offsets`` are the positions of tensors whose storage offset
     the function read. ``rules`` say which sizes may differ between calls. If it is None, no size may differ.
+    ``watches_bases`` are the positions of views whose bases are inputs of the graph.
     """
 
     structure: str
@@ -207,6 +223,7 @@ class CallState:
     watches_overlap: bool = True
     offsets: tuple[int, ...] = ()
     rules: Rules | None = None
+    watches_bases: tuple[int, ...] = ()
 
 
 def transform_around() -> str | None:

@@ -50,7 +50,12 @@ def differences(traced: CallState, current: CallState) -> Iterator[str]:
     elif traced.names != current.names:
         missing = sorted(set(traced.names).difference(current.names))
         yield from (f"`{name}`, which the function reads, is not a tensor any more" for name in missing)
-    if traced.nesting != current.nesting or len(traced.leaves) != len(current.leaves):
+    if traced.nesting != current.nesting:
+        return
+    if len(traced.leaves) != len(current.leaves):  # an older entry may lift fewer numbers
+        leaves = dict(zip(traced.names, traced.leaves, strict=True))
+        for name, after in zip(current.names, current.leaves, strict=True):
+            yield from _of_argument(name, leaves.get(name, after), after)
         return
     for name, before, after in zip(current.names, traced.leaves, current.leaves, strict=True):
         yield from _of_argument(name, before, after)
@@ -170,6 +175,9 @@ def _of_tensors_together(traced: CallState, current: CallState) -> Iterator[str]
                 kind, expected = ("a view", "none") if after.is_view else ("no view", "one")
                 doing = "views it" if before.is_leaf else "writes to it"
                 yield f"`{name}` is {kind} where the compiled entry expects {expected}, and the function {doing}"
+    for i in traced.watches_bases:
+        if getattr(traced.leaves[i], "base", None) != getattr(current.leaves[i], "base", None):
+            yield f"`{current.names[i]}` is no view of a base like the one that the compiled entry expects"
     shapes = ([(leaf.type, getattr(leaf, "shape", None)) for leaf in state.leaves] for state in (traced, current))
     # The rules read sizes and strides by dimension. A dimension may be missing if the types or shapes of the arguments
     # differ from the expected ones. Then the rules are not evaluated, because `_of_argument` reports this difference.

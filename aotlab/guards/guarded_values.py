@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import enum
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -242,6 +242,16 @@ class _Input:
         )
 
 
+class _Number:
+    """The snapshot of a number in a container that is an input of the graph. Any number is accepted here."""
+
+    def holds(self, current: Any) -> bool:
+        return type(current) in (int, float)
+
+    def difference(self, current: Any, path: str) -> tuple[str, str]:
+        return path, f"is {shown(current)} where the compiled entry expects a number"
+
+
 class Array:
     """The snapshot of a numpy array. It must be the same object, with the same dtype and layout and the same bytes."""
 
@@ -263,11 +273,12 @@ class Array:
 
 
 @dataclass(slots=True, eq=False)
-class _Items:
+class Items:
     """The snapshot of a container. It must later have the same type, and equal keys and items in the same order.
 
     ``kind`` is Python's own type of the container, and ``children`` are the snapshots of its items. If some items are
-    tensors that became inputs, then an entry reads them from this container, so it must be the same object, ``owner``.
+    tensors or numbers that became inputs, then an entry reads them from this container, so it must be the same object,
+    ``owner``.
     """
 
     type: type[Any]
@@ -277,6 +288,7 @@ class _Items:
     owner: Any
 
     def holds(self, current: Any) -> bool:
+        """Compare the type, the keys and the items."""
         is_same_owner = self.owner is None or current is self.owner
         if type(current) is not self.type or not is_same_owner or self.kind.__len__(current) != len(self.children):
             return False
@@ -291,6 +303,7 @@ class _Items:
         return all(snapshot.holds(item) for snapshot, item in zip(self.children, items, strict=True))
 
     def difference(self, current: Any, path: str) -> tuple[str, str]:
+        """Return the path of the first item that differs, and a text about it."""
         if type(current) is not self.type:
             actual = "is missing" if current is MISSING else f"is a {type(current).__name__}"
             return path, f"{actual} where the compiled entry expects a {self.type.__name__}"
@@ -319,12 +332,14 @@ def snapshot(
     enclosing: tuple[int, ...] = (),
     *,
     is_slot: bool = False,
+    numbers: Collection[Any] = (),
 ) -> Snapshot:
     """Take a snapshot of a value; raise `CannotBeWatched` if a guard could not compare the value at each call.
 
     ``name`` is the name of the value in messages. ``mentioned`` has the attribute names that the user's code mentions.
     ``enclosing`` are the ids of the containers around the value. If ``is_slot`` is true and the value is a tensor that
-    can be an input, it is an input, so the guard accepts any tensor instead.
+    can be an input, it is an input, so the guard accepts any tensor instead. ``numbers`` are the identities of the
+    places of numbers that are inputs (see `aotlab.guards.numbers_in_state`).
     """
     if isinstance(value, Tensor):
         return _Input() if is_slot and is_ordinary(value) else _Tensor(value, mentioned)
@@ -344,9 +359,16 @@ def snapshot(
         raise CannotBeWatched(f"`{name}`, which {defect}")
     enclosing = (*enclosing, id(value))
     has_slots = len(slots_in(value)) > 0
-    children = [snapshot(item, name, mentioned, enclosing, is_slot=has_slots) for item in items]
+    names = keys_in(value) if isinstance(value, dict) else range(len(items))
+    children = [
+        _Number()
+        if numbers and type(item) in (int, float) and ("item", id(value), key) in numbers
+        else snapshot(item, name, mentioned, enclosing, is_slot=has_slots, numbers=numbers)
+        for key, item in zip(names, items, strict=True)
+    ]
     keys = [snapshot(key, name, mentioned, enclosing) for key in keys_in(value)] if isinstance(value, dict) else None
-    return _Items(type(value), kind_of(value), keys, children, value if has_slots else None)
+    has_inputs = has_slots or any(isinstance(child, _Number) for child in children)
+    return Items(type(value), kind_of(value), keys, children, value if has_inputs else None)
 
 
 def is_ordinary(tensor: Tensor) -> bool:

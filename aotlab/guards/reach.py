@@ -22,7 +22,7 @@ import gc
 import sys
 import threading
 import types
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast, get_args
 
@@ -67,9 +67,12 @@ class Reach:
     by_identity: str | None = None
 
 
-def reach(function: Any) -> Reach:
-    """Find the values that ``function`` may read and the objects that it can reach."""
-    walk = _Walk(function)
+def reach(function: Any, numbers: Mapping[Hashable, Place] = types.MappingProxyType({})) -> Reach:
+    """Find the values that ``function`` may read and the objects that it can reach.
+
+    ``numbers`` are the places of numbers that are inputs (see `aotlab.guards.numbers_in_state`).
+    """
+    walk = _Walk(function, numbers)
     slots_by_place: dict[Hashable, Slot] = {}
     for slot in walk.slots:
         slots_by_place.setdefault(slot.place.identity(), slot)
@@ -101,7 +104,8 @@ class _Walk:
     the changes of an incidental value, the function is compiled all the same.
     """
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: Any, numbers: Mapping[Hashable, Place]) -> None:
+        self._numbers = numbers
         self.reached: list[Reached] = []
         self.slots: list[Slot] = []
         self.objects: list[tuple[str, Any]] = []
@@ -214,11 +218,16 @@ class _Walk:
             return  # no guard checks that the name still refers to the same module
         if not isinstance(value, Tensor):
             self.objects.append((label, value))
+        if place.identity() in self._numbers and type(value) in (int, float):
+            self.slots.append(Slot(label, "input", place))
+            return
         is_slot = isinstance(value, Tensor) and guarded_values.is_ordinary(value) and place.is_writable()
         if is_slot:
             self.slots.append(Slot(label, "input", place))
         try:
-            expected = guarded_values.snapshot(value, label, self.mentioned, is_slot=is_slot)
+            expected = guarded_values.snapshot(
+                value, label, self.mentioned, is_slot=is_slot, numbers=self._numbers.keys()
+            )
         except guarded_values.CannotBeWatched as error:
             if not incidental:
                 self._cannot_watch(str(error))
@@ -247,6 +256,9 @@ class _Walk:
                 self.by_identity = self.by_identity or f"`{label}` has tensors for keys"
             for key, _ in guarded_values.slots_in(value):
                 self.slots.append(Slot(f"{label}[{key!r}]", "input", Place("item", value, key)))
+            for place in self._numbers.values():
+                if place.owner is value and type(place.read()) in (int, float):
+                    self.slots.append(Slot(f"{label}[{place.key!r}]", "input", place))
             items = (each for each in objects.labelled_items(value) if not guarded_values.is_plain(each[1]))
             self._todo += [(f"{label}[{k}]", item, incidental) for k, item in items]
             if guarded_values.has_users_class(value):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
@@ -24,6 +25,21 @@ def extent_bytes(shape: Sequence[int], stride: Sequence[int], itemsize: int) -> 
     if 0 in shape:
         return 0
     return (sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) + 1) * itemsize
+
+
+def within_its_storage(tensor: Tensor) -> bool:
+    """Tell whether all elements of a tensor are inside of its storage. If not, reading them crashes the process.
+
+    FSDP frees the storages of parameters. Also, a tensor has its new shape and its old storage after a ``resize_`` that
+    raised.
+    """
+    return tensor.layout != torch.strided or needed_bytes(tensor) <= tensor.untyped_storage().nbytes()
+
+
+def needed_bytes(tensor: Tensor) -> int:
+    """Return the smallest size in bytes of a storage that has all elements of a strided tensor."""
+    extent = extent_bytes(tensor.shape, tensor.stride(), tensor.element_size())
+    return int(tensor.storage_offset()) * tensor.element_size() + extent if extent else 0
 
 
 def overlapping_pairs(tensors: Sequence[tuple[int, Tensor]]) -> tuple[tuple[int, int, int], ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -149,6 +150,12 @@ def may_have_effects(target: object) -> bool:
     return target.namespace not in (*TORCHS_OWN, "aotlab") or has_effects(target)
 
 
+def nodes_in(modules: Iterable[fx.GraphModule]) -> Iterator[fx.Node]:
+    """Iterate over the nodes of graphs, and of the graphs in them: the functions that higher-order ops take."""
+    graphs = (each.graph for module in modules for each in module.modules() if isinstance(each, fx.GraphModule))
+    return (node for graph in graphs for node in graph.nodes)
+
+
 def drop_unused(graph: fx.Graph, stays: Callable[[fx.Node], bool] | None = None) -> None:
     """Remove the nodes whose results are not used, except nodes for which ``stays`` (default: `must_stay`) is true.
 
@@ -165,7 +172,7 @@ def must_stay(node: fx.Node) -> bool:
     if node.op in ("placeholder", "output"):
         return True
     if not isinstance(node.target, OpOverload):
-        return False
+        return STAYS in node.meta
     return is_random(node.target) or node.target._schema.is_mutable or node.target in ASSERTIONS or STAYS in node.meta
 
 
@@ -240,3 +247,12 @@ def check_graph(module: fx.GraphModule, name: str, *, writes_inputs: bool = Fals
             target = node.args[0] if node.args else None
             if not (writes_inputs and isinstance(target, fx.Node) and target.op == "placeholder"):
                 raise GraphInvariantError(f"{name} graph: `{node.name}` ({node.target}) writes to its argument")
+
+
+def copied_graph(graph: fx.GraphModule) -> fx.GraphModule:
+    """Return a copy of a graph and of the graphs inside of it. The tensors in their attributes are not copied."""
+    copied = fx.GraphModule(graph, deepcopy(graph.graph))
+    for name, inner in list(copied.named_children()):
+        if isinstance(inner, fx.GraphModule):
+            setattr(copied, name, copied_graph(inner))
+    return copied

@@ -24,13 +24,15 @@ class InputAliasInfo:
     """The mutations of one tensor input, which is number ``index`` after deduplication.
 
     ``spec``, ``is_leaf`` and ``requires_grad`` describe the input at the start of the call. ``mutates_data`` is true if
-    the function changed its values, ``mutates_metadata`` if it changed its sizes or strides. ``metadata_steps`` are the
-    calls that changed its sizes or strides; the epilogue repeats these calls. ``mutations_hidden_from_autograd`` is
-    true if each write went through ``detach()`` or ``.data``, so that autograd did not see it, and
+    the function changed its values, ``mutates_metadata`` if it changed its sizes or strides, and ``mutates_storage`` if
+    it gave the input other memory (then ``mutates_metadata`` is true as well). ``metadata_steps`` are the calls that
+    changed its sizes or strides; the epilogue repeats these calls. ``mutations_hidden_from_autograd`` is true if each
+    write went through ``detach()`` or ``.data``, so that autograd did not see it, and
     ``mutations_under_no_grad_or_inference_mode`` if each write happened in one of these modes. If
     ``keep_input_mutations`` is true, the compiled graph itself writes the input. ``moves_version`` is true if the
     function changed the input's version counter. Writes through ``.data`` do not change the counter, nor do kernels
     like the one of batch norm. ``requires_grad_after`` says whether the input required grad when the function returned.
+    ``made_to_require_grad`` says that the function called ``requires_grad_()`` on an input that required none.
     """
 
     index: int
@@ -40,11 +42,13 @@ class InputAliasInfo:
     requires_grad: bool
     mutates_data: bool = False
     mutates_metadata: bool = False
+    mutates_storage: bool = False
     mutations_hidden_from_autograd: bool = False
     mutations_under_no_grad_or_inference_mode: bool = False
     keep_input_mutations: bool = False
     moves_version: bool = False
     requires_grad_after: bool = False
+    made_to_require_grad: bool = False
     metadata_steps: tuple[str, ...] = ()
 
     @property
@@ -107,7 +111,8 @@ class OutputAliasInfo:
     view that autograd does not connect to its base. ``precedes_write`` marks a view of an input that was written after
     the view was made, so the epilogue makes this view before it writes the input. ``made_together`` identifies the
     call that made the view. Several views have the same number if one call, for example of ``unbind``, made them,
-    because they then share one autograd node.
+    because they then share one autograd node. ``is_new_leaf`` marks a leaf that the function made with
+    ``requires_grad_()``.
     """
 
     index: int
@@ -122,6 +127,7 @@ class OutputAliasInfo:
     made_under_no_grad: bool = False
     precedes_write: bool = False
     made_together: int | None = None
+    is_new_leaf: bool = False
 
     @property
     def aliases_intermediate(self) -> bool:
@@ -132,13 +138,15 @@ class OutputAliasInfo:
 class TangentSource(Enum):
     """The kind of value whose gradient a tangent is.
 
-    A `CUT` tangent flows along a cut edge. It is the gradient of a value that one segment computes and another uses.
+    A `CUT` tangent flows along a cut edge. It is the gradient of a value that one segment computes and another uses. A
+    `SIZE` is a number that depends on the values of tensors. It has no tangent.
     """
 
     MUTATED_INPUT = "mutated input"
     OUTPUT = "output"
     INTERMEDIATE_BASE = "intermediate base"
     CUT = "cut edge"
+    SIZE = "size"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

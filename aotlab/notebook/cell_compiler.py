@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, fx
 
 from aotlab import _torch as internals
-from aotlab import observe
+from aotlab import events
 from aotlab.backends import resolve
 from aotlab.cache import next_number
 from aotlab.frontends.dynamo_frontend import prepare_dynamo, watch_captures
 from aotlab.frontends.tensor_names import Named, named_tensors
+from aotlab.ir.fx_graphs import copied_graph
 from aotlab.notebook import live
 from aotlab.notebook.cell_recording import EXPLICIT_BREAK
 from aotlab.notebook.cell_state import CellState, Limit, PartState, Trial
@@ -31,11 +32,14 @@ from aotlab.notebook.graphs import CapturedGraph, calling_code, dynamo_callable,
 from aotlab.notebook.names import WatchedArgument
 from aotlab.notebook.playground import Playground
 from aotlab.notebook.quiet import quiet_dynamo
+from aotlab.notebook.stock_graph import StockGraph
 from aotlab.notebook.traced import TracedFunction
 from aotlab.rehearse import RehearsalBackend
 from aotlab.report.dynamo_breaks import function_of
+from aotlab.report.engines import UPSTREAM
 from aotlab.report.text import why_dynamo_stopped
 from aotlab.report.verdict import DIFFERS
+from aotlab.verification import eager
 
 #: An option of `torch.compile` (torch 2.13). With it, the graphs that one cell's calls of a function add do not count
 #: towards the recompile limit of the same function in another cell.
@@ -67,6 +71,7 @@ class CellCompiler:
         self._exact = self._backend.name == "eager"
         self._device = options.wanted_device()
         self._names: Named | None = None
+        self._observes = False
 
     # --- compiling
 
@@ -98,34 +103,80 @@ class CellCompiler:
     def compile(self, function: types.FunctionType, part: PartState) -> Any:
         """Return the form of ``function`` that Dynamo compiles. The captured graphs are added to ``part``."""
 
-        def backend(graph: fx.GraphModule, _example_inputs: Sequence[Any]) -> Callable[..., Any]:
-            return self._capture(graph, part)
+        def backend(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            return self._capture(graph, example_inputs, part)
 
-        prepare_dynamo()
+        ours = self.state.options.engine != "upstream"
+        if ours:
+            prepare_dynamo()
         watch_captures()
-        backend.is_aotlabs = True  # type: ignore[attr-defined]  # read by code that `prepare_dynamo` installs in Dynamo
-        dynamic = True if self.state.options.dynamic else None if part.function is not None else False
+        backend.is_aotlabs = ours  # type: ignore[attr-defined]  # read by code that `prepare_dynamo` installs in Dynamo
+        dynamic = True if self.state.options.dynamic else None if part.function is not None or not ours else False
         return torch.compile(function, backend=backend, dynamic=dynamic, **_LIMIT_OPTIONS)
 
-    def _capture(self, graph: fx.GraphModule, part: PartState) -> Callable[..., Any]:
-        state = self.state
+    def _capture(self, graph: fx.GraphModule, example_inputs: Sequence[Any], part: PartState) -> Callable[..., Any]:
+        state, engine = self.state, self.state.options.engine
         code, _ = internals.dynamo_compile_id()
         title = title_of(graph, state.file, part.first_line, part.last_line, part.function, state.code.functions)
         number, name = state.family(code, title)
-        captured = CapturedGraph(
-            graph,
-            name=name,
-            names=self._present_names,
-            backend=self._backend,
-            number=number,
-            device=self._device,
-            verify=state.options.verify,
-            cell_file=state.file,
-            progress=self._progress,
-            before=lambda entry: self._run_on_copies(part, entry),
-        )
+        before = partial(self._run_on_copies, part)
+        if engine == "aotlab":
+            captured = CapturedGraph(graph, name=name, number=number, before=before, **self._settings())
+            part.graphs.append(captured)
+            return dynamo_callable(captured.__call__)
+        if engine == "upstream":
+            stock = self._by_stock(graph, example_inputs, name=name, number=number, before=before)
+            part.graphs.append(stock)
+            return dynamo_callable(stock.__call__)
+        ours = copied_graph(graph)  # because stock's backend changes the graph that it gets
+        captured = CapturedGraph(ours, name=name, number=number, before=before, **self._settings())
+        number, name = state.family(code, name + UPSTREAM, stock=True)
+        twin = self._by_stock(graph, example_inputs, name=name, number=number, before=lambda _entry: None)
         part.graphs.append(captured)
-        return dynamo_callable(captured)
+        twin.beside = captured
+        if (by_stock := twin.compiled.uncounted) is not None:
+            captured.yardstick = captured.stock = lambda _: by_stock  # a third compilation is not necessary
+        state.twins.append(twin)
+
+        def both(*inputs: Any) -> Any:
+            twin.examine(*inputs)
+            return captured(*inputs)
+
+        return dynamo_callable(both)
+
+    def _settings(self) -> dict[str, Any]:
+        """Return the arguments of `CapturedGraph` that all graphs of the cell have in common."""
+        return {
+            "names": self._present_names,
+            "backend": self._backend,
+            "device": self._device,
+            "verify": self.state.options.verify,
+            "cell_file": self.state.file,
+            "progress": self._progress,
+        }
+
+    def _by_stock(self, graph: fx.GraphModule, example_inputs: Sequence[Any], **settings: Any) -> StockGraph:
+        """Compile a graph by stock `torch.compile`, in the midst of Dynamo's compilation."""
+        self._progress(f"compiling {settings['name']} with stock torch.compile")
+        frame, number = internals.dynamo_compile_id()
+        observation = self.state.observation
+        assert observation is not None
+        compile_id = None if frame is None else observation.compile_id(frame, int(number.rpartition("/")[2]))
+        return StockGraph(graph, example_inputs, compile_id, **settings, **self._settings())
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Record what stock `torch.compile` compiles in a block, if it compiles graphs of the cell."""
+        observation = self.state.observation
+        if observation is None or self._observes:
+            yield
+            return
+        self._observes = True
+        try:
+            with internals.compiling_without_caches(), internals.structured_trace(observation.hear):
+                yield
+        finally:
+            self._observes = False
 
     @contextmanager
     def compiling(self, part: PartState, bound: Sequence[str] = ()) -> Iterator[None]:
@@ -145,11 +196,17 @@ class CellCompiler:
                 live.changed(recording.identifier)
             return
         before, varying = internals.dynamo_reasons(), options.dynamic or part.function is not None
+        settings = (
+            internals.dynamo_errors_suppressed()
+            if options.engine == "upstream"
+            else internals.dynamo_settings(exact=self._exact, varying=varying)
+        )
         began, limits, calls = time.perf_counter_ns(), dict(part.limits), recording.calls_so_far()
         try:
             with (
                 self._playground.opened(bound),
-                internals.dynamo_settings(exact=self._exact, varying=varying),
+                settings,
+                self.observing(),
                 quiet_dynamo(part.reasons, lambda: self._playground.compiling, partial(self._note_limit, part)),
             ):
                 yield
@@ -203,8 +260,8 @@ class CellCompiler:
             limit.several = limit.several or graphs_ran > (code in limits)
             if code not in limits or not graphs_ran:
                 spent = time.perf_counter_ns() - began
-                observe.emit(
-                    observe.Called(function=name, function_id=number, entry=None, duration_ns=spent, compiled=False)
+                events.emit(
+                    events.Called(function=name, function_id=number, entry=None, duration_ns=spent, compiled=False)
                 )
 
     # --- comparing with Python
@@ -249,8 +306,9 @@ class CellCompiler:
             bound=trial.bound,
             grad_mode=trial.grad_mode,
             exact=self._exact,
+            yardstick=eager if self.state.options.engine == "upstream" else None,
         )
-        observe.emit(observe.Spent(kind="verification", duration_ns=time.perf_counter_ns() - began))
+        events.emit(events.Spent(kind="verification", duration_ns=time.perf_counter_ns() - began))
 
     def differs(self, part: PartState, trial: Trial, result: object) -> bool:
         """Compare the effects and the ``result`` of a call with the run of its Python code on copies.
@@ -262,7 +320,7 @@ class CellCompiler:
             return False
         began = time.perf_counter_ns()
         rows = trial.eager_run.compare(result)
-        observe.emit(observe.Spent(kind="verification", duration_ns=time.perf_counter_ns() - began))
+        events.emit(events.Spent(kind="verification", duration_ns=time.perf_counter_ns() - began))
         part.compared.append(rows)
         first = next((row.sentence for row in rows if not row.equal), None)
         if first is None:

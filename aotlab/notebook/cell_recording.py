@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from dataclasses import replace
 
-from aotlab import observe
+from aotlab import events
 from aotlab.report import Recording, Report
 from aotlab.report.dynamo_breaks import function_of
 from aotlab.report.model import Frame, GraphBreakRow
@@ -68,21 +68,21 @@ class CellRecording(Recording):
         """Return the count of recorded calls of each function. The key is the function's number in events."""
         return {number: log.compiled + log.eager for (number, _), log in list(self._frames.items())}
 
-    def hear(self, event: observe.Event) -> None:
+    def hear(self, event: events.Event) -> None:
         """Record an event if it is about this cell."""
         match event:
-            case observe.CompileStarted() | observe.CapturedAgain() | observe.Called():
+            case events.CompileStarted() | events.CapturedAgain() | events.Called():
                 mine = event.function_id in self.numbers
-            case observe.Spent():
+            case events.Spent():
                 mine = self.inside or event.kind == "timing"
-            case observe.GraphBreak():
+            case events.GraphBreak():
                 mine = self.inside and not (EXPLICIT_BREAK in event.reason and "/torch/" in str(event.stack[-1:]))
             case _:
                 mine = getattr(event, "entry", None) in self._entries
         if mine:
             super().hear(event)
 
-    def _in_cell(self, row: GraphBreakRow, event: observe.GraphBreak) -> GraphBreakRow:
+    def _in_cell(self, row: GraphBreakRow, event: events.GraphBreak) -> GraphBreakRow:
         """Return ``row``, the row of a graph break, with the line of the cell at which the graph ended.
 
         The line is taken from the Python frames that run now, and from the frames that Dynamo was capturing.

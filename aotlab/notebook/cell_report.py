@@ -16,12 +16,15 @@ from aotlab.ir.specs import StorageNumbers, spec_of
 from aotlab.notebook.cell_parts import against, cell_parts
 from aotlab.notebook.cell_state import CellState
 from aotlab.notebook.graphs import CapturedGraph
+from aotlab.notebook.stock_graph import StockGraph
 from aotlab.notebook.traced import TracedFunction
 from aotlab.report import Cell, Report, VerificationRow
+from aotlab.report.engines import engine_rows
 from aotlab.report.groups import input_groups
-from aotlab.report.model import Frame, Graph, Output, Placeholder, Result, Span, Storage, TimingRow
+from aotlab.report.model import Frame, Graph, Output, Placeholder, Result, Span, Storage, TimelineRow, TimingRow
 from aotlab.report.recompiles import limit_words
 from aotlab.report.rows import tensor_info
+from aotlab.upstream import graph_of, numbered, with_indices
 from aotlab.verification import Comparison
 
 
@@ -38,6 +41,9 @@ class CellReporter:
         self._state = state
         self._result_names: dict[int, dict[str, str]] = {}
         self._named_inputs: dict[int, tuple[Output, ...]] = {}
+        # The graphs of stock `torch.compile`, by the entry's number. Reading a graph from its records takes long, so it
+        # is read again only if the numbers of records and phases, or the graph's index, have changed.
+        self._stock_graphs: dict[int, tuple[tuple[int, ...], Graph]] = {}
         # The rows of each entry, by the entry's number, and the facts that the rows contain: the frame, the graph's
         # index and the names of the results. A cell can have thousands of rows, so the rows of an entry are made again
         # only if one of these facts has changed.
@@ -48,7 +54,7 @@ class CellReporter:
         present = named_tensors(namespace)
         for _name, tensor in present.values():
             internals.unmark_static(tensor)
-        for graph in self._state.graphs():
+        for graph in (*self._state.graphs(), *self._state.twins):
             for entry, names in graph.result_names(present).items():
                 if names:
                     self._result_names[entry] = names
@@ -91,14 +97,20 @@ class CellReporter:
         # that gave wrong results is always shown.
         replaced = [graph for part in state.parts.values() if part.replaced for graph in part.graphs]
         numbers = {each.compiled.number for each in replaced if not _differs(each)}
-        frames = tuple([self._frame(frame) for frame in state.recording.frames_without(base, numbers)])
+        stock = state.stock_graphs()
+        frames = tuple([self._frame(frame, stock) for frame in state.recording.frames_without(base, numbers)])
+        ours = [frame for frame in frames if frame.engine == "aotlab"]
+        used = [each.number for frame in ours for graph in frame.graphs for each in graph.storages]
+        theirs = [frame for frame in frames if frame.engine != "aotlab"]
+        frames = (*ours, *numbered(theirs, first=max(used, default=-1) + 1))
         rows: list[VerificationRow] = []
         notes = dict.fromkeys(base.notes) | run.notes
+        serving = "upstream" if state.options.engine == "upstream" else "aotlab"
         for part in list(state.parts.values()):
             name = next((graph.name for graph in part.graphs), None)
             for comparisons in () if part.replaced else part.compared:
-                rows += _verification_rows(comparisons, name, None, str, "python")
-        for graph in graphs:
+                rows += _verification_rows(comparisons, name, None, str, "python", serving)
+        for graph in (*graphs, *state.twins):
             rows += self._rows_of(graph, frames)
             notes |= {f"{graph.name} was not compared with eager: {each}": None for each in graph.unverified.values()}
             if graph.surprising:
@@ -119,9 +131,19 @@ class CellReporter:
             groups=groups,
         )
         report = replace(base, frames=frames, cell=cell, timing_rows=timings, notes=tuple(notes))
-        return report.with_verification(rows)
+        report = report.with_verification(rows)
+        return replace(report, engine_rows=engine_rows(report), timeline_rows=self._timeline(frames, stock))
 
-    def _frame(self, frame: Frame) -> Frame:
+    def _timeline(self, frames: Sequence[Frame], stock: Mapping[int, StockGraph]) -> tuple[TimelineRow, ...]:
+        """Return the time line of the compilations by stock `torch.compile`."""
+        observation = self._state.observation
+        places = {graph.entry: (frame.name, graph.index) for frame in frames for graph in frame.graphs}
+        ids = {entry: each.compile_id for entry, each in stock.items()}
+        names = {key: places[entry] for entry, key in ids.items() if key is not None and entry in places}
+        return () if observation is None else observation.timeline_of(names)
+
+    def _frame(self, frame: Frame, stock: Mapping[int, StockGraph]) -> Frame:
+        frame = self._of_upstream(frame, stock) if any(each.entry in stock for each in frame.graphs) else frame
         graphs = [_with_names(each, self._result_names.get(each.entry, {})) for each in frame.graphs]
         graphs = [replace(g, outputs=(*g.outputs, *self._named_inputs.get(g.entry, ()))) for g in graphs]
         parts, families = self._state.parts.values(), self._state.families
@@ -130,6 +152,33 @@ class CellReporter:
         words = "" if limit is None else limit_words(limit.name, limit.most, graphs, several=limit.several)
         return replace(frame, graphs=tuple(graphs), limit=words)
 
+    def _of_upstream(self, frame: Frame, stock: Mapping[int, StockGraph]) -> Frame:
+        """Add the results of stock `torch.compile`, which its records contain, to the graphs of a frame."""
+        observation = self._state.observation
+        compilations = {} if observation is None else observation.compilations()
+        ids = [stock[each.entry].compile_id for each in frame.graphs]
+        indices: dict[int | None, int] = {}
+        indices |= {key.number: each.index for key, each in zip(ids, frame.graphs, strict=True) if key is not None}
+        graphs = []
+        for key, graph in zip(ids, frame.graphs, strict=True):
+            compilation = compilations.get(key) if key is not None else None
+            if compilation is not None:
+                made_of = len(compilation.records), len(compilation.phases), graph.index
+                if self._stock_graphs.get(graph.entry, ((), None))[0] != made_of:
+                    self._stock_graphs[graph.entry] = made_of, graph_of(compilation, graph.index, graph.entry)
+                found = with_indices(self._stock_graphs[graph.entry][1], indices)
+                graph = replace(
+                    _named(found, stock[graph.entry].input_name),
+                    status=graph.status,
+                    backend=graph.backend,
+                    at_ns=graph.at_ns,
+                    duration_ns=graph.duration_ns,
+                    calls=graph.calls,
+                    reused=graph.reused,
+                )
+            graphs.append(graph)
+        return replace(frame, engine="upstream", graphs=tuple(graphs))
+
     def _rows_of(self, graph: CapturedGraph | TracedFunction, frames: Sequence[Frame]) -> Iterator[VerificationRow]:
         indices = {each.entry: (frame.name, each.index) for frame in frames for each in frame.graphs}
         for entry, comparisons in graph.verified.items():
@@ -137,18 +186,52 @@ class CellReporter:
             names = self._result_names.get(entry, {})
             cached = self._verification_rows.get(entry)
             if cached is None or cached[0] != (name, index, names):
-                rows = _verification_rows(comparisons, name, index, _renamer(names), against(graph))
+                engine = "upstream" if isinstance(graph, StockGraph) else "aotlab"
+                rows = _verification_rows(comparisons, name, index, _renamer(names), against(graph), engine)
                 cached = (name, index, dict(names)), rows
                 self._verification_rows[entry] = cached
             yield from cached[1]
 
 
+def _named(graph: Graph, rename: Callable[[str], str]) -> Graph:
+    """Give the inputs of a graph of stock `torch.compile` the notebook's names."""
+    names = {row.name: rename(row.name) for row in graph.inputs}
+
+    def output(each: Output) -> Output:
+        name = names.get(each.base or "", each.base)
+        return replace(each, base=name, relation=each.relation.replace(f"input {each.base}", f"input {name}"))
+
+    def storage(each: Storage) -> Storage:
+        spans = [replace(one, name=names.get(one.name, one.name)) if one.role == "input" else one for one in each.spans]
+        return replace(each, spans=tuple(spans), owner=names.get(each.owner, each.owner))
+
+    return replace(
+        graph,
+        inputs=tuple(
+            [
+                replace(each, name=names[each.name], overlaps=tuple([names.get(one, one) for one in each.overlaps]))
+                for each in graph.inputs
+            ]
+        ),
+        placeholders=tuple(
+            [replace(each, user_name=names.get(each.user_name, each.user_name)) for each in graph.placeholders]
+        ),
+        outputs=tuple([output(each) for each in graph.outputs]),
+        storages=tuple(map(storage, graph.storages)),
+    )
+
+
 def _verification_rows(
-    comparisons: Sequence[Comparison], frame: str | None, graph: int | None, rename: Callable[[str], str], against: str
+    comparisons: Sequence[Comparison],
+    frame: str | None,
+    graph: int | None,
+    rename: Callable[[str], str],
+    against: str,
+    engine: str,
 ) -> tuple[VerificationRow, ...]:
     return tuple(
         VerificationRow(
-            engine="aotlab",
+            engine=engine,
             kind=row.kind,
             subject=rename(row.subject),
             equal=row.equal,
@@ -209,8 +292,8 @@ def _with_names(graph: Graph, names: Mapping[str, str]) -> Graph:
 
 def _renamer(names: Mapping[str, str]) -> Callable[[str], str]:
     def rename(text: str) -> str:
-        if "out[" not in text:
+        if "out[" not in text and "inputs[" not in text:
             return text
-        return re.sub(r"out\[\d+\]", lambda match: names.get(match[0], match[0]), text)
+        return re.sub(r"(?:out|inputs)\[\d+\]", lambda match: names.get(match[0], match[0]), text)
 
     return rename

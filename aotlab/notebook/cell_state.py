@@ -20,8 +20,10 @@ from aotlab.notebook.cell_recording import CellRecording
 from aotlab.notebook.eager_run import EagerRun
 from aotlab.notebook.graphs import CapturedGraph
 from aotlab.notebook.options import Options
+from aotlab.notebook.stock_graph import StockGraph
 from aotlab.notebook.traced import TracedFunction
 from aotlab.report.model import CellPart, Input
+from aotlab.upstream import Observation
 from aotlab.verification import Comparison
 
 
@@ -216,6 +218,11 @@ class CellState:
     families
         Maps Dynamo's number for a code object to a pair: the number that identifies this code object in events, and its
         name in the report. All graphs that Dynamo captures from one code object have the same number and name.
+    observation
+        The records of stock `torch.compile`, if it compiles graphs of the cell.
+    twins, stock_families
+        With ``--engine both``: the graphs that stock `torch.compile` compiled for comparison, and their numbers and
+        names, as in ``families``.
     run
         The state of the present run.
     """
@@ -228,34 +235,44 @@ class CellState:
     recording: CellRecording
     parts: dict[object, PartState] = field(default_factory=dict)
     families: dict[int, tuple[int, str]] = field(default_factory=dict)
+    observation: Observation | None = None
+    twins: list[StockGraph] = field(default_factory=list)
+    stock_families: dict[int, tuple[int, str]] = field(default_factory=dict)
     run: RunState = field(default_factory=RunState)
 
     def graphs(self) -> list[CapturedGraph | TracedFunction]:
         """Return the captured graphs and traced functions of all parts."""
         return [graph for part in list(self.parts.values()) for graph in list(part.graphs)]
 
+    def stock_graphs(self) -> dict[int, StockGraph]:
+        """Return the graphs that stock `torch.compile` compiled, by the number of their entry."""
+        every = [*self.graphs(), *self.twins] if self.observation is not None else []
+        return {each.compiled.entry_number: each for each in every if isinstance(each, StockGraph)}
+
     def captured_graphs(self) -> Iterator[CapturedGraph]:
         """Yield the graphs that Dynamo captured."""
         return (each for each in self.graphs() if isinstance(each, CapturedGraph))
 
-    def family(self, code: int | None, title: str) -> tuple[int, str]:
+    def family(self, code: int | None, title: str, *, stock: bool = False) -> tuple[int, str]:
         """Return the number in events and the name in the report for the graphs of one code object.
 
         ``code`` is Dynamo's number for the code object. A new code object gets the name ``title``, with a number added
-        if another code object has this name.
+        if another code object has this name. ``stock`` is true for the twins of the graphs.
         """
-        family = self.families.get(code) if code is not None else None
+        families = self.stock_families if stock else self.families
+        family = families.get(code) if code is not None else None
         if family is None:
-            family = (next_number(), self._unique(title))
+            family = (next_number(), _unique(title, families))
             if code is not None:
-                self.families[code] = family
+                families[code] = family
             self.recording.numbers.add(family[0])
         return family
 
-    def _unique(self, title: str) -> str:
-        taken = {name for _number, name in self.families.values()}
-        count, name = 1, title
-        while name in taken:
-            count += 1
-            name = f"{title} ({count})"
-        return name
+
+def _unique(title: str, families: Mapping[int, tuple[int, str]]) -> str:
+    taken = {name for _number, name in families.values()}
+    count, name = 1, title
+    while name in taken:
+        count += 1
+        name = f"{title} ({count})"
+    return name

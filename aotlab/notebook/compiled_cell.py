@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from aotlab import observe
+from aotlab import events
 from aotlab.errors import UsageError
 from aotlab.notebook import measure as timing
 from aotlab.notebook.cell import CellCode
@@ -24,9 +24,11 @@ from aotlab.notebook.options import Options
 from aotlab.notebook.playground import Playground
 from aotlab.notebook.regions import Region
 from aotlab.notebook.shown import Shown
+from aotlab.notebook.stock_graph import STOCK
 from aotlab.notebook.tracebacks import line_in
 from aotlab.report import Report
 from aotlab.report.model import TimingRow, Views
+from aotlab.upstream import Observation
 
 
 class CompiledCell(Views[Report]):
@@ -74,6 +76,7 @@ class CompiledCell(Views[Report]):
         self._state = CellState(
             source=source, code=code, file=file, options=options, options_text=options_text, recording=self.recording
         )
+        self._state.observation = None if options.engine == "aotlab" else Observation(options.name)
         self._namespace = playground.namespace
         # The cell's compiled functions refer to the cell through this callback. So the cell lives, and records events,
         # as long as one of these functions lives.
@@ -118,7 +121,8 @@ class CompiledCell(Views[Report]):
         self.compiler.forget_names()
         watch = Watch(self._namespace)
         try:
-            yield run
+            with self.compiler.observing():
+                yield run
         except BaseException as error:
             run.error, run.error_line = _one_line(error), line_in(error, self.file)
             raise
@@ -135,14 +139,12 @@ class CompiledCell(Views[Report]):
         """Add a sentence to the report."""
         self._state.run.notes[text] = None
 
-    def tell(self, event: observe.Event) -> None:
+    def tell(self, event: events.Event) -> None:
         """Show a progress message if ``event`` says that the engine compiles a graph of this cell."""
-        if isinstance(event, observe.CompileStarted) and event.function_id in self.recording.numbers:
+        if isinstance(event, events.CompileStarted) and event.function_id in self.recording.numbers:
             self.say(f"compiling {event.function}")
         elif (
-            isinstance(event, observe.StageFinished)
-            and event.stage == "partition"
-            and self.recording.knows(event.entry)
+            isinstance(event, events.StageFinished) and event.stage == "partition" and self.recording.knows(event.entry)
         ):
             self.say(f"compiling with {self.options.backend}")
 
@@ -174,15 +176,17 @@ class CompiledCell(Views[Report]):
     def measure(self, progress: Callable[[str], None]) -> Report:
         """Time the cell's graphs beside eager now, and return the report with these timings."""
         frames = {graph.entry: graph.index for frame in self.report().frames for graph in frame.graphs}
+        upstream = self.options.engine == "upstream"
         every = [
             timing.Captured(
                 frame=each.name,
                 graph=each.graph,
-                compiled=each.compiled,
+                compiled=each.compiled.uncounted if upstream else each.compiled,
+                engine="upstream" if upstream else "aotlab",
                 inputs=each.inputs,
                 whole=each.whole,
                 graphs=frames,
-                stock="aot_eager" if self.options.backend == "eager" else "inductor",
+                stock=None if upstream else each.stock or STOCK[self.options.backend],
             )
             for each in self._state.captured_graphs()
             if each.compiled.entries
@@ -193,7 +197,7 @@ class CompiledCell(Views[Report]):
             )
         began = time.perf_counter_ns()
         rows = timing.measure(every, progress, note=self.note)
-        self.recording.hear(observe.Spent(kind="timing", duration_ns=time.perf_counter_ns() - began))
+        self.recording.hear(events.Spent(kind="timing", duration_ns=time.perf_counter_ns() - began))
         with self._lock:
             self._timings = rows
         return self.report()

@@ -322,6 +322,7 @@ class EagerRun:
         *,
         grad_mode: bool,
         exact: bool,
+        yardstick: Candidate | None,
     ) -> None:
         self.undoable = reader.undoable
         self._function = function
@@ -334,10 +335,11 @@ class EagerRun:
         self._namespace = reader.namespace
         self._versions = self._inputs.versions()
         self._exact = exact
+        self._yardstick = yardstick or _stock
         self._grad_mode = grad_mode
         self._random = torch.get_rng_state()
-        # If a value is not close to eager's, a float64 run and a run with stock `torch.compile` decide whether it is
-        # accepted (`Float64Appeal`). These two runs start from these copies of the inputs.
+        # If a value is not close to eager's, a float64 run and a run of the yardstick decide whether it is accepted
+        # (`Float64Appeal`). These two runs start from these copies of the inputs.
         self._before = None if exact else self._inputs.copied()
         self._expected = self._run(eager, self._before or self._inputs)
 
@@ -350,7 +352,7 @@ class EagerRun:
         actual = self._state(result, self._namespace, self._inputs, self._versions)
         appeal = None
         if self._before is not None:
-            appeal = Float64Appeal(self._again, eager, _stock).appeal(0, self._expected)
+            appeal = Float64Appeal(self._again, eager, self._yardstick).appeal(0, self._expected)
         rows = judge(self._expected, actual, tolerance="exact" if self._exact else "close", appeal=appeal)
         told = {each.name for each in actual.tensors if each.role == "output" or each.version_moved}
         told |= {each.name for each in actual.leaves}
@@ -438,6 +440,7 @@ def run_on_copies(
     bound: Sequence[str] = (),
     grad_mode: bool,
     exact: bool,
+    yardstick: Candidate | None = None,
 ) -> EagerRun | None:
     """Run the Python code of a region or function on copies of everything that it reads.
 
@@ -455,6 +458,9 @@ def run_on_copies(
         Whether grad mode was on when the call began.
     exact
         Whether the compiled form's values must be bitwise equal to eager's.
+    yardstick
+        If they need not be equal, the callable whose error against a float64 run they may have, twice. The default is
+        stock `torch.compile`.
     """
     reader = _Reader(namespace, bound)
     keywords = dict(kwargs or {})
@@ -468,7 +474,7 @@ def run_on_copies(
         reader.fixed(function)
         reader.code(function.__code__, function.__globals__, copied=copied, stores=bool(bound))
         reader.finish()
-        return EagerRun(reader, function, args, keywords, bound, grad_mode=grad_mode, exact=exact)
+        return EagerRun(reader, function, args, keywords, bound, grad_mode=grad_mode, exact=exact, yardstick=yardstick)
     except Exception:  # noqa: BLE001  # if the run on copies fails, only the captured graph is compared
         return None
 

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, fx
 
 from aotlab import _torch as internals
-from aotlab import observe
+from aotlab import events
 from aotlab.backends import Backend
 from aotlab.cache import Entry
 from aotlab.errors import RefusedError
 from aotlab.frontends.dynamo_frontend import GraphTarget, compile_graph, frames_of_stack
 from aotlab.frontends.tensor_names import Named, names_on_stack
+from aotlab.ir.extents import within_its_storage
 from aotlab.partition.default import default_partition
 from aotlab.report.dynamo_breaks import function_of
 from aotlab.runtime.draft import MISS
@@ -150,6 +151,11 @@ class CapturedGraph:
         self._progress = progress
         self._before = before
         self._written: dict[int, list[tuple[str, weakref.ref[Tensor]]]] = {}
+        self._argument_names: dict[int, dict[str, str]] = {}
+        #: Compiles a function. The errors of its result limit the errors of Inductor's kernels; see `compare`.
+        self.yardstick: Callable[..., Any] = _stock
+        #: Returns the code that stock `torch.compile` made for the graph. None if stock has not compiled the graph.
+        self.stock: Callable[..., Any] | None = None
         self.moved: set[str] = set()  # the names of inputs whose metadata the entries change
         self._results: dict[int, list[weakref.ref[Tensor] | None]] = {}
         self._target = NotebookTarget(graph, name, names)
@@ -157,17 +163,23 @@ class CapturedGraph:
         #: The cell's lines whose ops are in the graph, and the lines that Python ran to call the captured code.
         self.lines = {each.line for stack in stacks for each in stack if each.file == cell_file}
         self.calling_lines = {each.line for each in self._target.callers if each.file == cell_file}
-        self.compiled = compile_graph(
+        self._verify = verify
+        self.compiled: Any = self._compile(number, self._accept if verify or device is not None else None)
+
+    def _compile(self, number: int, accept: Callable[..., str | None] | None) -> Any:
+        """Return the compiled form of the graph, an `aotlab.cache.CompiledFunction` or a callable like it.
+
+        ``number`` identifies it in events. ``accept`` examines each new entry before it is used.
+        """
+        return compile_graph(
             self._target,
-            backend,
+            self._backend,
             default_partition,
             number=number,
             raises_refusals=True,
             warn=False,
-            accept=self._accept if verify or device is not None else None,
+            accept=accept,
         )
-        self._verify = verify
-        self._newest: int | None = None
 
     def __call__(self, *inputs: Any) -> Any:
         """Serve a call from Dynamo's code."""
@@ -217,10 +229,11 @@ class CapturedGraph:
     def inputs(self) -> tuple[Any, ...] | None:
         """Return the inputs of the call that compiled the latest entry, or None if there was no such call yet.
 
-        The tuple has None for each tensor that no longer exists.
+        The tuple has None for each tensor that no longer exists or whose storage was freed.
         """
         inputs = [each() if isinstance(each, weakref.ref) else each for each in self._inputs]
-        return tuple(inputs) if inputs else None
+        freed = [isinstance(each, Tensor) and not within_its_storage(each) for each in inputs]
+        return tuple(None if gone else each for each, gone in zip(inputs, freed, strict=True)) if inputs else None
 
     def take_back(self) -> bool:
         """Restore the values that the written inputs had before the first call; return False if that is impossible."""
@@ -228,7 +241,8 @@ class CapturedGraph:
             return False
         with torch.no_grad():
             for tensor, value in self._undo:
-                tensor.data.copy_(value)
+                if within_its_storage(tensor):
+                    tensor.data.copy_(value)
         self._undo = None
         return True
 
@@ -243,7 +257,7 @@ class CapturedGraph:
         positions = entry.records.dedupe.kept
         overwritten: list[tuple[Tensor, Tensor]] = []
         for info in entry.records.trace.metadata.input_info:
-            if info.metadata_steps:
+            if info.mutates_metadata:
                 return None
             if info.mutates_data:
                 if positions[info.index] not in values:
@@ -256,19 +270,19 @@ class CapturedGraph:
         return {name: tensor() for each in self._written.values() for name, tensor in each}
 
     def result_names(self, present: Mapping[int, tuple[str, Tensor]]) -> dict[int, dict[str, str]]:
-        """Return the notebook's names for the results of each entry, by the entry's number.
+        """Return the notebook's names for the results and the arguments of each entry, by the entry's number.
 
-        The names are keyed by the names of the results in reports (``out[0]``). ``present`` has the notebook's tensors
-        and their names, by `id`.
+        The names are keyed by the names in reports (``out[0]``) and in comparisons (``inputs[0]``). ``present`` has the
+        notebook's tensors and their names, by `id`.
         """
-        named: dict[int, dict[str, str]] = {}
+        named = {number: dict(names) for number, names in self._argument_names.items()}
         for number, results in self._results.items():
             names: dict[str, str] = {}
             for index, each in enumerate(results):
                 tensor = each() if each is not None else None
                 if tensor is not None and id(tensor) in present:
                     names[f"out[{index}]"] = present[id(tensor)][0]
-            named[number] = names
+            named[number] = {**named.get(number, {}), **names}
         return named
 
     def _random(self) -> bool:
@@ -285,14 +299,14 @@ class CapturedGraph:
                 continue
             values = result if isinstance(result, tuple | list) else (result,)
             self._results[entry.number] = [weakref.ref(v) if isinstance(v, Tensor) else None for v in values]
-            infos = entry.records.trace.metadata.input_info
-            positions = entry.records.dedupe.kept
-            self._written[entry.number] = [
-                (info.name, weakref.ref(args[positions[info.index]]))
-                for info in infos
-                if info.mutates_data or info.mutates_metadata
-            ]
-            self.moved |= {info.name for info in infos if info.mutates_metadata}
+            self._written[entry.number] = [(name, weakref.ref(each)) for name, each in self._mutated(entry, args)]
+
+    def _mutated(self, entry: Any, args: Sequence[Any]) -> list[tuple[str, Tensor]]:
+        """Return the names and tensors of the inputs that an entry writes, and add to `moved`."""
+        infos = entry.records.trace.metadata.input_info
+        self.moved |= {info.name for info in infos if info.mutates_metadata}
+        written = [info for info in infos if info.mutates_data or info.mutates_metadata]
+        return [(info.name, _input_of(entry, args, info.index)) for info in written]
 
     def _accept(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """Compare a new entry with eager on copies of the inputs; return a reason to reject the entry, or None."""
@@ -330,20 +344,25 @@ class CapturedGraph:
                 candidate=by_entry,
                 calls=1,
                 tolerance="exact" if exact else "close",
-                yardstick=None if exact else _stock,
+                yardstick=None if exact else self.yardstick,
             )
         except Exception as error:  # noqa: BLE001  # an entry whose inputs cannot be copied is used unverified
             self.unverified[entry.number] = f"its inputs cannot be copied: {error}"
             return None
         finally:
-            observe.emit(observe.Spent(kind="verification", duration_ns=time.perf_counter_ns() - began))
+            events.emit(events.Spent(kind="verification", duration_ns=time.perf_counter_ns() - began))
         if missed:
             self.unverified[entry.number] = "copies of its inputs do not meet its guards"
             return None
+        names = self._target.argument_names(args, {})
+        self._argument_names[entry.number] = {f"inputs[{i}]": name for i, name in enumerate(names)}
         self.verified[entry.number] = verification.comparisons
-        if verification.ok:
-            return None
-        return f"its compiled form differs from eager: {verification.first}"
+        first = next((row.sentence for row in verification.comparisons if not row.equal and self._matters(row)), None)
+        return None if first is None else f"its compiled form differs from eager: {renamed(first, names)}"
+
+    def _matters(self, _difference: Comparison) -> bool:
+        """Tell whether an entry with this difference from eager must not be used."""
+        return True
 
     def _elsewhere(self, args: Sequence[Any]) -> str | None:
         if self._device is None:
@@ -441,6 +460,25 @@ def _first_of(functions: Collection[str], frames: Iterable[tuple[str, str]], cel
     return next((name for name in names if name in functions), "")
 
 
+def _input_of(entry: Entry, args: Sequence[Any], index: int) -> Tensor:
+    """Return the caller's tensor of an input of the graph: an argument, or the base of one."""
+    position = entry.records.dedupe.kept[index]
+    if position < len(args):
+        tensor: Tensor = args[position]
+        return tensor
+    view = next(views[0] for base, *views in entry.records.trace.bases if base == index)
+    base = internals.base_of(_input_of(entry, args, view))
+    assert base is not None
+    return base
+
+
+def renamed(text: str, names: Sequence[str]) -> str:
+    """Replace ``inputs[0]`` and so on in a text by the names of the arguments."""
+    return re.sub(
+        r"inputs\[(\d+)\]", lambda match: names[int(match[1])] if int(match[1]) < len(names) else match[0], text
+    )
+
+
 def _is_machinery(frame: types.FrameType) -> bool:
     name = str(frame.f_globals.get("__name__", ""))
     return name.partition(".")[0] in ("aotlab", "torch")
@@ -455,9 +493,11 @@ def _versions(values: Sequence[Any]) -> list[int]:
 
 
 def _is_plain(value: object) -> bool:
-    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
+    return (
+        isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta and within_its_storage(value)
+    )
 
 
-def dynamo_callable(graph: CapturedGraph) -> Callable[..., Any]:
-    """Return the callable that Dynamo's code calls to run ``graph``. Dynamo does not trace into the callable."""
-    return internals.dynamo_disable(graph.__call__)
+def dynamo_callable(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``call``, which runs a graph, in the form that Dynamo's code calls. Dynamo does not trace into it."""
+    return internals.dynamo_disable(call)

@@ -60,6 +60,13 @@ def _parser() -> Any:
     add("-o", "--output", metavar="NAME", help="the variable that gets the report")
     add("--name", metavar="TEXT", help="the report's title")
     add(
+        "--engine",
+        choices=["aotlab", "upstream", "both"],
+        default="aotlab",
+        help="the engine that compiles: aotlab (default), upstream (stock torch.compile), or both, side by side in one "
+        "report (aotlab's graphs serve the calls)",
+    )
+    add(
         "--frontend",
         choices=["dynamo", "direct"],
         default="dynamo",
@@ -104,6 +111,7 @@ _PARSER = _parser()
 FLAGS = (
     "--output",
     "--name",
+    "--engine",
     "--frontend",
     "--backend",
     "--device",
@@ -116,6 +124,7 @@ FLAGS = (
 )
 #: The values that tab completion offers for some options.
 CHOICES: Mapping[str, tuple[str, ...]] = {
+    "--engine": ("aotlab", "upstream", "both"),
     "--frontend": ("dynamo", "direct"),
     "--backend": ("inductor", "eager"),
     "--device": ("auto", "cpu", "cuda"),
@@ -145,8 +154,12 @@ def parse(line: str) -> Options | None:
         raise ShellUsageError(f"-o {arguments.output}: this is not a variable name")
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", arguments.device):
         raise ShellUsageError(f"--device {arguments.device}: use auto, cpu, cuda or cuda:N")
+    if arguments.engine != "aotlab" and (arguments.frontend == "direct" or arguments.rehearse is not None):
+        other = "--frontend direct" if arguments.frontend == "direct" else "--rehearse"
+        raise ShellUsageError(f"--engine {arguments.engine}: stock torch.compile does not work with {other}")
     return Options(
         output=arguments.output,
+        engine=arguments.engine,
         name=None if arguments.name is None else arguments.name.strip("'\""),
         frontend=arguments.frontend,
         backend=arguments.backend,

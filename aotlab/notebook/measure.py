@@ -25,7 +25,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn
@@ -39,6 +38,7 @@ from aotlab.bench.timing import FEWEST_ROUNDS, Case, Comparison, Parts, compare,
 from aotlab.cache import CompiledFunction, Entry
 from aotlab.errors import UsageError
 from aotlab.guards.call_state import CallState, TensorFacts, tensor_facts
+from aotlab.ir.fx_graphs import copied_graph, nodes_in
 from aotlab.report.model import TimingRow
 from aotlab.report.text import listed
 from aotlab.runtime.draft import MISS
@@ -80,9 +80,11 @@ class Captured:
     graphs
         The index in the report of each compiled entry, by the entry's number. An entry that is not in this mapping gets
         its position in the order of compilation.
+    engine
+        The name of the engine that made ``compiled``, for the rows.
     stock
-        The name of the ``torch.compile`` backend with which stock ``torch.compile`` compiles the graph for comparison.
-        If None, stock ``torch.compile`` is not timed.
+        The name of the ``torch.compile`` backend with which stock ``torch.compile`` compiles the graph for comparison,
+        or a function that returns the compiled form. If None, stock ``torch.compile`` is not timed.
     """
 
     frame: str
@@ -91,7 +93,8 @@ class Captured:
     inputs: Callable[[], Inputs | None]
     whole: Callable[[Inputs], Sequence[Any]] | None = None
     graphs: Mapping[int, int] = field(default_factory=dict)
-    stock: str | None = None
+    engine: str = "aotlab"
+    stock: str | Callable[..., Any] | None = None
 
 
 class _Skipped(Exception):  # noqa: N818  # not an error, but a signal inside of this module
@@ -176,9 +179,15 @@ def _measure_one(captured: Captured, seconds: float, skip: Callable[[str], None]
         called = captured.compiled if alone is None else internals.dynamo_disable(alone.__call__)
         undo.enter_context(_settings(entry))
         behaviour = _behaviour(eager, fresh, entry)
-        stock = None if captured.stock is None else partial(_stock, captured)
+        stock = captured.stock if callable(captured.stock) else partial(_stock, captured) if captured.stock else None
+        if stock and any("resize_storage_bytes_" in str(node.target) for node in nodes_in([captured.graph])):
+            stock = None
+            skip(
+                f"{captured.frame}: stock torch.compile was not timed: the graph resizes a storage, and stock's code"
+                " may read a view's memory after it was freed, which can end the process"
+            )
         timer = _Timer(
-            runs={"eager": behaviour.wrap(eager), "aotlab": behaviour.wrap(partial(_spread, called))},
+            runs={"eager": behaviour.wrap(eager), captured.engine: behaviour.wrap(partial(_spread, called))},
             stock=stock,
             ready=fresh if behaviour.mutates else _always(fresh()),
             behaviour=behaviour,
@@ -224,17 +233,8 @@ def _stock(captured: Captured, inputs: Inputs) -> Callable[..., Any]:
     # If the graph changes grad mode, the backend's trace of it may leave grad mode changed. So grad mode is restored.
     with compiling(), never_lost(), torch.set_grad_enabled(torch.is_grad_enabled()):
         arguments = tuple(inputs if captured.whole is None else captured.whole(inputs))
-        compiled = internals.stock_compiled(_copied(captured.graph), arguments, str(captured.stock))
+        compiled = internals.stock_compiled(copied_graph(captured.graph), arguments, str(captured.stock))
         return _given_sizes(compiled, captured)
-
-
-def _copied(graph: fx.GraphModule) -> fx.GraphModule:
-    """Return a copy of a graph and of the graphs inside of it. The tensors in their attributes are not copied."""
-    copied = fx.GraphModule(graph, deepcopy(graph.graph))
-    for name, inner in list(copied.named_children()):
-        if isinstance(inner, fx.GraphModule):
-            setattr(copied, name, _copied(inner))
-    return copied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -386,7 +386,7 @@ class _Timer:
             limit_ns=left_ns,
             fewest=FEWEST_ROUNDS,
             device=self.device,
-            again="aotlab" if fits else None,
+            again=cases[-1].name if fits else None,
         )
 
     def _tried(self, backward: bool, seconds: float) -> tuple[list[Case], list[int]]:

@@ -83,7 +83,8 @@ def move(namespace: Mapping[str, Any], device: torch.device) -> str:
         for each in (tensor, *beside.get(id(tensor), ()), *([] if gradient is None else [gradient])):
             names.setdefault(_storage(each, name), name)
     moving = [tensor for tensor in tensors if _over_any(tensor, names)]
-    for tensor in moving:
+    # The garbage collector lists the tensors in any order. The message names the first that the cell names.
+    for tensor in (*(tensor for _, tensor in named), *moving):
         _check(tensor, names[_storage(tensor, "")])
     size = move_storages(moving, device, _copied)
     owners = dict.fromkeys(name.partition(".")[0].partition("[")[0] for name, _ in named)
@@ -135,7 +136,8 @@ def _alive() -> tuple[list[Tensor], list[torch.optim.Optimizer]]:
 
 def _state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, bool, Tensor]]:
     """Yield for each state tensor: its parameter, whether it is a counter that stays on the CPU, and the tensor."""
-    for group in optimizer.param_groups:
+    # An optimizer whose constructor raised has no groups, and a traceback may keep it alive.
+    for group in getattr(optimizer, "param_groups", ()):
         stays = not (group.get("capturable") or group.get("fused"))
         for parameter in group["params"]:
             for key, value in optimizer.state.get(parameter, {}).items():

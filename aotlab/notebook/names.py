@@ -12,6 +12,7 @@ from torch import Tensor
 
 from aotlab import _torch as internals
 from aotlab.frontends.tensor_names import named_tensors
+from aotlab.ir.extents import within_its_storage
 from aotlab.ir.specs import StorageNumbers, spec_of
 from aotlab.report.model import Input
 from aotlab.report.rows import tensor_info
@@ -195,8 +196,8 @@ class Watch:
 
 
 def _bits(tensor: Tensor) -> Tensor | None:
-    """Return a copy of a tensor's elements as bytes, or None if the tensor cannot be read as bytes."""
-    if isinstance(tensor, internals.FakeTensor):
+    """Return a copy of a tensor's elements as bytes, or None if they cannot be read (the storage may be freed)."""
+    if isinstance(tensor, internals.FakeTensor) or not within_its_storage(tensor):
         return None
     with torch.no_grad():
         plain = tensor.detach()

@@ -19,6 +19,9 @@ class Options:
         The variable that receives the report.
     name
         The report's title.
+    engine
+        ``"aotlab"``, ``"upstream"`` (stock `torch.compile`), or ``"both"``: aotlab's graphs serve the calls, and stock
+        `torch.compile` compiles the same graphs for comparison.
     frontend
         ``"dynamo"`` or ``"direct"``.
     backend
@@ -42,6 +45,7 @@ class Options:
 
     output: str | None = None
     name: str | None = None
+    engine: str = "aotlab"
     frontend: str = "dynamo"
     backend: str = "inductor"
     device: str = "auto"

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from contextlib import ExitStack
 from typing import Any
 
-from aotlab import observe
+from aotlab import events
 from aotlab.notebook.compiled_cell import CompiledCell
 from aotlab.notebook.playground import Playground
 from aotlab.report import text
@@ -39,7 +39,7 @@ class Session:
         self._all: weakref.WeakSet[CompiledCell] = weakref.WeakSet()
         self.failed: tuple[BaseException, types.TracebackType | None] | None = None
         self._listening = ExitStack()
-        self._listening.enter_context(observe.listen(self._hear))
+        self._listening.enter_context(events.listen(self._hear))
         text.cell_numbers.append(self._number_of)
         self._listening.callback(text.cell_numbers.remove, self._number_of)
 
@@ -82,9 +82,9 @@ class Session:
         """Send the engine's events to ``cell`` until the cell is garbage-collected."""
         self._all.add(cell)
 
-    def _hear(self, event: observe.Event) -> None:
+    def _hear(self, event: events.Event) -> None:
         for cell in list(self._all):
             cell.recording.hear(event)
-        if isinstance(event, observe.CompileStarted | observe.StageFinished):
+        if isinstance(event, events.CompileStarted | events.StageFinished):
             for cell in list(self._all):
                 cell.tell(event)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotlab import observe, pipeline
+from aotlab import events, pipeline
 from aotlab.backends import Backend
 from aotlab.cache import CompiledFunction, Declined, Entry
 from aotlab.capture import nesting
@@ -196,7 +196,7 @@ class TracedFunction:
             return None
         finally:
             _comparing.on = False
-            observe.emit(observe.Spent(kind="verification", duration_ns=time.perf_counter_ns() - began))
+            events.emit(events.Spent(kind="verification", duration_ns=time.perf_counter_ns() - began))
         if missed:
             self.unverified[entry.number] = "copies of its arguments do not meet its guards"
             return None

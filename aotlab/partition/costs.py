@@ -142,6 +142,8 @@ def why_once(node: fx.Node) -> str:
     reason = _why_once(target)
     if not reason and (STAYS in node.meta or target in ASSERTIONS):
         reason = "the graph has it only because it may raise"
+    if not reason and ("unbacked_bindings" in node.meta or target is torch.ops.aten.sym_size.int):
+        reason = "it binds a size"
     return reason and f"`{target}` must not run twice: {reason}"
 
 

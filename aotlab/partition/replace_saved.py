@@ -111,12 +111,12 @@ def _save_roots(
 def _copy(node: fx.Node, copies: dict[fx.Node, fx.Node], graph: fx.Graph) -> fx.Node:
     """Copy a node and all nodes that it depends on into another graph; return the copy.
 
-    A symbolic size is a placeholder of both graphs, and is not copied. ``copies`` maps the nodes that were copied so
-    far to their copies.
+    A symbolic size is not copied, because it is a placeholder of the other graph. ``copies`` maps the nodes that were
+    copied so far to their copies.
     """
     if node not in copies:
-        same_name = (each for each in ir.placeholders(graph) if node.op == "placeholder" and each.name == node.name)
-        placeholder = next(same_name, None)
+        sizes = ir.placeholders(graph) if isinstance(node.meta["val"], torch.SymInt | torch.SymFloat) else []
+        placeholder = next((each for each in sizes if each.meta["val"] is node.meta["val"]), None)
         copies[node] = (
             graph.node_copy(node, lambda each: _copy(each, copies, graph)) if placeholder is None else placeholder
         )
@@ -169,7 +169,7 @@ def take_from_saved(
     ir.drop_unused(graph)
     ordered = [node for node in by_number.values() if node.users]
     for node in set(ir.placeholders(graph)):
-        if not node.users and not str(node.target).startswith(("tangents", "size_")):
+        if not (node.users or ir.is_size(node) or str(node.target).startswith("tangents")):
             graph.erase_node(node)
     ordered += [node for node in ir.placeholders(graph) if node not in ordered]
     first_op = next(node for node in graph.nodes if node.op != "placeholder")
@@ -215,7 +215,9 @@ def take_sizes(forward: fx.GraphModule, backward: fx.GraphModule, count: int) ->
     numbers = {node: placeholder for node, placeholder in pairs if not isinstance(node.meta["val"], Tensor)}
     tangent = inputs[len(pairs)]
     copies: dict[fx.Node, fx.Node] = {}
-    for size in filter(ir.is_size, ir.placeholders(forward.graph)):
+    # a forward returns the sizes that depend on values
+    bound = [node for node in returned[:count] if node is not None and not isinstance(node.meta["val"], Tensor)]
+    for size in [*filter(ir.is_size, ir.placeholders(forward.graph)), *bound]:
         with backward.graph.inserting_before(tangent):
             copies[size] = numbers.pop(size) if size in numbers else backward.graph.placeholder(size.name)
         copies[size].meta = dict(size.meta)

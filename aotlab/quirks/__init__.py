@@ -14,13 +14,16 @@ from aotlab.quirks.hooks import Hooks
 from aotlab.quirks.kernels import Kernels
 from aotlab.quirks.lstm import Lstm
 from aotlab.quirks.metadata_changes import MetadataChanges
+from aotlab.quirks.other_memory import OtherMemory
 from aotlab.quirks.random_order import RandomOrder
 from aotlab.quirks.repeated_warnings import RepeatedWarnings
 from aotlab.quirks.storage_offsets import StorageOffsets
+from aotlab.quirks.storage_sizes import StorageSizes
 from aotlab.trace.quirk import Quirk
 
 ALL: tuple[type[Quirk], ...] = (
     Hooks, MetadataChanges, StorageOffsets, Gradients, RepeatedWarnings, RandomOrder, Lstm, Kernels, HigherOrder,
+    StorageSizes, OtherMemory,
 )  # fmt: skip
 
 
@@ -33,3 +36,8 @@ def chosen() -> list[Quirk]:
                 f"aotlab.config.quirks contains {name!r}, which is not a quirk; there are {', '.join(quirks)}"
             )
     return [quirk() for name, quirk in quirks.items() if name in config.quirks]
+
+
+def for_export() -> list[Quirk]:
+    """Make the quirks for an export: without a run-time function, nothing allocates or frees the storages."""
+    return [quirk for quirk in chosen() if not isinstance(quirk, StorageSizes)]

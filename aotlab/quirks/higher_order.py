@@ -25,7 +25,7 @@ from aotlab._torch.replaced import replaced
 from aotlab.capture.signals import RunEagerly
 from aotlab.errors import DoubleBackwardError
 from aotlab.guards.user_code import user_line
-from aotlab.ir.fx_graphs import may_have_effects
+from aotlab.ir.fx_graphs import Phase, may_have_effects
 from aotlab.trace.escapes import Handler
 from aotlab.trace.inputs import value_of
 from aotlab.trace.quirk import Quirk
@@ -70,6 +70,8 @@ class _Rule:
     computes = False
     #: The backward of the op takes the first ``needs`` results of the op.
     needs = 0
+    #: The phases in which the functions may draw random numbers. In the backward they may, if eager draws again there.
+    may_draw: tuple[Phase, ...] = ()
     #: The mode under which the op calls its functions.
     mode: Callable[[], AbstractContextManager[Any]] = nullcontext
 
@@ -81,13 +83,14 @@ class _Rule:
         """Compute the result of the op on fake tensors. ``graphs`` are the graphs of the functions in `calls`."""
         return self.op(*args)
 
-    def keeping(self, *args: Any) -> tuple[tuple[Any, ...], int]:
+    def keeping(self, *args: Any) -> tuple[tuple[Any, ...], Sequence[Any]]:
         """Return other arguments for the op, with which the op also returns the values that its backward needs.
 
-        These values become the last results of the op. The second item of the returned pair is the number of these
-        values. For example, `scan` is called with a step function that also returns the carried values before the step.
+        These values become the last results of the op. The second item of the returned pair has one item for each of
+        these values, after the op was recorded. For example, `scan` is called with a step function that also returns
+        the carried values before the step.
         """
-        return args, 0
+        return args, ()
 
     def backward(self, wanted: Any, args: Any, saved: Sequence[Tensor], tangents: Sequence[Tensor]) -> Sequence[Any]:
         """Return the gradients of the tensors in ``args`` that are marked in ``wanted``, in order.
@@ -105,9 +108,8 @@ class _Rule:
         """Handle a call of the op in a trace."""
         leaves, spec = pytree.tree_flatten(args)
         if torch.is_grad_enabled() and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
-            _, count = self.keeping(*args)
-            results = _Differentiable.apply(self, spec, *leaves)  # type: ignore[no-untyped-call]  # untyped in torch
-            return results[: len(results) - count]
+            *results, count = _Differentiable.apply(self, spec, *leaves)  # type: ignore[no-untyped-call]  # untyped in torch
+            return tuple(results[:count])
         return self.record(*args)
 
     def record(self, *args: Any) -> Any:
@@ -144,9 +146,9 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rule: _Rule, spec: Any, *leaves: Any) -> Any:
-        args, count = rule.keeping(*pytree.tree_unflatten(leaves, spec))
+        args, kept = rule.keeping(*pytree.tree_unflatten(leaves, spec))
         results = tuple(rule.record(*args))
-        ctx.rule, ctx.spec, ctx.result_count = rule, spec, len(results) - count
+        ctx.rule, ctx.spec, ctx.result_count = rule, spec, len(results) - len(kept)
         ctx.zeros = [partial(torch.zeros, each.shape, dtype=each.dtype, device=each.device) for each in results]
         casting = internals.under_autocast_as_now
         others = {n: leaf for n, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)}
@@ -156,10 +158,11 @@ class _Differentiable(torch.autograd.Function):
         ctx.floats = _floats(results)
         ctx.mark_non_differentiable(*(each for n, each in enumerate(results) if n not in ctx.floats))
         ctx.set_materialize_grads(False)
-        return results
+        return (*results, ctx.result_count)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
+        gradients = gradients[:-1]  # the last result is a number
         saved, needed = iter(ctx.saved_tensors), ctx.needs_input_grad[2:]
         leaves = [ctx.others[n] if n in ctx.others else next(saved) for n in range(len(needed))]
         args, wanted = pytree.tree_unflatten(leaves, ctx.spec), pytree.tree_unflatten(needed, ctx.spec)
@@ -220,25 +223,27 @@ def _traced(recorder: Recorder, rule: _Rule, name: str, function: _Function, arg
         return internals.new_fake(recorder.fake_mode, each.shape, each.stride(), each.dtype, each.device)
 
     tape, outer = Tape(), recorder.tape
+    may_draw = recorder.states.are_live and recorder.phase in rule.may_draw
     with internals.outside_of_trace():
         fakes = [tape.enter(like(each)) if isinstance(each, Tensor) else each for each in args]
     traced = [internals.to_functional(each) if isinstance(each, Tensor) else each for each in fakes]
     recorder.tape = tape
     try:
-        with _Nested(), rule.mode():
+        with _Nested(), rule.mode(), replaced(recorder, "states", recorder.states.live()):
             results = function(*traced)
         several = [each.clone() if rule.copies and each is not None else each for each in _several(results)]
         values = [each if each is None else value_of(each, f"a result in `{rule.op}`") for each in several]
     finally:
         recorder.tape = outer
     storages = [internals.storage_key(each) for each in (*fakes, *values) if isinstance(each, Tensor)]
+    drawing = [each for each in tape.operations if each.is_random]
     used, _ = tape.needed([each for each in values if each is not None], {id(each) for each in fakes})
     what, instead = "", ""
     if any(isinstance(each, Tensor) and internals.has_data_mutation(each) for each in traced):
         what, instead = "writes its argument", "return the new value"
     elif not rule.computes and len(set(storages)) < len(storages):
         what, instead = "returns its argument, or one tensor twice", "return a clone"
-    elif not (recorder.branches_may_draw and rule.op is internals.COND) and any(o.is_random for o in tape.operations):
+    elif not (may_draw and all(o.draws_as for o in drawing)) and drawing:
         what, instead = "draws random numbers", "draw them outside, and pass them as an operand"
     elif any(
         may_have_effects(each.target) and (each.index not in used or has_effects(each.target))
@@ -263,6 +268,7 @@ class _Cond(_Rule):
     """``cond(predicate, true, false, operands)``."""
 
     op = internals.COND
+    may_draw = ("forward", "backward")
 
     def calls(self, predicate: Any, true: _Function, false: _Function, operands: Sequence[Any]) -> list[_Call]:
         return [("true", true, operands), ("false", false, operands)]
@@ -293,6 +299,7 @@ class _Map(_Rule):
 
     op = internals.MAP
     copies = True
+    may_draw = ("forward", "backward")
 
     def call(self, *args: Any, mutated_arg_indices: str = "") -> Any:
         """Handle a call; ignore ``mutated_arg_indices`` (torch 2.15), because the trace finds writes."""
@@ -324,25 +331,37 @@ class _Scan(_Rule):
 
     op = internals.SCAN
     copies = True
+    may_draw = ("forward",)
 
     def calls(self, step: _Function, carried: Any, stacked: Any, additional_inputs: Any) -> list[_Call]:
         return [("step", step, (*carried, *(each[0] for each in stacked), *additional_inputs))]
 
     def keeping(
         self, step: _Function, carried: Any, stacked: Any, additional_inputs: Any
-    ) -> tuple[tuple[Any, ...], int]:
-        def keeps(*inputs: Any) -> Any:
-            return (*step(*inputs), *inputs[: len(carried)])
+    ) -> tuple[tuple[Any, ...], Sequence[Any]]:
+        kept: list[Any] = []
 
-        return (keeps, carried, stacked, additional_inputs), len(carried)
+        def keeps(*inputs: Any) -> Any:
+            results = step(*inputs)
+            kept[:] = *inputs[: len(carried)], *map(internals.to_functional, running.recorders[-1].states.drawn)
+            return (*results, *kept)
+
+        return (keeps, carried, stacked, additional_inputs), kept
 
     def backward(self, wanted: Any, args: Any, saved: Sequence[Tensor], tangents: Sequence[Tensor]) -> Sequence[Any]:
         step, carried, stacked, additional_inputs = args
-        count = len(carried)
+        count = len(saved)
         floats = _floats(carried)
         of_stacked, of_additional = _which(wanted[2]), _which(wanted[3])
         which = [*floats, *(count + n for n in of_stacked), *(count + len(stacked) + n for n in of_additional)]
-        joint = _joint(step, count + len(stacked) + len(additional_inputs), which)
+
+        def repeats(*inputs: Any) -> Any:
+            before, drawn, others = inputs[: len(carried)], inputs[len(carried) : count], inputs[count:]
+            values = iter([value_of(each, "a random number") for each in drawn])
+            with replaced(running.recorders[-1].states, "repeated", values):
+                return step(*before, *others)
+
+        joint = _joint(repeats, count + len(stacked) + len(additional_inputs), which)
         by_carried, by_stacked = tangents[: len(floats)], tangents[len(floats) :]
 
         def step_back(*inputs: Any) -> Any:
@@ -369,6 +388,7 @@ class _WhileLoop(_Rule):
     """
 
     op = internals.WHILE_LOOP
+    may_draw = ("forward",)
 
     def calls(self, condition: _Function, body: _Function, carried: Any, additional_inputs: Any) -> list[_Call]:
         if not all(isinstance(each, Tensor) for each in carried):
@@ -385,7 +405,7 @@ class _WhileLoop(_Rule):
 
     def keeping(
         self, condition: _Function, body: _Function, carried: Any, additional_inputs: Any
-    ) -> tuple[tuple[Any, ...], int]:
+    ) -> tuple[tuple[Any, ...], Sequence[Any]]:
         count = len(carried)
 
         def counts(*inputs: Any) -> Any:
@@ -397,7 +417,7 @@ class _WhileLoop(_Rule):
             counts,
             (*carried, steps),
             additional_inputs,
-        ), 1
+        ), (steps,)
 
     def backward(self, wanted: Any, args: Any, saved: Sequence[Tensor], tangents: Sequence[Tensor]) -> Sequence[Any]:
         _, body, carried, additional_inputs = args

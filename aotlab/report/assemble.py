@@ -114,15 +114,17 @@ def _joined(snapshots: Iterable[Snapshot]) -> Joined:
     if facts is not None and wrapped is not None:
         inputs = marked_inputs(inputs, wrapped)
         facts = _renamed(facts, names_of_results(wrapped))
+    specs = [each.spec for each in capture.arguments if each.spec is not None]
+    sizes = {spec.storage: spec.storage_bytes for spec in specs if spec.storage is not None}
     if facts is None:
-        return Joined(inputs=inputs, storages=storage_rows(inputs, (), capture, {}))
+        return Joined(inputs=inputs, storages=storage_rows(inputs, (), sizes, {}))
     # The metadata refers to inputs by their index in `kept_inputs`: the tensors that remain after deduplication.
     tensors = [i for i, argument in enumerate(capture.arguments) if argument.spec is not None]
     kept_inputs = [inputs[i] for i in (dedupe.kept if dedupe is not None else tensors)]
     outputs, owners = output_rows(
         facts.metadata, kept_inputs, first=1 + max((i.storage for i in inputs if i.storage is not None), default=-1)
     )
-    storages = storage_rows(inputs, outputs, capture, owners)
+    storages = storage_rows(inputs, outputs, sizes, owners)
     written: dict[int | None, list[Written]] = {}
     for row, windows in zip(kept_inputs, facts.written, strict=False):
         written.setdefault(row.storage, []).extend(windows)
@@ -188,7 +190,7 @@ def _in_graph(
 
 
 def _is_base_of(placeholder: Placeholder, row: Input) -> bool:
-    return row.synthetic_base is not None and placeholder.user_name == f"base_of_{row.name}"
+    return row.synthetic_base is not None and placeholder.user_name in (row.name, f"base_of_{row.name}")
 
 
 def _below_wrappers(

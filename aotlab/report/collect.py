@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from aotlab import config, observe
+from aotlab import config, events
 from aotlab.errors import RefusedError, UserLine
 from aotlab.report.assemble import Joined, assemble, numbered
 from aotlab.report.dynamo_breaks import DYNAMO, RESUMED, STEPPED, dynamo_reasons, graph_break
@@ -52,11 +52,11 @@ class _EntryLog:
     """The events of one compiled entry."""
 
     entry: int
-    started: observe.CompileStarted | None = None
+    started: events.CompileStarted | None = None
     misses: tuple[tuple[int | None, Miss], ...] = ()
     snapshots: list[Snapshot] = field(default_factory=list)
-    finished: observe.CompileFinished | None = None
-    failed: observe.CompileFailed | None = None
+    finished: events.CompileFinished | None = None
+    failed: events.CompileFailed | None = None
     calls: int = 0
     reused: bool = False
     derived: list[tuple[int, int]] = field(default_factory=list)  # the start and the duration of each later backward
@@ -66,7 +66,7 @@ class _EntryLog:
     assembled: tuple[object, Joined] | None = None
     joined: tuple[object, Joined] | None = None  # like `assembled`, but storages have their numbers in the report
 
-    def alone(self, stage: Stage, event: observe.StageFinished | observe.BackwardCompiled) -> Stage:
+    def alone(self, stage: Stage, event: events.StageFinished | events.BackwardCompiled) -> Stage:
         """Return ``stage`` without the time of the backwards that were derived while the stage ran.
 
         Each of these backwards is listed as a separate stage. ``event`` is the event that reported the end of the
@@ -74,7 +74,7 @@ class _EntryLog:
         """
         began = event.at_ns - event.duration_ns
         inner = sum(took for at_ns, took in self.derived if at_ns >= began)
-        if isinstance(event, observe.BackwardCompiled):
+        if isinstance(event, events.BackwardCompiled):
             self.derived.append((began, event.duration_ns - inner))
         return replace(stage, duration_ns=max(event.duration_ns - inner, 0))
 
@@ -161,9 +161,9 @@ class Recording(Views[Report]):
         with self._lock:
             self._spent.end(time.perf_counter_ns())
 
-    def hear(self, event: observe.Event) -> None:
-        """Record one event; this is the listener that `aotlab.observe` calls."""
-        if type(event) is observe.Called:
+    def hear(self, event: events.Event) -> None:
+        """Record one event; this is the listener that `aotlab.events` calls."""
+        if type(event) is events.Called:
             with self._lock:
                 self._called(event)
             return
@@ -172,9 +172,9 @@ class Recording(Views[Report]):
             # lock, because one thread compiles an entry.
             stage_snapshot = (
                 snapshot(event)
-                if isinstance(event, observe.StageFinished)
+                if isinstance(event, events.StageFinished)
                 else backward_snapshot(event)
-                if isinstance(event, observe.BackwardCompiled)
+                if isinstance(event, events.BackwardCompiled)
                 else None
             )
         except Exception as error:  # noqa: BLE001  # a bug in the report must not become the user's error
@@ -192,7 +192,7 @@ class Recording(Views[Report]):
             raise AttributeError(name)
         return getattr(self.report(), name)
 
-    def _called(self, event: observe.Called) -> None:
+    def _called(self, event: events.Called) -> None:
         log = self._frame(event.function_id, event.function)
         if event.entry is None:
             log.eager += 1
@@ -207,38 +207,42 @@ class Recording(Views[Report]):
             entry.storage_ids = event.storage_ids or entry.storage_ids
         self._spent.add("eager" if event.entry is None else "compiled", event.at_ns, event.duration_ns)
 
-    def _note(self, event: observe.Event, stage_snapshot: Snapshot | None) -> None:
+    def _note(self, event: events.Event, stage_snapshot: Snapshot | None) -> None:
         match event:
-            case observe.CompileStarted():
+            case events.CompileStarted():
                 again = self._captured_again.pop(event.function_id, ())
                 log = _EntryLog(entry=event.entry, started=event, misses=misses(event) or again)
                 self._entries[event.entry] = log
                 self._frame(event.function_id, event.function).entries[event.entry] = log
-            case observe.CapturedAgain():
+            case events.CapturedAgain():
                 self._captured_again[event.function_id] = misses(event)
-            case observe.StageFinished() | observe.BackwardCompiled():
+            case events.StageFinished() | events.BackwardCompiled():
                 # `entry_log` is None if the compilation began before the recording. Then the stage is not recorded.
                 entry_log = self._entries.get(event.entry)
                 if entry_log is not None and stage_snapshot is not None:
+                    if (
+                        isinstance(event, events.StageFinished) and event.stage == "capture"
+                    ):  # the stages start again with the bases of views as inputs
+                        entry_log.snapshots.clear()
                     entry_log.snapshots.append(
                         replace(stage_snapshot, stage=entry_log.alone(stage_snapshot.stage, event))
                     )
-                kind = event.stage if isinstance(event, observe.StageFinished) else "backward"
+                kind = event.stage if isinstance(event, events.StageFinished) else "backward"
                 self._spent.add(kind, event.at_ns, event.duration_ns)
-            case observe.CompileFinished():
+            case events.CompileFinished():
                 self._spent.add("between", event.at_ns, event.duration_ns)
                 if event.entry in self._entries:
                     self._entries[event.entry].finished = event
-            case observe.CompileFailed():
+            case events.CompileFailed():
                 if event.entry in self._entries and isinstance(event.error, Exception):  # an interrupt is no failure
                     self._entries[event.entry].failed = event
                 self._spent.add("between", event.at_ns, event.duration_ns)
-            case observe.Spent():
+            case events.Spent():
                 self._spent.add(event.kind, event.at_ns, event.duration_ns)
-            case observe.GraphBreak():
+            case events.GraphBreak():
                 self._note_break(event)
 
-    def _note_break(self, event: observe.GraphBreak) -> None:
+    def _note_break(self, event: events.GraphBreak) -> None:
         """Record a graph break.
 
         If the graph break is in a function that other captured functions call, Dynamo reports it several times: once
@@ -257,7 +261,7 @@ class Recording(Views[Report]):
         self._led_to.append((places, why_dynamo_stopped(reason)))
         self._breaks.append(self._in_cell(row, event))
 
-    def _in_cell(self, row: GraphBreakRow, _event: observe.GraphBreak) -> GraphBreakRow:
+    def _in_cell(self, row: GraphBreakRow, _event: events.GraphBreak) -> GraphBreakRow:
         """Add the line of the notebook cell that ran the code with a graph break.
 
         A recording of a cell overrides this method. Other recordings leave the row unchanged.
@@ -362,7 +366,6 @@ class Recording(Views[Report]):
             status="refused" if log.failed else "compiled" if log.finished else "compiling",
             frontend=log.started.frontend,
             backend=log.started.backend,
-            tracer=None if trace is None else trace.tracer,
             misses=tuple(
                 [self._settled(replace(miss, graph=indices.get(entry)), entry, log) for entry, miss in log.misses]
             ),
@@ -408,7 +411,7 @@ class Recording(Views[Report]):
             earlier=_lines(None if earlier_log is None else earlier_log.finished),
         )
 
-    def _build_refusal(self, index: int, event: observe.CompileFailed) -> Refusal:
+    def _build_refusal(self, index: int, event: events.CompileFailed) -> Refusal:
         error = event.error
         refused = error if isinstance(error, RefusedError) else None
         return Refusal(
@@ -429,12 +432,12 @@ class Recording(Views[Report]):
             self._built = None
 
 
-def _lines(event: observe.CompileFinished | None) -> dict[str, UserLine]:
+def _lines(event: events.CompileFinished | None) -> dict[str, UserLine]:
     """Map the text of each guard on a size to the user line that caused the guard."""
     return {} if event is None else {text: in_cell(line) for text, line in event.lines.items()}
 
 
-def _guards(event: observe.CompileFinished | None) -> tuple[Guard, ...]:
+def _guards(event: events.CompileFinished | None) -> tuple[Guard, ...]:
     return () if event is None else tuple([guard(*each, _lines(event)) for each in event.guards])
 
 
@@ -451,7 +454,7 @@ def record(name: str | None = None) -> Iterator[Recording]:
     if frontend := sys.modules.get("aotlab.frontends.dynamo_frontend"):
         frontend.watch_captures()
     try:
-        with observe.listen(recording.hear):
+        with events.listen(recording.hear):
             yield recording
     finally:
         recording._note_dynamo([reason for reason, n in dynamo_reasons().items() if n > before.get(reason, 0)])

@@ -32,6 +32,7 @@ _KEY: dict[str, Column] = {
         "after a graph break",
     ),
     "graph": (_COUNT, "the compiled entry's number within its frame, from 0"),
+    "engine": (_TEXT, "aotlab, or upstream: stock torch.compile"),
 }
 
 
@@ -249,6 +250,15 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "sentence": (_TEXT, "the guard as a sentence"),
         **LINE,
     },
+    "engines": {
+        "frame": (_TEXT, "the function's name"),
+        "graph": (_COUNT, "the number of aotlab's graph within its frame; missing if the row is about the function"),
+        "fact": (_TEXT, "graph, graphs, mutation, output, saved, size, guards, recompile or time"),
+        "subject": (_TEXT, "the input, output, value or number that the fact is about"),
+        "aotlab": (_TEXT, "the fact for aotlab"),
+        "upstream": (_TEXT, "the fact for stock torch.compile"),
+        "same": (_TRUTH, "whether the engines agree; missing if the facts cannot be compared, such as times"),
+    },
     "calls": {
         **_KEY,
         "at_ns": (_COUNT, "the end of the call, in ns since the recording began"),
@@ -297,6 +307,18 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "kind": (_TEXT, "the work that took the time: a stage, dynamo, verification, calls, the rest"),
         "count": (_COUNT, "how often this work was done"),
         "duration_ns": (_COUNT, "duration in ns, without the work inside of it that has a separate row"),
+        "engine": (_TEXT, "the engine that did the work: aotlab, or upstream (stock torch.compile)"),
+    },
+    "timeline": {
+        **_KEY,
+        "process": (_TEXT, "the rank of the process, or the name of its log; empty if there is one process"),
+        "phase": (_TEXT, "torch's name for the phase of the compilation"),
+        "stage": (_TEXT, "the kind in the table time to which the phase's own time belongs"),
+        "start_ns": (_COUNT, "the begin of the phase, in ns since the begin of the first phase"),
+        "duration_ns": (_COUNT, "wall time in ns"),
+        "own_ns": (_COUNT, "wall time in ns without the phases inside of it; 0 for the work of other threads"),
+        "thread": (_COUNT, "0 for the thread that compiles, a higher number for work at the same time"),
+        "depth": (_COUNT, "number of phases around this phase in its thread"),
     },
     "timings": {
         **_KEY,

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, fields, replace
 from typing import get_args
 
+from aotlab.report.engines import serving
 from aotlab.report.loops import unrolled_loops
 from aotlab.report.model import Counts, Fact, Frame, FrameCounts, Graph, Input, Output, Report, Summary
 from aotlab.report.text import amount, known_size, listed, new_memory, place, tolerance_words
@@ -95,7 +96,8 @@ def summary(report: Report) -> Summary:
     """
     if report.summary is not None and report.summary.state in get_args(State):
         return report.summary
-    result = verdict(report)
+    every, report = report, serving(report)
+    result = verdict(every)
     graphs = [graph for frame in report.frames for graph in frame.graphs]
     return Summary(
         sentence=result.sentence,
@@ -105,6 +107,8 @@ def summary(report: Report) -> Summary:
         frames=len(report.frames),
         compared=len(report.verification_rows),
         different=sum(not row.equal for row in report.verification_rows),
+        engines=len(report.engine_rows),
+        apart=sum(row.same is False for row in report.engine_rows),
         graphs=sum(map(served, graphs)),
         recompiles=sum(bool(graph.misses) for graph in graphs),
         refused=sum(count_frame(frame).refusals for frame in report.frames),

@@ -18,7 +18,7 @@ from typing import TypeVar, cast
 from aotlab.report.counts import counted
 from aotlab.report.groups import most_telling
 from aotlab.report.markup import clean
-from aotlab.report.model import Graph, Input, Report, Saved, Storage, VerificationRow
+from aotlab.report.model import Graph, Input, Report, Saved, Storage, TimelineRow, VerificationRow
 from aotlab.report.text import amount, listed
 
 R = TypeVar("R")
@@ -37,7 +37,9 @@ _TABS = {
     "parts": "Overview",
     "graph_break_rows": "Graph breaks",
     "timing_rows": "Timing",
+    "timeline_rows": "Timing",
     "verification_rows": "Verification",
+    "engine_rows": "Engines",
     **{name: name.capitalize() for name in ("inputs", "outputs", "stages", "saved", "kernels")},
 }
 #: The tab that shows all other fields: graphs, guards, placeholders, calls and refusals.
@@ -222,6 +224,10 @@ class _Cutter:
         self._rows[name] = (shown + most, total + len(rows))
         if isinstance(rows[0], (Input, Storage, Saved)):
             return most_telling(cast("tuple[Input | Storage | Saved, ...]", rows), most)
+        if isinstance(rows[0], TimelineRow):
+            phases = cast("tuple[TimelineRow, ...]", rows)
+            longest = set(sorted(range(len(phases)), key=lambda n: -phases[n].duration_ns)[:most])
+            return tuple([phase for n, phase in enumerate(phases) if n in longest])
         if isinstance(rows[0], VerificationRow):
             # The reader must see the differences, so they come first.
             rows = tuple(sorted(rows, key=lambda row: cast("VerificationRow", row).equal))

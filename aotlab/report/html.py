@@ -115,10 +115,10 @@ def fragment(report: Report, *, footer: bool = True) -> Markup:
 def _header(report: Report) -> Markup:
     head = summary(report)
     environment = report.environment
-    tracers = sorted({graph.tracer for frame in report.frames for graph in frame.graphs if graph.tracer})
+    engines = sorted({frame.engine for frame in report.frames if frame.graphs})
     facts = [
         report.name,
-        f"tracer that ran: {listed(tracers)}" if tracers else "",
+        f"compiled by {listed(engines)}" if engines else "",
         f"torch {environment.torch}",
         f"Python {environment.python}",
         f"aotlab {environment.aotlab}",

@@ -81,7 +81,9 @@ def plain(report: Report) -> str:
     lines += [f"  {part.lines} ran eagerly: {first_line(part.reason, 300)}" for part in eager[:10]]
     for frame in report.frames[:20]:
         calls = frame.calls
-        lines.append(f"  {frame.name}: {amount(calls.total, 'call')}, {calls.compiled} compiled, {calls.eager} eager")
+        counted = f"{amount(calls.total, 'call')}, {calls.compiled} compiled, {calls.eager} eager"
+        # a stock compilation that was only observed, or made for comparison, has no calls that were counted
+        lines.append(f"  {frame.name}: {counted if calls.total or frame.engine == 'aotlab' else frame.engine}")
         for graph in frame.graphs[:10]:
             counts = count(graph)
             lines.append(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from aotlab import observe
+from aotlab import events
 from aotlab.errors import UserLine
 from aotlab.report.model import Graph, Miss
 from aotlab.report.text import in_cell, listed, plain_names
@@ -81,13 +81,13 @@ class _Guard(NamedTuple):
     weight: int = 0
 
 
-def misses(event: observe.CompileStarted | observe.CapturedAgain) -> tuple[tuple[int | None, Miss], ...]:
+def misses(event: events.CompileStarted | events.CapturedAgain) -> tuple[tuple[int | None, Miss], ...]:
     """Return the number of each earlier entry, and the reason why the entry did not accept a call.
 
     The entry with the fewest and smallest differences comes first. Dynamo reports its earlier captures. For a capture
     from which no entry was compiled, the number is None.
     """
-    if isinstance(event, observe.CompileStarted):
+    if isinstance(event, events.CompileStarted):
         return tuple((each.entry, _of_a_sentence(each.sentence)) for each in event.misses)
     rows = []
     for entry, words, differing in event.failed:

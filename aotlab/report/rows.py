@@ -32,7 +32,7 @@ class TraceFacts:
 
     Attributes
     ----------
-    tracer, training, metadata, random_ops, bases, sizes, static_since
+    training, metadata, random_ops, bases, sizes, static_since
         The fields of `aotlab.trace.records.TraceRecord` of these names.
     autograd
         The autograd nodes that a call adds to the caller's autograd graph.
@@ -52,7 +52,6 @@ class TraceFacts:
         For each gradient that the traced graph returns: the name of the input, output or node that receives it.
     """
 
-    tracer: str
     training: bool
     metadata: ViewAndMutationMeta
     random_ops: tuple[str, ...]
@@ -102,6 +101,13 @@ def reach(tensor: TensorInfo) -> tuple[int, int] | None:
     itemsize = nbytes // prod(shape)
     last = sum((size - 1) * step for size, step in zip(shape, stride, strict=False))
     return start, start + (last + 1) * itemsize
+
+
+def extent(tensor: TensorInfo) -> tuple[Written, ...]:
+    """Return the bytes of a tensor in its storage. All sizes, strides and the offset must be known."""
+    shape, stride = known_sizes(tensor.shape), known_sizes(tensor.stride)
+    itemsize = known_size(tensor.nbytes) // max(prod(shape), 1)
+    return strided(known_size(tensor.byte_offset), shape, stride, itemsize)
 
 
 def chain(base: str, views: Sequence[ViewStep]) -> str:
@@ -161,7 +167,8 @@ def placeholder_rows(
             names.append((inputs[position].name, inputs[position].kind, ""))
         elif members not in seen:
             seen.add(members)
-            names.append((f"base_of_{inputs[kept_at[min(members)]].name}", "base", ""))
+            bases = [inputs[kept_at[k]].name for k in members if inputs[kept_at[k]].kind == "base"]
+            names.append((bases[0] if bases else f"base_of_{inputs[kept_at[min(members)]].name}", "base", ""))
     for size in trace.sizes:
         argument = inputs[size.position]
         if size.dim is None:
@@ -237,7 +244,7 @@ def input_rows(
                 row,
                 mutates_data=info.mutates_data,
                 mutates_metadata=info.mutates_metadata,
-                mutates_storage=False,  # a function that replaces the storage of an input runs eagerly
+                mutates_storage=info.mutates_storage,
                 mutation_hidden_from_autograd=info.mutations_hidden_from_autograd,
                 mutation_under_no_grad=info.mutations_under_no_grad_or_inference_mode,
                 mutation_type=info.mutation_type.value,
@@ -356,20 +363,21 @@ def _relation(info: OutputAliasInfo, row: Output) -> str:
 def storage_rows(
     inputs: Sequence[Input],
     outputs: Sequence[Output],
-    capture: CaptureRecord,
-    owners: dict[int, tuple[str, Size | None]],
+    nbytes_of: Mapping[int, Size | None],
+    owners: Mapping[int, tuple[str, Size | None]],
 ) -> tuple[Storage, ...]:
     """Collect the storages with their tensors: first the caller's storages, then the storages that the graph allocates.
 
-    ``owners`` maps the number of each storage that the graph allocates to its owner and its size; see `output_rows`.
+    ``nbytes_of`` maps the number of each of the caller's storages to its size. ``owners`` maps the number of each
+    storage that the graph allocates to its owner and its size; see `output_rows`.
     """
     storages: dict[int, Storage] = {}
-    for argument, row in zip(capture.arguments, inputs, strict=True):
-        if row.storage is None or row.tensor is None or argument.spec is None:
+    for row in inputs:
+        if row.storage is None or row.tensor is None:
             continue
         before = storages.setdefault(
             row.storage,
-            Storage(number=row.storage, owner="input", nbytes=argument.spec.storage_bytes, device=row.tensor.device),
+            Storage(number=row.storage, owner="input", nbytes=nbytes_of.get(row.storage), device=row.tensor.device),
         )
         span = _span(row.name, "input", row.tensor, None if row.mutates_data is None else row.mutated)
         storages[row.storage] = replace(before, spans=(*before.spans, span))
@@ -416,9 +424,7 @@ def with_written_bytes(
         tensor = tensors.get(span.name)
         if span.role == "output" or tensor is None or span.start is None or span.stop is None:
             return span
-        shape, stride = known_sizes(tensor.shape), known_sizes(tensor.stride)
-        itemsize = known_size(tensor.nbytes) // max(prod(shape), 1)
-        sure, perhaps = bytes_written(strided(span.start, shape, stride, itemsize), windows)
+        sure, perhaps = bytes_written(extent(tensor), windows)
         return replace(span, writes=sure, may_write=perhaps)
 
     return replace(storage, written=windows, spans=tuple([marked(span) for span in storage.spans]))

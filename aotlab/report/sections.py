@@ -87,7 +87,7 @@ def _what_happened(row: Input) -> list[Markup | str]:
             marks.append(row.mutation_type.removeprefix("mutated "))
         marks += row.steps
     if row.synthetic_base is not None:
-        marks.append(f"window of synthetic base {row.synthetic_base}")
+        marks.append(f"{'' if row.kind == 'base' else 'window of '}synthetic base {row.synthetic_base}")
     if row.duplicate_of is not None:
         marks.append(f"same tensor as {row.duplicate_of}")
     if row.overlaps:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from aotlab.capture.call import CaptureRecord
     from aotlab.capture.dedupe import DedupeRecord
     from aotlab.capture.synthetic_bases import SyntheticBasesRecord
+    from aotlab.events import BackwardCompiled, StageFinished
     from aotlab.ir.subclass_records import SubclassRecord
-    from aotlab.observe import BackwardCompiled, StageFinished
     from aotlab.partition.partition_stage import PartitionRecord
     from aotlab.partition.saved_descriptions import SavedValue
     from aotlab.runtime.runtime_stage import RuntimeRecord
@@ -139,10 +139,7 @@ def _trace(stage: Stage, record: TraceRecord) -> Snapshot:
     part = "joint" if record.training else "forward"
     metadata = record.metadata
     mutated = sum(info.mutation_type is not MutationType.NOT_MUTATED for info in metadata.input_info)
-    summary = (
-        f"tracer {record.tracer}; {'forward and backward' if record.training else 'forward only'}; "
-        f"{amount(mutated, 'mutated input')}"
-    )
+    summary = f"{'forward and backward' if record.training else 'forward only'}; {amount(mutated, 'mutated input')}"
     if record.static_since:
         summary += f"; for these sizes and numbers alone: {apart(record.static_since)[0]}"
     records = node_records(record.module.graph)
@@ -154,7 +151,6 @@ def _trace(stage: Stage, record: TraceRecord) -> Snapshot:
         ),
         nodes=_nodes("trace", part, records),
         trace=TraceFacts(
-            tracer=record.tracer,
             training=record.training,
             metadata=metadata,
             random_ops=tuple(record.random_ops),

@@ -17,6 +17,7 @@ REST = "rest"
 #: The kinds of activity in the order in which a report lists them, each with the name that a page shows.
 KINDS = {
     "dynamo": "Dynamo captures",
+    "upstream": "compilation by stock torch.compile",
     "capture": "capture of the arguments",
     "dedupe": "duplicates",
     "synthetic_bases": "synthetic bases",
@@ -89,4 +90,15 @@ class Spent:
         """
         rest_ns = self._left(end_ns) if self._rest is None else self._rest
         sums = {**self._sums, REST: [rest_ns, 1]}
-        return tuple([TimeRow(kind=k, duration_ns=sums[k][0], count=sums[k][1]) for k in KINDS if k in sums])
+        return tuple(
+            [
+                TimeRow(
+                    kind=kind,
+                    duration_ns=sums[kind][0],
+                    count=sums[kind][1],
+                    engine="upstream" if kind == "upstream" else "aotlab",
+                )
+                for kind in KINDS
+                if kind in sums
+            ]
+        )

@@ -39,7 +39,7 @@ def table(report: Report, name: str) -> pd.DataFrame:
 def _graphs(report: Report) -> Iterator[tuple[Frame, Graph, dict[str, object]]]:
     for frame in report.frames:
         for graph in frame.graphs:
-            yield frame, graph, {"frame": frame.name, "graph": graph.index}
+            yield frame, graph, {"frame": frame.name, "graph": graph.index, "engine": frame.engine}
 
 
 def _number(size: Size | None) -> int | None:
@@ -73,7 +73,7 @@ def _input_rows(report: Report) -> Iterator[Row]:
         for index, row in enumerate(graph.inputs):
             yield {**key, **_input(index, row)}
     for index, row in enumerate(report.cell.mutated_outside if report.cell is not None else ()):
-        yield {"frame": OUTSIDE, "graph": None, **_input(index, row)}
+        yield {"frame": OUTSIDE, "graph": None, "engine": None, **_input(index, row)}
 
 
 def _input(index: int, row: Input) -> Row:
@@ -268,6 +268,7 @@ def _call_rows(report: Report) -> Iterator[Row]:
             yield {
                 "frame": frame.name,
                 "graph": call.graph,
+                "engine": frame.engine,
                 "at_ns": call.at_ns,
                 "duration_ns": call.duration_ns,
                 "compiled": call.compiled,
@@ -299,6 +300,7 @@ def _refusal_rows(report: Report) -> Iterator[Row]:
             yield {
                 "frame": frame.name,
                 "graph": row.graph,
+                "engine": frame.engine,
                 "reason": row.reason,
                 "case": row.case,
                 "error": row.error,
@@ -329,6 +331,11 @@ def _time_rows(report: Report) -> Iterator[Row]:
         yield {name: getattr(row, name) for name in COLUMNS["time"]}
 
 
+def _timeline_rows(report: Report) -> Iterator[Row]:
+    for row in report.timeline_rows:
+        yield {name: getattr(row, name) for name in COLUMNS["timeline"]}
+
+
 def _timing_rows(report: Report) -> Iterator[Row]:
     for row in report.timing_rows:
         ratios: Row = {
@@ -343,6 +350,11 @@ def _timing_rows(report: Report) -> Iterator[Row]:
 def _verification_rows(report: Report) -> Iterator[Row]:
     for row in report.verification_rows:
         yield {name: getattr(row, name) for name in COLUMNS["verification"]}
+
+
+def _engine_rows(report: Report) -> Iterator[Row]:
+    for row in report.engine_rows:
+        yield {name: getattr(row, name) for name in COLUMNS["engines"]}
 
 
 _ROWS: dict[str, Callable[[Report], Iterable[Row]]] = {
@@ -361,6 +373,8 @@ _ROWS: dict[str, Callable[[Report], Iterable[Row]]] = {
     "refusals": _refusal_rows,
     "graph_breaks": _graph_break_rows,
     "time": _time_rows,
+    "timeline": _timeline_rows,
     "timings": _timing_rows,
     "verification": _verification_rows,
+    "engines": _engine_rows,
 }

@@ -6,9 +6,10 @@ For a cell the verdict also says which lines ran eagerly, and where graph breaks
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, cast, get_args
 
+from aotlab.report.engines import UPSTREAM, serving
 from aotlab.report.model import Cell, CellPart, Frame, Graph, Refusal, Report, TimingRow
 from aotlab.report.text import RECOMPILE_LIMIT, amount, duration, first_line, listed, place_in
 
@@ -72,6 +73,10 @@ def verdict(report: Report) -> Verdict:
     if report.summary is not None and report.summary.state in get_args(State):
         head = report.summary
         return Verdict(sentence=head.sentence, state=cast("State", head.state), status=head.status)
+    ours = serving(report)
+    if ours is not report:
+        result = verdict(ours)
+        return replace(result, sentence=f"{result.sentence} {_beside(report)}")
     differing = [each for each in _refusals(report) if each[1].message.startswith(DIFFERS)]
     graphs = [graph for frame in report.frames for graph in frame.graphs if served(graph)]
     if not graphs and report.cell is not None and not _faults(report, report.cell):
@@ -149,7 +154,8 @@ def _compiled(report: Report, graphs: list[Graph]) -> str:
             for frame in report.frames
             if any(served(graph) and not graph.reused for graph in frame.graphs)
         ]
-        sentence = f"Compiled {listed(list(dict.fromkeys(functions)), 3)}: {amount(len(new), 'graph')}"
+        by = "Stock torch.compile compiled" if _engine(report) == "upstream" else "Compiled"
+        sentence = f"{by} {listed(list(dict.fromkeys(functions)), 3)}: {amount(len(new), 'graph')}"
         sentence += f", beside {old} of an earlier run of the unchanged cell ({kind})" if old else f" ({kind})"
     else:
         serve = "serves" if old == 1 else "serve"
@@ -172,6 +178,30 @@ def _compiled(report: Report, graphs: list[Graph]) -> str:
     return f"{sentence}, beside {listed(beside)}" if beside else sentence
 
 
+def _engine(report: Report) -> str:
+    """Return the engine whose graphs a report describes."""
+    return next((frame.engine for frame in report.frames), "aotlab")
+
+
+def _beside(report: Report) -> str:
+    """Say what became of the graphs that stock `torch.compile` made beside aotlab's."""
+    frames = [frame for frame in report.frames if frame.engine == "upstream"]
+    names = {frame.name for frame in frames}
+    refusals = [(frame, refusal) for frame in frames for refusal in frame.refusals]
+    rows = [row for row in report.verification_rows if row.frame in names]
+    apart = sum(row.same is False for row in report.engine_rows)
+    if refusals:
+        frame, refusal = refusals[0]
+        return _sentence(f"stock torch.compile's form of {frame.name.removesuffix(UPSTREAM)}: {refusal.message}")
+    compared = amount(len(rows), "observable")
+    different = [row for row in rows if not row.equal]
+    equal = f"equal to eager on {compared}" if rows else "not verified"
+    if different:
+        equal = f"NOT equal to eager on {len(different)} of {compared} ({_gist(different[0].sentence)})"
+    differ = f"{amount(apart, 'fact')} {'differs' if apart == 1 else 'differ'} from aotlab's"
+    return f"Stock torch.compile's graphs of the same code: {equal}; {differ}."
+
+
 def _verified(report: Report) -> tuple[State, str]:
     """Return the state of the verification, and a clause with the number of comparisons and with the code not compared.
 
@@ -179,7 +209,8 @@ def _verified(report: Report) -> tuple[State, str]:
     ignored, because the graph is not used.
     """
     refused = {(frame.name, refusal.graph) for frame, refusal in _refusals(report)}
-    rows = [row for row in report.verification_rows if row.engine == "aotlab" and (row.frame, row.graph) not in refused]
+    engine = _engine(report)
+    rows = [row for row in report.verification_rows if row.engine == engine and (row.frame, row.graph) not in refused]
     if not rows:
         return "unverified", "not verified"
     compared = amount(len(rows), "observable")
@@ -296,7 +327,7 @@ def _longest_first(report: Report) -> list[TimingRow]:
     rows: dict[tuple[str | None, int | None], TimingRow] = {}
     for row in report.timing_rows:
         before = rows.get((row.frame, row.graph), row)
-        if row.engine == "aotlab" and row.comparisons and row.phase in ("total", before.phase):
+        if row.engine == _engine(report) and row.comparisons and row.phase in ("total", before.phase):
             rows[row.frame, row.graph] = row
     return sorted(rows.values(), key=lambda row: row.median_ns, reverse=True)
 

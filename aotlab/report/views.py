@@ -57,6 +57,11 @@ class Views(Generic[R_co]):
         return self._table("outputs")
 
     @property
+    def engines(self) -> pd.DataFrame:
+        """One row per fact about a graph that two engines compiled: aotlab beside stock `torch.compile`."""
+        return self._table("engines")
+
+    @property
     def storages(self) -> pd.DataFrame:
         """One row per storage and tensor with this storage, with the range of bytes that the tensor covers."""
         return self._table("storages")
@@ -127,6 +132,11 @@ class Views(Generic[R_co]):
     def time(self) -> pd.DataFrame:
         """One row per kind of work, with the time that it took. Each moment of the recording is counted once."""
         return self._table("time")
+
+    @property
+    def timeline(self) -> pd.DataFrame:
+        """One row per phase of a compilation of stock `torch.compile`, with its begin, its duration and its depth."""
+        return self._table("timeline")
 
     @property
     def timings(self) -> pd.DataFrame:

@@ -65,10 +65,11 @@ class Arguments:
             w.add(f"parameters = {w.constant('lifted', call.target.lifter())}()")
             for i in range(call.lifted_count):
                 self._draft.expressions[i] = f"parameters[{i}]"
+                self._value_guard(i)
         if not can_be_written(call.spec):
             w.add(f"leaves, nesting = {w.constant('tree_flatten', nesting.flatten)}((args, kwargs))")
             self._miss([f"nesting != {w.constant('expected_nesting', call.spec)}"])
-            for i in range(len(call.values) - call.lifted_count):
+            for i in range(len(call.leaves_among(call.values))):
                 self._leaf(f"leaves[{i}]")
             return
         args, kwargs = call.spec.children

@@ -39,7 +39,7 @@ class Edges:
         match source.kind:
             case "input" if self.is_written(source, writes_done):
                 return f"before_{source.index}"
-            case "input":
+            case "input" | "view":
                 return draft.kept(source.index)
             case "output":
                 return self._outputs.expression(source.index)
@@ -52,17 +52,24 @@ class Edges:
                 return draft.results[position]
 
     def is_written(self, source: Source, writes_done: Collection[int] | None = None) -> bool:
-        """Tell whether a write-back that autograd sees changes the history of the input ``source``.
+        """Tell whether a write-back or a change of metadata changes the history of the input ``source``.
 
         ``writes_done`` are the indices of the write-backs to consider; None means all of them.
         """
-        writes = self._draft.trace.writes
-        writes_considered = writes if writes_done is None else [writes[n] for n in writes_done]
-        return any(write.visible and write.index == source.index for write in writes_considered)
+        trace, k = self._draft.trace, source.index
+        base = trace.inputs.view_of.get(k)
+        for n, write in enumerate(trace.writes):
+            # Each write to a base that changes its version makes autograd regenerate the histories of its views.
+            changes = (write.visible and write.index == k) or (write.index == base and write.moves_version)
+            if changes and (writes_done is None or n in writes_done):
+                return True
+        # `write_metadata_changes` runs before the segments, and changes the history of a tensor that is not written.
+        changes_early = not (trace.is_whole or any(write.visible and write.index == k for write in trace.writes))
+        return changes_early and bool(self._draft.meta.input_info[k].metadata_steps)
 
     def as_it_is(self, source: Source) -> str:
         """Return the expression of the caller's tensor itself, with the history that it has after all writes so far."""
-        return self._draft.kept(source.index) if source.kind == "input" else self.through(source, ())
+        return self._draft.kept(source.index) if source.kind in ("input", "view") else self.through(source, ())
 
     def keep_old_histories(self) -> None:
         """Write the lines ``before_… = pass_on(…)``, which store the history that an input has before it is written.
@@ -71,7 +78,7 @@ class Edges:
         input.
         """
         draft, trace = self._draft, self._draft.trace
-        writes_done: set[int] = set()
+        writes_done = set(range(len(trace.writes))) - set(trace.roots)  # these come before all segments
         for number, segment in enumerate(trace.segments):
             for exit_, connected in zip(trace.slots[number], trace.connected[number], strict=True):
                 if exit_ is None or not connected:

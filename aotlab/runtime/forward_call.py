@@ -77,9 +77,14 @@ class ForwardCall:
             self._edges.register_hooks("input")
         w.namespace["forward"] = self._forward()
         w.add(f"results = forward([{self.draft.star(inputs)}])")
+        for i, (name, _) in trace.bound_sizes.items():
+            w.add(f"{name} = results[{i}]")
+        self._mutations.let_require_grad()
         if trace.training:
             saved = w.constant("SavedValues", self._saving.saved_values())
-            lists = {"sizes": [*self.draft.sizes.values()], "live": list(map(self.draft.kept, trace.deriver.live))}
+            live = [self.draft.kept(k) for k in trace.deriver.live if k >= 0]
+            bound = [name for name, _ in trace.bound_sizes.values()]
+            lists = {"sizes": [*self.draft.sizes.values(), *bound], "live": live}
             keywords = [f"{name}=[{', '.join(items)}]" for name, items in lists.items() if items]
             w.add(f"saved = {saved}({', '.join([self._saving.expression(), *keywords])})")
         if not trace.training or trace.is_whole:
@@ -92,6 +97,7 @@ class ForwardCall:
         w.add()
         w.add("# epilogue: what the caller can see")
         self._mutations.write(self.draft.results)  # with several segments, most inputs are already written
+        self._edges.register_hooks("view")
 
     def _forward(self) -> Callable[..., Any]:
         """Return a callable that runs the compiled forward under the grad and autocast modes that it needs."""

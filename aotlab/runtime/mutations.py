@@ -49,6 +49,12 @@ class Mutations:
             if info.metadata_steps and info.index not in data_mutated | self.draft.changed:
                 self._change(info, None, "")
 
+    def let_require_grad(self) -> None:
+        """Write ``x.requires_grad_(True)`` for the inputs on which the function called it."""
+        for info in self.draft.meta.input_info:
+            if info.made_to_require_grad:
+                self.w.add(f"{self.draft.kept(info.index)}.requires_grad_(True)")
+
     def note_versions(self) -> None:
         """Write lines that store the version counters of the inputs that the graph itself writes.
 

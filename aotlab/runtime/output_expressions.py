@@ -37,6 +37,8 @@ class Outputs:
         """Return the expression of one of the user's outputs. The first call writes the lines that build it."""
         if i not in self._expressions:
             self._expressions[i] = self._make(self.meta.output_info[i])
+            if self.meta.output_info[i].is_new_leaf and self.meta.output_info[i].same_as is None:
+                self.w.add(f"{self._expressions[i]}.requires_grad_(True)")
         return self._expressions[i]
 
     def _make(self, output: OutputAliasInfo) -> str:

@@ -40,11 +40,14 @@ class Prologue:
         self.parts = draft.parts
         self.state = draft.state
         self.w = draft.w
+        views = draft.trace.inputs.view_of
+        self.family = {*views, *views.values()}  # the inputs that are bases, or views of such a base
 
     def write(self) -> None:
         """Write all guards."""
         self._surroundings()
         Arguments(self.draft).write()
+        self._view_bases()
         self._tensors()
         self._sizes()
         self._attributes()
@@ -58,7 +61,8 @@ class Prologue:
         # If a write gives an input an autograd history, and the input is a view, then its base gets a history as well.
         # An entry that was traced without such a base does not handle that.
         for info in self.draft.meta.input_info:
-            if info.requires_grad_after and not info.requires_grad:
+            is_unwritten = info.made_to_require_grad and not info.moves_version
+            if info.requires_grad_after and not (info.requires_grad or info.index in self.family or is_unwritten):
                 self.draft.miss([f"{self.draft.kept(info.index)}._base is not None"])
         emit_quirks(self.draft, "prologue")
 
@@ -105,6 +109,18 @@ class Prologue:
         still_same = target.still_same()
         if still_same is not None:
             self.draft.miss([f"not {w.call('reached_holds', still_same)}"])
+
+    def _view_bases(self) -> None:
+        """Write the lines that read the bases that are inputs, and the guards that the arguments are views of them."""
+        draft, w = self.draft, self.w
+        for i, base in self.parts.call.view_bases.items():
+            view = draft.expressions[i]
+            if base in draft.expressions:
+                draft.miss([f"{view}._base is not {draft.expressions[base]}"])
+            else:
+                draft.expressions[base] = w.local(f"base_of_{view}")
+                w.add(f"{draft.expressions[base]} = {view}._base")
+            draft.miss([f"not {w.shared('is_strided_view', internals.is_strided_view)}({view})"])
 
     def _attributes(self) -> None:
         """Write the guards of the Python attributes of tensors.
@@ -223,12 +239,13 @@ class Prologue:
         draft, w = self.draft, self.w
         tensor = draft.kept(info.index)
         grad_mode = draft.grad_on or draft.trace.training
+        if info.index in self.family:  # `is_strided_view` has checked it
+            return
         # A write to a view would change the history of the view and of its base, so the input must not be a view.
         if info.is_written_non_leaf and grad_mode:
-            draft.miss([f"{tensor}._base is not None"])
+            retains = f" or {tensor}.retains_grad" if info.metadata_steps else ""
+            draft.miss([f"{tensor}._base is not None{retains}"])
             return
-        if info.is_written_non_leaf and draft.trace.training:
-            draft.miss([f"{tensor}.retains_grad and {tensor}._base is not None"])
         is_hidden_from_autograd = info.mutations_under_no_grad_or_inference_mode or info.mutations_hidden_from_autograd
         if info.mutates_data and info.requires_grad and not is_hidden_from_autograd:
             draft.miss([f"not {w.call('may_be_written', internals.may_be_written, tensor)}"])
@@ -241,7 +258,7 @@ class Prologue:
         if not mutated:
             self._counters()  # a change of metadata (`x.t_()`) may increment a version counter as well
             return
-        if any(isinstance(source, Base) for source in self.draft.trace.inputs.sources):
+        if self.family or any(isinstance(source, Base) for source in self.draft.trace.inputs.sources):
             kept_index = {position: k for k, position in enumerate(self.parts.dedupe.kept)}
             expected = tuple((kept_index[a], kept_index[b], distance) for a, b, distance in self.state.overlapping)
             check = differs_from(overlapping_pairs, expected)  # the entry serves calls with exactly these overlaps
@@ -281,7 +298,8 @@ class Prologue:
             facts = self.state.leaves[i]
             assert isinstance(facts, TensorFacts)
             extents.append(extent_bytes(facts.shape, facts.stride, facts.dtype.itemsize))
-            address = internals.address_of if facts.type is internals.FakeTensor else address
+            is_freed = extents[-1] and self.parts.call.values[i].untyped_storage().nbytes() == 0
+            address = internals.address_of if facts.type is internals.FakeTensor or is_freed else address
         if len(tensors) == 2 and address is Tensor.data_ptr:
             a, b = tensors
             start_a, start_b = self.w.local("start"), self.w.local("start")

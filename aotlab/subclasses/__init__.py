@@ -24,14 +24,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from aotlab import observe, pipeline
+from aotlab import events, pipeline
 from aotlab.cache import CompiledFunction, Declined, Entry
 from aotlab.capture.call import Target
 from aotlab.capture.dynamic_sizes import DynamicSizes
 from aotlab.capture.signals import RetraceNeeded, RunEagerly
 from aotlab.errors import RefusedError, SubclassError
+from aotlab.events import Miss
 from aotlab.guards.call_state import CallState
-from aotlab.observe import Miss
 from aotlab.pipeline import Explain, Options
 from aotlab.subclasses import symbols
 from aotlab.subclasses.around import write_around
@@ -72,7 +72,7 @@ def compile_call(
         if not isinstance(declined.__cause__, SubclassError):
             raise
         declined.__cause__.__traceback__ = declined.__traceback__ = None
-    findings = TraceFindings()
+    findings, target.lifts_numbers = TraceFindings(), False
     for _ in range(1 + _MOST_RETRACES):
         findings.has_news, checks_plain_inputs = False, findings.checks_plain_inputs
         try:
@@ -124,6 +124,6 @@ def _compile_unwrapped(
     began = time.perf_counter_ns()
     record, run = write_around(unwrapped, entry.run, target.name)
     took = time.perf_counter_ns() - began
-    observe.emit(observe.StageFinished(entry=number, stage="subclasses", record=record, duration_ns=took, nodes=None))
+    events.emit(events.StageFinished(entry=number, stage="subclasses", record=record, duration_ns=took, nodes=None))
     state = replace(entry.state, structure=unwrapped.structure)
     return replace(entry, run=run, state=state, records=replace(entry.records, subclasses=record))

@@ -5,7 +5,7 @@ The modules, in reading order:
 - `truth` computes the facts about a call;
 - `prediction` asks the questions of `questions` about a call, and compares the answers with these facts;
 - `programs` draws programs for practice;
-- `exercises` defines exercises; `course`, `course_again` and `wild` contain the exercises of the pages;
+- `exercises` defines exercises; `course`, `course_again`, `wild` and `observed` contain the exercises of the pages;
 - `families` and `steps` test the compiler that a reader writes;
 - `progress_file` stores the reader's progress;
 - `windows` draws a map of a storage: the position of each element of some tensors;
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import aotlab.teach.course  # importing these modules registers their exercises
 import aotlab.teach.course_again
+import aotlab.teach.observed
 import aotlab.teach.steps
 import aotlab.teach.wild  # noqa: F401
 from aotlab.teach.code import code

@@ -38,12 +38,13 @@ FAMILIES = {
 _LEFT_OUT = frozenset({
     "around the trace", "checkpoint", "custom functions", "dtypes", "grad modes", "hidden writes", "in-place metadata",
     "out=", "random", "raises",
+    "numbers in state", "sizes from values", "storage sizes",
 })  # fmt: skip
-#: Programs with one of these texts are left out: constants, reads of metadata, and cases that autograd leaves
-#: undefined.
+#: Programs with one of these texts are left out: constants, reads of metadata, results whose elements share memory, and
+#: cases that autograd leaves undefined.
 _ODD = re.compile(
-    r"(?m)hook|retain|storage_offset|requires_grad\b|\.shape|is_leaf|as_strided|text|detach|torch\.tensor|None"
-    r"|> 0\]|\] = [-\d.]+$"
+    r"(?m)hook|retain|storage_offset|requires_grad|\.shape|is_leaf|as_strided|text|detach|torch\.tensor|None"
+    r"|> 0\]|\] = [-\d.]+$|\.expand\("
 )
 #: Lines that are removed from the preparation of a program's arguments.
 _EXTRAS = re.compile(r"hook\(|retain\(|numpy")

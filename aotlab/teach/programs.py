@@ -24,6 +24,7 @@ from aotlab.verification.programs import program_of
 #: or are about another subject. `_ODD` finds more such programs by their text.
 _LEFT_OUT = frozenset({
     "around the trace", "checkpoint", "containers", "custom functions", "dtypes", "hooks", "out=", "random", "raises",
+    "numbers in state", "sizes from values", "storage sizes",
 })  # fmt: skip
 _ODD = re.compile(
     r"storage_offset|requires_grad\b|\.shape|is_leaf|as_strided|set_grad_enabled|inference_mode|unfold|movedim"

@@ -76,7 +76,7 @@ REFUSED_ON_TENSORS: Mapping[Any, Refused] = {
 CHANGES_SIZES = (
     Tensor.t_, Tensor.transpose_, Tensor.swapaxes_, Tensor.swapdims_, Tensor.squeeze_, Tensor.unsqueeze_,
     Tensor.detach_, torch.detach_, Tensor.resize_, Tensor.resize_as_, torch.resize_as_, Tensor.as_strided_,
-    torch.as_strided_, Tensor.set_,
+    torch.as_strided_,
 )  # fmt: skip
 #: Functions whose calls the quirk `kernels` corrects. The results of `CONTIGUOUS_IN_EAGER` and `MAX_POOLS` may be
 #: contiguous in eager where the recorded ops return other strides. For the vectors that `WITH_VECTORS` compute, eager's
@@ -90,6 +90,10 @@ WITHOUT_VECTORS = (
     torch.norm, Tensor.norm, torch.nuclear_norm,
 )  # fmt: skip
 _BY_OTHER_KERNELS = (*CONTIGUOUS_IN_EAGER, *MAX_POOLS, *WITH_VECTORS, *WITHOUT_VECTORS)
+#: The method and the assignment that give a tensor other memory.
+SETS_MEMORY, ASSIGNS_DATA = Tensor.set_, Tensor.data.__set__  # type: ignore[attr-defined]  # a slot wrapper
+#: The op that allocates or frees the storage of a tensor. Functionalization would lose the call.
+RESIZES_STORAGE = (torch.ops.inductor.resize_storage_bytes_, torch.ops.inductor.resize_storage_bytes_.default)
 #: Functions that must run eagerly, because functionalization gives them another result than eager. Each name is mapped
 #: to the id of a row of `aotlab.fallbacks`, and to the values for the fields in braces in the row's sentence.
 EAGER_FUNCTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -99,11 +103,9 @@ EAGER_FUNCTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "lift_fresh": ("aliases-differ-in-trace", {"result": "a view", "instead": "use the argument itself"}),
     # for calls of the ops with these names (``torch.ops.aten.t_``); quirks handle calls of the methods
-    **dict.fromkeys((method.__name__ for method in CHANGES_SIZES), ("op-changes-sizes", {})),
+    **dict.fromkeys((method.__name__ for method in (*CHANGES_SIZES, SETS_MEMORY)), ("op-changes-sizes", {})),
     "is_inference": ("asks-is-inference", {}),
     "polygamma_": ("polygamma-in-place", {}),
-    # functionalization loses the resize, and the graph would write to memory that does not exist
-    "resize_storage_bytes_": ("resizes-storage", {}),
 }
 
 #: Functions that a quirk may *claim*: `EscapeGuard` then calls a handler of the quirk instead of the function. The
@@ -117,10 +119,12 @@ CLAIMABLE: Mapping[Any, str] = {
     **dict.fromkeys(_BY_OTHER_KERNELS, "kernels"),
     **dict.fromkeys(internals.HIGHER_ORDER, "hops"),
     warnings.warn: "warnings",
+    **dict.fromkeys(RESIZES_STORAGE, "storage_sizes"),
+    **dict.fromkeys((SETS_MEMORY, ASSIGNS_DATA), "other_memory"),
 }
 #: Functions of `CLAIMABLE` that are claimed even if their first argument is not a traced tensor (a tensor of a
 #: functorch transform, say, or a tensor from outside the function).
-CLAIMED_ALWAYS = frozenset((torch.autograd.grad, *_BY_OTHER_KERNELS, *internals.HIGHER_ORDER))
+CLAIMED_ALWAYS = frozenset((torch.autograd.grad, *_BY_OTHER_KERNELS, *internals.HIGHER_ORDER, *RESIZES_STORAGE))
 
 _BRANCH = f"choose with torch.where, or {BY_DYNAMO}"
 _NUMBER = f"keep it a tensor, pass the number as an argument, or {BY_DYNAMO}"
@@ -211,20 +215,25 @@ def refuse_higher_order(op: object, line: errors.UserLine | None = None) -> NoRe
     )
 
 
-def check_unguarded_method(*args: Any, otherwise: Callable[..., Any], **kwargs: Any) -> Any:
-    """Run eagerly if the program calls ``set_``, ``apply_``, ``map_`` or ``map2_`` on a traced tensor.
+def check_unguarded_method(
+    claimed: Callable[[], Callable[..., Any] | None], *args: Any, otherwise: Callable[..., Any], **kwargs: Any
+) -> Any:
+    """Run eagerly if the program calls ``apply_``, ``map_`` or ``map2_`` on a traced tensor.
 
-    No `TorchFunctionMode` sees these four methods, so this function replaces them during the trace. A graph cannot
-    contain them: for example, ``apply_`` reads memory that a traced tensor does not have. All but ``set_`` also run
-    eagerly for a captured tensor (see `is_captured`). ``otherwise`` is the original method, which
-    is called for other tensors.
+    No `TorchFunctionMode` sees these three methods, nor ``set_``, so this function replaces them during the trace. A
+    graph cannot contain them: for example, ``apply_`` reads memory that a traced tensor does not have. All but ``set_``
+    also run eagerly for a captured tensor (see `is_captured`). For ``set_``, the function calls
+    `EscapeGuard.claimed`, to which ``claimed`` is a weak reference. ``otherwise`` is the original method, which is
+    called for other tensors.
     """
     name, tensors = otherwise.__name__, tensors_in((args, kwargs))
     if not any(internals.is_functional(tensor) or (is_captured(tensor) and name != "set_") for tensor in tensors):
         return otherwise(*args, **kwargs)
     with internals.disable_torch_function():  # `EscapeGuard` is still active, and must not see the engine's own calls
         if name == "set_":
-            raise RunEagerly("sets-other-memory", name=called(args[0]), at=user_line())
+            handler = claimed()
+            assert handler is not None
+            return handler(otherwise, args, kwargs)
         raise RunEagerly("applies-python-per-element", op=name, at=user_line())
 
 

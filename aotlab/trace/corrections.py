@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotlab._torch import OpOverload, pytree
+from aotlab._torch import OpOverload, expression_of, pytree
 from aotlab.trace.tape import tensors_in
 
 _ATEN = torch.ops.aten
@@ -53,6 +53,19 @@ def order_of_memory(tensor: Tensor) -> tuple[int, ...] | None:
     return order
 
 
+def draws_otherwise(op: OpOverload, args: tuple[Any, ...], *, exact: bool) -> bool:
+    """Tell whether a random op may draw other numbers than the in-place op that it replaces, or may fail.
+
+    In-place ops fill a tensor in the order of its memory; `bernoulli.p` fills it in the order of its indices. On the
+    CPU, ``normal_`` has another kernel for tensors that are not contiguous; `normal_functional` first copies a tensor
+    with gaps into a contiguous tensor. The fake result of `uniform` has the gaps of the argument. The real result is
+    dense, so Inductor would raise. ``exact`` says whether the backend must draw eager's numbers.
+    """
+    if op is _ATEN.uniform.default or (exact and op is _ATEN.normal_functional.default and args[0].is_cpu):
+        return order_of_memory(args[0]) is None
+    return exact and op is _ATEN.bernoulli.p and not args[0].is_contiguous()
+
+
 def _copied(tensor: Tensor, like: Tensor, record: Record) -> Tensor:
     """Return a copy of a tensor with the strides of ``like``.
 
@@ -72,6 +85,6 @@ def _differ(tensor: Tensor, like: Tensor) -> Iterator[bool]:
 
     Yield False for a dimension of size 1, because its stride has no effect.
     """
-    if tensor.numel():
-        for size, stride, like_stride in zip(tensor.shape, tensor.stride(), like.stride(), strict=True):
-            yield size > 1 and stride != like_stride
+    for size, stride, like_stride in zip(tensor.shape, tensor.stride(), like.stride(), strict=True):
+        is_same = expression_of(stride) == expression_of(like_stride)  # adds no guard
+        yield not is_same and size > 1 and stride != like_stride and tensor.numel() > 0

@@ -26,7 +26,7 @@ from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Pattern, is_full
 from aotlab.trace.segments import Exit, Segment
 from aotlab.trace.surroundings import tracing
-from aotlab.trace.tape import tensors_in
+from aotlab.trace.tape import Operation, tensors_in
 from aotlab.trace.write_calls import may_overlap_itself
 
 
@@ -75,15 +75,20 @@ class Deriver:
       if there are several segments.
     - ``checkpoint_caches`` are the caches of selective checkpoints. A backward takes the values out of such a cache.
 
-    A checkpoint runs its function again in the backward. If this function writes an input, for example the statistics
-    of a batch norm, the backward writes the input again. Three fields, whose keys are indices of kept inputs, concern
-    such inputs:
+    A backward may write inputs of the call. A checkpoint runs its function again in the backward, and this function may
+    write, for example, the statistics of a batch norm. The backward of a custom Function may update statistics or a
+    counter, or write the gradient that it receives. These fields concern such writes. Their keys are indices of kept
+    inputs; for tangent ``n``, the key is ``-1 - n``.
 
-    - ``writable`` has the traced tensors of the inputs that a checkpoint may write in the backward.
-    - ``live`` has the writable inputs that a backward read or wrote. A backward receives their current values as extra
-      arguments. ``live`` has for each of these inputs a fake tensor for the current value, and whether the write
-      changes the version counter.
-    - ``segments_using`` has for each live input the indices of the segments whose backward reads or writes the input.
+    - ``writable`` has the traced tensors that a backward may write.
+    - ``rerun`` has the keys of the inputs that the function of a checkpoint may read and write in the backward.
+    - ``writes_tangents`` says that the backward of a custom Function may write the gradient that it receives.
+    - ``live`` has the writable tensors that a backward wrote, and the inputs in ``rerun`` that it read. A backward
+      receives the current values of live inputs as extra arguments. ``live`` has for each of these tensors a fake
+      tensor for the current value, and whether the write changes the version counter.
+    - ``resized`` has the live inputs whose storage a backward resizes, and whether it frees the storage at the end.
+    - ``draws`` says that a backward draws random numbers.
+    - ``segments_using`` has for each key in ``live`` the indices of the segments whose backward reads or writes it.
     """
 
     recorder: Recorder
@@ -93,8 +98,12 @@ class Deriver:
     tangents: Tangents
     holder: Callable[[], AbstractContextManager[None]]
     writable: Mapping[int, Tensor] = field(default_factory=dict)
+    rerun: Collection[int] = ()
+    writes_tangents: bool = False
     live: dict[int, tuple[Tensor, bool]] = field(default_factory=dict, init=False)
+    resized: dict[int, bool] = field(default_factory=dict, init=False)
     segments_using: dict[int, set[int]] = field(default_factory=dict, init=False)
+    draws: bool = field(default=False, init=False)
     full: dict[int, list[Tensor | None]] = field(default_factory=dict, init=False)
     leaf_order: list[Edge] = field(default_factory=list, init=False)
     checkpoint_caches: set[Any] = field(default_factory=set, init=False)
@@ -103,7 +112,7 @@ class Deriver:
     @property
     def live_inputs(self) -> list[tuple[str, Tensor]]:
         """The placeholders for the live inputs, as pairs (name, fake tensor). In a graph, they follow the tangents."""
-        return [(f"tangents_live_{k}", fake) for k, (fake, _) in self.live.items()]
+        return [(f"tangents_live_{k}", fake) for k, (fake, _) in self.live.items() if k >= 0]
 
     def traced_tangents(self, number: int, pattern: Pattern) -> list[Tensor | None]:
         """Return the traced tangents from which autograd runs the backward of segment ``number``.
@@ -132,8 +141,9 @@ class Deriver:
 
         With ``autocast`` it runs under the current autocast settings, otherwise without autocast. It computes the
         gradients of all slots, or only those of the ``requested`` slots. Return one gradient per slot (None if no
-        gradient flows there), then the new values of the ``live`` inputs. If this run finds new live inputs, the result
-        is not complete, because they were not arguments of this backward. The caller must then call this method again.
+        gradient flows there), then the new values of the ``live`` tensors. If this run finds new live tensors, the
+        result is not complete, because they were not arguments of this backward. The caller must then call this method
+        again.
         """
         is_full_backward = is_full(pattern) and not autocast and requested is None
         if is_full_backward and number in self.full:
@@ -144,24 +154,35 @@ class Deriver:
             nodes = segment.nodes and frozenset(nodes_to_exits(segment, exits))
             segment = replace(segment, stops=tuple([exit_[0] for exit_ in exits]), nodes=nodes)
         first_operation = len(self.recorder.tape.operations)
-        versions = {k: internals.version_of(traced) for k, traced in self.writable.items()}
+        writable = dict(self.writable)
+        if self.writes_tangents:
+            pairs = zip(self.tangents.of_entries[number], tangents, strict=True)
+            writable |= {-1 - n: tangent for n, tangent in pairs if tangent is not None}
+        versions = {k: internals.version_of(traced) for k, traced in writable.items()}
         # With one group for all nodes, a checkpoint runs its function only once, even if autograd is called for each
         # node separately.
-        recompute_group = GraphExecGroup() if self.writable else nullcontext()
-        with self.recording(autocast=autocast) as initial_values, torch.no_grad(), recompute_group:
+        recompute_group = GraphExecGroup() if self.rerun else nullcontext()
+        may_draw = not self.recorder.has_checkpoints
+        recording = self.recording(writable, autocast=autocast, may_draw=may_draw)
+        with recording as initial_values, torch.no_grad(), recompute_group:
             exit_gradients = differentiate(
                 segment, tangents, self.leaf_order if is_full_backward and not self.leaf_order else None
             )
             values = {exit_: value_of(gradient, "a gradient") for exit_, gradient in exit_gradients.items()}
             chain_backward_effects(self.recorder, self.segments[number], values, first_operation)
-            final_values = {k: value_of(traced, "an input") for k, traced in self.writable.items()}
+            final_values = {k: value_of(traced, "an input") for k, traced in writable.items()}
+        self._check_draws(first_operation, [*values.values(), *final_values.values()])
+        moved = [k for k, traced in writable.items() if internals.version_of(traced) != versions[k]]
+        for k in moved:
+            internals.set_version(writable[k], versions[k])
         written = {k: value for k, value in final_values.items() if value is not initial_values[k]}
         gradients = [None if exit_ is None else values.get(exit_) for exit_ in slots] + [
             written.get(k) for k in self.live
         ]
-        new_operations = self.recorder.tape.operations[first_operation:] if self.writable else ()
+        new_operations = self.recorder.tape.operations[first_operation:] if self.rerun or written else ()
         read_ids = {id(each) for operation in new_operations for each in tensors_in((operation.args, operation.kwargs))}
-        touched_inputs = [k for k, value in initial_values.items() if k in written or id(value) in read_ids]
+        read = [k for k in {*self.rerun, *self.live} if k in initial_values and id(initial_values[k]) in read_ids]
+        touched_inputs = [k for k in initial_values if k in written or k in read]
         new_live = [k for k in touched_inputs if k not in self.live]
         assert not new_live or number not in self.full, (
             "a backward of some gradients uses a live input that the full backward does not use"
@@ -169,10 +190,10 @@ class Deriver:
         if is_full_backward and not new_live:
             self.full[number] = gradients
         for k in new_live:
-            initial, moves_version = initial_values[k], internals.version_of(self.writable[k]) != versions[k]
+            initial = initial_values[k]
             self.live[k] = (
                 fake_gradient(self.recorder, initial.shape, initial.stride(), initial.dtype, initial.device),
-                moves_version,
+                k in moved,
             )
             for other_gradients in self.full.values():
                 other_gradients.append(None)
@@ -183,24 +204,29 @@ class Deriver:
         return gradients
 
     @contextmanager
-    def recording(self, *, autocast: bool) -> Iterator[dict[int, Tensor]]:
+    def recording(
+        self, writable: Mapping[int, Tensor] | None = None, *, autocast: bool, may_draw: bool = False
+    ) -> Iterator[dict[int, Tensor]]:
         """Return a context manager in which the recorder records the ops of a backward.
 
-        The context manager yields the values that the ``writable`` inputs have at the beginning of the block. After the
-        block, it gives these inputs the values that they had at the end of the forward. Then it raises if an op with
-        side effects was recorded and not chained by tokens, or if an op drew random numbers. (A checkpoint may repeat
-        the random numbers of the forward.)
+        The context manager yields the values that the ``writable`` tensors have at the beginning of the block. After
+        the block, it gives these tensors the values that they had before. Then it raises if an op with side effects was
+        recorded and not chained by tokens, or if an op drew random numbers although ``may_draw`` is false. (A
+        checkpoint may always repeat the random numbers of the forward.) The default of ``writable`` are the inputs in
+        the field of this name.
         """
+        writable = self.writable if writable is None else writable
         operations = self.recorder.tape.operations
         first = len(operations)
-        forward_values = {k: value_of(traced, "an input") for k, traced in self.writable.items()}
-        initial_values = forward_values | {k: fake for k, (fake, _) in self.live.items()}
-        self._set_writable_values(initial_values)
+        forward_values = {k: value_of(traced, "an input") for k, traced in writable.items()}
+        initial_values = forward_values | {k: fake for k, (fake, _) in self.live.items() if k >= 0}
+        _set_values(writable, initial_values)
         self.recorder.phase = "backward"
         self.recorder.states.begin()
         try:
             casting = nullcontext() if autocast else internals.disable_autocast()
-            guard = EscapeGuard(claims=claims_of(type(quirk)() for quirk in self.quirks))
+            claims = claims_of(type(quirk)() for quirk in self.quirks)
+            guard = EscapeGuard(claims=claims, writable=writable, resized=self.resized)
             caches = internals.caches_kept(self.checkpoint_caches) if self.recorder.has_checkpoints else nullcontext()
             subclass_mode = self.recorder.subclass_mode or nullcontext()
             with (
@@ -215,24 +241,43 @@ class Deriver:
                 yield initial_values
                 self.recorder.states.end()
         finally:
-            self._set_writable_values(forward_values)
+            _set_values(writable, forward_values)
             self.recorder.phase = "forward"
             if autocast:
                 torch.clear_autocast_cache()  # otherwise code after the trace would get traced tensors from the cache
         effects_in(operations[first:], DoubleBackwardError)
         for operation in operations[first:]:
-            if operation.is_random and operation.is_impure:
-                raise RandomOpError(
-                    f"a backward draws random numbers by `{operation.target}`",
-                    line=None if operation.code_position is None else operation.code_position(),
-                    why="eager draws new numbers in each backward, and only in the nodes that this backward runs",
-                    suggestion="draw the numbers in the forward, and save them for the backward",
-                )
+            if operation.is_random and operation.is_impure and not (may_draw and operation.draws_as):
+                raise _draws(operation, "the backward of a checkpoint repeats the random numbers of the forward")
 
-    def _set_writable_values(self, values: Mapping[int, Tensor]) -> None:
-        for k, value in values.items():
-            if value_of(self.writable[k], "an input") is not value:
-                internals.replace_value(self.writable[k], value)
+    def _check_draws(self, first: int, results: Sequence[Tensor]) -> None:
+        """Note whether the backward, recorded from the op ``first`` on, draws random numbers.
+
+        Raise if none of its ``results`` depends on some of these numbers, because its graph would not draw them.
+        """
+        tape = self.recorder.tape
+        drawing = [each for each in tape.operations[first:] if each.is_random and each.is_impure]
+        self.draws = self.draws or bool(drawing)
+        needed = tape.needed(results, set())[0] if drawing else ()
+        for operation in drawing:
+            if operation.index not in needed:
+                raise _draws(operation, "no gradient depends on these numbers, so the graph would not draw them")
+
+
+def _draws(operation: Operation, why: str) -> RandomOpError:
+    return RandomOpError(
+        f"a backward draws random numbers by `{operation.target}`",
+        line=None if operation.code_position is None else operation.code_position(),
+        why=why,
+        suggestion="draw the numbers in the forward, and save them for the backward",
+    )
+
+
+def _set_values(writable: Mapping[int, Tensor], values: Mapping[int, Tensor]) -> None:
+    """Give the traced tensors in ``writable`` the values with the same keys."""
+    for k, traced in writable.items():
+        if value_of(traced, "an input") is not values[k]:
+            internals.replace_value(traced, values[k])
 
 
 def differentiate(

@@ -7,7 +7,8 @@ Inputs that share memory become windows of one synthetic base::
 
 The two traced tensors must share memory like the caller's tensors: a write to one is visible in the other. So both are
 views of one traced *base*, whose memory covers both. Some inputs cannot have a base, for example views that require
-grad. Then each gets its own memory, and the call runs eagerly if the function changes one of them.
+grad. Then each gets its own memory, and the trace ends if the function changes one of them. If the base of these views
+can be an input (`aotlab.capture.view_bases`), the next trace makes each of them as a view of the traced base.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from aotlab import _torch as internals
@@ -47,13 +49,29 @@ def enter_inputs(
             entered_inputs[k] = note_initial_state(
                 dedupe.names[k], tensors[k], internals.from_functional(traced), traced, base
             )
+    index = {position: k for k, position in enumerate(dedupe.kept)}
+    view_of = {index[i]: index[base_position] for i, base_position in call.view_bases.items()}
     for k, (name, real) in enumerate(zip(dedupe.names, tensors, strict=True)):
-        if k not in entered_inputs:
+        if k not in entered_inputs and k not in view_of:
             fake = None
             if recorder.sizes is not None and dedupe.kept[k] in varying:
                 fake = recorder.sizes.enter(fake_mode, dedupe.kept[k], real, varying[dedupe.kept[k]])
             entered_inputs[k] = enter_input(tape, fake_mode, name, real, fake)
+    for k, parent in view_of.items():
+        entered_inputs[k] = _enter_view(recorder, dedupe.names[k], tensors[k], entered_inputs[parent])
+        entered_inputs[k].view_of = parent
     return [entered_inputs[k] for k in range(len(tensors))]
+
+
+def _enter_view(recorder: Recorder, name: str, real: Tensor, base: TracedInput) -> TracedInput:
+    """Make the traced tensor of an input that is a view of another input, ``base``."""
+    # One `as_strided` directly on the base, because functionalization cannot write through a chain of views that
+    # contains `as_strided` at another place.
+    with tracing(recorder), torch.enable_grad():
+        traced = base.traced.as_strided(real.shape, real.stride(), real.storage_offset())
+    internals.sync(traced)
+    base.has_views = True
+    return note_initial_state(name, real, internals.from_functional(traced), traced, None)
 
 
 def _windows(recorder: Recorder, base: Base, members: Sequence[Tensor]) -> list[Tensor]:
@@ -120,7 +138,8 @@ def placeholders_of(
 
     The origin says where the run-time value of a placeholder comes from. There are three kinds:
 
-    - The position of a flat argument that is a tensor.
+    - The position of a flat argument that is a tensor, or of the base of a view. If ``writes`` include this base, it
+      replaces its views.
     - A synthetic base. If ``writes``, the write-backs of the epilogue, include a window of a base, then the base
       replaces all of its windows.
     - A `SizeOf`, for a symbolic size. The symbolic sizes come last.
@@ -130,6 +149,7 @@ def placeholders_of(
     dedupe, inputs = findings.dedupe, findings.inputs
     tape, fake_mode = findings.recorder.tape, findings.recorder.fake_mode
     written = {id(inputs[write.index].base) for write in writes}
+    written_bases = {write.index for write in writes}
     prefix = ("primals_{}", 1) if training else ("arg{}_1", 0)
     kept_at = {p: k for k, p in enumerate(dedupe.kept)}
     fakes: list[Tensor] = []
@@ -141,10 +161,12 @@ def placeholders_of(
             fakes.append(tape.enter(fake_mode.from_tensor(real.detach().view_as(real), static_shapes=True)))
             sources.append(position)
             continue
-        base = inputs[k].base
+        base, parent = inputs[k].base, inputs[k].view_of
+        k = k if parent is None or parent not in written_bases else parent  # the base replaces its views
         if base is None or id(base) not in written:
-            fakes.append(inputs[k].fake)
-            sources.append(position)
+            if dedupe.kept[k] not in sources:
+                fakes.append(inputs[k].fake)
+                sources.append(dedupe.kept[k])
         elif base not in sources:
             assert base.fake is not None
             fakes.append(base.fake)

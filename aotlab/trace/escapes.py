@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import torch
@@ -32,7 +35,8 @@ class EscapeGuard(TorchFunctionMode):
     It also passes each write to `aotlab.trace.write_calls`, and each function that a quirk claims to that quirk.
     ``hooks`` are the hooks that the function registered, by the id of their handle. Each compiled call registers them
     again. ``storages`` and ``inputs`` describe the traced inputs. Both are empty while a backward is derived.
-    ``claims`` maps each claimed function to the handler of a quirk.
+    ``claims`` maps each claimed function to the handler of a quirk. ``writable`` and ``resized`` are those of the
+    `Deriver` while a backward is derived.
     """
 
     def __init__(
@@ -41,6 +45,8 @@ class EscapeGuard(TorchFunctionMode):
         inputs: Sequence[TracedInput] = (),
         *,
         claims: Mapping[Any, Handler] | None = None,
+        writable: Mapping[int, Tensor] = MappingProxyType({}),
+        resized: dict[int, bool] | None = None,
     ) -> None:
         super().__init__()
         self.storage_notes = StorageNotes(storages or {})
@@ -50,6 +56,8 @@ class EscapeGuard(TorchFunctionMode):
         # storage depends on that base, which the trace does not have.
         self._unknown_histories = {item.storage for item in inputs if internals.is_leaf_by_its_base(item.real)}
         self._claims = claims or {}
+        self.writable = {id(traced): k for k, traced in writable.items()}
+        self.resized = {} if resized is None else resized
         self._inference = torch.is_inference_mode_enabled()
         # The first refusal. It is raised again at the end, because the program may catch it.
         self._refusal: Exception | None = None
@@ -78,7 +86,7 @@ class EscapeGuard(TorchFunctionMode):
     ) -> Any:
         # in hooks of a backward two of these modes are active, and the other one must not see the engine's own calls
         with internals.disable_torch_function():
-            self.storage_notes.check_uses((args, kwargs))
+            self.storage_notes.check_uses((args, kwargs), locked=func == internals.HOOKS_SETTER)
         try:
             result = self._call(func, args, kwargs or {})
         except (TraceEnds, RefusedError) as error:
@@ -126,6 +134,9 @@ class EscapeGuard(TorchFunctionMode):
             if result.element_size() != first.element_size():
                 self.check_strides(first)  # torch allows a view as a dtype of another size only for some strides
             self.storage_notes.note_dtype_view(first, result)
+        if func in _MAY_COPY and internals.storage_key(result) != internals.storage_key(first):
+            with internals.disable_torch_function():
+                internals.assume_copy(first)
         return result
 
     def _check_access(self, func: Any, tensor: Tensor) -> None:
@@ -139,7 +150,7 @@ class EscapeGuard(TorchFunctionMode):
             if func in _LETS_REQUIRE_GRAD and is_view:  # it would be a leaf that a write to its base changes
                 raise RunEagerly("view-set-to-require-grad", name=self._called(tensor, "a view"), at=user_line())
         item = self.inputs.get(id(tensor))
-        if func not in _READS_HISTORY:
+        if func not in _READS_HISTORY and not (func in self._claims and internals.is_functional(tensor)):
             boundary.check_access(func, tensor, None if item is None else item.name)
 
     def check_strides(self, tensor: Tensor) -> None:
@@ -156,7 +167,8 @@ class EscapeGuard(TorchFunctionMode):
             note_random_state,
             note_checkpoint,
             _refuse_saved_hooks,
-            boundary.check_unguarded_method,
+            # The guard must die with the trace, because derivatives depend on which traced tensors are alive.
+            partial(boundary.check_unguarded_method, weakref.WeakMethod(self.claimed)),
             boundary.refuse_higher_order,
         )
         self._replaced.__enter__()
@@ -201,6 +213,10 @@ _ATEN = torch.ops.aten
 _SEES_AS_DTYPE = frozenset(
     (Tensor.view, _ATEN.view, _ATEN.view.dtype, torch.view_as_complex, _ATEN.view_as_complex)
 ) | {_ATEN.view_as_complex.default}
+#: Functions that return a view, or a copy if no view has the new sizes or strides.
+_MAY_COPY = frozenset(
+    (Tensor.reshape, torch.reshape, Tensor.reshape_as, Tensor.flatten, torch.flatten, Tensor.ravel, torch.ravel)
+) | {Tensor.contiguous}
 #: Functions that write the running mean and the running variance.
 _WRITES_STATISTICS = frozenset(
     (functional.batch_norm, functional.instance_norm, torch.batch_norm, torch.instance_norm, torch.native_batch_norm)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -23,13 +24,13 @@ class Returned:
     """One output of the forward graph.
 
     ``source`` and ``index`` say which tensor it is, for example the mutated input with the index 2. ``value`` is its
-    fake tensor. ``root`` is the traced tensor from which gradients are computed, or None if the output does not require
-    grad. ``label`` names the output in messages.
+    fake tensor; for a size that depends on values, it is a symbolic number. ``root`` is the traced tensor from which
+    gradients are computed, or None if the output does not require grad. ``label`` names the output in messages.
     """
 
     source: TangentSource
     index: int
-    value: Tensor
+    value: Any
     root: Tensor | None
     label: str
 
@@ -73,7 +74,11 @@ def writes_of(inputs: Sequence[TracedInput], infos: Sequence[InputAliasInfo]) ->
 
     If the memory of one input is a part of another input's memory, writing the larger input is enough.
     """
-    alone = [k for k, info in enumerate(infos) if info.mutates_data and inputs[k].base is None]
+    separate = [k for k, item in enumerate(inputs) if item.base is None and item.view_of is None]
+    alone = [k for k in separate if infos[k].mutates_data]
+    for k in [k for k in separate if inputs[k].has_views and infos[k].moves_version]:
+        if not infos[k].mutates_data and not any(item.steps for item in inputs if item.view_of == k):
+            raise RunEagerly("version-moves-without-write", name=inputs[k].name)
     writes = [Write(k, inputs[k].written_visibly, infos[k].moves_version) for k in alone]
     for base in bases_of(inputs):
         if not any(infos[k].mutates_data for k in base.members):
@@ -96,6 +101,13 @@ def writes_of(inputs: Sequence[TracedInput], infos: Sequence[InputAliasInfo]) ->
     return sorted(writes, key=lambda write: (write.visible, write.index))
 
 
+def _bound(findings: Findings) -> list[Returned]:
+    """Return the unbacked symbols of the forward, because the epilogue and later backwards may need their values."""
+    bound = findings.recorder.tape.bound.items()
+    numbers = [number for symbol, (_, number) in bound if internals.expression_of(number) == symbol]
+    return [Returned(TangentSource.SIZE, i, number, None, str(number.node.expr)) for i, number in enumerate(numbers)]
+
+
 def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> ForwardOutputs:
     """Choose the forward graph's outputs.
 
@@ -103,7 +115,7 @@ def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> Forwar
     result would differ from eager's. Otherwise the graph returns their new values, and the epilogue writes these back.
     """
     inputs, infos, outputs = findings.inputs, findings.infos, findings.outputs
-    finals = [internals.from_functional(item.traced) for item in inputs]
+    finals = [item.final for item in inputs]
     results = [Returned(TangentSource.OUTPUT, i, v, root, outputs.infos[i].name) for i, v, root in outputs.returned]
     for i, (value, root) in enumerate(outputs.bases):
         results.append(Returned(TangentSource.INTERMEDIATE_BASE, i, value, root, f"intermediate base {i}"))
@@ -121,14 +133,17 @@ def forward_outputs(findings: Findings, *, keep_input_mutations: bool) -> Forwar
     unfit = unfit or any(operation.may_raise_late for operation in early)
     if keep_input_mutations and not unfit and all(item.root is None for item in (*new_values, *results)):
         # A write in the graph changes the version counter of the input. So the epilogue, not the graph, writes an input
-        # whose counter eager does not change. The epilogue also writes the inputs that synthetic bases replace.
+        # whose counter eager does not change. The epilogue also writes the inputs that synthetic bases replace, and the
+        # bases of views.
         infos = tuple(
-            replace(info, keep_input_mutations=True) if info.moves_version and item.base is None else info
+            replace(info, keep_input_mutations=True)
+            if info.moves_version and item.base is None and not item.is_family
+            else info
             for info, item in zip(infos, inputs, strict=True)
         )
         written_in_graph = {info.index for info in infos if info.mutation_type is MutationType.MUTATED_IN_GRAPH}
     return ForwardOutputs(
-        returned=[*(item for item in new_values if item.index not in written_in_graph), *results],
+        returned=[*(item for item in new_values if item.index not in written_in_graph), *results, *_bound(findings)],
         writes=[write for write in writes if write.index not in written_in_graph],
         write_back=[(inputs[k].fake, finals[k]) for k in sorted(written_in_graph)],
         infos=infos,

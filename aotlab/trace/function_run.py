@@ -51,6 +51,8 @@ def run_function(
             with surroundings.warnings_noted() as warned, outside, escapes, surroundings.clocks_watched(), symbols:
                 # in a copied context, so that a refused call cannot change the caller's context variables
                 result = contextvars.copy_context().run(call.target.run, lifted, args, kwargs)
+            if recorder.unbacked is not None:
+                recorder.unbacked.finish()
             recorder.states.end()
             left_grad_mode = torch.is_grad_enabled()
         finally:
@@ -59,10 +61,13 @@ def run_function(
             item.check_attributes()
             if item.storage in escapes.storage_notes.viewed_under_no_grad and internals.is_over_another(item.real):
                 raise RunEagerly("no-grad-view-of-leaf-view", name=item.name)
+        for quirk in quirks:
+            quirk.after_run(inputs)
         check_containers(call, values, args, kwargs)
         leaves, names, out_spec = nesting.flatten_result(result, caller_objects(args, kwargs, call.target.objects()))
         infos = _input_infos(recorder, inputs)
         outputs = OutputReader(recorder.tape, leaves, names, inputs, escapes.storage_notes).run()
+        _check_made_to_require_grad(inputs, infos, outputs, escapes)
         _check_counters(call, dedupe, inputs, infos, outputs, escapes)
     if warned:
         escapes.claimed(warnings.warn, tuple(warned), {})
@@ -112,12 +117,32 @@ def _check_counters(
             raise RunEagerly("shared-version-counter", names=names)
 
 
+def _check_made_to_require_grad(
+    inputs: Sequence[TracedInput], infos: Sequence[InputAliasInfo], outputs: Outputs, escapes: EscapeGuard
+) -> None:
+    """Run eagerly if an input on which the function called ``requires_grad_()`` has views or hooks.
+
+    The input is then a leaf, but in eager its views have the history that they had before, or that of another base.
+    """
+    tensors = outputs.tensors.values()
+    for info, item in zip(infos, inputs, strict=True):
+        viewed = any(t is not item.traced and internals.storage_key(t) == item.storage for t in tensors)
+        unlike = info.moves_version or item.storage in escapes.storage_notes.viewed
+        is_other = viewed or item.steps or escapes.hooks_of(item.traced)
+        if info.made_to_require_grad and (is_other or (internals.base_of(item.real) is not None and unlike)):
+            raise RunEagerly("changes-requires-grad", name=item.name)
+
+
 def _escape_guard(inputs: Sequence[TracedInput], quirks: Sequence[Quirk]) -> EscapeGuard:
     storages = {i.storage: InputStorage((k,), i.name, i.traced) for k, i in enumerate(inputs) if i.base is None}
+    for k, item in enumerate(inputs):
+        if item.has_views:
+            members = (k, *(n for n, other in enumerate(inputs) if other.view_of == k))
+            storages[item.storage] = InputStorage(members, item.name, item.traced, is_base=True)
     for base in bases_of(inputs):
         assert base.traced is not None
         first = inputs[base.members[0]]
-        storages[first.storage] = InputStorage(base.members, first.name, base.traced, is_base=True)
+        storages[first.storage] = InputStorage(base.members, first.name, base.traced, is_base=True, is_synthetic=True)
     return EscapeGuard(storages, inputs, claims=claims_of(quirks))
 
 

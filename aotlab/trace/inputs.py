@@ -32,8 +32,13 @@ class TracedInput:
     - ``version`` and ``storage`` are the version and the storage key of the traced tensor.
     - ``attributes`` are the Python attributes of the traced tensor, copied from the caller's tensor.
     - ``base`` is the synthetic base of which the input is a window, or None if it shares no memory.
+    - ``view_of`` is the index of the input that is the base of this input, or None. ``has_views`` says whether other
+      inputs have this input as their base (see `aotlab.capture.view_bases`).
     - ``steps`` are the calls by which the function changed the input's sizes or strides, as code for the epilogue. This
       list is filled during the run.
+    - ``takes_memory`` says whether the function gave the input other memory, and ``keeps_other_memory`` whether it left
+      the input there. This is noted during the run.
+    - ``final`` is the fake tensor of the values that the input's own memory has after the run.
     """
 
     name: str
@@ -46,7 +51,17 @@ class TracedInput:
     storage: int
     attributes: dict[str, Any]
     base: Base | None = None
+    view_of: int | None = None
+    has_views: bool = False
     steps: list[str] = field(default_factory=list)
+    takes_memory: bool = False
+    keeps_other_memory: bool = False
+    final: Tensor = field(init=False)
+
+    @property
+    def is_family(self) -> bool:
+        """Whether this input is a base that is an input, or a view of such a base."""
+        return self.has_views or self.view_of is not None
 
     @property
     def written_visibly(self) -> bool:
@@ -135,7 +150,7 @@ def value_of(traced: Tensor, label: str) -> Tensor:
 def input_info(index: int, item: TracedInput, tape: Tape, storages: StorageNumbers) -> InputAliasInfo:
     """Describe the mutations of input number ``index``; refuse a mutation that the epilogue cannot repeat."""
     traced = item.traced
-    final = value_of(traced, f"`{item.name}`")
+    final = item.final = value_of(traced, f"`{item.name}`")
     _check_sizes(item, final, tape)
     if traced.is_leaf and traced.grad is not None:
         raise EscapeError(
@@ -146,8 +161,12 @@ def input_info(index: int, item: TracedInput, tape: Tape, storages: StorageNumbe
             pattern=r"\bbackward\(",
         )
     requires_grad, visible = item.real.requires_grad, item.written_visibly
-    if traced.is_leaf and traced.requires_grad != requires_grad:
+    made_to_require_grad = traced.is_leaf and traced.requires_grad and not requires_grad
+    ends_requiring = traced.is_leaf and requires_grad and not traced.requires_grad
+    if ends_requiring or (made_to_require_grad and (item.base is not None or item.is_family)):
         raise RunEagerly("changes-requires-grad", name=item.name)
+    if made_to_require_grad:
+        item.edge = edge_of(traced)
     mutated = internals.has_data_mutation(traced) and final is not item.fake
     if item.base is not None and visible:
         raise RunEagerly("shared-input-gains-history", name=item.name)
@@ -162,7 +181,7 @@ def input_info(index: int, item: TracedInput, tape: Tape, storages: StorageNumbe
     allowed = internals.may_be_written(item.real) if visible else not moved or internals.keeps_through_writes(item.real)
     if mutated and requires_grad and not under_no_grad and not allowed:
         raise RunEagerly("writes-view-with-grad-base", name=item.name)
-    if moved and not (mutated or item.steps) and item.base is None:
+    if moved and not (mutated or item.steps or item.takes_memory or item.is_family) and item.base is None:
         raise RunEagerly("version-moves-without-write", name=item.name)
     return InputAliasInfo(
         index=index,
@@ -171,7 +190,8 @@ def input_info(index: int, item: TracedInput, tape: Tape, storages: StorageNumbe
         is_leaf=item.real.is_leaf,
         requires_grad=requires_grad,
         mutates_data=mutated,
-        mutates_metadata=bool(item.steps),
+        mutates_metadata=bool(item.steps) or item.keeps_other_memory,
+        mutates_storage=item.keeps_other_memory,
         metadata_steps=tuple(item.steps),
         # torch does not record which writes went through `detach()` or `.data`. But such a write does not change
         # `grad_fn`, so it is recognized by that.
@@ -179,6 +199,7 @@ def input_info(index: int, item: TracedInput, tape: Tape, storages: StorageNumbe
         mutations_under_no_grad_or_inference_mode=under_no_grad,
         moves_version=moved,
         requires_grad_after=traced.requires_grad,
+        made_to_require_grad=made_to_require_grad,
     )
 
 

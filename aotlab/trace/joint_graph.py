@@ -42,6 +42,8 @@ from aotlab.trace.sources import check_multi_output_views, divide_into_segments,
 from aotlab.trace.tangent_layouts import describe_ops
 from aotlab.trace.tape import Operation, Untraceable
 
+_AS_STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
+
 
 def make_joint(
     findings: Findings, quirks: Sequence[Quirk], *, keep_input_mutations: bool, static_inputs: int, exact: bool
@@ -53,14 +55,17 @@ def make_joint(
     recorder, outputs = findings.recorder, findings.outputs
     forward = forward_outputs(findings, keep_input_mutations=keep_input_mutations)
     placeholders, input_sources = placeholders_of(findings, forward.writes, training=forward.training)
-    fakes = [item.fake for item in findings.inputs]
+    fakes, dedupe = [item.fake for item in findings.inputs], findings.dedupe
+    view_of = {k: item.view_of for k, item in enumerate(findings.inputs) if item.view_of is not None}
     sources, segments = divide_into_segments(findings, forward, exact=exact)
     tangents, tangent_infos, cut_edges = _make_tangents(recorder, forward.roots, segments)
     sources.update(cut_edges)
     check_multi_output_views(findings)
     side_effects = _side_effects(findings, quirks, forward, sources)
     slots = _slots(segments, sources, input_sources, findings.dedupe.kept)
-    holder = findings.holder if recorder.has_checkpoints else nullcontext
+    lifts_numbers = not all(isinstance(value, Tensor) for value in findings.call.values[: findings.call.lifted_count])
+    runs_code = recorder.has_checkpoints or (lifts_numbers and classify_nodes(segments)[0])
+    holder = findings.holder if runs_code else nullcontext
     deriver = Deriver(recorder, quirks, segments, slots, tangents, holder)
     bits = node_bits(segments)
     connected, watch = _differentiate(findings, forward, deriver, bits)
@@ -85,7 +90,12 @@ def make_joint(
             backward_tokens=names_of_effects(recorder.tape.operations, "backward"),
         ),
         inputs=GraphInputs(
-            fakes=fakes, placeholders=placeholders, sources=input_sources, offsets_read=findings.offsets_read
+            fakes=fakes,
+            placeholders=placeholders,
+            sources=input_sources,
+            offsets_read=findings.offsets_read,
+            view_of=view_of,
+            families=_families({k: base for k, base in view_of.items() if dedupe.kept[k] not in input_sources}),
         ),
         outputs=ProgramOutputs(
             spec=findings.out_spec, constants=outputs.constants, parent_outputs=parent_outputs(outputs, findings.inputs)
@@ -106,7 +116,13 @@ def make_joint(
     )
     if trace.training or torch.is_grad_enabled():
         _check_view_bases(trace, findings)
+    _check_strides(trace, findings)
     return _record(trace, forward), trace
+
+
+def _families(view_of: Mapping[int, int]) -> list[tuple[int, ...]]:
+    """Group views by their base: {0: 2, 1: 2, 3: 4} gives [(2, 0, 1), (4, 3)]."""
+    return [(base, *(k for k in view_of if view_of[k] == base)) for base in dict.fromkeys(view_of.values())]
 
 
 def _check_view_bases(trace: Trace, findings: Findings) -> None:
@@ -119,16 +135,31 @@ def _check_view_bases(trace: Trace, findings: Findings) -> None:
     for info, item in zip(trace.metadata.input_info, findings.inputs, strict=True):
         is_view, is_hooked = internals.base_of(item.real) is not None, id(item.traced) in hooked
         gets_history = not item.real.requires_grad and item.written_visibly
-        if not item.traced.requires_grad or not (is_view or gets_history):
-            continue
+        if item.view_of is not None or not item.traced.requires_grad or not (is_view or gets_history):
+            continue  # the base of a family is written, and its views follow
         tensor, owner = item.real, owner_of(item.real)
-        other_inputs = [(k, other.real) for k, other in enumerate(findings.inputs) if other is not item]
+        family = {k for k, other in enumerate(findings.inputs) if item.has_views and other.view_of == info.index}
+        other_inputs = [(k, e.real) for k, e in enumerate(findings.inputs) if e is not item and k not in family]
         related = [k for k, real in other_inputs if owner_of(real) is owner or internals.share_version(real, tensor)]
         if gets_history and (related or is_view):
             raise RunEagerly("shared-input-gains-history", name=info.name)
         moved = info.moves_version or any(trace.metadata.input_info[k].moves_version for k in related)
         if is_view and moved and (is_hooked or item.real.requires_grad):
             raise RunEagerly("writes-view-with-grad-base", name=info.name)
+
+
+def _check_strides(trace: Trace, findings: Findings) -> None:
+    """Run eagerly if an `as_strided` reads the memory of a base that is an input, but in other strides than the base's.
+
+    Functionalization makes the new value of a view by `as_strided` from the new value of its base. If an op gave this
+    value other strides, `as_strided` would address other elements.
+    """
+    layouts = {item.fake.shape: item.fake.stride() for item in findings.inputs if item.has_views}
+    for operation in trace.tape.operations if layouts else ():
+        if operation.target in _AS_STRIDED:
+            value = operation.args[0]
+            if layouts.get(value.shape, value.stride()) != value.stride():
+                raise RunEagerly("no-synthetic-base")
 
 
 def _side_effects(
@@ -175,15 +206,21 @@ def _differentiate(
         *(value for value in kept_values if isinstance(value, Tensor) and internals.is_functional(value)),
     ]
     values_before = [(tensor, value_of(tensor, "a tensor")) for tensor in watched] if reads_by_itself else []
-    deriver.writable = _writable(findings, forward, masks) if has_checkpoints else {}
+    if reads_by_itself:
+        deriver.writable, deriver.rerun = _writable(findings, forward, masks, custom=bool(custom))
+        deriver.writes_tangents = bool(custom)
     connected = _differentiate_all(deriver)
+    if not deriver.resized.keys() <= deriver.live.keys():
+        raise RunEagerly("resizes-storage", op="resize_storage_bytes_")
+    if any(k >= 0 and forward.infos[k].requires_grad_after and k not in deriver.resized for k in deriver.live):
+        raise RunEagerly("backward-writes-in-place")
     subclass_mode = findings.recorder.subclass_mode
-    for n, (k, using_segments) in enumerate(deriver.segments_using.items()):
-        name = findings.inputs[k].name
+    for n, k in enumerate(deriver.live):
+        name, using_segments = "a gradient" if k < 0 else findings.inputs[k].name, deriver.segments_using[k]
         if len(using_segments) > 1:
-            raise RunEagerly("checkpoints-share-written-input", name=name)
+            raise RunEagerly("backwards-share-written-input", name=name)
         number = next(iter(using_segments))
-        is_written = deriver.full[number][len(deriver.slots[number]) + n] is not None
+        is_written = k >= 0 and deriver.full[number][len(deriver.slots[number]) + n] is not None
         if subclass_mode and is_written and all(each is not deriver.writable[k] for each in subclass_mode.values):
             raise RunEagerly("checkpoint-writes-subclass", name=name)
     if any(value_of(tensor, "a tensor") is not value for tensor, value in values_before):
@@ -191,27 +228,48 @@ def _differentiate(
     if hidden:
         _check_hidden_gradients(hidden, lost, callers, hooked=bool(findings.hooks), is_divided=len(all_segments) > 1)
     for info, item in zip(forward.infos, findings.inputs if forward.training else (), strict=False):
-        if info.is_written_non_leaf and internals.base_of(item.real) is not None and item.real.retains_grad:
+        moves = internals.base_of(item.real) is not None or item.steps
+        if info.is_written_non_leaf and moves and item.real.retains_grad:
             raise RunEagerly("writes-view-that-retains-grad", name=info.name, transient=True)
     if reads_by_itself:
         read_masks = hidden_read_masks(findings.recorder.tape, [*custom, *bits], bits)
         for n, tensor in enumerate(visible.values()):
             if internals.is_functional(tensor):
-                masks[n] |= read_masks.get(internals.storage_key(value_of(tensor, "a result")), 0)
+                read_mask = read_masks.get(internals.storage_key(value_of(tensor, "a result")), 0)
+                if read_mask and n in deriver.live:
+                    raise RunEagerly("backwards-share-written-input", name=findings.inputs[n].name)
+                masks[n] |= read_mask
     return connected, {source: mask for source, mask in zip(visible, masks, strict=True) if mask}
 
 
-def _writable(findings: Findings, forward: ForwardOutputs, masks: Sequence[int]) -> dict[int, Tensor]:
-    """Return the traced inputs that a checkpoint may write when it runs its function again in the backward.
+def _writable(
+    findings: Findings, forward: ForwardOutputs, masks: Sequence[int], *, custom: bool
+) -> tuple[dict[int, Tensor], list[int]]:
+    """Return the traced inputs that a backward may write, and the indices of those that a checkpoint may write.
 
-    These are mutated buffers, for example the running statistics of a batch norm.
+    A checkpoint runs its function again in the backward. It may write mutated buffers, for example the running
+    statistics of a batch norm. The backward of a ``custom`` Function may write any input without a gradient, and
+    parameters whose storage it resizes.
     """
-    return {
-        info.index: item.traced
+    infos = {
+        info.index: info
         for info, item in zip(forward.infos, findings.inputs, strict=True)
-        if info.mutates_data and not (info.requires_grad_after or item.base or item.steps or masks[info.index])
-        if not internals.is_symbolic(item.fake) and value_of(item.traced, "an input").stride() == item.fake.stride()
+        if not (
+            (info.requires_grad_after and not info.is_leaf)
+            or item.base
+            or item.is_family
+            or item.steps
+            or item.takes_memory
+        )
+        if value_of(item.traced, "an input").stride() == item.fake.stride()
     }
+    rerun = [
+        k
+        for k, info in infos.items()
+        if findings.recorder.has_checkpoints and info.mutates_data and not (masks[k] or info.requires_grad_after)
+        if not internals.is_symbolic(findings.inputs[k].fake)
+    ]
+    return {k: findings.inputs[k].traced for k in (infos if custom else rerun)}, rerun
 
 
 def _differentiate_all(deriver: Deriver) -> list[list[bool]]:
@@ -368,7 +426,6 @@ def _record(trace: Trace, forward: ForwardOutputs) -> TraceRecord:
         write_back=trace.side_effects.write_back,
     )
     return TraceRecord(
-        tracer="aotlab",
         module=module,
         metadata=trace.metadata,
         training=training,
@@ -377,7 +434,10 @@ def _record(trace: Trace, forward: ForwardOutputs) -> TraceRecord:
         random_ops=tuple(str(o.draws_as) for o in tape.operations if o.draws_as is not None and o.phase == "forward"),
         operations=len(tape.operations),
         autograd_nodes=_autograd_nodes(trace, forward.roots),
-        bases=tuple(tuple(source.members) for source in trace.inputs.sources if isinstance(source, Base)),
+        bases=(
+            *(tuple(source.members) for source in trace.inputs.sources if isinstance(source, Base)),
+            *trace.inputs.families,
+        ),
         sizes=tuple(source for source in trace.inputs.sources if isinstance(source, SizeOf)),
     )
 
@@ -385,6 +445,7 @@ def _record(trace: Trace, forward: ForwardOutputs) -> TraceRecord:
 def _autograd_nodes(trace: Trace, roots: Sequence[Returned]) -> tuple[AutogradNode, ...]:
     """Describe each autograd node of the call: the results that it makes, and the destinations of its gradients."""
     names = {Source("input", k): info.name for k, info in enumerate(trace.metadata.input_info)}
+    names.update((Source("view", k), info.name) for k, info in enumerate(trace.metadata.input_info))
     names.update((Source("root", n), item.label) for n, item in enumerate(roots))
     names.update((Source("output", i), info.name) for i, info in enumerate(trace.metadata.output_info))
     ends = {edge: names.get(source, "another node") for edge, source in trace.sources.items()}

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -38,6 +38,10 @@ class GraphInputs:
     sources: Sequence[int | Base | SizeOf]
     #: The indices of the kept inputs whose storage offset the function read.
     offsets_read: Sequence[int]
+    #: The kept inputs that are views of another kept input, each with the index of this base.
+    view_of: Mapping[int, int] = field(default_factory=dict)
+    #: The bases of views that replace these views among the graph's inputs, each followed by its views.
+    families: Sequence[tuple[int, ...]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +110,9 @@ class Trace:
     outputs: ProgramOutputs
     side_effects: SideEffects
     #: The fake tensors of the forward graph's outputs: first the new values for ``writes`` (the epilogue's
-    #: write-backs), then the user's outputs with the indices ``returned_outputs``, then the intermediate bases.
-    forward_outputs: Sequence[Tensor]
+    #: write-backs), then the user's outputs with the indices ``returned_outputs``, then the intermediate bases, then
+    #: the symbolic numbers `bound_sizes`.
+    forward_outputs: Sequence[Any]
     returned_outputs: Sequence[int]
     writes: Sequence[Write]
     #: The positions in ``forward_outputs`` of the roots, and the traced tensors from which their gradients are
@@ -150,16 +155,24 @@ class Trace:
 
     @property
     def symbols(self) -> list[tuple[str, Any]]:
-        """The graph inputs that are symbolic sizes, as pairs (name, symbol).
+        """The symbolic sizes that a backward graph takes after the saved values, as pairs (name, symbol).
 
-        The forward graph takes them after its tensor inputs, a backward graph after the saved values.
+        The forward graph takes some of them as inputs, after its tensor inputs, and returns the others (`bound_sizes`).
         """
-        return [each for each in self.inputs.placeholders if not isinstance(each[1], Tensor)]
+        sizes = [each for each in self.inputs.placeholders if not isinstance(each[1], Tensor)]
+        return [*sizes, *self.bound_sizes.values()]
+
+    @property
+    def bound_sizes(self) -> dict[int, tuple[str, Any]]:
+        """The sizes that depend on values, as pairs (name, symbol), by their positions in ``forward_outputs``."""
+        outputs = enumerate(self.forward_outputs)
+        return {i: (str(size.node._expr), size) for i, size in outputs if not isinstance(size, Tensor)}
 
     @property
     def size_names(self) -> list[str]:
-        """The names of the graph inputs that are symbolic sizes. The code of the generated function uses them."""
-        return [source.name for source in self.inputs.sources if isinstance(source, SizeOf)]
+        """The names of the symbolic sizes. The code of the generated function uses them."""
+        inputs = [source.name for source in self.inputs.sources if isinstance(source, SizeOf)]
+        return [*inputs, *(name for name, _ in self.bound_sizes.values())]
 
     @property
     def bases(self) -> list[Tensor]:
@@ -198,7 +211,8 @@ class Trace:
             return self.forward_outputs[indices.index(source.index)] if source.index in indices else fake
         if source.index not in self.returned_outputs:
             return None
-        return self.forward_outputs[len(self.writes) + self.returned_outputs.index(source.index)]
+        output: Tensor = self.forward_outputs[len(self.writes) + self.returned_outputs.index(source.index)]
+        return output
 
     def values_kept_by(self, nodes: Iterable[Any], *, of_torch: bool = False) -> list[Tensor]:
         """Return the values on the tape that the autograd ``nodes`` hold for their backward, without constants.
@@ -234,7 +248,8 @@ class Trace:
 
     def is_view(self, position: int) -> bool:
         """Tell whether a view op made the output at ``position`` of ``forward_outputs``."""
-        return view_parent(self.tape, self.forward_outputs[position]) is not None
+        value = self.forward_outputs[position]
+        return isinstance(value, Tensor) and view_parent(self.tape, value) is not None
 
     def gradient_labels(self, segment: int) -> list[str]:
         """Return for each slot of a segment a text that names its gradient in messages."""

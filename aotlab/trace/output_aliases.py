@@ -103,12 +103,6 @@ class OutputReader:
         self.outputs.tensors[i] = leaf
         if any(leaf is item.traced for item in self.inputs):
             return
-        if view_ops.is_new_leaf(leaf):
-            raise OutputError(
-                f"`{self.names[i]}` is a leaf that the function made to require grad",
-                why="its gradient would be accumulated inside of the graph, where the caller cannot read it",
-                suggestion="create it outside of the function, and pass it as an argument",
-            )
         if vars(leaf) or type(leaf) is not Tensor:
             problem = next((f"has the attribute `{name}`" for name in vars(leaf)), f"is a `{type(leaf).__qualname__}`")
             raise OutputError(
@@ -136,6 +130,7 @@ class OutputReader:
             same_as=None if first == i else first,
             made_under_no_grad=bool(views) and internals.was_made_under_no_grad(leaf),
             precedes_write=item is not None and self._precedes_write(i, item),
+            is_new_leaf=view_ops.is_new_leaf(leaf) and kind is not OutputType.IS_INPUT,
             made_together=None if several is None else self._calls.setdefault(several, len(self._calls)),
         )
 
@@ -147,11 +142,16 @@ class OutputReader:
         output = self.leaves[i]
         if output is item.traced or not self.storage_notes.is_older(output):
             return False
-        if output.requires_grad or item.base is not None or internals.is_one_of_several_views(output):
+        lost = item.base is not None or internals.is_one_of_several_views(output)
+        if output.requires_grad:
+            self.storage_notes.viewed_under_no_grad.add(item.storage)
+            differs = self.storage_notes.is_regenerated_differently(output)
+            lost = lost or differs or internals.was_made_under_no_grad(output)
+        if lost:
             raise RunEagerly("output-before-write", output=self.names[i], base=f"`{item.name}`")
-        # This is right even if the caller makes the base require grad later: autograd then regenerates the view's
-        # history, as in eager.
-        return True
+        # A view without a history is right even if the caller makes the base require grad later: autograd then
+        # regenerates the view's history, as in eager. A view of an input whose sizes changed was made after that.
+        return not item.steps
 
     # --- views of inputs
 
@@ -164,35 +164,53 @@ class OutputReader:
             return windows[0]
         candidates = [k for k in windows if self.inputs[k].traced is self.leaves[i]]
         if not candidates:
-            values = {k: internals.from_functional(self.inputs[k].traced) for k in windows}
-            views_from = {k: view_ops.views_between(self.tape, value, self.values[i]) for k, value in values.items()}
-            candidates = [k for k, views in views_from.items() if views is not None]
-        if len(candidates) == 1:
+            views_from = {k: views for k in windows if (views := self._views_from(k, i)) is not None}
+            nodes = list(view_ops.nodes_before(self.leaves[i]))
+            # From two inputs that are equal views of one base, take the one to which the output's gradient flows.
+            nearest = [k for k in views_from if self.inputs[k].traced.grad_fn in nodes] or list(views_from)
+            shortest = min((len(views_from[k]) for k in nearest), default=0)
+            candidates = [k for k in nearest if len(views_from[k]) == shortest]
+        if len(candidates) == 1 or (candidates and not self.leaves[i].requires_grad):
             return candidates[0]
         raise RunEagerly("output-of-several-inputs")
 
+    def _views_from(self, k: int, i: int) -> tuple[ViewStep, ...] | None:
+        """Return the view ops that make output ``i`` from input ``k``, or None if the output is no view of the input.
+
+        After a write, functionalization makes all views again from the new value of the base. So for an input that is
+        a view of a base, or whose sizes or strides changed, the view ops that make the input must be the first of those
+        that make the output.
+        """
+        item, value = self.inputs[k], internals.from_functional(self.inputs[k].traced)
+        views = view_ops.views_between(self.tape, value, self.values[i])
+        if views is not None or (item.view_of is None and not item.steps):
+            return views
+        base_value = view_ops.base_value(self.tape, value)
+        own = view_ops.views_between(self.tape, base_value, value)
+        all_views = view_ops.views_between(self.tape, base_value, self.values[i])
+        return all_views[len(own) :] if own and all_views and all_views[: len(own)] == own else None
+
     def _aliases(self, members: Sequence[int], k: int, item: TracedInput) -> None:
         """Classify the outputs ``members``, which are in the storage of input ``k``."""
-        base_value = internals.from_functional(item.traced)
         for i in members:
             output, name = self.leaves[i], self.names[i]
             if output is item.traced:
                 self._info(i, OutputType.IS_INPUT, k, ())
                 continue
-            if output.requires_grad and not view_ops.is_view_of(output, item.traced):
+            is_new_leaf = view_ops.is_new_leaf(output)
+            if output.requires_grad and not is_new_leaf and not view_ops.is_view_of(output, item.traced):
                 raise RunEagerly("view-with-own-history", output=name, name=item.name)
             moved = item.version != internals.version_of(item.traced)
             if output.requires_grad and moved and overlaps_itself(item.real):
                 # After the write, autograd regenerates the view's history from sizes and strides (`as_strided`). The
                 # backward of `as_strided` divides a gradient among the indices that share an element.
                 raise RunEagerly("writes-part-of-expanded", way="expanded")
-            views = self._views(i, base_value, item.traced)
+            views = self._views(i, self._views_from(k, i), item.traced)
             if len(views) > 1 and any(step.target in _LAZY for step in views):
                 raise RunEagerly("view-cannot-be-repeated", output=name)
             self._info(i, OutputType.ALIAS_OF_INPUT, k, views)
 
-    def _views(self, i: int, base: Tensor, root: Tensor | None) -> tuple[ViewStep, ...]:
-        views = view_ops.views_between(self.tape, base, self.values[i])
+    def _views(self, i: int, views: tuple[ViewStep, ...] | None, root: Tensor | None) -> tuple[ViewStep, ...]:
         if views is None:
             raise RunEagerly("view-cannot-be-repeated", output=self.names[i])
         return view_ops.with_detach(views, self.leaves[i], root)
@@ -208,7 +226,8 @@ class OutputReader:
             producer = self.tape.producer(values[lone])
             unsafe = producer is not None and producer[0].target is internals.UNSAFE_VIEW
             self._info(lone, OutputType.UNSAFE_VIEW_ALIAS if unsafe else OutputType.NON_ALIAS)
-            self.outputs.returned.append((lone, values[lone], leaves[lone] if leaves[lone].requires_grad else None))
+            is_root = leaves[lone].requires_grad and not view_ops.is_new_leaf(leaves[lone])
+            self.outputs.returned.append((lone, values[lone], leaves[lone] if is_root else None))
             for duplicate in members[1:]:
                 self._info(duplicate, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT, lone, ())
             return
@@ -216,7 +235,7 @@ class OutputReader:
         owner = next((i for i in distinct if values[i] is base and leaves[i].requires_grad == (root is not None)), None)
         if owner is not None:
             self._info(owner, OutputType.NON_ALIAS)
-            self.outputs.returned.append((owner, base, root))
+            self.outputs.returned.append((owner, base, None if root is None or view_ops.is_new_leaf(root) else root))
             base_number, kind = owner, OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT
         else:
             if any(internals.base_of(leaves[i]) is leaves[j] for i in distinct for j in distinct):
@@ -226,7 +245,8 @@ class OutputReader:
         for i in (i for i in members if i != owner):
             if self.storage_notes.is_regenerated_differently(leaves[i]):
                 raise RunEagerly("output-before-write", output=self.names[i], base="an intermediate")
-            self._info(i, kind, base_number, self._views(i, base, root))
+            views = view_ops.views_between(self.tape, base, values[i])
+            self._info(i, kind, base_number, self._views(i, views, root))
             if owner is None:
                 kind = OutputType.ALIAS_OF_INTERMEDIATE
 
@@ -254,7 +274,7 @@ class OutputReader:
             return base if all_are_views else view_ops.base_value(self.tape, self.values[distinct[0]]), None
         root = owner_of(differentiable[0])
         named = ", ".join(f"`{self.names[i]}`" for i in distinct)
-        if view_ops.is_new_leaf(root):
+        if view_ops.is_new_leaf(root) and all(leaf is not root for leaf in self.leaves):
             raise RunEagerly("view-of-new-leaf", outputs=named)
         if not all(view_ops.is_view_of(output, root) for output in differentiable):
             raise RunEagerly("outputs-without-common-base", outputs=named)

@@ -12,11 +12,12 @@ is an `aotlab.runtime.emitting_quirk.EmittingQuirk`. The quirks themselves are i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from aotlab.trace.escapes import Handler
 from aotlab.trace.findings import Findings
+from aotlab.trace.inputs import TracedInput
 from aotlab.trace.recorder import OpHandler
 
 
@@ -32,6 +33,9 @@ class Quirk:
     def ops(self) -> Mapping[Any, OpHandler]:
         """Return the ops that the quirk records itself, each with its handler."""
         return {}
+
+    def after_run(self, inputs: Sequence[TracedInput]) -> None:
+        """Correct the traced inputs after the function has run, before anything is read from them."""
 
     def check(self, findings: Findings) -> None:
         """Check the findings of the run; raise `RunEagerly` if the compiled call would differ from eager."""

@@ -23,16 +23,16 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from aotlab import _torch as internals
-from aotlab._torch import OpOverload
+from aotlab._torch import HigherOrderOperator, OpOverload
 from aotlab.capture.signals import RunEagerly
-from aotlab.ir.fx_graphs import is_random
+from aotlab.ir.fx_graphs import is_random, nodes_in
 
 _LIBRARY = torch.library.Library("aotlab", "FRAGMENT")
 _RANDOM = (torch.Tag.nondeterministic_seeded,)
@@ -132,6 +132,25 @@ def without_generator(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, A
     return (*args[:position], *args[position + 1 :]), {k: v for k, v in kwargs.items() if k != "generator"}
 
 
+_RANDOM_BETWEEN = getattr(torch.ops.aten.random, "from")
+_NAMED_RANDOM_BETWEEN = _define(
+    "random_between(Tensor self, int low, int? high) -> Tensor", _RANDOM_BETWEEN, _RANDOM_BETWEEN, _RANDOM
+)
+
+
+def with_name(
+    op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[OpOverload, tuple[Any, ...], dict[str, Any]]:
+    """Return a random op and its arguments, for the code of a graph.
+
+    The code cannot contain `aten.random.from`, because ``from`` is a Python keyword. So this op is replaced by an op
+    of ours that calls it.
+    """
+    return (
+        (_NAMED_RANDOM_BETWEEN, *without_generator(op, args, kwargs)) if op is _RANDOM_BETWEEN else (op, args, kwargs)
+    )
+
+
 # --- which state the next op draws from ------------------------------------------------------------------------------
 
 _CPU = torch.device("cpu")
@@ -154,10 +173,23 @@ class GeneratorStates:
         self._states: dict[torch.device, Tensor] = {}
         self._first: dict[torch.device, Tensor] = {}
         self._replays = False
+        #: The results of random ops, as fake tensors.
+        self.drawn: list[Tensor] = []
+        #: If given, these are the results of the next random ops, which are not recorded.
+        self.repeated: Iterator[Tensor] | None = None
         # The reads of a generator's state by torch's checkpoint. The keys are the ids of the real state tensors that
         # the checkpoint got. The values are the tensor, and the graph's states at that time (None if a backward read
         # the state of the live generator).
         self._noted_reads: dict[int, tuple[Tensor, dict[torch.device, Tensor] | None]] = {}
+
+    @property
+    def are_live(self) -> bool:
+        """Whether the next random ops draw from the live generators."""
+        return not (self._functional or self._states)
+
+    def live(self) -> GeneratorStates:
+        """Make states for the functions of a higher-order op, in which random ops draw from the live generators."""
+        return GeneratorStates(self._record, functional=False)
 
     def begin(self) -> None:
         """Start a forward or a backward: the next random ops draw from the live generators."""
@@ -210,10 +242,13 @@ class GeneratorStates:
 
 
 def draws(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Tell whether a call of an op draws random numbers.
+    """Tell whether a call of an op draws random numbers, or a function does that the op takes.
 
     The ops that read or set a generator's state draw none, nor does attention without dropout.
     """
+    if not isinstance(target, OpOverload) and isinstance(target, HigherOrderOperator):  # the second check is slow
+        nodes = nodes_in(each for each in args if isinstance(each, fx.GraphModule))
+        return any(draws(node.target, node.args, node.kwargs) for node in nodes)
     if not is_random(target) or target in (READ_STATE, SET_STATE):
         return False
     names = [argument.name for argument in target._schema.arguments]

@@ -18,10 +18,18 @@ from aotlab.errors import BY_DYNAMO, UserLine
 from aotlab.guards.user_code import Locator, called, name_of, user_code_position, user_line
 from aotlab.ir.fx_graphs import Phase, may_have_effects
 from aotlab.trace.boundary import refuse_higher_order
-from aotlab.trace.corrections import strides_may_differ, with_strides_of
+from aotlab.trace.corrections import draws_otherwise, strides_may_differ, with_strides_of
 from aotlab.trace.memo import NoKey, memo_key, memo_value, remake
-from aotlab.trace.random_state import GeneratorStates, draws, functional_random_op, state_size, without_generator
+from aotlab.trace.random_state import (
+    GeneratorStates,
+    draws,
+    functional_random_op,
+    state_size,
+    with_name,
+    without_generator,
+)
 from aotlab.trace.tape import Operation, Tape, Untraceable, tensors_in
+from aotlab.trace.unbacked_symbols import UnbackedSymbols
 
 _NOT_RECORDED: dict[Any, Callable[..., Any]] = {
     torch.ops.prim.device.default: lambda tensor: tensor.device,
@@ -37,13 +45,6 @@ _LIFTS = frozenset(
 )
 
 _QUANTIZED = frozenset((torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4))
-
-#: The out-of-place ops that functionalization calls instead of in-place random ops. They fill a tensor in the order of
-#: its indices; the in-place ops fill it in the order of its memory. So they differ if a tensor is not contiguous.
-_TWINS_OF_RANDOM_WRITES = frozenset(
-    ("bernoulli", "uniform", "normal_functional", "exponential", "geometric", "log_normal", "cauchy", "random")
-)
-_RANDOM_BETWEEN = getattr(torch.ops.aten.random, "from")
 
 
 def _settings() -> dict[str, Any]:
@@ -88,6 +89,7 @@ class Recorder(TorchDispatchMode):
     - ``functional``: random ops take the state of their generator and return its next state.
     - ``op_handlers`` maps an op to the handler of a quirk, which records the op instead of the recorder.
     - ``exact``: graphs must give bit for bit the same results as eager.
+    - ``exact_draws``: random ops must draw eager's numbers.
     - ``shared_memo``: the cached results of torch's own ops under the call's settings (`aotlab.trace.memo`).
     - ``sizes``: the symbolic sizes, if any size is dynamic.
     """
@@ -101,6 +103,7 @@ class Recorder(TorchDispatchMode):
         decompositions: dict[Any, Callable[..., Any]] | None = None,
         *,
         exact: bool = False,
+        exact_draws: bool = True,
         functional: bool = False,
         op_handlers: Mapping[Any, OpHandler] | None = None,
         shared_memo: dict[Any, Any] | internals.SymbolicMemo | None = None,
@@ -123,11 +126,11 @@ class Recorder(TorchDispatchMode):
         self.states = GeneratorStates(self._append_on_state, functional=functional)
         self.has_checkpoints = False
         self.exact = exact
+        self.exact_draws = exact_draws
         self._unmemoisable: set[OpOverload] = set()
         self._origins: dict[int, tuple[Locator | None, dict[str, Any] | None]] = {}  # keys: autograd's sequence numbers
         self.sizes = sizes
-        # whether the branches of `torch.cond` may draw random numbers; they may if no gradients are computed
-        self.branches_may_draw = False
+        self.unbacked = UnbackedSymbols(tape, sizes) if sizes is not None and sizes.from_values else None
         self.subclass_mode: Any = None  # the mode of `aotlab.subclasses`, if the call has wrapper subclasses
         self._op_handlers = op_handlers or {}
 
@@ -191,22 +194,19 @@ class Recorder(TorchDispatchMode):
             result = self._op_handlers[func](self, args, kwargs)
             if result is not NotImplemented:
                 return result
-        if func is _RANDOM_BETWEEN and args[2] is not None and args[0].is_contiguous() and not kwargs.get("generator"):
-            # The code of a graph cannot contain `aten.random.from`, because `from` is a Python keyword. The kernel of
-            # `randint` draws the same numbers.
-            like = {"dtype": args[0].dtype, "device": args[0].device}
-            return self.record(torch.ops.aten.randint.low, (args[1], args[2], list(args[0].shape)), like)
         self._check_draws(func, args, kwargs)
         self._check_settings(func)
         if self.phase == "backward" and func is torch.ops.aten.mul.Tensor and internals.fills_by_mask(args[0]):
             # In this case eager's kernel on the CPU copies the elements at which the mask is true into a tensor of
             # zeros. A product with the mask would give NaN for the other elements if they are not finite.
             return self.record(torch.ops.aten.where.ScalarOther, (*args, 0.0), kwargs)
+        if torch.Tag.data_dependent_output in func.tags and self._is_constant((args, kwargs)):
+            return self._run_on_constants(func, args, kwargs)
+        if self.unbacked and func is internals.ITEM and args[0].dtype is torch.bool:
+            return self.record(func, (self.record(internals.CAST, args, {"dtype": torch.int64}),), {}) == 1
         try:
             result = self._run_on_fakes(func, args, kwargs)
         except (internals.DataDependentOutputException, internals.DynamicOutputShapeException) as error:
-            if isinstance(error, internals.DataDependentOutputException) and self._is_constant((args, kwargs)):
-                return self._run_on_constants(func, args, kwargs)
             raise self._needs_values_error(func, (args, kwargs), error) from error
         return self._append_call(func, args, kwargs, result)
 
@@ -241,8 +241,9 @@ class Recorder(TorchDispatchMode):
 
     def _check_draws(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse random ops that would draw other numbers in a graph."""
-        if func.overloadpacket.__name__ in _TWINS_OF_RANDOM_WRITES and not args[0].is_contiguous():
-            raise RunEagerly("draws-in-order-of-memory", op=func, at=self._line())
+        if draws_otherwise(func, args, exact=self.exact_draws):
+            op = func.overloadpacket.__name__.removesuffix("_functional")
+            raise RunEagerly("draws-in-order-of-memory", op=op, at=self._line())
         if draws(func, args, kwargs) and any(
             isinstance(argument, torch.Generator) for argument in (*args, *kwargs.values())
         ):
@@ -272,11 +273,17 @@ class Recorder(TorchDispatchMode):
 
     def _append_draw(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         """Append a random op, or its functional form if it must draw from a state that is a value of the graph."""
+        repeated = self.states.repeated
+        if repeated is not None:
+            result = internals.pytree.tree_map_only(Tensor, lambda _: next(repeated), result)
         results = tensors_in(result)
+        self.states.drawn += results
+        if repeated is not None:
+            return result
         device = results[0].device
         current_state = self.states.next_state(device)
         if current_state is None:
-            self.append(func, args, kwargs, result)
+            self.append(*with_name(func, args, kwargs), result)
             return result
         next_state = internals.new_fake(
             self.fake_mode, current_state.shape, current_state.stride(), current_state.dtype, current_state.device
@@ -357,7 +364,7 @@ class Recorder(TorchDispatchMode):
                 advice = f"at {self._line()}; do this outside of the compiled function"
                 raise Untraceable(f"{fact}, which a trace cannot represent, {advice}")
         result = internals.as_in_eager(func, args, kwargs, result, self.fake_mode)
-        if key is not None:
+        if key is not None and not (self.unbacked and self.unbacked.depend_on_values(result, (args, kwargs))):
             memo[key] = described = memo_value(result, args, kwargs)
             if described is None:
                 self._unmemoisable.add(func)
@@ -409,6 +416,8 @@ class Recorder(TorchDispatchMode):
 
     def append(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Append an op with its ``result``, its user line and its autograd sequence number."""
+        if self.unbacked is not None and self.phase == "forward":
+            self.unbacked.record_assertions()
         if self.phase == "forward":
             sequence: int | None = internals.sequence_number() - 1
             position, meta = user_code_position(), self.meta
@@ -418,7 +427,10 @@ class Recorder(TorchDispatchMode):
             position, meta = (None, None) if sequence is None else self._origins.get(sequence, (None, None))
         original = self._original or func
         index = len(self.tape.operations)
-        self.tape.append(Operation(index, func, args, kwargs, result, self.phase, position, sequence, meta, original))
+        operation = Operation(index, func, args, kwargs, result, self.phase, position, sequence, meta, original)
+        self.tape.append(operation)
+        if self.unbacked is not None:
+            self.unbacked.bind(operation)
 
     def _line(self) -> UserLine | None:
         if self.phase == "backward":

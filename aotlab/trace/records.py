@@ -30,12 +30,12 @@ class TraceRecord:
     - ``random_ops`` are the ops of the forward that draw random numbers.
     - ``operations`` is the number of recorded ops.
     - ``autograd_nodes`` are the nodes that a call adds to the caller's autograd graph.
-    - ``bases`` has for each synthetic base the indices of the kept inputs that it replaces.
+    - ``bases`` has for each synthetic base the indices of the kept inputs that it replaces. The base of views that is
+      itself a kept input is the first of its group.
     - ``sizes`` are the graph inputs that are symbolic sizes. They are the last inputs of the graph.
     - ``static_since`` is the reason why sizes or numbers that should be dynamic are not.
     """
 
-    tracer: str
     module: fx.GraphModule
     metadata: ViewAndMutationMeta
     training: bool
@@ -96,16 +96,20 @@ class Write:
     moves_version: bool
 
 
-SourceKind = Literal["input", "root", "output", "cut"]
+SourceKind = Literal["input", "view", "root", "output", "cut"]
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """The run-time value that replaces an edge of the traced autograd graph.
 
-    At run time, the gradient of this value flows where the traced gradient flows along the edge. The kinds are
-    ``"input"`` (kept input ``index``), ``"root"`` (root ``index``), ``"output"`` (the user's output ``index``, which is
-    a view), and ``"cut"`` (an extra result of a segment's autograd node, for cut edge ``index``).
+    At run time, the gradient of this value flows where the traced gradient flows along the edge. The kinds are:
+
+    - ``"input"``: kept input ``index``, with the history that it has before the call
+    - ``"view"``: kept input ``index``, with the history that it has after its base was written or its sizes changed
+    - ``"root"``: root ``index``
+    - ``"output"``: the user's output ``index``, which is a view
+    - ``"cut"``: an extra result of a segment's autograd node, for cut edge ``index``
     """
 
     kind: SourceKind

@@ -93,12 +93,14 @@ def cut_into_segments(
     *,
     cuts: Collection[Edge] = (),
     alike: bool = False,
+    nested: bool = False,
 ) -> list[Segment]:
     """Divide the autograd graph between the forward outputs and the inputs into segments.
 
     ``roots`` are the edges of the roots, ``inputs`` the edges of the inputs, and ``view_edges`` the edges of outputs
     that are views. The graph is also cut at the edges ``cuts``. With ``alike``, roots that reach a common node are in
-    the same segment.
+    the same segment. With ``nested``, the edge of an input may lie behind the edge of another input. Then no segment is
+    the whole graph, because `torch.autograd.grad` would not stop at the first of these edges.
 
     The segments are returned in the order in which the forward makes their autograd nodes. The segment that is farthest
     from the outputs comes first, because a later segment may need the autograd history that an earlier one makes.
@@ -106,7 +108,7 @@ def cut_into_segments(
     ends = set(inputs)
     whole = Segment(tuple(range(len(roots))), tuple(roots), tuple(inputs), frozenset(ends), None)
     cuts = {edge for edge in cuts if edge not in view_edges and edge not in roots and edge not in ends}
-    if len(roots) < 2 and not view_edges and not cuts:
+    if len(roots) < 2 and not view_edges and not cuts and not nested:
         return [whole] if roots else []
     graph = _Graph(roots, ends, view_edges, cuts)
     keys = graph.keys(alike)
@@ -116,7 +118,7 @@ def cut_into_segments(
         order = [(0, 0)]
     divided = [graph.segment(keys, key, through if key == order[0] else []) for key in order]
     divided = [segment for segment in divided if segment.entries]
-    if len(divided) == 1 and ends.issuperset(divided[0].stops) and not cuts:
+    if len(divided) == 1 and ends.issuperset(divided[0].stops) and not cuts and not nested:
         return [whole]
     return divided
 

@@ -31,14 +31,12 @@ def divide_into_segments(
     Return the run-time values by edge, and the segments. With ``exact`` the graph is also cut where gradients of
     several segments are summed, so that autograd sums them in eager's order.
     """
-    inputs, outputs = findings.inputs, findings.outputs
-    edges = forward.edges
+    inputs, edges = findings.inputs, forward.edges
     input_sources = {item.edge: Source("input", k) for k, item in enumerate(inputs) if item.edge is not None}
-    views = _view_edges(outputs, forward.roots)
-    sources = {
-        **input_sources,
-        **{edge: Source("output", i) for edge, (i, _) in views.items() if edge not in input_sources},
-    }
+    new_leaves = [info.index for info in findings.outputs.infos if info.is_new_leaf]
+    input_sources |= {edge_of(findings.outputs.tensors[i]): Source("output", i) for i in new_leaves}
+    views = _view_edges(findings, forward.roots)
+    sources = {**{edge: source for edge, (source, _) in views.items()}, **input_sources}
     for n, edge in reversed(list(enumerate(edges))):
         sources.setdefault(edge, Source("root", n))
     # If a node has several results and one of them is an output or has a hook, the edges to its other results are cut
@@ -50,7 +48,12 @@ def divide_into_segments(
     def divide_at(also: Collection[Edge]) -> list[Segment]:
         seen_from = {edge: made_from for edge, (_, made_from) in views.items()}
         return cut_into_segments(
-            edges, list(input_sources), seen_from, cuts=cuts.union(also), alike=bool(findings.recorder.subclass_mode)
+            edges,
+            list(input_sources),
+            seen_from,
+            cuts=cuts.union(also),
+            alike=bool(findings.recorder.subclass_mode),
+            nested=any(item.view_of is not None for item in inputs),
         )
 
     divided = divide_at(())
@@ -74,14 +77,21 @@ def divide_into_segments(
     return sources, divided
 
 
-def _view_edges(outputs: Outputs, roots: Sequence[Returned]) -> dict[Edge, tuple[int, tuple[int, ...]]]:
-    """Return the edges of the outputs that the epilogue makes with view ops.
+def _view_edges(findings: Findings, roots: Sequence[Returned]) -> dict[Edge, tuple[Source, tuple[int, ...]]]:
+    """Return the edges of tensors that autograd or the epilogue makes as views of other tensors.
 
-    Each edge is mapped to the index of the output, and to the index of the root from which the output is made (an empty
-    tuple if the output is made from a tensor that is not a root).
+    These are the outputs that the epilogue makes with view ops, and the inputs whose history autograd regenerates
+    because their base was written or their sizes changed. Each edge is mapped to its run-time value, and to the index
+    of the root from which this view is made (an empty tuple if the view is made from a tensor that is not a root).
     """
+    outputs = findings.outputs
     number = {(item.source, item.index): n for n, item in enumerate(roots)}
-    views: dict[Edge, tuple[int, tuple[int, ...]]] = {}
+    views: dict[Edge, tuple[Source, tuple[int, ...]]] = {}
+    for k, item in enumerate(findings.inputs):
+        if (item.view_of is not None or item.steps) and item.traced.requires_grad:
+            root = number.get((TangentSource.MUTATED_INPUT, k if item.view_of is None else item.view_of))
+            if root is None or item.view_of is not None:  # otherwise it is the edge of the root
+                views[edge_of(item.traced)] = Source("view", k), () if root is None else (root,)
     for info in outputs.infos:
         leaf = outputs.tensors.get(info.index)
         if leaf is None or not info.views or leaf.grad_fn is None:
@@ -93,7 +103,7 @@ def _view_edges(outputs: Outputs, roots: Sequence[Returned]) -> dict[Edge, tuple
         assert info.base_idx is not None
         root = number.get((kind, info.base_idx))
         made_from = () if root is None else (root,)
-        views.setdefault(edge_of(leaf), (info.index, made_from))
+        views.setdefault(edge_of(leaf), (Source("output", info.index), made_from))
     return views
 
 

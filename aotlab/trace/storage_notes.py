@@ -39,13 +39,14 @@ class InputStorage(NamedTuple):
     """The storage of one input, or of several inputs that share it.
 
     ``members`` are the indices of these inputs, and ``name`` is the name of the first. ``traced`` is the traced input,
-    or the traced tensor of the synthetic base (then ``is_base`` is true).
+    or the traced tensor of their base (then ``is_base`` is true). ``is_synthetic`` is true for a synthetic base.
     """
 
     members: tuple[int, ...]
     name: str
     traced: Tensor
     is_base: bool = False
+    is_synthetic: bool = False
 
 
 class StorageNotes:
@@ -53,7 +54,9 @@ class StorageNotes:
 
     ``storages`` maps storage keys to the inputs in that storage. These sets hold storage keys:
 
-    - ``viewed_under_no_grad``: views of the storage were made, or used, while grad mode was off.
+    - ``viewed``: views of the storage were made.
+    - ``viewed_under_no_grad``: views of the storage were made, or used, while grad mode was off, or were made before a
+      write to the storage and used after it.
     - ``fragile_views``: the storage has views that must not be used after its version counter has changed.
     - ``aliased``: the storage has aliases that autograd does not treat as views (made by ``detach()`` or ``.data``).
     - ``autograd_state_read``: the function read `is_leaf` or `grad_fn` of a tensor in the storage, or another attribute
@@ -65,13 +68,14 @@ class StorageNotes:
 
     def __init__(self, storages: Mapping[int, InputStorage]) -> None:
         self.storages = storages
+        self.viewed: set[int] = set()
         self.viewed_under_no_grad: set[int] = set()
         self.fragile_views: set[int] = set()
         self.aliased: set[int] = set()
         self.autograd_state_read: set[int] = set()
         self.hidden_saved: dict[Any, list[Tensor]] = {}
         self.offsets_read: set[int] = set()
-        self._noted_views: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._noted_views: dict[int, tuple[weakref.ref[Tensor], int, bool]] = {}
         # By storage key: the reason, and a tensor with this storage. The tensor is kept alive so that the key is not
         # reused.
         self._writes_forbidden: dict[int, tuple[str, Tensor]] = {}
@@ -86,9 +90,11 @@ class StorageNotes:
             # no new view: the result of an in-place op, of an op with `out=`, or of an op that returns an argument
             if internals.base_of(tensor) is None or any(tensor is each for each in argument_tensors):
                 continue
-            self._noted_views[id(tensor)] = weakref.ref(tensor), internals.version_of(tensor)
+            version = internals.version_of(tensor)
+            self._noted_views[id(tensor)] = weakref.ref(tensor), version, tensor.requires_grad
             key = internals.storage_key(tensor)
             if key in self.storages:
+                self.viewed.add(key)
                 if not torch.is_grad_enabled():
                     self.viewed_under_no_grad.add(key)
                 if not internals.keeps_through_writes(tensor):
@@ -99,33 +105,41 @@ class StorageNotes:
         noted_view = self._noted_views.get(id(view))
         return noted_view is not None and noted_view[0]() is view and noted_view[1] != internals.version_of(view)
 
-    def is_regenerated_differently(self, view: Tensor) -> bool:
+    def is_regenerated_differently(self, view: Tensor, *, locked: bool = False) -> bool:
         """Tell whether a view was made before a write, and its regenerated history in eager differs from the trace's.
 
-        Eager regenerates the history from sizes and strides (``as_strided``), a trace regenerates it from the view op.
-        The gradients of the two histories have different strides. But their strides are the same if the last write went
-        through a view, because the autograd node of such a write copies its gradient.
+        Eager regenerates the history from sizes and strides (``as_strided``), a trace regenerates it from the view ops.
+        The gradients of the two histories may have different strides. Their strides are the same in two cases: the last
+        write went through a view, because the autograd node of such a write copies its gradient; or the base is
+        contiguous, and the backward of the first view op makes a new gradient of the base's sizes.
+
+        ``locked`` says that autograd has locked the view to regenerate its history. Then the history cannot be read,
+        and counts as different.
         """
         if not self.is_older(view) or not view.requires_grad:
             return False
         base = internals.base_of(view)
-        return base is None or base.grad_fn is None or not internals.is_copy_slices(base.grad_fn)
+        if base is None or not self._noted_views[id(view)][2]:
+            return True  # if the base got its history later, eager takes the view for a leaf until `grad_fn` is read
+        if base.grad_fn is not None and internals.is_copy_slices(base.grad_fn):
+            return False
+        return locked or not base.is_contiguous() or not internals.first_view_copies(view)
 
-    def check_uses(self, arguments: Any) -> None:
+    def check_uses(self, arguments: Any, *, locked: bool = False) -> None:
         """Run eagerly if an op uses a view from before a write, and the view's history would differ from eager's.
 
-        ``arguments`` are the arguments of the op. With grad mode off, the history has no effect. Then the storage is
-        only added to ``viewed_under_no_grad``.
+        ``arguments`` are the arguments of the op. With grad mode off, the history has no effect. The storage is added
+        to ``viewed_under_no_grad``, because the histories also differ if an input is a view of another base.
         """
         for tensor in tensors_in(arguments) if self._noted_views else ():
             if not (self.is_older(tensor) and tensor.requires_grad):
                 continue
-            key = internals.storage_key(tensor)
-            if torch.is_grad_enabled():
-                if key in self.storages or self.is_regenerated_differently(tensor):
-                    raise RunEagerly("view-before-write", at=user_line())
-            elif key in self.storages:
-                self.viewed_under_no_grad.add(key)
+            storage = self.storages.get(internals.storage_key(tensor))
+            is_synthetic = storage is not None and storage.is_synthetic
+            if torch.is_grad_enabled() and (is_synthetic or self.is_regenerated_differently(tensor, locked=locked)):
+                raise RunEagerly("view-before-write", at=user_line())
+            if storage is not None:
+                self.viewed_under_no_grad.add(internals.storage_key(tensor))
 
     def note_dtype_view(self, tensor: Tensor, view: Tensor) -> None:
         """Note that ``view`` shows the bytes of ``tensor``, possibly as another dtype.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cmath
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,8 @@ class Operation:
     ``code_position`` returns the user line. ``sequence`` is the sequence number of an autograd node: for an op of the
     forward the node that autograd makes for the op, for an op of the backward the node that called the op. ``meta`` is
     metadata from the frontend for the fx node. If a decomposition called the op, ``original`` is the decomposed op,
-    otherwise it is the op itself. Inductor names its kernels after ``original``.
+    otherwise it is the op itself. Inductor names its kernels after ``original``. ``binds`` are the unbacked symbols in
+    the op's result, with their paths in it.
     """
 
     index: int
@@ -43,6 +44,7 @@ class Operation:
     sequence: int | None
     meta: dict[str, Any] | None
     original: OpOverload
+    binds: dict[Any, Any] | None = None
 
     @property
     def is_random(self) -> bool:
@@ -100,6 +102,8 @@ class Tape:
         self.constants: dict[str, Tensor] = {}
         self._origin: dict[int, _Origin] = {}
         self.entered: list[Tensor] = []
+        #: The op that bound each unbacked symbol, and the symbolic number: a size of the op's result, or the result.
+        self.bound: dict[Any, tuple[Operation, Any]] = {}
 
     def enter(self, fake: Tensor, constant: str = "") -> Tensor:
         """Register ``fake`` as a value from outside of the tape: an input, or the constant named ``constant``."""
@@ -163,25 +167,44 @@ class Tape:
         drawing = (operation for operation in self.operations if operation.phase == phase and operation.is_random)
         return {tensor.device for operation in drawing for tensor in tensors_in(operation.result)}
 
-    def needed(self, outputs: Sequence[Tensor | None], stop: set[int]) -> tuple[set[int], list[Tensor]]:
+    def bind(self, operation: Operation, symbol: Any) -> None:
+        """Register that ``operation``, whose result is a symbolic number, binds an unbacked symbol."""
+        self.bound[symbol] = operation, operation.result
+
+    def _binding(self, value: Any, stop: Collection[Any]) -> list[Operation]:
+        """Return the ops that bind the unbacked symbols in an op's arguments, except the symbols in ``stop``."""
+        if not self.bound:
+            return []
+        expressions = [expr for each in numbers_in(value) for expr in (each.node.expr, each.node._expr)]
+        symbols = {symbol for expression in expressions for symbol in internals.unbacked_in(expression)}
+        return [self.bound[symbol][0] for symbol in symbols if symbol not in stop]
+
+    def needed(self, outputs: Sequence[Any], stop: Collection[Any]) -> tuple[set[int], list[Tensor]]:
         """Return the indices of the ops that compute ``outputs``, and the values from outside that these ops use.
 
-        Values whose ``id`` is in ``stop`` count as given, so the result has no ops that compute them.
+        Values whose ``id`` is in ``stop`` count as given, so the result has no ops that compute them. So do unbacked
+        symbols in ``stop``.
         """
         indices: set[int] = set()
         outside: dict[int, Tensor] = {}
-        todo = [o for o in outputs if o is not None]
-        while todo:
-            value = todo.pop()
-            if id(value) in stop:
-                continue
-            producer = self.producer(value)
-            if producer is None:
-                if not self.name_of_constant(value):
-                    outside[id(value)] = value
-            elif producer[0].index not in indices:
-                indices.add(producer[0].index)
-                todo += tensors_in((producer[0].args, producer[0].kwargs))
+        todo = [o for o in outputs if isinstance(o, Tensor)]
+        operations = self._binding(outputs, stop)
+        while todo or operations:
+            if todo:
+                value = todo.pop()
+                if id(value) in stop:
+                    continue
+                producer = self.producer(value)
+                if producer is None:
+                    if not self.name_of_constant(value):
+                        outside[id(value)] = value
+                    continue
+                operations.append(producer[0])
+            operation = operations.pop()
+            if operation.index not in indices:
+                indices.add(operation.index)
+                todo += tensors_in((operation.args, operation.kwargs))
+                operations += self._binding((operation.args, operation.kwargs), stop)
         return indices, list(outside.values())
 
     def graph(
@@ -201,6 +224,9 @@ class Tape:
         at its end. ``same`` are pairs of a value and an input; the graph uses the input wherever the value is used.
         """
         stop = {id(fake) for _, fake in inputs} | {id(fake) for fake, _ in same}
+        stop |= {
+            symbol for _, value in inputs if not isinstance(value, Tensor) for symbol in internals.unbacked_in(value)
+        }
         stays = {o.index for o in self.operations if o.phase == keep_impure and o.is_impure}
         results = [*outputs, *(value for _, value in write_back)]
         chosen, unused, outside = self._choose_ops(results, stays, stop)
@@ -212,7 +238,7 @@ class Tape:
         return writer.finish(name, outputs, write_back)
 
     def _choose_ops(
-        self, results: Sequence[Tensor | None], stays: set[int], stop: set[int]
+        self, results: Sequence[Any], stays: set[int], stop: Collection[Any]
     ) -> tuple[set[int], set[int], list[Tensor]]:
         """Choose the ops of a graph that computes ``results``, with the ops ``stays`` even if they are not needed.
 
@@ -221,9 +247,23 @@ class Tape:
         """
         needed, outside = self.needed(results, stop)
         impure = [self.operations[i] for i in sorted(stays - needed)]
-        needed_by_impure, further = self.needed([t for o in impure for t in tensors_in((o.args, o.kwargs))], stop)
+        needed_by_impure, further = self.needed([v for o in impure for v in _values_in((o.args, o.kwargs))], stop)
         unused = {o.index for o in impure} - needed_by_impure
         return needed | needed_by_impure | unused, unused, outside + further
+
+
+#: The classes of symbolic numbers and bools.
+_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def _values_in(value: Any) -> list[Any]:
+    """List the tensors and the symbolic numbers in an op's arguments."""
+    return [*tensors_in(value), *numbers_in(value)]
+
+
+def numbers_in(value: Any) -> list[Any]:
+    """List the symbolic numbers and bools in an op's arguments."""
+    return [each for each in internals.pytree.tree_leaves(value) if isinstance(each, _NUMBERS)]
 
 
 class _GraphWriter:
@@ -262,10 +302,15 @@ class _GraphWriter:
         _copy_op_meta(node, operation)
         if stays:
             node.meta[STAYS] = True
+        if operation.binds:
+            node.meta["unbacked_bindings"] = operation.binds
         self._results[operation.index] = node
         if isinstance(operation.result, Tensor):
             _describe(node, operation.result)
             self._nodes.setdefault(id(operation.result), node)
+        elif isinstance(operation.result, _NUMBERS):
+            node.meta["val"] = operation.result
+            self._symbols.setdefault(operation.result.node._expr, node)
         else:
             node.meta["val"] = operation.result
             for fake in tensors_in(operation.result):
@@ -275,7 +320,7 @@ class _GraphWriter:
         self, name: str, outputs: Sequence[Tensor | None], write_back: Sequence[tuple[Tensor, Tensor]]
     ) -> fx.GraphModule:
         """Write the copies into inputs and the output node, and return the graph module."""
-        returned = [None if output is None else self._node_of(output) for output in outputs]
+        returned = [None if output is None else self._convert(output) for output in outputs]
         for target, value in write_back:
             node = self._graph.call_function(
                 torch.ops.aten.copy_.default, (self._node_of(target), self._node_of(value))
@@ -309,7 +354,7 @@ class _GraphWriter:
     def _convert(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             return self._node_of(value)
-        if isinstance(value, torch.SymInt | torch.SymFloat):
+        if isinstance(value, _NUMBERS):
             return self._size(value)
         if isinstance(value, list | torch.Size):
             return [self._convert(item) for item in value]
@@ -329,7 +374,7 @@ class _GraphWriter:
 
     def _size(self, value: Any) -> Any:
         """Write a symbolic size as an expression of its symbols, once in each half (forward, backward) of the graph."""
-        key = (value.node.expr, self._phase)
+        key = (value.node.expr if value.node.pytype is not bool else value.node._expr, self._phase)
         if key not in self._sizes:
             self._sizes[key] = internals.write_size(value, self._symbols)
             for node in self._graph.nodes:

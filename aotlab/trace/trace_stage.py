@@ -83,9 +83,11 @@ def run(
     static_inputs: int,
     bases: Sequence[Base] = (),
     exact: bool = False,
+    exact_draws: bool = True,
     functional_draws: bool = False,
     quirks: Sequence[Quirk] = (),
     varying: Mapping[int, Collection[int]] = MappingProxyType({}),
+    sizes_from_values: bool = False,
 ) -> tuple[TraceRecord, Trace]:
     """Run the function once on fake tensors and differentiate it.
 
@@ -95,17 +97,26 @@ def run(
     - ``bases`` are the synthetic bases of inputs that share memory.
     - ``varying`` has, by the position of a flat argument, the dimensions whose sizes become symbols.
     - ``exact``: gradients are summed in eager's order everywhere.
+    - ``exact_draws``: random ops must draw eager's numbers.
     - ``functional_draws``: random ops take and return the states of generators.
     - ``quirks`` handle the rare cases that they claim.
+    - ``sizes_from_values``: sizes and numbers may depend on the values of tensors; they become unbacked symbols.
 
     Raises `RefusedError`, `RunEagerly` or `TraceFailed` if the call must run eagerly.
     """
-    sizes = Sizes(call.state.names, sum(map(len, varying.values()))) if varying else None
+    count, sizes = sum(map(len, varying.values())), None
+    if varying or sizes_from_values:
+        sizes = Sizes(call.state.names, count, from_values=sizes_from_values)
     mode = fake_mode(None if sizes is None else sizes.env)
     mode.cache_enabled = sizes is None  # with symbolic sizes, the cache keys take more time than the cache saves
-    options: dict[str, Any] = {"exact": exact, "functional": functional_draws, "sizes": sizes}
+    options: dict[str, Any] = {
+        "exact": exact,
+        "exact_draws": exact_draws,
+        "functional": functional_draws,
+        "sizes": sizes,
+    }
     cached_results = cached_under(call.state.settings)
-    memo = cached_results if sizes is None else SymbolicMemo(cached_results, sizes)
+    memo = cached_results if sizes is None else {} if sizes_from_values else SymbolicMemo(cached_results, sizes)
     recorder = Recorder(Tape(), mode, decompositions, shared_memo=memo, op_handlers=op_handlers_of(quirks), **options)
     for position, dims in varying.items():
         if sizes is not None and NUMBER in dims:

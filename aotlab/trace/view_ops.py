@@ -61,7 +61,10 @@ def base_value(tape: Tape, value: Tensor) -> Tensor:
 
 def covers_storage(value: Tensor) -> bool:
     """Tell whether ``value`` starts at offset 0 of its storage and has as many bytes as the storage."""
-    return value.storage_offset() == 0 and value.untyped_storage().nbytes() == value.numel() * value.element_size()
+    offset, gap = value.storage_offset(), value.untyped_storage().nbytes() - value.numel() * value.element_size()
+    if internals.unbacked_in(gap):
+        return internals.is_zero(offset) and internals.is_zero(gap)
+    return offset == 0 and gap == 0
 
 
 _DETACH = ViewStep(target="aten.detach.default")
@@ -77,7 +80,7 @@ def with_detach(views: tuple[ViewStep, ...], output: Tensor, base: Tensor | None
     """
     if (views and torch.is_inference_mode_enabled()) or internals.is_inference(output):
         return views or (_ALIAS,)  # functionalization dropped no `detach`
-    if internals.base_of(output) is None and not output.requires_grad:  # the output is not a view for autograd
+    if internals.base_of(output) is None and output.is_leaf:  # the output is not a view for autograd
         ends = views and views[-1].target in (_DETACH.target, "aten.view.dtype")
         return views if ends else (*views, _DETACH)
     lost = base is not None and base.requires_grad and not output.requires_grad
@@ -85,7 +88,7 @@ def with_detach(views: tuple[ViewStep, ...], output: Tensor, base: Tensor | None
     return (*([_DETACH] if lost and not ends else []), *(views or (_ALIAS,)))
 
 
-def _nodes(output: Tensor) -> Iterator[Any]:
+def nodes_before(output: Tensor) -> Iterator[Any]:
     """Yield the autograd nodes from ``output`` on, up to the first node with several next nodes (or with none)."""
     node = output.grad_fn
     while node is not None:
@@ -101,7 +104,7 @@ def multi_output_node(output: Tensor) -> Any:
     """
     if not output.requires_grad or not internals.is_one_of_several_views(output):
         return None
-    return next((node for node in _nodes(output) if internals.is_call_of_several_views(node)), None)
+    return next((node for node in nodes_before(output) if internals.is_call_of_several_views(node)), None)
 
 
 def is_view_of(output: Tensor, base: Tensor) -> bool:
@@ -112,7 +115,7 @@ def is_view_of(output: Tensor, base: Tensor) -> bool:
     top = owner_of(base)
     if output is base or internals.base_of(output) is not top:
         return output is base
-    for node in _nodes(output):
+    for node in nodes_before(output):
         if node in (base.grad_fn, top.grad_fn):
             return True
         if internals.is_custom_function_node(node):

@@ -282,6 +282,9 @@ def may_overlap_itself(shape: Sequence[int], stride: Sequence[int]) -> bool:
     """
     if internals.surely_contiguous(shape, stride):
         return False
+    if any(map(internals.unbacked_in, (*shape, *stride))):
+        order = sorted(range(len(shape)), key=internals.traced(stride).__getitem__, reverse=True)
+        return not internals.surely_contiguous([shape[d] for d in order], [stride[d] for d in order])
     reach = 0
     for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size > 1):
         if step <= reach:
@@ -293,4 +296,4 @@ def may_overlap_itself(shape: Sequence[int], stride: Sequence[int]) -> bool:
 def overlaps_itself(tensor: Tensor) -> bool:
     """Tell whether two indices of ``tensor`` certainly address the same element, as after ``expand``."""
     dims = zip(tensor.shape, tensor.stride(), strict=True)
-    return tensor.numel() > 0 and any(stride == 0 and size > 1 for size, stride in dims)
+    return any(internals.is_zero(stride) and size > 1 for size, stride in dims) and tensor.numel() > 0

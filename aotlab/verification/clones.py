@@ -40,6 +40,7 @@ from torch import nn
 
 from aotlab import _torch as torch_internals
 from aotlab.errors import UsageError
+from aotlab.ir.extents import needed_bytes
 from aotlab.verification.observables import Call, children
 
 
@@ -183,7 +184,7 @@ class State:
             result = self._view(original, base, name)
         elif original.requires_grad and not original.is_leaf:
             memory = self._window(original) if plain else self._other(original, name)
-            leaf = memory.detach().clone().requires_grad_()
+            leaf = torch.zeros_like(memory).requires_grad_()
             self.watched.append((f"leaf behind {name}", leaf))
             result = attach(leaf, memory)
         else:
@@ -226,7 +227,13 @@ class State:
             if root.dtype == torch.uint8:
                 size = original.element_size()
                 root = root[: root.numel() // size * size].view(original.dtype)
+            # A tensor may be larger than its storage, if the storage was freed. No view of a copy may be.
+            storage, size = root.untyped_storage(), root.untyped_storage().nbytes()
+            if needed_bytes(original) > size:
+                storage.resize_(needed_bytes(original))
             window = root.detach().as_strided(original.shape, original.stride(), original.storage_offset())
+            if needed_bytes(original) > size:
+                storage.resize_(size)
             # Autograd does not treat the result of the second detach as a view. But this result shares the version
             # counter of `root`, the tensor over the whole copied storage.
             return window.conj() if original.is_conj() else window.detach()
@@ -353,12 +360,14 @@ def _module_tensors(module: nn.Module, prefix: str) -> list[tuple[str, torch.Ten
 
 @contextmanager
 def restored(tensors: tuple[tuple[str, torch.Tensor], ...]) -> Iterator[None]:
-    """Restore the values, ``requires_grad`` and gradients of ``tensors`` at the end of a ``with`` block.
+    """Restore the memory, values, ``requires_grad`` and gradients of ``tensors`` at the end of a ``with`` block.
 
-    Restoring the bytes does not increment a version counter. A non-leaf keeps the ``grad_fn`` that it got in the block.
+    Restoring the bytes or the memory does not increment a version counter. A non-leaf keeps the ``grad_fn`` that it
+    got in the block.
     """
     strided = [tensor for _, tensor in tensors if tensor.layout == torch.strided]
     memory = [(tensor.untyped_storage(), tensor.untyped_storage().clone()) for tensor in strided]
+    views = [(tensor, tensor.detach()) for tensor in strided]
     flags = [
         (tensor, tensor.requires_grad, tensor.grad, _optional_clone(tensor.grad))
         for tensor in strided
@@ -368,7 +377,13 @@ def restored(tensors: tuple[tuple[str, torch.Tensor], ...]) -> Iterator[None]:
         yield
     finally:
         for storage, saved in memory:
+            if storage.nbytes() != saved.nbytes():
+                storage.resize_(saved.nbytes())
             storage.copy_(saved)
+        for tensor, view in views:
+            # The block may have given the tensor other memory (`w.data = …`), or another shape (`w.t_()`).
+            if not tensor.is_set_to(view):
+                tensor.data = view
         for tensor, requires_grad, gradient, value in flags:
             if tensor.is_leaf:
                 tensor.requires_grad_(requires_grad)

@@ -43,7 +43,9 @@ def verify(
     """Compare an engine with eager on everything that a caller of ``fn(*args, **kwargs)`` can observe.
 
     Nothing that is passed in is changed. Every call gets copies that alias each other as the originals do. A module is
-    copied. Tensors that a plain function captures are restored afterwards, and so is the random state.
+    copied. Tensors that a plain function captures are restored afterwards, and so is the random state. Other state that
+    it changes (a counter in a captured dictionary, for example) is not restored, so the calls differ. Pass this state
+    as an argument.
 
     Parameters
     ----------

@@ -24,6 +24,7 @@ import torch
 
 from aotlab import _torch as torch_internals
 from aotlab.errors import RefusedError, UsageError
+from aotlab.ir.extents import within_its_storage
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 
 #: The text in torch's error messages that marks a bug in torch itself.
@@ -593,7 +594,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
         if torch_internals.is_wrapper(tensor):  # copy the elements of all parts, as one tensor
             parts = [_copy(part).reshape(-1) for _, part in _parts("", tensor)]
             return torch.cat(parts) if parts else torch.empty(0)
-        return tensor.detach().clone()
+        return tensor.detach().clone() if within_its_storage(tensor) else torch.empty(0)
 
 
 def _parts(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:

@@ -134,7 +134,9 @@ test('there is one tab and one panel per part, and one panel is shown', () => {
     NAMES
   );
   assert.deepEqual(
-    all('[role=tabpanel]').map(each => each.dataset['panel']),
+    all('[role=tabpanel]')
+      .map(each => each.dataset['panel'])
+      .filter(name => name !== 'engines'),
     NAMES
   );
   for (const name of NAMES) {
@@ -147,6 +149,44 @@ test('there is one tab and one panel per part, and one panel is shown', () => {
     const chosen = one('[role=tab][aria-selected=true]');
     assert.equal(chosen.getAttribute('aria-controls'), one(`[data-panel=${name}]`).id);
   }
+});
+
+test('two engines are side by side, and the other tabs show aotlab’s graphs', () => {
+  const report = sample();
+  const [ours] = report['frames'] as IJson[];
+  const theirs = { ...ours, name: 'step [upstream]', engine: 'upstream' };
+  const row = (fact: string, subject: string, same: boolean | null): IJson => ({
+    ...{ frame: 'step', graph: 0, fact, subject, same, aotlab: `ours ${subject}`, upstream: `theirs ${subject}` }
+  });
+  const rows = [row('mutation', 'x', false), row('output', 'y', true), row('time', 'compile time', null)];
+  const summary = { engines: 3, apart: 1, listed: 1, counts: { inputs: 7 } };
+  show({ ...report, frames: [ours, theirs], engine_rows: rows, summary });
+  assert.equal(one('[data-chip=engines]').textContent, '1 fact differs upstream');
+  tab('engines');
+  const cells = all('[data-panel=engines] tbody tr').map(each =>
+    ['subject', 'aotlab', 'upstream', 'same'].map(name => each.querySelector(`[data-column=${name}]`)?.textContent)
+  );
+  assert.deepEqual(cells, [
+    ['x', 'ours x', 'theirs x', 'differs'],
+    ['y', 'ours y', 'theirs y', 'yes'],
+    ['compile time', 'ours compile time', 'theirs compile time', '']
+  ]);
+  assert.deepEqual(
+    all('[data-key=graphs] option').map(each => each.textContent?.split(' · ')[0]),
+    ['All 1 graph of aotlab', 'step', 'step [upstream]']
+  );
+  tab('inputs');
+  assert.deepEqual(
+    [...new Set(all('[data-panel=inputs] tr[data-frame]').map(each => each.dataset['frame']))],
+    ['step']
+  );
+  const list = one('[data-key=graphs]') as HTMLSelectElement;
+  list.value = 'step [upstream]/0';
+  list.dispatchEvent(new dom.window.Event('change'));
+  assert.deepEqual(
+    [...new Set(all('[data-panel=inputs] tr[data-frame]').map(each => each.dataset['frame']))],
+    ['step [upstream]']
+  );
 });
 
 test('the cell’s lines say how they ran in words, with the reason once', () => {
@@ -683,6 +723,109 @@ test('timings stand beside eager, with the ratios, and what is noise says so fir
   ]);
   assert.equal(text('table[data-table=timings] small'), '9 repeats, 1% noise');
   assert.equal(text('table[data-table=timings] [data-noise]'), 'Too close to call: it changed.');
+});
+
+const phase = (name: string, start: number, length: number, fields: object = {}): object => ({
+  phase: name,
+  stage: 'rest of Dynamo',
+  frame: 'step',
+  graph: 0,
+  start_ns: start,
+  duration_ns: length,
+  own_ns: length,
+  ...fields
+});
+
+const phases = (): string[] =>
+  all('.al-phase').map(bar => {
+    const label = bar.querySelector('text')?.textContent ?? '';
+    return [bar.dataset['name'], bar.getAttribute('x'), bar.getAttribute('width'), bar.getAttribute('y'), label].join(
+      ' '
+    );
+  });
+
+function pressKey(key: string): void {
+  const focused = document.activeElement;
+  focused?.dispatchEvent(new dom.window.KeyboardEvent('keydown', { key, bubbles: true, cancelable: true }));
+}
+
+test('the time line nests phases, joins narrow ones, and leaves out the time without a compilation', () => {
+  const narrow = Array.from({ length: 50 }, (_, index) => phase('pass', 10 * index, 5, { depth: 2, own_ns: 0 }));
+  show({
+    ...sample(),
+    timing_rows: [],
+    timeline_rows: [
+      phase('dynamo', 0, 1_000_000, { own_ns: 600_000 }),
+      phase('compile_file', 300_000, 400_000, { depth: 1, stage: 'compilation of kernels' }),
+      ...narrow,
+      phase('compile_file', 500_000, 100_000, { thread: 1, frame: null, graph: null }),
+      phase('unknown <b>', 9_000_000, 1_000_000, { stage: 'news' })
+    ]
+  });
+  tab('timing');
+  const names = phases();
+  assert.deepEqual(names.slice(0, 4), [
+    'dynamo 0% 49.4% 18 dynamo: step · graph 0',
+    'unknown <b> 50.6% 49.4% 18 unknown <b>: step · graph 0',
+    'compile_file 14.82% 19.76% 35 compile_file',
+    'pass 0% 0.1% 52 '
+  ]);
+  assert.equal(names.length, 5);
+  assert.deepEqual(
+    all('.al-timeline .al-lane').map(each => each.textContent),
+    ['another thread']
+  );
+  assert.equal(text('.al-left-out title'), '8.00 ms without a compilation');
+  const titles = all('.al-phase > title').map(each => each.textContent);
+  assert.equal(titles[0], 'dynamo: 1.00 ms, 600 µs of it its own · rest of Dynamo · step · graph 0');
+  assert.equal(titles[3], '50 phases, 250 ns: pass');
+  assert.match(titles[4] ?? '', /in another thread/);
+  assert.equal(all('.al-layer-kernels.al-phase').length, 1);
+  assert.equal(all('.al-layer-other.al-phase').length, 1);
+  assert.deepEqual(
+    all('.al-tick').map(each => each.textContent),
+    ['0.0 ms', '0.5 ms', '1.0 ms', '9.5 ms']
+  );
+});
+
+test('a phase of the time line is chosen with the mouse or with keys', () => {
+  const rows = [phase('dynamo', 0, 100), phase('a', 0, 40, { depth: 1 }), phase('b', 50, 50, { depth: 1 })];
+  show({ ...sample(), timeline_rows: rows });
+  tab('timing');
+  assert.equal(all('.al-phase[tabindex="0"]').length, 1);
+  (one('.al-phase[tabindex="0"]') as HTMLElement).focus();
+  assert.match(text('.al-timeline figcaption'), /^dynamo: 100 ns/);
+  pressKey('ArrowDown');
+  assert.match(text('.al-timeline figcaption'), /^a: 40 ns/);
+  pressKey('ArrowRight');
+  pressKey('ArrowRight');
+  assert.match(text('.al-timeline figcaption'), /^b: 50 ns/);
+  pressKey('Enter');
+  assert.deepEqual(phases(), ['dynamo 0% 100% 18 dynamo: step · graph 0', 'b 0% 100% 35 b']);
+  assert.equal(document.activeElement?.getAttribute('data-name'), 'b');
+  pressKey('ArrowUp');
+  assert.match(text('.al-timeline figcaption'), /^dynamo: 100 ns/);
+  pressKey('Escape');
+  assert.equal(phases().length, 3);
+  all('.al-phase')[1]?.dispatchEvent(new dom.window.MouseEvent('click', { bubbles: true }));
+  assert.equal(phases().length, 2);
+  one('[data-action=whole]').click();
+  assert.equal(phases().length, 3);
+});
+
+test('without phases there is no time line; a chosen graph has its own', () => {
+  show(sample());
+  tab('timing');
+  assert.equal(all('.al-timeline').length, 0);
+  view.dispose();
+  const other = phase('other', 100, 100, { graph: 1 });
+  show({ ...sample(2), timeline_rows: [phase('dynamo', 0, 100), other] });
+  tab('timing');
+  assert.equal(phases().length, 2);
+  const list = one('[data-key=graphs]') as HTMLSelectElement;
+  list.value = 'step/1';
+  list.dispatchEvent(new dom.window.Event('change'));
+  assert.deepEqual(phases(), ['other 0% 100% 18 other: step · graph 1']);
 });
 
 test('a timing of few rounds says so in the place of a ratio', () => {

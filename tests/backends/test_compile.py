@@ -7,12 +7,12 @@ import torch
 
 import aotlab
 from aotlab.backends.base import Backend, KernelSource
-from tests.engine_helpers import compiled, events, leaf, record, traced
+from tests.engine_helpers import compiled, heard_events, leaf, record, traced
 
 
 def test_compiled_graph_records():
     """One record per graph, in order, with kind, name, backend, time."""
-    with events():  # else the eager backend leaves the backward for later
+    with heard_events():  # else the eager backend leaves the backward for later
         graphs = record(traced(lambda x: x.sin(), leaf(2)), "compile").graphs
     assert [g.kind for g in graphs] == ["forward", "backward"]
     assert [g.backend for g in graphs] == ["eager", "eager"]
@@ -24,7 +24,7 @@ def test_compiled_graph_records():
 
 def test_code_and_nodes_while_somebody_listens():
     """Readable code and node records are only made while someone listens to events."""
-    with events():
+    with heard_events():
         f = traced(lambda x: x.sin(), leaf(2))
     forward, backward = record(f, "compile").graphs
     assert "torch.ops.aten.sin.default(primals_1)" in forward.code

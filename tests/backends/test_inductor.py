@@ -12,7 +12,7 @@ from aotlab.errors import TransformError
 from aotlab.ir.fx_graphs import is_random
 from aotlab.ir.metadata import MutationType
 from aotlab.verification import verify
-from tests.engine_helpers import events, leaf, metadata, record, refusing
+from tests.engine_helpers import heard_events, leaf, metadata, record, refusing
 
 OUTPUT_CODE = '''
 cpp_fused_sin_0 = async_compile.cpp_pybinding(['const float*', 'float*'], r"""
@@ -158,7 +158,7 @@ def test_training_step_with_aliasing():
 def test_kernels_of_both_graphs():
     """A training step that is one autograd node compiles both graphs at once, and the record shows their kernels."""
     g = aotlab.compile(lambda x, w: (x * w).sin(), backend="inductor")
-    with events():
+    with heard_events():
         g(leaf(8, 8), leaf(8, 8, seed=1)).sum().backward()
     forward, backward = record(g, "compile").graphs
     assert (forward.kind, backward.kind) == ("forward", "backward")

@@ -123,7 +123,8 @@ def happened(row: Mapping[str, Any]) -> list[str]:
         marks += [row["mutation_type"].removeprefix("mutated ")] if row["mutation_type"] else []
         marks += row["steps"].split("; ") if row["steps"] else []
     if row["synthetic_base"] is not None:
-        marks.append(f"window of synthetic base {row['synthetic_base']:.0f}")
+        windows = "" if row["kind"] == "base" else "window of "
+        marks.append(f"{windows}synthetic base {row['synthetic_base']:.0f}")
     marks += [f"same tensor as {row['duplicate_of']}"] if row["duplicate_of"] else []
     marks += [f"shares bytes with {row['overlaps']}"] if row["overlaps"] else []
     after = row["requires_grad_after"]

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import aotlab
-from aotlab import observe
+from aotlab import events
 from aotlab.maintenance.bench.models import trained_models
-from tests.engine_helpers import events
+from tests.engine_helpers import heard_events
 from tests.training import models
 
 VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
@@ -27,7 +27,6 @@ CHOOSES = "first by Dynamo", r"config\.problem_type"
 #: Warns of padding by looking at the tokens.
 LOOKS = "by Dynamo", "`in` needs the values of a tensor computed from `input_ids`"
 #: Layers of graphs take out the edges from a node to itself.
-TAKES_OUT = "by Dynamo", r"size of the result of `x\[…\]` depends on the values"
 HOW = {
     "ResNet": CHOOSES,
     "ViT": CHOOSES,
@@ -43,19 +42,19 @@ HOW = {
     "Whisper": WHOLE,
     "Mamba": WHOLE,
     "LSTM": WHOLE,
-    "graph": TAKES_OUT,
-    "GAT": TAKES_OUT,
+    "graph": WHOLE,
+    "GAT": WHOLE,
     "PINN": WHOLE,
     "MAML": WHOLE,
     "gemma": WHOLE,
     "segformer": ("first by Dynamo", "changes `the number of forward hooks of"),
     "detr": ("by Dynamo", "needs the value of a tensor"),
     "clip": WHOLE,
-    "gcn": TAKES_OUT,
+    "gcn": WHOLE,
     "maml": WHOLE,
     "packed": ("by Dynamo", "size of the result of `_pack_padded_sequence` depends on the values"),
     "sparse": WHOLE,
-    "experts": ("eagerly", "size of the result of `nonzero` depends on the values"),  # Dynamo has no breaks in loops
+    "experts": WHOLE,
     "vae": WHOLE,
     "transformer": WHOLE,
     "gru": WHOLE,
@@ -117,7 +116,7 @@ def compare(name, batches):
     model, batch = made(name)
     batches = batches or [batch, batch]
     alone = copy.deepcopy(model.train())
-    with warnings.catch_warnings(record=True) as said, events() as heard:
+    with warnings.catch_warnings(record=True) as said, heard_events() as heard:
         warnings.simplefilter("always")
         compiled = aotlab.compile(model, backend="eager")
         found = steps(compiled, model, batches)
@@ -130,7 +129,7 @@ def compare(name, batches):
 def way(function, heard):
     """Say how two calls were compiled; each call of a graph that Dynamo captured has to be compiled."""
     calls = function.calls
-    served = [event.entry is not None for event in heard if isinstance(event, observe.Called)]
+    served = [event.entry is not None for event in heard if isinstance(event, events.Called)]
     if calls.eager or not any(served):
         return "eagerly"
     assert all(served)
@@ -165,8 +164,8 @@ def test_sizes(name):
         trained = BENCHED[name]
         batches = [trained.batch(generator, *size[: len(trained.sizes[0])]) for size in sizes]
     function, said, heard = compare(name, batches)
-    of = {event.entry: event.function_id for event in heard if isinstance(event, observe.CompileStarted)}
-    made = collections.Counter(of[event.entry] for event in heard if isinstance(event, observe.CompileFinished))
+    of = {event.entry: event.function_id for event in heard if isinstance(event, events.CompileStarted)}
+    made = collections.Counter(of[event.entry] for event in heard if isinstance(event, events.CompileFinished))
     assert function.calls.eager == 0, said
     # both of its layers run by the same code, of which Dynamo makes a graph for each
     assert max(made.values()) <= (4 if name == "gcn" else 2)

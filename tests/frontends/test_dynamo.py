@@ -13,11 +13,11 @@ from torch._dynamo.utils import counters
 import aotlab
 from aotlab import config
 from aotlab.errors import RefusedError, UsageError
+from aotlab.events import CompileFailed, StageFinished
 from aotlab.frontends import dynamo_frontend as dynamo
 from aotlab.frontends.dynamo_frontend import backend, line_of_stack
 from aotlab.ir.metadata import MutationType, OutputType, TangentSource
-from aotlab.observe import CompileFailed, StageFinished
-from tests.engine_helpers import events, leaf, metadata, nonleaf, traced
+from tests.engine_helpers import heard_events, leaf, metadata, nonleaf, traced
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -82,7 +82,7 @@ def test_graph_break():
         printed.append(float(y.sum().detach()))
         return (y.sin() * w).sum()
 
-    with events() as heard:
+    with heard_events() as heard:
         agree(f, lambda: ((a := leaf(3), b := leaf(3, seed=1)), (a, b)), calls=1)
     assert len([e for e in heard if isinstance(e, StageFinished) and e.stage == "runtime"]) >= 2
     assert len(printed) == 2
@@ -144,7 +144,7 @@ def test_refused_graphs_run_eagerly_with_one_warning():
     y = x.clone()
     expected = f(y)
     g = by_dynamo(f)
-    with events() as heard, warnings.catch_warnings(record=True) as caught:
+    with heard_events() as heard, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         outs = []
         for _ in range(2):
@@ -270,7 +270,7 @@ def test_lines_and_names_are_the_users():
         y = first.sin()
         return (y * second).sum()
 
-    with events() as heard:
+    with heard_events() as heard:
         by_dynamo(f)(leaf(3), leaf(3)).backward()
     records = {e.stage: e.record for e in heard if isinstance(e, StageFinished)}
     from aotlab.ir.fx_graphs import line_of
@@ -293,7 +293,7 @@ def test_lines_and_names_are_the_users():
 def test_module_stack_on_backward_nodes():
     """Dynamo's nn_module_stack is carried to forward and backward nodes."""
     module = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
-    with events() as heard:
+    with heard_events() as heard:
         by_dynamo(module)(leaf(1, 2)).sum().backward()
     graph = next(e.record for e in heard if isinstance(e, StageFinished) and e.stage == "trace").module.graph
     for name in ("tanh", "tanh_backward"):

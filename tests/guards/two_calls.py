@@ -68,7 +68,7 @@ def two_calls(function, first, second=None, *, reason, change=nothing, undo=noth
         (said,) = behind(made).recompiles
         assert reason in said
         assert behind(made).calls.eager == 0
-        assert [entry.calls for entry in entries] == [1, 2]
+        assert sorted(entry.calls for entry in entries) == [1, 2]  # a number that varies: the second entry serves all
     finally:
         undo()
     return made

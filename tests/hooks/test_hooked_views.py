@@ -262,7 +262,7 @@ def test_a_removed_handle():
 
 @pytest.mark.parametrize("leaf_first", [False, True])
 def test_hooks_of_the_caller_on_a_view_that_is_written(leaf_first):
-    """In eager the gradient of a written view bypasses the caller's hooks on it; such calls run eagerly."""
+    """In eager the gradient of a written view bypasses the caller's hooks on it. Only calls with hooks run eagerly."""
 
     def f(b):
         c = b * 3
@@ -284,7 +284,7 @@ def test_hooks_of_the_caller_on_a_view_that_is_written(leaf_first):
     order = [True, False, True] if leaf_first else [False, True, False]
     for with_hook in order:
         assert use(f, hooked=with_hook) == use(g, hooked=with_hook)
-    assert (g.calls.compiled, g.calls.eager) == (0, 3)
+    assert (g.calls.compiled, g.calls.eager) == (order.count(False), order.count(True))
 
 
 def test_a_second_hook_after_a_write_to_the_base():
@@ -350,6 +350,7 @@ def test_a_written_view_that_retains_its_gradient(first):
         return x.grad.tolist(), b.grad.tolist() if retained else None
 
     g = compiled(f)
-    for retained in (first, not first, first):
+    order = (first, not first, first)
+    for retained in order:
         assert use(f, retained=retained) == use(g, retained=retained)
-    assert (g.calls.compiled, g.calls.eager) == (0, 3)
+    assert (g.calls.compiled, g.calls.eager) == (order.count(False), order.count(True))

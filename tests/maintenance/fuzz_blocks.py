@@ -11,7 +11,7 @@ from aotlab.maintenance.fuzz.plan import BLOCK, Plan
 from aotlab.maintenance.fuzz.workers import run_there
 
 #: The programs of CI are the same every time.
-FIXED = Plan(seed=4, programs=2000)
+FIXED = Plan(seed=4, programs=1000)
 
 #: The number of programs of a fresh block of 200 that may differ from eager. One in some thousands differs; of the
 # fixed programs, no program differs. The known open differences are in ``corpus/open``. This limit must only ever be
@@ -32,7 +32,7 @@ RELATED = Plan(seed=3, programs=200, related=True)
 SIZES = Plan(seed=4, programs=400, sizes=True)
 
 #: And some that nobody has seen before, so that each run of CI looks at a new corner.
-FRESH = Plan(seed=secrets.randbits(32), programs=500)
+FRESH = Plan(seed=secrets.randbits(32), programs=200)
 
 
 class Blocks:

@@ -2664,6 +2664,42 @@ _cell(
     ),
     after="print(y, z)",
 )
+_BASE = """
+import torch
+leaf = torch.ones(2, 3, requires_grad=True)
+b = leaf.add(1)
+a, c = b[0], b.t()
+"""
+_cell(
+    "a written view whose base is no input",
+    "a.mul_(2)\ny = c * 3\nz = a.unsqueeze(0)",
+    setup=_BASE,
+    after="print(a, b, c, y, z, torch.autograd.grad(y.sum() + z.sum() + b.sum(), leaf))",
+)
+_cell(
+    "a written view whose base is no input, with its backward",
+    "a.mul_(2)\ny = (c * 3).sum()\ny.backward()",
+    setup=_BASE,
+    after="print(a, b, y, leaf.grad)",
+)
+_FREED = """
+import torch
+w, values = torch.zeros(4), torch.arange(4.0)
+w.untyped_storage().resize_(0)
+"""
+for _options in ("", "--time"):
+    _cell(
+        f"a parameter whose storage is freed{_options and ', with timing'}",
+        """
+        w.untyped_storage().resize_(16)
+        w.copy_(values)
+        y = w.sin()
+        w.untyped_storage().resize_(0)
+        """,
+        setup=_FREED,
+        after="print(y, w.untyped_storage().nbytes())",
+        options=_options,
+    )
 _cell("a batch of one", "c = b.sin()\nc[:, 0] += 1\nc", setup=_X + "\nb = x[:1].clone()", after="print(c)")
 
 # --- ways to run it ---------------------------------------------------------------------------------------------------

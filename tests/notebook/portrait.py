@@ -28,6 +28,8 @@ import pandas as pd
 import torch
 from IPython.utils.capture import CapturedIO
 
+from aotlab.ir.extents import within_its_storage
+
 REPORT_MIME = "application/vnd.aotlab.report.v1+json"
 
 #: What IPython itself keeps in the namespace about inputs; the magic's own line makes them differ.
@@ -334,6 +336,8 @@ class _Painter:
 
 def _value(tensor: torch.Tensor) -> str:
     """Tell the values bit for bit: a digest of their bytes, and the first few to be read."""
+    if not within_its_storage(tensor):
+        return "no memory"
     with torch.no_grad():
         flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
         # As bytes, since numpy knows no bfloat16.

@@ -12,7 +12,7 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 
 import aotlab
-from aotlab import observe
+from aotlab import events
 from aotlab.frontends.dynamo_frontend import backend
 from aotlab.report.verdict import verdict
 from tests.notebook.plain_shells import cell, compiled, execute
@@ -28,24 +28,24 @@ def _enabled() -> Iterator[None]:
     aotlab.enable()
 
 
-def started() -> tuple[list[observe.Event], observe.Listener]:
+def started() -> tuple[list[events.Event], events.Listener]:
     """Make a listener that keeps the compilations that begin."""
-    events: list[observe.Event] = []
+    heard: list[events.Event] = []
 
-    def hear(event: observe.Event) -> None:
-        if isinstance(event, observe.CompileStarted):
-            events.append(event)
+    def hear(event: events.Event) -> None:
+        if isinstance(event, events.CompileStarted):
+            heard.append(event)
 
-    return events, hear
+    return heard, hear
 
 
 def test_a_cell_runs_eagerly_and_says_so(shell: InteractiveShell) -> None:
     """Nothing is compiled, the results are eager's, and verdict and parts name `aotlab.disable`."""
     aotlab.disable()
-    events, hear = started()
-    with observe.listen(hear):
+    heard, hear = started()
+    with events.listen(hear):
         execute(shell, cell("y = x * 2\nprint(end='')\nx.add_(1)"))
-    assert events == []
+    assert heard == []
     assert [2.0] * 3 == shell.user_ns["y"].tolist() == shell.user_ns["x"].tolist()
     report = shell.user_ns["report"]
     assert compiled(report) == []
@@ -71,10 +71,10 @@ def test_an_unchanged_cell_compiles_nothing_when_it_is_switched_on_again(shell: 
     assert report.verdict.startswith("Nothing was compiled: ")
     assert "aotlab.disable()" in report.verdict
     aotlab.enable()
-    events, hear = started()
-    with observe.listen(hear):
+    heard, hear = started()
+    with events.listen(hear):
         execute(shell, text)
-    assert events == []
+    assert heard == []
     report = shell.user_ns["report"]
     assert [graph.reused for frame in report.frames for graph in frame.graphs] == [True]
     assert report.cell.parts[0].how == "compiled"
@@ -107,10 +107,10 @@ def test_functions_of_a_cell(shell: InteractiveShell, frontend: str) -> None:
     assert "aotlab.disable()" in report.cell.parts[0].reason
     assert [frame.calls.compiled for frame in report.frames] == [1]
     aotlab.enable()
-    events, hear = started()
-    with observe.listen(hear):
+    heard, hear = started()
+    with events.listen(hear):
         execute(shell, "z = double(x)")
-    assert events == []
+    assert heard == []
     assert [frame.calls.compiled for frame in report.frames] == [2]
     assert [part.how for part in report.cell.parts] == ["compiled"]
 
@@ -172,16 +172,16 @@ def test_a_compiled_module() -> None:
 def test_dynamos_backend() -> None:
     """``torch.compile(backend="aotlab")``: Dynamo's graphs run eagerly while it is off, and are compiled when on."""
     function = torch.compile(lambda v: v * 2, backend=backend, options={"compiler": "eager"})
-    events, hear = started()
+    heard, hear = started()
     aotlab.disable()
-    with observe.listen(hear):
+    with events.listen(hear):
         assert function(torch.ones(3)).tolist() == [2.0] * 3
-        assert events == []
+        assert heard == []
         aotlab.enable()
         assert function(torch.ones(3)).tolist() == [2.0] * 3
-        assert len(events) == 1
+        assert len(heard) == 1
         aotlab.disable()
         assert function(torch.ones(3)).tolist() == [2.0] * 3
         aotlab.enable()
         assert function(torch.ones(3)).tolist() == [2.0] * 3
-        assert len(events) == 1
+        assert len(heard) == 1

@@ -108,11 +108,11 @@ def captures_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Dynamo capture an addition of 2 wherever the cell adds 1."""
     capture = CellCompiler._capture
 
-    def wrong(self: Any, graph: torch.fx.GraphModule, part: Any) -> Callable[..., Any]:
+    def wrong(self: Any, graph: torch.fx.GraphModule, inputs: Any, part: Any) -> Callable[..., Any]:
         for node in graph.graph.nodes:
             node.args = tuple(2 if each == 1 and type(each) is int else each for each in node.args)
         graph.recompile()
-        return capture(self, graph, part)
+        return capture(self, graph, inputs, part)
 
     monkeypatch.setattr(CellCompiler, "_capture", wrong)
 

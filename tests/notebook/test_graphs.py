@@ -14,7 +14,7 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 
 import aotlab
-from aotlab import observe
+from aotlab import events
 from aotlab.report.verdict import verdict
 from aotlab.runtime import runtime_stage as runtime
 from tests.mutants import MUTANTS
@@ -35,13 +35,13 @@ PACKAGE = os.path.dirname(aotlab.__file__) + os.sep
 
 def compilations(run: Callable[[], object]) -> int:
     """Count the compilations that begin while ``run`` runs."""
-    begun: list[observe.Event] = []
+    begun: list[events.Event] = []
 
-    def hear(event: observe.Event) -> None:
-        if isinstance(event, observe.CompileStarted):
+    def hear(event: events.Event) -> None:
+        if isinstance(event, events.CompileStarted):
             begun.append(event)
 
-    with observe.listen(hear):
+    with events.listen(hear):
         run()
     return len(begun)
 

@@ -135,8 +135,8 @@ def test_a_line_that_breaks_the_graph_inside_of_a_function(shell: InteractiveShe
     assert found == {
         "def f(t):": "compiled",
         "h = t * 2": "compiled",
-        "m = h.max().item()": "compiled in part",
-        "print(end='')": "eager",
+        "m = h.max().item()": "compiled",
+        "print(end='')": "compiled in part",
         "return h + m": "compiled",
     }
 

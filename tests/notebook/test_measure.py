@@ -17,7 +17,7 @@ from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 
 from aotlab import _torch as internals
-from aotlab import config, observe
+from aotlab import config, events
 from aotlab.cache import CompiledFunction
 from aotlab.errors import UsageError
 from aotlab.frontends.dynamo_frontend import backend
@@ -180,8 +180,8 @@ def test_nothing_of_the_users_is_changed(notebook: Notebook) -> None:
         }
 
     before = state()
-    heard: list[observe.Event] = []
-    with observe.listen(heard.append):
+    heard: list[events.Event] = []
+    with events.listen(heard.append):
         assert kinds(notebook.measure()) == TRAINING
     assert state() == before
     assert heard == []
@@ -565,6 +565,30 @@ def test_what_stock_cannot_do_is_a_note(notebook: Notebook, monkeypatch: pytest.
         monkeypatch.setattr(module, "_stock", each)
         assert kinds(notebook.measure()) == FORWARD
     assert notebook.notes == [note, note]
+
+
+def test_stock_is_not_timed_on_a_freed_storage(notebook: Notebook) -> None:
+    """Stock's form of this graph reads a view of the freed parameter, and would crash Python."""
+
+    def gathers(x, flat, values):
+        torch.ops.inductor.resize_storage_bytes_(flat, 48)
+        with torch.no_grad():
+            flat.copy_(values)
+        y = x @ flat[:9].view(3, 3) + flat[9:]
+        torch.ops.inductor.resize_storage_bytes_(flat, 0)
+        return y
+
+    flat = nn.Parameter(torch.zeros(12))
+    flat.untyped_storage().resize_(0)
+    inputs = torch.ones(2, 3), flat, torch.ones(12)
+    with torch.no_grad():
+        notebook.compile(gathers)(*inputs)
+    notebook.captured = [replace(each, stock="aot_eager") for each in notebook.captured]
+    rows = notebook.measure()
+    assert {engine for engine, _ in kinds(rows)} == {"eager", "aotlab"}
+    assert [note.partition(": the graph")[0] for note in notebook.notes] == [
+        "frame 0: stock torch.compile was not timed"
+    ]
 
 
 @pytest.mark.parametrize("stock", ["aot_eager", "inductor"])

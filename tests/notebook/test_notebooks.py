@@ -160,11 +160,11 @@ def promises_of_start(run: Session) -> None:
     # Nothing was mutated that no sentence speaks of.
     outside = "print([[row.name for row in report.cell.mutated_outside] for report in (first, step, timed, refused)])"
     grads = ["model.weight.grad", "model.bias.grad"]
-    assert run.answer(outside).strip() == f"[[], {grads}, [], ['table', 'columns']]"
+    assert run.answer(outside).strip() == f"[[], {grads}, [], ['table', 'column']]"
 
     # What if it cannot be compiled?
     assert run.answer("print(refused.verdict)").startswith("Nothing was compiled: ")
-    assert run.result("refused-cell").replace(" ", "").split() == ["tensor([[1.,1.],", "[1.,1.],", "[1.,1.]])"]
+    assert run.result("refused-cell").replace(" ", "").split() == ["tensor([1.,1.,1.])"]
     assert "draws random numbers into a tensor that is not contiguous" in run.answer("print(refused.verdict)")
     (refusal,) = run.report("refused-cell")["frames"][0]["refusals"]
     assert "not contiguous" in refusal["message"]

@@ -19,7 +19,7 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 from torch._dynamo import guards
 
-from aotlab import observe
+from aotlab import events
 from aotlab.backends import compile_stage as compile
 from aotlab.capture import call as capture
 from aotlab.notebook import graphs
@@ -334,7 +334,7 @@ def test_a_handler_that_a_cell_sets_stays(shell: InteractiveShell) -> None:
 
 def test_two_shells_do_not_hear_each_other() -> None:
     """The same cell in two shells of one process: two reports, neither with the other's graphs, calls or names."""
-    heard = observe._listeners
+    heard = events._listeners
     one, two = plain_shell(), plain_shell()
     try:
         for each in (one, two):
@@ -355,13 +355,13 @@ def test_two_shells_do_not_hear_each_other() -> None:
         assert one.user_ns["report"].identifier != two.user_ns["report"].identifier
         assert [len(each.user_ns["report"].frames) for each in (one, two)] == [1, 1]
         one.run_line_magic("unload_ext", "aotlab")
-        assert observe.listening()
+        assert events.listening()
         execute(two, cell("v = x + 1"))
         assert compiled(two.user_ns["report"]) == ["line 2"]
     finally:
         for each in (one, two):
             unload_ipython_extension(each)
-    assert heard == observe._listeners
+    assert heard == events._listeners
 
 
 def test_a_cell_does_not_hear_other_compilations(shell: InteractiveShell) -> None:

@@ -96,7 +96,9 @@ def results(function, args, partitioner):
     return [*returned, *(argument.grad for argument in args), torch.get_rng_state()]
 
 
-@pytest.mark.parametrize("first", range(0, 60, 10))
+@pytest.mark.parametrize(
+    "first", [0, 30, *(pytest.param(first, marks=pytest.mark.tier("long")) for first in (10, 20, 40, 50))]
+)
 def test_random_programs_compute_the_same(first):
     """Results, gradients and random numbers equal the default partitioner's bit for bit, at any budget."""
     for seed in range(first, first + 10):

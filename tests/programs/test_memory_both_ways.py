@@ -45,10 +45,7 @@ STEPS = {
     "swapaxes_": lambda x: x.swapaxes_(0, 1),
 }
 METADATA = {
-    **{
-        f"{name} of an input": Case(program=_of_an_input(step), size=(1, 3), eager=("training",))
-        for name, step in STEPS.items()
-    },
+    **{f"{name} of an input": Case(program=_of_an_input(step), size=(1, 3)) for name, step in STEPS.items()},
     **{
         f"{name} of an intermediate": Case(program=_of_an_intermediate(step), size=(1, 3), eager=BOTH, breaks=BOTH)
         for name, step in STEPS.items()
@@ -304,10 +301,10 @@ def _base_too(x):
 
 OVERLAPS = {
     "saved before the write": Case(
-        program=_saved_before, arguments=lambda x: _base_too(x)[:2], backward="each", **PROTECTED
+        program=_saved_before, arguments=lambda x: _base_too(x)[:2], backward="each", breaks=("training",)
     ),
     "several written, the base too": Case(
-        program=_several_written, arguments=_base_too, backward="each", eager=BOTH, breaks=BOTH
+        program=_several_written, arguments=_base_too, backward="each", eager=("training",), breaks=BOTH
     ),
     "x.detach() and x": Case(program=_detached_written, arguments=lambda x: (x.detach()[:5], x)),
     "parts of a flat buffer": Case(
@@ -316,14 +313,10 @@ OVERLAPS = {
         **PROTECTED,
     ),
     "views at an offset": Case(program=_offsets, arguments=lambda x: (x.add(0)[1:4], x.detach().add(0)[2:6])),
-    "apart, one of which gets a history": Case(
-        program=_apart, arguments=_parts_of_a_buffer, eager=("training",), breaks=("training",)
-    ),
-    "apart, and the other is asked": Case(
-        program=_apart_and_asked, arguments=_parts_of_a_buffer, eager=("training",), breaks=("training",)
-    ),
+    "apart, one of which gets a history": Case(program=_apart, arguments=_parts_of_a_buffer, breaks=("training",)),
+    "apart, and the other is asked": Case(program=_apart_and_asked, arguments=_parts_of_a_buffer, breaks=("training",)),
     "apart, and a function writes the other": Case(
-        program=_written_by_a_function, arguments=_parts_of_a_buffer, eager=("training",), breaks=BOTH
+        program=_written_by_a_function, arguments=_parts_of_a_buffer, breaks=BOTH
     ),
     "complex and real": Case(
         program=_numbers,

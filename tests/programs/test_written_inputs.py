@@ -340,12 +340,8 @@ def several_times(x):
     return t, v, t, [v, {"v": v}], t.view(-1)
 
 
-#: Views that autograd knows of, one of them written: upstream replaces them by their base, here eager runs it.
-TOGETHER = "share a version counter, as parts of one buffer"
-#: An alias of inputs that alias each other is returned.
-OF_SEVERAL = "an output shares memory with several inputs"
-#: Sizes change in place, of what requires grad or has views.
-SIZES = "changes the sizes or the history of `x`, an argument that (is detached, requires grad|has views)"
+#: Sizes change in place, of a base whose views are arguments too.
+SIZES = "changes the sizes or the history of `x`, an argument that shares memory with another one"
 CASES = (
     Case(with_nothing_and_numbers, around),
     Case(written_and_returned),
@@ -359,21 +355,21 @@ CASES = (
     Case(made_to_require_grad, two),
     Case(rows_from_others, two),
     Case(strided_window, inference="viewed by `as_strided`", training="viewed by `as_strided`"),
-    Case(turned, training=SIZES),
-    Case(turned_and_written, training=SIZES),
-    Case(turned_beside_intermediates, two, inference=SIZES, training=SIZES),
+    Case(turned),
+    Case(turned_and_written),
+    Case(turned_beside_intermediates, two),
     Case(turned_alias, itself_and_view, inference=SIZES, training=SIZES),
-    Case(writes_first, itself_and_view, training=TOGETHER),
-    Case(writes_view, itself_and_view, inference=OF_SEVERAL, training=TOGETHER),
-    Case(writes_both, itself_and_view, training=TOGETHER),
+    Case(writes_first, itself_and_view),
+    Case(writes_view, itself_and_view),
+    Case(writes_both, itself_and_view),
     Case(of_which_input, itself_and_view),
-    Case(alias_of_either, views_alone, inference=OF_SEVERAL, training=TOGETHER),
-    Case(alias_of_either, views_apart, inference=TOGETHER, training=TOGETHER),
-    Case(in_turn, views_alone, training=TOGETHER),
+    Case(alias_of_either, views_alone),
+    Case(alias_of_either, views_apart),
+    Case(in_turn, views_alone),
     Case(only_one, leaves_apart, training="a view of a tensor that requires grad or has a hook"),
-    Case(only_one, views_apart, training=TOGETHER),
-    Case(of_bases_by_turns, two_bases, training=TOGETHER),
-    Case(everything_at_once, two_bases, inference=OF_SEVERAL, training=OF_SEVERAL),
+    Case(only_one, views_apart),
+    Case(of_bases_by_turns, two_bases),
+    Case(everything_at_once, two_bases),
     Case(pair_without_grad, plain_pair_and_leaf),
     Case(of_an_intermediate_and_itself, training="a view of an intermediate that was made before a write"),
     Case(turned_intermediate),

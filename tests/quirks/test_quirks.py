@@ -77,6 +77,19 @@ def choosing(x):
     return torch.ops.higher_order.cond(x.sum() > 0, lambda x: (x.sin(),), lambda x: (x.cos(),), (x,))
 
 
+def borrowing(x):
+    """Give the argument other memory."""
+    with torch.no_grad():
+        x.set_(x.detach() * 2)
+    return x + 1
+
+
+def allocating(x):
+    """Allocate memory that is already allocated."""
+    torch.ops.inductor.resize_storage_bytes_(x, 24)
+    return x * 2
+
+
 PROGRAMS = [
     ("hooks", hooked, "`register_hook` is called, and the quirk hooks is switched off"),
     ("metadata_changes", moving, "`t_` is called, and the quirk metadata_changes is switched off"),
@@ -88,6 +101,8 @@ PROGRAMS = [
     ("lstm", recurrent, "`lstm` is called, and the quirk lstm is switched off"),
     ("kernels", singular, "`linalg_svdvals` is called, and the quirk kernels is switched off"),
     ("hops", choosing, "`cond` is called, and the quirk hops is switched off"),
+    ("storage_sizes", allocating, "`resize_storage_bytes_` is called, and the quirk storage_sizes is switched off"),
+    ("other_memory", borrowing, "`set_` is called, and the quirk other_memory is switched off"),
 ]
 
 
@@ -136,7 +151,7 @@ def test_the_corpus_without_quirks(cell, capsys):
     ("without", "programs"),
     [
         pytest.param(NAMES, 100, id="all", marks=pytest.mark.tier("quick")),
-        *(pytest.param((name,), 15, id=name, marks=pytest.mark.tier("full")) for name in NAMES),
+        *(pytest.param((name,), 8, id=name, marks=pytest.mark.tier("full")) for name in NAMES),
     ],
 )
 def test_random_programs_without_quirks(without, programs):

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import fx
 
-from aotlab import observe
+from aotlab import events
 from aotlab.backends.base import KernelSource
 from aotlab.backends.compile_stage import BackwardRecord, CompiledGraphRecord, CompileRecord
 from aotlab.capture.call import ArgumentRecord, CaptureRecord
@@ -60,23 +60,21 @@ class Story:
     def started(self, *, function_id: int = 1, reason: str | None = None, function: str | None = None) -> int:
         """Begin an entry; return its number."""
         self._entry += 1
-        observe.emit(
-            observe.CompileStarted(
+        events.emit(
+            events.CompileStarted(
                 function=function or self.function,
                 function_id=function_id,
                 entry=self._entry,
                 frontend="direct",
                 backend="inductor",
-                misses=() if reason is None else (observe.Miss(entry=101, sentence=reason),),
+                misses=() if reason is None else (events.Miss(entry=101, sentence=reason),),
             )
         )
         return self._entry
 
     def stage(self, entry: int, name: str, record: object, duration_ns: int, nodes: int | None = None) -> None:
         """Finish one stage."""
-        observe.emit(
-            observe.StageFinished(entry=entry, stage=name, record=record, duration_ns=duration_ns, nodes=nodes)
-        )
+        events.emit(events.StageFinished(entry=entry, stage=name, record=record, duration_ns=duration_ns, nodes=nodes))
 
     def compiled(self, *, reason: str | None = None, function_id: int = 1) -> int:
         """Go through all stages."""
@@ -92,7 +90,7 @@ class Story:
         self.stage(entry, "compile", self.compile(forward, backward), 900_000_000)
         self.stage(entry, "runtime", RuntimeRecord(name="<aotlab step 0>", source=RUNTIME_SOURCE), 300_000)
         guards = (("dtype", "x", "`x` is float32"), ("identity", "again", "`again` is the same tensor as `x`"))
-        observe.emit(observe.CompileFinished(entry=entry, duration_ns=950_000_000, guards=guards))
+        events.emit(events.CompileFinished(entry=entry, duration_ns=950_000_000, guards=guards))
         return entry
 
     def refused(self, *, outcome: str = "raised", function_id: int = 2, function: str | None = None) -> int:
@@ -101,14 +99,14 @@ class Story:
         self.stage(entry, "capture", self.capture(), 1_000_000)
         error = RandomOpError("`aten.bernoulli` draws random numbers", argument="x", line=self.line)
         assert outcome in ("raised", "ran eagerly")
-        observe.emit(observe.CompileFailed(entry=entry, duration_ns=2_000_000, error=error, outcome=outcome))
+        events.emit(events.CompileFailed(entry=entry, duration_ns=2_000_000, error=error, outcome=outcome))
         return entry
 
     def called(self, entry: int | None, *, function_id: int = 1, cold: bool = False, times: int = 1) -> None:
         """Serve calls; ``cold`` ones have compiled their entry first."""
         for _ in range(times):
-            observe.emit(
-                observe.Called(
+            events.emit(
+                events.Called(
                     function=self.function, function_id=function_id, entry=entry, duration_ns=5_000, compiled=cold
                 )
             )
@@ -117,7 +115,7 @@ class Story:
         """Derive a backward for the second tangent alone."""
         graph = replace(self.compile(*self.graphs()[::2]).graphs[1], name="step__0_backward_2")
         record = BackwardRecord(pattern=(False, True), graph=graph)
-        observe.emit(observe.BackwardCompiled(entry=entry, pattern=(False, True), record=record, duration_ns=7_000_000))
+        events.emit(events.BackwardCompiled(entry=entry, pattern=(False, True), record=record, duration_ns=7_000_000))
 
     # The records.
 
@@ -194,7 +192,6 @@ class Story:
             ),
         )
         return TraceRecord(
-            tracer="aotlab",
             module=joint,
             metadata=metadata,
             training=True,
@@ -347,7 +344,7 @@ def recording(story: Story) -> Iterator[Recording]:
         story.called(None)
         story.refused(function="dropout_net")
         stack = (FrameSummary("/home/me/train.py", 7, "forward"),)
-        observe.emit(observe.GraphBreak(stack=stack, reason="call to print()"))
+        events.emit(events.GraphBreak(stack=stack, reason="call to print()"))
     return recording
 
 

@@ -129,7 +129,7 @@ def test_stages_say_what_they_did(graph: Graph) -> None:
         ("capture", "1 parameter, 4 inputs and 1 python value; frontend direct"),
         ("dedupe", "1 duplicate dropped"),
         ("synthetic_bases", "1 overlap (16 B); 0 synthetic bases"),
-        ("trace", "tracer aotlab; forward and backward; 1 mutated input"),
+        ("trace", "forward and backward; 1 mutated input"),
         ("partition", "partitioner default_partition; 2 values saved, no new memory"),
         ("compile", "forward and backward by inductor, 2 kernels"),
         ("runtime", "4 lines generated"),

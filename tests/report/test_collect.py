@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import aotlab
-from aotlab import config, observe
+from aotlab import config, events
 from aotlab.report import Recording, Report
 from aotlab.report.collect import RECENT_CALLS
 from aotlab.report.dynamo_breaks import graph_break
@@ -39,16 +39,15 @@ def test_functions_of_one_name_are_told_apart(story: Any) -> None:
 
 
 def test_a_graph_says_who_made_it(report: Report) -> None:
-    """Frontend, backend, tracer, training and times come from the events."""
+    """Frontend, backend, training and times come from the events."""
     graph = report.frames[0].graphs[0]
     assert (
         graph.status,
         graph.frontend,
         graph.backend,
-        graph.tracer,
         graph.training,
         graph.grad_mode,
-    ) == ("compiled", "direct", "inductor", "aotlab", True, True)
+    ) == ("compiled", "direct", "inductor", True, True)
     assert graph.duration_ns == 950_000_000
 
 
@@ -115,7 +114,7 @@ def test_nothing_is_heard_after_the_block(story: Any) -> None:
     with pytest.raises(KeyError), Report.record():
         fail()
     story.compiled(function_id=9)
-    assert not observe.listening()
+    assert not events.listening()
     assert len(recording.report().frames) == 1
 
 
@@ -147,7 +146,7 @@ def test_what_cannot_be_recorded_is_noted_and_hurts_nobody(story: Any) -> None:
     with Report.record() as recording:
         entry = story.started()
         story.stage(entry, "trace", object(), 5)
-        observe.emit(observe.CompileFinished(entry=entry, duration_ns=10, guards=()))
+        events.emit(events.CompileFinished(entry=entry, duration_ns=10, guards=()))
     report = recording.report()
     assert report.frames[0].graphs[0].status == "compiled"
     (note,) = report.notes
@@ -198,8 +197,8 @@ def test_the_time_of_a_stage_is_its_own(story: Any) -> None:
     with Report.record() as recording:
         entry = story.compiled()
         story.backward(entry)
-        record = observe.StageFinished(entry=entry, stage="later", duration_ns=90_000_000, nodes=None, record=None)
-        observe.emit(record)
+        record = events.StageFinished(entry=entry, stage="later", duration_ns=90_000_000, nodes=None, record=None)
+        events.emit(record)
     stages = recording.report().frames[0].graphs[0].stages[-2:]
     assert [(each.name, each.duration_ns) for each in stages] == [("backward", 7_000_000), ("later", 83_000_000)]
 

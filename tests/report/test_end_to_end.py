@@ -227,9 +227,9 @@ def test_guards_name_the_duplicate_and_the_number(aliasing: Recording) -> None:
     assert "`scale` is 2.0" in found
 
 
-def test_the_tracer_is_ours(aliasing: Recording, training: Recording) -> None:
-    """The report names the tracer that ran."""
-    assert {g.tracer for r in (aliasing, training) for f in r.report().frames for g in f.graphs} == {"aotlab"}
+def test_the_engine_is_ours(aliasing: Recording, training: Recording) -> None:
+    """The tables name the engine that compiled the graphs."""
+    assert {engine for each in (aliasing, training) for engine in each.nodes["engine"]} == {"aotlab"}
 
 
 def test_inputs_of_the_training_step(training: Recording) -> None:

@@ -17,9 +17,10 @@ from aotlab.report.columns import COLUMNS
 from aotlab.report.counts import counted
 from aotlab.report.html import fragment, page
 from aotlab.report.markup import Markup, clean, element, escape, join
-from aotlab.report.model import Cell, CellPart, Summary
+from aotlab.report.model import Cell, CellPart, Summary, TimelineRow
 from aotlab.report.parts import words
 from aotlab.report.verdict import State
+from aotlab.upstream.phases import STAGES
 from tests.browser.looks import hard_to_read
 
 WAYS = ("compiled", "eager", "python", "not run")
@@ -81,6 +82,9 @@ def full(report: Report) -> Report:
         for phase in ("backward", "forward")
     ]
     rows = [{"kind": "value", "subject": f"out[{i}]", "equal": True, "call": 1} for i in range(3)]
+    stages = [name for name, _, _ in STAGES]
+    phases = [TimelineRow(phase=EVIL, stage=name, start_ns=0, duration_ns=9, depth=i) for i, name in enumerate(stages)]
+    report = replace(report, timeline_rows=tuple(phases))
     return report.with_timings(timings).with_verification(rows).with_cell(Cell(source="step(w, x)"))
 
 
@@ -125,7 +129,7 @@ def test_mutations_aliases_and_reasons_are_visible(report: Report) -> None:
         "view of input x: x.t()",
         "is input y itself",
         "view of output out[0]: out[0].t()",
-        "tracer that ran: aotlab",
+        "compiled by aotlab",
         "Compiled again: x has shape (8, 5), this entry was compiled for (4, 5)",
         "call to print()",
         "0.50× eager (0.40–1.10)",

@@ -15,7 +15,7 @@ from aotlab.report.collect import Recording
 from aotlab.report.counts import count, counted, summary
 from aotlab.report.cut import fitting
 from aotlab.report.mime import CAP, bare, bundle, embedded_size, plain
-from aotlab.report.model import Cell, Code, Graph, Kernel
+from aotlab.report.model import Cell, Code, Graph, Kernel, TimelineRow
 
 
 def big(report: Report, *, kernels: int = 40, graphs: int = 1, text: int = 20_000) -> Report:
@@ -137,6 +137,16 @@ def test_a_cut_never_hides_a_difference(report: Report) -> None:
     assert len(read.verification_rows) < 4001
     assert read.verification_rows[0].sentence == "strides differ"
     assert "NOT equal to eager: 1 of 4,001 observables differ" in read.verdict
+
+
+def test_a_cut_keeps_the_longest_phases(report: Report) -> None:
+    """Of thousands of phases, the longest stay, in their order."""
+    rows = [TimelineRow(phase="p" * 200, start_ns=i, duration_ns=i % 7, frame="f" * 200) for i in range(10_000)]
+    read = Report.from_dict(bundle(replace(report, timeline_rows=tuple(rows)))[MIME_TYPE])
+    kept = [row.start_ns for row in read.timeline_rows]
+    assert 0 < len(kept) < 1429
+    assert kept == [i for i in range(10_000) if i % 7 == 6][: len(kept)]
+    assert any("in Timing" in note for note in read.notes)
 
 
 def test_the_harshest_cut_leaves_the_verdict(report: Report) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 import pytest
 
 from aotlab.report import COLUMNS, Report
-from aotlab.report.model import GraphBreakRow
+from aotlab.report.model import EngineRow, GraphBreakRow, TimelineRow
 from aotlab.report.views import Views
 
 
@@ -18,6 +19,10 @@ def full(report: Report) -> Report:
     """Add rows to the tables that others fill."""
     timing = {"engine": "eager", "phase": "forward", "median_ns": 5, "min_ns": 4, "p10_ns": 4, "p90_ns": 7}
     report = report.with_timings([{**timing, "repeats": 30}])
+    row = EngineRow(frame="step", graph=0, fact="output", subject="y", aotlab="a view", upstream="a copy", same=False)
+    report = replace(
+        report, engine_rows=(row,), timeline_rows=(TimelineRow(phase="dynamo", start_ns=0, duration_ns=5),)
+    )
     return report.with_verification([{"kind": "value", "subject": "out[0]", "equal": True}])
 
 

@@ -14,7 +14,7 @@ import torch
 import aotlab
 from aotlab.cli import doctor
 from aotlab.errors import GraphInvariantError
-from tests.engine_helpers import compiled, events, leaf, nonleaf, same
+from tests.engine_helpers import compiled, heard_events, leaf, nonleaf, same
 
 
 @pytest.fixture(autouse=True)
@@ -228,7 +228,7 @@ def test_doctor_says_so():
 
 def test_graphs_as_readable_python():
     """Forward and backward graphs compile as readable Python code, and their nodes have the user's lines."""
-    with events():
+    with heard_events():
         g = compiled(lambda x: (x.sin() * 2).sum())
         g(leaf(3)).backward()
     graphs = g.entries[0].records.compile.graphs

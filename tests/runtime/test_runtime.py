@@ -13,10 +13,10 @@ import torch
 import aotlab
 from aotlab import config
 from aotlab.errors import PartialBackwardError
-from aotlab.observe import BackwardCompiled
+from aotlab.events import BackwardCompiled
 from aotlab.runtime.draft import MISS
 from aotlab.runtime.saved_values import SavedValues, restride
-from tests.engine_helpers import compiled, entry_of, events, leaf, nonleaf, record, same, traced
+from tests.engine_helpers import compiled, entry_of, heard_events, leaf, nonleaf, record, same, traced
 
 
 def both(function, use):
@@ -170,7 +170,7 @@ def test_unreached_inputs_get_none():
 def test_each_pattern_is_compiled_once():
     """Each pattern of defined tangents has one backward, which is compiled once and announced as an event."""
     f = compiled(lambda x, y: ((x * y).sum(), (x + y).sum()))
-    with events() as heard:
+    with heard_events() as heard:
         for _ in range(2):
             f(leaf(3), leaf(3))[1].backward()
         for _ in range(2):
@@ -530,7 +530,7 @@ def test_lazy_backward():
     two = lambda x, y: ((x * y).sum(), (x + y).sum())  # noqa: E731  # both reach both inputs: one node
     with aotlab.config.patch(lazy_backward=True):
         f = compiled(two)
-        with events() as heard:
+        with heard_events() as heard:
             x, y = leaf(3), leaf(3, seed=1)
             out = f(x, y)
             assert [g.kind for g in record(f, "compile").graphs] == ["forward"]
@@ -547,7 +547,7 @@ def test_lazy_backward():
 def test_eager_backward_is_the_default():
     """Otherwise both graphs are compiled at the call, and the full backward compiles nothing."""
     f = compiled(lambda x, y: ((x * y).sum(), (x + y).sum()))
-    with events() as heard:
+    with heard_events() as heard:
         torch.autograd.backward(f(leaf(3), leaf(3)))
     assert [g.kind for g in record(f, "compile").graphs] == ["forward", "backward"]
     assert not [e for e in heard if isinstance(e, BackwardCompiled)]

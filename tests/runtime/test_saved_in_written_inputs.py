@@ -109,7 +109,7 @@ def test_all_else_is_eagers() -> None:
             y.sum().backward()
     assert "saved.keep(0, x)" in entry_of(candidate).source
     same(function, nonleaf(3))
-    same(function, nonleaf(4, 3).t(), eagerly=True)
+    same(function, nonleaf(4, 3).t())
 
 
 def by_data(a):

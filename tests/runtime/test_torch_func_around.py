@@ -24,7 +24,7 @@ from torch.func import (
 )
 
 import aotlab
-from aotlab import config, observe
+from aotlab import config, events
 from aotlab.errors import TransformError
 from tests.engine_helpers import compiled, refusing
 from tests.func_helpers import (
@@ -343,7 +343,7 @@ def events_of(use):
     heard = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with observe.listen(lambda event: heard.append(type(event).__name__)):
+        with events.listen(lambda event: heard.append(type(event).__name__)):
             result = use()
     return result, heard, [str(each.message) for each in caught if each.category is RuntimeWarning]
 

@@ -7,7 +7,7 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 import aotlab
-from aotlab import observe
+from aotlab import events
 from tests.subclasses.kinds import Quantized, leaf, plain, same, tensors, two
 from tests.subclasses.test_calls import PROGRAMS
 from tests.subclasses.test_training import NETS, Net, trained
@@ -17,9 +17,9 @@ from tests.subclasses.test_training import NETS, Net, trained
 def finished():
     """Reset Dynamo; list the compilations, and how each call is served."""
     torch.compiler.reset()
-    events = []
-    with observe.listen(events.append):
-        yield events
+    heard = []
+    with events.listen(heard.append):
+        yield heard
     torch.compiler.reset()
 
 
@@ -45,7 +45,7 @@ def test_calls(name, grad, finished):
                 sum(losses[1:], losses[0]).backward()
         for mine, wanted in zip(tensors(ours), tensors(theirs), strict=True):
             assert not wanted.is_leaf or same(mine.grad, wanted.grad, versions=False)
-    calls = [event for event in finished if isinstance(event, observe.Called)]
+    calls = [event for event in finished if isinstance(event, events.Called)]
     assert len(calls) == 2
     assert None not in [call.entry for call in calls]
 
@@ -57,7 +57,7 @@ def test_training(kind, finished):
     compiled = aotlab.compile(mine, backend="eager", frontend="dynamo")
     assert same(trained(mine, compiled, plain, 10), trained(wanted, wanted, plain, 10))
     assert same(list(mine.parameters()), list(wanted.parameters()))
-    calls = [event for event in finished if isinstance(event, observe.Called)]
+    calls = [event for event in finished if isinstance(event, events.Called)]
     assert len(calls) == 10
     assert None not in [call.entry for call in calls]
 
@@ -75,7 +75,7 @@ def test_as_a_backend(finished):
     compiled(ours).sum().backward()
     function(theirs).sum().backward()
     assert same(ours.grad, theirs.grad, versions=False)
-    assert len([event for event in finished if isinstance(event, observe.CompileFinished)]) == 2
+    assert len([event for event in finished if isinstance(event, events.CompileFinished)]) == 2
 
 
 #: Arguments by a size.
@@ -101,4 +101,4 @@ def test_sizes(name, finished):
         compiled = aotlab.compile(function, backend="eager", frontend="dynamo", dynamic=dynamic)
         for n in (5, 6, 7):
             assert same(compiled(*make(n)), function(*make(n)))
-        assert len([event for event in finished if isinstance(event, observe.CompileFinished)]) == graphs
+        assert len([event for event in finished if isinstance(event, events.CompileFinished)]) == graphs

@@ -8,7 +8,7 @@ from torch.nn import functional
 from torch.testing._internal.two_tensor import TwoTensor
 
 import aotlab
-from aotlab import observe
+from aotlab import events
 from aotlab.errors import RefusedError
 from tests.subclasses.kinds import leaf, parts, plain, same, tensors, two
 from tests.subclasses.test_calls import nested
@@ -99,14 +99,14 @@ def test_ten_steps(backend, frontend):
         seen = []
         for step in range(10):
             optimizer.zero_grad()
-            with observe.listen(served.append):
+            with events.listen(served.append):
                 logits, loss = call(plain(step))
             logits.retain_grad()
             loss.backward()
             optimizer.step()
             seen += [loss.detach(), logits.grad]
         found.append([*seen, *(p.detach() for p in model.parameters())])
-    calls = [event.entry for event in served if isinstance(event, observe.Called)]
+    calls = [event.entry for event in served if isinstance(event, events.Called)]
     assert len(calls) == 10
     assert None not in calls
     if backend == "eager":

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import aotlab
-from aotlab import observe
+from aotlab import events
 from tests.subclasses.kinds import parts, plain, same
 
 pytestmark = pytest.mark.tier("full")
@@ -60,14 +60,14 @@ def test_fake_quantised_weights(backend):
         losses = []
         for step in range(10):
             optimizer.zero_grad()
-            with observe.listen(served.append):
+            with events.listen(served.append):
                 out = call(plain(step, (4, 64)))
             loss = out.square().mean()
             loss.backward()
             optimizer.step()
             losses.append(loss.detach())
         found.append((losses, [p.detach() for p in model.parameters()], model[0].weight_fake_quantizer.scale.detach()))
-    entries = [event.entry for event in served if isinstance(event, observe.Called)]
+    entries = [event.entry for event in served if isinstance(event, events.Called)]
     assert len(entries) == 10
     assert None not in entries
     if backend == "eager":

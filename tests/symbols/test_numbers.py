@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 import aotlab
-from aotlab import observe
+from aotlab import events
 from tests.engine_helpers import compiled
 
 FLOATS = tuple(0.1 * k + 0.03 for k in range(12))
@@ -99,9 +99,9 @@ def test_numbers_that_have_to_be_known(name: str) -> None:
     assert made.calls.eager == 0
 
 
-def counted(compilations: list[observe.Event], event: observe.Event) -> None:
+def counted(compilations: list[events.Event], event: events.Event) -> None:
     """Keep the compilations."""
-    if isinstance(event, observe.CompileFinished):
+    if isinstance(event, events.CompileFinished):
         compilations.append(event)
 
 
@@ -110,8 +110,8 @@ def test_behind_dynamo(name: str, fresh_dynamo: None) -> None:
     """Dynamo hands a float over as a tensor, and takes it out again: it stays a number."""
     function, numbers, most = PROGRAMS[name]
     made = torch.compile(function, backend="aotlab", options={"compiler": "eager"})
-    compilations: list[observe.Event] = []
-    with observe.listen(partial(counted, compilations)), warnings.catch_warnings():
+    compilations: list[events.Event] = []
+    with events.listen(partial(counted, compilations)), warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         for number in numbers:
             assert seen(made, operand(name), number) == seen(function, operand(name), number)
@@ -126,8 +126,8 @@ def test_a_logged_number_behind_dynamo(fresh_dynamo: None) -> None:
         return x * loss
 
     made = torch.compile(step, backend="aotlab", options={"compiler": "eager"})
-    compilations: list[observe.Event] = []
-    with observe.listen(partial(counted, compilations)), warnings.catch_warnings():
+    compilations: list[events.Event] = []
+    with events.listen(partial(counted, compilations)), warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         for k in range(1, 7):
             ours, theirs = (torch.linspace(0, k, 5) for _ in range(2))
@@ -150,9 +150,9 @@ def learned(rates: tuple[float, ...], make: Callable[..., Any], backend: Any) ->
         step = torch.compile(step, backend=backend, options={"compiler": "eager"})
     elif backend is not None:
         step = torch.compile(step, backend=backend)
-    compilations: list[observe.Event] = []
+    compilations: list[events.Event] = []
     found = []
-    with observe.listen(partial(counted, compilations)):
+    with events.listen(partial(counted, compilations)):
         for k, rate in enumerate(rates):
             parameter.grad = torch.full((3,), k - 3.0)
             optimizer.param_groups[0]["lr"] = rate

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 import aotlab
 from aotlab import _torch as internals
-from aotlab import observe
+from aotlab import events
 from aotlab._torch.symbolic_sizes import MOST_SYMBOLS
 from aotlab.trace import memo
 
@@ -230,13 +230,13 @@ def test_behind_dynamo(name: str, fresh_dynamo: None) -> None:
     """So it is with the sizes that Dynamo makes symbols of."""
     function, make, most = PROGRAMS[name]
     compiled = torch.compile(function, backend="aotlab", options={"compiler": "eager"}, dynamic=True)
-    finished: list[observe.CompileFinished] = []
+    finished: list[events.CompileFinished] = []
 
-    def hear(event: observe.Event) -> None:
-        if isinstance(event, observe.CompileFinished):
+    def hear(event: events.Event) -> None:
+        if isinstance(event, events.CompileFinished):
             finished.append(event)
 
-    with observe.listen(hear):
+    with events.listen(hear):
         assert_as_eager(function, compiled, make)
     assert 0 < len(finished) <= most + 2
 
@@ -338,9 +338,9 @@ def test_what_was_assumed_is_said() -> None:
 
 
 def test_what_cannot_be_of_any_size_is_compiled_for_each() -> None:
-    """Numbers of values run eagerly, as with sizes that stay; `len` is the size of the call."""
+    """Numbers of values that Python needs run eagerly, as with sizes that stay; `len` is the size of the call."""
     for dynamic in (False, True):
-        item = aotlab.compile(lambda x: x * x.sum().item(), backend="eager", dynamic=dynamic)
+        item = aotlab.compile(lambda x: x * int(x.sum().item()), backend="eager", dynamic=dynamic)
         with pytest.warns(RuntimeWarning, match="needs the value"):
             item(torch.ones(2))
     sliced = aotlab.compile(lambda x: (x * 2, slice(0, x.shape[0])), backend="eager", dynamic=True)
@@ -437,6 +437,11 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Tensor], tuple[tuple[tu
         lambda x: x.reshape(-1).unbind()[1],
         strided,
         (((8, 15),), ((6, 24),), ((8, 15),)),
+    ),
+    "a number from a size that was specialized": (
+        lambda x: (x * x.shape[0] ** -0.5).unbind(0)[0],
+        torch.ones,
+        (((4,),), ((5,),)),
     ),
     "one rule or another": (
         lambda x: x[x.shape[0] // 2 :].permute(2, 0, 1).reshape(x[x.shape[0] // 2 :].shape),

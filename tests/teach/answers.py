@@ -407,6 +407,39 @@ ANSWERS: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
             (lambda f: f.__name__ == "keeps_order", "with other ops it says False"),
         ],
     ),
+    "written-arguments": (
+        [lambda report: set(report.inputs.query("mutated")["name"])],
+        [
+            (lambda report: set(report.inputs["name"]), "of a function that writes nothing it makes {"),
+            (lambda report: set(report.inputs["name"][:1]), "of a function that writes nothing it makes {"),
+            (lambda report: set(), "of a function that writes y it makes set()"),
+        ],
+    ),
+    "compiled-once": (
+        [
+            lambda function: torch.compile(function, backend="aot_eager", dynamic=True),
+            lambda function: torch.compile(function, backend="eager", dynamic=True),
+        ],
+        [
+            (
+                lambda function: torch.compile(function, backend="aot_eager"),
+                "there are 2 graphs: tensor 'x' size mismatch",
+            ),
+            (lambda function: function, "compiled nothing"),
+            (lambda function: 3, "it returns 3, which cannot be called"),
+            (
+                lambda function: torch.compile(lambda x: x * 1, backend="eager", dynamic=True),
+                "it computes [0.0, 1.0, 2.0]",
+            ),
+        ],
+    ),
+    "lines-that-break": (
+        [lambda report: report.graph_breaks["code"].tolist()],
+        [
+            (lambda report: [], "of a function with 2 graph breaks it makes []"),
+            (lambda report: report.graph_breaks["line"].tolist(), "of a function with 2 graph breaks it makes ["),
+        ],
+    ),
     "record": (
         [_own("record")],
         [

@@ -27,6 +27,7 @@ EXERCISES = {
     "10_subclasses.ipynb": ("take-apart", "put-together", "how-many-inputs"),
     "11_be_the_compiler.ipynb": ("record", "write", "differentiate", "cut", "recipe", "finish", "guards"),
     "12_in_the_wild.ipynb": ("one-graph", "read-the-report", "find-the-bug"),
+    "13_read_what_torch_compile_did.ipynb": ("written-arguments", "compiled-once", "lines-that-break"),
 }
 
 
@@ -409,6 +410,51 @@ def in_the_wild(run: Any) -> None:
     exercises(run, "12_in_the_wild.ipynb")
 
 
+def read_what_torch_compile_did(run: Any) -> None:
+    """Check 13_read_what_torch_compile_did.ipynb."""
+    assert ": 1 graph (training)" in printed(run, "step-cell")
+    assert printed(run, "step-cell").endswith("; not verified.\n")
+    inputs = run.result("inputs-table").splitlines()[1:]
+    assert len(inputs) == 8
+    written = [line.split()[1] for line in inputs if line.endswith("True")]
+    assert written == ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var"]
+    saved = run.result("saved-table").splitlines()[1:]
+    lines = [line.partition("False")[2].strip() for line in saved if "False" in line]
+    assert set(lines) == {"hidden = norm(linear(x))", "return torch.tanh(hidden).sum()"}
+    assert all(line.endswith("<NA>") for line in saved if "True" in line)
+    sizes = sum(int(line.split()[2]) for line in saved if "False" in line)
+    assert printed(run, "saved-sum").split()[-1] == str(sizes)
+    counts = dict(line.split() for line in run.result("nodes-counts").splitlines()[1:-1])
+    assert sorted(counts) == ["backward", "forward", "joint"]
+    assert "aten.tanh_backward.default" in printed(run, "nodes-tanh").split()
+    assert re.fullmatch(r"tensor '?x'? size mismatch at index 0\. expected 16, actual 24\n", printed(run, "again-cell"))
+    assert re.search(r"\bx +\[s\d+=24, 4\]$", run.result("again-shapes"))
+    assert printed(run, "dynamic-cell").split() == ["graphs:", "1", "recompiles:", "0"]
+    assert printed(run, "breaks-cell") == "half way\n"
+    (broken,) = run.result("breaks-cell").splitlines()[1:]
+    assert re.search(r"`print\(\)` is called +4 +print\(\"half way\"\)$", broken)
+    assert ": 2 graphs (inference)" in printed(run, "breaks-verdict")
+    assert "aotlab.observe(caches=False)" in printed(run, "caches-cell")
+    assert run.answer("print(any('cache' in note for note in observed(caches=False).notes))") == "False\n"
+    cached, compiled = (set(line.split(", ")) for line in printed(run, "caches-off").splitlines())
+    assert {"lowering", "code generation"} <= compiled - cached
+    assert printed(run, "cells-tables").startswith("Stock torch.compile compiled lines 2–4: 1 graph (inference)")
+    assert "verified: equal to eager" in printed(run, "cells-tables")
+    outputs = [line.split(maxsplit=2)[1:] for line in run.result("cells-tables").splitlines()[1:]]
+    assert outputs == [["scaled", "memory of its own"], ["turned", "view of input batch"]]
+    assert run.answer("print(state.tolist(), turned._base is batch)") == "[2.0, 2.0, 2.0] True\n"
+    facts = {(row["fact"], row["subject"]): row for row in run.table("both-table")}
+    state = facts["mutation", "state"]
+    assert (state["upstream"], state["aotlab"], state["same"]) == (
+        "data: mutated in graph", "data: mutated out of graph", False,
+    )  # fmt: skip
+    assert facts["time", "compile time, without Dynamo's"]["same"] is None
+    assert run.result("recorded-read").split() == [
+        "name", "shape", "mutated", "0", "weight", "[4]", "True", "1", "step", "[4]", "False",
+    ]  # fmt: skip
+    exercises(run, "13_read_what_torch_compile_did.ipynb")
+
+
 #: Cells that check a compiler → whether it passes.
 COMPILERS = {
     "goal-cell": False, "forward-cell": True, "functional-fails": False, "write-check": True, "training-cell": True,
@@ -433,7 +479,8 @@ def be_the_compiler(run: Any) -> None:
     assert ";  input_2 = None" in printed(run, "cut-cell")
     assert printed(run, "cut-cell").count("def forward(") == 2
     assert printed(run, "compile-program").strip() == "[torch.Size([3]), torch.Size([4])]"
-    assert [line[:10] for line in printed(run, "done-cell").splitlines()] == ["All right:"] * len(FAMILIES)
+    shown = printed(run, "done-cell")
+    assert [line[:10] for line in shown.splitlines()] == ["All right:"] * len(FAMILIES), shown
     assert re.search(r"all \d+ observables equal", run.result("own-cell"))
     assert printed(run, "train-cell").endswith("as in eager: True\n")
     assert printed(run, "limits-cell").split()[0] == "(tensor([2.,"
@@ -456,4 +503,5 @@ PAGES = {
     "10_subclasses.ipynb": subclasses,
     "11_be_the_compiler.ipynb": be_the_compiler,
     "12_in_the_wild.ipynb": in_the_wild,
+    "13_read_what_torch_compile_did.ipynb": read_what_torch_compile_did,
 }

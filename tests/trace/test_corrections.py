@@ -204,11 +204,11 @@ def test_questions_about_constants_are_answered():
 
 @pytest.mark.parametrize(
     "function",
-    [lambda x: x * torch.ones_like(x).add(x).max().item(), lambda x: x * torch.rand(3).max().item()],
+    [lambda x: x * int(torch.ones_like(x).add(x).max().item()), lambda x: x * int(torch.rand(3).max().item())],
     ids=["an input", "random numbers"],
 )
 def test_questions_about_other_values_are_refused(function):
-    """`.item()` raises for a value that depends on an input or on a random draw.
+    """If Python needs it, `.item()` raises for a value that depends on an input or on a random draw.
 
     The next call would have another value.
     """

@@ -84,7 +84,6 @@ LOOKS = {
     "_version": (lambda x: x._version, EscapeError),
     "grad": (lambda x: x.detach().grad, EscapeError),
     "tolist": (lambda x: x.tolist(), DataDependentError),
-    "item": (lambda x: x[0].item(), DataDependentError),
     "bool": (lambda x: x if x[0] > 0 else -x, DataDependentError),
     "float": (lambda x: float(x[0]), DataDependentError),
     "int": (lambda x: int(x[0]), DataDependentError),
@@ -95,12 +94,10 @@ LOOKS = {
     "in": (lambda x: 2.0 in x, DataDependentError),
     "equal": (lambda x: torch.equal(x, x * 1), DataDependentError),
     "allclose": (lambda x: torch.allclose(x, x * 1), DataDependentError),
-    "unique": (torch.unique, DataDependentError),
     "repr": (repr, DataDependentError),
     "str": (str, DataDependentError),
     "format": (lambda x: f"{x[0]:.2f}", DataDependentError),
-    "nonzero": (lambda x: x.nonzero(), DataDependentError),
-    "mask": (lambda x: x[x > 0], DataDependentError),
+    "rows": (lambda x: list(x[x > 0]), DataDependentError),
     "grad =": (_assign_grad, EscapeError),
     "swap_tensors": (_swap, EscapeError),
     "class =": (_change_class, LeakedTensorError),
@@ -371,17 +368,17 @@ CAPTURED = {
     "out=": (_write_into, None),
     ".data write": (_write_data, None),
     "numpy write": (_write_numpy, EscapeError),
-    "item": (lambda x: x * WEIGHT.sum().item(), DataDependentError),
+    "item": (lambda x: x * WEIGHT.sum().item(), None),
     "tolist": (lambda x: x * WEIGHT.tolist()[0], DataDependentError),
     "numpy": (lambda x: x * float(WEIGHT.numpy()[0]), EscapeError),
     "data_ptr": (lambda x: (x * 2, WEIGHT.data_ptr()), EscapeError),
     "repr": (lambda x: (x * 2, repr(WEIGHT)), DataDependentError),
     "_version": (lambda x: (x * 2, WEIGHT._version), EscapeError),
     "grad": (lambda x: x * 2 if PARAMETER.grad is None else x, EscapeError),
-    "data =": (_set_data, EscapeError),
+    "data =": (_set_data, None),
     "grad =": (_set_grad, EscapeError),
-    "requires_grad_": (_flag, RefusedError),
-    "requires_grad =": (_flag_by_assignment, RefusedError),
+    "requires_grad_": (_flag, None),
+    "requires_grad =": (_flag_by_assignment, None),
     "hook": (_hook, RefusedError),
     "swap": (_swap_captured, EscapeError),
     "backward": (_backward_captured, EscapeError),
@@ -497,7 +494,7 @@ def traced_tensors():
 def test_refused_traces_keep_nothing_alive():
     """After a refusal, nothing of the trace can be reached from anywhere."""
     before = len(traced_tensors())
-    for look, error in (LOOKS["numpy"], LOOKS["bool"], LOOKS["swap_tensors"], CAPTURED["data ="]):
+    for look, error in (LOOKS["numpy"], LOOKS["bool"], LOOKS["swap_tensors"]):
         with refusing(error):
             compiled(inplace_then(look))(torch.ones(3))
     assert len(traced_tensors()) == before
@@ -512,9 +509,9 @@ def caught_branch(x):
 
 
 def caught_size(x):
-    """Take out by a mask."""
+    """Take out by a mask, and loop over the rows."""
     with contextlib.suppress(Exception):
-        return x[x > 0].sum() * x
+        return sum(x[x > 0]) * x
     return x * 3
 
 

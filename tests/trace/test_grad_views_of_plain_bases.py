@@ -388,13 +388,13 @@ def test_a_view_without_elements(kind, program):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert gradients(call) == gradients(program)
-    assert (behind(call).calls.eager == 1) == (program in (_used_between, _empty_written, _each_after_the_other))
+    assert behind(call).calls.compiled == 1
 
 
 def test_a_write_that_gives_a_history():
     """A write that gives a view a history also gives it to the base.
 
-    Such calls run eagerly, even if an entry without a history exists.
+    So the base is an input, and an entry for a tensor that is no view does not serve the call.
     """
 
     def program(x, w):
@@ -409,4 +409,4 @@ def test_a_write_that_gives_a_history():
         x.sum().backward()
         y.sum().backward()
         assert torch.equal(w.grad, other.grad)
-    assert (function.calls.compiled, function.calls.eager) == (1, 1)
+    assert (function.calls.compiled, function.calls.eager) == (2, 0)

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from aotlab import config
-from tests.engine_helpers import behind, compiled, events
+from tests.engine_helpers import behind, compiled, heard_events
 
 #: Terms of these sizes are rounded otherwise in each order in which they are added up.
 SIZES = (1.0, 1e4, 1e-3, 3e2)
@@ -153,7 +153,7 @@ def backwards(f):
 def test_the_same_backward_serves():
     """If the first op normalizes a gradient's layout, no other backward is compiled for the gradient's strides."""
     x, w = made(6, 4, seed=0), made(4, 4, seed=1)
-    with events() as seen:
+    with heard_events() as seen:
         f = compiled(lambda x, w: (x @ w).relu())
         (f(x, w)).sum().backward()
         assert backwards(seen) == []

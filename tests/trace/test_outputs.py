@@ -68,15 +68,6 @@ def test_outputs_requires_grad_metadata():
     assert [o.spec.shape for o in info] == [(2,), (2,)]
 
 
-def test_requires_grad_inside():
-    """A new tensor that the function makes a leaf is eager's own."""
-
-    def f(x):
-        return (x * 2).detach().requires_grad_()
-
-    same(f, torch.randn(3), eagerly=True)
-
-
 def test_memory_formats():
     """channels_last inputs and outputs keep their strides."""
     x = leaf(1, 2, 4, 4).detach().to(memory_format=torch.channels_last).requires_grad_()

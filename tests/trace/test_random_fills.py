@@ -1,41 +1,121 @@
-"""In-place random ops and random ops with ``out=``: the compiled call draws eager's numbers, or eager runs."""
+"""In-place random ops and random ops with ``out=``: the compiled call draws eager's numbers."""
 
 from __future__ import annotations
 
+import warnings
+from functools import partial
+
 import pytest
 import torch
+from torch import Tensor
 
-from tests.engine_helpers import compiled, same
+import aotlab
+from aotlab.quirks import random_order
+from tests.both_ways import Case, both_ways
+from tests.engine_helpers import behind, compiled, same
 
-_FILLS = {
-    "normal_": lambda x: x.normal_(),
-    "uniform_": lambda x: x.uniform_(),
-    "exponential_": lambda x: x.exponential_(),
-    "geometric_": lambda x: x.geometric_(0.5),
-    "bernoulli_ by a tensor": lambda x: x.bernoulli_(torch.full((4, 3), 0.5)),
-    "bernoulli_ of a part": lambda x: x[1:].bernoulli_(0.5),
+
+def _transposed(x: Tensor) -> tuple[Tensor]:
+    return (x.t() * 1,)
+
+
+#: Draws into tensors whose strides are not in order, or that have gaps in their memory.
+CASES = {
+    "uniform_ into a view of an input": Case(program=lambda x: (x.t().uniform_(), x.t() + 1)[1], size=(4, 5)),
+    "uniform_ into columns": Case(program=lambda x: (x[:, 1:4].uniform_(1, 2), x * 2)[1], size=(6, 5)),
+    "normal_ into a transposed input": Case(program=lambda x: x.normal_() * 2, arguments=_transposed, size=(4, 5)),
+    "normal_ into columns": Case(program=lambda x: (x[:, :3].normal_(2, 3), x.sin())[1], size=(6, 5)),
+    "normal_ into transposed columns": Case(program=lambda x: (x.t()[1:4, ::2].normal_(), x * 2)[1], size=(7, 6)),
+    "bernoulli_ into transposed columns": Case(
+        program=lambda x: (x.t()[1:4, ::2].bernoulli_(0.3), x * 2)[1], size=(7, 6)
+    ),
+    "bernoulli_ by a tensor": Case(
+        program=lambda x: x.bernoulli_(torch.full((5, 4), 0.5)), arguments=_transposed, size=(4, 5)
+    ),
+    "exponential_ into channels last": Case(
+        program=lambda x: x.exponential_() + 1,
+        arguments=lambda x: (x.contiguous(memory_format=torch.channels_last) * 1,),
+        size=(2, 3, 4, 5),
+    ),
+    "geometric_ into permuted dimensions": Case(
+        program=lambda x: (x * 1).permute(2, 0, 1).geometric_(0.5) * x.permute(2, 0, 1), size=(3, 4, 5)
+    ),
+    "random_ between two numbers": Case(program=lambda x: (x.t().random_(3, 90), x.t() + x.t())[1], size=(4, 5)),
+    "random_ below a number": Case(program=lambda x: (x[:, ::2].random_(90), x * 2)[1], size=(4, 6)),
+    "an intermediate like a transposed input": Case(
+        program=lambda x: torch.empty_like(x).normal_() * x, arguments=_transposed, size=(4, 5)
+    ),
 }
+if not random_order._goes_along_memory(torch.float32):
+    del CASES["bernoulli_ into transposed columns"]  # on this processor it runs eagerly
+
+test_called_directly, test_behind_dynamo = both_ways(CASES)
+
+
+@pytest.mark.parametrize("name", ["uniform_ into a view of an input", "normal_ into columns", "random_ below a number"])
+def test_varying_sizes(name):
+    """One entry serves all sizes."""
+    case = CASES[name]
+    compiled_program = compiled(case.program, dynamic=True)
+    for size in ((4, 5), (6, 7), (9, 30)):
+        x = torch.ones(size)
+        assert_same_draws(case.program, compiled_program, x)
+    assert behind(compiled_program).calls.compiled == 3
+    assert len(behind(compiled_program).entries) == 1
+
+
+def assert_same_draws(program, compiled_program, *inputs):
+    """Assert that a compiled program draws the numbers of another program, and leaves the generator in its state."""
+    found = []
+    for call in (program, compiled_program):
+        torch.manual_seed(0)
+        arguments = [each.detach().clone().requires_grad_(each.requires_grad) for each in inputs]
+        result = call(*arguments)
+        gradients = torch.autograd.grad(result.sum(), arguments) if result.requires_grad else ()
+        found.append([result, *arguments, *gradients, torch.get_rng_state()])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("frontend", ["direct", "dynamo"])
-@pytest.mark.parametrize("fill", _FILLS.values(), ids=_FILLS)
-def test_random_writes_to_non_contiguous_tensors_run_eagerly(fill, frontend):
-    """A graph would draw eager's numbers in another order."""
+def test_inductor_draws_the_numbers_of_torch_compile(frontend):
+    """Draws into transposed memory, in order, by kernels of torch and by Inductor's own kernels."""
+
+    def program(x: Tensor) -> Tensor:
+        x.t().uniform_()
+        y = x[:, :3].normal_() + torch.empty_like(x.t()).exponential_().t()[:, :3]
+        return y * 2
+
+    x = torch.ones(5, 4)
     torch.compiler.reset()
+    upstream = torch.compile(program)
+    candidate = compiled(program, backend="inductor", frontend=frontend)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)  # a notice that the call runs eagerly
+        assert_same_draws(upstream, candidate, x)
+
+
+def test_inductor_draws_between_two_numbers():
+    """`random_` with two bounds draws the numbers of `torch.compile`, which are eager's."""
+    candidate = compiled(lambda x: x.random_(3, 90) + 1, backend="inductor", frontend="direct")
+    assert_same_draws(lambda x: x.random_(3, 90) + 1, candidate, torch.zeros(4, 5))
+
+
+@pytest.mark.parametrize("frontend", ["direct", "dynamo"])
+def test_normal_numbers_for_a_vector_with_gaps_are_drawn_eagerly(frontend):
+    """Eager's kernel for vectors with gaps draws other numbers than its kernel for contiguous vectors."""
+    torch.compiler.reset()
+
+    def program(x):
+        return x[::2].normal_()
+
     if frontend == "direct":
-        same(fill, torch.rand(3, 4).t(), eagerly=True)
+        same(program, torch.rand(40), eagerly=True)
+        same(program, torch.rand(40), eagerly=True, make=partial(aotlab.aot_function, fw_compiler=aotlab.nop))
     reason = r"into a tensor that is not contiguous, and a graph would draw them in another order than eager.*"
     text = reason + r", at .*test_random_fills\.py:\d+.*; draw into a contiguous tensor"
-    candidate = compiled(lambda x: fill(x), frontend=frontend)
-
-    def use(call):
-        torch.manual_seed(0)
-        x = torch.ones(3, 4).t()
-        return [call(x), x, torch.get_rng_state()]
-
+    candidate = compiled(program, frontend=frontend)
     with pytest.warns(RuntimeWarning, match=text):
-        found = use(candidate)
-    torch.testing.assert_close(use(fill), found, rtol=0, atol=0)
+        assert_same_draws(program, candidate, torch.ones(40))
 
 
 _HALVES = torch.full((4, 5), 0.5)

@@ -177,7 +177,14 @@ def beside_a_view(x):
     return vmap(torch.sin)(x) * row
 
 
+def dropped(x):
+    """Draw other numbers for each sample, and the same."""
+    first = vmap(grad(lambda row: torch.dropout(row, 0.5, True).square().sum()), randomness="different")(x)
+    return first, vmap(lambda row: torch.dropout(row, 0.5, True), randomness="same")(x)
+
+
 COMPILED = {
+    dropped: (numbers(3, 4),),
     several_dimensions: (numbers(3, 4), numbers(3)),
     gradients: (numbers(4),),
     products: (numbers(4), numbers(4)),
@@ -209,12 +216,6 @@ def linearized(x, v):
     return out, function(v)
 
 
-def dropped(x):
-    """Draw other numbers for each sample, and the same."""
-    first = vmap(grad(lambda row: torch.dropout(row, 0.5, True).square().sum()), randomness="different")(x)
-    return first, vmap(lambda row: torch.dropout(row, 0.5, True), randomness="same")(x)
-
-
 def functionalized(x):
     """Functionalize inside."""
     return torch.func.functionalize(lambda y: (y * 1).add_(1))(x)
@@ -223,7 +224,6 @@ def functionalized(x):
 EAGERLY = {
     forward_mode: (numbers(4), numbers(4)),
     linearized: (numbers(4), numbers(4)),
-    dropped: (numbers(3, 4),),
     functionalized: (numbers(4),),
 }
 

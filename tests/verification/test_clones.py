@@ -10,6 +10,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
+import aotlab
 from aotlab.errors import UsageError
 from aotlab.verification.clones import Cloner, argument_tensors, captured_tensors, random_state_restored, restored
 
@@ -233,6 +234,18 @@ def test_captured_tensors_are_put_back():
     assert w._version == moved > version
 
 
+def test_memory_of_captured_tensors_is_put_back():
+    """After an assignment to `.data` or a `t_()`, the tensor gets back the memory, sizes and strides that it had."""
+    w, v = torch.arange(6.0).view(2, 3).requires_grad_(), torch.arange(6.0).view(2, 3)
+    memory = w.data_ptr()
+    with restored((("w", w), ("v", v))):
+        w.data = torch.zeros(5)
+        v.t_().mul_(2)
+        version = v._version
+    assert (w.data_ptr(), w.tolist(), w.requires_grad) == (memory, [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]], True)
+    assert (v.stride(), v.tolist(), v._version) == ((3, 1), w.tolist(), version)
+
+
 def test_higher_precision_keeps_the_alias_pattern():
     """With a dtype, floating storages are converted whole; integers stay."""
     base = torch.arange(6.0)
@@ -295,3 +308,35 @@ def test_random_state_is_put_back():
     with random_state_restored():
         torch.rand(7)
     assert torch.equal(torch.rand(2), expected)
+
+
+def test_a_freed_storage_is_copied_as_freed():
+    """A parameter without memory has a copy without memory. The two runs of a comparison may allocate and free it."""
+    w = nn.Parameter(torch.zeros(4))
+    w.untyped_storage().resize_(0)
+    (copy,) = copies(w).args
+    assert isinstance(copy, nn.Parameter)
+    assert place(copy)[1:] == place(w)[1:] == (0, (1,), 0)
+
+    def f(w, values):
+        w.untyped_storage().resize_(16)
+        with torch.no_grad():
+            w.copy_(values)
+        y = w.sin()
+        w.untyped_storage().resize_(0)
+        return y
+
+    result = aotlab.verify(f, w, torch.arange(4.0), frontend="dynamo")
+    assert result.first is None
+    assert w.untyped_storage().nbytes() == 0
+
+    def g(values):
+        return f(captured, values)
+
+    captured = w.detach()
+    assert aotlab.verify(g, torch.arange(4.0), frontend="dynamo").first is None
+    captured.untyped_storage().resize_(16)
+    captured.copy_(torch.ones(4))
+    with restored((("captured", captured),)):
+        captured.untyped_storage().resize_(0)
+    assert captured.tolist() == [1.0] * 4

@@ -14,10 +14,11 @@ import torch
 from hypothesis import HealthCheck, Phase, find, given, settings
 
 from aotlab.errors import PythonValueError, RandomOpError
+from aotlab.ir.extents import within_its_storage
 from aotlab.verification.observables import observe
 from aotlab.verification.programs import Program, Setup, program_of, programs, run_program, shrink
 from aotlab.verification.programs.choices import RandomChoices, RejectedError
-from aotlab.verification.programs.defined import NotDefinedError, OnlyDefined, within_its_memory
+from aotlab.verification.programs.defined import NotDefinedError, OnlyDefined
 from aotlab.verification.programs.writer import QUIRKS, Writer
 
 #: One fixed list of examples.
@@ -96,7 +97,7 @@ def test_there_is_enough_variety(all_programs):
     wanted |= {"split", "detach", "view_as", "flatten", "permute", "movedim", "unfold", "sum", "mean", "sin", "exp"}
     wanted |= {"where", "cat", "stack", "softmax", "gather", "cumsum", "no_grad", "enable_grad", "set_grad_enabled"}
     wanted |= {"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "as_strided_", "resize_", "set_", "rand_like"}
-    wanted |= {"register_hook", "retain_grad", "apply", "inference_mode", "numpy"}
+    wanted |= {"register_hook", "retain_grad", "apply", "inference_mode", "numpy", "nonzero", "unique", "uniform_"}
     # Which of the seldom ones are missing changes with every change of the generator.
     assert len(wanted - ops) <= 2, wanted - ops
     for word in (" @ ", ".data.", ".data = ", "out=", "checkpoint(", "Pair(", "Box(", "None", "True", '"text"'):
@@ -147,6 +148,10 @@ def test_every_category_occurs(all_programs):
         "containers",
         "out=",
         "random",
+        "sizes from values",
+        "numbers in state",
+        "storage sizes",
+        "backwards that write",
         *seldom,
     }
     assert {name: count for name, count in counts.items() if count < 8 and name not in seldom} == {}
@@ -205,7 +210,8 @@ def test_most_programs_show_something(all_programs):
 
 
 def test_programs_that_differentiate():
-    """With ``grad=True`` all have something to differentiate and do so; with ``grad=False`` nothing requires grad."""
+    """With ``grad=True`` nearly all programs differentiate; with ``grad=False`` nothing requires grad."""
+    differentiate = 0
     for seed in range(40):
         program = program_of(seed, grad=True)
         function, makers = program.build()
@@ -213,10 +219,12 @@ def test_programs_that_differentiate():
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             seen = observe(function, makers[0]())
-        assert seen.differentiated or seen.backward_failure is not None or seen.steps
+        differentiate += bool(seen.differentiated or seen.backward_failure is not None or seen.steps)
         program = program_of(seed, grad=False)
         seen = observe(*(lambda function, makers: (function, makers[0]()))(*program.build()))
         assert not any(state.spec.requires_grad for state in seen.tensors if state.role != "output")
+    # In the others, only an argument that the function leaves alone requires grad.
+    assert differentiate >= 39
 
 
 def test_programs_for_dynamo():
@@ -250,6 +258,11 @@ def test_programs_for_dynamo():
         (example(result="Pair(a, None)"), "containers"),
         (example("torch.mul(a, 2, out=a)", result="a"), "out="),
         (example("v1 = a.view(7)", result="v1", raises=True), "raises"),
+        (example("v1 = leading(a)", result="v1"), "sizes from values"),
+        (example("state.steps += 1", result="a"), "numbers in state"),
+        (example("gathered(a)", result="a"), "storage sizes"),
+        (example("v1 = Logged.apply(a, a)", result="v1"), "backwards that write"),
+        (example("a.uniform_()", result="a"), "random"),
     ],
 )
 def test_categories(program, category):
@@ -328,19 +341,18 @@ def test_a_resize_that_fails_ends_the_drawing():
     with pytest.raises(RejectedError) as rejected:
         writer._try("a.resize_(7).fill_(0)")
     assert QUIRKS.search(str(rejected.value.__cause__))
-    assert not within_its_memory(x)
+    assert not within_its_storage(x)
 
 
-def test_a_tensor_within_its_memory():
-    """Within their memory are views with any offset, stride or dtype, and empty tensors.
-
-    Objects without strides pass, too.
-    """
+def test_a_tensor_within_its_storage():
+    """Within their storage are views with any offset, stride or dtype, empty tensors, and tensors without strides."""
     x = torch.arange(6.0)
     views = (x, x[5:], x[::5], x.view(2, 3).t(), x.view(torch.int8), x[:0], x.expand(3, 6), x[2:].view(torch.complex64))
-    assert [True] * len(views) == [within_its_memory(view) for view in views]
-    assert within_its_memory(x.to_sparse())
-    assert within_its_memory("x")
+    assert [True] * len(views) == [within_its_storage(view) for view in views]
+    assert within_its_storage(x.to_sparse())
+    views = (x, x[5:], x[:5], x[:0], x[::4])
+    x.untyped_storage().resize_(20)
+    assert [within_its_storage(view) for view in views] == [False, False, True, True, True]
 
 
 def test_a_program_is_text_that_runs_anywhere(tmp_path):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from aotlab import _torch as internals
-from aotlab import observe
+from aotlab import events
 from aotlab.maintenance.bench.courses import NEAR, Training, Wrap, by_ours, by_stock, eagerly, errors_of_each
 from aotlab.maintenance.bench.models import Trained
 
@@ -46,19 +46,19 @@ def from_cold(trained: Trained, wrap: Wrap, device: torch.device) -> tuple[Train
     function of aotlab was called counts as one call that ran eagerly.
     """
     torch.compiler.reset()
-    events: list[observe.Event] = []
+    emitted: list[events.Event] = []
     calls: list[bool] = []
     before = internals.dynamo_graphs()
-    with internals.cold_caches(), observe.listen(events.append):
+    with internals.cold_caches(), events.listen(emitted.append):
         training = Training(trained, wrap, device)
         batches = [training.batch(size) for size in trained.sizes]
         begin = time.perf_counter()
         for batch in batches:
-            heard = len(events)
+            heard = len(emitted)
             training.step(batch).item()
-            calls += [e.entry is not None for e in events[heard:] if isinstance(e, observe.Called)] or [False]
+            calls += [e.entry is not None for e in emitted[heard:] if isinstance(e, events.Called)] or [False]
         seconds = time.perf_counter() - begin
-    ours = sum(isinstance(e, (observe.CompileFinished, observe.CompileFailed)) for e in events)
+    ours = sum(isinstance(e, (events.CompileFinished, events.CompileFailed)) for e in emitted)
     compiled = ours or internals.dynamo_graphs() - before
     return training, Cold(compiled=compiled, calls=len(calls), eager=calls.count(False), seconds=seconds)
 

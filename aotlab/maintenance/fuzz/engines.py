@@ -103,7 +103,7 @@ class Watch:
                 self._made_for[number] = sizes
             by = [number for number, count in now.items() if count > before.get(number, 0)]
             self.served.entries = len(now)
-            self.served.others += any(self._made_for[number] != sizes for number in by)
+            self.served.others += any(self._made_for.get(number, sizes) != sizes for number in by)
             return result
 
         return call
@@ -140,6 +140,9 @@ class BehindDynamo(Watch):
             self._parts.append(call.compiled)  # type: ignore[attr-defined]  # set for those who look behind it
             return call
 
+        # Dynamo then captures sizes and numbers that depend on values, as in `aotlab.compile`.
+        frontend.prepare_dynamo()
+        backend.is_aotlabs = True  # type: ignore[attr-defined]  # read by code that `prepare_dynamo` installs in Dynamo
         compiled = torch.compile(function, backend=backend, dynamic=self.dynamic)
         return self._watched(compiled, lambda: self._parts)
 

@@ -13,7 +13,7 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from aotlab import config, observe
+from aotlab import config, events
 from aotlab.maintenance.fuzz import drawing
 from aotlab.maintenance.fuzz.engines import DynamoAlone, Watch, watch
 from aotlab.maintenance.fuzz.plan import Plan
@@ -106,13 +106,13 @@ def why_eager(plan: Plan, program: Program) -> str:
     """
     reasons: set[str] = set()
 
-    def hear(event: observe.Event) -> None:
-        if isinstance(event, observe.CompileFailed) and event.outcome == "ran eagerly":
+    def hear(event: events.Event) -> None:
+        if isinstance(event, events.CompileFailed) and event.outcome == "ran eagerly":
             text = str(event.error).splitlines()[0] if str(event.error) else type(event.error).__name__
             text = text.removeprefix("tracing the function raised an error that eager does not raise: ")
             reasons.add(_plain(re.split(r",(?: at)? <", text)[0]))
 
-    with observe.listen(hear):
+    with events.listen(hear):
         run(plan, program)
     return "; ".join(sorted(reasons)) or "unknown"
 

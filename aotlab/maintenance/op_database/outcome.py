@@ -20,8 +20,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from aotlab import _torch as torch_internals
-from aotlab import config
-from aotlab import observe as events
+from aotlab import config, events
 from aotlab.errors import RefusedError, UsageError
 from aotlab.maintenance.op_database.engines import BehindDynamo, Direct, DynamoAlone, Engine
 from aotlab.maintenance.op_database.variants import CASES, Case, Variant, cases_of

@@ -18,6 +18,7 @@ they do not know, and use the default of a field that is missing.
     │       ├── kernels        the kernels of these graphs
     │       └── guards
     ├── graph_break_rows
+    ├── engine_rows            two engines side by side
     ├── timing_rows            added by the caller who measured
     └── verification_rows      added by the caller who verified
 
@@ -45,7 +46,17 @@ from aotlab.report.model.graphs import (
     Saved,
     Stage,
 )
-from aotlab.report.model.measured import QUIET, Fact, Ratio, Summary, TimeRow, TimingRow, VerificationRow
+from aotlab.report.model.measured import (
+    QUIET,
+    EngineRow,
+    Fact,
+    Ratio,
+    Summary,
+    TimelineRow,
+    TimeRow,
+    TimingRow,
+    VerificationRow,
+)
 from aotlab.report.model.report import MIME_TYPE, SCHEMA_ID, VERSION, Report, report_schema
 from aotlab.report.model.tensors import (
     PLAIN_TYPES,
@@ -77,6 +88,7 @@ __all__ = [
     "CompiledGraph",
     "Counts",
     "Device",
+    "EngineRow",
     "Environment",
     "Fact",
     "Frame",
@@ -104,6 +116,7 @@ __all__ = [
     "Switch",
     "TensorInfo",
     "TimeRow",
+    "TimelineRow",
     "TimingRow",
     "UserLine",
     "VerificationRow",

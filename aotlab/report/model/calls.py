@@ -126,6 +126,8 @@ class Frame:
         The function's name, unique in the report.
     function
         The function's qualified name.
+    engine
+        The engine that compiled the graphs: ``"aotlab"``, or ``"upstream"`` for stock `torch.compile`.
     line
         The line where the function is defined. For code that Dynamo captured, the line where the first capture ended.
     graphs, refusals, calls
@@ -140,6 +142,7 @@ class Frame:
 
     name: str
     function: str
+    engine: str = "aotlab"
     line: UserLine | None = None
     graphs: tuple[Graph, ...] = ()
     refusals: tuple[Refusal, ...] = ()

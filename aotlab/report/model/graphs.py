@@ -343,8 +343,6 @@ class Graph:
         (the graph was compiled before the recording began, so the report has only its calls).
     frontend, backend
         The frontend that captured the function, and the backend that compiled the graphs.
-    tracer
-        The name of the tracer that ran, for example ``"aotlab"``; None if the function was not traced.
     misses
         Why each earlier graph did not accept the call that compiled this graph, starting with the most similar graph;
         empty for the first graph.
@@ -379,7 +377,6 @@ class Graph:
     status: str
     frontend: str = ""
     backend: str = ""
-    tracer: str | None = None
     misses: tuple[Miss, ...] = ()
     training: bool | None = None
     grad_mode: bool | None = None

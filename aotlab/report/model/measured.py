@@ -9,7 +9,10 @@ from aotlab.report.model.graphs import Counts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeRow:
-    """The time that one kind of work took. All rows add up to the recording's ``duration_ns``.
+    """The time that one kind of work took.
+
+    All rows add up to the recording's ``duration_ns``; in a report of stock `torch.compile`, to the wall time of the
+    compilations.
 
     Attributes
     ----------
@@ -21,11 +24,54 @@ class TimeRow:
         The time of this work, without the time of other kinds of work inside of it, which have separate rows.
     count
         How often this work was done.
+    engine
+        The engine that did the work: ``"aotlab"``, or ``"upstream"`` for stock `torch.compile`.
     """
 
     kind: str
     duration_ns: int
     count: int = 1
+    engine: str = "aotlab"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineRow:
+    """One phase of a compilation on the time line.
+
+    Attributes
+    ----------
+    process
+        The rank of the process, or the name of its log; empty if the report is about one process.
+    frame, graph
+        The graph's key in the report's tables; None if the phase belongs to no compilation.
+    phase
+        torch's name for the phase.
+    stage
+        The ``kind`` of the `TimeRow` to which the phase's own time belongs.
+    start_ns, duration_ns
+        When the phase began, counted from the begin of the first phase, and how long it took.
+    own_ns
+        How long the phase took without the phases inside of it. It is 0 for the work of other threads, because the
+        thread that compiles waits for them.
+    thread
+        0 for the thread that compiles; a higher number for work at the same time.
+    depth
+        The number of phases around this phase in its thread.
+    engine
+        The engine that compiled: ``"aotlab"``, or ``"upstream"`` for stock `torch.compile`.
+    """
+
+    process: str = ""
+    frame: str | None = None
+    graph: int | None = None
+    phase: str
+    stage: str = ""
+    start_ns: int
+    duration_ns: int
+    own_ns: int = 0
+    thread: int = 0
+    depth: int = 0
+    engine: str = "aotlab"
 
 
 #: The A/A ratio compares two measurements of the same code, so its distance from 1 is noise. Texts about timings
@@ -189,6 +235,34 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRow:
+    """One fact about a graph that both engines compiled, in the words for each engine.
+
+    Attributes
+    ----------
+    frame, graph
+        The frame and the index of aotlab's graph. The index is None if the fact is about the whole frame.
+    fact
+        ``"graph"``, ``"graphs"``, ``"mutation"``, ``"output"``, ``"saved"``, ``"size"``, ``"guards"``,
+        ``"recompile"`` or ``"time"``.
+    subject
+        The input, output, value or number that the fact is about.
+    aotlab, upstream
+        The fact for each engine; ``upstream`` is stock `torch.compile`.
+    same
+        Whether the engines agree; None if the facts cannot be compared, such as times.
+    """
+
+    frame: str
+    graph: int | None = None
+    fact: str
+    subject: str
+    aotlab: str
+    upstream: str
+    same: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """The head of the page, computed before anything was cut from the report.
 
@@ -232,6 +306,9 @@ class Summary:
         was compared.
     against
         A sentence that says with which code each compiled line of the cell was compared; empty if no line was compared.
+    engines, apart
+        The number of facts about which two engines are compared, and the number of facts in which they differ; 0 in a
+        report of one engine.
     counts
         The sums of the counts of all graphs, with two exceptions. The saved memory is the memory that one call of each
         function saves. A storage that several graphs use is counted once.
@@ -255,5 +332,7 @@ class Summary:
     speed: str = ""
     tolerance: str = ""
     against: str = ""
+    engines: int = 0
+    apart: int = 0
     counts: Counts = Counts()  # noqa: RUF009  # the record is frozen
     listed: int = 0

@@ -14,7 +14,7 @@ from aotlab.report.codec import ReportFormatError, decode, encode, schema
 from aotlab.report.model.calls import Frame
 from aotlab.report.model.cells import Cell, GraphBreakRow
 from aotlab.report.model.environment import Environment
-from aotlab.report.model.measured import Summary, TimeRow, TimingRow, VerificationRow
+from aotlab.report.model.measured import EngineRow, Summary, TimelineRow, TimeRow, TimingRow, VerificationRow
 from aotlab.report.views import DRAWING, Views
 
 VERSION = 1
@@ -55,8 +55,8 @@ class Report(Views["Report"]):
         The versions, the devices and the settings.
     frames
         The functions that were compiled or called.
-    graph_break_rows, time_rows, timing_rows, verification_rows
-        The rows of the tables ``graph_breaks``, ``time``, ``timings`` and ``verification``.
+    graph_break_rows, time_rows, timeline_rows, timing_rows, verification_rows, engine_rows
+        The rows of the tables ``graph_breaks``, ``time``, ``timeline``, ``timings``, ``verification`` and ``engines``.
     notes
         Sentences about the report itself: events that could not be recorded, rows that were cut.
     summary
@@ -85,8 +85,10 @@ class Report(Views["Report"]):
     frames: tuple[Frame, ...] = ()
     graph_break_rows: tuple[GraphBreakRow, ...] = ()
     time_rows: tuple[TimeRow, ...] = ()
+    timeline_rows: tuple[TimelineRow, ...] = ()
     timing_rows: tuple[TimingRow, ...] = ()
     verification_rows: tuple[VerificationRow, ...] = ()
+    engine_rows: tuple[EngineRow, ...] = ()
     notes: tuple[str, ...] = ()
     summary: Summary | None = None
 

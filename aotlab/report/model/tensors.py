@@ -126,6 +126,7 @@ class Input:
         The caller's name for the argument: ``"x"``, ``"args[0]['w']"``, ``"model.weight"``.
     kind
         For an argument: ``"parameter"``, ``"buffer"``, ``"input"`` (another tensor) or ``"python"`` (no tensor).
+        ``"base"`` is the base of views that are arguments. It is an input of the graph, but no argument.
         ``"gradient"`` is a tensor without memory that the graph takes as an additional input, because the gradient of
         an argument has other parts than the argument. For a tensor that a cell changed outside of its graphs:
         ``"outside"``, ``"alias"`` (the cell wrote the tensor through another name) or ``"new"`` (a gradient that did

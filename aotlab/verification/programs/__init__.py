@@ -17,7 +17,7 @@ The modules, in order:
 - `choices`: make the random decisions, with Hypothesis or with a seed;
 - `program` and `prelude`: the record of a program, and the helper functions in its text;
 - `recipes`, `changes` and `sizes`: draw the inputs of the first call and of the later calls;
-- `statements`, `writer` and `defined`: draw the body of the function;
+- `statements`, `rare`, `writer` and `defined`: draw the body of the function;
 - `caller`: draw the caller's steps after the call;
 - `drawing`, `related` and `wrapped`: draw whole programs of three kinds;
 - `running` and `shrinking`: run a program, and make a failing program smaller.

@@ -20,6 +20,9 @@ from aotlab._torch import TorchDispatchMode
 #: Ops that change the metadata of a tensor and do not write its elements.
 _METADATA = ("aten.set_", "aten.resize_", "aten.as_strided_", "aten.t_", "aten.transpose_", "aten.squeeze_")
 
+#: The largest number of elements of a tensor.
+_LARGEST = 10_000
+
 #: In-place products, and the out-of-place op for the same product.
 _PRODUCTS = {
     torch.ops.aten.mul_.Tensor: torch.ops.aten.mul.Tensor,
@@ -71,9 +74,11 @@ class OnlyDefined(TorchDispatchMode):
             grown = resized.untyped_storage().nbytes() > before
             self._unwritten = resized if grown and resized.numel() else None
             return resized
+        if func is torch.ops.inductor.resize_storage_bytes_.default and not _fills_storage(*args):
+            raise NotDefinedError("not drawn: other memory of a freed storage")
         written = _written(func)
         if not written:
-            return func(*args, **kwargs)
+            return _small(func(*args, **kwargs))
         named = {**{str(index): value for index, value in enumerate(args)}, **kwargs}
         problem = ""
         targets = [named[name] for name in written if isinstance(named.get(name), torch.Tensor)]
@@ -91,6 +96,18 @@ class OnlyDefined(TorchDispatchMode):
         if problem:
             raise NotDefinedError(f"not drawn: {problem}")
         return result
+
+
+def _small(result: Any) -> Any:
+    """Return ``result``, or raise if a tensor in it is so large that further statements could use up the memory."""
+    if any(tensor.numel() > _LARGEST for tensor in _tensors([result])):
+        raise NotDefinedError("not drawn: a large tensor")
+    return result
+
+
+def _fills_storage(tensor: torch.Tensor, size: int) -> bool:
+    """Tell whether a storage that is freed, or is resized to ``size`` bytes, has no bytes besides ``tensor``."""
+    return max(size, tensor.untyped_storage().nbytes()) == tensor.nbytes and not overlaps_itself(tensor)
 
 
 def _product_elsewhere(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
@@ -160,14 +177,3 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
             return True
         reach += stride * (size - 1)
     return False
-
-
-def within_its_memory(value: object) -> bool:
-    """Tell whether all elements of a tensor are inside of its storage; return True for anything else.
-
-    After a ``resize_`` that raises, the tensor may have its new shape and its old storage.
-    """
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or not value.numel():
-        return True
-    start, end = _span(value)
-    return end - start + value.storage_offset() * value.element_size() <= value.untyped_storage().nbytes()

@@ -56,7 +56,7 @@ def programs(
     Parameters
     ----------
     grad
-        True for programs that differentiate, False for programs in which nothing requires grad, None for both.
+        True for programs that differentiate, False for programs whose inputs do not require grad, None for both.
     dynamo
         Leave out statements that Dynamo cannot trace without a graph break.
     """
@@ -142,6 +142,7 @@ def _draw_flat(
         recipes = draw_recipes(choices, grad)
         changes = _changes(choices, recipes, grad, max_calls)
     first = setup_of(recipes, "the first call", grad_mode=grad is True or not chance(choices, 30))
+    first = _restarted(first, 1)
     parameters = first.arguments
     try:
         arguments = dict(zip(parameters, made_by(first), strict=True))
@@ -165,7 +166,7 @@ def _draw_flat(
     script = draw_script(choices, outputs, inputs, unsaved=unsaved) if not error else None
     setups = [first]
     for changed, change, grad_mode in changes:
-        setup = setup_of(changed, change, grad_mode=grad_mode)
+        setup = _restarted(setup_of(changed, change, grad_mode=grad_mode), len(setups) + 1)
         try:
             made_by(setup)
         except (RuntimeError, IndexError):  # the changed tensor is too small for a window of it, so drop the call
@@ -176,6 +177,8 @@ def _draw_flat(
             setups.append(setup)
     if sized and len(setups) == 1:
         raise RejectedError
+    if not any("state." in line for line in writer.lines):
+        setups = [replace(setup, lines=setup.lines[:-1]) for setup in setups]
     return Program(
         parameters=parameters,
         body=tuple(writer.lines),
@@ -186,6 +189,11 @@ def _draw_flat(
         after=script.after if script else (),
         raises=bool(error),
     )
+
+
+def _restarted(setup: Setup, steps: int) -> Setup:
+    """Add the line that gives the numbers in the program's object ``state`` their values for the call."""
+    return replace(setup, lines=(*setup.lines, f"state.restart({steps})"))
 
 
 def _changes(

@@ -121,6 +121,76 @@ class Written(torch.autograd.Function):  # writes to what it gets
         return gradient * 3
 """
 
+_NOISY = """\
+class Noisy(torch.autograd.Function):  # its backward draws random numbers
+    @staticmethod
+    def forward(ctx, value):
+        return value * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2 + torch.rand_like(gradient)
+"""
+
+_LOGGED = """\
+class Logged(torch.autograd.Function):  # its backward writes to its second argument
+    @staticmethod
+    def forward(ctx, value, log):
+        ctx.log = log
+        return value * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.log.add_(gradient.sum())
+        return gradient * 2, None
+"""
+
+_OVERWRITES = """\
+class Overwrites(torch.autograd.Function):  # its backward writes to its incoming gradient
+    @staticmethod
+    def forward(ctx, value):
+        return value * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.mul_(2)
+"""
+
+_LEADING = """\
+def leading(tensor):  # as many rows as have a positive sum
+    count = (tensor.detach().unsqueeze(-1).flatten(1).sum(1) > 0).sum().item()
+    torch._check(count <= tensor.shape[0])
+    return tensor[:count]
+"""
+
+_ROUTED = """\
+def routed(tensor):  # sends each row to one of two experts
+    positive, result = tensor.detach().unsqueeze(-1).flatten(1).sum(1) > 0, torch.zeros_like(tensor)
+    for expert in range(2):
+        (rows,) = (positive == expert).nonzero(as_tuple=True)
+        result[rows] += tensor[rows] * (expert + 2)
+    return result
+"""
+
+_GATHERED = """\
+def gathered(tensor):  # frees the memory and allocates it again, as FSDP does
+    values = tensor.detach().clone()
+    torch.ops.inductor.resize_storage_bytes_(tensor, 0)
+    torch.ops.inductor.resize_storage_bytes_(tensor, tensor.numel() * tensor.element_size())
+    with torch.no_grad():
+        tensor.copy_(values)
+"""
+
+#: Each call begins with ``state.restart(…)``, because eager and the engine share the object.
+_STATE = """\
+class State:
+    def restart(self, steps):
+        self.steps, self.counts, self.history = steps, {"n": steps}, []
+
+
+state = State()
+"""
+
 #: The source of each helper, by the name of the helper.
 _HELPERS = {
     "numbers": _NUMBERS,
@@ -136,6 +206,13 @@ _HELPERS = {
     "Viewed": _VIEWED,
     "Parted": _PARTED,
     "Written": _WRITTEN,
+    "Noisy": _NOISY,
+    "Logged": _LOGGED,
+    "Overwrites": _OVERWRITES,
+    "leading": _LEADING,
+    "routed": _ROUTED,
+    "gathered": _GATHERED,
+    "state": _STATE,
 }
 
 _WORDS = re.compile(r"[A-Za-z_]\w*")

@@ -15,7 +15,7 @@ from aotlab.verification.observables import Backward, Call
 from aotlab.verification.programs.prelude import prelude
 
 #: Ops whose results or derivatives are rounded, because they need more bits than a float has.
-_INEXACT = r"\.(sin_?|exp|softmax|mean|rand_like|amax|layer_norm)\(|/ \w+\.shape|\*\* -0\.5"
+_INEXACT = r"\.(sin_?|exp|softmax|mean|rand_like|amax|layer_norm|uniform_|normal_)\(|Noisy|/ \w+\.shape|\*\* -0\.5"
 
 #: Ops whose result needs as many bits as both operands together. Inputs need 6 bits, and a float32 has 24 bits, a
 #: float64 has 53. So `Program.exact` limits the number of lines with these ops: 2 if an input is float32 or complex64,
@@ -36,10 +36,14 @@ _IN_BODY = {
     "in-place metadata": r"\.(t|transpose|squeeze|unsqueeze|swapaxes|as_strided|resize|set|detach)_\(|\.data = ",
     "grad modes": r"no_grad|enable_grad|set_grad_enabled|inference_mode",
     "hidden writes": r"\.data\.\w+_\(|\.data\[|detach\(\)(\.\w+_\(|\[)|no_grad|inference_mode",
-    "custom functions": r"(Doubled|Squared|Kept|Viewed|Parted|Written)\.apply",
+    "custom functions": r"(Doubled|Squared|Kept|Viewed|Parted|Written|Noisy|Logged|Overwrites)\.apply",
     "checkpoint": r"checkpoint\(",
     "out=": r", out=",
-    "random": r"rand_like",
+    "random": r"rand_like|(uniform|normal|bernoulli|random)_\(|Noisy",
+    "sizes from values": r"\[\w+ > 0\]|nonzero|masked_select|unique|repeat_interleave\(torch|leading|routed",
+    "numbers in state": r"\bstate\.",
+    "storage sizes": r"gathered\(",
+    "backwards that write": r"(Logged|Overwrites)\.apply",
     "around the trace": r"\.numpy\(|\.data = ",
     "sizes": r"\.shape\[|\.numel\(|\.size\(",
     "dtypes": r"int8|int16|int32|int64|bool\b|complex|\.to\(torch\.|\.real|\.imag",

@@ -10,11 +10,10 @@ import math
 
 import torch
 
+from aotlab.verification.programs import rare
 from aotlab.verification.programs.choices import Choices, chance, one_of, shuffled, weighted
 from aotlab.verification.programs.defined import overlap
-
-#: Templates by rank. A template under rank 1 is used for tensors that have at least one dimension.
-Table = dict[int, tuple[str, ...]]
+from aotlab.verification.programs.rare import Table
 
 VIEWS: Table = {
     0: (
@@ -97,6 +96,7 @@ SET: Table = {
         "{x}[...] = {source}",
         "{x}[::2] += {scalar}",
         "{x}[{x} > 0] = {scalar}",
+        "{x}[{x} > 0] *= 2",
         "{x}[..., 0] = {scalar}",
         "{x}.index_fill_(0, torch.tensor([{first}]), {scalar})",
     ),
@@ -153,6 +153,7 @@ METADATA: Table = {
         "{x}.resize_({larger}).fill_({scalar})",
         "{x}.set_({source})",
         "{x}.detach_()",
+        "{x}.requires_grad_()",
     ),
     1: ("{x}.squeeze_({dim})", "{x}.unsqueeze_({slot})"),
     2: (
@@ -323,7 +324,9 @@ NUMBERS: Table = {
     ),
 }
 
-CUSTOM = weighted((3, "Doubled"), (3, "Squared"), (2, "Kept"), (3, "Viewed"), (1, "Written"))
+CUSTOM = weighted(
+    (3, "Doubled"), (3, "Squared"), (2, "Kept"), (3, "Viewed"), (1, "Written"), (1, "Noisy"), (1, "Overwrites")
+)
 
 _SCALARS = ("2", "0.5", "-1.0", "1.5", "3", "0")
 
@@ -338,6 +341,7 @@ _TABLES: dict[int, Table] = {
     id(table): table
     for table in (
         *(VIEWS, IN_PLACE, SET, NEW, METADATA, HIDDEN, HOOKS, OUT, AROUND),
+        *(rare.DRAWS, rare.SIZES_FROM_VALUES, rare.STATE, rare.STORAGES),
         *(VIEWS_USING_SIZES, NEW_USING_SIZES, WRITES_USING_SIZES, NUMBERS),
     )
 }

@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from aotlab.ir.extents import within_its_storage
 from aotlab.verification.observables import flatten
-from aotlab.verification.programs import statements
+from aotlab.verification.programs import rare, statements
 from aotlab.verification.programs.choices import Choices, RejectedError, chance, one_of, weighted
-from aotlab.verification.programs.defined import NotDefinedError, within_its_memory
+from aotlab.verification.programs.defined import NotDefinedError
 from aotlab.verification.programs.prelude import helpers
+from aotlab.verification.programs.rare import Table
 from aotlab.verification.programs.statements import Fields, Scope
 
 #: The messages of errors in eager that an engine does not have to reproduce. A statement or program that raises one of
@@ -47,6 +49,11 @@ _KINDS = weighted(
     (2, "mode"),
     (1, "random"),
     (1, "seldom"),
+    (2, "draw"),
+    (3, "values"),
+    (2, "state"),
+    (1, "storage"),
+    (1, "logged"),
 )
 
 #: Further kinds of statements for a program whose later calls have other sizes.
@@ -141,7 +148,13 @@ class Writer:
             self.lines.append("    " * depth + "pass")
 
     def result(self) -> str:
-        """Write the expression that is returned."""
+        """Write the expression that is returned. It includes the numbers in ``state`` if the program uses these."""
+        result = self._result()
+        if any("state." in line for line in self.lines):
+            return f'({result}, state.steps, state.counts["n"], *state.history)'
+        return result
+
+    def _result(self) -> str:
         choices = self.choices
         leaves = [self._leaf() for _ in range(one_of(choices, weighted((4, 1), (4, 2), (3, 3), (1, 4))))]
         if len(leaves) == 1 and chance(choices, 500):
@@ -226,14 +239,14 @@ class Writer:
                     raise NotDefinedError("not drawn: integers that require grad")
         except (RuntimeError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
             self._error = error
-            if not all(within_its_memory(value) for value in self.scope.values.values()):
+            if not all(within_its_storage(v) for v in self.scope.values.values() if isinstance(v, torch.Tensor)):
                 # A failed `resize_` left a tensor that is larger than its storage. A write to it would overwrite other
                 # memory and could crash this process.
                 raise RejectedError from error
             return False
         return True
 
-    def _expression(self, table: statements.Table, name: str) -> str:
+    def _expression(self, table: Table, name: str) -> str:
         fields = Fields(self.choices, self.scope, name)
         return statements.choose(self.choices, table, len(fields.shape)).format_map(fields)
 
@@ -264,10 +277,10 @@ class Writer:
         targets = [self._name()]
         if kind == "seldom":
             return self._seldom(targets, name)
-        if kind in _SIZED_TABLES:
-            expression = self._expression(_SIZED_TABLES[kind], name)
-        elif kind == "view":
-            expression = self._expression(statements.VIEWS, name)
+        if kind in _NEW_TABLES:
+            expression = self._expression(_NEW_TABLES[kind], name)
+        elif kind == "logged":
+            expression = f"Logged.apply({name}, {one_of(choices, scope.names)})"
         elif kind == "dtype":
             views = statements.OTHER_DTYPES.get(scope.tensor(name).dtype, ("{x}.to(torch.float64)",))
             expression = one_of(choices, views).format(x=name)
@@ -307,11 +320,16 @@ _TABLES = {
     "metadata": statements.METADATA,
     "hidden": statements.HIDDEN,
     "out": statements.OUT,
+    "draw": rare.DRAWS,
+    "state": rare.STATE,
+    "storage": rare.STORAGES,
     "sized write": statements.WRITES_USING_SIZES,
 }
 
-#: Kinds of statements that use sizes.
-_SIZED_TABLES = {
+#: Kinds of statements that make a new value.
+_NEW_TABLES = {
+    "view": statements.VIEWS,
+    "values": rare.SIZES_FROM_VALUES,
     "sized view": statements.VIEWS_USING_SIZES,
     "sized new": statements.NEW_USING_SIZES,
     "number": statements.NUMBERS,

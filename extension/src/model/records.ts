@@ -172,6 +172,26 @@ export const readDevice: Reader<Device> = record(() => ({
   name: text()
 }));
 
+export type EngineRow = {
+  readonly frame: string;
+  readonly graph: number | null;
+  readonly fact: string;
+  readonly subject: string;
+  readonly aotlab: string;
+  readonly upstream: string;
+  readonly same: boolean | null;
+};
+
+export const readEngineRow: Reader<EngineRow> = record(() => ({
+  frame: text(),
+  graph: maybe(number()),
+  fact: text(),
+  subject: text(),
+  aotlab: text(),
+  upstream: text(),
+  same: maybe(flag())
+}));
+
 export type Environment = {
   readonly aotlab: string;
   readonly torch: string;
@@ -207,6 +227,7 @@ export const readFact: Reader<Fact> = record(() => ({
 export type Frame = {
   readonly name: string;
   readonly function: string;
+  readonly engine: string;
   readonly line: UserLine | null;
   readonly graphs: ReadonlyArray<Graph>;
   readonly refusals: ReadonlyArray<Refusal>;
@@ -218,6 +239,7 @@ export type Frame = {
 export const readFrame: Reader<Frame> = record(() => ({
   name: text(),
   function: text(),
+  engine: text("aotlab"),
   line: maybe(readUserLine),
   graphs: list(readGraph),
   refusals: list(readRefusal),
@@ -250,7 +272,6 @@ export type Graph = {
   readonly status: string;
   readonly frontend: string;
   readonly backend: string;
-  readonly tracer: string | null;
   readonly misses: ReadonlyArray<Miss>;
   readonly training: boolean | null;
   readonly grad_mode: boolean | null;
@@ -284,7 +305,6 @@ export const readGraph: Reader<Graph> = record(() => ({
   status: text(),
   frontend: text(),
   backend: text(),
-  tracer: maybe(text()),
   misses: list(readMiss),
   training: maybe(flag()),
   grad_mode: maybe(flag()),
@@ -599,8 +619,10 @@ export type Report = {
   readonly frames: ReadonlyArray<Frame>;
   readonly graph_break_rows: ReadonlyArray<GraphBreakRow>;
   readonly time_rows: ReadonlyArray<TimeRow>;
+  readonly timeline_rows: ReadonlyArray<TimelineRow>;
   readonly timing_rows: ReadonlyArray<TimingRow>;
   readonly verification_rows: ReadonlyArray<VerificationRow>;
+  readonly engine_rows: ReadonlyArray<EngineRow>;
   readonly notes: ReadonlyArray<string>;
   readonly summary: Summary | null;
 };
@@ -616,8 +638,10 @@ export const readReport: Reader<Report> = record(() => ({
   frames: list(readFrame),
   graph_break_rows: list(readGraphBreakRow),
   time_rows: list(readTimeRow),
+  timeline_rows: list(readTimelineRow),
   timing_rows: list(readTimingRow),
   verification_rows: list(readVerificationRow),
+  engine_rows: list(readEngineRow),
   notes: list(text()),
   summary: maybe(readSummary)
 }));
@@ -739,6 +763,8 @@ export type Summary = {
   readonly speed: string;
   readonly tolerance: string;
   readonly against: string;
+  readonly engines: number;
+  readonly apart: number;
   readonly counts: Counts;
   readonly listed: number;
 };
@@ -762,6 +788,8 @@ export const readSummary: Reader<Summary> = record(() => ({
   speed: text(),
   tolerance: text(),
   against: text(),
+  engines: number(),
+  apart: number(),
   counts: readCounts,
   listed: number()
 }));
@@ -820,12 +848,42 @@ export type TimeRow = {
   readonly kind: string;
   readonly duration_ns: number;
   readonly count: number;
+  readonly engine: string;
 };
 
 export const readTimeRow: Reader<TimeRow> = record(() => ({
   kind: text(),
   duration_ns: number(),
-  count: number(1)
+  count: number(1),
+  engine: text("aotlab")
+}));
+
+export type TimelineRow = {
+  readonly process: string;
+  readonly frame: string | null;
+  readonly graph: number | null;
+  readonly phase: string;
+  readonly stage: string;
+  readonly start_ns: number;
+  readonly duration_ns: number;
+  readonly own_ns: number;
+  readonly thread: number;
+  readonly depth: number;
+  readonly engine: string;
+};
+
+export const readTimelineRow: Reader<TimelineRow> = record(() => ({
+  process: text(),
+  frame: maybe(text()),
+  graph: maybe(number()),
+  phase: text(),
+  stage: text(),
+  start_ns: number(),
+  duration_ns: number(),
+  own_ns: number(),
+  thread: number(),
+  depth: number(),
+  engine: text("aotlab")
 }));
 
 export type TimingRow = {

@@ -56,6 +56,14 @@ export function chips(head: Head): IChip[] {
       text: `${grouped(counts.aliased)} alias${counts.aliased === 1 ? '' : 'es'}`
     },
     { tab: 'saved', count: counts.saved, text: `${saved} saved` },
+    {
+      tab: 'engines',
+      count: head.engines,
+      text:
+        head.apart > 0
+          ? `${amount(head.apart, 'fact')} differ${head.apart === 1 ? 's' : ''} upstream`
+          : 'same as upstream'
+    },
     { tab: 'overview', count: head.eager_lines, text: `${amount(head.eager_lines, 'line')} eager`, tone: 'warn' },
     { tab: 'breaks', count: head.breaks, text: amount(head.breaks, 'break'), tone: 'warn' },
     { tab: 'calls', count: head.refused, text: `${grouped(head.refused)} refused`, tone: 'warn' },

@@ -53,6 +53,12 @@ export function entriesOf(report: Report): IEntry[] {
   );
 }
 
+/** The graphs that served the calls: aotlab's, if stock torch.compile compiled the same code for comparison. */
+export function servingOf(entries: readonly IEntry[]): readonly IEntry[] {
+  const ours = entries.filter(({ frame }) => frame.engine !== 'upstream');
+  return ours.length > 0 ? ours : entries;
+}
+
 /**
  * Make a fold. Its content is made when it is first opened. If the reader opened or closed the fold with this `key`,
  * the new fold has the same state; else `opened` decides.

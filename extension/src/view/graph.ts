@@ -3,6 +3,7 @@
 import { countsOf, frameCountsOf } from '../model/report';
 import type { Counts, Graph } from '../model/report';
 import { cutNotice, grouped, short } from '../model/words';
+import { servingOf } from './context';
 import type { IContext, IEntry } from './context';
 import { dotted, h, soft } from './dom';
 import type { Child } from './dom';
@@ -46,11 +47,12 @@ export function byGraph<T>(rows: readonly IGraphRow<T>[]): IGraphRow<T>[][] {
 }
 
 /**
- * Whether the reader chose all graphs of the report. Then the counts in the head apply, which include graphs that were
+ * Whether the reader chose all graphs that served the calls. Then the counts in the head apply, which include graphs that were
  * cut.
  */
 export function allGraphsChosen({ chosen, entries }: IContext): boolean {
-  return chosen.length === entries.length;
+  const serving = servingOf(entries);
+  return chosen.length === serving.length && chosen.every(entry => serving.includes(entry));
 }
 
 /** Add up a count over all chosen graphs. */

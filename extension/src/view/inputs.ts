@@ -49,7 +49,8 @@ export function changeMarks(row: Input): HTMLElement[] {
     add(type.startsWith('mutated '), type.replace('mutated ', ''), 'plain', MEANINGS.get(type));
     row.steps.forEach(step => add(true, step, 'write'));
   }
-  add(row.synthetic_base !== null, `window of synthetic base ${row.synthetic_base}`, 'alias');
+  const windowOf = row.kind === 'base' ? '' : 'window of ';
+  add(row.synthetic_base !== null, `${windowOf}synthetic base ${row.synthetic_base}`, 'alias');
   add(row.duplicate_of !== null, `same tensor as ${row.duplicate_of}`, 'alias');
   add(row.overlaps.length > 0, `shares bytes with ${row.overlaps.join(', ')}`, 'alias');
   const changesRequiresGrad =

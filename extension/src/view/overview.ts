@@ -195,16 +195,23 @@ function factList({ facts }: Head): Child[] {
 
 // Functions
 
+/** A count of calls; null if nobody counted the calls, because stock torch.compile was only observed. */
+function counted({ calls, engine }: Frame, count: number): number | null {
+  return engine === 'upstream' && calls.total === 0 ? null : count;
+}
+
 /** A column of counts. If `warn` is true, counts above 0 are marked as a warning. */
 function countColumn(
   name: string,
   title: string,
   help: string,
-  value: (frame: Frame) => number,
+  value: (frame: Frame) => number | null,
   warn = false
 ): Column<Frame> {
-  const cell = (frame: Frame): Child =>
-    warn && value(frame) > 0 ? mark(grouped(value(frame)), 'warn') : grouped(value(frame));
+  const cell = (frame: Frame): Child => {
+    const count = value(frame);
+    return count === null ? '–' : warn && count > 0 ? mark(grouped(count), 'warn') : grouped(count);
+  };
   return { name, title, help, kind: 'number', value, cell };
 }
 
@@ -225,9 +232,11 @@ const FRAME_COLUMNS: readonly Column<Frame>[] = [
     cell: frame => place(frame.line)
   },
   countColumn('graphs', 'graphs', 'How many graphs were compiled for it', frame => frameCountsOf(frame).graphs),
-  countColumn('calls', 'calls', 'How often it was called', frame => frame.calls.total),
-  countColumn('compiled', 'compiled', 'How many calls ran compiled code', frame => frame.calls.compiled),
-  countColumn('eager', 'eager', 'How many calls ran eagerly', frame => frame.calls.eager, true),
+  countColumn('calls', 'calls', 'How often it was called', frame => counted(frame, frame.calls.total)),
+  countColumn('compiled', 'compiled', 'How many calls ran compiled code', frame =>
+    counted(frame, frame.calls.compiled)
+  ),
+  countColumn('eager', 'eager', 'How many calls ran eagerly', frame => counted(frame, frame.calls.eager), true),
   countColumn('refused', 'refused', 'The number of refused compilations', frame => frameCountsOf(frame).refusals, true),
   {
     name: 'compile_ns',

@@ -56,11 +56,17 @@ const TIME: Readonly<Record<string, string>> = {
   rest: 'Python, backward, everything else'
 };
 
-/** A table of the time that each kind of work took. The rows add up to the time of the cell or of the recording. */
+/** The names of the kinds of `TimeRow` in a report of stock `torch.compile`, if they are not the stages' names. */
+const UPSTREAM_TIME: Readonly<Record<string, string>> = { rest: 'other phases' };
+
+/**
+ * A table of the time that each kind of work took. The rows add up to the time of the cell or of the recording, or in a
+ * report of stock `torch.compile` to the time of the compilations.
+ */
 function timeTable(context: IContext): Child[] {
   const { report } = context;
   const rows = report.time_rows.filter(row => row.duration_ns > 0);
-  const total = report.duration_ns;
+  const total = rows.reduce((sum, row) => sum + row.duration_ns, 0);
   if (rows.length < 2) {
     return [];
   }
@@ -70,7 +76,12 @@ function timeTable(context: IContext): Child[] {
       name: 'time',
       label: 'Where the time went',
       columns: [
-        { name: 'kind', title: 'what', kind: 'words', cell: row => TIME[row.kind] ?? row.kind },
+        {
+          name: 'kind',
+          title: 'what',
+          kind: 'words',
+          cell: row => (row.engine === 'upstream' ? UPSTREAM_TIME : TIME)[row.kind] ?? row.kind
+        },
         {
           name: 'count',
           title: 'times',
@@ -94,7 +105,7 @@ function timeTable(context: IContext): Child[] {
         }
       ],
       rows,
-      key: row => row.kind
+      key: row => `${row.engine} ${row.kind}`
     })
   ];
 }
@@ -121,7 +132,8 @@ const STAGE_COLUMNS = (total: number): readonly Column<Stage>[] => [
     title: 'wall time',
     kind: 'number',
     value: row => row.duration_ns,
-    cell: row => duration(row.duration_ns)
+    // A stage of stock torch.compile may have records and no time.
+    cell: row => (row.duration_ns > 0 ? duration(row.duration_ns) : null)
   },
   {
     name: 'share',

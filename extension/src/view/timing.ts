@@ -1,4 +1,4 @@
-/** Timing: eager, stock torch.compile and aotlab side by side, for each phase; and the button that measures. */
+/** Timing: the time line of compilations; eager, stock torch.compile and aotlab side by side, for each phase; and the button that measures. */
 
 import type { Report, TimingRow } from '../model/report';
 import { duration, grouped, listed, short } from '../model/words';
@@ -7,6 +7,7 @@ import type { IContext } from './context';
 import { h, heading } from './dom';
 import type { Child } from './dom';
 import { allGraphsChosen } from './graph';
+import { timeline } from './timeline';
 
 const ENGINES = ['eager', 'upstream', 'aotlab'];
 const PHASES = ['forward', 'backward', 'total'];
@@ -19,7 +20,7 @@ export function timingPanel(context: IContext): Child[] {
   const rows = report.timing_rows.filter(
     row => allChosen || row.frame === null || row.graph === null || chosen.has(`${row.frame}/${row.graph}`)
   );
-  const drawn: Child[] = [measureLine(source, report)];
+  const drawn: Child[] = [...timeline(context), measureLine(source, report)];
   const groups = new Map<string, TimingRow[]>();
   for (const row of rows) {
     const key = `${row.frame ?? ''}/${row.graph ?? ''}/${row.device}`;

@@ -9,10 +9,11 @@ import type { IDisposable, ISource } from '../source';
 import { breaksPanel } from './breaks';
 import { callsPanel } from './calls';
 import { revealLine } from './code';
-import { entriesOf } from './context';
+import { entriesOf, servingOf } from './context';
 import type { IContext, IEntry } from './context';
 import { h, uniqueId } from './dom';
 import type { Child } from './dom';
+import { enginesPanel } from './engines';
 import { graphFacts } from './graph';
 import { inputsPanel } from './inputs';
 import { kernelsPanel } from './kernels';
@@ -35,10 +36,13 @@ interface ITab {
   readonly size: (head: Head, report: Report) => number;
   /** Whether the tab's title shows the number. */
   readonly counted?: boolean;
+  /** Whether the tab is left out if there is nothing in it. */
+  readonly optional?: boolean;
 }
 
 const TABS: readonly ITab[] = [
   { name: 'overview', title: 'Overview', draw: overviewPanel, size: () => 1 },
+  { name: 'engines', title: 'Engines', draw: enginesPanel, size: ({ engines }) => engines, optional: true },
   {
     name: 'inputs',
     title: 'Inputs',
@@ -53,7 +57,12 @@ const TABS: readonly ITab[] = [
   { name: 'kernels', title: 'Kernels', draw: kernelsPanel, size: ({ counts }) => counts.kernels, counted: true },
   { name: 'breaks', title: 'Graph breaks', draw: breaksPanel, size: ({ breaks }) => breaks, counted: true },
   { name: 'calls', title: 'Recompiles & calls', draw: callsPanel, size: ({ frames }) => frames },
-  { name: 'timing', title: 'Timing', draw: timingPanel, size: (_, { timing_rows: rows }) => rows.length },
+  {
+    name: 'timing',
+    title: 'Timing',
+    draw: timingPanel,
+    size: (_, report) => report.timing_rows.length + report.timeline_rows.length
+  },
   {
     name: 'verification',
     title: 'Verification',
@@ -157,8 +166,9 @@ class View implements IDisposable {
     // The notebook must not see the key: it would select another cell or open the cell's editor.
     event.stopPropagation();
     const target = event.target instanceof Element ? event.target.closest('[role=tab]') : null;
-    const tabIndex = TABS.findIndex(tab => tab.name === target?.getAttribute('data-tab'));
-    const last = TABS.length - 1;
+    const tabs = [...this.root.querySelectorAll<HTMLElement>('[role=tab]')];
+    const tabIndex = tabs.findIndex(tab => tab === target);
+    const last = tabs.length - 1;
     const next = {
       ArrowRight: tabIndex === last ? 0 : tabIndex + 1,
       ArrowLeft: tabIndex === 0 ? last : tabIndex - 1,
@@ -167,7 +177,7 @@ class View implements IDisposable {
     };
     if (tabIndex >= 0 && event.key in next) {
       event.preventDefault();
-      this.select(TABS[next[event.key as keyof typeof next]]?.name ?? 'overview', true);
+      this.select(tabs[next[event.key as keyof typeof next]]?.dataset['tab'] ?? 'overview', true);
     }
   };
 
@@ -317,9 +327,12 @@ class View implements IDisposable {
 
   private tabList(head: Head, report: Report): HTMLElement {
     const list = h('div', { role: 'tablist', 'aria-label': 'Parts of the report' });
-    for (const { name, title, size, counted } of TABS) {
+    for (const { name, title, size, counted, optional } of TABS) {
       const chosen = name === this.tab;
       const count = size(head, report);
+      if (optional === true && count === 0) {
+        continue;
+      }
       const button = h(
         'button',
         {
@@ -344,14 +357,16 @@ class View implements IDisposable {
 
   /** The list from which the reader chooses a graph; `graphs` is their number before the report was cut. */
   private graphList(entries: readonly IEntry[], graphs: number): HTMLElement | null {
-    if (graphs < 2) {
+    if (graphs < 2 && entries.length < 2) {
       return null;
     }
-    const cutCount = graphs - entries.length;
+    const serving = servingOf(entries);
+    const cutCount = graphs - serving.length;
+    const whose = serving.length < entries.length ? ' of aotlab' : '';
     const select = h(
       'select',
       { class: 'al-select', 'aria-label': 'Which graph to show', 'data-key': 'graphs' },
-      h('option', { value: ALL }, `All ${amount(graphs, 'graph')}`),
+      h('option', { value: ALL }, `All ${amount(graphs, 'graph')}${whose}`),
       ...entries.map(entry =>
         h('option', { value: entry.key }, `${entry.title} · ${graphFacts(entry.graph).join(' · ')}`)
       ),
@@ -383,7 +398,7 @@ class View implements IDisposable {
       return;
     }
     const entries = entriesOf(report);
-    const chosen = this.scope === ALL ? entries : entries.filter(entry => entry.key === this.scope);
+    const chosen = this.scope === ALL ? servingOf(entries) : entries.filter(entry => entry.key === this.scope);
     const context: IContext = {
       source: this.source,
       report,

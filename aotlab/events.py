@@ -124,9 +124,9 @@ class BackwardCompiled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent(Event):
-    """Work outside of the pipeline's stages has ended: a capture by Dynamo, a comparison with eager, a measurement."""
+    """Work outside of the pipeline's stages has ended, for example a capture by Dynamo or a comparison with eager."""
 
-    kind: Literal["dynamo", "verification", "timing"]
+    kind: Literal["dynamo", "upstream", "verification", "timing"]
     duration_ns: int
 
 

@@ -6,45 +6,45 @@ import dataclasses
 
 import pytest
 
-from aotlab import observe
-from aotlab.observe import CompileStarted, Event, GraphBreak
+from aotlab import events
+from aotlab.events import CompileStarted, Event, GraphBreak
 
 
 def test_listeners_hear_in_order():
     """Events go to all listeners, in the order in which they came, for the length of their blocks."""
     heard = []
-    assert observe.listening() is False
-    with observe.listen(lambda e: heard.append(("first", e))):
-        with observe.listen(lambda e: heard.append(("second", e))):
-            assert observe.listening() is True
+    assert events.listening() is False
+    with events.listen(lambda e: heard.append(("first", e))):
+        with events.listen(lambda e: heard.append(("second", e))):
+            assert events.listening() is True
             event = GraphBreak(stack=(), reason="print")
-            observe.emit(event)
-        observe.emit(event)
-    observe.emit(event)
+            events.emit(event)
+        events.emit(event)
+    events.emit(event)
     assert heard == [("first", event), ("second", event), ("first", event)]
-    assert observe.listening() is False
+    assert events.listening() is False
 
 
 def test_the_same_listener_twice():
     """A listener that listens twice hears twice, and once again when the inner block ends."""
     heard = []
-    with observe.listen(heard.append):
-        with observe.listen(heard.append):
-            observe.emit(Event())
-        observe.emit(Event())
+    with events.listen(heard.append):
+        with events.listen(heard.append):
+            events.emit(Event())
+        events.emit(Event())
     assert len(heard) == 3
 
 
 def test_an_exception_ends_listening():
     """A block that is left by an exception takes its listener with it."""
-    with pytest.raises(ValueError, match="stop"), observe.listen(print):
+    with pytest.raises(ValueError, match="stop"), events.listen(print):
         raise ValueError("stop")
-    assert observe.listening() is False
+    assert events.listening() is False
 
 
 def test_events_are_frozen_records():
     """Every event is a frozen dataclass with a docstring and a time."""
-    kinds = [v for v in vars(observe).values() if isinstance(v, type) and issubclass(v, Event)]
+    kinds = [v for v in vars(events).values() if isinstance(v, type) and issubclass(v, Event)]
     assert len(kinds) >= 8
     for kind in kinds:
         assert kind.__dataclass_params__.frozen
@@ -58,5 +58,5 @@ def test_events_are_frozen_records():
 
 def test_entry_numbers_are_unique():
     """Numbers of entries grow."""
-    first, second = observe.next_entry(), observe.next_entry()
+    first, second = events.next_entry(), events.next_entry()
     assert second > first

@@ -1,0 +1,56 @@
+"""Numbers in state that differ between calls: a counter on ``self``, a learning rate in a dictionary.
+
+    class Model(nn.Module):
+        def forward(self, x):
+            self.steps += 1
+            return x * self.steps
+
+If such a number were guarded by its value, each call would need its own entry. So a number that the function changes,
+or that differs between two calls, becomes an input of the graph, like a tensor in state: each call reads it again from
+its place. `aotlab.frontends.direct` finds these numbers, and writes their new values after a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from aotlab.guards.guarded_values import Items, Value, items_in, keys_in
+from aotlab.guards.reached import Place, Reached, codes_in
+
+#: The places of the numbers that are inputs, by `Place.identity`.
+Numbers = Mapping[Hashable, Place]
+
+
+def is_number(value: Any) -> bool:
+    """Tell whether a value is an int, a float, or a symbolic number. A bool is not a number here."""
+    return type(value) in (int, float) or isinstance(value, (torch.SymInt, torch.SymFloat))
+
+
+def changed_numbers(reached: Sequence[Reached]) -> dict[Hashable, Place]:
+    """Return the places of the numbers among the reached values that have changed since their snapshots were taken.
+
+    The result is empty if the function may call `type`, because the type of a symbolic number is not that of a number.
+    """
+    if any("type" in code.co_names for code in codes_in(reached)):
+        return {}
+    changed = (item for item in reached if item.place.kind != "attributes" and not item.holds())
+    places = (place for item in changed for place in _changed_in(item.expected, item.place.read(), item.place))
+    return {place.identity(): place for place in places}
+
+
+def _changed_in(expected: Any, current: Any, place: Place) -> list[Place]:
+    """Return the places of the changed numbers in the value ``current`` at ``place``; ``expected`` is its snapshot."""
+    if isinstance(expected, Value):
+        are_numbers = is_number(expected.value) and is_number(current)
+        return [place] if are_numbers and place.is_writable() and not expected.holds(current) else []
+    if not isinstance(expected, Items) or type(current) is not expected.type:
+        return []
+    keys = range(len(expected.children)) if expected.keys is None else keys_in(current)
+    return [
+        found
+        for key, item, child in zip(keys, items_in(current), expected.children, strict=False)
+        for found in _changed_in(child, item, Place("item", current, key))
+    ]
