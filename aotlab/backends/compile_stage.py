@@ -33,9 +33,10 @@ from aotlab.trace.records import TraceRecord
 class CompiledGraphRecord:
     """One compiled graph.
 
-    ``code`` and ``nodes`` are the graph as readable Python and its nodes, before the compiler changed it. ``wrapper``
-    is the code that the compiler generated around the kernels, or None. ``compile_ns`` is the compiler's time in
-    nanoseconds.
+    ``code`` and ``nodes`` are the graph as readable Python and its nodes, before the compiler changed it. ``passed``
+    are the nodes after the compiler's passes; empty if the compiler changed no op, for example because it took the
+    kernels from its cache. ``wrapper`` is the code that the compiler generated around the kernels, or None.
+    ``compile_ns`` is the compiler's time in nanoseconds.
     """
 
     kind: GraphKind
@@ -46,6 +47,7 @@ class CompiledGraphRecord:
     kernels: tuple[KernelSource, ...]
     compile_ns: int
     nodes: tuple[NodeRecord, ...]
+    passed: tuple[NodeRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +146,8 @@ def compile_graph(
         compiled = backend.compile(request)
     finally:
         _current.reset(token)
+    compile_ns = time.perf_counter_ns() - started
+    passed = node_records(module.graph) if context.detailed else ()
     record = CompiledGraphRecord(
         kind=kind,
         name=f"{context.model_name}__{name}",
@@ -151,8 +155,9 @@ def compile_graph(
         code=code,
         wrapper=backend.source(compiled),
         kernels=tuple(replace(kernel, graph=name) for kernel in backend.kernels(compiled)),
-        compile_ns=time.perf_counter_ns() - started,
+        compile_ns=compile_ns,
         nodes=nodes,
+        passed=passed if [each.target for each in passed] != [each.target for each in nodes] else (),
     )
     call = boxed(compiled) if expected is None else expected.checked(boxed(compiled))
     return (keeping_states(call, devices, results) if devices else call), record

@@ -27,6 +27,7 @@ from aotlab.errors import UserLine
 from aotlab.guards.call_state import CallState, call_state
 from aotlab.guards.guarded_values import NOTHING_MENTIONED, Mentioned
 from aotlab.guards.reached import Reached
+from aotlab.ir.fx_graphs import NodeRecord
 from aotlab.ir.specs import StorageNumbers, TensorSpec, spec_of
 
 #: The kind of a flat argument. A ``"base"`` is no argument: it is the base of a view (`aotlab.capture.view_bases`).
@@ -44,6 +45,8 @@ class Target:
     frontend: str
     #: Whether numbers in the caller's Python objects may be inputs of the graph.
     lifts_numbers = True
+    #: The nodes of the graph that the frontend captured, if somebody listens to events.
+    nodes: tuple[NodeRecord, ...] = ()
 
     def lifted(self) -> Sequence[Tensor]:
         """Return the current parameters and buffers, which become the first flat inputs."""
@@ -133,7 +136,8 @@ class CaptureRecord:
 
     ``arguments`` has the lifted parameters and buffers first, then the flat arguments. If two specs have the same
     storage number, their tensors share a storage. ``training`` is true if grad mode was on and an argument requires
-    grad. Whether an output can be differentiated is not known yet: the trace finds it out.
+    grad. Whether an output can be differentiated is not known yet: the trace finds it out. ``nodes`` are the nodes of
+    the graph that the frontend captured; empty if the frontend captures no graph.
     """
 
     function: str
@@ -142,6 +146,7 @@ class CaptureRecord:
     arguments: tuple[ArgumentRecord, ...]
     grad_mode: bool
     training: bool
+    nodes: tuple[NodeRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,5 +249,6 @@ def run(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
         arguments=tuple(arguments),
         grad_mode=grad_mode,
         training=grad_mode and any(a.spec is not None and a.spec.requires_grad for a in arguments),
+        nodes=target.nodes,
     )
     return record, Call(target=target, values=values, lifted_count=len(lifted), spec=spec, state=state)

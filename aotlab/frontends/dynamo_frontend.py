@@ -39,7 +39,7 @@ from aotlab.frontends.tensor_names import names_on_stack
 from aotlab.guards.inlined import check_of_inlined
 from aotlab.guards.reached import Reached
 from aotlab.guards.user_code import running_cells
-from aotlab.ir.fx_graphs import expression_of
+from aotlab.ir.fx_graphs import captured_records, expression_of
 from aotlab.partition.default import default_partition
 from aotlab.subclasses import Options, function_for
 
@@ -79,6 +79,8 @@ class GraphTarget(Target):
         self.graph = graph
         self.function = graph.forward
         self.callers = _callers(graph)
+        locate = partial(line_of_stack, outside=self.callers)
+        self.nodes = captured_records(graph.graph, locate) if events.listening() else ()
         lines = [line_of_stack(n.meta.get("stack_trace")) for n in graph.graph.nodes if n.op == "call_function"]
         self.line = next((line for line in lines if line is not None), None)
         inputs = [n for n in graph.graph.nodes if n.op == "placeholder"]

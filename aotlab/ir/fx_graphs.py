@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -106,6 +106,18 @@ def node_records(graph: fx.Graph) -> tuple[NodeRecord, ...]:
             module=module_of(node),
         )
         for node in graph.nodes
+    )
+
+
+def captured_records(graph: fx.Graph, locate: Callable[[str | None], UserLine | None]) -> tuple[NodeRecord, ...]:
+    """Describe all nodes of a graph that Dynamo captured. ``locate`` finds the user line of a node's stack trace."""
+    return tuple(
+        replace(
+            record,
+            spec=spec_of(value) if isinstance(value := node.meta.get("example_value"), torch.Tensor) else None,
+            line=locate(node.meta.get("stack_trace")),
+        )
+        for node, record in zip(graph.nodes, node_records(graph), strict=True)
     )
 
 

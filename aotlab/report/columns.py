@@ -167,7 +167,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
     "nodes": {
         **_KEY,
         "stage": (_TEXT, "the stage that returned the graph"),
-        "part": (_TEXT, "the graph of the stage: joint, forward, backward or inference"),
+        "part": (_TEXT, "the graph of the stage: captured, joint, forward, backward or inference"),
         "name": (_TEXT, "the node's name"),
         "op": (_TEXT, "the op of the fx node: placeholder, call_function, output, …"),
         "target": (_TEXT, "the op's full name"),

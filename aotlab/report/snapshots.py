@@ -67,7 +67,8 @@ def snapshot(event: StageFinished) -> Snapshot:
     match event.stage:
         case "capture":
             capture = cast("CaptureRecord", event.record)
-            return Snapshot(stage=replace(stage, summary=_capture_summary(capture)), capture=capture)
+            nodes = _nodes("capture", "captured", capture.nodes)
+            return Snapshot(stage=replace(stage, summary=_capture_summary(capture)), nodes=nodes, capture=capture)
         case "dedupe":
             dedupe = cast("DedupeRecord", event.record)
             return Snapshot(stage=replace(stage, summary=_dedupe_summary(dedupe)), dedupe=dedupe)
@@ -103,7 +104,7 @@ def backward_snapshot(event: BackwardCompiled) -> Snapshot:
     return replace(
         compiled,
         stage=replace(compiled.stage, summary=f"for gradients of {which if defined else 'no result'}"),
-        nodes=tuple([replace(node, stage="backward") for node in compiled.nodes]),
+        nodes=tuple([replace(node, stage="backward") if node.stage == "compile" else node for node in compiled.nodes]),
         compiled=tuple([replace(each, pattern=tuple(event.pattern)) for each in compiled.compiled]),
     )
 
@@ -254,7 +255,12 @@ def _compile(stage: Stage, graphs: Sequence[CompiledGraphRecord]) -> Snapshot:
     summary = f"{kinds} by {backends}, {amount(len(kernels), 'kernel')}"
     return Snapshot(
         stage=replace(stage, summary=summary, codes=tuple(codes)),
-        nodes=tuple([node for graph in graphs for node in _nodes("compile", graph.kind, graph.nodes)]),
+        nodes=tuple(
+            [
+                *[node for graph in graphs for node in _nodes("compile", graph.kind, graph.nodes)],
+                *[node for graph in graphs for node in _nodes("passes", graph.kind, graph.passed)],
+            ]
+        ),
         compiled=tuple(
             [
                 CompiledGraph(

@@ -74,6 +74,7 @@ const NAMES = [
   'overview',
   'inputs',
   'outputs',
+  'graph',
   'storages',
   'stages',
   'saved',

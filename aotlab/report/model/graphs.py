@@ -63,7 +63,7 @@ class Node:
     ----------
     stage, part
         The stage that produced the node, and the graph of the stage that contains the node (``"joint"``,
-        ``"forward"``, …).
+        ``"forward"``, …). The stage ``"passes"`` has the graphs after the backend's own passes.
     name, op, target
         The fx node's attributes of these names. ``target`` is the op's full name.
     phase

@@ -5,6 +5,7 @@ import type { Environment, Report } from '../model/report';
 import { chips, headOf } from '../model/verdict';
 import type { Head, State } from '../model/verdict';
 import { amount, cutNotice, grouped } from '../model/words';
+import { graphPanel } from '../pictures/graphPicture';
 import type { IDisposable, ISource } from '../source';
 import { breaksPanel } from './breaks';
 import { callsPanel } from './calls';
@@ -51,6 +52,7 @@ const TABS: readonly ITab[] = [
     counted: true
   },
   { name: 'outputs', title: 'Outputs', draw: outputsPanel, size: ({ counts }) => counts.outputs, counted: true },
+  { name: 'graph', title: 'Graph', draw: graphPanel, size: ({ counts }) => counts.nodes },
   { name: 'storages', title: 'Storage map', draw: storagesPanel, size: ({ counts }) => counts.storages },
   { name: 'stages', title: 'Stages', draw: stagesPanel, size: ({ counts }) => counts.stages },
   { name: 'saved', title: 'Saved', draw: savedPanel, size: ({ counts }) => counts.saved, counted: true },
@@ -99,6 +101,7 @@ const KEYS: ReadonlySet<string> = new Set([
 const WHOLE_GRAPHS: ReadonlySet<string> = new Set([
   'inputs',
   'outputs',
+  'graph',
   'storages',
   'stages',
   'saved',
