@@ -61,6 +61,12 @@ def check_files(wheel: Path) -> None:
     needed = {f"{EXTENSION}/install.json", f"{EXTENSION}/package.json", f"{EXTENSION}/static/style.js"}
     assert needed <= data, f"missing in the extension: {sorted(needed - data)}"
     assert any(re.fullmatch(rf"{EXTENSION}/static/remoteEntry\.\w+\.js", name) for name in data), sorted(data)
+    # The bundles contain packages whose licences require that their texts are distributed with them.
+    with zipfile.ZipFile(wheel) as archive:
+        for folder in ("aotlab/report/static/", f"{EXTENSION}/static/"):
+            scripts = [archive.read(name).decode() for name in names if folder in name and name.endswith(".js")]
+            missing = [each for each in ("Chris Pettitt", "Mike Bostock") if not any(each in text for text in scripts)]
+            assert not missing, f"{folder} lacks licences: {missing}"
 
 
 def install(wheel: Path, venv: Path) -> None:

@@ -104,7 +104,7 @@ def backward_snapshot(event: BackwardCompiled) -> Snapshot:
     return replace(
         compiled,
         stage=replace(compiled.stage, summary=f"for gradients of {which if defined else 'no result'}"),
-        nodes=tuple([replace(node, stage="backward") if node.stage == "compile" else node for node in compiled.nodes]),
+        nodes=tuple([replace(node, stage="backward") for node in compiled.nodes if node.stage == "compile"]),
         compiled=tuple([replace(each, pattern=tuple(event.pattern)) for each in compiled.compiled]),
     )
 

@@ -3,24 +3,34 @@ import { build } from 'esbuild';
 import { writeFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 
+import { licences } from './licences.mjs';
+
 const here = path => fileURLToPath(new URL(path, import.meta.url));
 
-/** Return the content of the module `src/pictures/workerText.ts` with the worker's code. */
-export async function workerModule() {
-  const { outputFiles } = await build({
+function bundled(entry) {
+  return build({
     absWorkingDir: here('..'),
-    entryPoints: ['src/pictures/graphWorker.ts'],
+    entryPoints: [entry],
+    outdir: 'unused',
     bundle: true,
     format: 'iife',
     target: 'es2022',
     minify: true,
+    metafile: true,
     legalComments: 'none',
     write: false
   });
-  return `export const WORKER_TEXT = ${JSON.stringify(outputFiles[0].text)};\n`;
 }
 
-// As a script: replace the compiled module, which JupyterLab's builder packs.
+/** Return the content of the module `src/pictures/workerText.ts` with the worker's code, which begins with `comment`. */
+export async function workerModule(comment = '') {
+  const { outputFiles } = await bundled('src/pictures/graphWorker.ts');
+  return `export const WORKER_TEXT = ${JSON.stringify(comment + outputFiles[0].text)};\n`;
+}
+
+// As a script: replace the compiled module, which JupyterLab's builder packs. The builder drops comments of modules, so
+// the licences of all packages are a comment in the text.
 if (process.argv[1] === fileURLToPath(import.meta.url)) {
-  writeFileSync(here('../lib/pictures/workerText.js'), await workerModule());
+  const { metafile } = await bundled('src/page.ts');
+  writeFileSync(here('../lib/pictures/workerText.js'), await workerModule(licences(metafile, here('..'))));
 }

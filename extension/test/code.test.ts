@@ -261,7 +261,7 @@ test('a line that is chosen lights up with all that comes from it', async () => 
   assert.equal(one('tr[data-line="4"]').dataset['links'], undefined);
   one('tr[data-line="3"] td[data-column=source]').click();
   assert.match(one('.al-chosen').textContent ?? '', /^line 3: loss = \(x @ model.weight\).relu\(\).sum\(\)/);
-  assert.deepEqual(bar(), ['the cell', '2 nodes forward', '1 backward', '1 saved', '2 kernels', '✕']);
+  assert.deepEqual(bar(), ['the cell', '2 nodes forward', '1 backward', '1 saved', '2 kernels', 'the graph', '✕']);
   assert.deepEqual(
     all('tr[data-lit]').map(each => each.dataset['line']),
     ['3']

@@ -140,14 +140,17 @@ def test_keyboard_search_and_selection(page: Any) -> None:
     field = found.locator("input[type=search]")
     field.fill("gelu")
     field.press("Enter")
-    chosen = found.locator("[role=treeitem][aria-selected=true]")
-    chosen.wait_for()
-    assert "gelu" in chosen.get_attribute("aria-label")
-    assert found.locator("[role=status]").first.inner_text().endswith(" of 12")  # forward and backward of six layers
-    inside, around = chosen.bounding_box(), found.locator(".al-graph-picture").bounding_box()
-    assert around["x"] < inside["x"] < around["x"] + around["width"]
-    assert around["y"] < inside["y"] < around["y"] + around["height"]
-    chosen.click()
+    found.get_by_text("2 of 12").wait_for()  # forward and backward of six layers
+    page.wait_for_function(
+        """() => {
+            const chosen = document.querySelector('[role=treeitem][aria-selected=true]');
+            const [inside, around] = [chosen, chosen?.closest('svg')].map(each => each?.getBoundingClientRect());
+            return chosen?.ariaLabel.startsWith('gelu_1,')
+                && around.left < inside.left && inside.right < around.right
+                && around.top < inside.top && inside.bottom < around.bottom;
+        }"""
+    )
+    found.locator("[role=treeitem][aria-selected=true]").click()
     bar = page.locator(".al-chosen")
     assert "self.mlp(self.ln_2(x))" in bar.inner_text()
     details = found.locator(".al-graph-details")

@@ -59,7 +59,7 @@ export function boxesOf(tree: IStageTree, isOpen: IsOpen, compared: boolean): IB
   const { inside } = linksOf(tree, isOpen);
   const boxOf = (branch: Branch): IBox => {
     const texts = isGroup(branch) ? [branch.title, groupText(branch, compared)] : [branch.title, secondLine(branch)];
-    const letters = Math.max(...texts.map(text => text.length)) + 3;
+    const letters = Math.max(...texts.map(text => text.length)) + 5;
     const width = Math.round(Math.min(WIDE, Math.max(NARROW, letters * LETTER)));
     return isGroup(branch) && isOpen(branch)
       ? {

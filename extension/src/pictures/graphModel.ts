@@ -82,7 +82,7 @@ const TITLES: Readonly<Record<string, string>> = {
   trace: 'Traced',
   partition: 'Partitioned',
   compile: 'Compiled',
-  passes: 'After the compiler’s passes',
+  passes: 'After compiler passes',
   backward: 'Further backward'
 };
 

@@ -76,7 +76,7 @@ function pictureOf(context: IContext, entry: IEntry): HTMLElement {
   const picture =
     old?.nodes === nodes && old.entry.graph === graph ? old : new Picture(context, entry, nodes, old?.state);
   known.set(entry.key, picture);
-  picture.refresh();
+  picture.refresh(old ?? null);
   return picture.element;
 }
 
@@ -114,8 +114,14 @@ class Picture {
     this.element.append(this.tools(), this.view.element, this.details, this.legend);
   }
 
-  /** Draw the picture, if it was not drawn, and show the nodes of a line that the reader chose elsewhere. */
-  refresh(): void {
+  /**
+   * Draw the picture, and show the nodes of a line that the reader chose elsewhere. `old` is the picture of an earlier
+   * state of the report.
+   */
+  refresh(old: Picture | null): void {
+    if (old !== null && old !== this) {
+      this.view.adopt(old.view);
+    }
     const { id } = this.context.selection;
     if (id !== this.state.line) {
       this.state.line = id;
@@ -130,8 +136,10 @@ class Picture {
   }
 
   private get stage(): IStage {
-    const stage = this.stages.find(each => each.key === this.state.stage) ?? this.stages[0];
-    return stage ?? { key: '', title: '', rows: [], byKernel: false };
+    const find = (key: string): IStage | undefined => this.stages.find(each => each.key === key);
+    return (
+      find(this.state.stage) ?? find('partition') ?? this.stages[0] ?? { key: '', title: '', rows: [], byKernel: false }
+    );
   }
 
   /** The stage that the reader can compare with the chosen stage. The kernels have the nodes of their stage. */
@@ -350,7 +358,8 @@ class Picture {
         'aria-level': level,
         'aria-label': labelOf(branch, this.compared),
         ...(group ? { 'aria-expanded': String(open) } : {}),
-        ...this.context.selection.linked(this.idsOf(branch))
+        // The members of an open group show which of them a line caused.
+        ...(open ? {} : this.context.selection.linked(this.idsOf(branch)))
       },
       ...drawBox(shown, this.compared)
     );

@@ -86,6 +86,12 @@ export class GraphView {
     this.isPlaced = false;
   }
 
+  /** Show the same part of the content as another view. */
+  adopt(other: GraphView): void {
+    this.isPlaced = other.isPlaced;
+    this.move(other.transform);
+  }
+
   /** Show the whole width and the upper end, in a scale in which words can be read. */
   private showBegin(): void {
     const { width, height } = this.bounds;

@@ -286,6 +286,12 @@ export class Selection {
       ),
       this.jump(amount(origin.kernels.length, 'kernel'), origin.kernels.length, () =>
         origin.kernels.map(({ entry }) => ({ tab: 'kernels', entry, folds: [] }))
+      ),
+      this.jump('the graph', origin.nodes.length, () =>
+        [...new Set(origin.nodes.map(({ entry }) => entry))].map(entry => ({
+          ...{ tab: 'graph', entry },
+          folds: [`graph ${entry.key}`]
+        }))
       )
     ].filter(each => each !== null);
     const cell = origin.inCell;
