@@ -432,6 +432,7 @@ class Picture {
   }
 
   private onKey(event: KeyboardEvent): void {
+    this.setActive((event.target as Element).closest('[data-id]')?.getAttribute('data-id') ?? this.active);
     const shown = this.scene?.boxes.get(this.active);
     if (shown === undefined || event.ctrlKey || event.metaKey || event.altKey) {
       return;
