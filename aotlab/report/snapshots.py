@@ -255,11 +255,9 @@ def _compile(stage: Stage, graphs: Sequence[CompiledGraphRecord]) -> Snapshot:
     summary = f"{kinds} by {backends}, {amount(len(kernels), 'kernel')}"
     return Snapshot(
         stage=replace(stage, summary=summary, codes=tuple(codes)),
-        nodes=tuple(
-            [
-                *[node for graph in graphs for node in _nodes("compile", graph.kind, graph.nodes)],
-                *[node for graph in graphs for node in _nodes("passes", graph.kind, graph.passed)],
-            ]
+        nodes=(
+            *[node for graph in graphs for node in _nodes("compile", graph.kind, graph.nodes)],
+            *[node for graph in graphs for node in _nodes("passes", graph.kind, graph.passed)],
         ),
         compiled=tuple(
             [

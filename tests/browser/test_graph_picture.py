@@ -162,7 +162,7 @@ def test_keyboard_search_and_selection(page: Any) -> None:
 
 
 def test_stages_are_compared(page: Any) -> None:
-    """Each stage has a picture; compared with the joint graph, the partitioned graphs lack nothing that they compute."""
+    """Each stage has a picture. Compared with the joint graph, the backward has the nodes that it computes again."""
     found = picture(page)
     stages = found.locator("[data-stage]").all_inner_texts()
     assert stages == ["Joint", "Forward and backward", "Compiled"]

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import aotlab
+from aotlab.backends.base import CompileRequest, EagerBackend
 from aotlab.errors import EscapeError
 from aotlab.report import Report
 from aotlab.report.collect import Recording
@@ -363,6 +364,41 @@ def test_graphs_behind_dynamo(fresh_dynamo: None) -> None:
     assert {(graph.frontend, graph.status) for graph in graphs} == {("dynamo", "compiled")}
     assert len(graphs) == 2
     assert report.notes == ()
+
+
+class Halving(EagerBackend):
+    """A backend whose passes multiply by a half, instead of dividing by two."""
+
+    def compile(self, request: CompileRequest) -> Callable[..., Any]:
+        """Rewrite the graph in place."""
+        for node in request.module.graph.find_nodes(op="call_function", target=torch.ops.aten.div.Tensor):
+            node.target, node.args = torch.ops.aten.mul.Tensor, (node.args[0], 0.5)
+        request.module.recompile()
+        return super().compile(request)
+
+
+def test_nodes_of_the_captured_graph_and_after_the_passes(fresh_dynamo: None) -> None:
+    """The report has the graph that Dynamo captured, and each graph that the backend changed, node by node."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x / 2  # halved
+
+    compiled = aotlab.compile(step, backend=Halving(), frontend="dynamo")
+    with Report.record() as recording:
+        compiled(torch.ones(3))
+    ops = recording.report().nodes.query("op.str.startswith('call') and stage in ('capture', 'compile', 'passes')")
+    assert rows(ops, "stage", "part", "target", "shape") == [
+        ["capture", "captured", "add_", "[3]"],
+        ["capture", "captured", "operator.truediv", "[3]"],
+        ["compile", "inference", "aten.add.Tensor", "[3]"],
+        ["compile", "inference", "aten.div.Tensor", "[3]"],
+        ["compile", "inference", "aten.copy_.default", "[3]"],
+        ["passes", "inference", "aten.add.Tensor", "[3]"],
+        ["passes", "inference", "aten.mul.Tensor", "[3]"],
+        ["passes", "inference", "aten.copy_.default", "[3]"],
+    ]
+    assert [code for code in ops.code if "halved" in str(code)] == ["return x / 2  # halved"] * 3
 
 
 def test_the_autograd_nodes_and_the_synthetic_bases() -> None:
