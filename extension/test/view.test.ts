@@ -152,6 +152,20 @@ test('there is one tab and one panel per part, and one panel is shown', () => {
   }
 });
 
+test('the graph is drawn where there are no workers, and a box that is activated says what it is', async () => {
+  show(sample());
+  tab('graph');
+  await new Promise(resolve => setTimeout(resolve));
+  const box = one('[data-panel=graph] [data-id="forward mm"]');
+  press(box, 'Enter');
+  assert.equal(box.getAttribute('aria-selected'), 'true');
+  assert.match(text('.al-graph-details'), /^mm *aten\.mm *saved, 32 B/);
+  press(box, 'ArrowLeft');
+  assert.equal(document.activeElement?.getAttribute('data-id'), 'forward group ');
+  press(one('[data-panel=graph] [data-id="forward group "]'), 'Escape');
+  assert.equal(box.getAttribute('aria-selected'), 'false');
+});
+
 test('two engines are side by side, and the other tabs show aotlab’s graphs', () => {
   const report = sample();
   const [ours] = report['frames'] as IJson[];

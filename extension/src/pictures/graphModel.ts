@@ -339,13 +339,18 @@ function divided(members: readonly Branch[], key: string, half: Half, path: read
     const items = piece.flatMap(member => (isGroup(member) ? member.items : [member]));
     const name = items[0]?.row.name ?? '';
     const group = makeGroup(`${key} from ${name}`, half, path, piece, items);
-    group.title = new Set(items.map(lineKey)).size === 1 ? lineTitle(items[0]) : `from ${name}`;
+    group.title = !hasOneLine(members) && hasOneLine(piece) ? lineTitle(items[0]) : `from ${name}`;
     return [group];
   });
 }
 
 function lineKey(branch: Branch): string {
   return isGroup(branch) || branch.row.line === null ? '' : `${branch.row.line.file}:${branch.row.line.line}`;
+}
+
+function hasOneLine(members: readonly Branch[]): boolean {
+  const keys = new Set(members.map(lineKey));
+  return keys.size === 1 && !keys.has('');
 }
 
 function lineTitle(item: IItem | undefined): string {
