@@ -156,6 +156,11 @@ def test_keyboard_search_and_selection(page: Any) -> None:
     details = found.locator(".al-graph-details")
     assert "h.1.mlp.1" in details.inner_text()
     assert "read by" in details.inner_text()
+    # A saved value that is chosen in its table is selected in the picture.
+    page.locator("[data-tab=saved]").click()
+    page.locator("tr[data-name=_softmax_3]").locator("[data-column=reason]").click()
+    page.locator("[data-tab=graph]").click()
+    page.wait_for_function("() => document.querySelector('.al-graph-details b').textContent === '_softmax_3'")
     # The line's nodes are selected in the code, too.
     bar.get_by_role("button", name="nodes forward").click()
     assert page.locator("[data-panel=stages] [data-lit]").count() > 0

@@ -34,6 +34,8 @@ interface IState {
   selected: string;
   /** The number of the chosen line whose nodes were last moved into view. */
   line: number | null;
+  /** The row of a table, such as a saved value, by which the line was chosen; see `Selection.row`. */
+  row: string;
 }
 
 const pictures = new WeakMap<Selection, Map<string, Picture>>();
@@ -103,7 +105,7 @@ class Picture {
     state: IState | undefined
   ) {
     this.stages = stagesOf(entry.graph, nodes);
-    this.state = state ?? { stage: '', open: new Map(), compare: false, selected: '', line: null };
+    this.state = state ?? { stage: '', open: new Map(), compare: false, selected: '', line: null, row: '' };
     const arrow = svg('path', { class: 'al-graph-arrow', d: 'M0 0L6 3L0 6Z' });
     const marker = { id: this.markerId, refX: 6, refY: 3, markerWidth: 6, markerHeight: 6, orient: 'auto' };
     this.view = new GraphView(`Nodes of ${entry.title}`, svg('defs', {}, svg('marker', marker, arrow)));
@@ -122,14 +124,19 @@ class Picture {
     if (old !== null && old !== this) {
       this.view.adopt(old.view);
     }
-    const { id } = this.context.selection;
-    if (id !== this.state.line) {
-      this.state.line = id;
+    const { id, row } = this.context.selection;
+    if (id !== this.state.line || row !== this.state.row) {
+      Object.assign(this.state, { line: id, row });
       const items = id === null ? [] : this.tree().items.filter(item => this.idsOf(item).includes(id));
-      if (items.length > 0 && items.length <= MOST_OPENED) {
+      const node = items.find(item => row === `${this.entry.key} ${item.row.name}`);
+      if (items.length <= MOST_OPENED) {
         items.forEach(item => this.openAround(item));
       }
-      void this.draw(items[0]);
+      if (node !== undefined) {
+        this.openAround(node);
+        this.state.selected = node.key;
+      }
+      void this.draw(node ?? items[0]);
     } else {
       void this.draw();
     }
@@ -409,7 +416,7 @@ class Picture {
     }
     const [line] = this.idsOf(branch);
     if (line !== undefined) {
-      this.state.line = line;
+      Object.assign(this.state, { line, row: '' });
       selection.choose(line);
     }
     this.showDetails();

@@ -165,6 +165,8 @@ interface IPage {
 export class Selection {
   /** The number of the chosen line. */
   id: number | null = null;
+  /** The row by which the line was chosen: the key of its graph (see `IEntry`) and its name. Empty without a row. */
+  row = '';
   /** Whether graphs are shown with the user's names. */
   names = true;
   /** The bar that shows the chosen line, with buttons that lead to everything that it caused. */
@@ -236,8 +238,9 @@ export class Selection {
     redrawCode(this.page.root);
   }
 
-  choose(id: number | null): void {
+  choose(id: number | null, row = ''): void {
     this.id = id;
+    this.row = row;
     this.light();
   }
 
@@ -256,7 +259,9 @@ export class Selection {
     }
     const ids = (linked.dataset['links'] ?? '').split(' ').map(Number);
     const next = this.id === null || !ids.includes(this.id) ? 0 : ids.indexOf(this.id) + 1;
-    this.choose(ids[next] ?? null);
+    const { frame, graph } = linked.closest<HTMLElement>('[data-frame]')?.dataset ?? {};
+    const name = linked.closest('tr')?.dataset['name'];
+    this.choose(ids[next] ?? null, name === undefined ? '' : `${frame}/${graph} ${name}`);
   }
 
   /** Highlight everything that the chosen line caused, and nothing else. */
