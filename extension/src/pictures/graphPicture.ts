@@ -149,9 +149,13 @@ class Picture {
     );
   }
 
-  /** The stage that the reader can compare with the chosen stage. The kernels have the nodes of their stage. */
+  /**
+   * The stage that the reader can compare with the chosen stage. The kernels have the nodes of their stage, and the
+   * names of captured nodes are other names than those of the trace.
+   */
   private get before(): IStage | null {
-    return this.stage.byKernel ? null : (this.stages[this.stages.indexOf(this.stage) - 1] ?? null);
+    const before = this.stages[this.stages.indexOf(this.stage) - 1];
+    return this.stage.byKernel || before === undefined || before.key === 'capture' ? null : before;
   }
 
   private get compared(): boolean {
@@ -185,23 +189,23 @@ class Picture {
   // --- the controls above the picture
 
   private tools(): HTMLElement {
-    const stages = this.stages.map(stage => {
-      const button = this.button(stage.title, `stage ${stage.key}`, () => {
-        this.state.stage = stage.key;
-        this.state.selected = '';
-        this.view.again();
-        this.find('');
-        void this.draw();
-      });
-      button.dataset['stage'] = stage.key;
-      return button;
-    });
     const field = h('input', {
       type: 'search',
       class: 'al-search',
       placeholder: 'Search name, op or module',
       'aria-label': 'Search for a node by its name, op or module',
       'data-key': `graph search ${this.entry.key}`
+    });
+    const stages = this.stages.map(stage => {
+      const button = this.button(stage.title, `stage ${stage.key}`, () => {
+        this.state.stage = stage.key;
+        this.state.selected = '';
+        this.view.again();
+        void this.draw();
+        this.find(field.value);
+      });
+      button.dataset['stage'] = stage.key;
+      return button;
     });
     field.addEventListener('input', () => this.find(field.value));
     field.addEventListener('keydown', event => {
