@@ -74,7 +74,7 @@ _packed_before: OrderedDict[int, tuple[tuple[Node, ...], str]] = OrderedDict()
 
 
 def _packed_nodes(nodes: tuple[Node, ...]) -> str:
-    """Return the nodes of a graph, compressed; an empty text if there are none."""
+    """Return the nodes of a graph, compressed; an empty text for a graph without nodes."""
     if not nodes:
         return ""
     known = _packed_before.get(id(nodes))

@@ -134,7 +134,7 @@ test('the setting shows the verdict alone, and the page remembers a click for th
   assert.ok(!isFolded(show(withOpen('verdict', 'a')))); // drawn again
   assert.ok(isFolded(show(withOpen('verdict', 'b')))); // another report
   assert.ok(!isFolded(show(withOpen('report', 'c'))));
-  assert.ok(!isFolded(show(withOpen('verdict', 'd'), true))); // in a tab or page of its own
+  assert.ok(!isFolded(show(withOpen('verdict', 'd'), true))); // in a tab or in a page
   assert.equal(button(show(withOpen('verdict', 'e'), true)), null);
 });
 

@@ -133,7 +133,7 @@ def _environment(folder: Path, mark: str) -> tuple[dict[str, str], bool]:
     own = os.environ.get("AOTLAB_LABEXTENSION") == "checkout"
     found = not own and extension_is_installed(environment)
     if not found and BUILT.is_dir():
-        # Lent from the checkout, where it was built: it is not installed, or this checkout's own is asked for.
+        # Use the build in the checkout, because none is installed or because the environment asks for this one.
         (folder / "lent" / "labextensions").mkdir(parents=True)
         (folder / "lent" / "labextensions" / "aotlab").symlink_to(BUILT)
         environment["JUPYTER_PATH"] = str(folder / "lent")

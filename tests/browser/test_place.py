@@ -51,7 +51,7 @@ def compile_cells(lab: Lab) -> None:
 
 
 def look_at_marks(lab: Lab) -> None:
-    """Each line of a compiled cell has a mark with its facts; a cell that was not compiled has none."""
+    """Each line of a compiled cell has a mark with its facts; other cells have no marks."""
     lab.wait_until("() => document.querySelectorAll('.aotlab-mark').length > 0")
     found = marks(lab, ALIASES)
     assert [symbol for symbol, _ in found] == ["●M", "●", "●M", "○"]
@@ -109,7 +109,7 @@ def look_at_palette(lab: Lab) -> None:
 
 
 def look_at_verdict(lab: Lab) -> Any:
-    """After the setting, a cell that runs again shows its verdict alone, until the reader asks for the rest."""
+    """Change the setting. A cell that runs again shows its verdict alone, until the reader asks for the rest."""
     lab.run_cell(SETTING)
     lab.run_cell(ALIASES)
     report = lab.cell(ALIASES).locator(f"{DRAWN}.al-folded")

@@ -116,7 +116,7 @@ export function mount(host: HTMLElement, source: ISource, open: (() => void) | n
 
 class View implements IDisposable {
   private readonly source: ISource;
-  /** Whether the report has a page or a tab of its own, in which it is always shown in full. */
+  /** Whether the report fills a page or a tab. Then it is always shown in full. */
   private readonly whole: boolean;
   private readonly root = h('div', { class: 'aotlab-report aotlab-view' });
   private readonly prefix = uniqueId();
