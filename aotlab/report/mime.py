@@ -19,12 +19,12 @@ from aotlab.report.wrappers import trees
 #: One output adds at most this many bytes to a notebook's file.
 CAP = 300_000
 
-#: The compressed report has at most this many of them; the HTML has the rest.
-_MOST_PACKED = 220_000
+#: The compressed report, without nodes, has at most this many bytes, and the HTML at most that many. The nodes may have
+#: the rest.
+_MOST_PACKED, _MOST_HTML = 210_000, 80_000
 
-#: The HTML has at most this many bytes, and so has the JSON of the report from which it is written. Writing the HTML of
-#: a large report takes seconds.
-_MOST_HTML = 200_000
+#: A report with more characters of JSON is cut before it is written as HTML, because that would take seconds.
+_MOST_WRITTEN = 200_000
 
 
 def bundle(report: Report) -> dict[str, object]:
@@ -34,15 +34,15 @@ def bundle(report: Report) -> dict[str, object]:
     room for them. The bundle never contains a widget, because a widget does not work after the saved notebook is opened
     again.
     """
+    report = counted(report)
     small, data = _packed(report)
-    text = plain(small)
-    html = _html(small, CAP - embedded_size({MIME_TYPE: data, "text/html": "", "text/plain": text}))
-    return {MIME_TYPE: data, "text/html": html, "text/plain": text}
+    found: dict[str, object] = {MIME_TYPE: data, "text/html": _html(small), "text/plain": plain(small)}
+    data["gzip_nodes"] = _nodes(small, report, CAP - embedded_size(found))
+    return found
 
 
 def _packed(report: Report) -> tuple[Report, dict[str, object]]:
-    """Return ``report`` as it was cut, and its compressed form."""
-    report = counted(report)
+    """Return ``report`` as it was cut, and its compressed form without nodes."""
     frames = [replace(frame, graphs=tuple(map(bare, frame.graphs))) for frame in report.frames]
     data: dict[str, object] = {}
 
@@ -55,17 +55,24 @@ def _packed(report: Report) -> tuple[Report, dict[str, object]]:
         return True
 
     small = whole_or_cut(replace(report, frames=tuple(frames)), fits, "packed")
-    data = data or pack(small.to_dict(sparse=True))
-    left = _MOST_PACKED - len(json.dumps(data))
+    return small, data or pack(small.to_dict(sparse=True))
+
+
+def _nodes(small: Report, report: Report, room: int) -> list[list[str]]:
+    """Return the compressed nodes of the graphs of ``report`` that its cut form ``small`` has, while there is room.
+
+    ``room`` is the number of bytes that they may add to a notebook.
+    """
     texts: list[list[str]] = []
     # A cut report has the first frames, and the first graphs of each.
     for kept, frame in zip(small.frames, report.frames, strict=False):
         texts.append([])
         for _, graph in zip(kept.graphs, frame.graphs, strict=False):
             text = _packed_nodes(graph.nodes)
-            texts[-1].append(text if len(text) <= left else "")
-            left -= len(texts[-1][-1])
-    return small, {**data, "gzip_nodes": texts}
+            # A text is written on a line with an indentation.
+            texts[-1].append(text if len(text) + 40 <= room else "")
+            room -= len(texts[-1][-1]) + 40
+    return texts
 
 
 #: The nodes of the last graphs that were shown, and their compressed form, by the id of the nodes. A cell that runs
@@ -86,12 +93,11 @@ def _packed_nodes(nodes: tuple[Node, ...]) -> str:
     return known[1]
 
 
-def _html(report: Report, most: int) -> str:
-    """Return the summary of ``report`` as HTML that adds at most ``most`` bytes to a notebook.
+def _html(report: Report) -> str:
+    """Return the summary of ``report`` as HTML that adds at most `_MOST_HTML` bytes to a notebook.
 
     The tables that the summary only counts are left out first.
     """
-    most = min(most, _MOST_HTML)
     frames = []
     for frame in report.frames:
         graphs = [replace(each, guards=(), kernels=(), saved=(), stages=()) for each in frame.graphs]
@@ -103,10 +109,10 @@ def _html(report: Report, most: int) -> str:
     def fits(cut: Report) -> bool:
         nonlocal html
         # Check the JSON first, because it is fast.
-        if len(json.dumps(cut.to_dict(sparse=True))) > _MOST_HTML:
+        if len(json.dumps(cut.to_dict(sparse=True))) > _MOST_WRITTEN:
             return False
         candidate = fragment(cut)
-        if embedded_size({"text/html": candidate}) > most:
+        if embedded_size({"text/html": candidate}) > _MOST_HTML:
             return False
         html = candidate
         return True

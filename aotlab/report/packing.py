@@ -34,8 +34,8 @@ _HINT = "This report is compressed. A newer version of aotlab shows all of it."
 
 def compressed(value: object) -> str:
     """Return the JSON of ``value``, compressed with gzip and written in base64. ``value`` may contain records."""
-    # Level 6 makes a report 15 % smaller and takes twice as long.
-    return base64.b64encode(gzip.compress(_json(value).encode(), compresslevel=4, mtime=0)).decode("ascii")
+    # Level 4 takes half the time, and the result is 20 % larger.
+    return base64.b64encode(gzip.compress(_json(value).encode(), compresslevel=6, mtime=0)).decode("ascii")
 
 
 def _json(value: object) -> str:
