@@ -45,6 +45,9 @@ _TABS = {
 #: The tab that shows all other fields: graphs, guards, placeholders, calls and refusals.
 _OTHERS = "Recompiles & calls"
 
+#: The types of values that a cut leaves unchanged.
+_NUMBERS = frozenset({int, bool, float, type(None)})
+
 #: The fields that contain code.
 _CODE_FIELDS = frozenset({"text", "source"})
 
@@ -68,9 +71,11 @@ class Limits:
 #: kilobytes.
 _LIMITS = (
     Limits(code=1_000_000, rows=10_000, graphs=300, text=100_000),
-    Limits(code=400_000, rows=5000, graphs=150, text=50_000),
-    Limits(code=120_000, rows=2500, graphs=100, text=20_000),
-    Limits(code=40_000, rows=1000, graphs=50, text=20_000),
+    Limits(code=400_000, rows=2000, graphs=150, text=50_000),
+    Limits(code=120_000, rows=1000, graphs=100, text=20_000),
+    Limits(code=60_000, rows=1000, graphs=50, text=20_000),
+    Limits(code=40_000, rows=500, graphs=50, text=20_000),
+    Limits(code=25_000, rows=400, graphs=30, text=10_000),
     Limits(code=15_000, rows=300, graphs=30, text=5000),
     Limits(code=15_000, rows=200, graphs=20, text=2000),
     Limits(code=6000, rows=100, graphs=10, text=1000),
@@ -205,7 +210,10 @@ class _Cutter:
             value = cast("R", replace(value, cut=True))
         if is_dataclass(value) and not isinstance(value, type):
             kind = type(value)
-            return cast("R", kind(**{name: self.visit(name, getattr(value, name)) for name in _names_of(kind)}))
+            values = {name: getattr(value, name) for name in _names_of(kind)}
+            # A call for each number would take most of the time.
+            visited = {k: each if type(each) in _NUMBERS else self.visit(k, each) for k, each in values.items()}
+            return cast("R", kind(**visited))
         return value
 
     def _text(self, name: str, value: str) -> str:
