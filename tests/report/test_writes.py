@@ -272,6 +272,9 @@ def test_windows_are_few_and_counted() -> None:
     assert bytes_written(large, ()) == (0, 0)
 
 
+NORMALIZED = "return torch.nn.functional.batch_norm(y, mean, var, training=True)"
+
+
 def lines(program: Program, *arguments: Tensor) -> dict[str, list[str]]:
     """Return for each argument that a program writes the code of the lines that write it."""
     graph = graph_of(program, list(arguments))
@@ -288,12 +291,19 @@ def test_the_lines_that_write_are_known() -> None:
         return y
 
     def copied(x: Tensor, y: Tensor) -> None:
-        z = x.relu() + y
+        z = x.relu()
+        z = z + y
         x.copy_(z)
         y[:, 1] = 3.0
         y += x
 
+    def normalized(x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        y = x.relu()
+        return torch.nn.functional.batch_norm(y, mean, var, training=True)
+
     assert lines(aliases, torch.zeros(3, 4)) == {"x": ["y[0].mul_(2)", "x.add_(1)"]}
     found = lines(copied, torch.zeros(3, 4), torch.ones(3, 4))
     assert found["y"] == ["y += x", "y[:, 1] = 3.0"]
-    assert len(found["x"]) == 1
+    assert found["x"] == ["x.copy_(z)"]
+    statistics = torch.zeros(3), torch.ones(3)
+    assert set(map(tuple, lines(normalized, torch.randn(4, 3), *statistics).values())) == {(NORMALIZED,)}
