@@ -178,6 +178,7 @@ test('each line of the cell has a mark with the facts about it', () => {
   };
   const breaks = [
     { frame: 'a.py:1', cell_line: 6, words: 'a print', reason: 'print' },
+    { frame: 'a.py:1', cell_line: 6, words: 'inside', reason: 'inside', line: inCell },
     { frame: 'a.py:2', cell_line: 2, words: 'numpy', reason: 'numpy', library: 'numpy' }
   ];
   const read = readReport({ ...report, cell, graph_break_rows: breaks }).report;
@@ -187,12 +188,15 @@ test('each line of the cell has a mark with the facts about it', () => {
     [...marks].map(([line, { symbol, flags, tone }]) => [line, symbol, flags, tone]),
     [
       [2, '○', '', 'plain'],
-      [3, '●', 'M', 'good'],
+      [3, '●', '!M', 'good'],
       [6, '◐', '!M', 'warn'],
       [7, '✕', '', 'plain']
     ]
   );
-  assert.equal(marks.get(3)?.title, 'Line 3: compiled (run by compiled graphs)\nGraphs: step, graph 0\nMutates: x');
+  assert.equal(
+    marks.get(3)?.title,
+    'Line 3: compiled (run by compiled graphs)\nGraphs: step, graph 0\nGraph break: inside\nMutates: x'
+  );
   assert.match(marks.get(6)?.title ?? '', /Graph break: a print\nMutates: x/);
   assert.match(marks.get(2)?.title ?? '', /an import/);
   assert.equal(lineMarks({ ...read, cell: null }).size, 0);

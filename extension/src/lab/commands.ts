@@ -64,9 +64,9 @@ export function addCommands(
     });
     palette?.addItem({ command, category: 'aotlab' });
   };
-  add('aotlab:compile-cell', 'Compile This Cell', 'Run the active cell with %%aotcompile', compileCell);
+  add('aotlab:compile-cell', 'Compile This Cell with aotlab', 'Run the active cell with %%aotcompile', compileCell);
   if (open !== null) {
-    add('aotlab:open-newest-report', 'Open the Newest Report in a Tab', '', async panel => {
+    add('aotlab:open-newest-report', 'Open the Newest aotlab Report in a Tab', '', async panel => {
       const [newest] = reportsOf(panel);
       if (newest === undefined) {
         Notification.info('No cell of this notebook has a report.', { autoClose: 5000 });
@@ -74,6 +74,6 @@ export function addCommands(
         open(await readPacked(newest.data), panel);
       }
     });
-    add('aotlab:show-reports', 'Show the Reports of This Notebook', '', () => shell.activateById(PANEL_ID));
+    add('aotlab:show-reports', 'Show the aotlab Reports of This Notebook', '', () => shell.activateById(PANEL_ID));
   }
 }

@@ -23,9 +23,8 @@ function graphsOf({ frames }: Report, part: CellPart): string {
 }
 
 /** The names of the tensors that each line of the cell mutated, by the number of the line. */
-function mutations(report: Report): Map<number, Set<string>> {
+function mutations(report: Report, origins: Origins): Map<number, Set<string>> {
   const names = new Map<number, Set<string>>();
-  const origins = new Origins(report, new Map(), () => []);
   for (const entry of entriesOf(report)) {
     for (const input of entry.graph.inputs) {
       for (const { inCell } of input.written_at.flatMap(line => origins.causesOf(entry, line))) {
@@ -46,24 +45,30 @@ export function lineMarks(report: Report): Map<number, ILineMark> {
     return marks;
   }
   const lines = cell.source.split('\n');
-  const mutated = mutations(report);
+  const origins = new Origins(report, new Map(), () => []);
+  const mutated = mutations(report, origins);
+  // A graph break is marked at its own line if this line is in the cell, else at the line that called its code.
+  const breakRows = report.graph_break_rows
+    .filter(row => row.library === '')
+    .map(row => ({ row, at: origins.originOf(row.line)?.inCell ?? row.cell_line }));
   for (const part of cell.parts) {
     for (let line = part.first_line; line <= Math.min(part.last_line, lines.length); line += 1) {
-      const [tone, symbol, meaning] = WAYS[howLineRan(part, line)] ?? ['plain', '', ''];
+      const howRan = howLineRan(part, line);
+      const [tone, symbol, meaning] = WAYS[howRan] ?? ['plain', '', ''];
       if (symbol === '' || /^\s*(#|$)/.test(lines[line - 1] ?? '')) {
         continue;
       }
-      const breaks = report.graph_break_rows.filter(row => row.cell_line === line && row.library === '');
+      const breaks = breakRows.filter(({ at }) => at === line);
       const names = [...(mutated.get(line) ?? [])];
-      const graphs = graphsOf(report, part);
+      const graphs = howRan.includes('compiled') ? graphsOf(report, part) : '';
       marks.set(line, {
         tone,
         symbol,
         flags: `${breaks.length > 0 ? '!' : ''}${names.length > 0 ? 'M' : ''}`,
         title: [
-          `Line ${line}: ${howLineRan(part, line)} (${meaning})`,
+          `Line ${line}: ${howRan} (${meaning})`,
           ...(graphs === '' ? [] : [`Graphs: ${graphs}`]),
-          ...breaks.map(row => `Graph break: ${row.words || row.reason}`),
+          ...breaks.map(({ row }) => `Graph break: ${row.words || row.reason}`),
           ...(names.length === 0 ? [] : [`Mutates: ${names.join(', ')}`]),
           ...(part.reason === '' || breaks.length > 0 ? [] : [part.reason])
         ].join('\n')
