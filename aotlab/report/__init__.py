@@ -17,6 +17,7 @@ from aotlab.report.model import (
     report_schema,
 )
 from aotlab.report.tables import table
+from aotlab.report.timeline import write_perfetto
 from aotlab.report.verdict import verdict
 from aotlab.report.views import DRAWING, ExportedGraph
 
@@ -43,3 +44,4 @@ def _figure(report: Report) -> object:
 
 DRAWING.update(figure=_figure, export=export, exported=exported_html)
 DRAWING.update(verdict=verdict, page=page, plain=plain, bundle=bundle, table=table, describe=describe, record=record)
+DRAWING.update(perfetto=write_perfetto)
