@@ -133,7 +133,7 @@ def _environment(folder: Path, mark: str) -> tuple[dict[str, str], bool]:
     own = os.environ.get("AOTLAB_LABEXTENSION") == "checkout"
     found = not own and extension_is_installed(environment)
     if not found and BUILT.is_dir():
-        # Use the build in the checkout, because none is installed or because the environment asks for this one.
+        # Use the checkout's build: no extension is installed, or the environment asks for this build.
         (folder / "lent" / "labextensions").mkdir(parents=True)
         (folder / "lent" / "labextensions" / "aotlab").symlink_to(BUILT)
         environment["JUPYTER_PATH"] = str(folder / "lent")

@@ -109,7 +109,7 @@ def look_at_palette(lab: Lab) -> None:
 
 
 def look_at_verdict(lab: Lab) -> Any:
-    """Change the setting. A cell that runs again shows its verdict alone, until the reader asks for the rest."""
+    """Change the setting. A cell that runs again shows only its verdict, and a click shows the report."""
     lab.run_cell(SETTING)
     lab.run_cell(ALIASES)
     report = lab.cell(ALIASES).locator(f"{DRAWN}.al-folded")
