@@ -44,6 +44,11 @@ lazy_backward: bool = False
 #: at every call.
 saved_tensors_hooks: Literal["eager", "apply"] = "eager"
 
+#: How the page in a notebook shows a new report. ``"report"``: in full. ``"verdict"``: as the line with the verdict, so
+#: that the cell's own results stay in view; a click shows the rest. Read when a cell runs. In a notebook,
+#: ``%aotlab config open=verdict`` sets it.
+open: Literal["report", "verdict"] = "report"
+
 #: The rare cases that are compiled, by the name of their file in `aotlab.quirks`. A call that needs a quirk that is not
 #: in this list runs eagerly.
 quirks: tuple[str, ...] = (

@@ -34,7 +34,7 @@ LABEXTENSION = Path("extension/dist/labextension")
 BUNDLE = Path("aotlab/report/static")
 CHECKSUM = Path("extension/dist/sources.sha256")
 #: What the products are made from, in the checkout.
-SOURCES = ("src/**/*", "style/*", "scripts/*.mjs", "package.json", "package-lock.json", "tsconfig*.json")
+SOURCES = ("src/**/*", "schema/*", "style/*", "scripts/*.mjs", "package.json", "package-lock.json", "tsconfig*.json")
 INSTALLED = {
     "packageManager": "python",
     "packageName": "aotlab",

@@ -132,7 +132,7 @@ class Dashboard(anywidget.AnyWidget):
     def _repr_mimebundle_(self, **chosen: Any) -> tuple[dict[str, object], dict[str, object]]:
         include: Container[str] | None = chosen.get("include")
         exclude: Container[str] | None = chosen.get("exclude")
-        data = bundle(self._source.report(), live=self.live)
+        data = bundle(self._source.report())
         if self._widget_view:
             data[_WIDGET_VIEW] = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
         selected = {

@@ -1,4 +1,4 @@
-"""The extension ``%load_ext aotlab``: register the magic in an IPython shell, and remove it again."""
+"""The extension ``%load_ext aotlab``: register the magics in an IPython shell, and remove them again."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any
 from aotlab.notebook import live
 from aotlab.notebook.magic import NAME, Magic, awaiting, complete, help_text
 from aotlab.notebook.session import Session
+from aotlab.notebook.settings import NAME as SETTINGS
+from aotlab.notebook.settings import settings_magic
 from aotlab.notebook.tracebacks import cleaned
 
 _loaded: weakref.WeakKeyDictionary[Any, tuple[Session, Callable[[list[str]], list[str]]]] = weakref.WeakKeyDictionary()
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Add ``%%aotcompile`` to a shell. A second call does nothing."""
+    """Add ``%%aotcompile`` and ``%aotlab`` to a shell. A second call does nothing."""
     if shell in _loaded:
         return
     session = Session(shell)
@@ -30,6 +32,7 @@ def load_ipython_extension(shell: Any) -> None:
     cell_magic.__doc__ = help_text()
     shell.register_magic_function(cell_magic, magic_kind="cell", magic_name=NAME)
     shell.register_magic_function(magic.line, magic_kind="line", magic_name=NAME)
+    shell.register_magic_function(settings_magic, magic_kind="line", magic_name=SETTINGS)
     shell.input_transformers_post.append(transform)
     for key in (f"%%{NAME}", f"%{NAME}"):
         shell.set_hook("complete_command", complete, str_key=key)
@@ -66,8 +69,8 @@ def unload_ipython_extension(shell: Any) -> None:
     if shell not in _loaded:
         return
     session, transform = _loaded.pop(shell)
-    for kind in ("cell", "line"):
-        shell.magics_manager.magics[kind].pop(NAME, None)
+    for kind, name in (("cell", NAME), ("line", NAME), ("line", SETTINGS)):
+        shell.magics_manager.magics[kind].pop(name, None)
     if transform in shell.input_transformers_post:
         shell.input_transformers_post.remove(transform)
     for key in (f"%%{NAME}", f"%{NAME}"):

@@ -25,8 +25,8 @@ through `watch`.
 Only the kernel closes a comm. If JupyterLab closed the comm, the comm's thread in the kernel would end, too, and each
 message that the thread had not read yet would cause a traceback in the notebook.
 
-When a report or an error arrives, the page stops showing progress. A report message is never larger than the limit for
-a cell's output. If parts of the report were cut because of this limit, the page requests a part when the user opens it.
+When a report or an error arrives, the page stops showing progress. A report message is never larger than `MOST_SENT`
+characters. If parts of the report were cut because of this limit, the page requests a part when the user opens it.
 
 *Threads.* ipykernel 7 answers a page's comm on a separate thread, immediately, even while a cell runs. So the code that
 answers a page must be safe on any thread. This code looks up the report in a table, changes the list of its viewers,
@@ -59,11 +59,13 @@ from aotlab.errors import UsageError
 from aotlab.report.codec import encode
 from aotlab.report.counts import counted
 from aotlab.report.cut import cleaned, fitting
-from aotlab.report.mime import CAP
 from aotlab.report.model import Report
 
 #: The comm target that pages connect to.
 TARGET = "aotlab.report"
+
+#: The largest number of characters in the JSON of a report message. It is sent often, so it is not compressed.
+MOST_SENT = 200_000
 
 #: The kinds of requests for a part of a report that was cut from the report message.
 PARTS = ("graph", "nodes", "outside", "verification")
@@ -190,8 +192,8 @@ def changed(identifier: str) -> None:
 
 
 def report_message(report: Report) -> Message:
-    """Return the message that shows ``report``, cut to the size limit."""
-    small = fitting(report, lambda candidate: len(json.dumps(candidate.to_dict(sparse=True))) <= CAP, CAP)
+    """Return the message that shows ``report``, cut to the size limit `MOST_SENT`."""
+    small = fitting(report, lambda candidate: len(json.dumps(candidate.to_dict(sparse=True))) <= MOST_SENT, MOST_SENT)
     return {"kind": "report", "report": small.to_dict(sparse=True)}
 
 

@@ -47,7 +47,7 @@ class Shown:
         """
         if not self.quiet and (self._replaceable or not self._reported):
             self._reported = True
-            self._publish(bundle(report, live=True))
+            self._publish(bundle(report))
 
     def _publish(self, data: dict[str, Any]) -> None:
         if not self._replaceable:

@@ -40,14 +40,16 @@ def encode(value: object, *, sparse: bool = False) -> object:
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    # Plain values are tested here too, because a call for each of them would take most of the time.
     if isinstance(value, tuple):
-        return [encode(item, sparse=sparse) for item in value]
+        return [item if type(item) in _PRIMITIVES else encode(item, sparse=sparse) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
         shape = _shape(type(value))
         values = {name: getattr(value, name) for name in shape.hints}
         if sparse:
-            values = {name: each for name, each in values.items() if each != shape.defaults.get(name, MISSING)}
-        return {name: encode(each, sparse=sparse) for name, each in values.items()}
+            defaults = shape.defaults
+            values = {name: each for name, each in values.items() if name not in defaults or each != defaults[name]}
+        return {k: each if type(each) in _PRIMITIVES else encode(each, sparse=sparse) for k, each in values.items()}
     raise TypeError(f"a report cannot hold a {type(value).__qualname__}: {value!r:.80}")
 
 

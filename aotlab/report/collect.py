@@ -91,6 +91,11 @@ class _FrameLog:
     recent: deque[_CallNote] = field(default_factory=lambda: deque(maxlen=RECENT_CALLS))
 
 
+def _switches() -> tuple[Switch, ...]:
+    """Return the present values of aotlab's settings."""
+    return tuple([Switch(name=name, value=switch_value(name)) for name in config.__annotations__])
+
+
 class Recording(Views[Report]):
     """A report that is still being recorded.
 
@@ -113,7 +118,7 @@ class Recording(Views[Report]):
         self._end_ns: int | None = None
         self._clock_ns = time.time_ns() - self._begin_ns
         self._spent = Spent(self._begin_ns)
-        self._config = tuple([Switch(name=name, value=switch_value(name)) for name in config.__annotations__])
+        self._config = _switches()
         # The key is a function's id and name. The id alone is not unique, because Python may reuse the id of a function
         # that was deleted.
         self._frames: dict[tuple[int, str], _FrameLog] = {}
@@ -145,6 +150,7 @@ class Recording(Views[Report]):
             self._begin_ns = began_ns
             self._spent = Spent(began_ns)
             self._end_ns = self._built = None
+            self._config = _switches()
             if not again:
                 return
             self._created = datetime.datetime.now().astimezone().isoformat(timespec="seconds")

@@ -97,6 +97,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
             "its parts",
         ),
         "steps": (_TEXT, "the in-place calls that changed the tensor's sizes, strides or autograd history, as code"),
+        "written_at": (_TEXT, "the lines of the program that wrote the tensor's values, the last one first"),
         "synthetic_base": (
             _COUNT,
             "the number of the input's synthetic base: inputs with equal numbers became one input of the graph",

@@ -2,9 +2,9 @@
 
 A notebook stores every output. The report of a graph with a thousand nodes and its kernels takes megabytes, and a
 reader looks at a small part of it. So a cell's output contains a shorter form of the report, a *cut* report. First long
-code is shortened, then long tables, and finally graphs are left out. The nodes are always left out, because the page
-can request them from the kernel. The verdict, the groups of rows and all counts still describe the whole report. A note
-names the tables and texts that were shortened.
+code is shortened, then long tables, and finally graphs are left out. The nodes are not part of a cut report; the
+notebook's output has them beside it, graph by graph, if there is room. The verdict, the groups of rows and all counts
+still describe the whole report. A note names the tables and texts that were shortened.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from aotlab.report.text import amount, listed
 
 R = TypeVar("R")
 
-#: The fields of `Graph` that a notebook's output never contains.
+#: The fields of `Graph` that a cut report never contains.
 _UNSEEN = frozenset({"nodes", "autograd", "compiled", "results"})
 
 #: For a field of the report: the tab of the page that shows it.
@@ -44,6 +44,9 @@ _TABS = {
 }
 #: The tab that shows all other fields: graphs, guards, placeholders, calls and refusals.
 _OTHERS = "Recompiles & calls"
+
+#: The types of values that a cut leaves unchanged.
+_NUMBERS = frozenset({int, bool, float, type(None)})
 
 #: The fields that contain code.
 _CODE_FIELDS = frozenset({"text", "source"})
@@ -67,7 +70,12 @@ class Limits:
 #: The limits that `fitting` tries, from the mildest to the harshest. With the last limits, any report has a few
 #: kilobytes.
 _LIMITS = (
-    Limits(code=40_000, rows=1000, graphs=50, text=20_000),
+    Limits(code=1_000_000, rows=10_000, graphs=300, text=100_000),
+    Limits(code=400_000, rows=2000, graphs=150, text=50_000),
+    Limits(code=120_000, rows=1000, graphs=100, text=20_000),
+    Limits(code=60_000, rows=1000, graphs=50, text=20_000),
+    Limits(code=40_000, rows=500, graphs=50, text=20_000),
+    Limits(code=25_000, rows=400, graphs=30, text=10_000),
     Limits(code=15_000, rows=300, graphs=30, text=5000),
     Limits(code=15_000, rows=200, graphs=20, text=2000),
     Limits(code=6000, rows=100, graphs=10, text=1000),
@@ -78,7 +86,7 @@ _LIMITS = (
 )
 
 
-def fitting(report: Report, fits: Callable[[Report], bool], most: int | None = None) -> Report:
+def fitting(report: Report, fits: Callable[[Report], bool], most: int | None = None, purpose: str = "") -> Report:
     """Cut as little of ``report`` as possible, so that ``fits`` returns true for the result.
 
     The result has the ``summary`` and the ``counts`` of the whole report, and ``notes`` that name the cuts. If no
@@ -87,11 +95,10 @@ def fitting(report: Report, fits: Callable[[Report], bool], most: int | None = N
     ``most`` is a number of characters. A report with more text certainly does not fit, so ``fits``, which is slower, is
     not called for the uncut report. Harsh limits are fast to apply, because they leave little. So the search begins
     with the harshest limits. If ``most`` is given, the limits are stored, and the next search for a report with the
-    same graphs tries them first.
+    same graphs, for the same ``purpose``, tries them first.
     """
     told = counted(report)
-    graphs = [(frame.name, graph) for frame in report.frames for graph in frame.graphs]
-    key = tuple([(name, graph.entry, graph.duration_ns, len(graph.guards)) for name, graph in graphs])
+    key = _key(report, purpose)
     last_position = _fitting_limits.get(key) if most is not None else None
     if last_position is not None and fits(small := _cut(told, _LIMITS[last_position])):
         return small
@@ -110,6 +117,21 @@ def fitting(report: Report, fits: Callable[[Report], bool], most: int | None = N
                 _fitting_limits.clear()
             _fitting_limits[key] = position
     return best
+
+
+def whole_or_cut(report: Report, fits: Callable[[Report], bool], purpose: str) -> Report:
+    """Return ``report`` unchanged if ``fits`` is true for it, else the result of `fitting`.
+
+    If a report with the same graphs was cut for this ``purpose`` before, this report is cut at once.
+    """
+    if _key(report, purpose) not in _fitting_limits and fits(report):
+        return report
+    return fitting(report, fits, 0, purpose)
+
+
+def _key(report: Report, purpose: str) -> object:
+    graphs = [(frame.name, graph) for frame in report.frames for graph in frame.graphs]
+    return (purpose, *[(name, graph.entry, graph.duration_ns, len(graph.guards)) for name, graph in graphs])
 
 
 def cleaned(value: R) -> R:
@@ -188,7 +210,10 @@ class _Cutter:
             value = cast("R", replace(value, cut=True))
         if is_dataclass(value) and not isinstance(value, type):
             kind = type(value)
-            return cast("R", kind(**{name: self.visit(name, getattr(value, name)) for name in _names_of(kind)}))
+            values = {name: getattr(value, name) for name in _names_of(kind)}
+            # A call for each number would take most of the time.
+            visited = {k: each if type(each) in _NUMBERS else self.visit(k, each) for k, each in values.items()}
+            return cast("R", kind(**visited))
         return value
 
     def _text(self, name: str, value: str) -> str:

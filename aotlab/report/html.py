@@ -16,6 +16,7 @@ from aotlab.report.columns import COLUMNS
 from aotlab.report.counts import count_frame, counted, summary
 from aotlab.report.markup import Markup, clean, element, join
 from aotlab.report.model import Frame, Graph, GraphBreakRow, Miss, Report, TimingRow
+from aotlab.report.packing import pack
 from aotlab.report.parts import cell, fold, grid, heading, mark, words
 from aotlab.report.sections import graph_section
 from aotlab.report.story import cell_section
@@ -43,13 +44,13 @@ _PHASES = ("forward", "backward", "total")
 def page(report: Report) -> str:
     """Write ``report`` as an HTML document that needs no other file.
 
-    The document contains the report as JSON, and the page's script, which draws the report. If the package was
-    installed without the script, the document contains the summary and all tables instead. A browser without JavaScript
-    shows the summary.
+    The document contains the report as compressed JSON (see `aotlab.report.packing`), and the page's script, which
+    draws the report. If the package was installed without the script, the document contains the summary and all tables
+    instead. A browser without JavaScript shows the summary.
     """
     script, style, told = _built("page.js"), _built("page.css"), summary(report)
     if script is not None and style is not None:
-        data = json.dumps(counted(report).to_dict(sparse=True), separators=(",", ":"))
+        data = json.dumps(pack(counted(report).to_dict(sparse=True)))
         body = join(
             element("div", id="aotlab-page"),
             element("noscript", fragment(report)),

@@ -3,59 +3,131 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from dataclasses import replace
 
 from aotlab.report.counts import count, counted
-from aotlab.report.cut import fitting
+from aotlab.report.cut import whole_or_cut
 from aotlab.report.html import fragment
 from aotlab.report.markup import clean
-from aotlab.report.model import MIME_TYPE, Graph, Report
+from aotlab.report.model import MIME_TYPE, Graph, Node, Report
+from aotlab.report.packing import compressed, node_columns, pack
 from aotlab.report.text import amount, duration, first_line
 from aotlab.report.verdict import verdict
 from aotlab.report.wrappers import trees
 
 #: One output adds at most this many bytes to a notebook's file.
-CAP = 200_000
+CAP = 300_000
+
+#: The compressed report, without nodes, has at most this many bytes, and the HTML at most that many. The nodes may have
+#: the rest.
+_MOST_PACKED, _MOST_HTML = 210_000, 80_000
+
+#: A report with more characters of JSON is cut before it is written as HTML, because that would take seconds.
+_MOST_WRITTEN = 200_000
 
 
-def bundle(report: Report, *, live: bool = False) -> dict[str, object]:
+def bundle(report: Report) -> dict[str, object]:
     """Return the MIME bundle of ``report``, cut so that it adds at most `CAP` bytes to a notebook.
 
-    If ``live`` is true, the kernel still has the report, and the page can request the rest from the kernel. Then the
-    bundle leaves out guards, kernels (the backend's output code contains their sources too), and comparisons in which
-    aotlab agrees with eager; their counts remain. The bundle never contains a widget, because a widget does not work
-    after the saved notebook is opened again.
+    The report is compressed. It is cut only if it is too large after that. The nodes of graphs are added while there is
+    room for them. The bundle never contains a widget, because a widget does not work after the saved notebook is opened
+    again.
     """
     report = counted(report)
-    frames = []
-    for frame in report.frames:
-        graphs = map(bare, frame.graphs)
-        less = [replace(graph, guards=(), kernels=()) if live else graph for graph in graphs]
-        frames.append(replace(frame, graphs=tuple(less)))
-    rows = tuple([row for row in report.verification_rows if not (live and row.equal)])
-    report = replace(report, frames=tuple(frames), verification_rows=rows)
-    fitting_bundle: dict[str, object] = {}
+    small, data = _packed(report)
+    found: dict[str, object] = {MIME_TYPE: data, "text/html": _html(small), "text/plain": plain(small)}
+    data["gzip_nodes"] = _nodes(small, report, CAP - embedded_size(found))
+    return found
+
+
+def _packed(report: Report) -> tuple[Report, dict[str, object]]:
+    """Return ``report`` as it was cut, and its compressed form without nodes."""
+    frames = [replace(frame, graphs=tuple(map(bare, frame.graphs))) for frame in report.frames]
+    data: dict[str, object] = {}
 
     def fits(cut: Report) -> bool:
-        nonlocal fitting_bundle
-        # Check the JSON first, because it is fast; writing the HTML of a large report takes seconds.
-        if len(json.dumps(cut.to_dict(sparse=True))) > CAP:
+        nonlocal data
+        candidate = pack(cut.to_dict(sparse=True))
+        if len(json.dumps(candidate)) > _MOST_PACKED:
             return False
-        candidate = _bundle(cut)
-        if embedded_size(candidate) > CAP:
-            return False
-        fitting_bundle = candidate
+        data = candidate
         return True
 
-    small = fitting(report, fits, CAP)
-    return fitting_bundle or _bundle(small)
+    small = whole_or_cut(replace(report, frames=tuple(frames)), fits, "packed")
+    return small, data or pack(small.to_dict(sparse=True))
+
+
+def _nodes(small: Report, report: Report, room: int) -> list[list[str]]:
+    """Return the compressed nodes of the graphs of ``report`` that its cut form ``small`` has, while there is room.
+
+    ``room`` is the number of bytes that they may add to a notebook.
+    """
+    texts: list[list[str]] = []
+    # A cut report has the first frames, and the first graphs of each.
+    for kept, frame in zip(small.frames, report.frames, strict=False):
+        texts.append([])
+        for _, graph in zip(kept.graphs, frame.graphs, strict=False):
+            text = _packed_nodes(graph.nodes)
+            # A text is written on a line with an indentation.
+            texts[-1].append(text if len(text) + 40 <= room else "")
+            room -= len(texts[-1][-1]) + 40
+    return texts
+
+
+#: The nodes of the last graphs that were shown, and their compressed form, by the id of the nodes. A cell that runs
+#: again shows the same nodes.
+_packed_before: OrderedDict[int, tuple[tuple[Node, ...], str]] = OrderedDict()
+
+
+def _packed_nodes(nodes: tuple[Node, ...]) -> str:
+    """Return the nodes of a graph, compressed; an empty text for a graph without nodes."""
+    if not nodes:
+        return ""
+    known = _packed_before.get(id(nodes))
+    if known is None or known[0] is not nodes:
+        known = nodes, compressed(node_columns(nodes))
+        _packed_before[id(nodes)] = known
+        if len(_packed_before) > 64:
+            _packed_before.popitem(last=False)
+    return known[1]
+
+
+def _html(report: Report) -> str:
+    """Return the summary of ``report`` as HTML that adds at most `_MOST_HTML` bytes to a notebook.
+
+    The tables that the summary only counts are left out first.
+    """
+    frames = []
+    for frame in report.frames:
+        graphs = [replace(each, guards=(), kernels=(), saved=(), stages=()) for each in frame.graphs]
+        frames.append(replace(frame, graphs=tuple(graphs)))
+    different = tuple([row for row in report.verification_rows if not row.equal])
+    report = replace(report, frames=tuple(frames), verification_rows=different, timeline_rows=())
+    html = ""
+
+    def fits(cut: Report) -> bool:
+        nonlocal html
+        # Check the JSON first, because it is fast.
+        if len(json.dumps(cut.to_dict(sparse=True))) > _MOST_WRITTEN:
+            return False
+        candidate = fragment(cut)
+        if embedded_size({"text/html": candidate}) > _MOST_HTML:
+            return False
+        html = candidate
+        return True
+
+    small = whole_or_cut(report, fits, "html")
+    return html or fragment(small)
 
 
 def bare(graph: Graph) -> Graph:
-    """Remove the names of nodes from the rows of inputs and outputs, unless some of these rows are parts of wrappers.
+    """Remove the nodes, tables that the page does not show, and the names of nodes in the rows of inputs and outputs.
 
-    The page shows the placeholder, the node and the gradient of each tensor only for graphs with wrappers.
+    The names remain if some of these rows are parts of wrappers. The page shows the placeholder, the node and the
+    gradient of each tensor only for graphs with wrappers.
     """
+    graph = replace(graph, nodes=(), autograd=(), compiled=(), results=())
     placeholders = tuple([replace(each, kind="") for each in graph.placeholders])
     if any(row.part_of for row in graph.inputs) or any(row.part_of for row in graph.outputs):
         return replace(graph, placeholders=placeholders)
@@ -94,8 +166,3 @@ def plain(report: Report) -> str:
             lines += [f"      {line}" for line in trees(graph)]
     lines += [f"  note: {note}" for note in report.notes]
     return clean("\n".join(lines))
-
-
-def _bundle(report: Report) -> dict[str, object]:
-    html = fragment(report)
-    return {MIME_TYPE: report.to_dict(sparse=True), "text/html": html, "text/plain": plain(report)}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, TypeVar
 
+from aotlab.errors import UserLine
 from aotlab.ir.metadata import MutationType, OutputAliasInfo, OutputType, ViewAndMutationMeta, ViewStep
 from aotlab.ir.specs import Size, SymExpr, TensorSpec
 from aotlab.report.model import AutogradNode, Input, Output, Placeholder, Result, Span, Storage, TensorInfo, Written
@@ -38,6 +39,8 @@ class TraceFacts:
         The autograd nodes that a call adds to the caller's autograd graph.
     written
         For each kept input: the bytes of its storage that the function writes.
+    written_at
+        For each kept input: the user's lines that write it.
     placeholders, placeholder_specs
         The names of the graph's placeholders without the tangents, and the specs of all placeholders.
     results
@@ -59,6 +62,7 @@ class TraceFacts:
     bases: tuple[tuple[int, ...], ...] = ()
     sizes: tuple[SizeOf, ...] = ()
     written: tuple[tuple[Written, ...], ...] = ()
+    written_at: tuple[tuple[UserLine, ...], ...] = ()
     placeholders: tuple[str, ...] = ()
     placeholder_specs: tuple[TensorSpec | None, ...] = ()
     results: tuple[str, ...] = ()
@@ -250,6 +254,7 @@ def input_rows(
                 mutation_type=info.mutation_type.value,
                 requires_grad_after=info.requires_grad_after,
                 steps=info.metadata_steps,
+                written_at=facts.written_at[position] if facts.written_at else (),
                 synthetic_base=next((n for n, members in enumerate(facts.bases) if position in members), None),
             )
         rows[argument] = row

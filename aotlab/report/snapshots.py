@@ -15,7 +15,7 @@ from aotlab.report.model import AutogradNode, Code, CompiledGraph, Kernel, Node,
 from aotlab.report.rows import TraceFacts, tensor_info
 from aotlab.report.text import amount, data_size, in_cell, known_size, listed, new_memory
 from aotlab.report.varying import apart
-from aotlab.report.writes import written_windows
+from aotlab.report.writes import writing_lines, written_windows
 
 if TYPE_CHECKING:
     from aotlab.backends.compile_stage import BackwardRecord, CompiledGraphRecord, CompileRecord
@@ -161,6 +161,7 @@ def _trace(stage: Stage, record: TraceRecord) -> Snapshot:
             bases=record.bases,
             sizes=record.sizes,
             written=written_windows(record),
+            written_at=writing_lines(record),
             placeholders=record.inputs,
             placeholder_specs=tuple([each.spec for each in records if each.op == "placeholder"]),
             static_since=record.static_since,

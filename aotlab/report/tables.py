@@ -10,7 +10,7 @@ from aotlab.errors import UserLine
 from aotlab.ir.specs import Size, SymExpr
 from aotlab.report.columns import COLUMNS, LINE, TENSOR, meanings
 from aotlab.report.model import Frame, Graph, Input, Placeholder, Report, TensorInfo
-from aotlab.report.text import sizes
+from aotlab.report.text import place, sizes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,6 +96,7 @@ def _input(index: int, row: Input) -> Row:
         "mutation_type": row.mutation_type,
         "value": row.value,
         "steps": "; ".join(row.steps) or None,
+        "written_at": "; ".join(map(place, row.written_at)) or None,
         "synthetic_base": row.synthetic_base,
         "varies": row.varies,
         "part_of": row.part_of or None,

@@ -12,7 +12,8 @@ function writes, in runs at equal distances.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
@@ -23,7 +24,8 @@ from torch import Tensor, fx
 
 from aotlab import _torch as internals
 from aotlab._torch import OpOverload
-from aotlab.ir.fx_graphs import moves_nothing, output_args
+from aotlab.errors import UserLine
+from aotlab.ir.fx_graphs import line_of, moves_nothing, output_args
 from aotlab.ir.metadata import MutationType
 from aotlab.report.model import Written
 
@@ -49,6 +51,8 @@ _IN_PART = frozenset(
 )
 #: Ops whose result has the same elements as their first argument.
 _SAME_VALUE = frozenset(("clone", "contiguous"))
+#: The text of a line that writes a tensor in place.
+_IN_PLACE = re.compile(r"\w_\(|\]\s*=[^=]|[-+*/@|&^%]=[^=]|\bout=")
 #: If a tensor has more than `MOST_WINDOWS` windows, they are replaced by one large window. If it has more than
 #: `MOST_RUNS` runs of bytes, these are not counted one by one.
 MOST_WINDOWS = 64
@@ -101,6 +105,40 @@ def written_windows(record: TraceRecord) -> tuple[tuple[Written, ...], ...]:
             except Exception:  # noqa: BLE001  # an op may raise anything on a meta tensor
                 windows.append(_whole(info.spec, certain=False))
     return tuple(windows)
+
+
+def writing_lines(record: TraceRecord) -> tuple[tuple[UserLine, ...], ...]:
+    """Return for each kept input the lines of the user's program that write it, the last one first."""
+    finals = _finals(record)
+    groups = {k: members for members in record.bases for k in members}
+    lines = []
+    for info in record.metadata.input_info:
+        ends = [finals[k] for k in (info.index, *groups.get(info.index, ())) if k in finals and info.mutates_data]
+        found = [line_of(node) for node in _writes(ends[0])] if ends else []
+        lines.append(tuple(dict.fromkeys([line for line in found if line is not None])))
+    return tuple(lines)
+
+
+def _writes(final: fx.Node) -> Iterator[fx.Node]:
+    """Yield the nodes that compute new elements of an input, from the node ``final`` with the input's last value.
+
+    An op whose result consists of new elements may follow an earlier write, as for ``x.add_(1); x.mul_(2)``, or may be
+    the only write, as for ``x.copy_(y + 1)``. The text of the line decides whether the node before it is a write.
+    """
+    todo, seen = [(final, True)], set[fx.Node]()
+    while todo:
+        node, certain = todo.pop()
+        if node in seen or node.op == "placeholder":
+            continue
+        seen.add(node)
+        before, line = _before(node), line_of(node)
+        if node.target in _SCATTERS:  # the second argument has the new elements
+            todo += [(each, certain and k == 1) for k, each in enumerate(before)]
+        elif before and _name(node) not in _IN_PART and _name(node) != "where":
+            todo += [(each, certain) for each in before]
+        elif certain or (line is not None and _IN_PLACE.search(line.code)):
+            yield node
+            todo += [(each, False) for each in (before or node.args[:1]) if isinstance(each, fx.Node)]
 
 
 def _finals(record: TraceRecord) -> dict[int, fx.Node]:

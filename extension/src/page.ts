@@ -4,7 +4,7 @@ import '../style/report.css';
 import '../style/page.css';
 
 import { ReportSource } from './live/source';
-import { readReport } from './model/report';
+import { readPacked } from './model/packed';
 import { mount } from './view/view';
 
 function readData(): unknown {
@@ -15,8 +15,10 @@ function readData(): unknown {
   }
 }
 
-const source = new ReportSource();
-source.update({ reading: readReport(readData()) });
 const host = document.getElementById('aotlab-page') ?? document.body;
 host.classList.add('aotlab-whole');
-mount(host, source);
+void readPacked(readData()).then(reading => {
+  const source = new ReportSource();
+  source.update({ reading });
+  mount(host, source);
+});

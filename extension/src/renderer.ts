@@ -12,7 +12,8 @@ import type { Message } from '@lumino/messaging';
 
 import { Connection } from './live/connection';
 import { ReportSource } from './live/source';
-import { MIME_TYPE, readReport } from './model/report';
+import { readPacked } from './model/packed';
+import { MIME_TYPE } from './model/report';
 import type { IDisposable } from './source';
 import type { OpenTab } from './tab';
 import { mount } from './view/view';
@@ -44,20 +45,23 @@ export class ReportRenderer extends Widget implements IRenderMime.IRenderer {
     super.dispose();
   }
 
-  renderModel(model: IRenderMime.IMimeModel): Promise<void> {
+  async renderModel(model: IRenderMime.IMimeModel): Promise<void> {
     const data = model.data[MIME_TYPE];
     if (this.isDisposed || data === this.drawnData) {
-      return Promise.resolve();
+      return;
     }
     this.drawnData = data;
-    const reading = readReport(data);
+    const reading = await readPacked(data);
+    // Newer data may have come while these were decompressed.
+    if (this.isDisposed || data !== this.drawnData) {
+      return;
+    }
     // While the view is live, keep the kernel's version of the report: it is at least as new, and not cut.
     if (!this.source.live || reading.report?.identifier !== this.source.identifier) {
       this.source.update({ reading });
       this.connection?.retry();
       this.connect();
     }
-    return Promise.resolve();
   }
 
   protected override onAfterAttach(message: Message): void {

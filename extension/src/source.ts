@@ -23,8 +23,8 @@ export interface ISource {
   /** Ask the kernel for a graph whose rows or code were cut to fit a notebook; has an effect only while live. */
   askGraph(frame: string, index: number): void;
   /**
-   * The nodes of a graph. A notebook never contains them, so the first call asks the kernel. The result is null until
-   * the kernel has sent them.
+   * The nodes of a graph. If the report lacks them, the first call asks the kernel. The result is null until the kernel
+   * has sent them.
    */
   nodes(frame: string, index: number): readonly Node[] | null;
   /**

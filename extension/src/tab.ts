@@ -54,17 +54,21 @@ class ReportTab extends Widget {
   }
 }
 
+/** The open tabs, by the identifier of the report. */
+const tabs = new Map<string, ReportTab>();
+
 /** Make a function that opens tabs in `shell`. Each report has one tab; the function shows that tab if it is open. */
 export function tabOpener(shell: ILabShell): OpenTab {
-  const tabs = new Map<string, ReportTab>();
   return (reading, panel) => {
     const key = reading.report?.identifier ?? '';
     let tab = tabs.get(key);
     if (tab === undefined || tab.isDisposed) {
+      const last = [...tabs.values()].at(-1);
       tab = new ReportTab(reading, panel);
       tabs.set(key, tab);
       tab.disposed.connect(() => tabs.delete(key));
-      shell.add(tab, 'main', panel === null ? {} : { mode: 'split-right', ref: panel.id });
+      const beside = panel === null ? {} : ({ mode: 'split-right', ref: panel.id } as const);
+      shell.add(tab, 'main', last === undefined ? beside : { mode: 'tab-after', ref: last.id });
     }
     shell.activateById(tab.id);
   };

@@ -3,6 +3,7 @@ import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
 
 import { runs, union } from '../src/model/layout';
+import { readPacked } from '../src/model/packed';
 import { readReport } from '../src/model/report';
 import type { Report } from '../src/model/report';
 import { chips, headOf } from '../src/model/verdict';
@@ -207,25 +208,41 @@ test('the chips are Python’s numbers where the report has them, and only those
 const reportsPath = process.env['AOTLAB_REPORTS'];
 
 /** The counts of each graph. */
-function counts(report: unknown): unknown {
-  return read(report).frames.map(frame => frame.graphs.map(graph => graph.counts));
+function countsOf({ frames }: Report): unknown {
+  return frames.map(frame => frame.graphs.map(graph => graph.counts));
 }
 
-test('reports that Python made are read whole, and have Python’s verdict', { skip: reportsPath === undefined }, () => {
-  const reports = JSON.parse(readFileSync(reportsPath ?? '', 'utf8')) as {
-    recorded: IJson;
-    sparse: unknown;
-    shown: IJson;
-    sentence: string;
-    state: string;
-  }[];
-  assert.ok(reports.length > 0);
-  for (const { recorded, sparse, shown, sentence, state } of reports) {
-    const reading = readReport(recorded);
-    assert.deepEqual(reading.damage, []);
-    assert.deepEqual(readReport(sparse), reading); // fields that are left out have the same defaults here
-    assert.deepEqual(readReport(shown).damage, []);
-    assert.deepEqual(verdict(read(shown)), { sentence, state });
-    assert.deepEqual(counts(counted(recorded)), counts(shown)); // the samples of these tests are counted as in Python
+function counts(report: unknown): unknown {
+  return countsOf(read(report));
+}
+
+test(
+  'reports that Python made are read whole, and have Python’s verdict',
+  { skip: reportsPath === undefined },
+  async () => {
+    const reports = JSON.parse(readFileSync(reportsPath ?? '', 'utf8')) as {
+      recorded: IJson;
+      sparse: unknown;
+      shown: IJson;
+      sentence: string;
+      state: string;
+    }[];
+    assert.ok(reports.length > 0);
+    for (const { recorded, sparse, shown, sentence, state } of reports) {
+      const reading = readReport(recorded);
+      assert.deepEqual(reading.damage, []);
+      assert.deepEqual(readReport(sparse), reading); // fields that are left out have the same defaults here
+      const { report: unpacked, damage } = await readPacked(shown);
+      assert.deepEqual(damage, []);
+      assert.ok(unpacked !== null);
+      assert.deepEqual(verdict(unpacked), { sentence, state });
+      assert.deepEqual(verdict(read(shown)), { sentence, state }); // the head alone
+      assert.deepEqual(counts(counted(recorded)), countsOf(unpacked)); // the samples are counted as in Python
+      assert.ok(
+        unpacked.frames
+          .flatMap(({ graphs }) => graphs)
+          .every(({ nodes, stages }) => nodes.length > 0 || stages.length < 3)
+      );
+    }
   }
-});
+);

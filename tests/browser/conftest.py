@@ -1,8 +1,9 @@
 """Fixtures of the browser tests: one server and one browser per process, one page per test.
 
 Without playwright or Chromium the tests are skipped and say so; with ``AOTLAB_BROWSER=required`` in the environment
-they fail instead. Screenshots, the server's log and what failed pages said go to the folder that ``AOTLAB_ARTEFACTS``
-names, or to pytest's temporary folder.
+they fail instead. With ``AOTLAB_LABEXTENSION=checkout``, JupyterLab uses the extension that was built in this checkout,
+not an installed one. Screenshots, the server's log and what failed pages said go to the folder that
+``AOTLAB_ARTEFACTS`` names, or to pytest's temporary folder.
 """
 
 from __future__ import annotations

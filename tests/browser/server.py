@@ -130,11 +130,13 @@ def _environment(folder: Path, mark: str) -> tuple[dict[str, str], bool]:
         "PYTHONPATH": os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")])),
         MARK: mark,
     }
-    found = extension_is_installed(environment)
+    own = os.environ.get("AOTLAB_LABEXTENSION") == "checkout"
+    found = not own and extension_is_installed(environment)
     if not found and BUILT.is_dir():
-        # Not installed: lent from the checkout, where it was built.
-        (folder / "data_dir" / "labextensions").mkdir(parents=True)
-        (folder / "data_dir" / "labextensions" / "aotlab").symlink_to(BUILT)
+        # Use the checkout's build: no extension is installed, or the environment asks for this build.
+        (folder / "lent" / "labextensions").mkdir(parents=True)
+        (folder / "lent" / "labextensions" / "aotlab").symlink_to(BUILT)
+        environment["JUPYTER_PATH"] = str(folder / "lent")
         found = extension_is_installed(environment)
     return environment, found
 

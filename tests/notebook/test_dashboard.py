@@ -16,7 +16,6 @@ from aotlab.errors import UsageError
 from aotlab.notebook import dashboard as module
 from aotlab.notebook import live
 from aotlab.notebook.dashboard import Dashboard, dashboard
-from aotlab.report.mime import CAP
 from aotlab.report.model import MIME_TYPE, Environment, Report, TimingRow
 
 VIEW = "application/vnd.jupyter.widget-view+json"
@@ -110,9 +109,9 @@ def test_without_the_build_the_error_names_the_command(static: Path) -> None:
 
 
 def test_large_reports_are_cut() -> None:
-    """The data that the widget sends is no larger than a cell's output may embed."""
+    """The data that the widget sends is no larger than a report message may be."""
     widget = dashboard(empty().with_timings([ROW] * 20_000))
-    assert len(json.dumps(widget.report)) <= CAP
+    assert len(json.dumps(widget.report)) <= live.MOST_SENT
     assert widget.report["notes"][-1].startswith("This output is cut to fit a notebook")
 
 
@@ -172,7 +171,7 @@ def test_a_displayed_dashboard_is_the_reports_bundle(running: Live) -> None:
     assert list(data) == [MIME_TYPE, "text/html", "text/plain"]
     assert data[MIME_TYPE]["identifier"] == running.identifier
     running.now = running.now.with_timings([ROW])
-    assert len(shown(dashboard(running))[MIME_TYPE]["timing_rows"]) == 1
+    assert len(Report.from_dict(shown(dashboard(running))[MIME_TYPE]).timing_rows) == 1
 
 
 def test_formats_can_be_chosen() -> None:

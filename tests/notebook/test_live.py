@@ -21,7 +21,6 @@ from aotlab.errors import UsageError
 from aotlab.notebook import live
 from aotlab.report.codec import decode
 from aotlab.report.counts import count
-from aotlab.report.mime import CAP
 from aotlab.report.model import Cell, Environment, Frame, Graph, Guard, Input, Node, Report, TimingRow, VerificationRow
 
 ROOT = Path(__file__).parents[2]
@@ -201,13 +200,13 @@ def test_viewers_that_a_reload_left_behind_do_not_pile_up(fake: Fake) -> None:
     assert eyes[0].kinds() == []
 
 
-def test_a_message_is_never_larger_than_an_output(fake: Fake) -> None:
-    """A report of megabytes is cut to the size limit of a cell's output, and its notes say so."""
+def test_a_message_has_a_largest_size(fake: Fake) -> None:
+    """A report of megabytes is cut to the size limit of a message, and its notes say so."""
     fake.now = fake.now.with_timings([row(median_ns=number) for number in range(20_000)])
-    assert len(fake.now.to_json()) > CAP
+    assert len(fake.now.to_json()) > live.MOST_SENT
     sent = live.report_message(fake.now)["report"]
     again = Report.from_dict(sent)
-    assert len(json.dumps(sent)) <= CAP
+    assert len(json.dumps(sent)) <= live.MOST_SENT
     assert again.notes[-1].startswith("This output is cut to fit a notebook")
     assert again.identifier == fake.identifier
 

@@ -17,6 +17,7 @@ from aotlab import events
 from aotlab.notebook import graphs, live
 from aotlab.notebook.magic import CHOICES, FLAGS, parse
 from aotlab.notebook.options import Options
+from aotlab.report import Report
 from aotlab.report.mime import embedded_size
 from tests.notebook.plain_shells import (
     cell,
@@ -392,8 +393,9 @@ def test_a_line_adds_little_to_a_notebook(backend: str) -> None:
         notebook.messages.clear()
         run_in_kernel(notebook, f"%%aotcompile --backend {backend}\n(x.sin() * 2).sum().backward()")
         data = notebook.messages[-1]["data"]
-        stages = data[REPORT_MIME]["frames"][0]["graphs"][0]["stages"]
-        assert any("aten.sin" in code["text"] for stage in stages for code in stage.get("codes", ()))
+        graph = Report.from_dict(data[REPORT_MIME]).frames[0].graphs[0]
+        assert any("aten.sin" in code.text for stage in graph.stages for code in stage.codes)
+        assert any(node.target == "aten.sin.default" for node in graph.nodes)
         assert embedded_size(data) <= 26_000
 
 

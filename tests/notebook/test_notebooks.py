@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from aotlab.report.packing import unpack
 from tests.teach.pages import PAGES
 
 nbclient = pytest.importorskip("nbclient", reason="needs nbclient, of the extra `test`")
@@ -69,7 +70,7 @@ class Session:
         outputs = [output for output in self.cell(identifier).outputs if output.output_type != "stream"]
         places = [number for number, output in enumerate(outputs) if REPORT in output.get("data", {})]
         assert places == [0], outputs
-        return outputs[0]["data"][REPORT]
+        return dict(unpack(outputs[0]["data"][REPORT]))
 
     def result(self, identifier: str) -> str:
         """Return a cell's ``Out[n]`` as text."""

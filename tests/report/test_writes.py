@@ -270,3 +270,40 @@ def test_windows_are_few_and_counted() -> None:
     crossing = (*columns, Written(start=32, length=4, counts=(999_999,), steps=(32,)))
     assert bytes_written(large, crossing) == (None, 0)
     assert bytes_written(large, ()) == (0, 0)
+
+
+NORMALIZED = "return torch.nn.functional.batch_norm(y, mean, var, training=True)"
+
+
+def lines(program: Program, *arguments: Tensor) -> dict[str, list[str]]:
+    """Return for each argument that a program writes the code of the lines that write it."""
+    graph = graph_of(program, list(arguments))
+    return {row.name: [line.code for line in row.written_at] for row in graph.inputs if row.mutated}
+
+
+def test_the_lines_that_write_are_known() -> None:
+    """Each line that writes an argument is named, the last one first, and no line that only reads it."""
+
+    def aliases(x: Tensor) -> Tensor:
+        x.add_(1)
+        y = x.t()
+        y[0].mul_(2)
+        return y
+
+    def copied(x: Tensor, y: Tensor) -> None:
+        z = x.relu()
+        z = z + y
+        x.copy_(z)
+        y[:, 1] = 3.0
+        y += x
+
+    def normalized(x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        y = x.relu()
+        return torch.nn.functional.batch_norm(y, mean, var, training=True)
+
+    assert lines(aliases, torch.zeros(3, 4)) == {"x": ["y[0].mul_(2)", "x.add_(1)"]}
+    found = lines(copied, torch.zeros(3, 4), torch.ones(3, 4))
+    assert found["y"] == ["y += x", "y[:, 1] = 3.0"]
+    assert found["x"] == ["x.copy_(z)"]
+    statistics = torch.zeros(3), torch.ones(3)
+    assert set(map(tuple, lines(normalized, torch.randn(4, 3), *statistics).values())) == {(NORMALIZED,)}

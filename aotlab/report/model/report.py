@@ -15,6 +15,7 @@ from aotlab.report.model.calls import Frame
 from aotlab.report.model.cells import Cell, GraphBreakRow
 from aotlab.report.model.environment import Environment
 from aotlab.report.model.measured import EngineRow, Summary, TimelineRow, TimeRow, TimingRow, VerificationRow
+from aotlab.report.packing import unpack
 from aotlab.report.views import DRAWING, Views
 
 VERSION = 1
@@ -186,7 +187,10 @@ class Report(Views["Report"]):
 
     @classmethod
     def from_dict(cls, value: object) -> Report:
-        """Read a report from a value that `json.loads` returned; see `from_json`."""
+        """Read a report from a value that `json.loads` returned; see `from_json`.
+
+        The value may be the compressed form that a notebook stores.
+        """
         if not isinstance(value, dict) or "version" not in value or "environment" not in value:
             raise ReportFormatError("this is not an aotlab report: it has no fields 'version' and 'environment'")
         version = value["version"]
@@ -195,7 +199,7 @@ class Report(Views["Report"]):
                 f"the report has version {version!r}; this aotlab reads version {VERSION}. "
                 "Read it with the aotlab that wrote it, or a newer one"
             )
-        return decode(cls, value)
+        return decode(cls, unpack(value))
 
     def save(self, path: str | Path) -> Path:
         """Write the report as JSON to ``path``, and return the path."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aotlab.errors import UserLine
 from aotlab.ir.specs import Size
 from aotlab.report.text import sizes
 
@@ -159,6 +160,8 @@ class Input:
         Whether the tensor required grad when the function returned.
     steps
         The in-place calls that changed the tensor's sizes, strides or autograd history, as code: ``"t_()"``.
+    written_at
+        The lines of the program that wrote the tensor's values, the last one first. Empty if they are unknown.
     synthetic_base
         The number, within the graph, of the synthetic base that replaces this input and the inputs that share its
         memory or its autograd history. The graph takes a synthetic base if one of these inputs is mutated.
@@ -192,6 +195,7 @@ class Input:
     mutation_type: str | None = None
     requires_grad_after: bool | None = None
     steps: tuple[str, ...] = ()
+    written_at: tuple[UserLine, ...] = ()
     synthetic_base: int | None = None
     part_of: str = ""
     placeholder: str = ""

@@ -122,7 +122,9 @@ export class ReportSource implements ISource {
   }
 
   nodes(frame: string, index: number): readonly Node[] | null {
-    const nodes = this.nodesOfGraphs.get(`${frame}/${index}`);
+    const frames = this.state.reading.report?.frames.filter(each => each.name === frame) ?? [];
+    const graph = frames.flatMap(each => each.graphs).find(each => each.index === index);
+    const nodes = graph?.nodes.length ? graph.nodes : this.nodesOfGraphs.get(`${frame}/${index}`);
     if (nodes === undefined) {
       this.askOnce({ kind: 'nodes', frame, index });
     }

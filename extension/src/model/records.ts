@@ -407,6 +407,7 @@ export type Input = {
   readonly mutation_type: string | null;
   readonly requires_grad_after: boolean | null;
   readonly steps: ReadonlyArray<string>;
+  readonly written_at: ReadonlyArray<UserLine>;
   readonly synthetic_base: number | null;
   readonly part_of: string;
   readonly placeholder: string;
@@ -431,6 +432,7 @@ export const readInput: Reader<Input> = record(() => ({
   mutation_type: maybe(text()),
   requires_grad_after: maybe(flag()),
   steps: list(text()),
+  written_at: list(readUserLine),
   synthetic_base: maybe(number()),
   part_of: text(),
   placeholder: text(),

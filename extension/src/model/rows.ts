@@ -47,3 +47,13 @@ export function howLineRan({ how, reason, ways, first_line: first }: CellPart, l
     ? 'compiled in part'
     : (lineWay ?? how);
 }
+
+/** For each way in which a line can run (see `howLineRan`): the colour, the symbol and the meaning. */
+export const WAYS: Readonly<Record<string, readonly [string, string, string]>> = {
+  compiled: ['good', '●', 'run by compiled graphs'],
+  eager: ['warn', '◐', 'computes with tensors, and nothing of it is compiled'],
+  python: ['plain', '○', 'plain Python, not handed to the compiler'],
+  'not run': ['plain', '✕', 'not run'],
+  'compiled in part': ['warn', '◐', 'compiled graphs ran some of it, Python the rest'],
+  'calls compiled code': ['plain', '○', 'plain Python, which calls functions that are compiled']
+};

@@ -11,6 +11,16 @@ export const STATES = ['verified', 'unverified', 'different', 'partly', 'nothing
 /** The verdict's state; `Verdict` in `aotlab/report/verdict.py` explains each value. */
 export type State = (typeof STATES)[number];
 
+/** The symbol of each state. */
+export const SYMBOLS: Readonly<Record<State, string>> = {
+  verified: '✓',
+  unverified: '●',
+  different: '✗',
+  partly: '!',
+  nothing: '!',
+  idle: '○'
+};
+
 /** The head of a report, with a known state. */
 export type Head = Summary & { readonly state: State };
 

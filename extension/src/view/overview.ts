@@ -2,7 +2,7 @@
 
 import { frameCountsOf } from '../model/report';
 import type { Cell, CellPart, Environment, Frame, GraphBreakRow } from '../model/report';
-import { howLineRan } from '../model/rows';
+import { howLineRan, WAYS } from '../model/rows';
 import type { Head } from '../model/verdict';
 import { amount, dataSize, duration, grouped, place, short } from '../model/words';
 import type { IContext } from './context';
@@ -11,16 +11,6 @@ import { h, heading, mark, prose, soft } from './dom';
 import type { Child } from './dom';
 import { table } from './table';
 import type { Column } from './table';
-
-/** For each way in which a line can run (see `howLineRan`): the colour, the symbol and the meaning. */
-const WAYS: Readonly<Record<string, readonly [string, string, string]>> = {
-  compiled: ['good', '●', 'run by compiled graphs'],
-  eager: ['warn', '◐', 'computes with tensors, and nothing of it is compiled'],
-  python: ['plain', '○', 'plain Python, not handed to the compiler'],
-  'not run': ['plain', '✕', 'not run'],
-  'compiled in part': ['warn', '◐', 'compiled graphs ran some of it, Python the rest'],
-  'calls compiled code': ['plain', '○', 'plain Python, which calls functions that are compiled']
-};
 
 /** Draw the panel. */
 export function overviewPanel(context: IContext): Child[] {
@@ -265,6 +255,12 @@ function frameTable(context: IContext): Child[] {
       key: frame => frame.name
     })
   ];
+}
+
+/** The report's name, torch's version and the devices in one line; the overview tab has the whole environment. */
+export function environmentText(environment: Environment, name: string): string {
+  const devices = environment.devices.slice(0, 8).map(deviceText);
+  return [name, `torch ${environment.torch}`, ...devices].filter(each => each !== '').join(' · ');
 }
 
 /** Name a device. */

@@ -306,7 +306,7 @@ export class Selection {
       '✕'
     );
     clearButton.addEventListener('click', () => this.choose(null));
-    // A notebook does not contain the nodes of graphs. Find the graphs whose nodes the kernel has not sent either.
+    // A large report lacks the nodes of some graphs. Find the graphs whose nodes the kernel has not sent either.
     const report = this.page.report();
     const cutEntries = (report === null ? [] : entriesOf(report)).filter(
       ({ graph }) => graph.nodes.length === 0 && countsOf(graph).nodes > 0

@@ -1,9 +1,9 @@
 /** Draw a report: the verdict, the environment, and tabs. When the source changes, the report is drawn again. */
 
 import { frameCountsOf } from '../model/report';
-import type { Environment, Report } from '../model/report';
-import { chips, headOf } from '../model/verdict';
-import type { Head, State } from '../model/verdict';
+import type { Report } from '../model/report';
+import { chips, headOf, SYMBOLS } from '../model/verdict';
+import type { Head } from '../model/verdict';
 import { amount, cutNotice, grouped } from '../model/words';
 import { graphPanel } from '../pictures/graphPicture';
 import type { IDisposable, ISource } from '../source';
@@ -15,11 +15,12 @@ import type { IContext, IEntry } from './context';
 import { h, uniqueId } from './dom';
 import type { Child } from './dom';
 import { enginesPanel } from './engines';
+import { foldButton, isFolded, setFolded } from './folded';
 import { graphFacts } from './graph';
 import { inputsPanel } from './inputs';
 import { kernelsPanel } from './kernels';
 import { outputsPanel } from './outputs';
-import { deviceText, overviewPanel } from './overview';
+import { environmentText, overviewPanel } from './overview';
 import { savedPanel } from './saved';
 import { Selection } from './selection';
 import type { ITarget } from './selection';
@@ -74,15 +75,6 @@ const TABS: readonly ITab[] = [
   }
 ];
 
-const SYMBOLS: Readonly<Record<State, string>> = {
-  verified: '✓',
-  unverified: '●',
-  different: '✗',
-  partly: '!',
-  nothing: '!',
-  idle: '○'
-};
-
 /** Keys that a focused control uses, and that a notebook would handle as commands. */
 const KEYS: ReadonlySet<string> = new Set([
   'ArrowLeft',
@@ -127,6 +119,8 @@ export function mount(host: HTMLElement, source: ISource, open: (() => void) | n
 
 class View implements IDisposable {
   private readonly source: ISource;
+  /** Whether the report fills a page or a tab. Then it is always shown in full. */
+  private readonly whole: boolean;
   private readonly root = h('div', { class: 'aotlab-report aotlab-view' });
   private readonly prefix = uniqueId();
   private readonly folds = new Map<string, boolean>();
@@ -144,6 +138,7 @@ class View implements IDisposable {
     private readonly open: (() => void) | null
   ) {
     this.source = source;
+    this.whole = host.classList.contains('aotlab-whole');
     host.append(this.root);
     this.selection = new Selection({
       root: this.root,
@@ -232,8 +227,10 @@ class View implements IDisposable {
     if (!entries.some(entry => entry.key === this.scope)) {
       this.scope = ALL;
     }
+    const folded = this.isFolded(report);
+    this.root.classList.toggle('al-folded', folded);
     const lines = [
-      this.verdictLine(head),
+      this.verdictLine(head, folded),
       this.environmentLine(report, entries, head.listed),
       this.tabList(head, report)
     ];
@@ -274,7 +271,7 @@ class View implements IDisposable {
   }
 
   /** The line with the status and the counts. Each is a button that opens its tab. */
-  private verdictLine(head: Head): HTMLElement {
+  private verdictLine(head: Head, folded: boolean): HTMLElement {
     const status = { tab: 'verification', text: `${SYMBOLS[head.state]} ${head.status}`, tone: 'status' };
     const buttons = [status, ...chips(head)].map(({ tab, text, tone }) => {
       const title = TABS.find(each => each.name === tab)?.title ?? tab;
@@ -289,14 +286,30 @@ class View implements IDisposable {
         },
         text
       );
-      button.addEventListener('click', () => this.select(tab, true));
+      button.addEventListener('click', () => {
+        this.fold(false);
+        this.select(tab, true);
+      });
       return button;
     });
     return h(
       'div',
       { class: `al-verdict al-state-${head.state}`, role: 'group', 'aria-label': 'How it went' },
-      ...buttons
+      ...buttons,
+      this.whole ? null : foldButton(folded, () => this.fold(!folded))
     );
+  }
+
+  private isFolded(report: Report): boolean {
+    return !this.whole && isFolded(report);
+  }
+
+  private fold(folded: boolean): void {
+    const report = this.drawnReport;
+    if (report !== null && this.isFolded(report) !== folded) {
+      setFolded(report, folded);
+      this.draw();
+    }
   }
 
   private environmentLine(report: Report, entries: readonly IEntry[], graphs: number): HTMLElement {
@@ -397,7 +410,7 @@ class View implements IDisposable {
 
   private drawPanels(): void {
     const report = this.drawnReport;
-    if (report === null) {
+    if (report === null || this.isFolded(report)) {
       return;
     }
     const entries = entriesOf(report);
@@ -482,10 +495,4 @@ class View implements IDisposable {
       }
     }
   }
-}
-
-/** The report's name, torch's version and the devices in one line; the overview tab has the whole environment. */
-function environmentText(environment: Environment, name: string): string {
-  const devices = environment.devices.slice(0, 8).map(deviceText);
-  return [name, `torch ${environment.torch}`, ...devices].filter(each => each !== '').join(' · ');
 }
