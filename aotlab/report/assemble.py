@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from aotlab.report.groups import input_groups, storage_groups
-from aotlab.report.model import AutogradNode, Group, Input, Output, Placeholder, Result, Span, Storage, Written
+from aotlab.report.memory import graph_memory
+from aotlab.report.model import AutogradNode, Group, Input, Memory, Output, Placeholder, Result, Span, Storage, Written
 from aotlab.report.rows import (
     InputOrOutput,
     TraceFacts,
@@ -51,6 +52,7 @@ class Joined:
     autograd: tuple[AutogradNode, ...] = ()
     input_groups: tuple[Group, ...] = ()
     storage_groups: tuple[Group, ...] = ()
+    memory: Memory | None = None
     storage_ids: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -78,7 +80,27 @@ def assemble(snapshots: Sequence[Snapshot], results: Sequence[Sequence[int | Non
         storages=storages,
         input_groups=of_inputs,
         storage_groups=of_storages,
+        memory=_memory(snapshots, joined),
         storage_ids={number: key for number, key in storage_pairs if number is not None and key is not None},
+    )
+
+
+def _memory(snapshots: Sequence[Snapshot], joined: Joined) -> Memory | None:
+    """Model the memory of a training step with the graphs of one entry."""
+    pair = next((each.pair for each in snapshots if each.pair is not None), None)
+    if pair is None:
+        return None
+    generated = dict([each for snapshot in snapshots for each in snapshot.generated if snapshot.stage.name == "compile"])
+    later = [nodes for each in snapshots if each.stage.name == "backward" for _, nodes in each.generated]
+    # With several autograd nodes, each of the backwards that are compiled later is only a part of the backward.
+    backward = later[-1] if later and len(joined.autograd) == 1 else generated.get("backward", ())
+    return graph_memory(
+        pair,
+        joined.inputs,
+        joined.results,
+        generated=generated.get("forward") or generated.get("inference") or (),
+        backward=backward,
+        whole=len(later) <= min(len(joined.autograd), 1),
     )
 
 

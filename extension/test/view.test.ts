@@ -77,6 +77,7 @@ const NAMES = [
   'storages',
   'stages',
   'saved',
+  'memory',
   'kernels',
   'breaks',
   'calls',
