@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import json
 import tempfile
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -25,7 +26,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from aotlab._torch import pytree, storage_key
 from aotlab.errors import UsageError
-
 
 #: A measured curve has about this many points at most.
 MOST_POINTS = 300
@@ -89,9 +89,10 @@ def memory_curve(
     Returns
     -------
     dict[str, tuple[int, ...]]
-        For each part, the bytes in use after each allocation. The last number is the bytes in use after the part. If
-        there are more than `MOST_POINTS` allocations, groups of consecutive allocations are replaced by their largest
-        number.
+        For each part, the bytes in use after each op, and after each allocation outside of ops (by a compiled kernel's
+        code). The last number is the bytes in use after the part. If there are more than `MOST_POINTS` numbers, groups
+        of consecutive numbers are replaced by their largest number. Memory that an op frees before it ends, its
+        workspace, is counted only in `measure_memory`.
 
     Raises
     ------
@@ -115,18 +116,31 @@ def memory_curve(
                     torch.cuda.synchronize(where)
     events = _events(profiler)
     changes = _changes(events, where)
-    in_use = list(accumulate(_of_this_call(changes)))
+    times = [change["ts"] for change in changes]
+    in_use = [0, *accumulate(_of_this_call(changes))]
+    ops = _outermost_ops(events)
+    ends = [end for _, end in ops]
+    inside = {n for n, at in enumerate(times) if (k := bisect_left(ends, at)) < len(ops) and ops[k][0] <= at}
+    # After an op that changed the memory, the memory in use is the sum of all changes until its end.
+    moments = {bisect_right(times, ends[bisect_left(ends, times[n])]) for n in inside}
+    moments |= {n + 1 for n, change in enumerate(changes) if n not in inside and change["args"]["Bytes"] > 0}
     curves = {}
-    for begin, end, name in sorted(
-        (event["ts"], event["ts"] + event["dur"], event["name"].removeprefix(_PART))
-        for event in events
-        if event["name"].startswith(_PART) and event.get("cat") == "user_annotation"
-    ):
-        sizes = zip(changes, in_use, strict=True)
-        within = [(change["args"]["Bytes"], used) for change, used in sizes if begin <= change["ts"] <= end]
-        last = [used for change, used in zip(changes, in_use, strict=True) if change["ts"] <= end][-1:]
-        curves[name] = _thinned([*(used for nbytes, used in within if nbytes > 0), *(last or [0])])
+    for event in events:
+        if event["name"].startswith(_PART) and event.get("cat") == "user_annotation":
+            first, last = (bisect_right(times, event["ts"] + each) for each in (0, event["dur"]))
+            within = sorted(each for each in moments if first < each <= last)
+            curves[event["name"].removeprefix(_PART)] = _thinned([in_use[each] for each in (*within, last)])
     return curves
+
+
+def _outermost_ops(events: list[dict[str, Any]]) -> list[tuple[float, float]]:
+    """Return when each op began and ended, in order of time, without the ops that other ops call."""
+    ops: list[tuple[float, float]] = []
+    for event in sorted((each for each in events if each.get("cat") == "cpu_op"), key=lambda each: each["ts"]):
+        is_op = "::" in event["name"] and not event["name"].startswith("autograd::")
+        if is_op and (not ops or event["ts"] >= ops[-1][1]):
+            ops.append((event["ts"], event["ts"] + event["dur"]))
+    return ops
 
 
 def _thinned(values: list[int]) -> tuple[int, ...]:
@@ -224,7 +238,8 @@ def _changes(events: list[dict[str, Any]], device: torch.device) -> list[dict[st
 def _of_this_call(changes: list[dict[str, Any]]) -> Iterator[int]:
     """Yield the sizes of the call's allocations, and the negative sizes of releases of memory that it allocated.
 
-    For a release of other memory, yield 0. ``changes`` are the profiler's records of allocations and releases, in order of time.
+    For a release of other memory, yield 0. ``changes`` are the profiler's records of allocations and releases, in order
+    of time.
     """
     taken: set[int] = set()
     for change in changes:

@@ -175,7 +175,9 @@ def parse(line: str) -> Options | None:
         raise ShellUsageError(f"--engine {arguments.engine}: stock torch.compile does not work with {other}")
     budget = arguments.memory_budget
     if budget is not None and not (0 <= budget <= 1 and arguments.partitioner == "min-cut"):
-        raise ShellUsageError(f"--memory-budget {budget:g}: use a number from 0 to 1, together with --partitioner min-cut")
+        raise ShellUsageError(
+            f"--memory-budget {budget:g}: use a number from 0 to 1, together with --partitioner min-cut"
+        )
     return Options(
         output=arguments.output,
         engine=arguments.engine,

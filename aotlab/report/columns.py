@@ -252,7 +252,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "part": (_TEXT, "forward or backward"),
         "step": (
             _COUNT,
-            "modelled: the number of the op among the ops that allocate memory; measured: the number of the allocation",
+            "modelled: the number of the op among the ops that allocate memory; measured: among the ops that ran",
         ),
         "node": (_TEXT, "the op that allocates memory at this step; missing if the curve is measured"),
         "total_bytes": (

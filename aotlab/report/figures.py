@@ -192,6 +192,7 @@ def _unit(ns: int) -> tuple[str, float]:
 
 
 def shortened(text: str) -> str:
+    """Return the end of a long name."""
     text = clean(text).replace("\n", " ")
     return text if len(text) <= _MOST_CHARACTERS else f"…{text[1 - _MOST_CHARACTERS :]}"
 

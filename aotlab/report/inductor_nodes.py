@@ -13,6 +13,7 @@ buffer after its last use, as the generated code of a graph does. So the stateme
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -88,18 +89,25 @@ class _Reader:
             self.numbers[node.name] = number
 
     def _makers(self, statements: Sequence[ast.stmt]) -> dict[str, NodeRecord]:
-        """Map each variable to the graph's node that its first kernel computes, for its line and module."""
+        """Map each variable to the graph's node that its first kernel computes, for its line and module.
+
+        A kernel may be called several times, for example once for each layer of a network. Its nodes are listed call by
+        call, so each call gets an equal part of the list.
+        """
         by_name = {node.name: node for node in self.graph.nodes}
         nodes_of: dict[str, list[NodeRecord]] = {}
         for kernel in self.graph.kernels:
             known = [by_name[name] for name in kernel.nodes if name in by_name]
             nodes_of[_key(kernel.source) if kernel.language == "extern" else kernel.name] = known
         makers: dict[str, NodeRecord] = {}
-        for each in statements:
-            call = _call(each)
-            if call is None:
-                continue
-            nodes = nodes_of.get(ast.unparse(call.func).removesuffix(".run")) or nodes_of.get(ast.unparse(each), [])
+        kernels = [_kernel(each) for each in statements]
+        calls, done = Counter(kernels), Counter[str]()
+        for each, kernel_name in zip(statements, kernels, strict=True):
+            nodes = nodes_of.get(kernel_name) or nodes_of.get(ast.unparse(each), [])
+            if kernel_name in nodes_of and len(nodes) % calls[kernel_name] == 0:
+                size = len(nodes) // calls[kernel_name]
+                nodes = nodes[size * done[kernel_name] :][:size]
+                done[kernel_name] += 1
             lines = [node for node in nodes if node.line is not None] or nodes
             for name in _names(each) if lines else ():
                 makers.setdefault(name, lines[-1])
@@ -137,14 +145,21 @@ def _node(name: str, op: str, inputs: tuple[str, ...]) -> NodeRecord:
     )
 
 
+def _kernel(statement: ast.stmt) -> str:
+    """Return the name of the kernel that a statement calls; empty if it calls none."""
+    call = _call(statement)
+    return "" if call is None else ast.unparse(call.func).removesuffix(".run")
+
+
 def _call(statement: ast.stmt) -> ast.Call | None:
     value = getattr(statement, "value", None)
     return value if isinstance(value, ast.Call) else None
 
 
 def _names(node: ast.AST) -> list[str]:
-    """Return the variables in a statement or expression, in order."""
-    return [each.id for each in ast.walk(node) if isinstance(each, ast.Name)]
+    """Return the variables in a statement or expression, without the names of called functions."""
+    called = {id(each.func) for each in ast.walk(node) if isinstance(each, ast.Call)}
+    return [each.id for each in ast.walk(node) if isinstance(each, ast.Name) and id(each) not in called]
 
 
 def _key(source: str) -> str:

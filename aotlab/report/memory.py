@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 
 from aotlab.errors import UserLine
 from aotlab.ir.fx_graphs import NodeRecord
@@ -92,8 +93,8 @@ def graph_memory(
     results: Sequence[Result],
     *,
     generated: Sequence[NodeRecord] = (),
-    backward: Sequence[NodeRecord] = (),
-    whole: bool = True,
+    backwards: Sequence[Sequence[NodeRecord]] = (),
+    receivers: Sequence[Sequence[str]] = (),
 ) -> Memory:
     """Model the memory of a training step.
 
@@ -106,17 +107,18 @@ def graph_memory(
         are buffers. So an attribute of a module with parameters counts as a buffer.
     generated
         The statements of the forward's generated code, which run in place of the nodes of ``pair.forward``.
-    backward
-        The backward that runs in place of ``pair.backward``: another graph, or generated code.
-    whole
-        The field of this name in the result.
+    backwards
+        The backwards that run in place of ``pair.backward``, one after another: other graphs, or generated code. A
+        function with several autograd nodes has a backward for each of them.
+    receivers
+        For each of ``backwards``, the names of the inputs, outputs and nodes that receive its gradients.
     """
-    forward, backward = generated or pair.forward, backward or pair.backward
+    forward, backwards = generated or pair.forward, backwards or [pair.backward] * bool(pair.backward)
     returned = generated[-1].inputs if generated else pair.returned
     lifetimes = _Lifetimes()
-    # The positions: the nodes of the forward (its `output` node is the end of the forward), then those of the backward.
+    # The positions: the nodes of the forward (its `output` node is the end of the forward), then of the backwards.
     forward_end = len(forward) - 1
-    end = forward_end + len(backward)
+    end = forward_end + sum(map(len, backwards))
     lifetimes.run(forward, 0, {}, "inputs")
     lifetimes.keep([node.name for node in forward if node.op == "placeholder"], end)
     modules = {_module_of(row) for row in inputs if _is_parameter(row)} - {""}
@@ -136,20 +138,57 @@ def graph_memory(
         for node, name in zip(returned[pair.output_count :], pair.saved_names, strict=False)
     }
     new_values = {id(each) for name in written for each in lifetimes.of_nodes.get(name, ()) if _on_cpu(each)}
-    if backward:
-        # On the CPU, the tensor into which a new value is copied is saved in place of the value.
+    if backwards:
+        # On the CPU, the tensor into which a new value is copied is saved in place of the value. All saved values are
+        # alive until the last backward begins.
         for each in _temporary(storage for storages in saved.values() for storage in storages):
             if id(each) not in new_values:
-                each.kind, each.end = "saved", forward_end + 1
+                each.kind, each.end = "saved", end - len(backwards[-1]) + 1
         given = lifetimes.of_nodes | {
             name: [replace(each) if id(each) in new_values else each for each in storages]
             for name, storages in saved.items()
         }
-        lifetimes.run(backward, forward_end + 1, given, "gradients")
-        lifetimes.keep([node.name for node in backward if "tangents" in node.target], end)
-        for each in _temporary(lifetimes.keep(backward[-1].inputs, end)):
-            each.kind = "gradients"
-    return _record(lifetimes.storages, forward_end, end, whole=whole)
+        _run_backwards(lifetimes, backwards, receivers, {row.name for row in inputs}, forward_end + 1, given)
+    return replace(_record(lifetimes.storages, forward_end, end), from_code=bool(generated))
+
+
+def _run_backwards(
+    lifetimes: _Lifetimes,
+    backwards: Sequence[Sequence[NodeRecord]],
+    receivers: Sequence[Sequence[str]],
+    inputs: Collection[str],
+    start: int,
+    given: Mapping[str, Sequence[_Storage]],
+) -> None:
+    """Walk through the backwards, the first of which has the position ``start``.
+
+    ``receivers`` has, for each backward, the names of the tensors and nodes that receive its gradients. Autograd adds
+    up the gradients of an input, so the first of them stays alive. A backward's tangent is a gradient that an earlier
+    backward returned for no input, if there is one of the same size.
+    """
+    gradients: dict[str, list[_Storage]] = {}
+    passed_on: list[_Storage] = []
+    for backward, names in zip_longest(backwards, receivers, fillvalue=()):
+        given_here = dict(given)
+        tangents = [node for node in backward if node.op == "placeholder" and "tangents" in node.target]
+        for node in tangents:
+            same = [each for each in passed_on if [each.nbytes] == [nbytes for _, nbytes in node.storages]][:1]
+            given_here.update({node.name: same} if same else {})
+            passed_on = [each for each in passed_on if each not in same]
+        lifetimes.run(backward, start, given_here, "gradients")
+        start += len(backward)
+        lifetimes.keep([node.name for node in tangents], start - 1)
+        returned = backward[-1].inputs
+        for name, receiver in zip(returned, names if len(names) == len(returned) else returned, strict=True):
+            storages = lifetimes.keep([name], start - 1)
+            for each in _temporary(storages):
+                each.kind = "gradients"
+            if receiver in inputs or receiver == name:
+                gradients.setdefault(receiver, storages)
+            else:
+                passed_on += [each for each in storages if each.kind == "gradients"]
+    for each in (each for storages in gradients.values() for each in storages):
+        each.end = start - 1
 
 
 def _is_parameter(row: Input) -> bool:
@@ -170,8 +209,8 @@ def _on_cpu(storage: _Storage) -> bool:
     return spec is None or spec.device.type == "cpu"
 
 
-def _record(storages: Sequence[_Storage], forward_end: int, end: int, *, whole: bool) -> Memory:
-    """Number the steps, and write the storages in columns."""
+def _record(storages: Sequence[_Storage], forward_end: int, end: int) -> Memory:
+    """Return the record: number the steps, and write the storages in columns."""
     starts = {0, forward_end, *([forward_end + 1, end] if end > forward_end else ())}
     steps = sorted(starts | {each.begin for each in storages})
 
@@ -189,11 +228,13 @@ def _record(storages: Sequence[_Storage], forward_end: int, end: int, *, whole: 
         begins=tuple([step(each.begin) for each in storages]),
         ends=tuple([step(each.end) for each in storages]),
         lines=tuple(
-            [-1 if (line := each.node.line) is None else lines.setdefault(in_cell(line), len(lines)) for each in storages]
+            [
+                -1 if (line := each.node.line) is None else lines.setdefault(in_cell(line), len(lines))
+                for each in storages
+            ]
         ),
         modules=tuple([modules.setdefault(each.module, len(modules)) for each in storages]),
         line_table=tuple(lines),
         module_table=tuple(modules),
         unknown=sum(isinstance(each.nbytes, SymExpr) and each.nbytes.hint is None for each in storages),
-        whole=whole,
     )

@@ -32,7 +32,9 @@ def memory_figure(report: Report) -> Figure:
     matplotlib.figure.Figure
         A figure that is not registered with pyplot. Display it, or save it with its method ``savefig``.
     """
-    graphs = [(f, graph, graph.memory) for f in report.frames for graph in f.graphs if graph.memory and graph.memory.names]
+    graphs = [
+        (f, graph, graph.memory) for f in report.frames for graph in f.graphs if graph.memory and graph.memory.names
+    ]
     graphs = sorted(graphs, key=lambda each: -max(each[2].totals()))[:_MOST_GRAPHS]
     with own_style():
         if not graphs:
@@ -46,7 +48,9 @@ def memory_figure(report: Report) -> Figure:
             axes.set_title(f"{shortened(frame.name)}{number}: peak {data_size(peak)}", loc="left", fontsize=10)
             measured = [each for each in report.memory_curves if (each.frame, each.graph) == (frame.name, graph.index)]
             _draw(axes, memory, measured)
-        handles = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        handles = {
+            label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
         figure.legend(handles.values(), handles, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
     return figure
 

@@ -103,8 +103,8 @@ class Views(Generic[R_co]):
     def memory_curve(self) -> pd.DataFrame:
         """One row per op that allocates memory: the bytes that are alive at this op, by kind.
 
-        Measured curves have one row per allocation. They exist if the memory was measured, which ``%%aotcompile --time``
-        and `aotlab.bench.memory_curve` do.
+        Measured curves have one row per op that ran. They exist if the memory was measured, which
+        ``%%aotcompile --time`` and `aotlab.bench.memory_curve` do.
         """
         return self._table("memory_curve")
 

@@ -1,4 +1,4 @@
-"""The picture of the memory over time, in a saved notebook: it agrees with the report's tables, and works by keyboard."""
+"""The picture of the memory over time agrees with the report's tables, and works by keyboard."""
 
 from __future__ import annotations
 

@@ -69,9 +69,8 @@ class Memory:
     unknown
         The number of storages whose size is unknown, because it depends on symbolic sizes without an example value.
         They count as 0 bytes.
-    whole
-        Whether the backward is the one that runs in the end. If not, the backward is compiled in several parts, or for
-        several patterns of gradients, and the record describes the backward for the gradients of all outputs.
+    from_code
+        Whether the model follows the buffers in the code that the backend generated, and not the ops of the graph.
     """
 
     steps: int = 0
@@ -86,7 +85,7 @@ class Memory:
     line_table: tuple[UserLine, ...] = ()
     module_table: tuple[str, ...] = ()
     unknown: int = 0
-    whole: bool = True
+    from_code: bool = False
 
     def tensors(self) -> Iterator[LiveTensor]:
         """Yield the storages as rows."""
@@ -111,7 +110,7 @@ class Memory:
         return {kind: list(accumulate(each[:-1])) for kind, each in changes.items()}
 
     def totals(self) -> list[int]:
-        """Return the bytes that are alive at each step."""
+        """Return the sum of the bytes of all kinds at each step."""
         return [sum(each) for each in zip(*self.curves().values(), strict=True)]
 
     @property
@@ -137,8 +136,9 @@ class MemoryCurve:
     device
         The device whose memory was measured.
     forward, backward
-        The bytes in use after each allocation, without the memory that was in use before the call (parameters and
-        inputs). Of a long measurement, some allocations are left out, but never the peak.
+        The bytes in use after each op, without the memory that was in use before the call (parameters and inputs), and
+        without the workspace that an op frees before it ends. Of a long measurement, some ops are left out, but never
+        the peak.
     frame, graph
         The frame and the graph that were measured, if they are in this report.
     """

@@ -483,7 +483,7 @@ export type Memory = {
   readonly line_table: ReadonlyArray<UserLine>;
   readonly module_table: ReadonlyArray<string>;
   readonly unknown: number;
-  readonly whole: boolean;
+  readonly from_code: boolean;
 };
 
 export const readMemory: Reader<Memory> = record(() => ({
@@ -499,7 +499,7 @@ export const readMemory: Reader<Memory> = record(() => ({
   line_table: list(readUserLine),
   module_table: list(text()),
   unknown: number(),
-  whole: flag(true)
+  from_code: flag()
 }));
 
 export type MemoryCurve = {

@@ -135,14 +135,14 @@ class Picture {
 
   private sentences(): Child[] {
     const { backend } = this.entry.graph;
-    const { unknown, whole } = this.memory;
+    const { unknown, from_code } = this.memory;
     const { selection } = this.context;
     const at = this.steps[this.peak];
     const allocated = this.allocatedAt(this.peak);
     const total = at?.total ?? 0;
-    const shares = KINDS.filter(kind => (at?.of[kind] ?? 0) > 0)
+    const shares = KINDS.filter(kind => (at?.of[kind] ?? 0) >= total / 1000)
       .sort((a, b) => (at?.of[b] ?? 0) - (at?.of[a] ?? 0))
-      .map(kind => `${kind} ${percent(at?.of[kind] ?? 0, total)}`);
+      .map(kind => `${percent(at?.of[kind] ?? 0, total)} ${kind}`);
     const module = allocated?.module ?? '';
     return [
       h(
@@ -150,20 +150,19 @@ class Picture {
         { class: 'al-sentence' },
         h('b', {}, `The peak is ${dataSize(total)}`),
         `, in the ${this.partOf(this.peak)}`,
-        ...(allocated === undefined ? [] : [' at ', h('code', {}, allocated.name)]),
-        ...(module === '' ? [] : [' of ', h('code', {}, dotted(module))]),
-        ...(allocated?.line ? [', ', selection.lineButton(allocated.line)] : []),
-        `. It holds ${listed(shares)}.`
+        ...(allocated === undefined ? [] : [', where ', h('code', {}, allocated.name), ' is allocated']),
+        ...(module === '' ? [] : [' in ', h('code', {}, dotted(module))]),
+        ...(allocated?.line ? [' by ', selection.lineButton(allocated.line)] : []),
+        ` – ${listed(shares)}.`
       ),
       h('p', { class: 'al-sentence' }, this.measuredWords(total)),
-      backend === 'inductor'
-        ? soft(
-            'The model has every op of the graph. Inductor fuses ops, so the compiled code has fewer temporary values.'
-          )
-        : null,
-      whole
-        ? null
-        : soft('Several backwards were compiled for this graph. The model shows one backward for all of its outputs.'),
+      from_code
+        ? soft('The model follows the buffers in the code that the backend generated: buf1 is a name in this code.')
+        : backend === 'inductor'
+          ? soft(
+              'The model has every op of the graph. Inductor fuses ops, so the compiled code has fewer temporary values.'
+            )
+          : null,
       unknown > 0
         ? soft(
             `The sizes of ${amount(unknown, 'storage')} are unknown, because they are symbolic. They count as 0 bytes.`
@@ -367,8 +366,8 @@ class Picture {
     this.words.replaceChildren(
       `Step ${grouped(step + 1)} of ${grouped(this.steps.length)}, ${this.partOf(step)}${step === this.peak ? ', the peak' : ''}: `,
       ...what,
-      ...(allocated?.line ? [', ', selection.lineButton(allocated.line) ?? ''] : []),
-      `. ${dataSize(total)} are in use.`
+      ...(allocated?.line ? [' by ', selection.lineButton(allocated.line) ?? ''] : []),
+      ` – ${dataSize(total)} in use.`
     );
     const slider = this.figure.querySelector('[role=slider]');
     slider?.setAttribute('aria-valuenow', String(step + 1));
