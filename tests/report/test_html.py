@@ -197,10 +197,14 @@ def test_names_in_sentences_are_code() -> None:
 
 
 def test_the_page_needs_nothing_else(report: Report) -> None:
-    """No handler, and no address to load from, beside the one that names SVG."""
+    """No handler, and no address to load from, beside those that name XML's namespaces, which d3 lists."""
     for text in (page(full(report)), without_script(full(report))):
         assert set(re.findall(r"https?:[^\"'`;&]*|@import|<link|<iframe|javascript:|\bimport\(|fetch\(", text)) <= {
-            "http://www.w3.org/2000/svg"
+            "http://www.w3.org/2000/svg",
+            "http://www.w3.org/2000/xmlns/",
+            "http://www.w3.org/XML/1998/namespace",
+            "http://www.w3.org/1999/xhtml",
+            "http://www.w3.org/1999/xlink",
         }
         assert text.startswith("<!DOCTYPE html>")
         assert 'charset="utf-8"' in text

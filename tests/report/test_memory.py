@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import aotlab
+from aotlab.backends.base import KernelSource
 from aotlab.bench import memory_curve
 from aotlab.report.cut import cleaned, fitting
+from aotlab.report.inductor_nodes import inductor_nodes
 from aotlab.report.model import MEMORY_KINDS, Memory, MemoryCurve, Report
 
 FLOAT = 4
@@ -154,3 +156,47 @@ def test_a_long_record_is_left_out_of_a_cut_report() -> None:
     assert small.frames[0].graphs[0].memory is None
     assert "in Memory 0 of 5,000 rows" in small.notes[-1]
     assert small.frames[0].graphs[0].saved == cleaned(graph.saved)
+
+
+CODE = """
+def call(args):
+    primals_1, primals_2 = args
+    args.clear()
+    assert_size_stride(primals_1, (8, 4), (4, 1), 'input')
+    buf0 = empty_strided_cpu((8, 16), (16, 1), torch.float32)
+    # [Provenance debug handles] extern_kernels.mm:1
+    extern_kernels.mm(primals_1, primals_2, out=buf0)
+    buf1 = buf0; del buf0  # reuse
+    cpp_fused_relu_0(buf1)
+    buf2 = torch.ops.aten.sort.default(buf1)
+    buf3 = buf2[0]
+    assert_size_stride(buf3, (8, 16), (16, 1), 'torch.ops.aten.sort.default')
+    buf5 = empty_strided_cpu((), (), torch.float32)
+    cpp_fused_sum_1(buf3, buf5)
+    return (buf5, reinterpret_tensor(buf1, (16, 8), (1, 16), 0), )
+"""
+
+
+def test_generated_code() -> None:
+    """Of Inductor's code, the model knows buffers, reuses, views, results of extern ops, and what they come from."""
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return (x @ w).relu().sort().values.sum()
+
+    compiled = aotlab.compile(function, backend="eager")
+    with Report.record():
+        compiled(torch.ones(8, 4), torch.ones(4, 16, requires_grad=True))
+    graph = compiled.entries[0].records.compile.graphs[0]
+    call = "extern_kernels.mm(primals_1, primals_2, out=buf0)"
+    kernels = (
+        KernelSource(name="cpp_fused_relu_0", language="c++", source="", nodes=("relu",)),
+        KernelSource(name="extern_kernels.mm", language="extern", source=call, nodes=("mm",)),
+    )
+    nodes = {each.name: each for each in inductor_nodes(replace(graph, wrapper=CODE, kernels=kernels))}
+    sizes = {name: nbytes for name, each in nodes.items() for _, nbytes in each.storages}
+    assert sizes == {"primals_1": 128, "primals_2": 256, "buf0": 512, "buf1": 0, "buf3": 512, "buf5": 4}
+    assert [number for number, _ in nodes["buf0"].storages] == [number for number, _ in nodes["buf1"].storages]
+    assert nodes["output"].inputs == ("buf5", "buf1")
+    assert nodes["buf0"].line is not None
+    assert "x @ w" in nodes["buf0"].line.code
+    assert inductor_nodes(replace(graph, wrapper="no code")) == ()
