@@ -45,7 +45,7 @@ def test_memory_picture(lab: Lab, extension: None) -> None:
     step, sizes = shown()
     assert (step, sum(sizes)) == (peak, totals[peak])
     assert sizes == sorted(sizes, reverse=True)
-    alive = storages[storages["at_peak"]].fillna("")
+    alive = storages[storages["at_peak"] & (storages["nbytes"] > 0)]
     groups = alive.groupby(["kind", "module", "file", "line"], dropna=False)["nbytes"].sum()
     assert sorted(groups.tolist(), reverse=True) == sizes
     content.locator("[role=slider]").focus()
