@@ -197,7 +197,7 @@ class _Cutter:
     def _memory(self, value: Memory) -> Memory | None:
         """Return the record without changes, or None if it is long. With missing storages the curve would be wrong."""
         count = len(value.names)
-        if self._limits is None or count <= 4 * self._limits.rows:
+        if self._limits is None or count <= 10 * self._limits.rows:
             whole = _Cutter(None)
             return Memory(**{name: whole.visit(name, getattr(value, name)) for name in _names_of(Memory)})
         _, total = self._rows.get("memory", (0, 0))

@@ -197,7 +197,8 @@ def _is_parameter(row: Input) -> bool:
 
 
 def _module_of(row: Input) -> str:
-    return row.name.rpartition(".")[0]
+    """Return the path of the module that an argument belongs to, in the form in which nodes have it."""
+    return row.name.rpartition(".")[0].removeprefix("self.").removeprefix("fn.")
 
 
 def _temporary(storages: Iterable[_Storage]) -> list[_Storage]:

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
-import { holdersAt, KINDS, MOST_STEPS, peakOf, stepsOf, storagesOf, thinned } from '../src/model/memory';
+import { holdersAt, KINDS, layerOf, MOST_STEPS, peakOf, stepsOf, storagesOf, thinned } from '../src/model/memory';
 import { readMemory } from '../src/model/records';
 
 const MEMORY = {
@@ -41,6 +41,21 @@ test('the composition groups by kind, line and module, the largest first', () =>
       ['mlp', 3, 25, ['a', 'b']],
       ['', null, 10, ['w']]
     ]
+  );
+});
+
+test('a layer is a path up to its first number, and has storages of several kinds', () => {
+  assert.deepEqual(['transformer.h.3.mlp.act', '0.relu', 'up_blocks.1', 'model.norm.inner', ''].map(layerOf), [
+    'transformer.h.3',
+    '0',
+    'up_blocks.1',
+    'model.norm',
+    ''
+  ]);
+  const holders = holdersAt(1, storagesOf(read({ module_table: ['h.1.mlp', 'h.1.attn'] })), true);
+  assert.deepEqual(
+    holders.map(each => [each.module, each.line, each.bytes, each.kinds]),
+    [['h.1', null, 35, ['saved', 'parameters', 'temporary']]]
   );
 });
 

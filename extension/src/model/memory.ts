@@ -28,9 +28,11 @@ export interface IStep {
   readonly of: Readonly<Record<Kind, number>>;
 }
 
-/** The storages that one line and module hold at a step. */
+/** The storages that one line and module, or one layer, hold at a step. */
 export interface IHolder {
-  readonly kind: Kind;
+  /** The kinds of the storages, the one with the most bytes first. */
+  readonly kinds: readonly Kind[];
+  /** Null for a layer. */
   readonly line: UserLine | null;
   readonly module: string;
   readonly names: readonly string[];
@@ -90,17 +92,34 @@ export function thinned(steps: readonly IStep[]): readonly IStep[] {
   );
 }
 
-/** The storages that are alive at a step, grouped by line and module, the largest group first. */
-export function holdersAt(step: number, storages: readonly ILive[]): IHolder[] {
-  const groups = new Map<string, { names: string[]; bytes: number } & Pick<IHolder, 'kind' | 'line' | 'module'>>();
-  for (const { name, kind, bytes, begin, end, line, module } of storages) {
-    if (begin <= step && step <= end && bytes > 0) {
-      const key = JSON.stringify([kind, line?.file, line?.line, module]);
-      const group = groups.get(key) ?? { kind, line, module, names: [], bytes: 0 };
-      groups.set(key, group);
-      group.names.push(name);
-      group.bytes += bytes;
+/**
+ * The storages that are alive at a step, the largest group first. They are grouped by kind, line and module, or by layer.
+ */
+export function holdersAt(step: number, storages: readonly ILive[], byLayer = false): IHolder[] {
+  const groups = new Map<string, ILive[]>();
+  for (const each of storages) {
+    if (each.begin <= step && step <= each.end && each.bytes > 0) {
+      const { kind, line, module } = each;
+      const key = byLayer ? layerOf(module) : JSON.stringify([kind, line?.file, line?.line, module]);
+      const members = groups.get(key) ?? [];
+      groups.set(key, members);
+      members.push(each);
     }
   }
-  return [...groups.values()].sort((a, b) => b.bytes - a.bytes);
+  const bytesOf = (members: readonly ILive[], kind?: Kind): number =>
+    members.reduce((sum, each) => sum + (kind === undefined || each.kind === kind ? each.bytes : 0), 0);
+  return [...groups.values()]
+    .map(members => ({
+      kinds: KINDS.filter(kind => bytesOf(members, kind) > 0).sort((a, b) => bytesOf(members, b) - bytesOf(members, a)),
+      line: byLayer ? null : (members[0]?.line ?? null),
+      module: byLayer ? layerOf(members[0]?.module ?? '') : (members[0]?.module ?? ''),
+      names: members.map(each => each.name),
+      bytes: bytesOf(members)
+    }))
+    .sort((a, b) => b.bytes - a.bytes);
+}
+
+/** The layer of a module: its path up to the first number, `transformer.h.3`, or the first two parts of its path. */
+export function layerOf(module: string): string {
+  return /^.*?\.\d+(?=\.|$)|^\d+(?=\.|$)/.exec(module)?.[0] ?? module.split('.').slice(0, 2).join('.');
 }

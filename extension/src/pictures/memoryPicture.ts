@@ -19,6 +19,7 @@ import { dotted, h, soft, svg, uniqueId } from '../view/dom';
 import type { Child } from '../view/dom';
 import { cutGraphsNotice, graphHeading, userName } from '../view/graph';
 import { table } from '../view/table';
+import type { Column } from '../view/table';
 
 /** The page draws at most this many graphs; a fold has the rest. */
 const MOST_GRAPHS = 4;
@@ -33,6 +34,9 @@ const ENGINES: Readonly<Record<string, readonly [string, string]>> = {
   eager: ['2 3', 'eager, measured'],
   upstream: ['8 4', 'stock torch.compile, measured']
 };
+
+/** The key in `folds` of the choice to group by layer. */
+const LAYERS = 'memory by layer';
 
 /** The steps that the reader chose, by report and graph. They are kept when the panel is drawn again. */
 const chosenSteps = new Map<string, number>();
@@ -262,7 +266,7 @@ class Picture {
     );
     const axes = select(picture).append('g').attr('class', 'al-axes');
     const ticks = axisBottom(x)
-      .ticks(8)
+      .ticks(Math.min(8, memory.steps))
       .tickFormat(step => grouped(Number(step)))
       .tickSizeOuter(0);
     axes.append('g').attr('transform', `translate(0,${bottom})`).call(ticks);
@@ -373,38 +377,56 @@ class Picture {
     slider?.setAttribute('aria-valuenow', String(step + 1));
     slider?.setAttribute('aria-valuetext', this.words.textContent ?? '');
     this.figure.dataset['step'] = String(step);
-    this.composition.replaceChildren(this.tableAt(step, total));
+    this.composition.replaceChildren(this.grouping(), this.tableAt(step, total));
+  }
+
+  /** The button that groups the table by layer, or by line and module. */
+  private grouping(): HTMLElement {
+    const { folds } = this.context;
+    const pressed = folds.get(LAYERS) === true;
+    const button = h(
+      'button',
+      { type: 'button', class: 'al-button', 'data-action': 'layers', 'aria-pressed': String(pressed) },
+      pressed ? 'Group by line and module' : 'Group by layer'
+    );
+    button.addEventListener('click', () => {
+      folds.set(LAYERS, !pressed);
+      this.show(this.step);
+      this.composition.querySelector('button')?.focus();
+    });
+    return h('p', {}, button);
   }
 
   /** The table of the storages that are alive at a step. */
   private tableAt(step: number, total: number): HTMLElement {
     const { context, entry } = this;
     const { selection } = context;
+    const byLayer = context.folds.get(LAYERS) === true;
     return table<IHolder>(context, {
       name: 'memory',
       label: 'What holds the memory at the chosen step',
       columns: [
-        { name: 'module', title: 'module', kind: 'code', cell: row => placeOf(entry, row) },
-        { name: 'line', title: 'line', kind: 'code', cell: row => selection.lineButton(row.line) },
+        {
+          name: 'module',
+          title: byLayer ? 'layer' : 'module',
+          kind: 'code',
+          cell: row => placeOf(entry, row)
+        },
+        ...(byLayer
+          ? []
+          : ([
+              { name: 'line', title: 'line', kind: 'code', cell: row => selection.lineButton(row.line) }
+            ] as const satisfies readonly Column<IHolder>[])),
         {
           name: 'kind',
           title: 'kind',
-          cell: ({ kind }) =>
-            h(
-              'span',
-              {},
-              svg(
-                'svg',
-                { width: 10, height: 10, class: 'al-swatch', 'aria-hidden': 'true' },
-                svg('rect', { width: 10, height: 10, class: `al-memory-${kind}` })
-              ),
-              kind
-            )
+          cell: ({ kinds }) => h('span', {}, ...kinds.flatMap(kind => [swatch(kind), `${kind} `]))
         },
         {
           name: 'count',
           title: 'storages',
           help: 'The number of storages',
+          lesser: 'storages: ',
           kind: 'number',
           value: row => row.names.length,
           cell: row => grouped(row.names.length)
@@ -419,8 +441,8 @@ class Picture {
           cell: row => percent(row.bytes, total)
         }
       ],
-      rows: holdersAt(step, this.storages),
-      key: row => `${row.kind} ${row.module}`,
+      rows: holdersAt(step, this.storages, byLayer),
+      key: row => `${row.kinds.join(' ')} ${row.module}`,
       rowData: row => ({
         'data-bytes': String(row.bytes),
         ...selection.linked(
@@ -448,6 +470,11 @@ function legendItem(title: string, shape: SVGElement, width = 10): HTMLElement {
 
 function engineOf(engine: string): readonly [string, string] {
   return ENGINES[engine] ?? ['1 2', `${engine}, measured`];
+}
+
+function swatch(kind: Kind): SVGElement {
+  const square = svg('rect', { width: 10, height: 10, class: `al-memory-${kind}` });
+  return svg('svg', { width: 10, height: 10, class: 'al-swatch', 'aria-hidden': 'true' }, square);
 }
 
 function percent(part: number, whole: number): string {
