@@ -203,8 +203,9 @@ def _measure_one(
         timed = timer.timed(seconds, lambda text: skip(f"{captured.frame}: {text}"))
         index = _index(captured, entry)
         try:
-            for each in timer.memory_curves() if curve is not None else ():
-                curve(replace(each, frame=captured.frame, graph=index))
+            if curve is not None:
+                for each in timer.memory_curves():
+                    curve(replace(each, frame=captured.frame, graph=index))
         except Exception as error:  # noqa: BLE001  # torch's profiler may be in use
             skip(f"{captured.frame}: memory was not measured: {_line(error)}")
         if alone is not None and alone.calls.eager:

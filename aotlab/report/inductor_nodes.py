@@ -73,8 +73,7 @@ class _Reader:
                     self._add(inputs[name], inputs[name].storages)
             elif isinstance(each, ast.Return):
                 returned = each.value.elts if isinstance(each.value, ast.Tuple) else []
-                names = tuple([(_names(item) or [""])[0] for item in returned])
-                self._add(_node("output", "output", names), ())
+                self._add(_node("output", "output", tuple([(_names(item) or [""])[0] for item in returned])), ())
             elif isinstance(each, ast.Assign) and isinstance(target := each.targets[0], ast.Name):
                 maker = makers.get(target.id) or _node(target.id, "call_function", ())
                 node = replace(maker, name=target.id, op="call_function", inputs=tuple(_names(each.value)))
@@ -124,7 +123,7 @@ class _Reader:
             dtype = getattr(torch, ast.unparse(call.args[2]).removeprefix("torch."))
             return [(number, _size(call.args[0], call.args[1], dtype.itemsize))]
         if isinstance(value, ast.Name) or function in ("reinterpret_tensor", "alias"):
-            source = _names(value.args[0] if call is not None else value)[0]
+            source = _names(value if call is None else call.args[0])[0]
             return [(self.numbers[source], 0)] if source in self.numbers else []
         if name in asserted:
             shape, stride = asserted[name]

@@ -11,7 +11,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 
 from aotlab.errors import UserLine
 from aotlab.ir.fx_graphs import NodeRecord
@@ -168,7 +167,9 @@ def _run_backwards(
     """
     gradients: dict[str, list[_Storage]] = {}
     passed_on: list[_Storage] = []
-    for backward, names in zip_longest(backwards, receivers, fillvalue=()):
+    if len(receivers) != len(backwards):
+        receivers = [()] * len(backwards)
+    for backward, names in zip(backwards, receivers, strict=True):
         given_here = dict(given)
         tangents = [node for node in backward if node.op == "placeholder" and "tangents" in node.target]
         for node in tangents:

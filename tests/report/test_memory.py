@@ -85,7 +85,8 @@ class Attention(nn.Module):
         q, k, v = self.mix(self.norm(x)).view(4, 16, 3, 4, 8).permute(2, 0, 3, 1, 4)
         y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + y.transpose(1, 2).reshape(4, 16, 32)
-        return (x + self.out(x)).square().mean()
+        result: Tensor = (x + self.out(x)).square().mean()
+        return result
 
 
 class Convolutions(nn.Module):
@@ -99,7 +100,8 @@ class Convolutions(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.down(x)
-        return self.up(torch.cat([x, self.low(x)], 1)).sigmoid().mean()
+        result: Tensor = self.up(torch.cat([x, self.low(x)], 1)).sigmoid().mean()
+        return result
 
 
 @pytest.mark.parametrize(("model", "shape"), [(Attention, (4, 16, 32)), (Convolutions, (2, 3, 32, 32))])

@@ -26,7 +26,7 @@ const MOST_GRAPHS = 4;
 
 /** In pixels: the size of the picture, if its width is not known yet, and the margins around the areas. */
 const [WIDTH, HEIGHT] = [940, 260];
-const MARGIN = { top: 20, right: 8, bottom: 34, left: 66 };
+const MARGIN = { top: 20, right: 22, bottom: 34, left: 66 };
 
 /** The engines of measured curves, with the dashes of their lines and their names. */
 const ENGINES: Readonly<Record<string, readonly [string, string]>> = {
@@ -426,7 +426,6 @@ class Picture {
           name: 'count',
           title: 'storages',
           help: 'The number of storages',
-          lesser: 'storages: ',
           kind: 'number',
           value: row => row.names.length,
           cell: row => grouped(row.names.length)
