@@ -180,7 +180,7 @@ def call(args):
 
 
 def test_generated_code() -> None:
-    """Of Inductor's code, the model knows buffers, reuses, views, results of extern ops, and what they come from."""
+    """The model reads buffers, reuses, views and results of extern ops, with their lines, from Inductor's code."""
 
     def function(x: Tensor, w: Tensor) -> Tensor:
         return (x @ w).relu().sort().values.sum()
