@@ -53,6 +53,21 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose the tier, and pass it to xdist's workers."""
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     config.option.tier = config.option.tier or ("quick" if whole else "all")
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        config.pluginmanager.register(_FailuresAtOnce(config))
+
+
+class _FailuresAtOnce:
+    """Print a test that failed when it fails. A run that is stopped before its end prints no summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Print the test's name and its error."""
+        if report.failed:
+            error = next((line[1:].strip() for line in report.longreprtext.splitlines() if line.startswith("E ")), "")
+            self.config.pluginmanager.getplugin("terminalreporter").write_line(f"\n{report.nodeid} failed: {error}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -2,8 +2,10 @@
 
 ``quick``, the default, has the fast tests and a sample of each family of cases. ``full`` has the other tests of CI, and
 ``long`` has the remaining tests. A test is in one tier: by ``pytest.mark.tier``, or by its recorded duration and its
-place in its family. ``python -m tests.tiers REPORT.xml …`` records durations from reports that ``pytest --junitxml``
-wrote.
+place in its family. A family is the cases of one function. If a function has the mark ``full``, its cases are not
+quick, and a sample of them is full. All other marks hold for every case.
+
+``python -m tests.tiers REPORT.xml …`` records durations from reports that ``pytest --junitxml`` wrote.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ RECORD = Path(__file__).with_name("durations.json")
 SLOW = {"quick": 0.2, "full": 12.0}
 #: So many cases of one function are quick, and full.
 SAMPLE = {"quick": 24, "full": 60}
+#: The sample of one function takes at most so many seconds.
+SECONDS = {"quick": 4.0, "full": 12.0}
 #: Shorter durations are not recorded.
 _SHORTEST = 0.1
 
@@ -35,24 +39,24 @@ def choose(items: Sequence[pytest.Item], tier: str) -> tuple[list[pytest.Item], 
         families[_function(item.nodeid)].append(item)
     found = {}
     for name, cases in families.items():
-        sampled = {kind: _spread(len(cases), SAMPLE[kind]) for kind in SAMPLE}
+        seconds = recorded.get(name, _SHORTEST)
+        most = {kind: max(1, min(SAMPLE[kind], int(SECONDS[kind] / seconds))) for kind in SAMPLE}
+        sampled = {kind: _spread(len(cases), most[kind]) for kind in SAMPLE if seconds < SLOW[kind]}
         for number, item in enumerate(cases):
-            marker = item.get_closest_marker("tier")
-            found[item] = marker.args[0] if marker else _tier(recorded.get(name, 0.0), number, sampled)
+            marker, module = item.get_closest_marker("tier"), item.getparent(pytest.Module)
+            of_all = module is not None and any(each.name == "tier" for each in module.own_markers)
+            if marker is None or (marker.args[0] == "full" and not of_all):
+                tiers = ("full",) if marker else ("quick", "full")
+                found[item] = next((each for each in tiers if number in sampled.get(each, ())), "long")
+            else:
+                found[item] = marker.args[0]
     assert set(found.values()) <= set(TIERS)
     return [item for item in items if found[item] == tier], [item for item in items if found[item] != tier]
 
 
-def _tier(seconds: float, number: int, sampled: dict[str, set[int]]) -> str:
-    for tier in ("quick", "full"):
-        if seconds < SLOW[tier] and number in sampled[tier]:
-            return tier
-    return "long"
-
-
 def _spread(count: int, most: int) -> set[int]:
     """Choose at most so many of ``count`` numbers, evenly, the first and the last among them."""
-    return set(range(count)) if count <= most else {round(n * (count - 1) / (most - 1)) for n in range(most)}
+    return set(range(count)) if count <= most else {round(n * (count - 1) / max(most - 1, 1)) for n in range(most)}
 
 
 def _function(nodeid: str) -> str:

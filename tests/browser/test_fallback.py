@@ -9,6 +9,8 @@ from tests.browser.lab import THEMES, Lab, write_notebook
 from tests.browser.looks import hard_to_read
 from tests.browser.samples import hostile, training_step
 
+pytestmark = pytest.mark.tier("full")
+
 
 def html_only(report: Report) -> dict[str, object]:
     """Return the report's bundle without its JSON."""

@@ -7,6 +7,8 @@ import pytest
 from tests.browser.lab import THEMES, Lab, write_notebook
 from tests.browser.looks import hard_to_read
 
+pytestmark = pytest.mark.tier("full")
+
 PROGRAM = """\
 import torch
 from aotlab import teach

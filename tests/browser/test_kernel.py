@@ -11,6 +11,8 @@ from tests.browser.lab import THEMES, Lab, write_notebook
 from tests.browser.looks import hard_to_read
 from tests.browser.samples import HOSTILE
 
+pytestmark = pytest.mark.tier("full")
+
 SETUP = "%load_ext aotlab\nimport torch\nx = torch.zeros(4)"
 STEP = "%%aotcompile --backend eager\nx.add_(1)\ny = x[1:] * 2"
 # Within another widget a dashboard is a widget, not the report that our renderer draws.

@@ -6,6 +6,8 @@ import pytest
 
 from tests.browser.lab import THEMES, Lab, write_notebook
 
+pytestmark = pytest.mark.tier("full")
+
 
 def test_plain_notebook(lab: Lab) -> None:
     """A notebook without aotlab runs, follows the theme, survives a reload and can be saved."""

@@ -10,6 +10,8 @@ from tests.browser.lab import THEMES, Lab, write_notebook
 from tests.browser.looks import hard_to_read
 from tests.browser.samples import hostile, training_step
 
+pytestmark = pytest.mark.tier("full")
+
 
 @pytest.mark.parametrize("trusted", [True, False], ids=["trusted", "untrusted"])
 def test_report_without_a_kernel(lab: Lab, trusted: bool, extension: None) -> None:

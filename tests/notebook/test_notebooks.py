@@ -21,6 +21,8 @@ from tests.teach.pages import PAGES
 nbclient = pytest.importorskip("nbclient", reason="needs nbclient, of the extra `test`")
 nbformat = pytest.importorskip("nbformat", reason="needs nbformat, which nbclient brings")
 
+pytestmark = pytest.mark.tier("full")
+
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 REPORT = "application/vnd.aotlab.report.v1+json"
