@@ -99,7 +99,11 @@ def _parser() -> Any:
         "with registers, shared memory and bytes; the cell runs on the CPU. Needs the extra `rehearse`",
     )
     add("--no-verify", action="store_true", help="do not compare each graph with eager before it is used")
-    add("--time", action="store_true", help="time the graphs beside eager, and measure their memory, when the cell has run")
+    add(
+        "--time",
+        action="store_true",
+        help="time the graphs beside eager, and measure their memory, when the cell has run",
+    )
     add(
         "--partitioner",
         choices=["default", "min-cut"],

@@ -22,6 +22,7 @@ import torch
 
 from aotlab.ir.fx_graphs import NodeRecord
 from aotlab.ir.specs import Size, SymExpr
+from aotlab.report.text import known_size
 
 if TYPE_CHECKING:
     from aotlab.backends.compile_stage import CompiledGraphRecord
@@ -50,12 +51,14 @@ def _flat(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 class _Reader:
     """Turns the statements of one function into nodes.
 
-    ``numbers`` maps each variable to the number of its storage.
+    ``numbers`` maps each variable to the number of its storage, and ``values`` each symbolic size to its value in the
+    traced call.
     """
 
     graph: CompiledGraphRecord
     nodes: list[NodeRecord] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict)
+    values: dict[str, int] = field(default_factory=dict)
 
     def read(self, statements: Sequence[ast.stmt]) -> tuple[NodeRecord, ...]:
         inputs = {node.name: node for node in self.graph.nodes if node.op == "placeholder"}
@@ -65,6 +68,11 @@ class _Reader:
             if (call := _call(each)) is not None and ast.unparse(call.func) == "assert_size_stride"
             if (names := _names(call.args[0]))
         }
+        for name, (shape, _) in asserted.items():
+            spec = inputs[name].spec if name in inputs else None
+            if spec is not None and isinstance(shape, ast.Tuple):
+                sizes = zip(shape.elts, map(known_size, spec.shape), strict=False)
+                self.values.update({each.id: size for each, size in sizes if isinstance(each, ast.Name)})
         makers = self._makers(statements)
         for each in statements:
             call, used = _call(each), _names(each)
@@ -121,13 +129,13 @@ class _Reader:
         number = len(self.nodes) + len(self.graph.nodes) * 8  # different from the numbers of the inputs
         if call is not None and function.startswith("empty_strided"):
             dtype = getattr(torch, ast.unparse(call.args[2]).removeprefix("torch."))
-            return [(number, _size(call.args[0], call.args[1], dtype.itemsize))]
+            return [(number, _size(call.args[0], call.args[1], dtype.itemsize, self.values))]
         if isinstance(value, ast.Name) or function in ("reinterpret_tensor", "alias"):
             source = _names(value if call is None else call.args[0])[0]
             return [(self.numbers[source], 0)] if source in self.numbers else []
         if name in asserted:
             shape, stride = asserted[name]
-            return [(number, _size(shape, stride, self._itemsize(shape, maker)))]
+            return [(number, _size(shape, stride, self._itemsize(shape, maker), self.values))]
         return []
 
     def _itemsize(self, shape: ast.expr, maker: NodeRecord) -> int:
@@ -169,11 +177,12 @@ def _key(source: str) -> str:
         return source
 
 
-def _size(shape: ast.expr, stride: ast.expr, itemsize: int) -> Size:
-    """Return the bytes of a tensor's storage."""
+def _size(shape: ast.expr, stride: ast.expr, itemsize: int, values: Mapping[str, int]) -> Size:
+    """Return the bytes of a tensor's storage. ``values`` has the values of symbolic sizes."""
     try:
-        sizes, strides = ast.literal_eval(shape), ast.literal_eval(stride)
-    except ValueError:
+        # These are parts of the code that Inductor generated in this process, and that runs in any case.
+        sizes, strides = (eval(ast.unparse(each), {"__builtins__": {}}, dict(values)) for each in (shape, stride))
+    except (NameError, TypeError):
         return SymExpr(expression=ast.unparse(shape))
     if 0 in sizes:
         return 0

@@ -164,7 +164,7 @@ CODE = """
 def call(args):
     primals_1, primals_2 = args
     args.clear()
-    assert_size_stride(primals_1, (8, 4), (4, 1), 'input')
+    assert_size_stride(primals_1, (s7, 4), (4, 1), 'input')
     buf0 = empty_strided_cpu((8, 16), (16, 1), torch.float32)
     # [Provenance debug handles] extern_kernels.mm:1
     extern_kernels.mm(primals_1, primals_2, out=buf0)
@@ -173,7 +173,7 @@ def call(args):
     buf2 = torch.ops.aten.sort.default(buf1)
     buf3 = buf2[0]
     assert_size_stride(buf3, (8, 16), (16, 1), 'torch.ops.aten.sort.default')
-    buf5 = empty_strided_cpu((), (), torch.float32)
+    buf5 = empty_strided_cpu((2*s7, ), (1, ), torch.float32)
     cpp_fused_sum_1(buf3, buf5)
     return (buf5, reinterpret_tensor(buf1, (16, 8), (1, 16), 0), )
 """
@@ -196,7 +196,7 @@ def test_generated_code() -> None:
     )
     nodes = {each.name: each for each in inductor_nodes(replace(graph, wrapper=CODE, kernels=kernels))}
     sizes = {name: nbytes for name, each in nodes.items() for _, nbytes in each.storages}
-    assert sizes == {"primals_1": 128, "primals_2": 256, "buf0": 512, "buf1": 0, "buf3": 512, "buf5": 4}
+    assert sizes == {"primals_1": 128, "primals_2": 256, "buf0": 512, "buf1": 0, "buf3": 512, "buf5": 64}
     assert [number for number, _ in nodes["buf0"].storages] == [number for number, _ in nodes["buf1"].storages]
     assert nodes["output"].inputs == ("buf5", "buf1")
     assert nodes["buf0"].line is not None
