@@ -104,6 +104,14 @@ def _parser() -> Any:
         action="store_true",
         help="time the graphs beside eager, and measure their memory, when the cell has run",
     )
+    _add_partitioner(add)
+    add("--quiet", action="store_true", help="do not display the report")
+    add("-h", "--help", action="store_true", help="show this help, and run nothing")
+    return parser
+
+
+def _add_partitioner(add: Callable[..., object]) -> None:
+    """Add the options about the partitioner to a parser; ``add`` is its method ``add_argument``."""
     add(
         "--partitioner",
         choices=["default", "min-cut"],
@@ -117,9 +125,6 @@ def _parser() -> Any:
         metavar="NUMBER",
         help="the memory that min-cut may use: from 0 (least memory) to 1 (default: least time)",
     )
-    add("--quiet", action="store_true", help="do not display the report")
-    add("-h", "--help", action="store_true", help="show this help, and run nothing")
-    return parser
 
 
 _PARSER = _parser()
