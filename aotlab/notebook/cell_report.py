@@ -27,6 +27,9 @@ from aotlab.report.rows import tensor_info
 from aotlab.upstream import graph_of, numbered, with_indices
 from aotlab.verification import Comparison
 
+#: The ``process`` of the phases that stock `torch.compile` logged in the cell's own process.
+STOCK = "stock torch.compile"
+
 
 class CellReporter:
     """Makes the reports of a cell, with the notebook's names for the results of its graphs.
@@ -132,15 +135,27 @@ class CellReporter:
         )
         report = replace(base, frames=frames, cell=cell, timing_rows=timings, notes=tuple(notes))
         report = report.with_verification(rows)
-        return replace(report, engine_rows=engine_rows(report), timeline_rows=self._timeline(frames, stock))
+        return replace(
+            report, engine_rows=engine_rows(report), timeline_rows=tuple(self._timeline(base, frames, stock))
+        )
 
-    def _timeline(self, frames: Sequence[Frame], stock: Mapping[int, StockGraph]) -> tuple[TimelineRow, ...]:
-        """Return the time line of the compilations by stock `torch.compile`."""
-        observation = self._state.observation
+    def _timeline(
+        self, base: Report, frames: Sequence[Frame], stock: Mapping[int, StockGraph]
+    ) -> Iterator[TimelineRow]:
+        """Return the time line of the run, and the phases of the compilations by stock `torch.compile`."""
+        state = self._state
+        entries = {(frame.name, graph.index): graph.entry for frame in base.frames for graph in frame.graphs}
         places = {graph.entry: (frame.name, graph.index) for frame in frames for graph in frame.graphs}
-        ids = {entry: each.compile_id for entry, each in stock.items()}
-        names = {key: places[entry] for entry, key in ids.items() if key is not None and entry in places}
-        return () if observation is None else observation.timeline_of(names)
+        for row in base.timeline_rows:
+            entry = entries.get((row.frame or "", row.graph or 0))
+            frame, graph = (None, None) if entry is None else places.get(entry, (None, None))
+            yield replace(row, frame=frame, graph=graph)
+        if state.observation is not None:
+            ids = {entry: each.compile_id for entry, each in stock.items()}
+            names = {key: places[entry] for entry, key in ids.items() if key is not None and entry in places}
+            begin = state.recording.began_at()
+            for row in state.observation.timeline_of(names):
+                yield replace(row, start_ns=row.start_ns - begin, process=STOCK)
 
     def _frame(self, frame: Frame, stock: Mapping[int, StockGraph]) -> Frame:
         frame = self._of_upstream(frame, stock) if any(each.entry in stock for each in frame.graphs) else frame

@@ -17,6 +17,7 @@ from aotlab.report.model import (
     report_schema,
 )
 from aotlab.report.tables import table
+from aotlab.report.timeline import write_perfetto
 from aotlab.report.verdict import verdict
 from aotlab.report.views import DRAWING, ExportedGraph
 
@@ -50,3 +51,4 @@ def _memory_figure(report: Report) -> object:
 
 DRAWING.update(figure=_figure, memory_figure=_memory_figure, export=export, exported=exported_html)
 DRAWING.update(verdict=verdict, page=page, plain=plain, bundle=bundle, table=table, describe=describe, record=record)
+DRAWING.update(perfetto=write_perfetto)

@@ -28,6 +28,7 @@ from aotlab.report.recompiles import misses
 from aotlab.report.snapshots import Snapshot, backward_snapshot, snapshot
 from aotlab.report.spent import Spent
 from aotlab.report.text import in_cell, places_in, why_dynamo_stopped
+from aotlab.report.timeline import with_moments
 from aotlab.report.varying import guard, settled
 from aotlab.report.views import Views
 
@@ -110,6 +111,7 @@ class Recording(Views[Report]):
         self._created = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
         self._begin_ns = time.perf_counter_ns()
         self._end_ns: int | None = None
+        self._clock_ns = time.time_ns() - self._begin_ns
         self._spent = Spent(self._begin_ns)
         self._config = tuple([Switch(name=name, value=switch_value(name)) for name in config.__annotations__])
         # The key is a function's id and name. The id alone is not unique, because Python may reuse the id of a function
@@ -161,6 +163,10 @@ class Recording(Views[Report]):
         with self._lock:
             self._spent.end(time.perf_counter_ns())
 
+    def began_at(self) -> int:
+        """Return the time of the clock at the begin of the run, as `time.time_ns` counts it."""
+        return self._begin_ns + self._clock_ns
+
     def hear(self, event: events.Event) -> None:
         """Record one event; this is the listener that `aotlab.events` calls."""
         if type(event) is events.Called:
@@ -184,7 +190,7 @@ class Recording(Views[Report]):
         with self._lock:
             self._note(event, stage_snapshot)
             heard = time.perf_counter_ns()
-            self._spent.add("recording", heard, heard - event.at_ns)
+            self._spent.add("recording", heard, heard - event.at_ns, getattr(event, "entry", None))
 
     def __getattr__(self, name: str) -> object:
         """Return a field or a method of the report."""
@@ -205,7 +211,7 @@ class Recording(Views[Report]):
                 entry = self._entries[event.entry] = log.entries[event.entry] = _EntryLog(entry=event.entry)
             entry.calls += 1
             entry.storage_ids = event.storage_ids or entry.storage_ids
-        self._spent.add("eager" if event.entry is None else "compiled", event.at_ns, event.duration_ns)
+        self._spent.add("eager" if event.entry is None else "compiled", event.at_ns, event.duration_ns, event.entry)
 
     def _note(self, event: events.Event, stage_snapshot: Snapshot | None) -> None:
         match event:
@@ -228,15 +234,15 @@ class Recording(Views[Report]):
                         replace(stage_snapshot, stage=entry_log.alone(stage_snapshot.stage, event))
                     )
                 kind = event.stage if isinstance(event, events.StageFinished) else "backward"
-                self._spent.add(kind, event.at_ns, event.duration_ns)
+                self._spent.add(kind, event.at_ns, event.duration_ns, event.entry)
             case events.CompileFinished():
-                self._spent.add("between", event.at_ns, event.duration_ns)
+                self._spent.add("between", event.at_ns, event.duration_ns, event.entry)
                 if event.entry in self._entries:
                     self._entries[event.entry].finished = event
             case events.CompileFailed():
                 if event.entry in self._entries and isinstance(event.error, Exception):  # an interrupt is no failure
                     self._entries[event.entry].failed = event
-                self._spent.add("between", event.at_ns, event.duration_ns)
+                self._spent.add("between", event.at_ns, event.duration_ns, event.entry)
             case events.Spent():
                 self._spent.add(event.kind, event.at_ns, event.duration_ns)
             case events.GraphBreak():
@@ -307,6 +313,7 @@ class Recording(Views[Report]):
             frames=tuple(frames),
             graph_break_rows=tuple(self._breaks),
             time_rows=spent,
+            timeline_rows=with_moments(self._spent.timeline(frames), frames, self._breaks),
             notes=tuple(self._notes),
         )
 

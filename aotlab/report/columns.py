@@ -349,10 +349,18 @@ COLUMNS: dict[str, dict[str, Column]] = {
     },
     "timeline": {
         **_KEY,
-        "process": (_TEXT, "the rank of the process, or the name of its log; empty if there is one process"),
-        "phase": (_TEXT, "torch's name for the phase of the compilation"),
+        "process": (
+            _TEXT,
+            "the rank of the process, or the name of its log; empty if there is one process; in the report of a cell, "
+            "stock torch.compile for the phases that torch logged",
+        ),
+        "phase": (_TEXT, "the activity, or torch's name for the phase of the compilation"),
         "stage": (_TEXT, "the kind in the table time to which the phase's own time belongs"),
-        "start_ns": (_COUNT, "the begin of the phase, in ns since the begin of the first phase"),
+        "start_ns": (
+            _COUNT,
+            "the begin of the phase, in ns since the recording began; in a report that was read from logs, since the "
+            "begin of the first phase",
+        ),
         "duration_ns": (_COUNT, "wall time in ns"),
         "own_ns": (_COUNT, "wall time in ns without the phases inside of it; 0 for the work of other threads"),
         "thread": (_COUNT, "0 for the thread that compiles, a higher number for work at the same time"),

@@ -7,12 +7,19 @@ activity that sends an event: Python, the backward, and everything else.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from aotlab.report.model import TimeRow
+from aotlab.report.model import Frame, TimelineRow, TimeRow
 
 #: The number of latest intervals that `Spent` stores, because an interval that ends later may contain them.
 _OPEN = 10_000
+#: The number of intervals of each kind that the time line of a report shows; the first ones.
+_SHOWN = 1000
+#: Shorter intervals of the report itself are not shown.
+_SHORT_NS = 1_000_000
 REST = "rest"
 #: The kinds of activity in the order in which a report lists them, each with the name that a page shows.
 KINDS = {
@@ -36,6 +43,16 @@ KINDS = {
 }
 
 
+class _Interval(NamedTuple):
+    """An activity of one thread. ``entry`` is the compiled entry that it belongs to; None if it belongs to no entry."""
+
+    begin_ns: int
+    end_ns: int
+    kind: str
+    entry: int | None
+    thread: int
+
+
 class Spent:
     """Add up the time of each kind of activity.
 
@@ -47,6 +64,7 @@ class Spent:
         self._begin_ns = begin_ns
         self._ended: deque[tuple[int, int, int]] = deque(maxlen=_OPEN)  # begin, end, time of Dynamo captures in it
         self._sums: dict[str, list[int]] = {}
+        self._intervals: list[_Interval] = []
         self._rest: int | None = None
 
     def end(self, end_ns: int) -> None:
@@ -57,14 +75,17 @@ class Spent:
         """
         self._rest = self._left(end_ns)
 
-    def add(self, kind: str, end_ns: int, duration_ns: int) -> None:
+    def add(self, kind: str, end_ns: int, duration_ns: int, entry: int | None = None) -> None:
         """Add an interval of the activity ``kind``, without the time of earlier intervals inside of this interval.
+
+        The interval belongs to this thread, and to the compiled entry with the number ``entry``, if there is one.
 
         There is one exception. A comparison with eager runs ``torch.compile``, which captures with Dynamo. The time of
         these captures counts as comparison.
         """
         begin = outer = max(end_ns - duration_ns, self._begin_ns)
         own_ns, captured = end_ns - begin, 0
+        interval = _Interval(begin, end_ns, kind, entry, threading.get_ident())
         while self._ended and self._ended[-1][1] > begin:
             start, stop, inner = self._ended.pop()
             own_ns -= min(stop, end_ns) - max(start, begin)
@@ -73,6 +94,8 @@ class Spent:
         sums = self._sums.setdefault(kind, [0, 0])
         sums[0] += max(own_ns, 0)
         sums[1] += 1
+        if sums[1] <= _SHOWN and (kind != "recording" or duration_ns > _SHORT_NS):
+            self._intervals.append(interval)
         if kind == "verification" and captured:
             sums[0] += captured
             self._sums["dynamo"][0] -= captured
@@ -102,3 +125,53 @@ class Spent:
                 if kind in sums
             ]
         )
+
+    def timeline(self, frames: Sequence[Frame]) -> tuple[TimelineRow, ...]:
+        """Return the activities on the clock, in the order of their begins. Times count from the begin of the run.
+
+        ``frames`` have the graphs of the report, to which the activities belong.
+        """
+        graphs = {graph.entry: (frame.name, graph.index) for frame in frames for graph in frame.graphs}
+        threads = {each: n for n, each in enumerate(dict.fromkeys(each.thread for each in self._intervals))}
+        rows = []
+        for thread, number in threads.items():
+            ours = sorted([each for each in self._intervals if each.thread == thread], key=lambda i: (i[0], -i[1]))
+            rows += [self._row(*nested, number, graphs) for nested in _nested(ours)]
+        return tuple(sorted(rows, key=lambda row: row.start_ns))
+
+    def _row(
+        self, interval: _Interval, depth: int, own_ns: int, thread: int, graphs: Mapping[int | None, tuple[str, int]]
+    ) -> TimelineRow:
+        frame, graph = graphs.get(interval.entry, (None, None))
+        return TimelineRow(
+            frame=frame,
+            graph=graph,
+            phase=KINDS[interval.kind],
+            stage=interval.kind,
+            start_ns=interval.begin_ns - self._begin_ns,
+            duration_ns=interval.end_ns - interval.begin_ns,
+            own_ns=own_ns,
+            thread=thread,
+            depth=depth,
+            engine="upstream" if interval.kind == "upstream" else "aotlab",
+        )
+
+
+def _nested(intervals: Iterable[_Interval]) -> Iterator[tuple[_Interval, int, int]]:
+    """Return each interval of a thread, the number of intervals around it, and its time without those inside of it.
+
+    If two intervals overlap in part, the later one begins at the end of the earlier one.
+    """
+    around: list[int] = []
+    found: list[tuple[_Interval, int]] = []
+    own: list[int] = []
+    for number, interval in enumerate(intervals):
+        begin = interval.begin_ns
+        while around and found[around[-1]][0].end_ns < interval.end_ns:
+            begin = max(begin, found[around.pop()][0].end_ns)
+        if around:
+            own[around[-1]] -= interval.end_ns - begin
+        found.append((interval._replace(begin_ns=begin), len(around)))
+        own.append(interval.end_ns - begin)
+        around.append(number)
+    return ((interval, depth, own_ns) for (interval, depth), own_ns in zip(found, own, strict=True))

@@ -152,7 +152,10 @@ class Views(Generic[R_co]):
 
     @property
     def timeline(self) -> pd.DataFrame:
-        """One row per phase of a compilation of stock `torch.compile`, with its begin, its duration and its depth."""
+        """One row per activity, with its begin, its duration and its depth: stages, phases of compilations, calls.
+
+        A recompile and a graph break have a row without a duration; ``phase`` has the reason.
+        """
         return self._table("timeline")
 
     @property
@@ -223,6 +226,15 @@ class Views(Generic[R_co]):
         """
         path = Path(path)
         path.write_text(DRAWING["page"](self.report()), encoding="utf-8")
+        return path
+
+    def to_perfetto(self, path: str | Path) -> Path:
+        """Write the time line as a trace for Perfetto (https://ui.perfetto.dev), and return the path.
+
+        The trace has the rows of ``timeline``. Its times are in microseconds.
+        """
+        path = Path(path)
+        DRAWING["perfetto"](self.report(), path)
         return path
 
     def __str__(self) -> str:

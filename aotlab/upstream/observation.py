@@ -15,7 +15,7 @@ from aotlab import _torch as internals
 from aotlab.report.model import Report, TimelineRow, Views
 from aotlab.upstream.compilations import Compilation
 from aotlab.upstream.trace_log import CompileId, TraceLog
-from aotlab.upstream.trace_report import compilations_of, from_zero, report_of, timeline_rows
+from aotlab.upstream.trace_report import compilations_of, report_of, timeline_rows
 
 _AGAIN = "To compile again, observe with `aotlab.observe(caches=False)`."
 
@@ -79,11 +79,14 @@ class Observation(Views[Report]):
             self._parsed = len(log.records), compilations_of(log)
         return self._parsed[1]
 
-    def timeline_of(self, names: Mapping[CompileId, tuple[str, int]]) -> tuple[TimelineRow, ...]:
-        """Return the time line of some compilations. ``names`` has their frames and their graphs in these frames."""
+    def timeline_of(self, names: Mapping[CompileId, tuple[str, int]]) -> list[TimelineRow]:
+        """Return the time line of some compilations. ``names`` has their frames and their graphs in these frames.
+
+        The times are times of the clock.
+        """
         found = self.compilations()
         phases = [phase for key in names if key in found for phase in found[key].phases]
-        return from_zero(list(timeline_rows(phases, names)))
+        return list(timeline_rows(phases, names))
 
     def report(self) -> Report:
         """Return the report of all compilations so far."""

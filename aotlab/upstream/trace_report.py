@@ -14,6 +14,7 @@ from aotlab.errors import UserLine
 from aotlab.report.dynamo_breaks import graph_break
 from aotlab.report.environment import environment
 from aotlab.report.model import Frame, GraphBreakRow, Report, TimelineRow, TimeRow
+from aotlab.report.timeline import with_moments
 from aotlab.upstream.compilations import Compilation, graph_of, is_empty, refusal_of, with_indices
 from aotlab.upstream.frame_names import function_names, is_wrapper, stack_of
 from aotlab.upstream.phases import REST, STAGES, Phase, phases_of
@@ -95,7 +96,7 @@ def report_of(logs: Sequence[TraceLog], *, name: str, again: str) -> Report:
         frames=numbered(frames),
         graph_break_rows=tuple(breaks),
         time_rows=tuple(_times(phases)),
-        timeline_rows=from_zero(timeline),
+        timeline_rows=with_moments(from_zero(timeline), frames, breaks),
         notes=(_LACKS, *notes),
     )
 

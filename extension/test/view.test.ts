@@ -750,13 +750,13 @@ function pressKey(key: string): void {
   focused?.dispatchEvent(new dom.window.KeyboardEvent('keydown', { key, bubbles: true, cancelable: true }));
 }
 
-test('the time line nests phases, joins narrow ones, and leaves out the time without a compilation', () => {
+test('the time line nests phases, joins narrow ones, and leaves out the time without an activity', () => {
   const narrow = Array.from({ length: 50 }, (_, index) => phase('pass', 10 * index, 5, { depth: 2, own_ns: 0 }));
   show({
     ...sample(),
     timing_rows: [],
     timeline_rows: [
-      phase('dynamo', 0, 1_000_000, { own_ns: 600_000 }),
+      phase('dynamo', 0, 1_000_000, { own_ns: 600_000, engine: 'upstream' }),
       phase('compile_file', 300_000, 400_000, { depth: 1, stage: 'compilation of kernels' }),
       ...narrow,
       phase('compile_file', 500_000, 100_000, { thread: 1, frame: null, graph: null }),
@@ -776,7 +776,7 @@ test('the time line nests phases, joins narrow ones, and leaves out the time wit
     all('.al-timeline .al-lane').map(each => each.textContent),
     ['another thread']
   );
-  assert.equal(text('.al-left-out title'), '8.00 ms without a compilation');
+  assert.equal(text('.al-left-out title'), '8.00 ms without an activity');
   const titles = all('.al-phase > title').map(each => each.textContent);
   assert.equal(titles[0], 'dynamo: 1.00 ms, 600 µs of it its own · rest of Dynamo · step · graph 0');
   assert.equal(titles[3], '50 phases, 250 ns: pass');
@@ -812,6 +812,27 @@ test('a phase of the time line is chosen with the mouse or with keys', () => {
   assert.equal(phases().length, 2);
   one('[data-action=whole]').click();
   assert.equal(phases().length, 3);
+});
+
+test('graph breaks and recompiles are marks of the time line, with their reasons below it', () => {
+  const reason = '`x.size(0)` is 6 where <b> was 4';
+  const moments = [
+    phase('`print()` is called, at In [1], line 6', 20, 0, { stage: 'graph break', frame: null, graph: null }),
+    phase(reason, 50, 0, { stage: 'recompile' })
+  ];
+  show({ ...sample(), timeline_rows: [phase('trace', 0, 100, { stage: 'trace', engine: 'aotlab' }), ...moments] });
+  tab('timing');
+  assert.deepEqual(phases(), ['trace 0% 100% 18 trace: step · graph 0']);
+  assert.deepEqual(
+    all('[data-moment]').map(
+      each => `${each.getAttribute('data-moment')} ${each.querySelector('line')?.getAttribute('x1')}`
+    ),
+    ['graph break 20%', 'recompile 50%']
+  );
+  assert.deepEqual(
+    all('.al-moments li').map(each => each.textContent),
+    ['✂ 20 ns graph break: `print()` is called, at In [1], line 6', `↻ 50 ns recompile of step · graph 0: ${reason}`]
+  );
 });
 
 test('without phases there is no time line; a chosen graph has its own', () => {

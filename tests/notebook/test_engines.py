@@ -90,10 +90,14 @@ def test_upstream_fills_the_tables(shell: InteractiveShell) -> None:
     assert "verified: equal to eager" in report.verdict
     assert report.time.query("kind == 'upstream'")["engine"].tolist() == ["upstream"]
     assert report.engines.empty
-    phases = report.timeline
+    run = report.timeline[report.timeline["process"] == ""]
+    assert {"dynamo", "upstream", "verification", "compiled"} <= set(run["stage"])
+    phases = report.timeline[report.timeline["process"] == "stock torch.compile"]
     assert set(zip(phases["frame"], phases["graph"], phases["engine"], strict=True)) == {("lines 2–4", 0, "upstream")}
     assert {"capture", "trace"} <= set(phases["stage"])
-    assert phases["start_ns"].min() == 0
+    around = run[run["stage"] == "upstream"].iloc[0]
+    inner = phases[phases["phase"] == "create_aot_dispatcher_function"].iloc[0]
+    assert around.start_ns < inner.start_ns < inner.start_ns + inner.duration_ns < around.start_ns + around.duration_ns
 
 
 def test_both_engines_are_side_by_side(shell: InteractiveShell, tmp_path: Path) -> None:

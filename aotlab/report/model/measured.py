@@ -36,20 +36,22 @@ class TimeRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineRow:
-    """One phase of a compilation on the time line.
+    """One activity on the time line: a stage, a phase of a compilation, a comparison with eager, a call.
 
     Attributes
     ----------
     process
-        The rank of the process, or the name of its log; empty if the report is about one process.
+        The rank of the process, or the name of its log; empty if the report is about one process. In the report of a
+        cell, it is ``"stock torch.compile"`` for the phases that torch logged.
     frame, graph
         The graph's key in the report's tables; None if the phase belongs to no compilation.
     phase
-        torch's name for the phase.
+        The activity, or torch's name for the phase.
     stage
         The ``kind`` of the `TimeRow` to which the phase's own time belongs.
     start_ns, duration_ns
-        When the phase began, counted from the begin of the first phase, and how long it took.
+        When the phase began, counted from the begin of the recording, and how long it took. In a report that was read
+        from logs, times count from the begin of the first phase.
     own_ns
         How long the phase took without the phases inside of it. It is 0 for the work of other threads, because the
         thread that compiles waits for them.

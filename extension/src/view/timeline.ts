@@ -1,6 +1,7 @@
 /**
- * The time line: the phases of the compilations as nested bars. The axis leaves out the time without a compilation.
- * Bars that would be narrower than a pixel are drawn as one.
+ * The time line: the activities of the run and the phases of the compilations as nested bars. The axis leaves out the
+ * time without an activity. Bars that would be narrower than a pixel are drawn as one. Graph breaks and recompiles are
+ * moments: they are marks on the axis, and the list below the picture gives their reasons.
  */
 
 import type { TimelineRow } from '../model/report';
@@ -21,7 +22,13 @@ const BREAK = 1.2;
 
 /** The layers of the compiler: the class of their bars, their names, and their stages. */
 const LAYERS: readonly (readonly [string, string, readonly string[]])[] = [
-  ['dynamo', 'Dynamo', ['capture', 'guards', 'rest of Dynamo']],
+  ['dynamo', 'Dynamo', ['dynamo', 'guards', 'rest of Dynamo']],
+  ['aotlab', 'aotlab', ['dedupe', 'synthetic_bases', 'runtime', 'between', 'backward']],
+  ['inductor', 'the backend', ['compile', 'rest of the backend']],
+  ['other', 'stock torch.compile', ['upstream']],
+  ['verification', 'comparison with eager', ['verification']],
+  ['calls', 'calls', ['compiled', 'eager']],
+  ['caches', 'measurements and the report', ['timing', 'recording']],
   ['aot', 'AOTAutograd', ['metadata', 'trace', 'partition', 'wrappers', 'rest of AOTAutograd']],
   [
     'inductor',
@@ -33,6 +40,14 @@ const LAYERS: readonly (readonly [string, string, readonly string[]])[] = [
   ['caches', 'caches', ['caches']]
 ];
 const OTHER = ['other', 'other', []] as const;
+/** The layers of the stages whose name both engines use. */
+const SHARED_STAGES: Readonly<Record<string, Readonly<Record<string, string>>>> = {
+  capture: { aotlab: 'aotlab', upstream: 'dynamo' },
+  trace: { aotlab: 'aotlab', upstream: 'aot' },
+  partition: { aotlab: 'aotlab', upstream: 'aot' }
+};
+/** The stages of rows without a duration, each with its mark. */
+const MOMENTS: Readonly<Record<string, string>> = { 'graph break': '✂', recompile: '↻' };
 
 /** The bars of the picture: a phase, or several neighbours that are too short to be drawn each. */
 interface IBar {
@@ -61,9 +76,11 @@ export function timeline(context: IContext): Child[] {
   if (rows.length === 0) {
     return [];
   }
-  const layers = [...LAYERS, OTHER].filter(layer => rows.some(row => layerOf(row) === layer));
+  const phases = rows.filter(row => MOMENTS[row.stage] === undefined);
+  const moments = rows.filter(row => MOMENTS[row.stage] !== undefined);
+  const layers = [...LAYERS, OTHER].filter(layer => phases.some(row => layerOf(row) === layer));
   return [
-    heading('Time line', `${amount(rows.length, 'phase')} of the compilations, on the clock`),
+    heading('Time line', `${amount(phases.length, 'phase')}, on the clock`),
     h(
       'p',
       { class: 'al-key' },
@@ -80,12 +97,33 @@ export function timeline(context: IContext): Child[] {
         )
       )
     ),
-    new Picture(rows).element
+    new Picture(phases, moments).element,
+    momentList(moments)
   ];
 }
 
+/** The graph breaks and recompiles with their times and reasons; null if there are none. */
+function momentList(moments: readonly TimelineRow[]): Child {
+  return moments.length === 0
+    ? null
+    : h(
+        'ul',
+        { class: 'al-moments', 'aria-label': 'Graph breaks and recompiles' },
+        ...moments.map(row =>
+          h('li', {}, h('b', {}, `${MOMENTS[row.stage]} ${duration(row.start_ns)} `), momentText(row))
+        )
+      );
+}
+
+function momentText(row: TimelineRow): string {
+  return `${row.stage}${row.frame === null ? '' : ` of ${graphName(row)}`}: ${row.phase}`;
+}
+
 function layerOf(row: TimelineRow): (typeof LAYERS)[number] {
-  return LAYERS.find(([, , stages]) => stages.includes(row.stage)) ?? OTHER;
+  const name = SHARED_STAGES[row.stage]?.[row.engine];
+  return (
+    LAYERS.find(([layer, , stages]) => (name === undefined ? stages.includes(row.stage) : layer === name)) ?? OTHER
+  );
 }
 
 function endOf(row: TimelineRow): number {
@@ -98,7 +136,10 @@ class Picture {
   private readonly words = h('figcaption', { class: 'al-soft', role: 'status' });
   private readonly whole = h('button', { type: 'button', class: 'al-button', 'data-action': 'whole' }, 'Show all');
 
-  constructor(private readonly rows: readonly TimelineRow[]) {
+  constructor(
+    private readonly rows: readonly TimelineRow[],
+    private readonly moments: readonly TimelineRow[]
+  ) {
     this.whole.addEventListener('click', () => this.draw(null));
     this.element.addEventListener('keydown', event => this.onKey(event));
     for (const kind of ['focusin', 'pointerover', 'click']) {
@@ -129,8 +170,11 @@ class Picture {
     const picture = svg(
       'svg',
       { width: '100%', height, role: 'group', 'aria-label': `Time line, ${duration(end - begin)}` },
-      ...axisMarks(spans, begin, height),
+      ...axisMarks(spans, height),
       ...lines.map(({ name, y }) => (name === '' ? null : svg('text', { x: 0, y: y - 4, class: 'al-lane' }, name))),
+      ...this.moments
+        .filter(row => row.start_ns >= begin && row.start_ns <= end)
+        .map(row => momentMark(row, percent(place(row.start_ns, spans)), height)),
       ...this.bars.map((bar, index) => drawn(bar, index, lines[bar.line]?.y ?? 0))
     );
     this.whole.hidden = zoomed === null;
@@ -193,11 +237,13 @@ function linesOf(rows: readonly TimelineRow[]): { name: string; y: number; rows:
     (depths[row.depth] ??= []).push(row);
   }
   const ordered = [...threads].sort(([, a], [, b]) => compare(a.flat()[0], b.flat()[0]));
+  const several = new Set(rows.map(row => row.process)).size > 1;
   let y = AXIS;
   return ordered.flatMap(([, depths]) => {
     const first = depths.flat()[0];
     const thread = first === undefined || first.thread === 0 ? '' : 'another thread';
-    const name = threads.size < 2 ? '' : [first?.process ?? '', thread].filter(each => each !== '').join(', ');
+    const process = several && first?.process === '' && thread === '' ? 'this run' : (first?.process ?? '');
+    const name = threads.size < 2 ? '' : [process, thread].filter(each => each !== '').join(', ');
     y += name === '' ? 0 : NAME;
     // A line may be empty: the phases around are missing if the report was cut.
     return Array.from(depths, (members = [], depth) => {
@@ -288,6 +334,16 @@ function drawn(bar: IBar, index: number, y: number): SVGElement {
   );
 }
 
+function momentMark(row: TimelineRow, x: string, height: number): SVGElement {
+  return svg(
+    'g',
+    { class: 'al-moment', 'data-moment': row.stage },
+    svg('title', {}, momentText(row)),
+    svg('line', { x1: x, x2: x, y1: AXIS - 4, y2: height }),
+    svg('text', { x, y: 11, 'text-anchor': 'middle' }, MOMENTS[row.stage] ?? '')
+  );
+}
+
 /** The text in a bar; that of the outermost bar names the graph. */
 function label(row: TimelineRow): string {
   return row.depth > 0 || row.frame === null ? row.phase : `${row.phase}: ${graphName(row)}`;
@@ -311,11 +367,12 @@ function about(rows: readonly TimelineRow[]): string {
   const own = row.own_ns > 0 && row.own_ns < row.duration_ns ? `, ${duration(row.own_ns)} of it its own` : '';
   const thread = row.thread > 0 ? ', in another thread' : '';
   const graph = row.frame === null ? '' : ` · ${graphName(row)}`;
-  return `${row.phase}: ${duration(row.duration_ns)}${own}${thread} · ${row.stage}${graph}`;
+  const stage = row.engine === 'aotlab' ? '' : ` · ${row.stage}`;
+  return `${row.phase}: ${duration(row.duration_ns)}${own}${thread}${stage}${graph}`;
 }
 
-/** The axis: times since the begin of the picture, and lines through the picture. A dashed line is where time was left out. */
-function axisMarks(spans: readonly ISpan[], begin: number, height: number): SVGElement[] {
+/** The axis: times since the begin of the recording, and lines through the picture. A dashed line is where time was left out. */
+function axisMarks(spans: readonly ISpan[], height: number): SVGElement[] {
   const total = spans.reduce((sum, span) => sum + span.end - span.start, 0);
   const step = niceStep(total / 8);
   const marks: SVGElement[] = [];
@@ -324,12 +381,12 @@ function axisMarks(spans: readonly ISpan[], begin: number, height: number): SVGE
     const before = spans[index - 1];
     if (before !== undefined) {
       const x = percent((before.x + before.width + span.x) / 2);
-      const title = `${duration(span.start - before.end)} without a compilation`;
+      const title = `${duration(span.start - before.end)} without an activity`;
       const line = svg('line', { x1: x, x2: x, y1: AXIS - 4, y2: height });
       marks.push(svg('g', { class: 'al-left-out' }, svg('title', {}, title), line));
     }
-    for (let tick = Math.ceil((span.start - begin) / step) * step; tick <= span.end - begin; tick += step) {
-      const at = place(begin + tick, [span]);
+    for (let tick = Math.ceil(span.start / step) * step; tick <= span.end; tick += step) {
+      const at = place(tick, [span]);
       if (at - last >= 6 && at < 96) {
         last = at;
         const x = percent(at);

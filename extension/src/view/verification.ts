@@ -119,7 +119,11 @@ function verificationTable(
     name,
     meanings: 'verification',
     label: name === 'differences' ? 'Differences from eager' : 'Everything that was compared with eager',
-    columns: COLUMNS.filter(column => rows.some(row => (column.cell(row) ?? '') !== '')),
+    columns: COLUMNS.filter(
+      column =>
+        rows.some(row => (column.cell(row) ?? '') !== '') &&
+        (column.name !== 'engine' || rows.some(row => row.engine !== rows[0]?.engine))
+    ),
     rows,
     total,
     key: row => row.subject
