@@ -72,6 +72,19 @@ def test_mutated_input() -> None:
     assert memory.totals() == [FLOAT * n for n in (15, 30, 15 + 15 + 5, 15 + 15 + 5 + 15, 15)]
 
 
+def test_written_back_value() -> None:
+    """In training, the epilogue copies the new value of an input, and the backward reads the input in its place."""
+
+    def step(x: Tensor, w: Tensor) -> Tensor:
+        x.add_(1)
+        return (x @ w).sum()
+
+    _, memory = recorded(step, torch.ones(8, 4), torch.ones(4, 16, requires_grad=True))
+    (new_value,) = (each for each in memory.tensors() if each.name == "add")
+    assert (new_value.kind, new_value.end) == ("temporary", memory.forward_steps - 1)
+    assert "saved" not in {each.kind for each in memory.tensors()}
+
+
 class Attention(nn.Module):
     """A block of a transformer, with a norm that has buffers."""
 
