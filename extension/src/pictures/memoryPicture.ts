@@ -1,6 +1,6 @@
 /**
  * Memory: the bytes in use over a training step, as a stack of areas, one for each kind of memory. The reader chooses a
- * step, and a table shows what holds the memory at this step.
+ * step, and a table shows the storages in memory at this step.
  */
 
 import { axisBottom, axisLeft } from 'd3-axis';
