@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from aotlab.bench.memory import MemoryUse, measure_memory
+from aotlab.bench.memory import MemoryUse, measure_memory, memory_curve
 from aotlab.bench.timing import Case, Comparison, Paired, Samples, compare, training_case
 
-__all__ = ["Case", "Comparison", "MemoryUse", "Paired", "Samples", "compare", "measure_memory", "training_case"]
+__all__ = [
+    "Case",
+    "Comparison",
+    "MemoryUse",
+    "Paired",
+    "Samples",
+    "compare",
+    "measure_memory",
+    "memory_curve",
+    "training_case",
+]

@@ -1,4 +1,4 @@
-"""Measure the peak memory of a call, beyond the memory that was in use before the call.
+"""Measure the memory of a call over time, and its peak, beyond the memory that was in use before the call.
 
 On CUDA, the caching allocator records the peak. On CPU, torch's allocator does not record it. But the profiler records
 every allocation and release with its size. The running sum of these sizes is the memory in use, and the maximum of the
@@ -14,17 +14,23 @@ from __future__ import annotations
 import gc
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from aotlab._torch import pytree, storage_key
 from aotlab.errors import UsageError
+
+#: A measured curve has about this many points at most.
+MOST_POINTS = 300
+
+_PART = "aotlab part: "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +66,87 @@ def measure_memory(call: Callable[[], object], *, device: str | torch.device = "
     >>> measure_memory(lambda: x.add(x).mul(x)).peak_bytes
     8000
     """
-    where = torch.device(device)
+    where = _measurable(device)
     for _ in range(warmup):
         call()
     gc.collect()
-    if where.type == "cuda":
-        return _on_cuda(call, where)
-    if where.type == "cpu":
-        return _on_cpu(call)
-    raise UsageError(f"memory is measured on cpu and cuda, not on {where.type}")
+    return _on_cuda(call, where) if where.type == "cuda" else _on_cpu(call)
+
+
+def memory_curve(
+    parts: Iterable[tuple[str, Callable[[], object]]], *, device: str | torch.device = "cpu"
+) -> dict[str, tuple[int, ...]]:
+    """Measure the memory in use over time, minus the memory in use before the first part.
+
+    Parameters
+    ----------
+    parts
+        The parts of a call, for example ``"forward"`` and ``"backward"``, each with its name. `training_parts` makes
+        them for a training step.
+    device
+        A CPU or a cuda device.
+
+    Returns
+    -------
+    dict[str, tuple[int, ...]]
+        For each part, the bytes in use after each op, and after each allocation outside of ops (by a compiled kernel's
+        code). The last number is the bytes in use after the part. If there are more than `MOST_POINTS` numbers, groups
+        of consecutive numbers are replaced by their largest number. Memory that an op frees before it ends, its
+        workspace, is counted only in `measure_memory`.
+
+    Raises
+    ------
+    UsageError
+        The device is neither a CPU nor a cuda device.
+
+    Examples
+    --------
+    >>> x = torch.ones(1000)
+    >>> memory_curve([("forward", lambda: x.add(x).mul(x))])
+    {'forward': (4000, 8000, 4000)}
+    """
+    where = _measurable(device)
+    gc.collect()
+    results = []
+    with _profiler(where) as profiler:
+        for name, call in parts:
+            with record_function(_PART + name):
+                results.append(call())
+                if where.type == "cuda":
+                    torch.cuda.synchronize(where)
+    events = _events(profiler)
+    changes = _changes(events, where)
+    times = [change["ts"] for change in changes]
+    in_use = [0, *accumulate(_of_this_call(changes))]
+    ops = _outermost_ops(events)
+    ends = [end for _, end in ops]
+    inside = {n for n, at in enumerate(times) if (k := bisect_left(ends, at)) < len(ops) and ops[k][0] <= at}
+    # After an op that changed the memory, the memory in use is the sum of all changes until its end.
+    moments = {bisect_right(times, ends[bisect_left(ends, times[n])]) for n in inside}
+    moments |= {n + 1 for n, change in enumerate(changes) if n not in inside and change["args"]["Bytes"] > 0}
+    curves = {}
+    for event in events:
+        if event["name"].startswith(_PART) and event.get("cat") == "user_annotation":
+            first, last = (bisect_right(times, event["ts"] + each) for each in (0, event["dur"]))
+            within = sorted(each for each in moments if first < each <= last)
+            curves[event["name"].removeprefix(_PART)] = _thinned([in_use[each] for each in (*within, last)])
+    return curves
+
+
+def _outermost_ops(events: list[dict[str, Any]]) -> list[tuple[float, float]]:
+    """Return when each op began and ended, in order of time, without the ops that other ops call."""
+    ops: list[tuple[float, float]] = []
+    for event in sorted((each for each in events if each.get("cat") == "cpu_op"), key=lambda each: each["ts"]):
+        is_op = "::" in event["name"] and not event["name"].startswith("autograd::")
+        if is_op and (not ops or event["ts"] >= ops[-1][1]):
+            ops.append((event["ts"], event["ts"] + event["dur"]))
+    return ops
+
+
+def _thinned(values: list[int]) -> tuple[int, ...]:
+    """Return at most about `MOST_POINTS` values; each is the largest of a group of consecutive values."""
+    size = -(-len(values) // MOST_POINTS)
+    return tuple([max(values[i : i + size]) for i in range(0, len(values), size)])
 
 
 def kept_by_eager(function: Callable[..., object], *args: object) -> int:
@@ -117,15 +195,10 @@ def _on_cuda(call: Callable[[], object], device: torch.device) -> MemoryUse:
 
 
 def _on_cpu(call: Callable[[], object]) -> MemoryUse:
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+    with _profiler(torch.device("cpu")) as profiler:
         result = call()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
+    changes = _changes(_events(profiler), torch.device("cpu"))
     del result
-    changes = [event for event in events if event["name"] == "[memory]" and event["args"]["Device Type"] == 0]
-    changes.sort(key=lambda event: event["ts"])
     in_use = list(accumulate(_of_this_call(changes), initial=0))
     return MemoryUse(
         device="cpu",
@@ -135,10 +208,38 @@ def _on_cpu(call: Callable[[], object]) -> MemoryUse:
     )
 
 
+def _measurable(device: str | torch.device) -> torch.device:
+    where = torch.device(device)
+    if where.type not in ("cpu", "cuda"):
+        raise UsageError(f"memory is measured on cpu and cuda, not on {where.type}")
+    return where
+
+
+def _profiler(device: torch.device) -> profile:
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else ())]
+    return profile(activities=activities, profile_memory=True, acc_events=True)
+
+
+def _events(profiler: profile) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
+    return events
+
+
+def _changes(events: list[dict[str, Any]], device: torch.device) -> list[dict[str, Any]]:
+    """Return the records of allocations and releases on a device, in order of time."""
+    number = {"cpu": 0, "cuda": 1}[device.type]
+    changes = [event for event in events if event["name"] == "[memory]" and event["args"]["Device Type"] == number]
+    return sorted(changes, key=lambda event: event["ts"])
+
+
 def _of_this_call(changes: list[dict[str, Any]]) -> Iterator[int]:
     """Yield the sizes of the call's allocations, and the negative sizes of releases of memory that it allocated.
 
-    ``changes`` are the profiler's records of allocations and releases, in order of time.
+    For a release of other memory, yield 0. ``changes`` are the profiler's records of allocations and releases, in order
+    of time.
     """
     taken: set[int] = set()
     for change in changes:
@@ -146,6 +247,6 @@ def _of_this_call(changes: list[dict[str, Any]]) -> Iterator[int]:
         if nbytes > 0:
             taken.add(address)
             yield nbytes
-        elif address in taken:
-            taken.remove(address)
-            yield nbytes
+        else:
+            yield nbytes if address in taken else 0
+            taken.discard(address)

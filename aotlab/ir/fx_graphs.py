@@ -14,7 +14,7 @@ from torch import fx
 
 from aotlab._torch import ASSERTIONS, TORCHS_OWN, UNSAFE_VIEW, OpOverload, has_effects
 from aotlab.errors import GraphInvariantError, UserLine
-from aotlab.ir.specs import TensorSpec, size_of, spec_of
+from aotlab.ir.specs import Size, StorageNumbers, TensorSpec, size_of, spec_of
 
 Phase = Literal["forward", "backward"]
 
@@ -38,7 +38,9 @@ class NodeRecord:
     the half of the trace in which the node was recorded. ``spec`` describes the node's value; it is None if the value
     is not a tensor. ``inputs`` are the names of the nodes that it reads, and ``users`` is the number of nodes that read
     it. ``line`` is the user line, and ``module`` the path of the ``nn.Module`` that called the op. A node of the
-    backward has the line and the module of the forward op that it differentiates.
+    backward has the line and the module of the forward op that it differentiates. ``storages`` has the number and the
+    size in bytes of each storage of the node's value, which may be several tensors. Nodes of one graph that share
+    memory have equal numbers.
     """
 
     name: str
@@ -50,6 +52,7 @@ class NodeRecord:
     users: int
     line: UserLine | None
     module: str
+    storages: tuple[tuple[int, Size], ...] = ()
 
 
 def target_name(target: object) -> str:
@@ -93,6 +96,7 @@ def expression_of(source: str) -> str | None:
 
 def node_records(graph: fx.Graph) -> tuple[NodeRecord, ...]:
     """Describe all nodes of ``graph`` in order."""
+    numbers = StorageNumbers()
     return tuple(
         NodeRecord(
             name=node.name,
@@ -104,6 +108,7 @@ def node_records(graph: fx.Graph) -> tuple[NodeRecord, ...]:
             users=len(node.users),
             line=line_of(node),
             module=module_of(node),
+            storages=_storages_of(node, numbers),
         )
         for node in graph.nodes
     )
@@ -119,6 +124,15 @@ def captured_records(graph: fx.Graph, locate: Callable[[str | None], UserLine | 
         )
         for node, record in zip(graph.nodes, node_records(graph), strict=True)
     )
+
+
+def _storages_of(node: fx.Node, numbers: StorageNumbers) -> tuple[tuple[int, Size], ...]:
+    value = node.meta.get("val")
+    storages: dict[int, Size] = {}
+    for tensor in value if isinstance(value, (tuple, list)) else (value,):
+        if isinstance(tensor, torch.Tensor) and (number := numbers.number(tensor)) is not None:
+            storages[number] = size_of(tensor.untyped_storage().nbytes())
+    return tuple(storages.items())
 
 
 def phase_of(node: fx.Node) -> Phase:

@@ -89,6 +89,7 @@ class CellCompiler:
             function,
             name=str(part.function),
             backend=self._backend,
+            partitioner=self.state.options.partition(),
             number=next_number(),
             device=self._device,
             dynamic=True if self.state.options.dynamic else None,
@@ -149,6 +150,7 @@ class CellCompiler:
         return {
             "names": self._present_names,
             "backend": self._backend,
+            "partitioner": self.state.options.partition(),
             "device": self._device,
             "verify": self.state.options.verify,
             "cell_file": self.state.file,

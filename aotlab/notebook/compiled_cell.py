@@ -7,6 +7,7 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -27,7 +28,7 @@ from aotlab.notebook.shown import Shown
 from aotlab.notebook.stock_graph import STOCK
 from aotlab.notebook.tracebacks import line_in
 from aotlab.report import Report
-from aotlab.report.model import TimingRow, Views
+from aotlab.report.model import MemoryCurve, TimingRow, Views
 from aotlab.upstream import Observation
 
 
@@ -83,6 +84,7 @@ class CompiledCell(Views[Report]):
         self.compiler = CellCompiler(self._state, playground, lambda text: self.say(text))
         self._reporter = CellReporter(self._state)
         self._timings: tuple[TimingRow, ...] = ()
+        self._curves: tuple[MemoryCurve, ...] = ()
         self._lock = threading.RLock()
         self.python_code: dict[int, types.CodeType] = {}
         self.shown: Shown | None = None
@@ -171,10 +173,10 @@ class CompiledCell(Views[Report]):
     def report(self) -> Report:
         """Return the current report."""
         with self._lock:
-            return self._reporter.report(self._timings)
+            return replace(self._reporter.report(self._timings), memory_curves=self._curves)
 
     def measure(self, progress: Callable[[str], None]) -> Report:
-        """Time the cell's graphs beside eager now, and return the report with these timings."""
+        """Time the cell's graphs beside eager now, measure their memory, and return the report with the results."""
         frames = {graph.entry: graph.index for frame in self.report().frames for graph in frame.graphs}
         upstream = self.options.engine == "upstream"
         every = [
@@ -196,10 +198,11 @@ class CompiledCell(Views[Report]):
                 "functions that the direct frontend traced are not timed here; see aotlab.compile and bench"
             )
         began = time.perf_counter_ns()
-        rows = timing.measure(every, progress, note=self.note)
+        curves: list[MemoryCurve] = []
+        rows = timing.measure(every, progress, note=self.note, curve=curves.append)
         self.recording.hear(events.Spent(kind="timing", duration_ns=time.perf_counter_ns() - began))
         with self._lock:
-            self._timings = rows
+            self._timings, self._curves = rows, tuple(curves)
         return self.report()
 
 

@@ -24,7 +24,7 @@ from aotlab.errors import RefusedError
 from aotlab.frontends.dynamo_frontend import GraphTarget, compile_graph, frames_of_stack
 from aotlab.frontends.tensor_names import Named, names_on_stack
 from aotlab.ir.extents import within_its_storage
-from aotlab.partition.default import default_partition
+from aotlab.partition.partition_stage import Partitioner
 from aotlab.report.dynamo_breaks import function_of
 from aotlab.runtime.draft import MISS
 from aotlab.runtime.forward_call import ForwardFailed
@@ -93,6 +93,8 @@ class CapturedGraph:
         See `NotebookTarget`.
     backend
         The backend that compiles the graph.
+    partitioner
+        The partitioner that chooses the values that the forward saves.
     number
         The number, in events, of the code object from which the graph was captured.
     device
@@ -126,6 +128,7 @@ class CapturedGraph:
         name: str,
         names: Callable[[Sequence[Any]], Named],
         backend: Backend,
+        partitioner: Partitioner,
         number: int,
         device: torch.device | None,
         verify: bool,
@@ -145,6 +148,7 @@ class CapturedGraph:
         self.surprising = False
         self._undo: list[tuple[Tensor, Tensor]] | None = None
         self._backend = backend
+        self._partitioner = partitioner
         self._device = device
         self._cell_file = cell_file
         self._inputs: tuple[Any, ...] = ()
@@ -174,7 +178,7 @@ class CapturedGraph:
         return compile_graph(
             self._target,
             self._backend,
-            default_partition,
+            self._partitioner,
             number=number,
             raises_refusals=True,
             warn=False,

@@ -99,10 +99,32 @@ def _parser() -> Any:
         "with registers, shared memory and bytes; the cell runs on the CPU. Needs the extra `rehearse`",
     )
     add("--no-verify", action="store_true", help="do not compare each graph with eager before it is used")
-    add("--time", action="store_true", help="time the graphs beside eager when the cell has run")
+    add(
+        "--time",
+        action="store_true",
+        help="time the graphs beside eager, and measure their memory, when the cell has run",
+    )
+    _add_partitioner(add)
     add("--quiet", action="store_true", help="do not display the report")
     add("-h", "--help", action="store_true", help="show this help, and run nothing")
     return parser
+
+
+def _add_partitioner(add: Callable[..., object]) -> None:
+    """Add the options about the partitioner to a parser; ``add`` is its method ``add_argument``."""
+    add(
+        "--partitioner",
+        choices=["default", "min-cut"],
+        default="default",
+        help="who chooses the values that the forward saves for the backward: default saves what eager saves; min-cut "
+        "computes values again in the backward if that costs less than saving them",
+    )
+    add(
+        "--memory-budget",
+        type=float,
+        metavar="NUMBER",
+        help="the memory that min-cut may use: from 0 (least memory) to 1 (default: least time)",
+    )
 
 
 _PARSER = _parser()
@@ -119,6 +141,8 @@ FLAGS = (
     "--rehearse",
     "--no-verify",
     "--time",
+    "--partitioner",
+    "--memory-budget",
     "--quiet",
     "--help",
 )
@@ -129,6 +153,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "--backend": ("inductor", "eager"),
     "--device": ("auto", "cpu", "cuda"),
     "--rehearse": tuple(sorted(CARDS)),
+    "--partitioner": ("default", "min-cut"),
 }
 
 
@@ -157,6 +182,11 @@ def parse(line: str) -> Options | None:
     if arguments.engine != "aotlab" and (arguments.frontend == "direct" or arguments.rehearse is not None):
         other = "--frontend direct" if arguments.frontend == "direct" else "--rehearse"
         raise ShellUsageError(f"--engine {arguments.engine}: stock torch.compile does not work with {other}")
+    budget = arguments.memory_budget
+    if budget is not None and not (0 <= budget <= 1 and arguments.partitioner == "min-cut"):
+        raise ShellUsageError(
+            f"--memory-budget {budget:g}: use a number from 0 to 1, together with --partitioner min-cut"
+        )
     return Options(
         output=arguments.output,
         engine=arguments.engine,
@@ -168,6 +198,8 @@ def parse(line: str) -> Options | None:
         rehearse=arguments.rehearse,
         verify=not arguments.no_verify,
         time=arguments.time,
+        partitioner=arguments.partitioner,
+        memory_budget=1.0 if budget is None else budget,
         quiet=arguments.quiet,
     )
 

@@ -34,12 +34,13 @@ from torch import Tensor, fx, nn
 
 from aotlab import _torch as internals
 from aotlab._torch.compiling import compiling, never_lost
+from aotlab.bench.memory import memory_curve
 from aotlab.bench.timing import FEWEST_ROUNDS, Case, Comparison, Parts, compare, tensors_in, training_parts
 from aotlab.cache import CompiledFunction, Entry
 from aotlab.errors import UsageError
 from aotlab.guards.call_state import CallState, TensorFacts, tensor_facts
 from aotlab.ir.fx_graphs import copied_graph, nodes_in
-from aotlab.report.model import TimingRow
+from aotlab.report.model import MemoryCurve, TimingRow
 from aotlab.report.text import listed
 from aotlab.runtime.draft import MISS
 from aotlab.verification import Cloner
@@ -106,6 +107,7 @@ def measure(
     progress: Callable[[str], None],
     seconds: float = SECONDS,
     note: Callable[[str], None] | None = None,
+    curve: Callable[[MemoryCurve], None] | None = None,
 ) -> tuple[TimingRow, ...]:
     """Time each graph's forward, backward and their sum, beside eager and, if requested, stock ``torch.compile``.
 
@@ -122,6 +124,8 @@ def measure(
     note
         Called with a sentence for each result that is missing or unusual: a graph that runs eagerly, a backward that
         fails in eager too, inputs that were replaced. If None, the sentences are dropped.
+    curve
+        Called with the memory over time of each graph and engine. If None, the memory is not measured.
 
     Returns
     -------
@@ -154,7 +158,7 @@ def measure(
         place = f" ({number} of {len(captured)})" if len(captured) > 1 else ""
         progress(f"timing {each.frame}{place}")
         try:
-            rows += _measure_one(each, seconds / len(captured), skip)
+            rows += _measure_one(each, seconds / len(captured), skip, curve)
         except _Skipped as reason:
             skip(f"{each.frame} was not timed: {reason}")
         except Exception as error:  # noqa: BLE001  # the user's code may fail; other graphs can be timed
@@ -167,7 +171,9 @@ def measure(
 # --- one graph ---------------------------------------------------------------------------------------------------
 
 
-def _measure_one(captured: Captured, seconds: float, skip: Callable[[str], None]) -> list[TimingRow]:
+def _measure_one(
+    captured: Captured, seconds: float, skip: Callable[[str], None], curve: Callable[[MemoryCurve], None] | None
+) -> list[TimingRow]:
     held = captured_tensors(captured.graph)
     with ExitStack() as undo:
         undo.enter_context(random_state_restored())
@@ -195,11 +201,18 @@ def _measure_one(captured: Captured, seconds: float, skip: Callable[[str], None]
             device=_device(inputs),
         )
         timed = timer.timed(seconds, lambda text: skip(f"{captured.frame}: {text}"))
+        index = _index(captured, entry)
+        try:
+            if curve is not None:
+                for each in timer.memory_curves():
+                    curve(replace(each, frame=captured.frame, graph=index))
+        except Exception as error:  # noqa: BLE001  # torch's profiler may be in use
+            skip(f"{captured.frame}: memory was not measured: {_line(error)}")
         if alone is not None and alone.calls.eager:
             raise _Skipped("it ran eagerly when it was called again")
     if replaced:
         skip(f"{captured.frame} was timed with new values for {listed(replaced)}, gone or changed since it ran")
-    return timed.rows(frame=captured.frame, graph=_index(captured, entry))
+    return timed.rows(frame=captured.frame, graph=index)
 
 
 def _alone(compiled: Any, entry: Entry) -> CompiledFunction:
@@ -333,14 +346,14 @@ def _behaviour(eager: Run, fresh: Callable[[], _Copy], entry: Entry | None) -> _
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class _Timer:
     """Times the forms of one graph.
 
     ``runs`` has the forms by engine. ``stock`` compiles the form of stock ``torch.compile`` for given inputs. It is
     None if this form is not timed. ``ready`` returns the inputs of one call. If calls change their inputs, ``ready``
     makes new copies for each call. Otherwise all calls share one copy, because the inputs may be large. ``held`` are
-    the tensors that require grad and are attributes of the graph.
+    the tensors that require grad and are attributes of the graph. ``backward`` says whether the backward is timed.
     """
 
     runs: dict[str, Run]
@@ -349,6 +362,7 @@ class _Timer:
     behaviour: _Behaviour
     held: tuple[Tensor, ...]
     device: torch.device
+    backward: bool = False
 
     def timed(self, seconds: float, skip: Callable[[str], None]) -> Comparison:
         """Time all engines in turns. Each sample is a whole call, split into phases.
@@ -356,7 +370,7 @@ class _Timer:
         If there is time, aotlab is timed twice, so that the difference shows the noise. ``skip`` is called with a
         sentence for each result that is missing.
         """
-        trains = bool(self.behaviour.outputs or self.behaviour.written)
+        self.backward = trains = bool(self.behaviour.outputs or self.behaviour.written)
         if self.stock is not None:
             try:
                 compiled = self.stock(self.ready().inputs)
@@ -371,6 +385,7 @@ class _Timer:
             try:
                 cases, costs = self._tried(True, seconds)
             except Exception as error:  # noqa: BLE001  # the user's backward fails in eager too
+                self.backward = False
                 skip(f"only the forward was timed: the backward raises {_line(error)}")
         left_ns = max(end_ns - time.perf_counter_ns(), 0)
         round_ns = sum(costs) + costs[-1]
@@ -388,6 +403,16 @@ class _Timer:
             device=self.device,
             again=cases[-1].name if fits else None,
         )
+
+    def memory_curves(self) -> Iterator[MemoryCurve]:
+        """Measure the memory over time of one call with each engine. All engines must have run before."""
+        for engine in self.runs:
+            parts = self._case(engine, self.backward).parts
+            assert parts is not None
+            curves = memory_curve(parts(), device=self.device)
+            yield MemoryCurve(
+                engine=engine, device=str(self.device), forward=curves["forward"], backward=curves.get("backward", ())
+            )
 
     def _tried(self, backward: bool, seconds: float) -> tuple[list[Case], list[int]]:
         """Make a case for each engine, with aotlab's as the last one, and try each case.

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from aotlab.errors import DeviceError
+from aotlab.partition.default import default_partition
+from aotlab.partition.min_cut import min_cut_rematerialization_partition
+from aotlab.partition.partition_stage import Partitioner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,10 @@ class Options:
         Whether each graph is compared with eager before it is used.
     time
         Whether the graphs are timed beside eager after the cell has run.
+    partitioner
+        ``"default"`` or ``"min-cut"``: which partitioner chooses the values that the forward saves for the backward.
+    memory_budget
+        The memory budget of the min-cut partitioner: from 0 (least memory) to 1 (least time).
     quiet
         Whether to hide the report.
     """
@@ -53,7 +61,15 @@ class Options:
     rehearse: str | None = None
     verify: bool = True
     time: bool = False
+    partitioner: str = "default"
+    memory_budget: float = 1.0
     quiet: bool = False
+
+    def partition(self) -> Partitioner:
+        """Return the partitioner."""
+        if self.partitioner == "default":
+            return default_partition
+        return partial(min_cut_rematerialization_partition, memory_budget=self.memory_budget)
 
     def wanted_device(self) -> torch.device | None:
         """Return the device on which graphs must run, or None if any device is allowed.

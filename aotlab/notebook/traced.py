@@ -19,7 +19,7 @@ from aotlab.cache import CompiledFunction, Declined, Entry
 from aotlab.capture import nesting
 from aotlab.frontends.direct import FunctionTarget
 from aotlab.notebook.graphs import wrong_device
-from aotlab.partition.default import default_partition
+from aotlab.partition.partition_stage import Partitioner
 from aotlab.runtime.draft import MISS
 from aotlab.runtime.forward_call import ForwardFailed
 from aotlab.subclasses import compile_call as compile_apart
@@ -62,6 +62,8 @@ class TracedFunction:
         The function, and its name in reports.
     backend
         The backend that compiles the function's graphs.
+    partitioner
+        The partitioner that chooses the values that the forward saves.
     number
         The number by which events identify the function.
     device
@@ -83,6 +85,7 @@ class TracedFunction:
         *,
         name: str,
         backend: Backend,
+        partitioner: Partitioner,
         number: int,
         device: torch.device | None,
         dynamic: bool | None,
@@ -104,7 +107,7 @@ class TracedFunction:
         self._progress = progress
         self._target = _NotebookFunction(function, name)
         options = pipeline.Options(
-            backend=backend, partitioner=default_partition, keep_inference_input_mutations=True, dynamic=dynamic
+            backend=backend, partitioner=partitioner, keep_inference_input_mutations=True, dynamic=dynamic
         )
 
         def compile_call(*arguments: Any) -> Entry:

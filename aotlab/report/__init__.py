@@ -42,6 +42,13 @@ def _figure(report: Report) -> object:
     return timing_figure(report)
 
 
-DRAWING.update(figure=_figure, export=export, exported=exported_html)
+def _memory_figure(report: Report) -> object:
+    """Draw the memory over time; see `_figure`."""
+    from aotlab.report.memory_figure import memory_figure
+
+    return memory_figure(report)
+
+
+DRAWING.update(figure=_figure, memory_figure=_memory_figure, export=export, exported=exported_html)
 DRAWING.update(verdict=verdict, page=page, plain=plain, bundle=bundle, table=table, describe=describe, record=record)
 DRAWING.update(perfetto=write_perfetto)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from aotlab.report.groups import input_groups, storage_groups
-from aotlab.report.model import AutogradNode, Group, Input, Output, Placeholder, Result, Span, Storage, Written
+from aotlab.report.memory import graph_memory
+from aotlab.report.model import AutogradNode, Group, Input, Memory, Output, Placeholder, Result, Span, Storage, Written
 from aotlab.report.rows import (
     InputOrOutput,
     TraceFacts,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from aotlab.capture.call import CaptureRecord
     from aotlab.capture.dedupe import DedupeRecord
     from aotlab.capture.synthetic_bases import SyntheticBasesRecord
+    from aotlab.ir.fx_graphs import NodeRecord
     from aotlab.ir.subclass_records import SubclassRecord
 
 
@@ -51,6 +53,7 @@ class Joined:
     autograd: tuple[AutogradNode, ...] = ()
     input_groups: tuple[Group, ...] = ()
     storage_groups: tuple[Group, ...] = ()
+    memory: Memory | None = None
     storage_ids: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -78,8 +81,52 @@ def assemble(snapshots: Sequence[Snapshot], results: Sequence[Sequence[int | Non
         storages=storages,
         input_groups=of_inputs,
         storage_groups=of_storages,
+        memory=_memory(snapshots, joined),
         storage_ids={number: key for number, key in storage_pairs if number is not None and key is not None},
     )
+
+
+def _memory(snapshots: Sequence[Snapshot], joined: Joined) -> Memory | None:
+    """Model the memory of a training step with the graphs of one entry."""
+    pair = next((each.pair for each in snapshots if each.pair is not None), None)
+    if pair is None:
+        return None
+    generated = dict(
+        [each for snapshot in snapshots for each in snapshot.generated if snapshot.stage.name == "compile"]
+    )
+    return graph_memory(
+        pair,
+        joined.inputs,
+        joined.results,
+        generated=generated.get("forward") or generated.get("inference") or (),
+        backwards=_backwards(snapshots, generated.get("backward", ()), len(joined.autograd)),
+        receivers=[each.goes_to for each in reversed(joined.autograd)],
+    )
+
+
+def _backwards(
+    snapshots: Sequence[Snapshot], whole: tuple[NodeRecord, ...], count: int
+) -> list[tuple[NodeRecord, ...]]:
+    """Return the backwards in the order in which they run; empty if the backward of the stage ``partition`` runs.
+
+    ``whole`` is the code of the backward that the stage ``compile`` compiled, and ``count`` is the number of autograd
+    nodes. If there are several, each has a backward. These are compiled before the stage ``runtime``, in the order of
+    the forward. A backward that is compiled later, for other gradients, replaces the one that has the same tangents.
+    """
+    names = [each.stage.name for each in snapshots]
+    border = names.index("runtime") if "runtime" in names else len(names)
+    first, later = [
+        [nodes for each in part if each.stage.name == "backward" for _, nodes in each.generated]
+        for part in (snapshots[:border], snapshots[border:])
+    ]
+    if count < 2:
+        return [*([whole] if whole else []), *first, *later][-1:]
+    by_tangents = {_tangents(nodes): nodes for nodes in (*first, *later)}
+    return [by_tangents[_tangents(nodes)] for nodes in reversed(first)] if len(first) == count else []
+
+
+def _tangents(nodes: Sequence[NodeRecord]) -> tuple[str, ...]:
+    return tuple([node.name for node in nodes if node.op == "placeholder" and node.target.startswith("tangents")])
 
 
 def numbered(joined: Joined, numbers: Mapping[int, int]) -> Joined:

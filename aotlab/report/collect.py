@@ -401,6 +401,7 @@ class Recording(Views[Report]):
             kernels=tuple([kernel for each in log.snapshots for kernel in each.kernels]),
             guards=_guards(log.finished),
             autograd=joined.autograd,
+            memory=joined.memory,
             random_ops=() if trace is None else trace.random_ops,
             static_since="" if trace is None else trace.static_since,
             reused=log.reused,

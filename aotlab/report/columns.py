@@ -58,6 +58,16 @@ LINE: dict[str, Column] = {
 }
 
 
+_MEMORY = {
+    "parameters": "parameters and buffers",
+    "inputs": "other inputs",
+    "outputs": "outputs that the forward allocated",
+    "saved": "values that the forward saved for the backward",
+    "temporary": "temporary values",
+    "gradients": "gradients, including the incoming ones",
+}
+
+
 #: For each table and column: the pandas dtype, and the meaning with its unit.
 COLUMNS: dict[str, dict[str, Column]] = {
     "inputs": {
@@ -224,6 +234,34 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "shares": (_TEXT, "a larger saved value whose memory this value shares; then saving it takes no new memory"),
         "used_by": (_TEXT, "the nodes of the backward that read the value, separated by commas"),
         "module": (_TEXT, "the path of the module that computed the value"),
+        **LINE,
+    },
+    "memory": {
+        **_KEY,
+        "name": (_TEXT, "the node that allocates the storage"),
+        "kind": (_TEXT, "parameters (with buffers), inputs, outputs, saved, temporary or gradients"),
+        "nbytes": (_COUNT, "size of the storage in bytes"),
+        "begin": (_COUNT, "the first step at which the storage is alive"),
+        "end": (_COUNT, "the last step at which the storage is alive"),
+        "at_peak": (_TRUTH, "whether the storage is alive at the step with the most bytes"),
+        "module": (_TEXT, "the path of the module that allocated the storage"),
+        **LINE,
+    },
+    "memory_curve": {
+        **_KEY,
+        "source": (_TEXT, "modelled (from the ops of aotlab's graphs), or measured (from the allocator)"),
+        "part": (_TEXT, "forward or backward"),
+        "step": (
+            _COUNT,
+            "modelled: the number of the op among the ops that allocate memory; measured: among the ops that ran",
+        ),
+        "node": (_TEXT, "the op that allocates memory at this step; missing if the curve is measured"),
+        "total_bytes": (
+            _COUNT,
+            "the bytes in use; for a measured curve without parameters and inputs, which were in use before",
+        ),
+        **{f"{kind}_bytes": (_COUNT, f"the bytes in use for {words}") for kind, words in _MEMORY.items()},
+        "module": (_TEXT, "the path of the module that ran the op"),
         **LINE,
     },
     "kernels": {

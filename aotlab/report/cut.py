@@ -18,7 +18,7 @@ from typing import TypeVar, cast
 from aotlab.report.counts import counted
 from aotlab.report.groups import most_telling
 from aotlab.report.markup import clean
-from aotlab.report.model import Graph, Input, Report, Saved, Storage, TimelineRow, VerificationRow
+from aotlab.report.model import Graph, Input, Memory, Report, Saved, Storage, TimelineRow, VerificationRow
 from aotlab.report.text import amount, listed
 
 R = TypeVar("R")
@@ -40,7 +40,8 @@ _TABS = {
     "timeline_rows": "Timing",
     "verification_rows": "Verification",
     "engine_rows": "Engines",
-    **{name: name.capitalize() for name in ("inputs", "outputs", "stages", "saved", "kernels")},
+    "memory_curves": "Memory",
+    **{name: name.capitalize() for name in ("inputs", "outputs", "stages", "saved", "memory", "kernels")},
 }
 #: The tab that shows all other fields: graphs, guards, placeholders, calls and refusals.
 _OTHERS = "Recompiles & calls"
@@ -206,6 +207,8 @@ class _Cutter:
             return cast("R", self._text(name, value))
         if isinstance(value, tuple):
             return cast("R", tuple([self.visit(name, item) for item in self._table(name, value)]))
+        if isinstance(value, Memory):
+            return cast("R", self._memory(value))
         if isinstance(value, Graph) and self._limits is not None:
             value = cast("R", replace(value, cut=True))
         if is_dataclass(value) and not isinstance(value, type):
@@ -215,6 +218,16 @@ class _Cutter:
             visited = {k: each if type(each) in _NUMBERS else self.visit(k, each) for k, each in values.items()}
             return cast("R", kind(**visited))
         return value
+
+    def _memory(self, value: Memory) -> Memory | None:
+        """Return the record without changes, or None if it is long. With missing storages the curve would be wrong."""
+        count = len(value.names)
+        if self._limits is None or count <= 10 * self._limits.rows:
+            whole = _Cutter(None)
+            return Memory(**{name: whole.visit(name, getattr(value, name)) for name in _names_of(Memory)})
+        _, total = self._rows.get("memory", (0, 0))
+        self._rows["memory"] = (0, total + count)
+        return None
 
     def _text(self, name: str, value: str) -> str:
         value = clean(value)

@@ -27,7 +27,7 @@ _OTHER = "#a0569a"
 _HATCHES = {"upstream": "//", "aotlab": ""}
 
 #: A grey that is readable on white and on black.
-_INK = "#767675"
+INK = "#767675"
 
 _PHASES = ("forward", "backward", "total")
 
@@ -41,14 +41,14 @@ _REACH = 2
 _MOST_CHARACTERS = 40
 
 _SETTINGS = {
-    "axes.edgecolor": _INK,
-    "axes.labelcolor": _INK,
-    "axes.prop_cycle": cycler(color=[_INK]),
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.prop_cycle": cycler(color=[INK]),
     "font.size": 10.0,
-    "text.color": _INK,
+    "text.color": INK,
     "text.parse_math": False,  # a frame may be called `$x_1$`
-    "xtick.color": _INK,
-    "ytick.color": _INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
 }
 
 
@@ -83,14 +83,9 @@ def timing_figure(report: Report) -> Figure:
         A figure that is not registered with pyplot. Display it, or save it with its method ``savefig``.
     """
     groups = _groups(report.timing_rows)
-    with _own_style():
+    with own_style():
         if not groups:
-            figure = Figure(figsize=(6.4, 1.0), layout="constrained")
-            figure.patch.set_alpha(0.0)
-            axes = figure.add_subplot()  # IPython shows no figure without axes
-            axes.set_axis_off()
-            axes.text(0.5, 0.5, "There are no timings: nothing was measured.", ha="center", va="center")
-            return figure
+            return empty_figure("There are no timings: nothing was measured.")
         shown = sorted(groups, key=lambda group: -group.slowest_ns)[:MOST_GRAPHS]
         shown = [group for group in groups if group in shown]
         heights = [0.5 + 0.24 * len(group.rows) + 0.12 * len(_phases(group)) for group in shown]
@@ -102,6 +97,16 @@ def timing_figure(report: Report) -> Figure:
         left_out = len(groups) - len(shown)
         note = f"; the {len(shown)} slowest of {len(groups)} graphs" if left_out else ""
         figure.supxlabel(f"median time of a call, with 10th to 90th percentile{note}", fontsize=9)
+    return figure
+
+
+def empty_figure(sentence: str) -> Figure:
+    """Return a figure with a sentence that says why there is nothing to draw."""
+    figure = Figure(figsize=(6.4, 1.0), layout="constrained")
+    figure.patch.set_alpha(0.0)
+    axes = figure.add_subplot()  # IPython shows no figure without axes
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, sentence, ha="center", va="center")
     return figure
 
 
@@ -123,7 +128,7 @@ def _draw(axes: Axes, group: _Group) -> None:
             median, low = row.median_ns / factor, row.p10_ns / factor
             high = min(row.p90_ns / factor, longest)
             if row.p90_ns > reach_ns:
-                axes.plot([high], [place], marker=">", markersize=5, color=_INK)
+                axes.plot([high], [place], marker=">", markersize=5, color=INK)
             axes.barh(
                 place,
                 median,
@@ -131,10 +136,10 @@ def _draw(axes: Axes, group: _Group) -> None:
                 color=_COLOURS.get(row.engine, _OTHER),
                 hatch=_HATCHES.get(row.engine),
                 xerr=[[max(median - low, 0)], [max(high - median, 0)]],
-                error_kw={"ecolor": _INK, "elinewidth": 1.2, "capsize": 3},
+                error_kw={"ecolor": INK, "elinewidth": 1.2, "capsize": 3},
             )
             axes.annotate(
-                f"{_shortened(row.engine)}  {'; '.join([duration(row.median_ns), *row.comparisons[:1]])}",
+                f"{shortened(row.engine)}  {'; '.join([duration(row.median_ns), *row.comparisons[:1]])}",
                 (max(high, median), place),
                 xytext=(6, 0),
                 textcoords="offset points",
@@ -167,9 +172,9 @@ def _groups(rows: Sequence[TimingRow]) -> list[_Group]:
         frames.setdefault(frame, set()).add(graph)
     groups = []
     for (frame, graph, device), timings in cells.items():
-        name = _shortened(frame) if frame is not None else "all of it"
+        name = shortened(frame) if frame is not None else "all of it"
         several = f", graph {graph}" if len(frames[frame]) > 1 and graph is not None else ""
-        groups.append(_Group(label=f"{name}{several}, on {_shortened(device)}", rows=tuple(timings.values())))
+        groups.append(_Group(label=f"{name}{several}, on {shortened(device)}", rows=tuple(timings.values())))
     return groups
 
 
@@ -186,13 +191,14 @@ def _unit(ns: int) -> tuple[str, float]:
     return "ns", 1.0
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
+    """Return the end of a long name."""
     text = clean(text).replace("\n", " ")
     return text if len(text) <= _MOST_CHARACTERS else f"…{text[1 - _MOST_CHARACTERS :]}"
 
 
 @contextmanager
-def _own_style() -> Iterator[None]:
+def own_style() -> Iterator[None]:
     """Use matplotlib's default style with `_SETTINGS`, then restore the notebook's settings."""
     with style.context(_SETTINGS, after_reset=True):
         yield

@@ -11,6 +11,8 @@ import torch
 
 from aotlab.ir.fx_graphs import NodeRecord, node_records, output_args, readable
 from aotlab.ir.metadata import MutationType
+from aotlab.report.inductor_nodes import inductor_nodes
+from aotlab.report.memory import GraphPair
 from aotlab.report.model import AutogradNode, Code, CompiledGraph, Kernel, Node, Saved, Stage
 from aotlab.report.rows import TraceFacts, tensor_info
 from aotlab.report.text import amount, data_size, in_cell, known_size, listed, new_memory
@@ -56,6 +58,8 @@ class Snapshot:
     saved: tuple[Saved, ...] = ()
     compiled: tuple[CompiledGraph, ...] = ()
     kernels: tuple[Kernel, ...] = ()
+    pair: GraphPair | None = None
+    generated: tuple[tuple[str, tuple[NodeRecord, ...]], ...] = ()
 
 
 def snapshot(event: StageFinished) -> Snapshot:
@@ -103,6 +107,7 @@ def backward_snapshot(event: BackwardCompiled) -> Snapshot:
     compiled = _compile(stage, (graph,))
     return replace(
         compiled,
+        generated=tuple([(kind, nodes or graph.nodes) for kind, nodes in compiled.generated]),
         stage=replace(compiled.stage, summary=f"for gradients of {which if defined else 'no result'}"),
         nodes=tuple([replace(node, stage="backward") for node in compiled.nodes if node.stage == "compile"]),
         compiled=tuple([replace(each, pattern=tuple(event.pattern)) for each in compiled.compiled]),
@@ -199,11 +204,19 @@ def _partition(stage: Stage, record: PartitionRecord) -> Snapshot:
     if record.backward is not None:
         summary += f"; {amount(len(saved), 'value')} saved, {new_memory(sum(value.new_bytes for value in saved))}"
     codes = [Code(title=f"{part} graph", language="python", text=readable(module, part)) for part, module in parts]
-    nodes = [node for part, module in parts for node in _nodes("partition", part, node_records(module.graph))]
+    records = {part: node_records(module.graph) for part, module in parts}
+    nodes = [node for part, each in records.items() for node in _nodes("partition", part, each)]
     return Snapshot(
         stage=replace(stage, summary=summary, codes=tuple(codes)),
         nodes=tuple(nodes),
         saved=saved,
+        pair=GraphPair(
+            forward=records["forward"],
+            backward=records.get("backward", ()),
+            returned=tuple(["" if node is None else node.name for node in output_args(record.forward.graph)]),
+            output_count=record.num_forward_outputs,
+            saved_names=tuple([node.name for node in records.get("backward", ())][: len(saved)]),
+        ),
     )
 
 
@@ -255,6 +268,7 @@ def _compile(stage: Stage, graphs: Sequence[CompiledGraphRecord]) -> Snapshot:
     kinds = listed(list(dict.fromkeys(graph.kind for graph in graphs))) or "nothing"
     summary = f"{kinds} by {backends}, {amount(len(kernels), 'kernel')}"
     return Snapshot(
+        generated=tuple([(graph.kind, inductor_nodes(graph)) for graph in graphs]),
         stage=replace(stage, summary=summary, codes=tuple(codes)),
         nodes=(
             *[node for graph in graphs for node in _nodes("compile", graph.kind, graph.nodes)],

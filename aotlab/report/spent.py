@@ -32,6 +32,7 @@ KINDS = {
     "partition": "partition",
     "compile": "compilation by the backend",
     "runtime": "the run-time function is written",
+    "subclasses": "wrapping of tensor subclasses",
     "between": "guards, and between the stages",
     "backward": "further backwards are derived",
     "verification": "comparison with eager",
@@ -131,7 +132,9 @@ class Spent:
 
         ``frames`` have the graphs of the report, to which the activities belong.
         """
-        graphs = {graph.entry: (frame.name, graph.index) for frame in frames for graph in frame.graphs}
+        graphs: dict[int | None, tuple[str, int]] = {
+            graph.entry: (frame.name, graph.index) for frame in frames for graph in frame.graphs
+        }
         threads = {each: n for n, each in enumerate(dict.fromkeys(each.thread for each in self._intervals))}
         rows = []
         for thread, number in threads.items():
@@ -146,7 +149,7 @@ class Spent:
         return TimelineRow(
             frame=frame,
             graph=graph,
-            phase=KINDS[interval.kind],
+            phase=KINDS.get(interval.kind, interval.kind),
             stage=interval.kind,
             start_ns=interval.begin_ns - self._begin_ns,
             duration_ns=interval.end_ns - interval.begin_ns,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from aotlab.errors import UserLine
 from aotlab.ir.specs import Size, SymExpr
 from aotlab.report.columns import COLUMNS, LINE, TENSOR, meanings
-from aotlab.report.model import Frame, Graph, Input, Placeholder, Report, TensorInfo
+from aotlab.report.model import MEMORY_KINDS, Frame, Graph, Input, Placeholder, Report, TensorInfo
 from aotlab.report.text import place, sizes
 
 if TYPE_CHECKING:
@@ -238,6 +238,50 @@ def _saved_rows(report: Report) -> Iterator[Row]:
             }
 
 
+def _memory_rows(report: Report) -> Iterator[Row]:
+    for _, graph, key in _graphs(report):
+        peak = graph.memory.peak if graph.memory is not None else 0
+        for row in graph.memory.tensors() if graph.memory is not None else ():
+            yield {
+                **key,
+                "name": row.name,
+                "kind": row.kind,
+                "nbytes": row.nbytes,
+                "begin": row.begin,
+                "end": row.end,
+                "at_peak": row.begin <= peak <= row.end,
+                "module": row.module or None,
+                **_line(row.line),
+            }
+
+
+def _memory_curve_rows(report: Report) -> Iterator[Row]:
+    for _, graph, key in _graphs(report):
+        memory = graph.memory
+        if memory is None:
+            continue
+        first = {row.begin: row for row in reversed(list(memory.tensors()))}
+        for step, each in enumerate(zip(*memory.curves().values(), strict=True)):
+            row = first.get(step) if step else None
+            yield {
+                **key,
+                "source": "modelled",
+                "part": "forward" if step < memory.forward_steps else "backward",
+                "step": step,
+                "node": None if row is None else row.name,
+                "total_bytes": sum(each),
+                **{f"{kind}_bytes": nbytes for kind, nbytes in zip(MEMORY_KINDS, each, strict=True)},
+                "module": None if row is None else row.module or None,
+                **_line(None if row is None else row.line),
+            }
+    missing = dict.fromkeys(COLUMNS["memory_curve"])
+    for curve in report.memory_curves:
+        key = {"frame": curve.frame, "graph": curve.graph, "engine": curve.engine, "source": "measured"}
+        parts = [*[("forward", n) for n in curve.forward], *[("backward", n) for n in curve.backward]]
+        for step, (part, nbytes) in enumerate(parts):
+            yield {**missing, **key, "part": part, "step": step, "total_bytes": nbytes}
+
+
 def _kernel_rows(report: Report) -> Iterator[Row]:
     for _, graph, key in _graphs(report):
         for row in graph.kernels:
@@ -367,6 +411,8 @@ _ROWS: dict[str, Callable[[Report], Iterable[Row]]] = {
     "signature": _signature_rows,
     "autograd": _autograd_rows,
     "saved": _saved_rows,
+    "memory": _memory_rows,
+    "memory_curve": _memory_curve_rows,
     "kernels": _kernel_rows,
     "guards": _guard_rows,
     "calls": _call_rows,

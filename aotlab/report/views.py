@@ -92,6 +92,23 @@ class Views(Generic[R_co]):
         return self._table("saved")
 
     @property
+    def memory(self) -> pd.DataFrame:
+        """One row per storage of a training step with a graph: its size, its kind, and the steps at which it is alive.
+
+        The lifetimes are modelled from the ops of the graph.
+        """
+        return self._table("memory")
+
+    @property
+    def memory_curve(self) -> pd.DataFrame:
+        """One row per op that allocates memory: the bytes that are alive at this op, by kind.
+
+        Measured curves have one row per op that ran. They exist if the memory was measured, which
+        ``%%aotcompile --time`` and `aotlab.bench.memory_curve` do.
+        """
+        return self._table("memory_curve")
+
+    @property
     def kernels(self) -> pd.DataFrame:
         """One row per kernel, with its source."""
         return self._table("kernels")
@@ -191,6 +208,14 @@ class Views(Generic[R_co]):
     def plot_timings(self) -> Figure:
         """Draw the timings of forward and backward beside eager as a matplotlib figure, with one panel per graph."""
         figure: Figure = DRAWING["figure"](self.report())
+        return figure
+
+    def plot_memory(self) -> Figure:
+        """Draw the memory over time as a matplotlib figure, stacked by kind, with one panel per graph.
+
+        Lines show the measured curves, if there are any.
+        """
+        figure: Figure = DRAWING["memory_figure"](self.report())
         return figure
 
     def to_html(self, path: str | Path) -> Path:

@@ -78,6 +78,7 @@ const NAMES = [
   'storages',
   'stages',
   'saved',
+  'memory',
   'kernels',
   'breaks',
   'calls',
@@ -1352,4 +1353,42 @@ test('that there are no breaks or times is said as it is for what was recorded',
   assert.equal(breaks('dynamo'), 'None: Dynamo captured everything without a break.');
   assert.equal(breaks('direct'), 'None: the calls themselves were traced, without Dynamo.');
   assert.equal(breaks(null), 'None are known: Dynamo captured nothing.');
+});
+
+test('the memory shows the composition of its peak, and arrow keys choose another step', () => {
+  const report = sample();
+  firstGraph(report)['memory'] = {
+    steps: 4,
+    forward_steps: 2,
+    names: ['w', 'a', 'g'],
+    kinds: ['parameters', 'saved', 'gradients'],
+    nbytes: [1024, 2048, 512],
+    begins: [0, 1, 3],
+    ends: [3, 3, 3],
+    lines: [-1, -1, -1],
+    modules: [0, 1, 1],
+    module_table: ['h.0.mlp', 'h.0.attn']
+  };
+  report['memory_curves'] = [{ engine: 'aotlab', frame: 'step', graph: 0, forward: [2048], backward: [3072, 512] }];
+  show(report);
+  tab('memory');
+  const rows = (): (string | undefined)[] => all('[data-table=memory] tbody tr').map(row => row.dataset['bytes']);
+  assert.match(
+    text('[data-panel=memory]'),
+    /The peak is 3\.50 KiB, in the backward, where g is allocated in h\.0\.attn/
+  );
+  assert.match(text('[data-panel=memory]'), /4\.00 KiB with aotlab \(the model differs by −12\.5 %\)/);
+  assert.deepEqual(rows(), ['2048', '1024', '512']);
+  const slider = one('[role=slider]');
+  press(slider, 'Home');
+  assert.deepEqual([slider.getAttribute('aria-valuenow'), ...rows()], ['1', '1024']);
+  press(slider, 'ArrowRight');
+  assert.deepEqual([slider.getAttribute('aria-valuenow'), ...rows()], ['2', '2048', '1024']);
+  press(slider, 'Enter');
+  one('[data-action=layers]').click();
+  assert.deepEqual(rows(), ['3584']);
+  assert.deepEqual(
+    all('[data-engine]').map(each => each.getAttribute('data-engine')),
+    ['aotlab', 'aotlab']
+  );
 });

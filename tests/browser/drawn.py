@@ -11,8 +11,8 @@ import pytest
 #: The report drawn by our renderer; the static page has the same class, and no identifier.
 DRAWN = ".aotlab-report[data-live]"
 TABS = (
-    *("overview", "inputs", "outputs", "graph", "storages", "stages", "saved", "kernels", "breaks", "calls"),
-    *("timing", "verification"),
+    *("overview", "inputs", "outputs", "graph", "storages", "stages", "saved", "memory", "kernels"),
+    *("breaks", "calls", "timing", "verification"),
 )
 
 #: The columns that the tests compare between a drawn table and the report's table.

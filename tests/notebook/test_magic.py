@@ -149,6 +149,8 @@ def test_options_are_read() -> None:
         ("--frontend fx", "argument --frontend: invalid choice: 'fx'"),
         ("--device tpu", "--device tpu: use auto, cpu, cuda or cuda:N"),
         ("--device cuda:x", "--device cuda:x: use auto, cpu, cuda or cuda:N"),
+        ("--memory-budget 0.5", "--memory-budget 0.5: use a number from 0 to 1, together with --partitioner min-cut"),
+        ("--partitioner min-cut --memory-budget 2", "--memory-budget 2: use a number from 0 to 1"),
         ("stray", "unrecognized arguments: stray"),
     ],
 )
@@ -308,6 +310,19 @@ def test_the_device_that_is_there(shell: InteractiveShell) -> None:
 
 
 # --- help and completion -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("frontend", ["dynamo", "direct"])
+def test_partitioner(shell: InteractiveShell, frontend: str) -> None:
+    """The options choose the partitioner and its budget: with less memory, more values are computed again."""
+    execute(shell, "w = torch.ones(64, requires_grad=True)")
+    body = "def f(w):\n    return ((w * 2).sin().exp() + 1).cos().sum()"
+    saved = []
+    for options in ("", "--partitioner min-cut", "--partitioner min-cut --memory-budget 0"):
+        execute(shell, cell(body, f"-o report --frontend {frontend} {options}"))
+        execute(shell, "f(w).backward()")
+        saved.append(int(shell.user_ns["report"].saved.query("~is_input")["nbytes"].sum()))
+    assert saved[0] > saved[1] >= saved[2] == 0
 
 
 @pytest.mark.parametrize("text", ["%%aotcompile --help", "%%aotcompile -h\nran = True", "%aotcompile --help"])

@@ -24,7 +24,7 @@ from aotlab.frontends.dynamo_frontend import backend
 from aotlab.guards.call_state import TensorFacts, tensor_facts
 from aotlab.notebook import measure as module
 from aotlab.notebook.measure import Captured, measure
-from aotlab.report.model import TimingRow
+from aotlab.report.model import MemoryCurve, TimingRow
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -43,6 +43,7 @@ class Notebook:
         self.inputs: list[tuple[Any, ...] | None] = []
         self.notes: list[str] = []
         self.progress: list[str] = []
+        self.curves: list[MemoryCurve] = []
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Compile ``function`` by Dynamo and the eager backend."""
@@ -50,7 +51,7 @@ class Notebook:
 
     def measure(self, seconds: float = SECONDS) -> tuple[TimingRow, ...]:
         """Measure all that was captured."""
-        return measure(self.captured, self.progress.append, seconds, self.notes.append)
+        return measure(self.captured, self.progress.append, seconds, self.notes.append, self.curves.append)
 
     def _backend(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         compiled = backend(graph, example_inputs, options={"compiler": "eager"})
@@ -93,6 +94,11 @@ def test_training_graphs_have_all_phases(notebook: Notebook) -> None:
     assert all(0 < row.min_ns <= row.p10_ns <= row.median_ns <= row.p90_ns for row in rows)
     assert all(row.repeats > 0 for row in rows)
     assert (notebook.progress, notebook.notes) == (["timing frame 0"], [])
+    product = 2 * 4 * 4
+    for curve, engine in zip(notebook.curves, ("eager", "aotlab"), strict=True):
+        assert (curve.engine, curve.frame, curve.graph, curve.device) == (engine, "frame 0", 0, "cpu")
+        assert max(curve.forward) == 2 * product  # the product and its relu
+        assert curve.backward[-1] >= 4 * 4 * 4  # the gradient of the weight
 
 
 def test_inference_graphs_have_a_forward_only(notebook: Notebook) -> None:

@@ -145,7 +145,7 @@ def test_odd_rows_are_drawn() -> None:
     assert len(bars(report(odd, *STEP).plot_timings())) == 5
 
 
-@pytest.mark.parametrize("colour", [*figures._COLOURS.values(), figures._OTHER, figures._INK])
+@pytest.mark.parametrize("colour", [*figures._COLOURS.values(), figures._OTHER, figures.INK])
 @pytest.mark.parametrize("background", ["#ffffff", "#111111"])
 def test_colours_are_seen_on_both_themes(colour: str, background: str) -> None:
     """Every colour has the contrast that WCAG requires for graphics.

@@ -15,11 +15,13 @@ they do not know, and use the default of a field that is missing.
     │       ├── nodes          per stage, with the user's line
     │       ├── inputs, outputs, storages, autograd, saved
     │       ├── compiled       the graphs that the backend compiled
+    │       ├── memory         the modelled lifetimes of the storages
     │       ├── kernels        the kernels of these graphs
     │       └── guards
     ├── graph_break_rows
     ├── engine_rows            two engines side by side
     ├── timing_rows            added by the caller who measured
+    ├── memory_curves          measured memory, added like the timings
     └── verification_rows      added by the caller who verified
 
 A field that holds a size in bytes has "bytes" in its name. All times are in nanoseconds. An ``at_ns`` counts from the
@@ -57,6 +59,7 @@ from aotlab.report.model.measured import (
     TimingRow,
     VerificationRow,
 )
+from aotlab.report.model.memory import MEMORY_KINDS, LiveTensor, Memory, MemoryCurve
 from aotlab.report.model.report import MIME_TYPE, SCHEMA_ID, VERSION, Report, report_schema
 from aotlab.report.model.tensors import (
     PLAIN_TYPES,
@@ -74,6 +77,7 @@ from aotlab.report.model.tensors import (
 from aotlab.report.views import Views
 
 __all__ = [
+    "MEMORY_KINDS",
     "MIME_TYPE",
     "PLAIN_TYPES",
     "QUIET",
@@ -100,6 +104,9 @@ __all__ = [
     "InnerTensor",
     "Input",
     "Kernel",
+    "LiveTensor",
+    "Memory",
+    "MemoryCurve",
     "Miss",
     "Node",
     "Output",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from aotlab.errors import UserLine
 from aotlab.ir.specs import Size
+from aotlab.report.model.memory import Memory
 from aotlab.report.model.tensors import Group, Input, Output, Placeholder, Result, Storage, TensorInfo
 from aotlab.report.text import known_size
 
@@ -370,6 +371,9 @@ class Graph:
         page or a notebook's output, and are None until then.
     cut
         Whether rows or code may be missing, because the report was cut to fit a notebook.
+    memory
+        The memory of a training step with this graph, modelled from its ops; None if the graphs are unknown, or if the
+        record was left out because the report was cut.
     """
 
     index: int
@@ -402,3 +406,4 @@ class Graph:
     reused: bool = False
     counts: Counts | None = None
     cut: bool = False
+    memory: Memory | None = None

@@ -15,6 +15,7 @@ from aotlab.report.model.calls import Frame
 from aotlab.report.model.cells import Cell, GraphBreakRow
 from aotlab.report.model.environment import Environment
 from aotlab.report.model.measured import EngineRow, Summary, TimelineRow, TimeRow, TimingRow, VerificationRow
+from aotlab.report.model.memory import MemoryCurve
 from aotlab.report.packing import unpack
 from aotlab.report.views import DRAWING, Views
 
@@ -58,6 +59,8 @@ class Report(Views["Report"]):
         The functions that were compiled or called.
     graph_break_rows, time_rows, timeline_rows, timing_rows, verification_rows, engine_rows
         The rows of the tables ``graph_breaks``, ``time``, ``timeline``, ``timings``, ``verification`` and ``engines``.
+    memory_curves
+        The measured memory over time of the engines.
     notes
         Sentences about the report itself: events that could not be recorded, rows that were cut.
     summary
@@ -88,6 +91,7 @@ class Report(Views["Report"]):
     time_rows: tuple[TimeRow, ...] = ()
     timeline_rows: tuple[TimelineRow, ...] = ()
     timing_rows: tuple[TimingRow, ...] = ()
+    memory_curves: tuple[MemoryCurve, ...] = ()
     verification_rows: tuple[VerificationRow, ...] = ()
     engine_rows: tuple[EngineRow, ...] = ()
     notes: tuple[str, ...] = ()
@@ -129,6 +133,10 @@ class Report(Views["Report"]):
             A row lacks a field, or a field has a wrong type.
         """
         return replace(self, timing_rows=(*self.timing_rows, *[_row(TimingRow, row) for row in rows]))
+
+    def with_memory_curves(self, curves: Iterable[MemoryCurve]) -> Report:
+        """Return a copy with ``curves`` added to the measured memory curves; see `aotlab.bench.memory_curve`."""
+        return replace(self, memory_curves=(*self.memory_curves, *curves))
 
     def with_verification(self, rows: Iterable[object], *, engine: str = "aotlab", frame: str | None = None) -> Report:
         """Return a copy with ``rows`` added to the verification.

@@ -297,6 +297,7 @@ export type Graph = {
   readonly reused: boolean;
   readonly counts: Counts | null;
   readonly cut: boolean;
+  readonly memory: Memory | null;
 };
 
 export const readGraph: Reader<Graph> = record(() => ({
@@ -329,7 +330,8 @@ export const readGraph: Reader<Graph> = record(() => ({
   static_since: text(),
   reused: flag(),
   counts: maybe(readCounts),
-  cut: flag()
+  cut: flag(),
+  memory: maybe(readMemory)
 }));
 
 export type GraphBreakRow = {
@@ -468,6 +470,56 @@ export const readKernel: Reader<Kernel> = record(() => ({
   blocks: maybe(number()),
   bytes_read: maybe(number()),
   bytes_written: maybe(number())
+}));
+
+export type Memory = {
+  readonly steps: number;
+  readonly forward_steps: number;
+  readonly names: ReadonlyArray<string>;
+  readonly kinds: ReadonlyArray<string>;
+  readonly nbytes: ReadonlyArray<number>;
+  readonly begins: ReadonlyArray<number>;
+  readonly ends: ReadonlyArray<number>;
+  readonly lines: ReadonlyArray<number>;
+  readonly modules: ReadonlyArray<number>;
+  readonly line_table: ReadonlyArray<UserLine>;
+  readonly module_table: ReadonlyArray<string>;
+  readonly unknown: number;
+  readonly from_code: boolean;
+};
+
+export const readMemory: Reader<Memory> = record(() => ({
+  steps: number(),
+  forward_steps: number(),
+  names: list(text()),
+  kinds: list(text()),
+  nbytes: list(number()),
+  begins: list(number()),
+  ends: list(number()),
+  lines: list(number()),
+  modules: list(number()),
+  line_table: list(readUserLine),
+  module_table: list(text()),
+  unknown: number(),
+  from_code: flag()
+}));
+
+export type MemoryCurve = {
+  readonly engine: string;
+  readonly device: string;
+  readonly forward: ReadonlyArray<number>;
+  readonly backward: ReadonlyArray<number>;
+  readonly frame: string | null;
+  readonly graph: number | null;
+};
+
+export const readMemoryCurve: Reader<MemoryCurve> = record(() => ({
+  engine: text(),
+  device: text("cpu"),
+  forward: list(number()),
+  backward: list(number()),
+  frame: maybe(text()),
+  graph: maybe(number())
 }));
 
 export type Miss = {
@@ -623,6 +675,7 @@ export type Report = {
   readonly time_rows: ReadonlyArray<TimeRow>;
   readonly timeline_rows: ReadonlyArray<TimelineRow>;
   readonly timing_rows: ReadonlyArray<TimingRow>;
+  readonly memory_curves: ReadonlyArray<MemoryCurve>;
   readonly verification_rows: ReadonlyArray<VerificationRow>;
   readonly engine_rows: ReadonlyArray<EngineRow>;
   readonly notes: ReadonlyArray<string>;
@@ -642,6 +695,7 @@ export const readReport: Reader<Report> = record(() => ({
   time_rows: list(readTimeRow),
   timeline_rows: list(readTimelineRow),
   timing_rows: list(readTimingRow),
+  memory_curves: list(readMemoryCurve),
   verification_rows: list(readVerificationRow),
   engine_rows: list(readEngineRow),
   notes: list(text()),

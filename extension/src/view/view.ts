@@ -7,6 +7,7 @@ import type { Head } from '../model/verdict';
 import { amount, cutNotice, grouped } from '../model/words';
 import { graphPanel } from '../pictures/graphPicture';
 import type { IDisposable, ISource } from '../source';
+import { memoryPanel } from '../pictures/memoryPicture';
 import { breaksPanel } from './breaks';
 import { callsPanel } from './calls';
 import { revealLine } from './code';
@@ -57,6 +58,7 @@ const TABS: readonly ITab[] = [
   { name: 'storages', title: 'Storage map', draw: storagesPanel, size: ({ counts }) => counts.storages },
   { name: 'stages', title: 'Stages', draw: stagesPanel, size: ({ counts }) => counts.stages },
   { name: 'saved', title: 'Saved', draw: savedPanel, size: ({ counts }) => counts.saved, counted: true },
+  { name: 'memory', title: 'Memory', draw: memoryPanel, size: ({ counts }) => counts.stages },
   { name: 'kernels', title: 'Kernels', draw: kernelsPanel, size: ({ counts }) => counts.kernels, counted: true },
   { name: 'breaks', title: 'Graph breaks', draw: breaksPanel, size: ({ breaks }) => breaks, counted: true },
   { name: 'calls', title: 'Recompiles & calls', draw: callsPanel, size: ({ frames }) => frames },
@@ -97,6 +99,7 @@ const WHOLE_GRAPHS: ReadonlySet<string> = new Set([
   'storages',
   'stages',
   'saved',
+  'memory',
   'kernels',
   'calls'
 ]);
