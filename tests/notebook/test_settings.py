@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
 
 from aotlab import config
 from aotlab.report import Report
-from tests.notebook.plain_shells import cell, execute, failing, plain_shell, printed
+from tests.notebook.plain_shells import cell, execute, failing, printed
 
 
 @pytest.fixture(autouse=True)
@@ -19,10 +20,8 @@ def _restored() -> Iterator[None]:
         yield
 
 
-def test_a_setting_is_changed_printed_and_in_the_next_report() -> None:
+def test_a_setting_is_changed_printed_and_in_the_next_report(shell: InteractiveShell) -> None:
     """The magic changes a setting; the report of the next run of a cell has it, also if the cell ran before."""
-    shell = plain_shell()
-    execute(shell, "import torch\nx = torch.ones(3)")
 
     def opened() -> object:
         execute(shell, cell("y = x + 1"))
@@ -50,9 +49,9 @@ def test_a_setting_is_changed_printed_and_in_the_next_report() -> None:
         ("config recompile_limit=True", "a value of the type int"),
     ],
 )
-def test_a_wrong_setting_changes_nothing(line: str, reason: str) -> None:
+def test_a_wrong_setting_changes_nothing(shell: InteractiveShell, line: str, reason: str) -> None:
     """The error says which values a setting may have."""
-    error = failing(plain_shell(), f"%aotlab {line}")
+    error = failing(shell, f"%aotlab {line}")
     assert isinstance(error, UsageError)
     assert reason in str(error)
     assert (config.open, config.recompile_limit, config.debug_assert) == ("report", 8, False)
