@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
+import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -49,15 +50,37 @@ def is_inductors_draw(target: Any) -> bool:
 def inductor_joint_passes(module: fx.GraphModule, fake_mode: FakeTensorMode, *, exact_random: bool) -> None:
     """Run Inductor's passes for joint graphs, mostly pattern matching, over a joint or inference graph, in place.
 
-    With ``exact_random``, random ops keep drawing from torch's generators, as in eager.
+    With ``exact_random``, random ops keep drawing from torch's generators, as in eager. If a pass replaces an output by
+    a value with other strides, the output gets its own strides again. (Symbolic strides are not compared.)
     """
-    from torch._inductor import config
+    from torch._inductor import config, inductor_prims
     from torch._inductor.compile_fx import _recursive_joint_graph_passes
     from torch._inductor.virtualized import V
 
     patched, constants = config.patch(fallback_random=exact_random), replaced(fake_mode, "allow_non_fake_inputs", True)
+    output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
+    expected = [_fixed_strides(node) for node in output.args[0]]
     with patched, V.set_fake_mode(fake_mode), constants, fake_mode:
         _recursive_joint_graph_passes(module)
+        results = list(output.args[0])
+        for n, (node, strides) in enumerate(zip(results, expected, strict=True)):
+            if strides != _fixed_strides(node) and None not in (strides, _fixed_strides(node)):
+                with module.graph.inserting_after(node):
+                    results[n] = module.graph.call_function(inductor_prims.force_stride_order, (node, strides))
+                value = node.meta["val"]
+                restrided = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
+                results[n].meta = {**node.meta, "val": restrided}
+        output.args = (tuple(results),)
+        module.recompile()
+
+
+def _fixed_strides(node: object) -> tuple[int, ...] | None:
+    """Return the strides of a node's value; None if the value is no strided tensor or a stride is symbolic."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return None
+    strides = value.stride()
+    return strides if all(isinstance(each, int) for each in strides) else None
 
 
 def inductor_replace_random(module: fx.GraphModule, fake_mode: FakeTensorMode) -> None:

@@ -141,7 +141,7 @@ class InductorBackend(Backend):
                 exact_random=any(map(is_random, targets)) and not any(map(internals.is_inductors_draw, targets)),
                 max_autotune=self._max_autotune,
             )
-        return _adapted(compiled, floats, groups) if floats or groups is not None else compiled
+        return _adapted(compiled, floats, groups, request.visible_outputs) if floats or groups is not None else compiled
 
     def source(self, compiled: Any) -> str | None:
         """Return Inductor's output code."""
@@ -191,7 +191,16 @@ def _storage_keys(values: Iterable[Any]) -> list[int | None]:
     return [internals.storage_key(value) if isinstance(value, Tensor) else None for value in values]
 
 
-def _adapted(compiled: Any, floats: Sequence[int], groups: list[int | None] | None) -> Callable[..., Any]:
+def _copy(value: Tensor) -> Tensor:
+    """Copy a tensor into memory of its own, with the same strides. `clone` changes the strides of some views."""
+    copy = value.clone()
+    if copy.stride() == value.stride():
+        return copy
+    storage = value.untyped_storage().clone()
+    return value.new_empty(0).set_(storage, value.storage_offset(), value.shape, value.stride())  # type: ignore[call-overload]
+
+
+def _adapted(compiled: Any, floats: Sequence[int], groups: list[int | None] | None, visible: int) -> Callable[..., Any]:
     """Wrap a compiled graph: pass some floats as tensors, and copy results that share memory by mistake.
 
     ``floats`` are the positions of inputs that are floats in the call and zero-dim tensors in the compiled graph.
@@ -199,6 +208,9 @@ def _adapted(compiled: Any, floats: Sequence[int], groups: list[int | None] | No
     ``groups`` has the storage key of each result in the traced graph, and is None for a backward. Results with the same
     key also share memory in eager, and are not copied. Inductor may make other results share memory, too, for example
     as slices of the result of a ``cat``. The first call finds these results, and later calls copy the same results.
+
+    The caller sees the first ``visible`` results. The others are saved values. They may share memory with each other,
+    because nobody writes to them. A copy could have other strides than those that the backward was compiled for.
     """
     copied: list[int] | None = None
 
@@ -212,15 +224,17 @@ def _adapted(compiled: Any, floats: Sequence[int], groups: list[int | None] | No
         if len(results) > len(groups):  # `keep_unused` appended the results of unused ops
             results = results[: len(groups)]
         if copied is None:
-            group_of_key: dict[int, int | None] = {}
-            pairs = enumerate(zip(_storage_keys(results), groups, strict=True))
-            copied = [
-                i for i, (key, group) in pairs if key is not None and group_of_key.setdefault(key, group) != group
-            ]
+            group_of_key: dict[int | None, int | None] = {}
+            copied = []
+            for i, (key, group) in enumerate(zip(_storage_keys(results), groups, strict=True)):
+                if key is not None and i < visible:
+                    group_of_key.setdefault(key, group)
+                if group_of_key.get(key, group) != group:
+                    copied.append(i)
         if copied:
             results = list(results)
             for i in copied:
-                results[i] = results[i].clone()
+                results[i] = _copy(results[i])
         return results
 
     call._boxed_call = True  # type: ignore[attr-defined]  # the mark that upstream's users look for
