@@ -64,7 +64,8 @@ def inductor_joint_passes(module: fx.GraphModule, fake_mode: FakeTensorMode, *, 
         _recursive_joint_graph_passes(module)
         results = list(output.args[0])
         for n, (node, strides) in enumerate(zip(results, expected, strict=True)):
-            if strides != _fixed_strides(node) and None not in (strides, _fixed_strides(node)):
+            found = _fixed_strides(node)
+            if strides is not None and found is not None and strides != found:
                 with module.graph.inserting_after(node):
                     results[n] = module.graph.call_function(inductor_prims.force_stride_order, (node, strides))
                 value = node.meta["val"]

@@ -197,7 +197,7 @@ def _copy(value: Tensor) -> Tensor:
     if copy.stride() == value.stride():
         return copy
     storage = value.untyped_storage().clone()
-    return value.new_empty(0).set_(storage, value.storage_offset(), value.shape, value.stride())  # type: ignore[call-overload]
+    return value.new_empty(0).set_(storage, value.storage_offset(), value.shape, value.stride())
 
 
 def _adapted(compiled: Any, floats: Sequence[int], groups: list[int | None] | None, visible: int) -> Callable[..., Any]:

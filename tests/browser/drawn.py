@@ -251,7 +251,8 @@ def beyond(report: Any) -> list[str]:
             const shown = [...report.querySelectorAll('*')].filter(each => each.getClientRects().length);
             const hidden = each => each.matches('.al-scroll') ? each.scrollWidth - each.clientWidth : 0;
             const scrolled = shown.filter(each => hidden(each) > 1);
-            const out = shown.filter(each => !each.closest('.al-scroll, .al-scroller, .al-graph-view, .al-phase, pre, .al-aside')
+            const clipped = '.al-scroll, .al-scroller, .al-graph-view, .al-phase, pre, .al-aside';
+            const out = shown.filter(each => !each.closest(clipped)
                 && each.getBoundingClientRect().right > right);
             return [...scrolled.map(each => `scrolls by ${hidden(each)}: ${name(each)}`), ...out.map(name)];
         }"""
