@@ -22,11 +22,11 @@ import pytest
 TIERS = ("quick", "full", "long")
 RECORD = Path(__file__).with_name("durations.json")
 #: A test function whose cases take longer, in seconds on average, is not quick, or not full.
-SLOW = {"quick": 0.2, "full": 12.0}
+SLOW = {"quick": 0.2, "full": 8.0}
 #: So many cases of one function are quick, and full.
 SAMPLE = {"quick": 24, "full": 60}
 #: The sample of one function takes at most so many seconds.
-SECONDS = {"quick": 4.0, "full": 12.0}
+SECONDS = {"quick": 4.0, "full": 8.0}
 #: Shorter durations are not recorded.
 _SHORTEST = 0.1
 
