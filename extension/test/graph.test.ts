@@ -67,6 +67,19 @@ test('nodes are grouped by module, and an input belongs to the module that uses 
   ]);
 });
 
+test('an op without a module belongs to the innermost module that contains its inputs', () => {
+  const nodes = [
+    node('a', { module: 'net.h.0.mlp' }),
+    node('b', { module: 'net.h.0' }),
+    node('sum', { inputs: ['a', 'b'] }),
+    node('c', { module: 'net.h.1' }),
+    node('all', { inputs: ['sum', 'c'] }),
+    node('alone')
+  ];
+  const paths = tree(nodes).items.map(({ title, path }) => `${title}: ${path.join('.')}`);
+  assert.deepEqual(paths.slice(2), ['sum: net.h.0', 'c: net.h.1', 'all: net.h', 'alone: ']);
+});
+
 test('saved, recomputed, mutated and aliased values have marks, and values cross the cut', () => {
   const stage = tree(NODES);
   const marks = (key: string): string[] =>

@@ -5,7 +5,7 @@ import type { IContext, IEntry } from '../view/context';
 import { h, svg } from '../view/dom';
 import type { Child } from '../view/dom';
 import { isGroup, newBytes } from './graphModel';
-import type { Branch, IGroup, IItem, MarkKind } from './graphModel';
+import type { Branch, IGroup, IItem, IStage, MarkKind } from './graphModel';
 
 /** At most this many inputs and users of a node are listed. */
 const MOST_LISTED = 12;
@@ -116,4 +116,19 @@ export function linkIds(context: IContext, entry: IEntry, branch: Branch): numbe
   const origins = context.selection.lines(true);
   const items = isGroup(branch) ? branch.items : [branch];
   return [...new Set(items.flatMap(({ row }) => origins.idsOfNode(entry, row.part, row.name, row.stage)))];
+}
+
+/** A list of stages for which there is no room as buttons. */
+export function stageList(stages: readonly IStage[], entry: string, choose: (key: string) => void): Child {
+  if (stages.length === 0) {
+    return null;
+  }
+  const list = h(
+    'select',
+    { class: 'al-select', 'aria-label': 'Further backward', 'data-key': `graph backwards ${entry}` },
+    h('option', { value: '' }, `${stages.length} further backwards`),
+    ...stages.map(stage => h('option', { value: stage.key }, stage.title))
+  );
+  list.addEventListener('change', () => (list.value === '' ? undefined : choose(list.value)));
+  return list;
 }

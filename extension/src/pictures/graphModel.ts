@@ -240,7 +240,10 @@ export function newBytes({ nbytes, is_input: isInput, is_output: isOutput, share
   return isInput || isOutput || shares !== '' ? 0 : bytes;
 }
 
-/** Set the path of each node. An input without a module belongs to the innermost module that contains all its users. */
+/**
+ * Set the path of each node. An input without a module belongs to the innermost module that contains all its users. An
+ * op without a module, such as the sum of two gradients, belongs to the innermost module that contains all its inputs.
+ */
 function setPaths(graph: Graph, stage: IStage, items: readonly IItem[]): void {
   const kernels = new Map<string, string>();
   for (const kernel of stage.byKernel ? graph.kernels : []) {
@@ -255,6 +258,10 @@ function setPaths(graph: Graph, stage: IStage, items: readonly IItem[]): void {
   const isInput = ({ row }: IItem): boolean => ['placeholder', 'get_attr'].includes(row.op) && row.module === '';
   for (const item of items.filter(isInput)) {
     const paths = item.users.filter(user => user.half === item.half).map(user => user.path);
+    item.path = paths.length > 0 ? paths.reduce(commonPath) : [];
+  }
+  for (const item of stage.byKernel ? [] : items.filter(each => each.path.length === 0 && !isInput(each))) {
+    const paths = item.inputs.filter(({ half, path }) => half === item.half && path.length > 0).map(({ path }) => path);
     item.path = paths.length > 0 ? paths.reduce(commonPath) : [];
   }
   for (const half of ['forward', 'backward']) {

@@ -12,7 +12,7 @@ import { h, soft, svg, uniqueId } from '../view/dom';
 import type { Child } from '../view/dom';
 import { cutGraphsNotice, graphFacts } from '../view/graph';
 import type { Selection } from '../view/selection';
-import { detailsOf, legendOf, linkIds } from './graphDetails';
+import { detailsOf, legendOf, linkIds, stageList } from './graphDetails';
 import { boxesOf, drawBox, drawCut, drawEdgesOf, labelOf, sceneOf } from './graphDrawing';
 import type { IScene, IShown } from './graphDrawing';
 import { groupsAround } from './graphLinks';
@@ -23,6 +23,8 @@ import { placed } from './layouts';
 
 /** If a line caused at most this many nodes, the groups around them are opened when the line is chosen. */
 const MOST_OPENED = 24;
+/** If a graph has more stages, its further backwards are in a list. */
+const MOST_BUTTONS = 8;
 
 /** The reader's choices, which stay when the report is drawn again. */
 interface IState {
@@ -196,17 +198,22 @@ class Picture {
       'aria-label': 'Search for a node by its name, op or module',
       'data-key': `graph search ${this.entry.key}`
     });
-    const stages = this.stages.map(stage => {
-      const button = this.button(stage.title, `stage ${stage.key}`, () => {
-        this.state.stage = stage.key;
-        this.state.selected = '';
-        this.view.again();
-        void this.draw();
-        this.find(field.value);
+    const choose = (key: string): void => {
+      this.state.stage = key;
+      this.state.selected = '';
+      this.view.again();
+      void this.draw();
+      this.find(field.value);
+    };
+    const isListed = ({ key }: IStage): boolean => this.stages.length > MOST_BUTTONS && key.startsWith('backward');
+    const buttons = this.stages
+      .filter(stage => !isListed(stage))
+      .map(stage => {
+        const button = this.button(stage.title, `stage ${stage.key}`, () => choose(stage.key));
+        button.dataset['stage'] = stage.key;
+        return button;
       });
-      button.dataset['stage'] = stage.key;
-      return button;
-    });
+    const stages = [...buttons, stageList(this.stages.filter(isListed), this.entry.key, choose)];
     field.addEventListener('input', () => this.find(field.value));
     field.addEventListener('keydown', event => {
       event.stopPropagation();
@@ -250,6 +257,10 @@ class Picture {
   }
 
   private updateTools(): void {
+    const list = this.element.querySelector<HTMLSelectElement>('.al-graph-stages select');
+    if (list !== null) {
+      list.value = [...list.options].some(each => each.value === this.stage.key) ? this.stage.key : '';
+    }
     for (const button of this.element.querySelectorAll<HTMLElement>('[data-stage]')) {
       button.setAttribute('aria-pressed', String(button.dataset['stage'] === this.stage.key));
     }
