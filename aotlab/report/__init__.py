@@ -49,6 +49,14 @@ def _memory_figure(report: Report) -> object:
     return memory_figure(report)
 
 
-DRAWING.update(figure=_figure, memory_figure=_memory_figure, export=export, exported=exported_html)
+def _timeline_figure(report: Report) -> object:
+    """Draw the time line; see `_figure`."""
+    from aotlab.report.timeline_figure import timeline_figure
+
+    return timeline_figure(report)
+
+
+DRAWING.update(figure=_figure, memory_figure=_memory_figure, timeline_figure=_timeline_figure)
+DRAWING.update(export=export, exported=exported_html)
 DRAWING.update(verdict=verdict, page=page, plain=plain, bundle=bundle, table=table, describe=describe, record=record)
 DRAWING.update(perfetto=write_perfetto)

@@ -218,6 +218,11 @@ class Views(Generic[R_co]):
         figure: Figure = DRAWING["memory_figure"](self.report())
         return figure
 
+    def plot_timeline(self) -> Figure:
+        """Draw the time line as a matplotlib figure: what ran when, with graph breaks and recompiles as lines."""
+        figure: Figure = DRAWING["timeline_figure"](self.report())
+        return figure
+
     def to_html(self, path: str | Path) -> Path:
         """Write the report as one self-contained HTML page, and return the path.
 

@@ -66,3 +66,18 @@ def test_perfetto(tmp_path: Path) -> None:
     rows = report.timeline[report.timeline.stage != "recompile"]
     assert spans == {(row.phase, row.start_ns / 1000, row.duration_ns / 1000) for row in rows.itertuples()}
     assert [each["name"] for each in events if each["ph"] == "i"] == report.recompiles.reason.tolist()
+
+
+def test_figure(tmp_path: Path) -> None:
+    """The figure has a bar for each activity and a line for each recompile. Without activities, it says so."""
+    report = recorded()
+    (axes,) = report.plot_timeline().axes
+    bars = sorted((round(bar.get_x() * 1e9), round(bar.get_width() * 1e9)) for bar in axes.patches)
+    rows = report.timeline[report.timeline.stage != "recompile"]
+    assert bars == sorted(zip(rows.start_ns, rows.duration_ns, strict=True))
+    assert [line.get_xdata()[0] for line in axes.lines] == [
+        row.start_ns / 1e9 for row in report.timeline.itertuples() if row.stage == "recompile"
+    ]
+    report.plot_timeline().savefig(tmp_path / "timeline.svg")
+    (axes,) = Report(environment=report.environment).plot_timeline().axes
+    assert axes.texts[0].get_text() == "The time line is empty: nothing was compiled or called."
