@@ -192,7 +192,7 @@ def _storage_keys(values: Iterable[Any]) -> list[int | None]:
 
 
 def _copy(value: Tensor) -> Tensor:
-    """Copy a tensor into memory of its own, with the same strides. `clone` changes the strides of some views."""
+    """Copy a tensor into new memory, with the same strides. `clone` changes the strides of some views."""
     copy = value.clone()
     if copy.stride() == value.stride():
         return copy

@@ -15,7 +15,10 @@ GRAPH_BREAK, RECOMPILE = "graph break", "recompile"
 def with_moments(
     rows: Iterable[TimelineRow], frames: Sequence[Frame], breaks: Sequence[GraphBreakRow]
 ) -> tuple[TimelineRow, ...]:
-    """Add a row for each recompile, at the begin of the new compilation, and for each graph break of known time."""
+    """Add a row for each recompile, at the begin of the new compilation, and for each graph break of known time.
+
+    A graph that an earlier run compiled is no recompile of this run.
+    """
     rows = list(rows)
     begins: dict[tuple[str | None, int | None], TimelineRow] = {}
     for row in sorted(rows, key=lambda row: row.start_ns):
@@ -33,7 +36,7 @@ def with_moments(
         )
         for frame in frames
         for graph in frame.graphs
-        if graph.misses and (begin := begins.get((frame.name, graph.index))) is not None
+        if graph.misses and not graph.reused and (begin := begins.get((frame.name, graph.index))) is not None
     ]
     moments += [
         TimelineRow(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 import aotlab
 from aotlab.report import Report
 from aotlab.report.spent import Spent
+from aotlab.report.timeline import with_moments
 
 
 def test_activities_are_nested() -> None:
@@ -56,6 +58,16 @@ def test_stages_and_recompiles() -> None:
     assert (moment.graph, moment.phase) == (1, report.recompiles.reason.iloc[0])
     assert moment.start_ns == table[table.graph == 1].start_ns.min() > table[table.graph == 0].start_ns.max()
     assert (table.start_ns + table.duration_ns).max() <= report.duration_ns
+
+
+def test_a_graph_of_an_earlier_run_is_no_recompile() -> None:
+    """If the code runs again, its graphs are reused, and nothing is compiled."""
+    report = recorded()
+    rows = [row for row in report.timeline_rows if row.stage != "recompile"]
+    (frame,) = report.frames
+    reused = replace(frame, graphs=tuple([replace(graph, reused=True) for graph in frame.graphs]))
+    assert with_moments(rows, [frame], ()) == report.timeline_rows
+    assert with_moments(rows, [reused], ()) == tuple(rows)
 
 
 def test_perfetto(tmp_path: Path) -> None:

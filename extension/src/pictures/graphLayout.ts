@@ -1,6 +1,6 @@
 /**
- * Compute the positions of boxes with dagre. An open box contains other boxes, which get a layout of their own, so that
- * no layout has many boxes. This file runs in a worker, and on pages that forbid workers in the page itself.
+ * Compute the positions of boxes with dagre. The boxes inside of an open box have a separate layout, so that no
+ * layout has many boxes. This file runs in a worker, and on pages that forbid workers in the page itself.
  */
 
 import { Graph, layout } from '@dagrejs/dagre';

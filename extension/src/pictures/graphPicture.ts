@@ -29,7 +29,7 @@ const MOST_BUTTONS = 8;
 /** The reader's choices, which stay when the report is drawn again. */
 interface IState {
   stage: string;
-  /** The keys of the open groups of each stage; a stage has none until it is drawn for the first time. */
+  /** The keys of the open groups of each stage; a stage is added when it is drawn for the first time. */
   readonly open: Map<string, Set<string>>;
   compare: boolean;
   /** The id of the selected box; empty if no box is selected. */
@@ -152,8 +152,8 @@ class Picture {
   }
 
   /**
-   * The stage that the reader can compare with the chosen stage. The kernels have the nodes of their stage, and the
-   * names of captured nodes are other names than those of the trace.
+   * The stage that the reader can compare with the chosen stage. The kernels have the nodes of their stage. The
+   * captured nodes cannot be compared, because the trace gives new names to all nodes.
    */
   private get before(): IStage | null {
     const before = this.stages[this.stages.indexOf(this.stage) - 1];
@@ -409,7 +409,7 @@ class Picture {
     this.details.replaceChildren(...facts.filter(child => child !== null));
   }
 
-  // --- what the reader does in the picture
+  // --- clicks and keys
 
   private onClick(event: MouseEvent): void {
     const target = event.target instanceof Element ? event.target : null;

@@ -81,7 +81,7 @@ export class GraphView {
     this.drawWindow();
   }
 
-  /** Choose the visible part anew when the next scene is shown. */
+  /** When the next scene is shown, choose the visible part again. */
   again(): void {
     this.isPlaced = false;
   }

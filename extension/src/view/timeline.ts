@@ -102,7 +102,7 @@ export function timeline(context: IContext): Child[] {
   ];
 }
 
-/** The graph breaks and recompiles with their times and reasons; null if there are none. */
+/** List the graph breaks and recompiles with their times and reasons. The result is null if nothing happened. */
 function momentList(moments: readonly TimelineRow[]): Child {
   return moments.length === 0
     ? null
