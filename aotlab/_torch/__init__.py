@@ -45,6 +45,7 @@ from aotlab._torch.module_internals import (
     global_hooks_held, has_backward_hooks, hooks_held, module_call, own_hooks_only, parameters_held,
     parametrization_cache, registered_container, set_module_call, talks_to_processes,
 )
+from aotlab._torch.sharded_modules import is_gathered, is_sharded, share_sharding
 from aotlab._torch.fx_internals import (
     boxed_forward_of, forward_of, graph_module, has_effects, tracing_context, write_at_once,
 )

@@ -86,7 +86,8 @@ class SavedValues:
       autograd nodes of the traced program save.
     - ``places`` is about the saved values that are the caller's own tensors. It maps the position of such a value to
       the strides for which the backward was compiled, or to None if the backward accepts all strides. If the tensor has
-      other memory when the backward runs, the backward raises.
+      other memory when the backward runs, the backward raises. An exception are parameters that FSDP2 has freed after
+      the forward and has gathered again: the backward reads them again, as in eager.
     - ``sizes`` are the symbolic sizes, which every backward takes as inputs.
     - ``once`` has one mask for each selective checkpoint, with the bits of its nodes. The cached values of such a
       checkpoint serve only one backward, even if the graph is kept.
@@ -200,8 +201,10 @@ class SavedValues:
                 if versions[n] != self._versions[n]:
                     _raise_for_written_value(self._values[n], self._versions[n], versions[n])
         for n, stride, address in self._places:
-            has_moved = internals.address_of(self._values[n]) != address or self._values[n].stride() != stride
-            self._check_memory(has_moved and n in needs)
+            value = self._values[n]
+            has_moved = internals.address_of(value) != address or value.stride() != stride
+            if has_moved and n in needs:
+                self._check_memory(value.stride() != stride or not internals.is_gathered(value))
         return [self._values[n] for n in needs]
 
     def _check_memory(self, is_other: bool) -> None:
