@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable
 from operator import attrgetter
@@ -53,8 +54,22 @@ def talks_to_processes(module: nn.Module) -> bool:
 
     Such a module exchanges tensors with other processes.
     """
-    homes = ("torch.distributed.", "torch.nn.parallel.distributed")
-    return any(kind.__module__.startswith(homes) for kind in type(module).__mro__)
+    homes, silent = ("torch.distributed.", "torch.nn.parallel.distributed"), "torch.distributed.algorithms._checkpoint."
+    names = (kind.__module__ for kind in type(module).__mro__)
+    return any(name.startswith(homes) and not name.startswith(silent) for name in names)
+
+
+def bucket_capacities() -> tuple[int, int] | None:
+    """Return the sizes of the first and of the later buckets of gradients, in bytes, of the running DDP module.
+
+    The result is None if no forward of a `DistributedDataParallel` is running.
+    """
+    parallel = sys.modules.get("torch.nn.parallel.distributed")
+    module = None if parallel is None else parallel.DistributedDataParallel._get_active_ddp_module()
+    if module is None:
+        return None
+    default: int = torch.distributed._DEFAULT_FIRST_BUCKET_BYTES
+    return default if module.bucket_bytes_cap_default else module.bucket_bytes_cap, module.bucket_bytes_cap
 
 
 def parametrization_cache(module: nn.Module) -> tuple[dict[str, Any], str] | None:

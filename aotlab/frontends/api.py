@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import fx, nn
 
-from aotlab._torch import OpOverload
+from aotlab._torch import OpOverload, is_sharded
 from aotlab.backends import CallableBackend, InductorBackend, boxed, resolve
 from aotlab.backends.base import Backend, Compiler
 from aotlab.backends.compile_stage import get_aot_compilation_context
@@ -189,7 +189,12 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> AotModule:
     """
     if not isinstance(mod, nn.Module):
         raise UsageError(f"aot_module takes a module, not {mod!r:.80}; for functions, use aot_function")
-    return AotModule(mod, aot_function(mod, *args, **kwargs))
+    return AotModule(mod, aot_function(_compiled_part(mod), *args, **kwargs))
+
+
+def _compiled_part(fn: Function) -> Function:
+    """Return the callable to compile: of a module that FSDP2 has sharded ``forward``, because `AotModule` has the hooks."""
+    return fn.forward if is_sharded(fn) else fn  # type: ignore[attr-defined]  # a module
 
 
 def _compiled(
@@ -359,11 +364,11 @@ def compile(
     compiler = InductorBackend(max_autotune=True) if mode not in (None, "default") else resolve(backend)
     by_dynamo: Function = partial(compile_by_dynamo, compiler=compiler, partitioner=chosen, **settings)
     if frontend == "dynamo":
-        function_by_dynamo = by_dynamo(fn_or_module)
+        function_by_dynamo = by_dynamo(_compiled_part(fn_or_module))
         return (
             AotModule(fn_or_module, function_by_dynamo) if isinstance(fn_or_module, nn.Module) else function_by_dynamo
         )
     settings_of_options: dict[str, Any] = {"dynamic": dynamic, "by_dynamo": not fullgraph}
     options = Options(backend=compiler, partitioner=chosen, keep_inference_input_mutations=True, **settings_of_options)
-    function = function_for(_target(fn_or_module), options, by_dynamo=by_dynamo, whole=fullgraph)
+    function = function_for(_target(_compiled_part(fn_or_module)), options, by_dynamo=by_dynamo, whole=fullgraph)
     return AotModule(fn_or_module, function) if isinstance(fn_or_module, nn.Module) else function

@@ -7,6 +7,9 @@
 
 Hooks that are registered on the compiled module run around the compiled call, so that backward hooks work, too. Global
 module hooks run only for the original and its submodules, as in eager.
+
+The hooks of a module that FSDP2 has sharded exchange parameters and gradients with other processes. They run around the
+compiled call, too, so the compiled module shares them with the original, and ``compiled`` is the original's ``forward``.
 """
 
 from __future__ import annotations
@@ -21,11 +24,13 @@ from typing import Any, cast
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
-from aotlab._torch import MODULE_DICTIONARIES, hooks_held, own_hooks_only
+from aotlab._torch import MODULE_DICTIONARIES, hooks_held, is_sharded, own_hooks_only, share_sharding
 
 #: The attributes that every module has in its ``__dict__``. A compiled module has its own values of these attributes,
 #: for example its own forward hooks, except that it shares the dictionaries in `MODULE_DICTIONARIES` with the original.
 _PLAIN = frozenset(vars(nn.Module())) - {"training"}
+#: The dictionaries of a module's hooks, except those in `MODULE_DICTIONARIES`.
+_HOOKS = {name for name in _PLAIN.difference(MODULE_DICTIONARIES) if "_hooks" in name}
 #: The methods of `nn.Module` that are not forwarded to the original. Methods about hooks are not forwarded, either.
 _OWN = frozenset(
     ("forward", "extra_repr", "compile", "modules", "named_modules", "_get_name", "_call_impl", "_wrapped_call_impl",
@@ -59,8 +64,11 @@ class AotModule(nn.Module):
         self.__dict__["orig_module"] = module
         nn.Module.__init__(self)
         # the same dictionary objects as the original's, so that both always have the same parameters and submodules
-        for name in MODULE_DICTIONARIES:
+        self.__dict__["is_sharded"] = is_sharded(module)
+        for name in (*MODULE_DICTIONARIES, *(_HOOKS if self.is_sharded else ())):
             self.__dict__[name] = module.__dict__[name]
+        if self.is_sharded:
+            share_sharding(module, self)
         self.__dict__["__doc__"] = module.__doc__
         self.__dict__["compiled"] = compiled
 
@@ -82,7 +90,7 @@ class AotModule(nn.Module):
         """
         original = self.orig_module
         if is_dynamo_compiling():
-            return original(*args, **kwargs)
+            return (original.forward if self.is_sharded else original)(*args, **kwargs)
         is_called_by_torch = sys._getframe(2).f_code.co_filename == _CALLS
         if not is_called_by_torch and (any(hooks_held(original)) or type(original).__call__ is not nn.Module.__call__):
             return original.forward(*args, **kwargs)

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, MethodType
 from typing import Any
 
 import torch
@@ -151,7 +151,9 @@ class _DirectTarget(Target):
         for path, module in modules:
             if isinstance(module, torch.jit.ScriptModule):
                 raise Untraceable(f"`{path}` is a ScriptModule, which has no Python code to trace")
-            if internals.talks_to_processes(module):
+            # The hooks of a module that FSDP2 has sharded communicate, but not its `forward`.
+            is_forward = internals.is_sharded(module) and self._callable == MethodType(type(module).forward, module)
+            if internals.talks_to_processes(module) and not is_forward:
                 raise RunEagerly("module-talks-to-processes", name=path, kind=type(module).__name__)
         return modules
 

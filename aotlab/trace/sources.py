@@ -17,6 +17,7 @@ from aotlab.ir.metadata import OutputType, TangentSource
 from aotlab.trace.autograd_edges import Edge, edge_of, edges_behind, next_edges
 from aotlab.trace.findings import Findings
 from aotlab.trace.forward_outputs import ForwardOutputs, Returned
+from aotlab.trace.gradient_buckets import cuts_at_buckets
 from aotlab.trace.inputs import TracedInput
 from aotlab.trace.output_aliases import Outputs
 from aotlab.trace.records import Hook, Source
@@ -44,6 +45,9 @@ def divide_into_segments(
     shared = {edge[0] for edge, item in zip(edges, forward.roots, strict=True) if item.source is TangentSource.OUTPUT}
     shared.update(hook.edge[0] for hook in findings.hooks)
     cuts = {hook.edge for hook in findings.hooks} | {e for e in edges_behind(edges) if e[0] in shared} - set(edges)
+    if (capacities := internals.bucket_capacities()) is not None:
+        sizes = {item.edge: item.fake.nbytes for item in inputs if item.edge is not None}
+        cuts |= cuts_at_buckets(edges, sizes, capacities)
 
     def divide_at(also: Collection[Edge]) -> list[Segment]:
         seen_from = {edge: made_from for edge, (_, made_from) in views.items()}
