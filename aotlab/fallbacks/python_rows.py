@@ -54,14 +54,18 @@ args = (torch.ones(3),)
     Fallback(
         id="module-talks-to-processes",
         sentence="`{name}` is a `{kind}`, which communicates with other processes at each call",
-        example={"name": "self", "kind": "DistributedDataParallel"},
-        suggestion=f"compile the module before you wrap it, or {BY_DYNAMO}",
+        example={"name": "model", "kind": "DistributedDataParallel"},
+        suggestion=f"compile the module itself (of FSDP2, each module that `fully_shard` shards), or {BY_DYNAMO}",
         program="""
 from torch.nn.parallel import DistributedDataParallel
 
-f = DistributedDataParallel.__new__(DistributedDataParallel)
-torch.nn.Module.__init__(f)
-f.forward = lambda x: x * 2
+model = DistributedDataParallel.__new__(DistributedDataParallel)
+torch.nn.Module.__init__(model)
+model.forward = lambda x: x * 2
+
+def f(x):
+    return model(x)
+
 args = (torch.ones(3),)
 """,
     ),

@@ -20,7 +20,7 @@ from aotlab.backends.compile_stage import get_aot_compilation_context
 from aotlab.cache import CompiledFunction
 from aotlab.capture.nesting import is_container
 from aotlab.errors import UsageError
-from aotlab.frontends.compiled_module import AotModule
+from aotlab.frontends.compiled_module import AotModule, InsideParallel
 from aotlab.frontends.direct import FunctionTarget, ModuleTarget
 from aotlab.frontends.dynamo_frontend import compile_by_dynamo
 from aotlab.partition.default import default_partition
@@ -370,5 +370,9 @@ def compile(
         )
     settings_of_options: dict[str, Any] = {"dynamic": dynamic, "by_dynamo": not fullgraph}
     options = Options(backend=compiler, partitioner=chosen, keep_inference_input_mutations=True, **settings_of_options)
-    function = function_for(_target(_compiled_part(fn_or_module)), options, by_dynamo=by_dynamo, whole=fullgraph)
-    return AotModule(fn_or_module, function) if isinstance(fn_or_module, nn.Module) else function
+    is_parallel = isinstance(fn_or_module, nn.parallel.DistributedDataParallel)
+    part = fn_or_module.module if is_parallel else _compiled_part(fn_or_module)  # type: ignore[union-attr]
+    function = function_for(_target(part), options, by_dynamo=by_dynamo, whole=fullgraph)
+    if not isinstance(fn_or_module, nn.Module):
+        return function
+    return AotModule(fn_or_module, InsideParallel(fn_or_module, function) if is_parallel else function)

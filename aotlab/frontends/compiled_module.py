@@ -10,6 +10,7 @@ module hooks run only for the original and its submodules, as in eager.
 
 The hooks of a module that FSDP2 has sharded exchange parameters and gradients with other processes. They run around the
 compiled call, too, so the compiled module shares them with the original, and ``compiled`` is the original's ``forward``.
+Of a `DistributedDataParallel`, the inner module is compiled (`InsideParallel`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any, cast
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
-from aotlab._torch import MODULE_DICTIONARIES, hooks_held, is_sharded, own_hooks_only, share_sharding
+from aotlab._torch import MODULE_DICTIONARIES, children_held, hooks_held, is_sharded, own_hooks_only, share_sharding
 
 #: The attributes that every module has in its ``__dict__``. A compiled module has its own values of these attributes,
 #: for example its own forward hooks, except that it shares the dictionaries in `MODULE_DICTIONARIES` with the original.
@@ -139,6 +140,31 @@ class AotModule(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+
+
+class InsideParallel:
+    """The callable for a `DistributedDataParallel`: its own code runs in Python, and calls the compiled inner module.
+
+    ``function`` is the compiled function of the inner module. Its attributes are attributes of this object, too.
+    """
+
+    def __init__(self, parallel: nn.Module, function: Callable[..., Any]) -> None:
+        self.parallel, self.function = parallel, function
+        self._inner = AotModule(parallel.get_submodule("module"), function)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.__dict__["function"], name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the original with the compiled inner module in the place of its module."""
+        children = children_held(self.parallel)
+        before, children["module"] = children["module"], self._inner
+        try:
+            return self.parallel(*args, **kwargs)
+        finally:
+            children["module"] = before
 
 
 def _forwarded(name: str) -> Callable[..., Any]:

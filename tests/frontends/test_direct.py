@@ -152,7 +152,7 @@ def alone_in_a_group(tmp_path):
 @pytest.mark.parametrize("frontend", ["direct", "dynamo"])
 @pytest.mark.parametrize("unused", [False, True])
 def test_data_in_parallel(unused, frontend):
-    """A `DistributedDataParallel` does its part at each call: Dynamo captures the inner module, with one notice."""
+    """A `DistributedDataParallel` does its part at each call, in Python, and its inner module is compiled."""
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     ours, theirs = (
         nn.parallel.DistributedDataParallel(copy.deepcopy(net), find_unused_parameters=unused) for _ in range(2)
@@ -168,6 +168,6 @@ def test_data_in_parallel(unused, frontend):
                 assert torch.equal(mine.grad, wanted.grad)
         with f.no_sync():
             assert torch.equal(f(torch.ones(2, 3)), theirs(torch.ones(2, 3)))
-    assert len([each for each in notices if "DistributedDataParallel" in str(each.message)]) == (frontend == "direct")
+    assert not [each for each in notices if "DistributedDataParallel" in str(each.message)]
     if frontend == "direct":
-        assert f.compiled.calls.by_dynamo == 4
+        assert f.compiled.calls.compiled == 4

@@ -1,0 +1,51 @@
+"""Run a test's function in two processes, with a limit on the time, and train beside eager."""
+
+from __future__ import annotations
+
+import gc
+import time
+import warnings
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as processes
+
+#: A process that waits longer for another raises. Torch's default is half an hour.
+WAITING = timedelta(seconds=60)
+#: A test that takes longer fails.
+SECONDS = 180.0
+
+
+def run(function, meeting, *args):
+    """Call ``function(rank, *args)`` in two processes of one group. Fail if one of them raises, or waits for the other."""
+    group = processes.spawn(_process, args=(function, str(meeting), args), nprocs=2, join=False)
+    end = time.monotonic() + SECONDS
+    while not group.join(timeout=1.0):
+        if time.monotonic() > end:
+            for process in group.processes:
+                process.kill()
+            pytest.fail(f"the two processes took longer than {SECONDS:.0f} s")
+
+
+def _process(rank, function, meeting, args):
+    torch.set_num_threads(1)
+    meeting = f"file://{meeting}"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2, timeout=WAITING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)  # such as a notice that a call runs eagerly
+            function(rank, *args)
+    finally:
+        torch.compiler.reset()
+        gc.collect()  # torch may hang if the last wrapper is freed after its group
+        dist.destroy_process_group()
+
+
+def assert_same(name, ours, theirs):
+    """Check that two lists of tensors are equal bit for bit, None included."""
+    assert len(ours) == len(theirs) > 0, name
+    for n, (mine, wanted) in enumerate(zip(ours, theirs, strict=True)):
+        assert (mine is None) == (wanted is None), (name, n)
+        assert mine is None or torch.equal(mine, wanted), (name, n)
