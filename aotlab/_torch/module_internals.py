@@ -68,7 +68,7 @@ def bucket_capacities() -> tuple[int, int] | None:
     module = None if parallel is None else parallel.DistributedDataParallel._get_active_ddp_module()
     if module is None:
         return None
-    default: int = torch.distributed._DEFAULT_FIRST_BUCKET_BYTES
+    default: int = torch.distributed._DEFAULT_FIRST_BUCKET_BYTES  # type: ignore[attr-defined]  # made in C
     return default if module.bucket_bytes_cap_default else module.bucket_bytes_cap, module.bucket_bytes_cap
 
 

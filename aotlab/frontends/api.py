@@ -193,7 +193,10 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> AotModule:
 
 
 def _compiled_part(fn: Function) -> Function:
-    """Return the callable to compile: of a module that FSDP2 has sharded ``forward``, because `AotModule` has the hooks."""
+    """Return what is compiled of ``fn``: the ``forward`` of a module that FSDP2 has sharded, or ``fn`` itself.
+
+    The compiled module runs the hooks of FSDP2 around the compiled ``forward``.
+    """
     return fn.forward if is_sharded(fn) else fn  # type: ignore[attr-defined]  # a module
 
 
@@ -370,9 +373,8 @@ def compile(
         )
     settings_of_options: dict[str, Any] = {"dynamic": dynamic, "by_dynamo": not fullgraph}
     options = Options(backend=compiler, partitioner=chosen, keep_inference_input_mutations=True, **settings_of_options)
-    is_parallel = isinstance(fn_or_module, nn.parallel.DistributedDataParallel)
-    part = fn_or_module.module if is_parallel else _compiled_part(fn_or_module)  # type: ignore[union-attr]
-    function = function_for(_target(part), options, by_dynamo=by_dynamo, whole=fullgraph)
-    if not isinstance(fn_or_module, nn.Module):
-        return function
-    return AotModule(fn_or_module, InsideParallel(fn_or_module, function) if is_parallel else function)
+    if isinstance(fn_or_module, nn.parallel.DistributedDataParallel):
+        function = function_for(_target(fn_or_module.module), options, by_dynamo=by_dynamo, whole=fullgraph)
+        return AotModule(fn_or_module, InsideParallel(fn_or_module, function))
+    function = function_for(_target(_compiled_part(fn_or_module)), options, by_dynamo=by_dynamo, whole=fullgraph)
+    return AotModule(fn_or_module, function) if isinstance(fn_or_module, nn.Module) else function

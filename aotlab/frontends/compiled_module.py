@@ -9,8 +9,8 @@ Hooks that are registered on the compiled module run around the compiled call, s
 module hooks run only for the original and its submodules, as in eager.
 
 The hooks of a module that FSDP2 has sharded exchange parameters and gradients with other processes. They run around the
-compiled call, too, so the compiled module shares them with the original, and ``compiled`` is the original's ``forward``.
-Of a `DistributedDataParallel`, the inner module is compiled (`InsideParallel`).
+compiled call, too, so the compiled module shares them with the original, and only the original's ``forward`` is
+compiled. Of a `DistributedDataParallel`, the inner module is compiled (`InsideParallel`).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 
@@ -25,7 +25,7 @@ class Attention(nn.Module):
             first, second = heads.chunk(2, -1)
             return heads * cos + torch.cat([-second, first], -1) * sin
 
-        mixed = F.scaled_dot_product_attention(rotate(q), rotate(k), v, is_causal=True)
+        mixed = functional.scaled_dot_product_attention(rotate(q), rotate(k), v, is_causal=True)
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
 
 
@@ -43,7 +43,7 @@ class LlamaBlock(nn.Module):
         """Add what attention and the network compute."""
         x = x + self.attention(self.norm(x), cos, sin)
         y = self.norm2(x)
-        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+        return x + self.down(functional.silu(self.gate(y)) * self.up(y))
 
 
 class Llama(nn.Module):
@@ -83,10 +83,10 @@ class ResNetBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Add what the convolutions compute."""
-        y = F.relu(self.norm(self.conv(x)), inplace=True)
+        y = functional.relu(self.norm(self.conv(x)), inplace=True)
         y = self.norm2(self.conv2(y))
         y += self.shortcut(x)
-        return F.relu(y, inplace=True)
+        return functional.relu(y, inplace=True)
 
 
 class ResNet(nn.Module):
@@ -141,4 +141,4 @@ MODELS = {"llama": Llama, "resnet": ResNet}
 
 def loss_of(scores: Tensor, wanted: Tensor) -> Tensor:
     """Return the cross entropy of all scores."""
-    return F.cross_entropy(scores.float().flatten(0, -2), wanted.flatten())
+    return functional.cross_entropy(scores.float().flatten(0, -2), wanted.flatten())

@@ -19,7 +19,7 @@ SECONDS = 180.0
 
 
 def run(function, meeting, *args):
-    """Call ``function(rank, *args)`` in two processes of one group. Fail if one of them raises, or waits for the other."""
+    """Call ``function(rank, *args)`` in two processes of one group. Fail if one of them raises or hangs."""
     group = processes.spawn(_process, args=(function, str(meeting), args), nprocs=2, join=False)
     end = time.monotonic() + SECONDS
     while not group.join(timeout=1.0):

@@ -127,6 +127,19 @@ def test_other_memory(name, change):
         use_other(compiled(PROGRAMS[name]), change)
 
 
+def test_memory_that_is_filled_again():
+    """A backward does not read what the caller stores in a tensor's new memory, except in parameters of FSDP2."""
+    w = torch.ones(3, 3)
+    y = compiled(PROGRAMS["product"])(leaf(3, 3), w)
+    w.untyped_storage().resize_(0)
+    w.neighbour = torch.zeros(3, 3)  # takes the memory that was freed
+    w.untyped_storage().resize_(36)
+    with torch.no_grad():
+        w.data.zero_()
+    with pytest.raises(MetadataMutationError, match="was given other sizes or other memory"):
+        y.sum().backward()
+
+
 def use_other(call, change):
     """Give the tensor other memory between call and backward."""
     w = torch.ones(3, 3)
