@@ -42,8 +42,8 @@ from aotlab._torch.fake import (
 )
 from aotlab._torch.module_internals import (
     MODULE_DICTIONARIES, backward_hooks_held, bucket_capacities, buffers_held, children_held,
-    global_backward_hooks_held, global_hooks_held, has_backward_hooks, hooks_held, module_call, own_hooks_only, parameters_held,
-    parametrization_cache, registered_container, set_module_call, talks_to_processes,
+    global_backward_hooks_held, global_hooks_held, has_backward_hooks, hooks_held, module_call, own_hooks_only,
+    parameters_held, parametrization_cache, registered_container, set_module_call, talks_to_processes,
 )
 from aotlab._torch.sharded_modules import is_gathered, is_sharded, share_sharding
 from aotlab._torch.fx_internals import (

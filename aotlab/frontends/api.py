@@ -193,7 +193,7 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> AotModule:
 
 
 def _compiled_part(fn: Function) -> Function:
-    """Return what is compiled of ``fn``: the ``forward`` of a module that FSDP2 has sharded, or ``fn`` itself.
+    """Return the callable to compile: the ``forward`` of a module that FSDP2 has sharded, or ``fn`` itself.
 
     The compiled module runs the hooks of FSDP2 around the compiled ``forward``.
     """

@@ -40,7 +40,7 @@ class LlamaBlock(nn.Module):
         self.down = nn.Linear(2 * width, width, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Add what attention and the network compute."""
+        """Add the results of attention and of the network."""
         x = x + self.attention(self.norm(x), cos, sin)
         y = self.norm2(x)
         return x + self.down(functional.silu(self.gate(y)) * self.up(y))
@@ -82,7 +82,7 @@ class ResNetBlock(nn.Module):
         self.shortcut = nn.Conv2d(before, after, 1) if before != after else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add what the convolutions compute."""
+        """Add the results of the convolutions."""
         y = functional.relu(self.norm(self.conv(x)), inplace=True)
         y = self.norm2(self.conv2(y))
         y += self.shortcut(x)

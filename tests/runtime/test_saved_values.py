@@ -128,7 +128,7 @@ def test_other_memory(name, change):
 
 
 def test_memory_that_is_filled_again():
-    """A backward does not read what the caller stores in a tensor's new memory, except in parameters of FSDP2."""
+    """A backward does not read new memory of the caller's tensor, except of parameters of FSDP2."""
     w = torch.ones(3, 3)
     y = compiled(PROGRAMS["product"])(leaf(3, 3), w)
     w.untyped_storage().resize_(0)
