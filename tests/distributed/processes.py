@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import time
 import warnings
 from datetime import timedelta
@@ -14,13 +15,17 @@ import torch.multiprocessing as processes
 
 #: A process that waits longer for another raises. Torch's default is half an hour.
 WAITING = timedelta(seconds=60)
+#: Modules that are imported once for all tests, because this takes longer than most tests.
+_IMPORTED_ONCE = ["aotlab", "torch._dynamo", "torch._inductor.config", "torch.distributed.fsdp"]
 #: A test that takes longer fails.
 SECONDS = 180.0
 
 
 def run(function, meeting, *args):
     """Call ``function(rank, *args)`` in two processes of one group. Fail if one of them raises or hangs."""
-    group = processes.spawn(_process, args=(function, str(meeting), args), nprocs=2, join=False)
+    multiprocessing.set_forkserver_preload(_IMPORTED_ONCE)
+    settings = {"nprocs": 2, "join": False, "start_method": "forkserver"}
+    group = processes.start_processes(_process, args=(function, str(meeting), args), **settings)
     end = time.monotonic() + SECONDS
     while not group.join(timeout=1.0):
         if time.monotonic() > end:
