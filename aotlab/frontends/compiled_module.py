@@ -65,10 +65,9 @@ class AotModule(nn.Module):
         self.__dict__["orig_module"] = module
         nn.Module.__init__(self)
         # the same dictionary objects as the original's, so that both always have the same parameters and submodules
-        self.__dict__["is_sharded"] = is_sharded(module)
-        for name in (*MODULE_DICTIONARIES, *(_HOOKS if self.is_sharded else ())):
+        for name in (*MODULE_DICTIONARIES, *(_HOOKS if is_sharded(module) else ())):
             self.__dict__[name] = module.__dict__[name]
-        if self.is_sharded:
+        if is_sharded(module):
             share_sharding(module, self)
         self.__dict__["__doc__"] = module.__doc__
         self.__dict__["compiled"] = compiled
@@ -91,7 +90,8 @@ class AotModule(nn.Module):
         """
         original = self.orig_module
         if is_dynamo_compiling():
-            return (original.forward if self.is_sharded else original)(*args, **kwargs)
+            shares_hooks = self._forward_hooks is original._forward_hooks
+            return (original.forward if shares_hooks else original)(*args, **kwargs)
         is_called_by_torch = sys._getframe(2).f_code.co_filename == _CALLS
         if not is_called_by_torch and (any(hooks_held(original)) or type(original).__call__ is not nn.Module.__call__):
             return original.forward(*args, **kwargs)
