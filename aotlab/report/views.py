@@ -82,6 +82,11 @@ class Views(Generic[R_co]):
         return self._table("signature")
 
     @property
+    def steps(self) -> pd.DataFrame:
+        """One row per call of the program and per step of the epilogue, with the bytes that it reads and writes."""
+        return self._table("steps")
+
+    @property
     def autograd(self) -> pd.DataFrame:
         """One row per autograd node that a call adds to the caller's graph and per receiver of its gradients."""
         return self._table("autograd")
