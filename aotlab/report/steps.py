@@ -27,17 +27,18 @@ class _Storages:
     numbers: dict[int | None, tuple[int, int]]
     made: set[int] = field(default_factory=set)
 
-    def access(self, touched: Touched, *, makes: bool = False) -> Access:
-        """Describe a traced tensor that a step reads, writes or makes."""
+    def access(self, touched: Touched, made_by: str | None = None) -> Access:
+        """Describe a traced tensor that a step reads or writes, or that the call ``made_by`` makes."""
         temporaries = sum(number < 0 for number, _ in self.numbers.values())
         number, shift = self.numbers.setdefault(touched.storage, (-1 - temporaries, 0))
-        nbytes = touched.nbytes if makes and number not in self.made else None
-        if makes:
+        nbytes = touched.nbytes if made_by is not None and number not in self.made else None
+        if made_by is not None:
             self.made.add(number)
         window = _window(touched.spec)
         if window is not None:
             window = replace(window, start=window.start + shift, certain=touched.certain)
-        return Access(storage=number, tensor=touched.name, bytes=window, nbytes=nbytes)
+        name = "" if touched.name == made_by else touched.name
+        return Access(storage=number, tensor=name, bytes=window, nbytes=nbytes)
 
 
 def step_rows(
@@ -73,7 +74,7 @@ def step_rows(
             nodes=tuple([name for index in call.operations for name in facts.operation_nodes.get(index, ())]),
             reads=tuple([known.access(each) for each in call.reads]),
             writes=tuple([known.access(each) for each in call.writes]),
-            makes=tuple([known.access(each, makes=True) for each in call.made]),
+            makes=tuple([known.access(each, made_by=call.text) for each in call.made]),
         )
         for call in facts.program.calls
     ]

@@ -12,6 +12,7 @@ them at each call, if somebody records a report.
 from __future__ import annotations
 
 import functools
+import re
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,8 +31,10 @@ from aotlab.trace.boundary import user_name
 from aotlab.trace.tape import Tape, tensors_in
 from aotlab.trace.write_calls import WRITES_STATISTICS, writes_in_place
 
-#: The longest text of a call.
-_LONGEST = 90
+#: The longest text of a call, and the longest name of a tensor in it.
+_LONGEST, _LONGEST_NAME = 90, 40
+#: The dots in a name after which an attribute or a method follows.
+_PART = re.compile(r"\.(?=[A-Za-z_])")
 #: Functions that write all bytes of a tensor and do not read them before.
 _OVERWRITES = frozenset(
     (
@@ -202,7 +205,7 @@ class ProgramCalls:
     def _text(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Write a call as code: ``x.t()``, ``x.t()[0]``, ``linear(x, weight)``."""
         name, words = user_name(func), [self._word(each) for each in args]
-        words += [f"{key}={self._word(value)}" for key, value in kwargs.items()]
+        words += [f"{key}={self._word(value)}" for key, value in kwargs.items() if value is not None]
         if name == "__getitem__":
             text = f"{words[0]}[{_index(args[1])}]"
         elif name == "__setitem__":
@@ -217,7 +220,7 @@ class ProgramCalls:
 
     def _word(self, value: Any) -> str:
         if isinstance(value, Tensor):
-            return self._name_of(value) or "…"
+            return _end_of(self._name_of(value)) or "…"
         if isinstance(value, (list, tuple)):
             return f"[{', '.join([self._word(each) for each in value[:8]])}{', …' if len(value) > 8 else ''}]"
         return repr(value) if type(value) in (int, float, bool, str, NoneType, torch.dtype) else "…"
@@ -235,6 +238,15 @@ def _changes_metadata_only(name: str) -> bool:
     packet = getattr(torch.ops.aten, name, None)
     tags = [getattr(packet, overload).tags for overload in (packet.overloads() if packet is not None else ())]
     return name == "requires_grad_" or any(torch.Tag.inplace_view in each for each in tags)
+
+
+def _end_of(name: str) -> str:
+    """Return the last parts of a long name: ``….attn.c_attn.weight``."""
+    first, *others = _PART.split(name)
+    while len(name) > _LONGEST_NAME and others:
+        name = "….".join(["", ".".join(others)])
+        others.pop(0)
+    return name
 
 
 def _index(key: Any) -> str:

@@ -19,7 +19,8 @@ class Access:
         The number of the tensor's storage in the report. A storage that exists only while the program runs has a
         negative number: -1 is the first of these storages.
     tensor
-        The name of the input or output, or the call that made the tensor, as code: ``"x.t()[0]"``.
+        The name of the input or output, or the call that made the tensor, as code: ``"x.t()[0]"``. Empty if it is the
+        step's own text.
     bytes
         The bytes of the tensor in the storage. For a write, those bytes that are written. None if a size, a stride or
         the offset is symbolic and has no known value.
