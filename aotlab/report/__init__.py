@@ -56,7 +56,15 @@ def _timeline_figure(report: Report) -> object:
     return timeline_figure(report)
 
 
+def _storages_figure(report: Report) -> object:
+    """Draw the storages; see `_figure`."""
+    from aotlab.report.storages_figure import storages_figure
+
+    return storages_figure(report)
+
+
 DRAWING.update(figure=_figure, memory_figure=_memory_figure, timeline_figure=_timeline_figure)
+DRAWING.update(storages_figure=_storages_figure)
 DRAWING.update(export=export, exported=exported_html)
 DRAWING.update(verdict=verdict, page=page, plain=plain, bundle=bundle, table=table, describe=describe, record=record)
 DRAWING.update(perfetto=write_perfetto)

@@ -111,7 +111,7 @@ def _epilogue(
 
 
 def _copy(row: Input, result: Result, kind: str) -> Step:
-    text = f"{row.name}.copy_({result.name})" if kind == "epilogue" else f"copy_({row.placeholder or row.name}, …)"
+    text = f"{row.name}.copy_({result.name if kind == 'epilogue' else '…'})"
     return Step(kind=kind, text=text, nodes=(result.name,), writes=_accesses(row))
 
 

@@ -228,6 +228,11 @@ class Views(Generic[R_co]):
         figure: Figure = DRAWING["timeline_figure"](self.report())
         return figure
 
+    def plot_storages(self) -> Figure:
+        """Draw the shared and written storages as a matplotlib figure: the bytes that each step reads and writes."""
+        figure: Figure = DRAWING["storages_figure"](self.report())
+        return figure
+
     def to_html(self, path: str | Path) -> Path:
         """Write the report as one self-contained HTML page, and return the path.
 

@@ -138,9 +138,7 @@ def _check_made_to_require_grad(
             raise RunEagerly("changes-requires-grad", name=item.name)
 
 
-def _escape_guard(
-    inputs: Sequence[TracedInput], quirks: Sequence[Quirk], calls: ProgramCalls | None
-) -> EscapeGuard:
+def _escape_guard(inputs: Sequence[TracedInput], quirks: Sequence[Quirk], calls: ProgramCalls | None) -> EscapeGuard:
     storages = {i.storage: InputStorage((k,), i.name, i.traced) for k, i in enumerate(inputs) if i.base is None}
     for k, item in enumerate(inputs):
         if item.has_views:

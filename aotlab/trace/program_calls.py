@@ -45,7 +45,16 @@ _OVERWRITES = frozenset(
 #: In-place functions that write only the elements which an index or a mask selects.
 _SELECTS = frozenset(
     (
-        *("index_put_", "index_copy_", "index_fill_", "index_add_", "index_reduce_", "put_", "scatter_", "scatter_add_"),
+        *(
+            "index_put_",
+            "index_copy_",
+            "index_fill_",
+            "index_add_",
+            "index_reduce_",
+            "put_",
+            "scatter_",
+            "scatter_add_",
+        ),
         *("scatter_reduce_", "masked_fill_", "masked_scatter_", "fill_diagonal_", "tril_", "triu_"),
     )
 )

@@ -41,6 +41,7 @@ WRITES_STATISTICS = frozenset(
     (functional.batch_norm, functional.instance_norm, torch.batch_norm, torch.instance_norm, torch.native_batch_norm)
 )
 
+
 @functools.cache
 def writes_in_place(func: Any) -> bool:
     """Tell whether a function writes to its first argument, according to the function's name."""

@@ -4,35 +4,33 @@
  * bytes that the step reads and writes.
  */
 
-import type { Access, Step } from '../model/report';
+import type { Step } from '../model/report';
 import {
-  bytesText,
   isCall,
   marksIn,
   pendingAt,
   playedSteps,
-  runsText,
   sharedStorages,
   stepStorage,
   storageName,
-  storagesIn,
-  tensorName
+  storagesIn
 } from '../model/steps';
-import type { IStepMarks, IStepStorage, IStepTensor } from '../model/steps';
+import type { IStepStorage } from '../model/steps';
 import { amount, grouped, listed } from '../model/words';
-import { AXIS, BAR, ROW, axis, hatchPatterns, hatchRects } from '../view/bars';
+import { AXIS, BAR, ROW, axis, hatchPatterns } from '../view/bars';
 import type { IContext, IEntry } from '../view/context';
 import { h, soft, svg, uniqueId } from '../view/dom';
 import type { Child } from '../view/dom';
+import { accessText, legend, markRects, rowsOf, tensorRow } from './stepDrawing';
 
-/** At most this many storages are drawn at a step, and at most this many tensors of each. */
-const [MOST_STORAGES, MOST_TENSORS] = [6, 8];
+/** At most this many storages are always drawn, and twice as many at one step. */
+const MOST_STORAGES = 6;
 
 /** How long a step is shown while the player runs, in milliseconds: if there are few steps, and if there are many. */
 const [SLOW, FAST, MANY] = [1600, 700, 40];
 
-/** Heights in pixels: the box of a tensor, and the strip below a bar. */
-const [BOX, STRIP] = [14, 5];
+/** The height of the strip below a bar, in pixels. */
+const STRIP = 5;
 
 /** The steps that the reader chose, by report and graph. They are kept when the panel is drawn again. */
 const chosenSteps = new Map<string, number>();
@@ -301,25 +299,19 @@ class Player {
     const later = this.entry.graph.steps
       .slice(index + 1)
       .filter(each => !isCall(each) && each.writes.some(access => written.has(access.storage)));
-    return later.length > 0
-      ? ['later ', ...later.slice(0, 4).flatMap((each, n) => [n > 0 ? ', ' : '', h('code', {}, each.text)])]
-      : ['no copy: the caller cannot see this memory'];
+    const texts = later.slice(0, 4).flatMap((each, n) => [n > 0 ? ', ' : '', h('code', {}, each.text)]);
+    return later.length === 0
+      ? ['no copy: the caller cannot see this memory']
+      : [later[0]?.kind === 'graph' ? 'none; the graph ends with ' : 'later ', ...texts];
   }
 
   /** Draw the storages at a step. */
   private map(step: Step, index: number): HTMLElement {
     const touched = storagesIn(step);
     const always = this.shared.size <= MOST_STORAGES ? [...this.shared] : [];
-    const numbers = [...new Set([...always, ...touched])].sort((a, b) => Number(a < 0) - Number(b < 0) || a - b);
-    const drawn = numbers
-      .filter((number, n) => touched.includes(number) || n < MOST_STORAGES)
-      .slice(0, 2 * MOST_STORAGES);
-    return h(
-      'div',
-      { class: 'al-map' },
-      ...drawn.map(number => this.storageFigure(this.storage(number), step, index)),
-      numbers.length > drawn.length ? soft(`${amount(numbers.length - drawn.length, 'more storage')}.`) : null
-    );
+    // Storages that are always drawn keep their places. Those that only this step touches come after them.
+    const drawn = [...new Set([...always.sort(byNumber), ...touched])].slice(0, 2 * MOST_STORAGES);
+    return h('div', { class: 'al-map' }, ...drawn.map(number => this.storageFigure(this.storage(number), step, index)));
   }
 
   private storage(number: number): IStepStorage {
@@ -372,125 +364,7 @@ class Player {
   }
 }
 
-/**
- * The tensors of a storage that have a row at a step, and the number of rows. If there are few tensors, the number of rows
- * is the same at all steps, and a tensor keeps its row.
- */
-function rowsOf(
-  { number, tensors }: IStepStorage,
-  step: Step,
-  index: number
-): { readonly rows: readonly IStepTensor[]; readonly count: number } {
-  const of = (role: IStepTensor['role']): readonly IStepTensor[] =>
-    tensors.filter(each => each.role === 'input' || each.role === role);
-  const count = Math.max(of('program').length, of('epilogue').length);
-  const candidates = of(isCall(step) ? 'program' : 'epilogue');
-  if (count <= MOST_TENSORS) {
-    return { rows: candidates, count };
-  }
-  const names = [...step.reads, ...step.writes, ...step.makes]
-    .filter(access => access.storage === number)
-    .map(access => tensorName(step, access));
-  const alive = candidates.filter(each => each.from <= index);
-  const chosen = [...alive.filter(each => names.includes(each.name)), ...[...alive].reverse()];
-  const rows = new Set(chosen.slice(0, MOST_TENSORS));
-  return { rows: alive.filter(each => rows.has(each)), count: Math.min(alive.length, MOST_TENSORS) };
-}
-
-/** The row of a tensor: its name, its bytes, and the marks of the bytes that the step reads and writes through it. */
-function tensorRow(
-  tensor: IStepTensor,
-  step: Step,
-  { number, nbytes }: IStepStorage,
-  index: number,
-  y: number,
-  percent: (bytes: number) => string,
-  id: string
-): SVGGElement {
-  const { name, role } = tensor;
-  const parts = tensor.runs ?? [];
-  const marks = marksIn(step, number, name);
-  const done = [
-    tensor.from === index && role !== 'input' ? (role === 'program' ? 'made now' : 'made again now') : '',
-    marks.read.length > 0 ? 'read' : '',
-    marks.all.length + marks.some.length > 0 ? 'written' : ''
-  ].filter(each => each !== '');
-  const text = `${name}: ${runsText(tensor.runs)}${done.length > 0 ? ` – ${done.join(', ')}` : ''}`;
-  const start = parts[0]?.start ?? 0;
-  const inRightHalf = start > nbytes * 0.55;
-  const label = { class: 'al-span-label', x: percent(inRightHalf ? nbytes : start), y: y + 11 };
-  return svg(
-    'g',
-    { 'data-tensor': name, 'data-role': role, class: tensor.from === index && role !== 'input' ? 'al-new' : '' },
-    svg('title', {}, text),
-    ...parts.map(part =>
-      svg('rect', {
-        class: `al-tensor-${role}`,
-        x: percent(part.start),
-        y: y + 14,
-        width: percent(part.stop - part.start),
-        height: BOX
-      })
-    ),
-    ...markRects(marks, y + 14, BOX, nbytes, id),
-    svg('text', { ...label, 'text-anchor': inRightHalf ? 'end' : 'start' }, text)
-  );
-}
-
-/** The marks in a bar: reads in its upper half, writes in its lower half. */
-function markRects(marks: IStepMarks, y: number, height: number, total: number, id: string): SVGElement[] {
-  return [
-    ...hatchRects({ read: marks.read }, y, height / 2, total, id),
-    ...hatchRects({ all: marks.all, some: marks.some }, y + height / 2, height / 2, total, id)
-  ];
-}
-
-/** Say what a step reads, writes and makes, in all storages or in one. */
-function accessText(step: Step, number: number | null = null): string {
-  const textsOf = (accesses: readonly Access[]): string[] =>
-    accesses
-      .filter(each => number === null || each.storage === number)
-      .map(each => {
-        const place = `${bytesText(each.bytes)} of ${storageName(each.storage)}`;
-        return each.tensor === '' || number !== null ? place : `${place} through ${each.tensor}`;
-      });
-  const [reads, writes, makes] = [textsOf(step.reads), textsOf(step.writes), textsOf(step.makes)];
-  const both = writes.filter(text => reads.includes(text));
-  const isView = isCall(step) && step.writes.length === 0 && step.makes.every(each => each.nbytes === null);
-  const parts: [string, readonly string[]][] = [
-    ['reads', reads.filter(text => !both.includes(text))],
-    ['reads and writes', both],
-    ['writes', writes.filter(text => !both.includes(text))],
-    [isView ? 'makes a view of' : 'makes', makes]
-  ];
-  const texts = parts
-    .filter(([, each]) => each.length > 0)
-    .map(([verb, each]) => `${verb} ${each.slice(0, 3).join('; ')}${each.length > 3 ? '; …' : ''}`);
-  return texts.join('; ') || 'touches no bytes';
-}
-
-/** The key of the picture. */
-function legend(): HTMLElement {
-  const sample = (word: string, ...shapes: readonly SVGElement[]): HTMLElement =>
-    h('span', {}, svg('svg', { width: 26, height: BOX, 'aria-hidden': 'true', class: 'al-swatch' }, ...shapes), word);
-  const marked = (kind: 'read' | 'all'): SVGElement[] => {
-    const id = uniqueId();
-    return [hatchPatterns(id), ...hatchRects({ [kind]: [{ start: 0, stop: 1 }] }, 2, BOX - 4, 1, id)];
-  };
-  const box = (kind: string): SVGElement =>
-    svg('rect', { class: `al-tensor-${kind}`, x: 1, y: 2, width: 24, height: BOX - 4 });
-  return h(
-    'p',
-    { class: 'al-key' },
-    sample('read: dots', ...marked('read')),
-    sample('written: hatched', ...marked('all')),
-    sample(
-      'written by the program, not yet in the caller’s memory',
-      svg('rect', { class: 'al-pending', x: 1, y: 5, width: 24, height: 4 })
-    ),
-    sample('input', box('input')),
-    sample('tensor of the program: dashed', box('program')),
-    sample('made by the epilogue', box('epilogue')),
-    h('span', {}, 'Each bar has its own scale; its axis counts bytes.')
-  );
+/** The order of storages: the report's storages first, then those that exist only while the program runs. */
+function byNumber(a: number, b: number): number {
+  return Number(a < 0) - Number(b < 0) || Math.abs(a) - Math.abs(b);
 }
