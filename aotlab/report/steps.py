@@ -95,10 +95,10 @@ def _epilogue(
         if copy.in_graph and target in rows:
             yield _copy(rows[target], copy, "graph")
     bases = {f"intermediate {n}": each for n, each in enumerate([r for r in results if r.kind == "base"])}
-    for row in outputs:
-        base = bases.pop(row.base or "", None)
-        if base is not None and row.storage is not None:
-            yield _base(base, row, row.storage, sizes.get(row.storage))
+    for output in outputs:
+        base = bases.pop(output.base or "", None)
+        if base is not None and output.storage is not None:
+            yield _base(base, output, output.storage, sizes.get(output.storage))
     early = {info.index for info in infos if info.precedes_write}
     views = {n: _view(row) for n, row in enumerate(outputs) if row.base_kind is not None and row.storage is not None}
     yield from [step for n, step in views.items() if n in early]

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from aotlab.report.figures import INK, empty_figure, own_style, shortened
+from aotlab.report.markup import clean
 from aotlab.report.model import Access, Graph, Report, Step, Storage, Written
 from aotlab.report.text import data_size, known_size
 from aotlab.report.writes import Range, runs, stop_of
@@ -19,6 +20,9 @@ _LOOKS = {"tensor": ("none", ""), "read": ("#0072b2", "...."), "written": ("#d55
 
 #: The figure shows at most this many storages, and at most this many steps of each.
 _MOST_STORAGES, _MOST_STEPS = 6, 24
+
+#: The longest label of a step, in characters.
+_LONGEST = 44
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +94,14 @@ def _rows(graph: Graph, storage: Storage) -> Iterator[_Row]:
     if not graph.steps:
         for span in storage.spans:
             extent = [] if span.start is None or span.stop is None else [(span.start, span.stop)]
-            yield _Row(f"{span.role} {span.name}", extent)
+            yield _Row(shortened(f"{span.role} {span.name}"), extent)
         if storage.written:
             yield _Row("written bytes", [], (), _ranges(storage.written))
 
 
 def _label(step: Step) -> str:
-    return step.text if step.line is None else f"line {step.line.line}: {step.text}"
+    text = clean(step.text if step.line is None else f"line {step.line.line}: {step.text}")
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def _in(accesses: Iterable[Access], storage: Storage) -> list[Written]:
@@ -122,7 +127,7 @@ def _draw(axes: Axes, rows: Sequence[_Row], storage: Storage) -> None:
         axes.annotate(
             "after the graph", (nbytes, ended - 0.5), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8
         )
-    axes.set_yticks(range(len(rows)), [shortened(row.label) for row in rows], fontsize=8)
+    axes.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0, nbytes)
@@ -136,4 +141,6 @@ def _bars(axes: Axes, ranges: Sequence[Range], bottom: float, height: float, loo
     colour, hatch = look
     spans = [(start, stop - start) for start, stop in ranges]
     edge = INK if colour == "none" else colour
-    axes.broken_barh(spans, (bottom, height), facecolor="none", edgecolor=edge, hatch=hatch, linewidth=0.8)
+    axes.broken_barh(
+        spans, (bottom, height), facecolor="none", edgecolor=edge, hatch=hatch, linewidth=0.8, clip_on=False
+    )

@@ -35,8 +35,8 @@ class EscapeGuard(TorchFunctionMode):
     It also passes each write to `aotlab.trace.write_calls`, and each function that a quirk claims to that quirk.
     ``hooks`` are the hooks that the function registered, by the id of their handle. Each compiled call registers them
     again. ``storages`` and ``inputs`` describe the traced inputs. Both are empty while a backward is derived.
-    ``claims`` maps each claimed function to the handler of a quirk. ``calls`` notes the calls for a report. ``writable`` and ``resized`` are those of the
-    `Deriver` while a backward is derived.
+    ``claims`` maps each claimed function to the handler of a quirk. ``writable`` and ``resized`` are those of the
+    `Deriver` while a backward is derived. ``calls`` notes the calls of the program for a report.
     """
 
     def __init__(

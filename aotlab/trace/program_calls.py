@@ -64,8 +64,9 @@ _SELECTS = frozenset(
 class Touched:
     """A traced tensor of a call.
 
-    ``storage`` identifies the tensor's storage, of ``nbytes``, within the process. ``name`` is the input's name, or the call that made
-    the tensor. ``certain`` is false if a write reaches perhaps only some elements of the tensor.
+    ``storage`` identifies the tensor's storage within the process, and ``nbytes`` is the size of this storage. ``name``
+    is the input's name, or the call that made the tensor. ``certain`` is false if a write reaches perhaps only some
+    elements of the tensor.
     """
 
     storage: int | None
@@ -251,10 +252,10 @@ def _changes_metadata_only(name: str) -> bool:
 
 def _end_of(name: str) -> str:
     """Return the last parts of a long name: ``….attn.c_attn.weight``."""
-    first, *others = _PART.split(name)
-    while len(name) > _LONGEST_NAME and others:
-        name = "….".join(["", ".".join(others)])
-        others.pop(0)
+    parts = _PART.split(name)
+    while len(name) > _LONGEST_NAME and len(parts) > 1:
+        del parts[0]
+        name = f"….{'.'.join(parts)}"
     return name
 
 
@@ -269,7 +270,7 @@ def _index(key: Any) -> str:
 
 
 def _assigned(tensor: Tensor, key: Any) -> Tensor | None:
-    """Return a meta tensor with the layout of ``tensor[key]``, or None if the values of a tensor select the elements."""
+    """Return a meta tensor with the layout of ``tensor[key]``, or None if values select the elements."""
     keys = key if isinstance(key, tuple) else (key,)
     plain = (int, slice, NoneType, EllipsisType)
     sizes = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
