@@ -40,7 +40,7 @@ from aotlab.report.rows import (
     with_written_bytes,
 )
 from aotlab.report.snapshots import Snapshot
-from aotlab.report.steps import step_rows
+from aotlab.report.steps import located, step_rows
 from aotlab.report.wrappers import marked_inputs, names_of_results, outputs_of, with_wrappers
 
 if TYPE_CHECKING:
@@ -203,6 +203,7 @@ def _joined(snapshots: Iterable[Snapshot]) -> Joined:
     outputs, owners = output_rows(
         facts.metadata, kept_inputs, first=1 + max((i.storage for i in inputs if i.storage is not None), default=-1)
     )
+    outputs = located(facts, kept_inputs, outputs)
     storages = storage_rows(inputs, outputs, sizes, owners)
     written: dict[int | None, list[Written]] = {}
     for row, windows in zip(kept_inputs, facts.written, strict=False):

@@ -172,8 +172,8 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "index": (_COUNT, "position of the step in the program"),
         "kind": (
             _TEXT,
-            "call (the program called a torch function), graph (the graph copies a new value into an input), or epilogue "
-            "(the epilogue copies a value into an input, changes its sizes, or makes a view again)",
+            "call (the program called a torch function), graph (the graph copies a new value into an input), or "
+            "epilogue (the epilogue copies a value into an input, changes its sizes, or makes a view again)",
         ),
         "step": (_TEXT, "the call or the statement of the epilogue, as code"),
         "nodes": (_TEXT, "the nodes of the traced graph for this step, separated by commas"),

@@ -6,39 +6,70 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from aotlab.ir.specs import Size, SymExpr, TensorSpec
+from aotlab.ir.specs import Size, SymExpr
 from aotlab.report.model import Access, Input, Output, Result, Step, Storage, Written
-from aotlab.report.rows import TraceFacts, extent, reach, tensor_info
+from aotlab.report.rows import TraceFacts, extent, reach
 from aotlab.report.text import in_cell, known_size
+from aotlab.report.writes import strided
 
 if TYPE_CHECKING:
-    from aotlab.trace.program_calls import Touched
+    from aotlab.trace.program_calls import Layout, Program, Touched
 
 
 @dataclass(slots=True)
 class _Storages:
     """The storages of a traced program.
 
-    ``numbers`` maps the storage of each traced tensor to its number in the report, and to the distance in bytes from
-    the beginning of the caller's storage to the beginning of the traced storage. ``made`` are the storages that a step
-    has made.
+    ``numbers`` maps the storage of each traced tensor to its number in the report, and to the position of the first
+    byte of the inputs in it. ``made`` are the storages that a step has made, and ``temporaries`` is the number of those
+    that only the program uses.
     """
 
     numbers: dict[int | None, tuple[int, int]]
     made: set[int] = field(default_factory=set)
+    temporaries: int = 0
 
     def access(self, touched: Touched, made_by: str | None = None) -> Access:
         """Describe a traced tensor that a step reads or writes, or that the call ``made_by`` makes."""
-        temporaries = sum(number < 0 for number, _ in self.numbers.values())
-        number, shift = self.numbers.setdefault(touched.storage, (-1 - temporaries, 0))
+        if touched.storage not in self.numbers:
+            self.temporaries += 1
+            self.numbers[touched.storage] = (-self.temporaries, 0)
+        number, shift = self.numbers[touched.storage]
         nbytes = touched.nbytes if made_by is not None and number not in self.made else None
         if made_by is not None:
             self.made.add(number)
-        window = _window(touched.spec)
-        if window is not None:
-            window = replace(window, start=window.start + shift, certain=touched.certain)
+        window = None if touched.layout is None else _window(touched.layout, shift, certain=touched.certain)
         name = "" if touched.name == made_by else touched.name
         return Access(storage=number, tensor=name, bytes=window, nbytes=nbytes)
+
+
+def _storages_of_inputs(program: Program, inputs: Sequence[Input]) -> dict[int | None, tuple[int, int]]:
+    """Map each traced storage of an input to its number, and to the position of the first byte of the inputs in it."""
+    numbers: dict[int | None, tuple[int, int]] = {}
+    for touched, row in zip(program.inputs, inputs, strict=True):
+        if row.storage is not None and row.tensor is not None:
+            begin = _value(row.tensor.byte_offset)
+            _, first = numbers.get(touched.storage, (None, begin))
+            numbers[touched.storage] = (row.storage, min(begin, first))
+    return numbers
+
+
+def located(facts: TraceFacts, inputs: Sequence[Input], outputs: Sequence[Output]) -> tuple[Output, ...]:
+    """Set the offsets of the outputs that are views of inputs.
+
+    After a write, the offsets of traced tensors count from the first byte of the input, not of the input's storage.
+    """
+    program, rows = facts.program, list(outputs)
+    if program is None:
+        return tuple(rows)
+    numbers = _storages_of_inputs(program, inputs)
+    for index, touched in program.outputs:
+        row, layout = rows[index], touched.layout
+        if row.tensor is not None and layout is not None and touched.storage in numbers and row.base_kind == "input":
+            start = numbers[touched.storage][1] + layout.start
+            tensor = replace(row.tensor, byte_offset=start, offset=start // layout.itemsize)
+            rows[index] = replace(row, tensor=tensor)
+    return tuple(rows)
 
 
 def step_rows(
@@ -55,11 +86,7 @@ def step_rows(
     """
     if facts.program is None:
         return ()
-    numbers: dict[int | None, tuple[int, int]] = {}
-    for touched, row in zip(facts.program.inputs, inputs, strict=True):
-        if row.storage is not None and row.tensor is not None:
-            shift = _value(row.tensor.byte_offset) - _value(touched.spec.byte_offset)
-            numbers.setdefault(touched.storage, (row.storage, shift))
+    numbers = _storages_of_inputs(facts.program, inputs)
     callers = {number for number, _ in numbers.values()}
     for index, touched in facts.program.outputs:
         storage = outputs[index].storage
@@ -130,19 +157,14 @@ def _accesses(row: Input | Output) -> tuple[Access, ...]:
         return ()
     known = reach(row.tensor) is not None
     windows = extent(row.tensor) if known else ()
-    return (Access(storage=row.storage, tensor=row.name, bytes=windows[0] if windows else _empty(known=known)),)
+    empty = Written(start=0, length=0) if known else None
+    return (Access(storage=row.storage, tensor=row.name, bytes=windows[0] if windows else empty),)
 
 
-def _window(spec: TensorSpec) -> Written | None:
-    tensor = tensor_info(spec)
-    if reach(tensor) is None:
-        return None
-    windows = extent(tensor)
-    return windows[0] if windows else _empty(known=True)
-
-
-def _empty(*, known: bool) -> Written | None:
-    return Written(start=0, length=0) if known else None
+def _window(layout: Layout, shift: int, *, certain: bool) -> Written:
+    start = layout.start + shift
+    windows = strided(start, layout.shape, layout.stride, layout.itemsize, certain=certain)
+    return windows[0] if windows else Written(start=start, length=0)
 
 
 def _value(size: Size | None) -> int:

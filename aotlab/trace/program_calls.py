@@ -15,7 +15,7 @@ import functools
 import re
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import EllipsisType, NoneType
 from typing import Any
 
@@ -25,7 +25,6 @@ from torch import Tensor
 from aotlab import _torch as internals
 from aotlab.errors import UserLine
 from aotlab.guards.user_code import Locator, user_code_position
-from aotlab.ir.specs import Size, TensorSpec, size_of, spec_of
 from aotlab.trace import custom_ops
 from aotlab.trace.boundary import user_name
 from aotlab.trace.tape import Tape, tensors_in
@@ -61,18 +60,32 @@ _SELECTS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
+class Layout:
+    """The elements of a tensor in its storage; symbolic sizes have their values in the traced call.
+
+    ``start`` is the position in bytes of the first element. It counts from the first byte of the inputs in the storage,
+    or from the first byte of the tensor with which the program made the storage.
+    """
+
+    start: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    itemsize: int
+
+
+@dataclass(frozen=True, slots=True)
 class Touched:
     """A traced tensor of a call.
 
     ``storage`` identifies the tensor's storage within the process, and ``nbytes`` is the size of this storage. ``name``
-    is the input's name, or the call that made the tensor. ``certain`` is false if a write reaches perhaps only some
-    elements of the tensor.
+    is the input's name, or the call that made the tensor. ``layout`` is None if it depends on values. ``certain`` is
+    false if a write reaches perhaps only some elements of the tensor.
     """
 
     storage: int | None
+    nbytes: int
     name: str
-    spec: TensorSpec
-    nbytes: Size
+    layout: Layout | None
     certain: bool = True
 
 
@@ -80,9 +93,8 @@ class Touched:
 class ProgramCall:
     """One call of a torch function by the traced program.
 
-    ``text`` is the call as code. ``made`` are the tensors that the call returns, without its arguments. ``is_view`` is
-    true if all of these are views of arguments. ``operations`` are the ops that the recorder recorded for the call, as
-    a range of indices on the tape.
+    ``text`` is the call as code. ``made`` are the tensors that the call returns, without its arguments. ``operations``
+    are the ops that the recorder recorded for the call, as a range of indices on the tape.
     """
 
     text: str
@@ -90,7 +102,6 @@ class ProgramCall:
     reads: tuple[Touched, ...]
     writes: tuple[Touched, ...]
     made: tuple[Touched, ...]
-    is_view: bool
     operations: range
 
 
@@ -123,24 +134,47 @@ class ProgramCalls:
     def __init__(self, tape: Tape, inputs: Sequence[tuple[str, Tensor]]) -> None:
         self._tape = tape
         self._names: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        self._failed = False
         self._calls: list[tuple[ProgramCall, Locator | None]] = []
+        # The memory of the fake tensors of the inputs, with the byte offset of the first input in each.
+        self._begins: dict[int | None, int] = {}
         for name, tensor in inputs:
             self._name(tensor, name)
+            memory, begin = _memory_of_value(tensor), _byte_offset(tensor)
+            self._begins[memory] = min(begin, self._begins.get(memory, begin))
         self._inputs = tuple([self._touched(tensor) for _, tensor in inputs])
 
-    def begin(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Begun:
-        """Note the state of the arguments before a call."""
+    def begin(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Begun | None:
+        """Note the state of the arguments before a call. After an error in this class, nothing more is noted."""
+        try:
+            return None if self._failed else self._begin(func, args, kwargs)
+        except Exception:  # noqa: BLE001  # an error in the notes must not change whether a function is compiled
+            self._failed = True
+            return None
+
+    def end(self, begun: Begun, result: Any) -> None:
+        """Note a call that has returned ``result``, if it made or wrote a tensor.
+
+        A call with wrapper subclasses is noted without tensors, because the wrappers have no memory, and their code may
+        do anything with their parts.
+        """
+        try:
+            self._end(begun, result)
+        except Exception:  # noqa: BLE001  # as above
+            self._failed = True
+
+    def _begin(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Begun:
         distinct = {id(each): each for each in tensors_in((args, kwargs)) if internals.is_functional(each)}
         tensors, text = list(distinct.values()), self._text(func, args, kwargs)
         states = [_state(func, each) for each in tensors]
         return Begun(func, args, kwargs, tensors, states, user_code_position(), len(self._tape.operations), text)
 
-    def end(self, begun: Begun, result: Any) -> None:
-        """Note a call that has returned ``result``, if it made or wrote a tensor."""
+    def _end(self, begun: Begun, result: Any) -> None:
         returned = [each for each in tensors_in(result) if internals.is_functional(each)]
         made = [each for each in returned if not any(each is tensor for tensor in begun.tensors)]
         written = self._written(begun)
-        if not written and not made:
+        opaque = any(map(_is_wrapper, tensors_in((begun.args, begun.kwargs, result))))
+        if not written and not made and not (opaque and (tensors_in(result) or writes_in_place(begun.func))):
             return
         memory = {internals.storage_id(each) for each in begun.tensors}
         is_view = not written and all(internals.storage_id(each) in memory for each in made)
@@ -157,18 +191,18 @@ class ProgramCalls:
             reads=tuple([self._touched(each) for each in reads if any(each is other for other in inputs)]),
             writes=written,
             made=tuple([self._touched(each) for each in made]),
-            is_view=is_view,
             operations=range(begun.count, len(self._tape.operations)),
         )
         self._calls.append((call, begun.position))
 
-    def program(self, outputs: dict[int, Tensor]) -> Program:
-        """Return the record of all calls. ``outputs`` are the traced tensors that the function returned."""
-        fields = ("text", "reads", "writes", "made", "is_view", "operations")
-        calls = [
-            ProgramCall(line=None if position is None else position(), **{key: getattr(call, key) for key in fields})
-            for call, position in self._calls
-        ]
+    def program(self, outputs: dict[int, Tensor]) -> Program | None:
+        """Return the record of all calls. ``outputs`` are the traced tensors that the function returned.
+
+        The result is None if a call could not be noted.
+        """
+        if self._failed:
+            return None
+        calls = [replace(call, line=None if position is None else position()) for call, position in self._calls]
         touched = tuple([(index, self._touched(each)) for index, each in outputs.items()])
         return Program(calls=tuple(calls), inputs=self._inputs, outputs=touched)
 
@@ -201,9 +235,14 @@ class ProgramCalls:
 
     def _touched(self, tensor: Tensor, part: Tensor | None = None, *, certain: bool = True) -> Touched:
         """Describe a traced tensor, or a ``part`` of it, which is a meta tensor."""
-        spec = spec_of(tensor if part is None else part)
-        nbytes = size_of(tensor.untyped_storage().nbytes())
-        return Touched(internals.storage_id(tensor), self._name_of(tensor), spec, nbytes, certain)
+        shown = tensor if part is None else part
+        layout, (nbytes,) = None, internals.traced((tensor.untyped_storage().nbytes(),))
+        if not any(map(internals.unbacked_in, (*shown.shape, *shown.stride(), shown.storage_offset()))):
+            # A write gives a traced tensor a new value, with memory that begins at the first byte of the base.
+            start = _byte_offset(shown) - self._begins.get(_memory_of_value(tensor), 0)
+            shape, stride = internals.traced(shown.shape), internals.traced(shown.stride())
+            layout = Layout(start, shape, stride, shown.element_size())
+        return Touched(internals.storage_id(tensor), nbytes, self._name_of(tensor), layout, certain)
 
     def _name(self, tensor: Tensor, name: str) -> None:
         self._names[id(tensor)] = weakref.ref(tensor), name
@@ -242,10 +281,22 @@ def _state(func: Any, tensor: Tensor) -> Any:
     return id(internals.from_functional(tensor)) if func in WRITES_STATISTICS else internals.version_of(tensor)
 
 
+def _is_wrapper(tensor: Tensor) -> bool:
+    return not internals.is_functional(tensor) and type(tensor) not in (Tensor, torch.nn.Parameter)
+
+
+def _memory_of_value(tensor: Tensor) -> int | None:
+    return internals.storage_id(internals.from_functional(tensor))
+
+
+def _byte_offset(tensor: Tensor) -> int:
+    return internals.traced((tensor.storage_offset(),))[0] * tensor.element_size()
+
+
 @functools.cache
 def _changes_metadata_only(name: str) -> bool:
     """Tell whether a function with this name changes a tensor's sizes, strides or history, but no bytes."""
-    packet = getattr(torch.ops.aten, name, None)
+    packet = None if name.startswith("__") else getattr(torch.ops.aten, name, None)
     tags = [getattr(packet, overload).tags for overload in (packet.overloads() if packet is not None else ())]
     return name == "requires_grad_" or any(torch.Tag.inplace_view in each for each in tags)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aotlab.errors import UserLine
-from aotlab.ir.specs import Size
 from aotlab.report.model.tensors import Written
 
 
@@ -25,13 +24,13 @@ class Access:
         The bytes of the tensor in the storage. For a write, those bytes that are written. None if a size, a stride or
         the offset is symbolic and has no known value.
     nbytes
-        The size of the storage; None if the step does not make the storage, or if the size is unknown.
+        The size of the storage; None if the step does not make the storage.
     """
 
     storage: int
     tensor: str = ""
     bytes: Written | None = None
-    nbytes: Size | None = None
+    nbytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +51,8 @@ class Step:
         For a call, the nodes of the traced graph that were recorded for it. For another step, the node whose value it
         uses.
     reads, writes, makes
-        The tensors that the step reads, writes and makes. A call that makes a view reads nothing.
+        The tensors that the step reads, writes and makes. A call that makes a view reads nothing. All three are empty
+        for a call with wrapper subclasses, because its bytes are unknown.
     """
 
     kind: str

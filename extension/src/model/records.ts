@@ -8,14 +8,14 @@ export type Access = {
   readonly storage: number;
   readonly tensor: string;
   readonly bytes: Written | null;
-  readonly nbytes: number | SymExpr | null;
+  readonly nbytes: number | null;
 };
 
 export const readAccess: Reader<Access> = record(() => ({
   storage: number(),
   tensor: text(),
   bytes: maybe(readWritten),
-  nbytes: maybe(orNumber(readSymExpr))
+  nbytes: maybe(number())
 }));
 
 export type AutogradNode = {

@@ -46,10 +46,18 @@ export function sharedStorages(graph: Graph): ReadonlySet<number> {
   ]);
 }
 
-/** The numbers of the steps that the player shows: all, or those that touch the storages `shared`. */
+/**
+ * The numbers of the steps that the player shows: all, or those that touch the storages `shared` or change an input. The
+ * bytes of a call on a tensor subclass are unknown, so it is shown, too.
+ */
 export function playedSteps(graph: Graph, shared: ReadonlySet<number> | null): readonly number[] {
   const all = graph.steps.map((_, index) => index);
-  return shared === null ? all : all.filter(index => storagesIn(graph.steps[index] as Step).some(n => shared.has(n)));
+  return shared === null ? all : all.filter(index => touches(graph.steps[index], shared));
+}
+
+function touches(step: Step | undefined, shared: ReadonlySet<number>): boolean {
+  const storages = step === undefined ? [] : storagesIn(step);
+  return storages.length === 0 || storages.some(number => shared.has(number));
 }
 
 /** The name of a storage: `#0`, or `t1` for the first storage that exists only while the program runs. */

@@ -112,7 +112,8 @@ export function accessText(step: Step, number: number | null = null): string {
     ]
   ];
   const texts = parts.filter(([, each]) => each.length > 0).map(([verb, each]) => `${verb} ${listed(each, 3)}`);
-  return texts.join('; ') || 'touches no bytes';
+  const none = isCall(step) && number === null ? 'unknown bytes: the call takes a tensor subclass' : 'touches no bytes';
+  return texts.join('; ') || none;
 }
 
 /** The key of the picture. */
