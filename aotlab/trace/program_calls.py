@@ -5,7 +5,7 @@
     y[0].mul_(2)         # two calls: one makes the view x.t()[0], the other reads and writes its bytes
 
 In the graph of a trace, a write is an op that computes a new value. So the graph no longer has the memory that the
-program uses. The traced tensors have it: their storages, strides and offsets are those of eager. `ProgramCalls` notes
+program uses. The traced tensors still have it: they have eager's storages, strides and offsets. `ProgramCalls` notes
 them at each call, if somebody records a report.
 """
 

@@ -96,31 +96,38 @@ def test_one_storage_has_one_number() -> None:
 
 
 def assigned(x: Tensor, index: Tensor) -> None:
+    """Write elements that an index selects, and then a row."""
     x[index] = 1.0
     x[0] = 2.0
 
 
 def reads_another_row(x: Tensor, index: Tensor) -> None:
+    """Write a row, and read another row of the same tensor."""
     x[0].add_(x[1])
 
 
 def into_out(x: Tensor, index: Tensor) -> None:
+    """Write through the argument ``out``."""
     torch.add(x, 1, out=x)
 
 
 def in_place_function(x: Tensor, index: Tensor) -> None:
+    """Write in place through a function of ``torch.nn.functional``."""
     torch.nn.functional.relu(x, inplace=True)
 
 
 def listed(x: Tensor, index: Tensor) -> None:
+    """Write the tensors of a list."""
     torch._foreach_mul_([x], 2.0)
 
 
 def hidden(x: Tensor, index: Tensor) -> None:
+    """Write a column through an alias that autograd does not know."""
     x.detach()[:, 3].zero_()
 
 
 def transposed(x: Tensor, index: Tensor) -> None:
+    """Change the sizes in place, and then write a row."""
     x.t_()
     x[0].neg_()
 
@@ -182,7 +189,7 @@ def test_positions_count_from_the_first_byte_of_the_storage() -> None:
 
 
 def test_symbolic_sizes_have_their_values_in_the_traced_call() -> None:
-    """With dynamic sizes, the bytes are those of the traced call."""
+    """With dynamic sizes, the steps have the bytes of the traced call."""
     report = reported(lambda x: x.mul_(2)[1:], torch.zeros(3, 2), dynamic=True)
     assert report.inputs["varies"].tolist() == [True]
     assert told(report, "writes", "makes")[:2] == [("#0 bytes 0–24", None), (None, "#0 bytes 8–24")]
