@@ -21,7 +21,7 @@ from aotlab.notebook.traced import TracedFunction
 from aotlab.report import Cell, Report, VerificationRow
 from aotlab.report.engines import engine_rows
 from aotlab.report.groups import input_groups
-from aotlab.report.model import Frame, Graph, Output, Placeholder, Result, Span, Storage, TimelineRow, TimingRow
+from aotlab.report.model import Frame, Graph, Output, Placeholder, Result, Span, Step, Storage, TimelineRow, TimingRow
 from aotlab.report.recompiles import limit_words
 from aotlab.report.rows import tensor_info
 from aotlab.upstream import graph_of, numbered, with_indices
