@@ -12,6 +12,7 @@ from matplotlib.patches import Patch
 from aotlab.report.figures import INK, empty_figure, own_style, shortened
 from aotlab.report.markup import clean
 from aotlab.report.model import Access, Graph, Report, Step, Storage, Written
+from aotlab.report.rows import extent, reach
 from aotlab.report.text import data_size, known_size
 from aotlab.report.writes import Range, runs, stop_of
 
@@ -92,9 +93,11 @@ def _rows(graph: Graph, storage: Storage) -> Iterator[_Row]:
         if read or written or made:
             yield _Row(_label(step), [*made, *read, *written], read, written, step.kind == "call")
     if not graph.steps:
+        tensors = {row.name: row.tensor for row in (*graph.inputs, *graph.outputs)}
         for span in storage.spans:
-            extent = [] if span.start is None or span.stop is None else [(span.start, span.stop)]
-            yield _Row(shortened(f"{span.role} {span.name}"), extent)
+            tensor = tensors.get(span.name)
+            ranges = [] if tensor is None or reach(tensor) is None else _ranges(extent(tensor))
+            yield _Row(shortened(f"{span.role} {span.name}{', mutated' if span.mutated else ''}"), ranges)
         if storage.written:
             yield _Row("written bytes", [], (), _ranges(storage.written))
 
