@@ -956,6 +956,7 @@ export type TimingRow = {
   readonly ratios: ReadonlyArray<Ratio>;
   readonly again: number;
   readonly incomparable: string;
+  readonly ended: string;
 };
 
 export const readTimingRow: Reader<TimingRow> = record(() => ({
@@ -971,7 +972,8 @@ export const readTimingRow: Reader<TimingRow> = record(() => ({
   graph: maybe(number()),
   ratios: list(readRatio),
   again: number(),
-  incomparable: text()
+  incomparable: text(),
+  ended: text()
 }));
 
 export type UserLine = {
