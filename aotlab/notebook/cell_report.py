@@ -21,7 +21,7 @@ from aotlab.notebook.traced import TracedFunction
 from aotlab.report import Cell, Report, VerificationRow
 from aotlab.report.engines import engine_rows
 from aotlab.report.groups import input_groups
-from aotlab.report.model import Frame, Graph, Output, Placeholder, Result, Span, Storage, TimelineRow, TimingRow
+from aotlab.report.model import Frame, Graph, Output, Placeholder, Result, Span, Step, Storage, TimelineRow, TimingRow
 from aotlab.report.recompiles import limit_words
 from aotlab.report.rows import tensor_info
 from aotlab.upstream import graph_of, numbered, with_indices
@@ -293,6 +293,10 @@ def _with_names(graph: Graph, names: Mapping[str, str]) -> Graph:
     def storage(each: Storage) -> Storage:
         return replace(each, spans=tuple([span(one) for one in each.spans]))
 
+    def step(each: Step) -> Step:
+        makes = tuple([replace(one, tensor=rename(one.tensor)) for one in each.makes])
+        return each if each.kind == "call" else replace(each, text=rename(each.text), makes=makes)
+
     def placeholder(each: Placeholder) -> Placeholder:
         return replace(each, user_name=rename(each.user_name)) if each.user_name.startswith("grad_of_") else each
 
@@ -302,6 +306,7 @@ def _with_names(graph: Graph, names: Mapping[str, str]) -> Graph:
         results=tuple([result(each) for each in graph.results]),
         outputs=tuple([output(each) for each in graph.outputs]),
         storages=tuple([storage(each) for each in graph.storages]),
+        steps=tuple([step(each) for each in graph.steps]),
     )
 
 

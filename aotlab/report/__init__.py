@@ -63,10 +63,18 @@ def _timeline_figure(report: Report) -> object:
     return timeline_figure(report)
 
 
+def _storages_figure(report: Report) -> object:
+    """Draw the storages; see `_figure`."""
+    from aotlab.report.storages_figure import storages_figure
+
+    return storages_figure(report)
+
+
 DRAWING.update(
     figure=_figure,
     graph_figure=_graph_figure,
     memory_figure=_memory_figure,
+    storages_figure=_storages_figure,
     timeline_figure=_timeline_figure,
 )
 DRAWING.update(export=export, exported=exported_html)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from aotlab import config, events
 from aotlab.errors import RefusedError, UserLine
-from aotlab.report.assemble import Joined, assemble, numbered
+from aotlab.report.assemble import Joined, assemble, numbered, temporaries
 from aotlab.report.dynamo_breaks import DYNAMO, RESUMED, STEPPED, dynamo_reasons, graph_break
 from aotlab.report.environment import environment, switch_value
 from aotlab.report.model import Call, Calls, Frame, Graph, GraphBreakRow, Guard, Miss, Refusal, Report, Stage, Switch
@@ -329,6 +329,7 @@ class Recording(Views[Report]):
         If several entries use a storage, it has the same number in all of them.
         """
         numbers: dict[object, int] = {}
+        before = 0
         for log in self._entries.values():
             made_of = len(log.snapshots), log.storage_ids
             if log.assembled is None or log.assembled[0] != made_of:
@@ -339,8 +340,9 @@ class Recording(Views[Report]):
                 number: numbers.setdefault((log.entry, number) if key is None else key, len(numbers))
                 for number, key in keys.items()
             }
-            if log.joined is None or log.joined[0] != (made_of, storage_keys):
-                log.joined = (made_of, storage_keys), numbered(joined, storage_keys)
+            if log.joined is None or log.joined[0] != (made_of, storage_keys, before):
+                log.joined = (made_of, storage_keys, before), numbered(joined, storage_keys, before)
+            before += temporaries(joined)
 
     def _build_frame(self, name: str, function: str, log: _FrameLog) -> Frame:
         indices: dict[int | None, int] = {entry: index for index, entry in enumerate(log.entries)}
@@ -394,6 +396,7 @@ class Recording(Views[Report]):
             inputs=joined.inputs,
             outputs=joined.outputs,
             storages=joined.storages,
+            steps=joined.steps,
             input_groups=joined.input_groups,
             storage_groups=joined.storage_groups,
             saved=tuple([value for each in log.snapshots for value in each.saved]),

@@ -167,6 +167,21 @@ COLUMNS: dict[str, dict[str, Column]] = {
         ),
         "part_of": (_TEXT, "the outermost argument or output that wraps the tensor"),
     },
+    "steps": {
+        **_KEY,
+        "index": (_COUNT, "position of the step in the program"),
+        "kind": (
+            _TEXT,
+            "call (the program called a torch function), graph (the graph copies a new value into an input), or "
+            "epilogue (the epilogue copies a value into an input, changes its sizes, or makes a view again)",
+        ),
+        "step": (_TEXT, "the call or the statement of the epilogue, as code"),
+        "nodes": (_TEXT, "the nodes of the traced graph for this step, separated by commas"),
+        "reads": (_TEXT, "the bytes that the step reads: the storage and the positions; t1 is a temporary storage"),
+        "writes": (_TEXT, "the bytes that the step writes"),
+        "makes": (_TEXT, "the bytes of the tensors that the step makes"),
+        **LINE,
+    },
     "stages": {
         **_KEY,
         "index": (_COUNT, "position of the stage in the pipeline"),

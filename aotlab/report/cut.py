@@ -18,7 +18,7 @@ from typing import TypeVar, cast
 from aotlab.report.counts import counted
 from aotlab.report.groups import most_telling
 from aotlab.report.markup import clean
-from aotlab.report.model import Graph, Input, Memory, Report, Saved, Storage, TimelineRow, VerificationRow
+from aotlab.report.model import Graph, Input, Memory, Report, Saved, Step, Storage, TimelineRow, VerificationRow
 from aotlab.report.text import amount, listed
 
 R = TypeVar("R")
@@ -30,6 +30,7 @@ _UNSEEN = frozenset({"nodes", "autograd", "compiled", "results"})
 _TABS = {
     "mutated_outside": "Inputs",
     "storages": "Storage map",
+    "steps": "Storage map",
     "codes": "Stages",
     "text": "Stages",
     "source": "Kernels",
@@ -251,9 +252,9 @@ class _Cutter:
             return rows
         if name == "notes":
             return rows[:20]
-        # Tuples of plain values (such as shapes) and the field `written` belong to one row, so they are not shortened.
-        # Nor are the facts, because they are few, and the page needs all of them.
-        if not is_dataclass(rows[0]) or name in ("facts", "written"):
+        # Tuples of plain values (such as shapes), the field `written` and the tensors of a step belong to one row, so
+        # they are not shortened. Nor are the facts, because they are few, and the page needs all of them.
+        if not is_dataclass(rows[0]) or name in ("facts", "written", "reads", "writes", "makes"):
             return rows
         most = self._limits.graphs if name in ("frames", "graphs") else self._limits.rows
         if len(rows) <= most:
@@ -266,6 +267,10 @@ class _Cutter:
             phases = cast("tuple[TimelineRow, ...]", rows)
             longest = set(sorted(range(len(phases)), key=lambda n: -phases[n].duration_ns)[:most])
             return tuple([phase for n, phase in enumerate(phases) if n in longest])
+        if isinstance(rows[0], Step):
+            steps = cast("tuple[Step, ...]", rows)
+            order = sorted(range(len(steps)), key=lambda n: steps[n].kind == "call" and not steps[n].writes)
+            return tuple([steps[n] for n in sorted(order[:most])])
         if isinstance(rows[0], VerificationRow):
             # The reader must see the differences, so they come first.
             rows = tuple(sorted(rows, key=lambda row: cast("VerificationRow", row).equal))

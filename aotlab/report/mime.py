@@ -100,7 +100,7 @@ def _html(report: Report) -> str:
     """
     frames = []
     for frame in report.frames:
-        graphs = [replace(each, guards=(), kernels=(), saved=(), stages=()) for each in frame.graphs]
+        graphs = [replace(each, guards=(), kernels=(), saved=(), stages=(), steps=()) for each in frame.graphs]
         frames.append(replace(frame, graphs=tuple(graphs)))
     different = tuple([row for row in report.verification_rows if not row.equal])
     report = replace(report, frames=tuple(frames), verification_rows=different, timeline_rows=())

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import torch
+from torch import fx
 
 from aotlab.ir.fx_graphs import NodeRecord, node_records, output_args, readable
 from aotlab.ir.metadata import MutationType
@@ -173,9 +174,19 @@ def _trace(stage: Stage, record: TraceRecord) -> Snapshot:
             results=record.outputs,
             gradients=tuple([each for node in record.autograd_nodes for each in node.gradients]),
             returned=tuple(["" if node is None else node.name for node in output_args(record.module.graph)]),
+            program=record.program,
+            operation_nodes=_operation_nodes(record.module.graph),
             copies=tuple([node.name for node in record.module.graph.nodes if node.target is _COPY]),
         ),
     )
+
+
+def _operation_nodes(graph: fx.Graph) -> dict[int, tuple[str, ...]]:
+    names: dict[int, list[str]] = {}
+    for node in graph.nodes:
+        if "operation" in node.meta:
+            names.setdefault(node.meta["operation"], []).append(node.name)
+    return {index: tuple(each) for index, each in names.items()}
 
 
 def _partition(stage: Stage, record: PartitionRecord) -> Snapshot:

@@ -10,6 +10,7 @@ from aotlab.errors import UserLine
 from aotlab.ir.specs import Size, SymExpr
 from aotlab.report.columns import COLUMNS, LINE, TENSOR, meanings
 from aotlab.report.model import MEMORY_KINDS, Frame, Graph, Input, Placeholder, Report, TensorInfo
+from aotlab.report.steps import shown_bytes
 from aotlab.report.text import place, sizes
 
 if TYPE_CHECKING:
@@ -146,6 +147,23 @@ def _storage_rows(report: Report) -> Iterator[Row]:
                     "may_write": span.may_write,
                     "part_of": span.part_of or None,
                 }
+
+
+def _step_rows(report: Report) -> Iterator[Row]:
+    for _, graph, key in _graphs(report):
+        for index, step in enumerate(graph.steps):
+            yield {
+                **key,
+                "index": index,
+                "kind": step.kind,
+                "step": step.text,
+                "nodes": ", ".join(step.nodes) or None,
+                **{
+                    name: "; ".join(map(shown_bytes, getattr(step, name))) or None
+                    for name in ("reads", "writes", "makes")
+                },
+                **_line(step.line),
+            }
 
 
 def _stage_rows(report: Report) -> Iterator[Row]:
@@ -406,6 +424,7 @@ _ROWS: dict[str, Callable[[Report], Iterable[Row]]] = {
     "inputs": _input_rows,
     "outputs": _output_rows,
     "storages": _storage_rows,
+    "steps": _step_rows,
     "stages": _stage_rows,
     "nodes": _node_rows,
     "signature": _signature_rows,

@@ -82,6 +82,11 @@ class Views(Generic[R_co]):
         return self._table("signature")
 
     @property
+    def steps(self) -> pd.DataFrame:
+        """One row per call of the program and per step of the epilogue, with the bytes that it reads and writes."""
+        return self._table("steps")
+
+    @property
     def autograd(self) -> pd.DataFrame:
         """One row per autograd node that a call adds to the caller's graph and per receiver of its gradients."""
         return self._table("autograd")
@@ -226,6 +231,11 @@ class Views(Generic[R_co]):
     def plot_timeline(self) -> Figure:
         """Draw the time line as a matplotlib figure: what ran when, with graph breaks and recompiles as lines."""
         figure: Figure = DRAWING["timeline_figure"](self.report())
+        return figure
+
+    def plot_storages(self) -> Figure:
+        """Draw the shared and written storages as a matplotlib figure: the bytes that each step reads and writes."""
+        figure: Figure = DRAWING["storages_figure"](self.report())
         return figure
 
     def to_html(self, path: str | Path) -> Path:

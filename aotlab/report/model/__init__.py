@@ -14,6 +14,7 @@ they do not know, and use the default of a field that is missing.
     │       ├── stages         wall time, size, and the code that the stage produced
     │       ├── nodes          per stage, with the user's line
     │       ├── inputs, outputs, storages, autograd, saved
+    │       ├── steps          the calls of the program, and the epilogue, with the bytes that each reads and writes
     │       ├── compiled       the graphs that the backend compiled
     │       ├── memory         the modelled lifetimes of the storages
     │       ├── kernels        the kernels of these graphs
@@ -61,6 +62,7 @@ from aotlab.report.model.measured import (
 )
 from aotlab.report.model.memory import MEMORY_KINDS, LiveTensor, Memory, MemoryCurve
 from aotlab.report.model.report import MIME_TYPE, SCHEMA_ID, VERSION, Report, report_schema
+from aotlab.report.model.steps import Access, Step
 from aotlab.report.model.tensors import (
     PLAIN_TYPES,
     Group,
@@ -83,6 +85,7 @@ __all__ = [
     "QUIET",
     "SCHEMA_ID",
     "VERSION",
+    "Access",
     "AutogradNode",
     "Call",
     "Calls",
@@ -118,6 +121,7 @@ __all__ = [
     "Saved",
     "Span",
     "Stage",
+    "Step",
     "Storage",
     "Summary",
     "Switch",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from aotlab.errors import UserLine
 from aotlab.ir.specs import Size
 from aotlab.report.model.memory import Memory
+from aotlab.report.model.steps import Step
 from aotlab.report.model.tensors import Group, Input, Output, Placeholder, Result, Storage, TensorInfo
 from aotlab.report.text import known_size
 
@@ -355,7 +356,7 @@ class Graph:
         When the compilation began, counted from the beginning of the recording, and how long it took.
     calls
         The number of calls that the graph served during the recording.
-    stages, nodes, placeholders, results, inputs, outputs, storages, autograd, saved, compiled, kernels, guards
+    stages, nodes, placeholders, results, inputs, outputs, storages, steps, autograd, saved, compiled, kernels, guards
         The rows of the graph's tables; the record of each row explains them.
     input_groups, storage_groups
         The groups of inputs and the groups of storages that a page shows as one row each.
@@ -394,6 +395,7 @@ class Graph:
     inputs: tuple[Input, ...] = ()
     outputs: tuple[Output, ...] = ()
     storages: tuple[Storage, ...] = ()
+    steps: tuple[Step, ...] = ()
     autograd: tuple[AutogradNode, ...] = ()
     saved: tuple[Saved, ...] = ()
     compiled: tuple[CompiledGraph, ...] = ()

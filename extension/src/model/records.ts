@@ -4,6 +4,20 @@
 import { flag, list, maybe, number, orNumber, plain, record, text } from './reading';
 import type { Reader } from './reading';
 
+export type Access = {
+  readonly storage: number;
+  readonly tensor: string;
+  readonly bytes: Written | null;
+  readonly nbytes: number | null;
+};
+
+export const readAccess: Reader<Access> = record(() => ({
+  storage: number(),
+  tensor: text(),
+  bytes: maybe(readWritten),
+  nbytes: maybe(number())
+}));
+
 export type AutogradNode = {
   readonly number: number;
   readonly makes: ReadonlyArray<string>;
@@ -285,6 +299,7 @@ export type Graph = {
   readonly inputs: ReadonlyArray<Input>;
   readonly outputs: ReadonlyArray<Output>;
   readonly storages: ReadonlyArray<Storage>;
+  readonly steps: ReadonlyArray<Step>;
   readonly autograd: ReadonlyArray<AutogradNode>;
   readonly saved: ReadonlyArray<Saved>;
   readonly compiled: ReadonlyArray<CompiledGraph>;
@@ -319,6 +334,7 @@ export const readGraph: Reader<Graph> = record(() => ({
   inputs: list(readInput),
   outputs: list(readOutput),
   storages: list(readStorage),
+  steps: list(readStep),
   autograd: list(readAutogradNode),
   saved: list(readSaved),
   compiled: list(readCompiledGraph),
@@ -778,6 +794,26 @@ export const readStage: Reader<Stage> = record(() => ({
   node_count: maybe(number()),
   summary: text(),
   codes: list(readCode)
+}));
+
+export type Step = {
+  readonly kind: string;
+  readonly text: string;
+  readonly line: UserLine | null;
+  readonly nodes: ReadonlyArray<string>;
+  readonly reads: ReadonlyArray<Access>;
+  readonly writes: ReadonlyArray<Access>;
+  readonly makes: ReadonlyArray<Access>;
+};
+
+export const readStep: Reader<Step> = record(() => ({
+  kind: text(),
+  text: text(),
+  line: maybe(readUserLine),
+  nodes: list(text()),
+  reads: list(readAccess),
+  writes: list(readAccess),
+  makes: list(readAccess)
 }));
 
 export type Storage = {
