@@ -12,9 +12,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from aotlab.report.choices import graph_choices
 from aotlab.report.groups import input_groups, storage_groups
 from aotlab.report.memory import graph_memory
-from aotlab.report.model import AutogradNode, Group, Input, Memory, Output, Placeholder, Result, Span, Storage, Written
+from aotlab.report.model import (
+    AutogradNode,
+    Choices,
+    Group,
+    Input,
+    Memory,
+    Output,
+    Placeholder,
+    Result,
+    Span,
+    Storage,
+    Written,
+)
 from aotlab.report.rows import (
     InputOrOutput,
     TraceFacts,
@@ -54,6 +67,7 @@ class Joined:
     input_groups: tuple[Group, ...] = ()
     storage_groups: tuple[Group, ...] = ()
     memory: Memory | None = None
+    choices: Choices | None = None
     storage_ids: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -82,6 +96,7 @@ def assemble(snapshots: Sequence[Snapshot], results: Sequence[Sequence[int | Non
         input_groups=of_inputs,
         storage_groups=of_storages,
         memory=_memory(snapshots, joined),
+        choices=_choices(snapshots, joined),
         storage_ids={number: key for number, key in storage_pairs if number is not None and key is not None},
     )
 
@@ -102,6 +117,17 @@ def _memory(snapshots: Sequence[Snapshot], joined: Joined) -> Memory | None:
         backwards=_backwards(snapshots, generated.get("backward", ()), len(joined.autograd)),
         receivers=[each.goes_to for each in reversed(joined.autograd)],
     )
+
+
+def _choices(snapshots: Sequence[Snapshot], joined: Joined) -> Choices | None:
+    """Model the choices of saved values, when the graphs of an entry have been compiled."""
+    split = next((each for each in snapshots if each.values is not None), None)
+    compiled = [graph for each in snapshots for graph in each.compiled]
+    if split is None or split.values is None or not compiled:
+        return None
+    fuses = any(graph.backend == "inductor" for graph in compiled)
+    names = {row.name for row in split.saved}
+    return graph_choices(split.values, names, split.partitioner, joined.inputs, joined.results, fuses=fuses)
 
 
 def _backwards(

@@ -402,6 +402,7 @@ class Recording(Views[Report]):
             guards=_guards(log.finished),
             autograd=joined.autograd,
             memory=joined.memory,
+            choices=joined.choices,
             random_ops=() if trace is None else trace.random_ops,
             static_since="" if trace is None else trace.static_since,
             reused=log.reused,

@@ -11,6 +11,7 @@ import torch
 
 from aotlab.ir.fx_graphs import NodeRecord, node_records, output_args, readable
 from aotlab.ir.metadata import MutationType
+from aotlab.partition.joint_values import JointValues, joint_values
 from aotlab.report.inductor_nodes import inductor_nodes
 from aotlab.report.memory import GraphPair
 from aotlab.report.model import AutogradNode, Code, CompiledGraph, Kernel, Node, Saved, Stage
@@ -59,7 +60,9 @@ class Snapshot:
     compiled: tuple[CompiledGraph, ...] = ()
     kernels: tuple[Kernel, ...] = ()
     pair: GraphPair | None = None
+    values: JointValues | None = None
     generated: tuple[tuple[str, tuple[NodeRecord, ...]], ...] = ()
+    partitioner: str = ""
 
 
 def snapshot(event: StageFinished) -> Snapshot:
@@ -217,6 +220,8 @@ def _partition(stage: Stage, record: PartitionRecord) -> Snapshot:
             output_count=record.num_forward_outputs,
             saved_names=tuple([node.name for node in records.get("backward", ())][: len(saved)]),
         ),
+        values=None if record.joint is None else joint_values(record.joint, record.num_forward_outputs, record.static),
+        partitioner=record.partitioner,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from aotlab.errors import UserLine
 from aotlab.ir.specs import Size
+from aotlab.report.model.choices import Choices
 from aotlab.report.model.memory import Memory
 from aotlab.report.model.tensors import Group, Input, Output, Placeholder, Result, Storage, TensorInfo
 from aotlab.report.text import known_size
@@ -374,6 +375,8 @@ class Graph:
     memory
         The memory of a training step with this graph, modelled from its ops; None if the graphs are unknown, or if the
         record was left out because the report was cut.
+    choices
+        The choices of saved values; None if nothing is saved, or if the record was left out because the report was cut.
     """
 
     index: int
@@ -407,3 +410,4 @@ class Graph:
     counts: Counts | None = None
     cut: bool = False
     memory: Memory | None = None
+    choices: Choices | None = None
