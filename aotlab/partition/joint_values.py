@@ -12,16 +12,16 @@ from typing import NamedTuple
 
 from torch import fx
 
-from aotlab.ir.fx_graphs import COPY, NodeRecord, node_records, placeholders
+from aotlab.ir.fx_graphs import COPY, NodeRecord, node_records
 from aotlab.partition.choice import Choice, Chooser, saved_of
 from aotlab.partition.costs import Cost, fuses_of, is_cheap, traffic_of
-from aotlab.partition.default import default_parts
+from aotlab.partition.default import default_parts, primals_and_tangents
 from aotlab.partition.joint_analysis import AS_IT_WAS, JointAnalysis, caller_reachable, with_copies
 from aotlab.partition.replace_saved import mask_chain, visible
 
 #: At most this many choices between the least and the most memory are searched in a graph with a thousand values. A
 #: search takes about 15 ms there, and more in larger graphs, so fewer are searched.
-MOST_CORNERS = 10
+MOST_CORNERS = 8
 
 
 class Plan(NamedTuple):
@@ -73,6 +73,8 @@ class JointValues:
         Whether copies are used with every budget.
     overwritten
         The inputs that the call overwrites. A clone is saved in place of such an input.
+    callers, written
+        The numbers of the storages of inputs and outputs, and of the inputs that the call overwrites.
     fuses
         For each node: 2 if Inductor usually computes the value inside the kernels that read it, 1 if it usually
         computes the inputs inside of the node's kernel, 0 if inputs and result are in memory.
@@ -92,6 +94,8 @@ class JointValues:
     copies: frozenset[int]
     unsure: bool
     overwritten: frozenset[int]
+    callers: frozenset[int]
+    written: frozenset[int]
     fuses: tuple[int, ...]
     traffic: int
 
@@ -129,19 +133,15 @@ class JointValues:
 
     def held_bytes(self, saved: Collection[int]) -> int:
         """Return the memory that is held for the backward; see `aotlab.partition.joint_analysis.held_bytes`."""
-        storages = [frozenset(number for number, _ in node.storages) for node in self.nodes]
-        inputs = [n for n, node in enumerate(self.nodes) if node.op == "placeholder" and "tangents" not in node.target]
-        free = frozenset().union(*(storages[n] for n in (*inputs, *self.outputs) if n >= 0))
-        written = frozenset().union(*(storages[n] for n in self.overwritten))
-        held: dict[object, int] = {}
+        held: dict[int, int] = {}
         for n in saved:
-            spec = self.nodes[n].spec
-            if spec is None or not storages[n]:
-                held[n] = self.costs[n].nbytes
-            elif not storages[n].isdisjoint(written):
-                held[n] = _known(spec.nbytes)
+            node = self.nodes[n]
+            if node.spec is None or not node.storages:
+                held[-1 - n] = self.costs[n].nbytes
+            elif any(number in self.written for number, _ in node.storages):
+                held[-1 - n] = _known(node.spec.nbytes)
             else:
-                held.update({number: _known(size) for number, size in self.nodes[n].storages if number not in free})
+                held.update({number: _known(size) for number, size in node.storages if number not in self.callers})
         return sum(held.values())
 
     def budgets(self) -> Iterator[BudgetChoice]:
@@ -216,8 +216,13 @@ def joint_values(joint: fx.GraphModule, count: int, static: Sequence[int]) -> Jo
             return tuple([-1 if node is None else of[same.get(node, node)] for node in some])
 
         copies = numbers([node for node, cost in analysis.costs.items() if cost.kind == "a copy"])
-        primals = [node for node in placeholders(graph) if node not in analysis.backward]
+        primals, _ = primals_and_tangents(graph)
         flops: dict[object, int] = {}
+
+        def storages(some: Collection[fx.Node | None]) -> frozenset[int]:
+            return frozenset([n for node in some if node is not None for n, _ in descriptions[node.name].storages])
+
+        overwritten = [node for node in primals if node.meta.get("overwritten")]
         return JointValues(
             nodes=tuple([replace(descriptions[node.name], name=_name_of(node)) for node in nodes]),
             inputs={of[node]: tuple([of[each] for each in analysis.inputs[node]]) for node in nodes},
@@ -230,7 +235,9 @@ def joint_values(joint: fx.GraphModule, count: int, static: Sequence[int]) -> Jo
             default=numbers(saved_by_default),
             copies=copies,
             unsure=not any("phase" in node.meta for node in graph.nodes),
-            overwritten=numbers([node for node in primals if node.meta.get("overwritten")]),
+            overwritten=numbers(overwritten),
+            callers=storages([*primals, *analysis.outputs]),
+            written=storages(overwritten),
             fuses=tuple([fuses_of(node) for node in nodes]),
             traffic=sum(traffic_of(node, flops) for node in nodes if of[node] not in copies),
         )

@@ -67,7 +67,6 @@ class Joined:
     input_groups: tuple[Group, ...] = ()
     storage_groups: tuple[Group, ...] = ()
     memory: Memory | None = None
-    choices: Choices | None = None
     storage_ids: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -96,7 +95,6 @@ def assemble(snapshots: Sequence[Snapshot], results: Sequence[Sequence[int | Non
         input_groups=of_inputs,
         storage_groups=of_storages,
         memory=_memory(snapshots, joined),
-        choices=_choices(snapshots, joined),
         storage_ids={number: key for number, key in storage_pairs if number is not None and key is not None},
     )
 
@@ -119,11 +117,11 @@ def _memory(snapshots: Sequence[Snapshot], joined: Joined) -> Memory | None:
     )
 
 
-def _choices(snapshots: Sequence[Snapshot], joined: Joined) -> Choices | None:
-    """Model the choices of saved values, when the graphs of an entry have been compiled."""
+def choices_of(snapshots: Sequence[Snapshot], joined: Joined) -> Choices | None:
+    """Model the choices of saved values of an entry; None if it saves nothing."""
     split = next((each for each in snapshots if each.values is not None), None)
     compiled = [graph for each in snapshots for graph in each.compiled]
-    if split is None or split.values is None or not compiled:
+    if split is None or split.values is None:
         return None
     fuses = any(graph.backend == "inductor" for graph in compiled)
     names = {row.name for row in split.saved}

@@ -32,6 +32,11 @@ def graph_choices(
     """
     if not fuses:
         values = replace(values, fuses=(0,) * len(values.nodes))
+    named = [
+        replace(node, inputs=tuple([values.nodes[each].name for each in values.inputs[n]]))
+        for n, node in enumerate(values.nodes)
+    ]
+    values = replace(values, nodes=tuple(named))
     names = [node.name for node in values.nodes]
     now = BudgetChoice(
         budget=None, saved=frozenset([n for n, name in enumerate(names) if name in saved_names]), copies=True
@@ -79,12 +84,11 @@ def _pair(values: JointValues, plan: Plan) -> GraphPair:
     """Return the forward and the backward graph that a plan leads to."""
     nodes = values.nodes
     outputs = [nodes[n].name if n >= 0 else "" for n in values.outputs]
-    written = {number for n in values.overwritten for number, _ in nodes[n].storages}
     fresh = 1 + max((number for node in nodes for number, _ in node.storages), default=0)
     clones: dict[str, NodeRecord] = {}
     for n in plan.saved:
         node = nodes[n]
-        if node.spec is not None and not written.isdisjoint([number for number, _ in node.storages]):
+        if node.spec is not None and any(number in values.written for number, _ in node.storages):
             own = ((fresh + n, node.spec.nbytes),)
             clones[node.name] = replace(node, name=f"{node.name}_clone", op="call_function", storages=own)
     saved = [clones.get(nodes[n].name, nodes[n]) for n in plan.saved]
@@ -145,11 +149,9 @@ def _stored(values: JointValues, order: Sequence[int], returned: Collection[int]
             stored |= {number for each in values.inputs[n] for number, _ in nodes[each].storages} - own
     gone = inlined - stored
     return [
-        replace(
-            nodes[n],
-            inputs=tuple([nodes[each].name for each in values.inputs[n]]),
-            storages=tuple([each for each in nodes[n].storages if each[0] not in gone]),
-        )
+        replace(nodes[n], storages=tuple([each for each in nodes[n].storages if each[0] not in gone]))
+        if any(number in gone for number, _ in nodes[n].storages)
+        else nodes[n]
         for n in order
     ]
 
