@@ -71,10 +71,9 @@ class JointValues:
         The copies of values that the caller can write before the backward.
     unsure
         Whether copies are used with every budget.
-    overwritten
-        The inputs that the call overwrites. A clone is saved in place of such an input.
     callers, written
-        The numbers of the storages of inputs and outputs, and of the inputs that the call overwrites.
+        The numbers of the storages of inputs and outputs, and of the inputs that the call overwrites. If a value in a
+        storage that is overwritten is saved, a clone of it is saved.
     fuses
         For each node: 2 if Inductor usually computes the value inside the kernels that read it, 1 if it usually
         computes the inputs inside of the node's kernel, 0 if inputs and result are in memory.
@@ -93,7 +92,6 @@ class JointValues:
     default: frozenset[int]
     copies: frozenset[int]
     unsure: bool
-    overwritten: frozenset[int]
     callers: frozenset[int]
     written: frozenset[int]
     fuses: tuple[int, ...]
@@ -222,7 +220,6 @@ def joint_values(joint: fx.GraphModule, count: int, static: Sequence[int]) -> Jo
         def storages(some: Collection[fx.Node | None]) -> frozenset[int]:
             return frozenset([n for node in some if node is not None for n, _ in descriptions[node.name].storages])
 
-        overwritten = [node for node in primals if node.meta.get("overwritten")]
         return JointValues(
             nodes=tuple([replace(descriptions[node.name], name=_name_of(node)) for node in nodes]),
             inputs={of[node]: tuple([of[each] for each in analysis.inputs[node]]) for node in nodes},
@@ -235,9 +232,8 @@ def joint_values(joint: fx.GraphModule, count: int, static: Sequence[int]) -> Jo
             default=numbers(saved_by_default),
             copies=copies,
             unsure=not any("phase" in node.meta for node in graph.nodes),
-            overwritten=numbers(overwritten),
             callers=storages([*primals, *analysis.outputs]),
-            written=storages(overwritten),
+            written=storages([node for node in primals if node.meta.get("overwritten")]),
             fuses=tuple([fuses_of(node) for node in nodes]),
             traffic=sum(traffic_of(node, flops) for node in nodes if of[node] not in copies),
         )

@@ -173,6 +173,12 @@ def _with_columns(choices: Choices, values: JointValues, inputs: Iterable[Input]
     parameters = {name for name, kind in zip(memory.names, memory.kinds, strict=True) if kind == "parameters"}
     sizes = {storages(number): known_size(size) for node in nodes for number, size in node.storages}
 
+    cloned = [
+        (n, node.spec)
+        for n, node in enumerate(nodes)
+        if node.spec is not None and any(number in values.written for number, _ in node.storages)
+    ]
+
     def role(node: NodeRecord) -> int:
         if node.op != "placeholder":
             return 0
@@ -204,7 +210,8 @@ def _with_columns(choices: Choices, values: JointValues, inputs: Iterable[Input]
         writes=tuple([n for n in values.outputs if n >= 0 and nodes[n].name in writes]),
         gradients=tuple([n for n in values.gradients if n >= 0]),
         copies=tuple(sorted(values.copies)),
-        overwritten=tuple(sorted(values.overwritten)),
+        cloned=tuple([n for n, _ in cloned]),
+        cloned_bytes=tuple([known_size(spec.nbytes) for _, spec in cloned]),
         ban_table=tuple(map(str, bans.items)),
         line_table=tuple([each for each in lines.items if isinstance(each, UserLine)]),
         module_table=tuple(map(str, modules.items)),

@@ -81,8 +81,9 @@ class Choices:
         The outputs of the forward, the new values of mutated inputs, and the results of the backward.
     copies
         The copies of values that the caller can write before the backward.
-    overwritten
-        The inputs that the call overwrites; a clone of such an input is saved.
+    cloned, cloned_bytes
+        The values that share memory with an input that the call overwrites, and their sizes. If such a value is saved,
+        a clone of it is saved.
     ban_table, line_table, module_table
         The reasons, lines and modules.
     traffic
@@ -109,7 +110,8 @@ class Choices:
     writes: tuple[int, ...] = ()
     gradients: tuple[int, ...] = ()
     copies: tuple[int, ...] = ()
-    overwritten: tuple[int, ...] = ()
+    cloned: tuple[int, ...] = ()
+    cloned_bytes: tuple[int, ...] = ()
     ban_table: tuple[str, ...] = ()
     line_table: tuple[UserLine, ...] = ()
     module_table: tuple[str, ...] = ()
