@@ -10,7 +10,9 @@ import type { BudgetRow, Choices } from './report';
 import type { ILive, Kind } from './memory';
 
 /** The roles of values. */
-const [OP, PARAMETER, , TANGENT] = [0, 1, 2, 3];
+const OP = 0;
+const PARAMETER = 1;
+export const TANGENT = 3;
 /** A value that the compiler computes inside of the kernels that read it. */
 const INLINED = 2;
 /** The cost of computing a view again. Views are not counted as ops. */
@@ -163,10 +165,7 @@ export class ChoiceModel {
     run(early, 0, forward, this.inlined(early, [...saved, ...choices.outputs, ...choices.writes]));
     all.filter(each => each.kind !== 'temporary').forEach(each => (each.end = end));
     const ownClones = new Map(
-      clones.map((node, index) => [
-        node,
-        allocate(node, this.cloned.get(node) ?? 0, 'temporary', early.length + index)
-      ])
+      clones.map((node, index) => [node, allocate(node, this.cloned.get(node) ?? 0, 'temporary', early.length + index)])
     );
     const savedStorages = saved.flatMap(node => ownClones.get(node) ?? stored([node]));
     keep([...stored([...choices.outputs, ...choices.writes]), ...savedStorages], forwardEnd);
@@ -213,7 +212,9 @@ export class ChoiceModel {
 
   private inputsOf(node: number, copies: boolean): readonly number[] {
     const inputs = this.choices.inputs[node] ?? [];
-    return copies ? inputs : inputs.map(each => (this.copies.has(each) ? (this.choices.inputs[each]?.[0] ?? each) : each));
+    return copies
+      ? inputs
+      : inputs.map(each => (this.copies.has(each) ? (this.choices.inputs[each]?.[0] ?? each) : each));
   }
 
   /** Call `next` once for each of the nodes `begin` and for each node that it returns. */
@@ -254,7 +255,9 @@ export class ChoiceModel {
   private heldBytes(saved: ReadonlySet<number>): number {
     const { choices } = this;
     const inputs = choices.roles.flatMap((role, node) => (role === OP || role === TANGENT ? [] : [node]));
-    const free = new Set([...inputs, ...choices.outputs, ...choices.writes].flatMap(node => choices.storages[node] ?? []));
+    const free = new Set(
+      [...inputs, ...choices.outputs, ...choices.writes].flatMap(node => choices.storages[node] ?? [])
+    );
     const held = new Map<number, number>();
     for (const node of saved) {
       const storages = choices.storages[node] ?? [];
