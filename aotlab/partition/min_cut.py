@@ -101,7 +101,8 @@ def min_cut_rematerialization_partition(
             wanted = {named[name] for name in save if name in named}
             unwanted = {named[name] for name in recompute if name in named}
             saved = saved_of(joint, {*first, *wanted} - unwanted)
-            _check_computed_again(joint, unwanted.intersection(saved))
+            banned = {node for node in unwanted if node in joint.costs and joint.costs[node].recompute is None}
+            _check_computed_again(joint, banned | unwanted.intersection(saved))
             reasons = {node: CHOSEN if node in wanted else _reason(node, frozenset(saved), joint) for node in saved}
             return joint.split(joint_module, saved, reasons)
         if choice is not None and _held(joint, choice) <= most:
