@@ -16,7 +16,7 @@ from aotlab.ir.fx_graphs import COPY, NodeRecord, node_records
 from aotlab.partition.choice import Choice, Chooser, saved_of
 from aotlab.partition.costs import Cost, fuses_of, is_cheap, traffic_of
 from aotlab.partition.default import default_parts, primals_and_tangents
-from aotlab.partition.joint_analysis import AS_IT_WAS, JointAnalysis, caller_reachable, with_copies
+from aotlab.partition.joint_analysis import AS_IT_WAS, JointAnalysis, caller_reachable, held_bytes, with_copies
 from aotlab.partition.replace_saved import mask_chain, visible
 
 #: At most this many choices between the least and the most memory are searched in a graph with a thousand values. A
@@ -77,6 +77,8 @@ class JointValues:
     fuses
         For each node: 2 if Inductor usually computes the value inside the kernels that read it, 1 if it usually
         computes the inputs inside of the node's kernel, 0 if inputs and result are in memory.
+    most
+        The memory that min-cut may hold: that of all values that eager saves.
     traffic
         The estimated memory traffic of forward and backward in bytes, if nothing is computed again.
     """
@@ -96,6 +98,7 @@ class JointValues:
     written: frozenset[int]
     fuses: tuple[int, ...]
     traffic: int
+    most: int
 
     def without_copies(self) -> JointValues:
         """Return the values for choices that compute values again from the caller's tensors themselves."""
@@ -142,12 +145,22 @@ class JointValues:
                 held.update({number: _known(size) for number, size in node.storages if number not in self.callers})
         return sum(held.values())
 
+    def _roots(self, saved: Collection[int]) -> frozenset[int]:
+        """Replace views of an input that the call overwrites by the input, as the partition stage does."""
+
+        def root(n: int) -> int:
+            storages, inputs = self.nodes[n].storages, self.inputs[n]
+            is_view = bool(inputs) and storages == self.nodes[inputs[0]].storages
+            return root(inputs[0]) if is_view and any(number in self.written for number, _ in storages) else n
+
+        return frozenset(map(root, saved))
+
     def budgets(self) -> Iterator[BudgetChoice]:
         """Yield choices from the least memory to the most, and then the default partitioner's choice.
 
         The budget of a choice is the smallest one that makes this choice, rounded up.
         """
-        most = self.held_bytes(self.default)
+        most = self.most
         plain = self if self.unsure else self.without_copies()
         chooser = Chooser(plain)
         larger = _limited(plain, chooser, most)
@@ -158,11 +171,11 @@ class JointValues:
         for choice, size, following in zip(corners, sizes, sizes[1:], strict=False):
             if self.held_bytes(choice.saved) <= most:
                 budget = _budget(size - sizes[0], following - sizes[0], sizes[-1] - sizes[0])
-                yield BudgetChoice(budget=budget, saved=frozenset(choice.saved), copies=self.unsure)
+                yield BudgetChoice(budget=budget, saved=self._roots(choice.saved), copies=self.unsure)
         fastest = _limited(self, Chooser(self), most)
         if self.held_bytes(fastest.saved) <= most:
-            yield BudgetChoice(budget=1.0, saved=frozenset(fastest.saved), copies=True)
-        yield BudgetChoice(budget=None, saved=self.default)
+            yield BudgetChoice(budget=1.0, saved=self._roots(fastest.saved), copies=True)
+        yield BudgetChoice(budget=None, saved=self._roots(self.default))
 
 
 def _limited(values: JointValues, chooser: Chooser[int], most: int) -> Choice[int]:
@@ -197,8 +210,9 @@ def joint_values(joint: fx.GraphModule, count: int, static: Sequence[int]) -> Jo
     """
     graph = joint.graph
     reachable = caller_reachable(graph, count)
-    ends = visible(graph, count)
-    saved_by_default = [mask_chain(node, ends)[-1] for node in default_parts(graph, count)[2]]
+    ends, all_saved = visible(graph, count), default_parts(graph, count)[2]
+    saved_by_default = [mask_chain(node, ends)[-1] for node in all_saved]
+    most = held_bytes(all_saved, graph, count)
     with with_copies(reachable, is_cheap):
         analysis = JointAnalysis(graph, count, static, reachable)
         kept = {*analysis.costs, *analysis.forward, *analysis.backward}
@@ -235,5 +249,6 @@ def joint_values(joint: fx.GraphModule, count: int, static: Sequence[int]) -> Jo
             callers=storages([*primals, *analysis.outputs]),
             written=storages([node for node in primals if node.meta.get("overwritten")]),
             fuses=tuple([fuses_of(node) for node in nodes]),
+            most=most,
             traffic=sum(traffic_of(node, flops) for node in nodes if of[node] not in copies),
         )

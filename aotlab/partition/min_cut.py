@@ -26,6 +26,7 @@ from aotlab.partition.choice import Choice, Chooser, saved_of
 from aotlab.partition.costs import ONCE, is_cheap
 from aotlab.partition.default import default_partition, default_parts
 from aotlab.partition.joint_analysis import JointAnalysis, caller_reachable, held_bytes, with_copies
+from aotlab.partition.replace_saved import mask_chain, visible
 
 #: The reason for saving a value that the user chose.
 CHOSEN = "the option `save` names it"
@@ -96,7 +97,7 @@ def min_cut_rematerialization_partition(
         choice = _chosen(joint, memory_budget, most)
         if save or recompute:
             fits = choice is not None and _held(joint, choice) <= most
-            first = choice.saved if choice is not None and fits else [joint.same.get(n, n) for n in saved_by_default]
+            first = choice.saved if choice is not None and fits else _masks(joint, saved_by_default)
             named = {node.name: joint.same.get(node, node) for node in graph.nodes}
             wanted = {named[name] for name in save if name in named}
             unwanted = {named[name] for name in recompute if name in named}
@@ -120,6 +121,13 @@ def _chosen(joint: JointAnalysis, budget: float | None, most: int) -> Choice[fx.
     if _held(joint, choice) > most:
         choice = chooser.within(most, choice)
     return chooser.lowered(budget, choice) if budget < 1 else choice
+
+
+def _masks(joint: JointAnalysis, saved: Sequence[fx.Node]) -> list[fx.Node]:
+    """Replace saved numbers by the bools that they are computed from, as the partition stage does by default."""
+    ends = visible(joint.graph, len(joint.outputs))
+    masks = [mask_chain(node, ends)[-1] for node in saved]
+    return [joint.same.get(node, node) for node in masks]
 
 
 def _check_computed_again(joint: JointAnalysis, refused: Collection[fx.Node]) -> None:
