@@ -272,6 +272,9 @@ def asked_choice(asked: Mapping[str, object]) -> AppliedChoice:
     """Read the choice in a page's request. Raises `UsageError` if a field is missing or wrong."""
     names = ("frame", "partitioner", "budget", "save", "recompute")
     fields = {name: asked[name] for name in names if name in asked}
+    budget = asked.get("budget")
+    if type(budget) is int:  # in JSON, a page's 1.0 is 1
+        fields["budget"] = float(budget)
     try:
         choice = decode(AppliedChoice, {**fields, "graph": asked.get("index")}, "the request")
     except ReportFormatError as error:
