@@ -130,8 +130,7 @@ def test_the_magics_options_make_the_same_choice() -> None:
     shell, _, report = shell_with()
     choices = report.frames[0].graphs[0].choices
     assert choices is not None
-    random = next(
-        choices.names[n] for n, ban in enumerate(choices.bans) if ban >= 0 and "random" in choices.ban_table[ban]
-    )
+    bans = {choices.names[n]: choices.ban_table[ban] for n, ban in enumerate(choices.bans) if ban >= 0}
+    random = next(name for name, ban in bans.items() if "random" in ban)
     execute(shell, CELL.format(options=f" --recompute {random}"))
     assert "other random numbers" in str(shell.user_ns["report"])

@@ -352,7 +352,7 @@ export class CutPanel {
           help: 'The estimated work of computing it again from its inputs, in percent of forward and backward',
           kind: 'number',
           value: ({ node }) => again[node] ?? -1,
-          cell: ({ node }) => ((again[node] ?? -1) < 0 ? '' : percent(again[node] ?? 0, model.choices.traffic))
+          cell: ({ node }) => workOf(again[node] ?? -1, model.choices.traffic)
         },
         { name: 'choice', title: 'choice', kind: 'words', value: row => Number(row.saved), cell: toggle }
       ],
@@ -399,6 +399,11 @@ function baseBytes({ graph: { memory } }: IEntry): number {
     (sum, bytes, index) => sum + (['parameters', 'inputs'].includes(memory?.kinds[index] ?? '') ? bytes : 0),
     0
   );
+}
+
+/** The work of an op as a share of forward and backward; empty if the op cannot run again. */
+function workOf(cost: number, traffic: number): string {
+  return cost < 0 ? '' : 1000 * cost < traffic ? '< 0.1 %' : percent(cost, traffic);
 }
 
 function difference(bytes: number, other: number): string {
