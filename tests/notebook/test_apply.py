@@ -72,6 +72,7 @@ def test_apply_measures_beside_the_cells_choice() -> None:
     assert abs(row["measured_peak_bytes"] - row["peak_bytes"]) <= 0.05 * row["peak_bytes"]
     (applied,) = cell.report().applied_rows
     assert applied.before is not None
+    assert applied.before_backward_ns is not None
     assert applied.curve is not None
     # the cell's own choice and its graphs stay
     assert [len(frame.graphs) for frame in cell.report().frames] == [len(frame.graphs) for frame in report.frames]

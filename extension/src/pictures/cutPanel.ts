@@ -113,13 +113,14 @@ export class CutPanel {
     const { model } = choosing;
     const plan = choosing.plan();
     const now = model.plan(choosing.choiceAt(choosing.current));
-    const before = model.lifetimes(now);
-    const shown = model.lifetimes(plan);
-    this.shown = choosing.isOther ? shown : null;
-    this.before = choosing.isOther ? before : null;
+    // In a large graph, lifetimes take a while to compute. The lifetimes of this run are in the report.
+    this.shown = choosing.isOther ? model.lifetimes(plan) : null;
+    this.before = choosing.isOther ? model.lifetimes(now) : null;
+    const peakNow = choosing.rows[choosing.current]?.peak_bytes ?? 0;
+    const peak = this.shown === null ? peakNow : peakBytes(this.shown);
     this.slider.value = String(choosing.position);
     this.slider.setAttribute('aria-valuetext', this.nameOf(choosing.position));
-    this.words.replaceChildren(...this.sentences(plan, now, peakBytes(shown), peakBytes(before)));
+    this.words.replaceChildren(...this.sentences(plan, now, peak, peakNow));
     this.actions.replaceChildren(...this.buttons());
     this.drawChart();
     this.values.replaceChildren(
@@ -160,7 +161,7 @@ export class CutPanel {
       plan.recomputed === 0
         ? 'The backward computes no op again.'
         : `The backward computes ${amount(plan.recomputed, 'op')} again, about ${percent(plan.cost, 1)} more work.`,
-      ...(applied === undefined ? [] : [' ', ...measuredWords(applied)])
+      ...(applied === undefined ? [] : [' ', ...measuredWords(applied, baseBytes(this.entry))])
     ];
   }
 
@@ -365,14 +366,14 @@ export class CutPanel {
 }
 
 /** The words about a measurement of a choice, beside the choice of this run. */
-function measuredWords(applied: AppliedChoice): (Node | string)[] {
-  const peak = (curve: AppliedChoice['curve']): number =>
-    Math.max(0, ...(curve?.forward ?? []), ...(curve?.backward ?? []));
+function measuredWords(applied: AppliedChoice, base: number): (Node | string)[] {
+  const peak = (curve: AppliedChoice['curve']): string =>
+    dataSize(base + Math.max(0, ...(curve?.forward ?? []), ...(curve?.backward ?? [])));
   const { curve, before, forward_ns, backward_ns, before_forward_ns, before_backward_ns, equal } = applied;
   const memory =
     curve === null
       ? 'its memory was not measured'
-      : `its ops allocate ${dataSize(peak(curve))} at the peak${before === null ? '' : ` (this run: ${dataSize(peak(before))})`}`;
+      : `peak ${peak(curve)}${before === null ? '' : ` (this run: ${peak(before)})`}`;
   const time = [
     ['forward', forward_ns, before_forward_ns] as const,
     ['backward', backward_ns, before_backward_ns] as const
@@ -408,7 +409,7 @@ function workOf(cost: number, traffic: number): string {
 
 function difference(bytes: number, other: number): string {
   const change = (100 * (bytes - other)) / Math.max(other, 1);
-  return `${change < 0 ? '−' : '+'}${Math.abs(change).toFixed(0)} %`;
+  return Math.abs(change) < 0.5 ? 'the same' : `${change < 0 ? '−' : '+'}${Math.abs(change).toFixed(0)} %`;
 }
 
 function keyItem(title: string, shape: SVGElement): HTMLElement {
