@@ -126,6 +126,19 @@ def _add_partitioner(add: Callable[..., object]) -> None:
         metavar="NUMBER",
         help="the memory that min-cut may use: from 0 (least memory) to 1 (default: least time)",
     )
+    add(
+        "--save",
+        metavar="NAMES",
+        default="",
+        help="values that the forward saves in any case: names of nodes, with commas",
+    )
+    add(
+        "--recompute",
+        metavar="NAMES",
+        default="",
+        help="values that the backward computes again in any case: names of nodes, with commas; the report's tab "
+        "Memory writes this option",
+    )
 
 
 _PARSER = _parser()
@@ -144,6 +157,8 @@ FLAGS = (
     "--time",
     "--partitioner",
     "--memory-budget",
+    "--save",
+    "--recompute",
     "--quiet",
     "--help",
 )
@@ -201,8 +216,14 @@ def parse(line: str) -> Options | None:
         time=arguments.time,
         partitioner=arguments.partitioner,
         memory_budget=1.0 if budget is None else budget,
+        save=_names_in(arguments.save),
+        recompute=_names_in(arguments.recompute),
         quiet=arguments.quiet,
     )
+
+
+def _names_in(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.strip("'\"").split(",")))
 
 
 class Magic:

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 
 from aotlab.report.figures import INK, empty_figure, new_figure, own_style, shortened
 from aotlab.report.markup import clean
-from aotlab.report.model import Access, Graph, Report, Step, Storage, Written
+from aotlab.report.model import Access, Graph, Input, Output, Report, Step, Storage, Written
 from aotlab.report.rows import extent, reach
 from aotlab.report.text import data_size, known_size
 from aotlab.report.writes import Range, runs, stop_of
@@ -92,7 +92,8 @@ def _rows(graph: Graph, storage: Storage) -> Iterator[_Row]:
         if read or written or made:
             yield _Row(_label(step), [*made, *read, *written], read, written, step.kind == "call")
     if not graph.steps:
-        tensors = {row.name: row.tensor for row in (*graph.inputs, *graph.outputs)}
+        rows: tuple[Input | Output, ...] = (*graph.inputs, *graph.outputs)
+        tensors = {row.name: row.tensor for row in rows}
         for span in storage.spans:
             tensor = tensors.get(span.name)
             ranges = [] if tensor is None or reach(tensor) is None else _ranges(extent(tensor))
