@@ -11,6 +11,7 @@ import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, fx
 from aotlab import _torch as internals
 from aotlab import events
 from aotlab.backends import Backend
-from aotlab.cache import Entry
+from aotlab.cache import CompiledFunction, Entry, next_number
 from aotlab.errors import RefusedError
 from aotlab.frontends.dynamo_frontend import GraphTarget, compile_graph, frames_of_stack
 from aotlab.frontends.tensor_names import Named, names_on_stack
@@ -170,6 +171,21 @@ class CapturedGraph:
         self._verify = verify
         self.compiled: Any = self._compile(number, self._accept if verify or device is not None else None)
 
+    def compiled_with(self, partitioner: Partitioner) -> CompiledFunction:
+        """Return another compiled form of the graph, with another partitioner.
+
+        It compiles at its first call. Each entry is compared with eager before it is used, and refused if it differs.
+        """
+        return compile_graph(
+            self._target,
+            self._backend,
+            partitioner,
+            number=next_number(),
+            raises_refusals=True,
+            warn=False,
+            accept=partial(self._accept, always=True),
+        )
+
     def _compile(self, number: int, accept: Callable[..., str | None] | None) -> Any:
         """Return the compiled form of the graph, an `aotlab.cache.CompiledFunction` or a callable like it.
 
@@ -312,12 +328,17 @@ class CapturedGraph:
         written = [info for info in infos if info.mutates_data or info.mutates_metadata]
         return [(info.name, _input_of(entry, args, info.index)) for info in written]
 
-    def _accept(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """Compare a new entry with eager on copies of the inputs; return a reason to reject the entry, or None."""
+    def _accept(
+        self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], *, always: bool = False
+    ) -> str | None:
+        """Compare a new entry with eager on copies of the inputs; return a reason to reject the entry, or None.
+
+        ``always`` compares the entry although the user switched the comparison off.
+        """
         elsewhere = self._elsewhere(args)
         if elsewhere is not None:
             return elsewhere
-        if not self._verify:
+        if not (self._verify or always):
             return None
         self._progress(f"{self.name}: comparing with eager")
         self._before(entry.number)

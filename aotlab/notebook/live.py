@@ -16,6 +16,9 @@ through `watch`.
                     {"kind": "verification", "rows": […]}                          all rows of the verification
                     {"kind": "outside", "rows": […]}                               all tensors written outside of graphs
     page → kernel   {"kind": "measure"}
+                    {"kind": "apply", "frame": "…", "index": 0,                    compile and measure a graph with
+                     "partitioner": "min-cut", "budget": 0.5,                      another choice of saved values
+                     "save": […], "recompute": […]}
                     {"kind": "graph", "frame": "…", "index": 0}
                     {"kind": "nodes", "frame": "…", "index": 0}
                     {"kind": "verification"}, {"kind": "outside"}
@@ -52,7 +55,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from aotlab.errors import UsageError
@@ -106,6 +109,12 @@ class LiveReport(Protocol):
 
     def measure(self, progress: Callable[[str], None]) -> Report:
         """Time forward and backward beside eager now, and return the report with these timings."""
+
+    def apply(self, asked: Mapping[str, object], progress: Callable[[str], None]) -> Report:
+        """Compile a graph with another choice of saved values and measure it; return the report with the result.
+
+        ``asked`` is a page's request, which may have wrong fields. Then `UsageError` is raised.
+        """
 
 
 # --- reports and viewers -----------------------------------------------------------------------------------------
@@ -245,8 +254,8 @@ def send_report(identifier: str, viewer: Viewer) -> None:
         viewer(_error("the report cannot be made", error))
 
 
-def request_measurement(identifier: str, viewer: Viewer) -> None:
-    """Measure the graphs of a report as soon as no cell runs.
+def request_measurement(identifier: str, viewer: Viewer, asked: Mapping[str, object] | None = None) -> None:
+    """Measure the graphs of a report as soon as no cell runs; if ``asked`` is given, apply this choice to one graph.
 
     All viewers of the report receive the result. If there will be no measurement, only ``viewer`` receives the reason.
     """
@@ -258,7 +267,7 @@ def request_measurement(identifier: str, viewer: Viewer) -> None:
         if _idle.busy:
             _tell(identifier, {"kind": "progress", "text": "waiting for the running cell to end"})
         try:
-            _when_idle(lambda: _measure(identifier))
+            _when_idle(lambda: _measure(identifier, asked))
         except BaseException:
             _measuring.release()
             raise
@@ -267,11 +276,15 @@ def request_measurement(identifier: str, viewer: Viewer) -> None:
 _measuring = threading.Lock()
 
 
-def _measure(identifier: str) -> None:
-    """Measure the graphs of a report now, and send the result to its viewers.
+def _measure(identifier: str, asked: Mapping[str, object] | None) -> None:
+    """Measure the graphs of a report now, or apply a choice, and send the result to its viewers.
 
     Must be called on the thread that runs the cells.
     """
+
+    def progress(text: str) -> None:
+        _tell(identifier, {"kind": "progress", "text": str(text)})
+
     try:
         live = find(identifier)
         if live is None:
@@ -279,7 +292,7 @@ def _measure(identifier: str) -> None:
             return
         try:
             with _interruptible():
-                report = live.measure(lambda text: _tell(identifier, {"kind": "progress", "text": str(text)}))
+                report = live.measure(progress) if asked is None else live.apply(asked, progress)
         except KeyboardInterrupt:
             _tell(identifier, {"kind": "error", "message": "the measurement was interrupted"})
         except UsageError as error:
@@ -543,8 +556,8 @@ def _opened(comm: Any, message: Any) -> None:
         content = request.get("content") if isinstance(request, dict) else None
         data = content.get("data") if isinstance(content, dict) else None
         kind = data.get("kind") if isinstance(data, dict) else None
-        if kind == "measure":
-            request_measurement(identifier, viewer)
+        if kind in ("measure", "apply"):
+            request_measurement(identifier, viewer, data if kind == "apply" else None)
         elif kind in PARTS:
             send_part(identifier, data, viewer)
         elif kind == "leave":
@@ -552,7 +565,7 @@ def _opened(comm: Any, message: Any) -> None:
             with contextlib.suppress(Exception):
                 context.copy().run(comm.close)
         else:
-            kinds = ", ".join(map(repr, ("measure", *PARTS, "leave")))
+            kinds = ", ".join(map(repr, ("measure", "apply", *PARTS, "leave")))
             viewer({"kind": "error", "message": f"there is no request {kind!r:.80}. The requests are {kinds}"})
 
     comm.on_msg(received)

@@ -37,6 +37,7 @@ from aotlab.notebook.cell import linked, take_apart
 from aotlab.notebook.cell_state import RunState
 from aotlab.notebook.compiled_cell import CompiledCell
 from aotlab.notebook.functions import compiled_function
+from aotlab.notebook.measure import STOCK_SECONDS
 from aotlab.notebook.moving import move, used
 from aotlab.notebook.options import Options
 from aotlab.notebook.session import Session
@@ -125,6 +126,19 @@ def _add_partitioner(add: Callable[..., object]) -> None:
         metavar="NUMBER",
         help="the memory that min-cut may use: from 0 (least memory) to 1 (default: least time)",
     )
+    add(
+        "--save",
+        metavar="NAMES",
+        default="",
+        help="values that the forward saves in any case: names of nodes, with commas",
+    )
+    add(
+        "--recompute",
+        metavar="NAMES",
+        default="",
+        help="values that the backward computes again in any case: names of nodes, with commas; the report's tab "
+        "Memory writes this option",
+    )
 
 
 _PARSER = _parser()
@@ -143,6 +157,8 @@ FLAGS = (
     "--time",
     "--partitioner",
     "--memory-budget",
+    "--save",
+    "--recompute",
     "--quiet",
     "--help",
 )
@@ -200,8 +216,14 @@ def parse(line: str) -> Options | None:
         time=arguments.time,
         partitioner=arguments.partitioner,
         memory_budget=1.0 if budget is None else budget,
+        save=_names_in(arguments.save),
+        recompute=_names_in(arguments.recompute),
         quiet=arguments.quiet,
     )
+
+
+def _names_in(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.strip("'\"").split(",")))
 
 
 class Magic:
@@ -380,7 +402,7 @@ class Magic:
 
     def _time(self, cell: CompiledCell, shown: Shown) -> None:
         try:
-            cell.measure(shown.progress)
+            cell.measure(shown.progress, STOCK_SECONDS)
         except Exception as error:  # noqa: BLE001  # the cell itself has succeeded, so the report only notes this
             cell.note(f"not timed: {error}")
 

@@ -56,6 +56,13 @@ def _graph_figure(report: Report) -> object:
     return graph_figure(report)
 
 
+def _budgets_figure(report: Report) -> object:
+    """Draw the memory budgets; see `_figure`."""
+    from aotlab.report.budgets_figure import budgets_figure
+
+    return budgets_figure(report)
+
+
 def _timeline_figure(report: Report) -> object:
     """Draw the time line; see `_figure`."""
     from aotlab.report.timeline_figure import timeline_figure
@@ -71,6 +78,7 @@ def _storages_figure(report: Report) -> object:
 
 
 DRAWING.update(
+    budgets_figure=_budgets_figure,
     figure=_figure,
     graph_figure=_graph_figure,
     memory_figure=_memory_figure,

@@ -12,11 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from aotlab.report.choices import graph_choices
 from aotlab.report.groups import input_groups, storage_groups
 from aotlab.report.memory import graph_memory
 from aotlab.report.model import (
     Access,
     AutogradNode,
+    Choices,
     Group,
     Input,
     Memory,
@@ -117,6 +119,17 @@ def _memory(snapshots: Sequence[Snapshot], joined: Joined) -> Memory | None:
         backwards=_backwards(snapshots, generated.get("backward", ()), len(joined.autograd)),
         receivers=[each.goes_to for each in reversed(joined.autograd)],
     )
+
+
+def choices_of(snapshots: Sequence[Snapshot], joined: Joined) -> Choices | None:
+    """Model the choices of saved values of an entry; None if it saves nothing."""
+    split = next((each for each in snapshots if each.values is not None), None)
+    compiled = [graph for each in snapshots for graph in each.compiled]
+    if split is None or split.values is None:
+        return None
+    fuses = any(graph.backend == "inductor" for graph in compiled)
+    names = {row.name for row in split.saved}
+    return graph_choices(split.values, names, split.partitioner, joined.inputs, joined.results, fuses=fuses)
 
 
 def _backwards(

@@ -20,10 +20,23 @@ from typing import NamedTuple
 
 from aotlab import config, events
 from aotlab.errors import RefusedError, UserLine
-from aotlab.report.assemble import Joined, assemble, numbered, temporaries
+from aotlab.report.assemble import Joined, assemble, choices_of, numbered, temporaries
 from aotlab.report.dynamo_breaks import DYNAMO, RESUMED, STEPPED, dynamo_reasons, graph_break
 from aotlab.report.environment import environment, switch_value
-from aotlab.report.model import Call, Calls, Frame, Graph, GraphBreakRow, Guard, Miss, Refusal, Report, Stage, Switch
+from aotlab.report.model import (
+    Call,
+    Calls,
+    Choices,
+    Frame,
+    Graph,
+    GraphBreakRow,
+    Guard,
+    Miss,
+    Refusal,
+    Report,
+    Stage,
+    Switch,
+)
 from aotlab.report.recompiles import misses
 from aotlab.report.snapshots import Snapshot, backward_snapshot, snapshot
 from aotlab.report.spent import Spent
@@ -66,6 +79,14 @@ class _EntryLog:
     # the key changes, the rows are made again.
     assembled: tuple[object, Joined] | None = None
     joined: tuple[object, Joined] | None = None  # like `assembled`, but storages have their numbers in the report
+
+    choices: tuple[Choices | None] | None = None  # the result of `choices_of`, in a cache
+
+    def choices_with(self, joined: Joined) -> Choices | None:
+        """Return the choices of saved values. The first call takes a while, so it is made when the report is read."""
+        if self.choices is None:
+            self.choices = (choices_of(self.snapshots, joined),)
+        return self.choices[0]
 
     def alone(self, stage: Stage, event: events.StageFinished | events.BackwardCompiled) -> Stage:
         """Return ``stage`` without the time of the backwards that were derived while the stage ran.
@@ -405,6 +426,7 @@ class Recording(Views[Report]):
             guards=_guards(log.finished),
             autograd=joined.autograd,
             memory=joined.memory,
+            choices=None if log.finished is None else log.choices_with(joined),
             random_ops=() if trace is None else trace.random_ops,
             static_since="" if trace is None else trace.static_since,
             reused=log.reused,

@@ -12,6 +12,7 @@ from torch import fx
 
 from aotlab.ir.fx_graphs import NodeRecord, node_records, output_args, readable
 from aotlab.ir.metadata import MutationType
+from aotlab.partition.joint_values import JointValues, joint_values
 from aotlab.report.inductor_nodes import inductor_nodes
 from aotlab.report.memory import GraphPair
 from aotlab.report.model import AutogradNode, Code, CompiledGraph, Kernel, Node, Saved, Stage
@@ -60,7 +61,9 @@ class Snapshot:
     compiled: tuple[CompiledGraph, ...] = ()
     kernels: tuple[Kernel, ...] = ()
     pair: GraphPair | None = None
+    values: JointValues | None = None
     generated: tuple[tuple[str, tuple[NodeRecord, ...]], ...] = ()
+    partitioner: str = ""
 
 
 def snapshot(event: StageFinished) -> Snapshot:
@@ -228,6 +231,8 @@ def _partition(stage: Stage, record: PartitionRecord) -> Snapshot:
             output_count=record.num_forward_outputs,
             saved_names=tuple([node.name for node in records.get("backward", ())][: len(saved)]),
         ),
+        values=None if record.joint is None else joint_values(record.joint, record.num_forward_outputs, record.static),
+        partitioner=record.partitioner,
     )
 
 

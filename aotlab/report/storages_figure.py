@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from aotlab.report.figures import INK, empty_figure, own_style, shortened
+from aotlab.report.figures import INK, empty_figure, new_figure, own_style, shortened
 from aotlab.report.markup import clean
-from aotlab.report.model import Access, Graph, Report, Step, Storage, Written
+from aotlab.report.model import Access, Graph, Input, Output, Report, Step, Storage, Written
 from aotlab.report.rows import extent, reach
 from aotlab.report.text import data_size, known_size
 from aotlab.report.writes import Range, runs, stop_of
@@ -63,8 +63,7 @@ def storages_figure(report: Report) -> Figure:
         shown = [(frame, graph, storage, list(_rows(graph, storage))) for frame, graph, storage in chosen]
         shown = sorted(shown, key=lambda each: -len(each[3]))[:_MOST_STORAGES]
         heights = [0.6 + 0.27 * min(len(rows), _MOST_STEPS) for *_, rows in shown]
-        figure = Figure(figsize=(6.4, sum(heights) + 0.8), layout="constrained")
-        figure.patch.set_alpha(0.0)
+        figure = new_figure(sum(heights) + 0.8)
         panels = figure.subplots(len(shown), 1, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
         for axes, (frame, _, storage, rows) in zip(panels, shown, strict=True):
             left_out = len(rows) - _MOST_STEPS
@@ -93,7 +92,8 @@ def _rows(graph: Graph, storage: Storage) -> Iterator[_Row]:
         if read or written or made:
             yield _Row(_label(step), [*made, *read, *written], read, written, step.kind == "call")
     if not graph.steps:
-        tensors = {row.name: row.tensor for row in (*graph.inputs, *graph.outputs)}
+        rows: tuple[Input | Output, ...] = (*graph.inputs, *graph.outputs)
+        tensors = {row.name: row.tensor for row in rows}
         for span in storage.spans:
             tensor = tensors.get(span.name)
             ranges = [] if tensor is None or reach(tensor) is None else _ranges(extent(tensor))

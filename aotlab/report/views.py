@@ -114,6 +114,14 @@ class Views(Generic[R_co]):
         return self._table("memory_curve")
 
     @property
+    def budgets(self) -> pd.DataFrame:
+        """One row per choice of saved values: its saved bytes, its peak, and the ops that the backward computes again.
+
+        The rows are choices of memory budgets, from the least memory to the most, and the default partitioner's choice.
+        """
+        return self._table("budgets")
+
+    @property
     def kernels(self) -> pd.DataFrame:
         """One row per kernel, with its source."""
         return self._table("kernels")
@@ -226,6 +234,11 @@ class Views(Generic[R_co]):
         Lines show the measured curves, if there are any.
         """
         figure: Figure = DRAWING["memory_figure"](self.report())
+        return figure
+
+    def plot_budgets(self) -> Figure:
+        """Draw the memory budgets as a matplotlib figure: saved bytes and peak against the work that is done again."""
+        figure: Figure = DRAWING["budgets_figure"](self.report())
         return figure
 
     def plot_timeline(self) -> Figure:

@@ -17,12 +17,14 @@ they do not know, and use the default of a field that is missing.
     │       ├── steps          the calls of the program, and the epilogue, with the bytes that each reads and writes
     │       ├── compiled       the graphs that the backend compiled
     │       ├── memory         the modelled lifetimes of the storages
+    │       ├── choices        the values that could be saved, and the choice of each memory budget
     │       ├── kernels        the kernels of these graphs
     │       └── guards
     ├── graph_break_rows
     ├── engine_rows            two engines side by side
     ├── timing_rows            added by the caller who measured
     ├── memory_curves          measured memory, added like the timings
+    ├── applied_rows           choices of saved values that were compiled and measured
     └── verification_rows      added by the caller who verified
 
 A field that holds a size in bytes has "bytes" in its name. All times are in nanoseconds. An ``at_ns`` counts from the
@@ -35,6 +37,7 @@ from __future__ import annotations
 from aotlab.errors import UserLine
 from aotlab.report.model.calls import Call, Calls, Frame, FrameCounts, Refusal
 from aotlab.report.model.cells import Cell, CellPart, GraphBreakRow
+from aotlab.report.model.choices import AppliedChoice, BudgetRow, Choices
 from aotlab.report.model.environment import Device, Environment, Switch
 from aotlab.report.model.graphs import (
     AutogradNode,
@@ -86,11 +89,14 @@ __all__ = [
     "SCHEMA_ID",
     "VERSION",
     "Access",
+    "AppliedChoice",
     "AutogradNode",
+    "BudgetRow",
     "Call",
     "Calls",
     "Cell",
     "CellPart",
+    "Choices",
     "Code",
     "CompiledGraph",
     "Counts",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from aotlab.errors import UserLine
 from aotlab.ir.specs import Size
+from aotlab.report.model.choices import Choices
 from aotlab.report.model.memory import Memory
 from aotlab.report.model.steps import Step
 from aotlab.report.model.tensors import Group, Input, Output, Placeholder, Result, Storage, TensorInfo
@@ -375,6 +376,8 @@ class Graph:
     memory
         The memory of a training step with this graph, modelled from its ops; None if the graphs are unknown, or if the
         record was left out because the report was cut.
+    choices
+        The choices of saved values; None if nothing is saved, or if the record was left out because the report was cut.
     """
 
     index: int
@@ -409,3 +412,4 @@ class Graph:
     counts: Counts | None = None
     cut: bool = False
     memory: Memory | None = None
+    choices: Choices | None = None

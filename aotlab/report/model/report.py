@@ -13,6 +13,7 @@ from aotlab.errors import UsageError
 from aotlab.report.codec import ReportFormatError, decode, encode, schema
 from aotlab.report.model.calls import Frame
 from aotlab.report.model.cells import Cell, GraphBreakRow
+from aotlab.report.model.choices import AppliedChoice
 from aotlab.report.model.environment import Environment
 from aotlab.report.model.measured import EngineRow, Summary, TimelineRow, TimeRow, TimingRow, VerificationRow
 from aotlab.report.model.memory import MemoryCurve
@@ -61,6 +62,8 @@ class Report(Views["Report"]):
         The rows of the tables ``graph_breaks``, ``time``, ``timeline``, ``timings``, ``verification`` and ``engines``.
     memory_curves
         The measured memory over time of the engines.
+    applied_rows
+        The choices of saved values that were compiled and measured.
     notes
         Sentences about the report itself: events that could not be recorded, rows that were cut.
     summary
@@ -92,6 +95,7 @@ class Report(Views["Report"]):
     timeline_rows: tuple[TimelineRow, ...] = ()
     timing_rows: tuple[TimingRow, ...] = ()
     memory_curves: tuple[MemoryCurve, ...] = ()
+    applied_rows: tuple[AppliedChoice, ...] = ()
     verification_rows: tuple[VerificationRow, ...] = ()
     engine_rows: tuple[EngineRow, ...] = ()
     notes: tuple[str, ...] = ()

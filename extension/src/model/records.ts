@@ -18,6 +18,38 @@ export const readAccess: Reader<Access> = record(() => ({
   nbytes: maybe(number())
 }));
 
+export type AppliedChoice = {
+  readonly frame: string;
+  readonly graph: number;
+  readonly partitioner: string;
+  readonly budget: number | null;
+  readonly save: ReadonlyArray<string>;
+  readonly recompute: ReadonlyArray<string>;
+  readonly equal: boolean | null;
+  readonly forward_ns: number | null;
+  readonly backward_ns: number | null;
+  readonly before_forward_ns: number | null;
+  readonly before_backward_ns: number | null;
+  readonly curve: MemoryCurve | null;
+  readonly before: MemoryCurve | null;
+};
+
+export const readAppliedChoice: Reader<AppliedChoice> = record(() => ({
+  frame: text(),
+  graph: number(),
+  partitioner: text(),
+  budget: maybe(number()),
+  save: list(text()),
+  recompute: list(text()),
+  equal: maybe(flag()),
+  forward_ns: maybe(number()),
+  backward_ns: maybe(number()),
+  before_forward_ns: maybe(number()),
+  before_backward_ns: maybe(number()),
+  curve: maybe(readMemoryCurve),
+  before: maybe(readMemoryCurve)
+}));
+
 export type AutogradNode = {
   readonly number: number;
   readonly makes: ReadonlyArray<string>;
@@ -28,6 +60,30 @@ export const readAutogradNode: Reader<AutogradNode> = record(() => ({
   number: number(),
   makes: list(text()),
   goes_to: list(text())
+}));
+
+export type BudgetRow = {
+  readonly partitioner: string;
+  readonly budget: number | null;
+  readonly saved: ReadonlyArray<number>;
+  readonly copies: boolean;
+  readonly saved_bytes: number;
+  readonly peak_bytes: number;
+  readonly recomputed: number;
+  readonly cost: number;
+  readonly current: boolean;
+};
+
+export const readBudgetRow: Reader<BudgetRow> = record(() => ({
+  partitioner: text(),
+  budget: maybe(number()),
+  saved: list(number()),
+  copies: flag(),
+  saved_bytes: number(),
+  peak_bytes: number(),
+  recomputed: number(),
+  cost: number(),
+  current: flag()
 }));
 
 export type Call = {
@@ -104,6 +160,62 @@ export const readCellPart: Reader<CellPart> = record(() => ({
   reason: text(),
   compared: text(),
   ways: list(text())
+}));
+
+export type Choices = {
+  readonly names: ReadonlyArray<string>;
+  readonly roles: ReadonlyArray<number>;
+  readonly inputs: ReadonlyArray<ReadonlyArray<number>>;
+  readonly storages: ReadonlyArray<ReadonlyArray<number>>;
+  readonly nbytes: ReadonlyArray<number>;
+  readonly again: ReadonlyArray<number>;
+  readonly bans: ReadonlyArray<number>;
+  readonly fuses: ReadonlyArray<number>;
+  readonly lines: ReadonlyArray<number>;
+  readonly modules: ReadonlyArray<number>;
+  readonly storage_bytes: ReadonlyArray<number>;
+  readonly needed: ReadonlyArray<number>;
+  readonly early: ReadonlyArray<number>;
+  readonly late: ReadonlyArray<number>;
+  readonly outputs: ReadonlyArray<number>;
+  readonly writes: ReadonlyArray<number>;
+  readonly gradients: ReadonlyArray<number>;
+  readonly copies: ReadonlyArray<number>;
+  readonly cloned: ReadonlyArray<number>;
+  readonly cloned_bytes: ReadonlyArray<number>;
+  readonly ban_table: ReadonlyArray<string>;
+  readonly line_table: ReadonlyArray<UserLine>;
+  readonly module_table: ReadonlyArray<string>;
+  readonly traffic: number;
+  readonly rows: ReadonlyArray<BudgetRow>;
+};
+
+export const readChoices: Reader<Choices> = record(() => ({
+  names: list(text()),
+  roles: list(number()),
+  inputs: list(list(number())),
+  storages: list(list(number())),
+  nbytes: list(number()),
+  again: list(number()),
+  bans: list(number()),
+  fuses: list(number()),
+  lines: list(number()),
+  modules: list(number()),
+  storage_bytes: list(number()),
+  needed: list(number()),
+  early: list(number()),
+  late: list(number()),
+  outputs: list(number()),
+  writes: list(number()),
+  gradients: list(number()),
+  copies: list(number()),
+  cloned: list(number()),
+  cloned_bytes: list(number()),
+  ban_table: list(text()),
+  line_table: list(readUserLine),
+  module_table: list(text()),
+  traffic: number(),
+  rows: list(readBudgetRow)
 }));
 
 export type Code = {
@@ -313,6 +425,7 @@ export type Graph = {
   readonly counts: Counts | null;
   readonly cut: boolean;
   readonly memory: Memory | null;
+  readonly choices: Choices | null;
 };
 
 export const readGraph: Reader<Graph> = record(() => ({
@@ -347,7 +460,8 @@ export const readGraph: Reader<Graph> = record(() => ({
   reused: flag(),
   counts: maybe(readCounts),
   cut: flag(),
-  memory: maybe(readMemory)
+  memory: maybe(readMemory),
+  choices: maybe(readChoices)
 }));
 
 export type GraphBreakRow = {
@@ -692,6 +806,7 @@ export type Report = {
   readonly timeline_rows: ReadonlyArray<TimelineRow>;
   readonly timing_rows: ReadonlyArray<TimingRow>;
   readonly memory_curves: ReadonlyArray<MemoryCurve>;
+  readonly applied_rows: ReadonlyArray<AppliedChoice>;
   readonly verification_rows: ReadonlyArray<VerificationRow>;
   readonly engine_rows: ReadonlyArray<EngineRow>;
   readonly notes: ReadonlyArray<string>;
@@ -712,6 +827,7 @@ export const readReport: Reader<Report> = record(() => ({
   timeline_rows: list(readTimelineRow),
   timing_rows: list(readTimingRow),
   memory_curves: list(readMemoryCurve),
+  applied_rows: list(readAppliedChoice),
   verification_rows: list(readVerificationRow),
   engine_rows: list(readEngineRow),
   notes: list(text()),
@@ -992,6 +1108,7 @@ export type TimingRow = {
   readonly ratios: ReadonlyArray<Ratio>;
   readonly again: number;
   readonly incomparable: string;
+  readonly ended: string;
 };
 
 export const readTimingRow: Reader<TimingRow> = record(() => ({
@@ -1007,7 +1124,8 @@ export const readTimingRow: Reader<TimingRow> = record(() => ({
   graph: maybe(number()),
   ratios: list(readRatio),
   again: number(),
-  incomparable: text()
+  incomparable: text(),
+  ended: text()
 }));
 
 export type UserLine = {
