@@ -103,8 +103,6 @@ class CapturedGraph:
         Whether each entry is compared with eager before it is used.
     cell_file
         The file name of the cell's code.
-    progress
-        Called with progress messages.
     before
         Called with the number of a new entry before the entry is compared with eager.
 
@@ -133,7 +131,6 @@ class CapturedGraph:
         device: torch.device | None,
         verify: bool,
         cell_file: str,
-        progress: Callable[[str], None],
         before: Callable[[int], None],
     ) -> None:
         self.name = name
@@ -152,7 +149,6 @@ class CapturedGraph:
         self._device = device
         self._cell_file = cell_file
         self._inputs: tuple[Any, ...] = ()
-        self._progress = progress
         self._before = before
         self._written: dict[int, list[tuple[str, weakref.ref[Tensor]]]] = {}
         self._argument_names: dict[int, dict[str, str]] = {}
@@ -319,7 +315,6 @@ class CapturedGraph:
             return elsewhere
         if not self._verify:
             return None
-        self._progress(f"{self.name}: comparing with eager")
         self._before(entry.number)
         missed: list[bool] = []
         exact = self._backend.name == "eager"
@@ -340,6 +335,7 @@ class CapturedGraph:
 
             return call
 
+        events.emit(events.Begun(kind="verification", subject=self.name))
         began = time.perf_counter_ns()
         try:
             verification = compare(

@@ -39,7 +39,7 @@ ends a measurement. While one measurement waits or runs, requests for another ar
 *Pushes.* To push a report is to send it to its viewers because it has changed. A call of `changed` is cheap, because it
 only marks the report. All marked reports are pushed when the running cell ends. If the cell runs for long, a timer
 thread pushes them as well, a quarter of a second after the first call of `changed`. If pushes are slow, the timer waits
-longer, so that pushes take at most a tenth of the time.
+longer, so that pushes take at most one percent of the time.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ MOST_REPORTS = 64
 _MOST_VIEWERS = 16
 
 #: The shortest time, in seconds, between two pushes (sent reports) while a report keeps changing.
-_INTERVAL = 0.25
+INTERVAL = 0.25
 
-#: The share of the time that pushes may take: after a push of 100 ms, the next one waits for at least 900 ms.
-_SHARE = 0.1
+#: The share of the time that pushes may take: after a push of 100 ms, the next one waits for at least 9.9 s.
+SHARE = 0.01
 
 Message = dict[str, object]
 #: A function that sends one message to one page.
@@ -337,7 +337,7 @@ class _Pushes:
         with self._lock:
             self._marked[identifier] = None
             if self._timer is None:
-                wait = max(_INTERVAL, self._not_before - time.monotonic())
+                wait = max(INTERVAL, self._not_before - time.monotonic())
                 self._timer = threading.Timer(wait, self.flush)
                 self._timer.daemon = True
                 self._timer.start()
@@ -356,7 +356,7 @@ class _Pushes:
                 _push(identifier)
             end = time.monotonic()
             with self._lock:
-                self._not_before = end + (end - begin) * (1 / _SHARE - 1)
+                self._not_before = end + (end - begin) * (1 / SHARE - 1)
 
 
 _pushes = _Pushes()

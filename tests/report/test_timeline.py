@@ -25,7 +25,7 @@ def test_activities_are_nested() -> None:
     spent.add("trace", 150, 20, entry=3)
     spent.add("between", 170, 55, entry=3)
     spent.add("compiled", 180, 75, entry=3)
-    rows = [(row.stage, row.start_ns, row.duration_ns, row.own_ns, row.depth) for row in spent.timeline(())]
+    rows = [(row.stage, row.start_ns, row.duration_ns, row.own_ns, row.depth) for row in spent.timeline({})]
     assert rows == [
         ("compiled", 5, 75, 15, 0),
         ("capture", 10, 10, 10, 1),

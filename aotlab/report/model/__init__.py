@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from aotlab.errors import UserLine
 from aotlab.report.model.calls import Call, Calls, Frame, FrameCounts, Refusal
-from aotlab.report.model.cells import Cell, CellPart, GraphBreakRow
+from aotlab.report.model.cells import Cell, CellPart, GraphBreakRow, Running
 from aotlab.report.model.environment import Device, Environment, Switch
 from aotlab.report.model.graphs import (
     AutogradNode,
@@ -115,6 +115,7 @@ __all__ = [
     "Refusal",
     "Report",
     "Result",
+    "Running",
     "Saved",
     "Span",
     "Stage",
