@@ -132,23 +132,29 @@ class GraphStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelStarted(Event):
-    """The backend wants the kernel ``name`` of entry ``entry``, and begins to compile it, or to load it."""
+    """The kernel ``name`` of entry ``entry`` is wanted. Inductor begins to compile it, or to load it.
+
+    ``engine`` is ``"upstream"`` for the kernels of the stock `torch.compile` with which the entry is compared.
+    """
 
     entry: int
     name: str
+    engine: str = "aotlab"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelFinished(Event):
     """The kernel ``name`` of entry ``entry`` is ready. ``cached`` says that it was compiled before, and only loaded.
 
-    Any thread may emit this event, also after the stage ``compile`` was interrupted.
+    Any thread may emit this event, also after the stage ``compile`` was interrupted. ``engine`` is as in
+    `KernelStarted`.
     """
 
     entry: int
     name: str
     duration_ns: int
     cached: bool
+    engine: str = "aotlab"
 
 
 #: Kinds of work outside of the pipeline's stages. ``"header"``: Inductor prepares the header of its C++ kernels.

@@ -124,7 +124,7 @@ class InductorBackend(Backend):
             torch.no_grad(),
             internals.disable_autocast(),
             internals.tracing_context(request.fake_mode),
-            _kernels_announced(request.graph_id),
+            kernels_announced(request.graph_id),
         ):
             if request.kind == "forward" and not exact:  # with several segments, `prepare` has not done this
                 internals.inductor_replace_random(module, request.fake_mode)
@@ -160,8 +160,8 @@ class InductorBackend(Backend):
         return () if source is None else kernels_in(source, origins.get("cppCodeToPost", {}))
 
 
-def _kernels_announced(entry: int) -> AbstractContextManager[None]:
-    """Emit events about the kernels of the entry with the number ``entry`` that Inductor compiles in a block."""
+def kernels_announced(entry: int, engine: str = "aotlab") -> AbstractContextManager[None]:
+    """Emit events about the kernels that Inductor compiles in a block, for the entry with the number ``entry``."""
 
     def report(what: internals.KernelEvent, name: str, duration_ns: int) -> None:
         if what == "header begins":
@@ -169,10 +169,10 @@ def _kernels_announced(entry: int) -> AbstractContextManager[None]:
         elif what == "header":
             events.emit(events.Spent(kind="header", duration_ns=duration_ns))
         elif what == "kernel begins":
-            events.emit(events.KernelStarted(entry=entry, name=name))
+            events.emit(events.KernelStarted(entry=entry, name=name, engine=engine))
         else:
-            cached = what == "cached kernel"
-            events.emit(events.KernelFinished(entry=entry, name=name, duration_ns=duration_ns, cached=cached))
+            spent, cached = {"duration_ns": duration_ns}, what == "cached kernel"
+            events.emit(events.KernelFinished(entry=entry, name=name, cached=cached, engine=engine, **spent))
 
     return internals.kernels_reported(report) if events.listening() else nullcontext()
 

@@ -139,8 +139,7 @@ class CellReporter:
             error=run.error,
             error_line=run.error_line,
             stopped=run.stopped,
-            # Until the cell ends, it is unknown how the other lines run.
-            parts=tuple([part for part in cell_parts(state, frames) if running is None or part.how == "compiled"]),
+            parts=tuple(cell_parts(state, frames)) if running is None else (),  # unknown until the cell ends
             mutated_outside=outside,
             groups=groups,
         )

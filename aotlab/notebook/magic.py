@@ -328,11 +328,12 @@ class Magic:
         __tracebackhide__ = "__ipython_bottom__"
         shell = self._shell
         result: list[Any] = []
+        regions = cell.regions
         for number, statement in enumerate(cell.code.statements):
             lines = CellPart(first_line=statement.lineno, last_line=statement.end_lineno or statement.lineno, how="")
             run.begins(lines.last_line)
             cell.recording.progress.runs(lines.lines)
-            code = linked(self._compiled(cell, number), cell.regions, show=_show, result=result.append)
+            code = linked(self._compiled(cell, number), regions, show=_show, result=result.append)
             if code.co_flags & inspect.CO_COROUTINE:
                 await eval(code, shell.user_global_ns, shell.user_ns)
             else:

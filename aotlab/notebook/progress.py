@@ -22,13 +22,15 @@ _PLACES = {
     "verification": "in the comparison with eager",
     "timing": "in the measurement",
 }
-_BACKENDS = {"inductor": "Inductor", "eager": "the eager backend"}
+_BACKENDS = {"inductor": "Inductor", "eager": "The eager backend"}
 _TEXTS = {
     "dynamo": "Dynamo captures {}",
-    "upstream": "stock torch.compile compiles {}",
+    "upstream": "Stock torch.compile compiles {}",
     "verification": "{} is compared with eager",
     "header": "Inductor prepares the header of its C++ kernels",
 }
+#: The activities in which kernels are compiled, with words about the kernels.
+_WITH_KERNELS = {"compile": "", "verification": " and stock torch.compile"}
 
 
 class _Activity(NamedTuple):
@@ -54,7 +56,7 @@ class Progress:
 
     def _clear(self, began_ns: int) -> None:
         self._subject, self._stopped = "the cell", ""
-        self._rest = _Activity("", "the cell begins", began_ns)
+        self._rest = _Activity("", "The cell begins", began_ns)
         # The activities that have begun and have not ended. The last one is inside of the others.
         self._activities: dict[str, _Activity] = {}
         self._compiling: dict[int, tuple[str, str]] = {}  # the names of function and backend, by the entry's number
@@ -76,7 +78,7 @@ class Progress:
         if subject != self._subject:
             with self._lock:
                 self._subject = subject
-                self._rest = _Activity("", f"the cell runs {subject}", time.perf_counter_ns())
+                self._rest = _Activity("", f"The cell runs {subject}", time.perf_counter_ns())
                 self.version += 1
 
     def measures(self, text: str) -> None:
@@ -92,14 +94,19 @@ class Progress:
             match event:
                 case events.Spent(kind=kind) if not outer or kind in outer:
                     self._ends(kind)
+                case events.KernelStarted():
+                    self._kernels += 1
+                case events.KernelFinished():
+                    self._done += 1
                 case _ if outer:  # stock torch.compile compiles, perhaps for a comparison
                     return
                 case events.Begun():
+                    self._kernels = self._done = 0
                     self._does(event.kind, _TEXTS[event.kind].format(event.subject or self._subject))
                 case events.CompileStarted():
                     self._compiling[event.entry] = event.function, _BACKENDS.get(event.backend, event.backend)
                     self._does("trace", f"aotlab traces {event.function}")
-                case events.StageFinished(stage="trace"):
+                case events.StageFinished(stage="trace") if event.entry in self._compiling:
                     self._ends("trace")
                     self._does("partition", f"aotlab divides the graph of {self._compiling[event.entry][0]}")
                 case events.GraphStarted() if event.entry in self._compiling:
@@ -107,10 +114,6 @@ class Progress:
                     self._ends("partition")
                     self._kernels = self._done = 0
                     self._does("compile", f"{backend} compiles the {event.graph} graph of {function}")
-                case events.KernelStarted():
-                    self._kernels += 1
-                case events.KernelFinished():
-                    self._done += 1
                 case events.CompileFinished() | events.CompileFailed() | events.BackwardCompiled():
                     for stage in ("trace", "partition", "compile"):
                         self._ends(stage)
@@ -142,10 +145,10 @@ class Progress:
             began_ns, now = self._began_ns, self._now()
             if began_ns is None:
                 return None
-            compiles = now.kind == "compile" and self._kernels > 0
-            kernels = f": {self._done} of {amount(self._kernels, 'kernel')} done" if compiles else ""
+            compiles = now.kind in _WITH_KERNELS and self._kernels > 0
+            kernels = f"{_WITH_KERNELS.get(now.kind, '')}: {self._done} of {amount(self._kernels, 'kernel')} done"
             return Running(
-                text=now.text + kernels,
+                text=now.text + kernels * compiles,
                 kind=now.kind,
                 since_ns=now.since_ns - began_ns,
                 elapsed_ns=time.perf_counter_ns() - began_ns,

@@ -6,7 +6,7 @@ import contextvars
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -78,11 +78,10 @@ class Shown:
             wait = max(INTERVAL, (time.perf_counter() - began) * (1 / SHARE - 1))
 
     def _show_running(self, cell: RunningCell, ended: threading.Event) -> None:
-        report = cell.running_report()
-        data = None if report is None else running_bundle(report)
-        with self._lock:
-            if data is not None and not ended.is_set():
-                self._publish(data)
+        with suppress(Exception), self._lock:  # an error in the display must not become an error of the user's cell
+            report = cell.running_report()
+            if report is not None and not ended.is_set():
+                self._publish(running_bundle(report))
 
     def report(self, report: Report) -> None:
         """Show ``report`` in place of what the cell did, or of an earlier report.

@@ -200,7 +200,7 @@ class Recording(Views[Report]):
                     self._called(event)
                 else:
                     name = f"{event.name} (from a cache)" if event.cached else event.name
-                    self._spent.add_kernel(name, event.at_ns, event.duration_ns, event.entry)
+                    self._spent.add_kernel(name, event.at_ns, event.duration_ns, event.entry, event.engine)
             return
         try:
             # Take the snapshot before taking the lock, because converting graphs takes time. The snapshot needs no

@@ -51,7 +51,7 @@ KINDS = {
 class _Interval(NamedTuple):
     """An activity of one thread. ``entry`` is the compiled entry that it belongs to; None if it belongs to no entry.
 
-    ``name`` is the name of a kernel, and empty for all other activities.
+    ``name`` is the name of a kernel, and empty for all other activities. ``engine`` is the engine that needs it.
     """
 
     begin_ns: int
@@ -60,6 +60,7 @@ class _Interval(NamedTuple):
     entry: int | None
     thread: int
     name: str = ""
+    engine: str = "aotlab"
 
 
 class Spent:
@@ -112,11 +113,11 @@ class Spent:
             captured = 0
         self._ended.append((outer, end_ns, captured + (max(own_ns, 0) if kind == "dynamo" else 0)))
 
-    def add_kernel(self, name: str, end_ns: int, duration_ns: int, entry: int) -> None:
+    def add_kernel(self, name: str, end_ns: int, duration_ns: int, entry: int, engine: str = "aotlab") -> None:
         """Add the compilation of a kernel to the time line. Its time is a part of the time of the stage."""
         begin_ns = max(end_ns - duration_ns, self._begin_ns)
         if len(self._kernels) < _SHOWN:
-            self._kernels.append(_Interval(begin_ns, end_ns, KERNEL, entry, 0, name))
+            self._kernels.append(_Interval(begin_ns, end_ns, KERNEL, entry, 0, name, engine))
 
     def _left(self, end_ns: int) -> int:
         return max(end_ns - self._begin_ns - sum(spent_ns for spent_ns, _ in self._sums.values()), 0)
@@ -172,7 +173,7 @@ class Spent:
             own_ns=own_ns,
             thread=thread,
             depth=depth,
-            engine="upstream" if interval.kind == "upstream" else "aotlab",
+            engine="upstream" if interval.kind == "upstream" else interval.engine,
         )
 
 

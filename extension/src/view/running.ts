@@ -34,7 +34,7 @@ function clock(running: Running, live: boolean, ofActivity: boolean): HTMLElemen
 
 /** The present activity as a sentence, with the seconds of the whole run, for the head of the page. */
 export function runningWords(running: Running, live: boolean): HTMLElement {
-  return h('span', { class: 'al-now' }, sentence(running.text), ' · ', clock(running, live, false));
+  return h('span', { class: 'al-now' }, running.text, ' · ', clock(running, live, false));
 }
 
 function sentence(text: string): string {
@@ -82,7 +82,7 @@ function presentRow(running: Running, live: boolean): HTMLElement {
   return h(
     'tr',
     { 'data-name': 'now', class: 'al-present' },
-    h('td', {}, h('span', { class: 'al-symbol' }, '◌'), ` ${sentence(running.text)}`),
+    h('td', {}, h('span', { class: 'al-symbol' }, '◌'), ` ${running.text}`),
     h('td', {}, bar),
     h('td', { class: 'al-number' }, clock(running, live, true))
   );
