@@ -34,6 +34,22 @@ def test_activities_are_nested() -> None:
     ]
 
 
+def test_kernels_that_overlap_are_in_separate_rows() -> None:
+    """Kernels that compile at the same time have different threads; the stage that waits for them is in thread 0."""
+    spent = Spent(0)
+    spent.add_kernel("first", 30, 20, entry=3)
+    spent.add_kernel("second", 25, 10, entry=3)
+    spent.add_kernel("third", 40, 10, entry=3, engine="upstream")
+    spent.add("compile", 50, 45, entry=3)
+    rows = [(row.phase, row.start_ns, row.thread, row.depth, row.engine) for row in spent.timeline({3: ("f", 0)})]
+    assert rows == [
+        ("compilation by the backend", 5, 0, 0, "aotlab"),
+        ("first", 10, 1, 0, "aotlab"),
+        ("second", 15, 2, 0, "aotlab"),
+        ("third", 30, 1, 0, "upstream"),
+    ]
+
+
 def recorded() -> Report:
     """Record two compilations of one function. The dtype of the second call differs."""
 

@@ -32,9 +32,9 @@ function clock(running: Running, live: boolean, ofActivity: boolean): HTMLElemen
   return time;
 }
 
-/** The present activity as a sentence, with the seconds of the whole run, for the head of the page. */
+/** The seconds of the whole run and the present activity, for the head of the page. */
 export function runningWords(running: Running, live: boolean): HTMLElement {
-  return h('span', { class: 'al-now' }, running.text, ' · ', clock(running, live, false));
+  return h('span', { class: 'al-now', title: running.text }, clock(running, live, false), ` · ${running.text}`);
 }
 
 function sentence(text: string): string {
@@ -58,8 +58,8 @@ export function runningSteps({ running }: Report, source: ISource): HTMLElement 
       h('tbody', {}, ...running.steps.map(stepRow), presentRow(running, source.live))
     )
   );
-  // The newest step is the last one.
-  requestAnimationFrame(() => {
+  // The newest step is the last one. The caller adds the list to the page at once.
+  queueMicrotask(() => {
     list.scrollTop = list.scrollHeight;
   });
   return list;
@@ -88,16 +88,33 @@ function presentRow(running: Running, live: boolean): HTMLElement {
   );
 }
 
-/** Keep the seconds inside of `root` up to date, until the result is disposed. */
-export function ticking(root: HTMLElement, source: ISource): IDisposable {
-  const timer = setInterval(() => {
-    const running = source.reading.report?.running ?? null;
-    if (running === null || !source.live) {
-      return;
+/** Keeps the seconds inside of an element up to date while a cell runs and its kernel answers. */
+export class Clock implements IDisposable {
+  private timer: ReturnType<typeof setInterval> | undefined;
+
+  constructor(
+    private readonly root: HTMLElement,
+    private readonly source: ISource
+  ) {}
+
+  /** Start or stop, as the present state of the source requires. */
+  follow(): void {
+    this.dispose();
+    if (this.source.live && this.source.reading.report?.running) {
+      this.timer = setInterval(() => this.tick(), TICK_MS);
     }
-    for (const each of root.querySelectorAll<HTMLElement>('.al-clock')) {
-      each.textContent = clock(running, true, each.dataset['of'] === 'activity').textContent;
+  }
+
+  dispose(): void {
+    clearInterval(this.timer);
+  }
+
+  private tick(): void {
+    const running = this.source.reading.report?.running ?? null;
+    if (running !== null) {
+      for (const each of this.root.querySelectorAll<HTMLElement>('.al-clock')) {
+        each.textContent = clock(running, true, each.dataset['of'] === 'activity').textContent;
+      }
     }
-  }, TICK_MS);
-  return { dispose: () => clearInterval(timer) };
+  }
 }

@@ -13,7 +13,7 @@ import { h, uniqueId } from './dom';
 import { foldButton, isFolded, setFolded } from './folded';
 import { graphFacts } from './graph';
 import { environmentText } from './overview';
-import { runningSteps, runningWords, ticking } from './running';
+import { Clock, runningSteps, runningWords } from './running';
 import { Selection } from './selection';
 import type { ITarget } from './selection';
 import type { ITableState } from './table';
@@ -61,7 +61,7 @@ class View implements IDisposable {
   private readonly selection: Selection;
   private readonly tables = new Map<string, ITableState>();
   private readonly unsubscribe: () => void;
-  private readonly clock: IDisposable;
+  private readonly clock: Clock;
   private tab = 'overview';
   private scope = ALL;
   private drawnReport: Report | null = null;
@@ -83,7 +83,7 @@ class View implements IDisposable {
     });
     this.root.addEventListener('keydown', this.onKey);
     this.unsubscribe = source.onChange(() => this.onChange());
-    this.clock = ticking(this.root, source);
+    this.clock = new Clock(this.root, source);
     this.draw();
   }
 
@@ -162,6 +162,7 @@ class View implements IDisposable {
   private draw(): void {
     const { reading, live } = this.source;
     this.lastState = { reading, live };
+    this.clock.follow();
     const focused = this.focusedKey();
     const { report } = reading;
     const scroll = this.panel()?.scrollTop ?? 0;
