@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import types
@@ -180,9 +181,17 @@ class CompiledCell(Views[Report]):
         with self._lock:
             return replace(self._reporter.report(self._timings), memory_curves=self._curves)
 
-    def measure(self, progress: Callable[[str], None]) -> Report:
-        """Time the cell's graphs beside eager now, measure their memory, and return the report with the results."""
-        frames = {graph.entry: graph.index for frame in self.report().frames for graph in frame.graphs}
+    def measure(self, progress: Callable[[str], None], stock_seconds: float = math.inf) -> Report:
+        """Time the cell's graphs beside eager now, measure their memory, and return the report with the results.
+
+        If stock ``torch.compile`` would probably compile for longer than ``stock_seconds``, it is not timed.
+        """
+        graphs = [graph for frame in self.report().frames for graph in frame.graphs]
+        frames = {graph.entry: graph.index for graph in graphs}
+        backend_s = {
+            graph.entry: sum(stage.duration_ns or 0 for stage in graph.stages if stage.name == "compile") / 1e9
+            for graph in graphs
+        }
         upstream = self.options.engine == "upstream"
         every = [
             timing.Captured(
@@ -194,6 +203,7 @@ class CompiledCell(Views[Report]):
                 whole=each.whole,
                 graphs=frames,
                 stock=None if upstream else each.stock or STOCK[self.options.backend],
+                backend_s=sum(backend_s.get(entry.number, 0.0) for entry in each.compiled.entries),
             )
             for each in self._state.captured_graphs()
             if each.compiled.entries
@@ -204,7 +214,7 @@ class CompiledCell(Views[Report]):
             )
         began = time.perf_counter_ns()
         curves: list[MemoryCurve] = []
-        rows = timing.measure(every, progress, note=self.note, curve=curves.append)
+        rows = timing.measure(every, progress, stock_seconds=stock_seconds, note=self.note, curve=curves.append)
         self.recording.hear(events.Spent(kind="timing", duration_ns=time.perf_counter_ns() - began))
         with self._lock:
             self._timings, self._curves = rows, tuple(curves)

@@ -37,6 +37,7 @@ from aotlab.notebook.cell import linked, take_apart
 from aotlab.notebook.cell_state import RunState
 from aotlab.notebook.compiled_cell import CompiledCell
 from aotlab.notebook.functions import compiled_function
+from aotlab.notebook.measure import STOCK_SECONDS
 from aotlab.notebook.moving import move, used
 from aotlab.notebook.options import Options
 from aotlab.notebook.session import Session
@@ -383,7 +384,7 @@ class Magic:
 
     def _time(self, cell: CompiledCell) -> None:
         try:
-            cell.measure(cell.recording.progress.measures)
+            cell.measure(cell.recording.progress.measures, STOCK_SECONDS)
         except Exception as error:  # noqa: BLE001  # the cell itself has succeeded, so the report only notes this
             cell.note(f"not timed: {error}")
 

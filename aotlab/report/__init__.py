@@ -49,6 +49,13 @@ def _memory_figure(report: Report) -> object:
     return memory_figure(report)
 
 
+def _graph_figure(report: Report) -> object:
+    """Draw the largest graph; see `aotlab.report.graph_figure.graph_figure`."""
+    from aotlab.report.graph_figure import graph_figure
+
+    return graph_figure(report)
+
+
 def _timeline_figure(report: Report) -> object:
     """Draw the time line; see `_figure`."""
     from aotlab.report.timeline_figure import timeline_figure
@@ -56,7 +63,12 @@ def _timeline_figure(report: Report) -> object:
     return timeline_figure(report)
 
 
-DRAWING.update(figure=_figure, memory_figure=_memory_figure, timeline_figure=_timeline_figure)
+DRAWING.update(
+    figure=_figure,
+    graph_figure=_graph_figure,
+    memory_figure=_memory_figure,
+    timeline_figure=_timeline_figure,
+)
 DRAWING.update(export=export, exported=exported_html)
 DRAWING.update(verdict=verdict, page=page, plain=plain, bundle=bundle, table=table, describe=describe, record=record)
 DRAWING.update(perfetto=write_perfetto)

@@ -374,6 +374,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "device": (_TEXT, "the device that ran the calls"),
         "noise": (_TEXT, "the reason why the ratios may be noise, or empty"),
         "incomparable": (_TEXT, "the reason why there are no ratios, or empty"),
+        "ended": (_TEXT, "the number of rounds, and why there were no more"),
         "median_ns": (_COUNT, "time of one call in ns: median over the rounds"),
         "min_ns": (_COUNT, "time of one call in ns: the fastest round"),
         "p10_ns": (_COUNT, "time of one call in ns: a tenth of the rounds are faster"),

@@ -210,6 +210,11 @@ class Views(Generic[R_co]):
         figure: Figure = DRAWING["figure"](self.report())
         return figure
 
+    def plot_graph(self) -> Figure:
+        """Draw the largest graph as a matplotlib figure: its modules, forward and backward, and the saved bytes."""
+        figure: Figure = DRAWING["graph_figure"](self.report())
+        return figure
+
     def plot_memory(self) -> Figure:
         """Draw the memory over time as a matplotlib figure, stacked by kind, with one panel per graph.
 

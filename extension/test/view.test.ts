@@ -737,7 +737,7 @@ test('timings stand beside eager, with the ratios, and what is noise says so fir
     ['eager', '2.00 µs', ''],
     ['aotlab', '1.00 µs', 'noise: 0.50× eager (0.25–1.50)0.75× torch.compile (0.70–0.80)']
   ]);
-  assert.equal(text('table[data-table=timings] small'), '9 repeats, 1% noise');
+  assert.equal(text('table[data-table=timings] small'), '9 calls in 9 rounds, 1% noise');
   assert.equal(text('table[data-table=timings] [data-noise]'), 'Too close to call: it changed.');
 });
 

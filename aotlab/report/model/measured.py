@@ -133,6 +133,9 @@ class TimingRow:
         if there was no second measurement.
     incomparable
         Why the row has no ratios although other engines were timed too, in a few words; empty if it has ratios.
+    ended
+        The number of rounds and the reason why there were no more: ``"24 rounds, until the ratios varied by at most
+        2%"``. Empty if it is not known.
     """
 
     engine: str
@@ -148,6 +151,7 @@ class TimingRow:
     ratios: tuple[Ratio, ...] = ()
     again: float = 0.0
     incomparable: str = ""
+    ended: str = ""
 
     @property
     def comparisons(self) -> list[str]:

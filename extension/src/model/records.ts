@@ -980,6 +980,7 @@ export type TimingRow = {
   readonly ratios: ReadonlyArray<Ratio>;
   readonly again: number;
   readonly incomparable: string;
+  readonly ended: string;
 };
 
 export const readTimingRow: Reader<TimingRow> = record(() => ({
@@ -995,7 +996,8 @@ export const readTimingRow: Reader<TimingRow> = record(() => ({
   graph: maybe(number()),
   ratios: list(readRatio),
   again: number(),
-  incomparable: text()
+  incomparable: text(),
+  ended: text()
 }));
 
 export type UserLine = {
