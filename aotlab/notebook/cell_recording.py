@@ -36,7 +36,7 @@ class CellRecording(Recording):
     inside
         Whether compiled code of the cell is running now, or being compiled.
     progress
-        What the cell does now, if it runs.
+        The present activity of the cell, if it runs.
     """
 
     def __init__(self, name: str | None = None, file: str = "") -> None:

@@ -92,7 +92,7 @@ class CellReporter:
         )
 
     def running(self) -> Report | None:
-        """Return a small report that says what the cell does now, without its graphs; None if it does not run."""
+        """Return a small report with the present activity of the cell, without its graphs; None if it does not run."""
         state = self._state
         cell = Cell(source=state.source, identifier=state.run.cell_id, execution_count=state.run.execution_count)
         report = state.recording.head()

@@ -153,7 +153,7 @@ class CompiledCell(Views[Report]):
         return self.recording.progress.version
 
     def running_report(self) -> Report | None:
-        """Return a small report that says what the cell does now; None if it does not run."""
+        """Return a small report with the present activity of the cell; None if it does not run."""
         return self._reporter.running()
 
     def show_in(self, shown: Shown) -> None:

@@ -1,4 +1,4 @@
-"""Say what a running cell does now, in words, from the engine's events."""
+"""Describe the present activity of a running cell in words, from the engine's events."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _BACKENDS = {"inductor": "Inductor", "eager": "The eager backend"}
 _TEXTS = {
     "dynamo": "Dynamo captures {}",
     "upstream": "Stock torch.compile compiles {}",
-    "verification": "{} is compared with eager",
+    "verification": "The results of {} are compared with eager",
     "header": "Inductor prepares the header of its C++ kernels",
 }
 #: The activities in which kernels are compiled, with words about the kernels.
-_WITH_KERNELS = {"compile": "", "verification": " and stock torch.compile"}
+_WITH_KERNELS = {"compile": "", "verification": " (stock torch.compile sets the tolerance)"}
 
 
 class _Activity(NamedTuple):
@@ -140,7 +140,7 @@ class Progress:
             return f"after {took}, {place}" if place else f"after {took}"
 
     def running(self, steps: tuple[TimelineRow, ...]) -> Running | None:
-        """Return what the cell does now; None if it does not run. ``steps`` are the activities that have ended."""
+        """Return the present activity; None if the cell does not run. ``steps`` are the activities that have ended."""
         with self._lock:
             began_ns, now = self._began_ns, self._now()
             if began_ns is None:

@@ -1,4 +1,4 @@
-"""Show the report in a cell's output: what the cell does while it runs, then the report in the same place."""
+"""Show a cell's activity in its output while it runs, and then the report in the same place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aotlab.report.mime import bundle, running_bundle
 
 
 class RunningCell(Protocol):
-    """A cell that can say what it does now. Any thread may ask it."""
+    """A cell that can describe its present activity. Any thread may ask it."""
 
     @property
     def version(self) -> int:
@@ -29,7 +29,7 @@ class RunningCell(Protocol):
 class Shown:
     """The display of one cell's report.
 
-    In a notebook the display appears when the cell starts, and shows what the cell does. It is updated at most four
+    In a notebook the display appears when the cell starts, and shows the cell's activity. It is updated at most four
     times a second, and the updates take at most one percent of the time. At the end it shows the report. If a display
     cannot be updated (in a terminal, or under ``%%capture``), only the report is shown.
 
@@ -52,7 +52,7 @@ class Shown:
 
     @contextmanager
     def following(self, cell: RunningCell) -> Iterator[None]:
-        """Show at once what ``cell`` does, and follow it during a block, in which the cell runs."""
+        """Show the activity of ``cell`` at once, and follow it during a block, in which the cell runs."""
         if not self._replaceable:
             yield
             return
@@ -84,7 +84,7 @@ class Shown:
                 self._publish(running_bundle(report))
 
     def report(self, report: Report) -> None:
-        """Show ``report`` in place of what the cell did, or of an earlier report.
+        """Show ``report`` in place of the activity, or of an earlier report.
 
         If displays cannot be replaced, only the first report is shown.
         """

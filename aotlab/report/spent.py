@@ -170,7 +170,7 @@ class Spent:
             stage=interval.kind,
             start_ns=interval.begin_ns - self._begin_ns,
             duration_ns=interval.end_ns - interval.begin_ns,
-            own_ns=own_ns,
+            own_ns=0 if interval.kind == KERNEL else own_ns,
             thread=thread,
             depth=depth,
             engine="upstream" if interval.kind == "upstream" else interval.engine,

@@ -1,4 +1,4 @@
-"""The page of a cell that runs: there at once, with the seconds, the steps and the tables, and replaced by the report."""
+"""The page of a cell that runs: it is there at once, with seconds, steps and tables. Then it shows the report."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_running_cell(lab: Lab, extension: None) -> None:
     # The tables of the graph come while the graph is compared.
     page.locator("[role=tab][data-tab=outputs]:not(.al-empty)").wait_for()
     assert page.get_attribute("data-state") == "running"
-    assert re.fullmatch(r"◌ \d+ s · .* is compared with eager", page.locator(".al-status").inner_text())
+    assert re.fullmatch(r"◌ \d+ s · .* are compared with eager", page.locator(".al-status").inner_text())
     assert "1 not yet compared with eager" in page.locator(".al-sentence").inner_text()
     assert [row["name"] for row in next(iter(tables(page, "outputs").values()))] == ["out[0]"]
     first = page.locator(".al-clock").first
@@ -80,7 +80,7 @@ def test_an_interrupt_while_the_page_shows_the_cell(lab: Lab, extension: None) -
     lab.run_cell(0)
     lab.start_cell(1)
     page = lab.cell(1).locator(DRAWN)
-    page.locator(".al-now", has_text="is compared with eager").wait_for()
+    page.locator(".al-now", has_text="are compared with eager").wait_for()
     lab.interrupt()
     lab.wait_until_done()
     page.locator(".al-sentence", has_text="in the comparison with eager").wait_for()

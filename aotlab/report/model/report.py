@@ -54,7 +54,7 @@ class Report(Views["Report"]):
     cell
         The notebook cell; None if the report is not about a cell.
     running
-        What the cell does now; None if it does not run.
+        The present activity of the cell; None if it does not run.
     environment
         The versions, the devices and the settings.
     frames
