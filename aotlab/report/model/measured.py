@@ -19,8 +19,8 @@ class TimeRow:
     kind
         The name of a stage, or ``"dynamo"`` (capture), ``"between"`` (guards, and the time between stages),
         ``"backward"`` (compiled after the forward), ``"header"`` (the header of Inductor's C++ kernels),
-        ``"upstream"`` (compilation by stock `torch.compile`), ``"verification"``, ``"timing"``, ``"recording"`` (the report
-        itself), ``"compiled"`` and ``"eager"`` (calls), or ``"rest"`` (Python and everything else).
+        ``"upstream"`` (compilation by stock `torch.compile`), ``"verification"``, ``"timing"``, ``"recording"`` (the
+        report itself), ``"compiled"`` and ``"eager"`` (calls), or ``"rest"`` (Python and everything else).
     duration_ns
         The time of this work, without the time of other kinds of work inside of it, which have separate rows.
     count
