@@ -91,6 +91,14 @@ class CellReporter:
             ]
         )
 
+    def running(self) -> Report | None:
+        """Return a small report with the present activity of the cell, without its graphs; None if it does not run."""
+        state = self._state
+        cell = Cell(source=state.source, identifier=state.run.cell_id, execution_count=state.run.execution_count)
+        report = state.recording.head()
+        running = state.recording.progress.running(state.recording.ended_activities())
+        return None if running is None else replace(report, cell=cell, running=running)
+
     def report(self, timings: tuple[TimingRow, ...]) -> Report:
         """Return the report of all events so far."""
         state, run = self._state, self._state.run
@@ -120,6 +128,7 @@ class CellReporter:
                 notes[
                     f"{graph.name}: the compiled code raised {graph.failure}, but eager did not. Eager's result is used"
                 ] = None
+        running = state.recording.progress.running(state.recording.ended_activities())
         outside, groups = input_groups(run.outside)
         cell = Cell(
             source=state.source,
@@ -129,11 +138,12 @@ class CellReporter:
             kind="definitions" if state.code.defines_only else "statements",
             error=run.error,
             error_line=run.error_line,
-            parts=tuple(cell_parts(state, frames)),
+            stopped=run.stopped,
+            parts=tuple(cell_parts(state, frames)) if running is None else (),  # unknown until the cell ends
             mutated_outside=outside,
             groups=groups,
         )
-        report = replace(base, frames=frames, cell=cell, timing_rows=timings, notes=tuple(notes))
+        report = replace(base, frames=frames, cell=cell, running=running, timing_rows=timings, notes=tuple(notes))
         report = report.with_verification(rows)
         return replace(
             report, engine_rows=engine_rows(report), timeline_rows=tuple(self._timeline(base, frames, stock))

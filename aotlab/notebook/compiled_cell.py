@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 
 from torch import Tensor
 
@@ -54,11 +55,6 @@ class CompiledCell(Views[Report]):
         The notebook's variables, and the globals that Dynamo adds to them.
     options_text
         The options as the user wrote them.
-
-    Attributes
-    ----------
-    say
-        Called with short progress messages while the cell runs.
     """
 
     def __init__(
@@ -74,7 +70,6 @@ class CompiledCell(Views[Report]):
         self.code = code
         self.file = file
         self.options = options
-        self.say: Callable[[str], None] = lambda _text: None
         self.recording = CellRecording(options.name, file)
         self._state = CellState(
             source=source, code=code, file=file, options=options, options_text=options_text, recording=self.recording
@@ -83,7 +78,7 @@ class CompiledCell(Views[Report]):
         self._namespace = playground.namespace
         # The cell's compiled functions refer to the cell through this callback. So the cell lives, and records events,
         # as long as one of these functions lives.
-        self.compiler = CellCompiler(self._state, playground, lambda text: self.say(text))
+        self.compiler = CellCompiler(self._state, playground)
         self._reporter = CellReporter(self._state)
         self._timings: tuple[TimingRow, ...] = ()
         self._curves: tuple[MemoryCurve, ...] = ()
@@ -92,9 +87,18 @@ class CompiledCell(Views[Report]):
         self.python_code: dict[int, types.CodeType] = {}
         self.shown: Shown | None = None
         self._shown_counts: tuple[int, ...] = ()
-        self.regions: dict[int | str, Callable[..., object]] = {}
-        self.regions |= {each.number: Region(self.compiler, each) for each in code.regions}
-        self.regions |= {name: separately_compiled(self.compiler, name, lines) for name, lines in code.called.items()}
+
+    @cached_property
+    def regions(self) -> Mapping[int | str, Callable[..., object]]:
+        """The compiled regions of the cell by number, and its separately compiled functions by name.
+
+        They are made at the first use, because the first one in a process imports Dynamo, which takes a second or more.
+        """
+        code, compiler = self.code, self.compiler
+        return {
+            **{each.number: Region(compiler, each) for each in code.regions},
+            **{name: separately_compiled(compiler, name, lines) for name, lines in code.called.items()},
+        }
 
     @property
     def identifier(self) -> str:
@@ -130,6 +134,7 @@ class CompiledCell(Views[Report]):
                 yield run
         except BaseException as error:
             run.error, run.error_line = _one_line(error), line_in(error, self.file)
+            run.stopped = self.recording.progress.stopped() if isinstance(error, KeyboardInterrupt) else ""
             raise
         finally:
             self.compiler.forget_names()
@@ -144,14 +149,14 @@ class CompiledCell(Views[Report]):
         """Add a sentence to the report."""
         self._state.run.notes[text] = None
 
-    def tell(self, event: events.Event) -> None:
-        """Show a progress message if ``event`` says that the engine compiles a graph of this cell."""
-        if isinstance(event, events.CompileStarted) and event.function_id in self.recording.numbers:
-            self.say(f"compiling {event.function}")
-        elif (
-            isinstance(event, events.StageFinished) and event.stage == "partition" and self.recording.knows(event.entry)
-        ):
-            self.say(f"compiling with {self.options.backend}")
+    @property
+    def version(self) -> int:
+        """A number that grows when the activity of the running cell changes."""
+        return self.recording.progress.version
+
+    def running_report(self) -> Report | None:
+        """Return a small report with the present activity of the cell; None if it does not run."""
+        return self._reporter.running()
 
     def show_in(self, shown: Shown) -> None:
         """Show the report in the output of the present run."""

@@ -10,7 +10,7 @@ import traceback
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor, fx
 from aotlab import _torch as internals
 from aotlab import events
 from aotlab.backends import Backend
+from aotlab.backends.inductor_backend import kernels_announced
 from aotlab.cache import CompiledFunction, Entry, next_number
 from aotlab.errors import RefusedError
 from aotlab.frontends.dynamo_frontend import GraphTarget, compile_graph, frames_of_stack
@@ -104,8 +105,6 @@ class CapturedGraph:
         Whether each entry is compared with eager before it is used.
     cell_file
         The file name of the cell's code.
-    progress
-        Called with progress messages.
     before
         Called with the number of a new entry before the entry is compared with eager.
 
@@ -134,7 +133,6 @@ class CapturedGraph:
         device: torch.device | None,
         verify: bool,
         cell_file: str,
-        progress: Callable[[str], None],
         before: Callable[[int], None],
     ) -> None:
         self.name = name
@@ -153,7 +151,6 @@ class CapturedGraph:
         self._device = device
         self._cell_file = cell_file
         self._inputs: tuple[Any, ...] = ()
-        self._progress = progress
         self._before = before
         self._written: dict[int, list[tuple[str, weakref.ref[Tensor]]]] = {}
         self._argument_names: dict[int, dict[str, str]] = {}
@@ -340,7 +337,6 @@ class CapturedGraph:
             return elsewhere
         if not (self._verify or always):
             return None
-        self._progress(f"{self.name}: comparing with eager")
         self._before(entry.number)
         missed: list[bool] = []
         exact = self._backend.name == "eager"
@@ -361,16 +357,18 @@ class CapturedGraph:
 
             return call
 
+        events.emit(events.Begun(kind="verification", subject=self.name))
         began = time.perf_counter_ns()
         try:
-            verification = compare(
-                eagerly,
-                args,
-                candidate=by_entry,
-                calls=1,
-                tolerance="exact" if exact else "close",
-                yardstick=None if exact else self.yardstick,
-            )
+            with nullcontext() if exact else kernels_announced(entry.number, "upstream"):
+                verification = compare(
+                    eagerly,
+                    args,
+                    candidate=by_entry,
+                    calls=1,
+                    tolerance="exact" if exact else "close",
+                    yardstick=None if exact else self.yardstick,
+                )
         except Exception as error:  # noqa: BLE001  # an entry whose inputs cannot be copied is used unverified
             self.unverified[entry.number] = f"its inputs cannot be copied: {error}"
             return None

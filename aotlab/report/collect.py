@@ -36,6 +36,7 @@ from aotlab.report.model import (
     Report,
     Stage,
     Switch,
+    TimelineRow,
 )
 from aotlab.report.recompiles import misses
 from aotlab.report.snapshots import Snapshot, backward_snapshot, snapshot
@@ -47,6 +48,10 @@ from aotlab.report.views import Views
 
 #: The number of calls per frame that a report stores one by one; the counters count all calls.
 RECENT_CALLS = 1000
+
+#: The activities that the report of a running cell lists, and how many of them.
+STEPS = ("dynamo", "upstream", "trace", "partition", "header", "compile", "backward", "verification", "timing")
+MOST_STEPS = 100
 
 
 class _CallNote(NamedTuple):
@@ -196,9 +201,15 @@ class Recording(Views[Report]):
 
     def hear(self, event: events.Event) -> None:
         """Record one event; this is the listener that `aotlab.events` calls."""
-        if type(event) is events.Called:
+        if isinstance(event, events.Begun | events.GraphStarted | events.KernelStarted):
+            return
+        if isinstance(event, events.Called | events.KernelFinished):
             with self._lock:
-                self._called(event)
+                if isinstance(event, events.Called):
+                    self._called(event)
+                else:
+                    name = f"{event.name} (from a cache)" if event.cached else event.name
+                    self._spent.add_kernel(name, event.at_ns, event.duration_ns, event.entry, event.engine)
             return
         try:
             # Take the snapshot before taking the lock, because converting graphs takes time. The snapshot needs no
@@ -322,27 +333,45 @@ class Recording(Views[Report]):
 
     def _build(self) -> Report:
         end_ns = self._end_ns if self._end_ns is not None else time.perf_counter_ns()
-        seen: dict[str, int] = {}
         spent = self._spent.rows(end_ns)
         self._join()
-        frames = []
-        for log in self._frames.values():
-            function = RESUMED.sub(r"\1 after line \2", log.function)
-            seen[function] = seen.get(function, 0) + 1
-            name = function if seen[function] == 1 else f"{function} #{seen[function]}"
-            frames.append(self._build_frame(name, function, log))
+        frames = [self._build_frame(*each) for each in self._named_frames()]
+        return replace(
+            self.head(),
+            duration_ns=sum(row.duration_ns for row in spent),
+            frames=tuple(frames),
+            graph_break_rows=tuple(self._breaks),
+            time_rows=spent,
+            timeline_rows=with_moments(self._spent.timeline(self._places()), frames, self._breaks),
+            notes=tuple(self._notes),
+        )
+
+    def head(self) -> Report:
+        """Return a report that has only the name, the identifier, the time and the environment."""
         return Report(
             name=self._name,
             identifier=self.identifier,
             created=self._created,
-            duration_ns=sum(row.duration_ns for row in spent),
             environment=environment(self._config),
-            frames=tuple(frames),
-            graph_break_rows=tuple(self._breaks),
-            time_rows=spent,
-            timeline_rows=with_moments(self._spent.timeline(frames), frames, self._breaks),
-            notes=tuple(self._notes),
         )
+
+    def ended_activities(self) -> tuple[TimelineRow, ...]:
+        """Return the captures, the longer stages and the comparisons that have ended: the latest `MOST_STEPS`."""
+        with self._lock:
+            return tuple([row for row in self._spent.timeline(self._places()) if row.stage in STEPS][-MOST_STEPS:])
+
+    def _named_frames(self) -> Iterator[tuple[str, str, _FrameLog]]:
+        """Yield the name of each frame in the report, the name of its function, and its events."""
+        seen: dict[str, int] = {}
+        for log in self._frames.values():
+            function = RESUMED.sub(r"\1 after line \2", log.function)
+            seen[function] = seen.get(function, 0) + 1
+            yield function if seen[function] == 1 else f"{function} #{seen[function]}", function, log
+
+    def _places(self) -> dict[int, tuple[str, int]]:
+        """Map the numbers of all entries to the keys of their graphs in the report: frame and index."""
+        frames = list(self._named_frames())
+        return {entry: (name, index) for name, _, log in frames for index, entry in enumerate(log.entries)}
 
     def _join(self) -> None:
         """Join the snapshots of each entry, and number the storages for the whole report.

@@ -394,7 +394,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
             "stock torch.compile for the phases that torch logged",
         ),
         "phase": (_TEXT, "the activity, or torch's name for the phase of the compilation"),
-        "stage": (_TEXT, "the kind in the table time to which the phase's own time belongs"),
+        "stage": (_TEXT, "the kind in the table time to which the phase's own time belongs; kernel for a kernel"),
         "start_ns": (
             _COUNT,
             "the begin of the phase, in ns since the recording began; in a report that was read from logs, since the "

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from aotlab.errors import UserLine
 from aotlab.report.model.calls import Call, Calls, Frame, FrameCounts, Refusal
-from aotlab.report.model.cells import Cell, CellPart, GraphBreakRow
+from aotlab.report.model.cells import Cell, CellPart, GraphBreakRow, Running
 from aotlab.report.model.choices import AppliedChoice, BudgetRow, Choices
 from aotlab.report.model.environment import Device, Environment, Switch
 from aotlab.report.model.graphs import (
@@ -124,6 +124,7 @@ __all__ = [
     "Refusal",
     "Report",
     "Result",
+    "Running",
     "Saved",
     "Span",
     "Stage",

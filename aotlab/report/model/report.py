@@ -12,7 +12,7 @@ from typing import TypeVar
 from aotlab.errors import UsageError
 from aotlab.report.codec import ReportFormatError, decode, encode, schema
 from aotlab.report.model.calls import Frame
-from aotlab.report.model.cells import Cell, GraphBreakRow
+from aotlab.report.model.cells import Cell, GraphBreakRow, Running
 from aotlab.report.model.choices import AppliedChoice
 from aotlab.report.model.environment import Environment
 from aotlab.report.model.measured import EngineRow, Summary, TimelineRow, TimeRow, TimingRow, VerificationRow
@@ -54,6 +54,8 @@ class Report(Views["Report"]):
         How long the recording took.
     cell
         The notebook cell; None if the report is not about a cell.
+    running
+        The present activity of the cell; None if it does not run.
     environment
         The versions, the devices and the settings.
     frames
@@ -88,6 +90,7 @@ class Report(Views["Report"]):
     created: str = ""
     duration_ns: int = 0
     cell: Cell | None = None
+    running: Running | None = None
     environment: Environment
     frames: tuple[Frame, ...] = ()
     graph_break_rows: tuple[GraphBreakRow, ...] = ()

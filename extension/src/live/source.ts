@@ -5,7 +5,7 @@
  */
 
 import { readGraph, readNodes, readOutside, readReport, readVerification } from '../model/report';
-import type { Graph, Node, Reading, Report } from '../model/report';
+import type { Graph, Node, Reading, Report, Running } from '../model/report';
 import type { AskedChoice, ISource } from '../source';
 
 /** A message from a kernel about a report. */
@@ -158,6 +158,14 @@ export class ReportSource implements ISource {
     const { reading } = this.state;
     if (reading.report !== null && this.live) {
       this.replace({ reading: { ...reading, report: { ...reading.report, ...change(reading.report) } } });
+    }
+  }
+
+  /** Take over what a running cell does now; the rest of the report stays. */
+  follow(running: Running | null): void {
+    const { reading } = this.state;
+    if (reading.report !== null && reading.report.running !== null && running !== null) {
+      this.replace({ reading: { ...reading, report: { ...reading.report, running } } });
     }
   }
 

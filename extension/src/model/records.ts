@@ -124,6 +124,7 @@ export type Cell = {
   readonly kind: string;
   readonly error: string | null;
   readonly error_line: number | null;
+  readonly stopped: string;
   readonly parts: ReadonlyArray<CellPart>;
   readonly mutated_outside: ReadonlyArray<Input>;
   readonly groups: ReadonlyArray<Group>;
@@ -137,6 +138,7 @@ export const readCell: Reader<Cell> = record(() => ({
   kind: text("statements"),
   error: maybe(text()),
   error_line: maybe(number()),
+  stopped: text(),
   parts: list(readCellPart),
   mutated_outside: list(readInput),
   groups: list(readGroup)
@@ -799,6 +801,7 @@ export type Report = {
   readonly created: string;
   readonly duration_ns: number;
   readonly cell: Cell | null;
+  readonly running: Running | null;
   readonly environment: Environment;
   readonly frames: ReadonlyArray<Frame>;
   readonly graph_break_rows: ReadonlyArray<GraphBreakRow>;
@@ -820,6 +823,7 @@ export const readReport: Reader<Report> = record(() => ({
   created: text(),
   duration_ns: number(),
   cell: maybe(readCell),
+  running: maybe(readRunning),
   environment: readEnvironment,
   frames: list(readFrame),
   graph_break_rows: list(readGraphBreakRow),
@@ -846,6 +850,26 @@ export const readResult: Reader<Result> = record(() => ({
   kind: text(),
   target: text(),
   in_graph: flag()
+}));
+
+export type Running = {
+  readonly text: string;
+  readonly kind: string;
+  readonly since_ns: number;
+  readonly elapsed_ns: number;
+  readonly kernels: number;
+  readonly kernels_done: number;
+  readonly steps: ReadonlyArray<TimelineRow>;
+};
+
+export const readRunning: Reader<Running> = record(() => ({
+  text: text(),
+  kind: text(),
+  since_ns: number(),
+  elapsed_ns: number(),
+  kernels: number(),
+  kernels_done: number(),
+  steps: list(readTimelineRow)
 }));
 
 export type Saved = {

@@ -35,7 +35,7 @@ const LAYERS: readonly (readonly [string, string, readonly string[]])[] = [
     'Inductor',
     ['pre-grad passes', 'joint passes', 'post-grad passes', 'lowering', 'code generation', 'rest of Inductor']
   ],
-  ['kernels', 'compilation of kernels', ['compilation of kernels']],
+  ['kernels', 'compilation of kernels', ['compilation of kernels', 'kernel', 'header']],
   ['autotuning', 'autotuning', ['autotuning']],
   ['caches', 'caches', ['caches']]
 ];
