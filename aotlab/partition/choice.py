@@ -169,7 +169,7 @@ class Chooser(Generic[N]):
         return corners if corners[0].weight < larger.weight else [larger]
 
     def _between(self, larger: Choice[N], smaller: Choice[N]) -> Choice[N] | None:
-        """Return a corner of the curve between two choices; None if there is none."""
+        """Return a corner of the curve between two choices; None if the curve has no corner there."""
         bytes_saved, price = larger.weight - smaller.weight, smaller.time - larger.time
         between = self._solve(bytes_saved, price)
         worth = [each.time * bytes_saved + each.weight * price for each in (larger, between)]

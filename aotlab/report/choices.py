@@ -15,6 +15,9 @@ from aotlab.report.text import in_cell, known_size
 #: The cost of computing a view again. Views are not counted as ops that the backward computes again.
 _VIEW = 1
 
+#: The value of `JointValues.fuses` of a value that is computed inside of the kernels that read it.
+INLINED = 2
+
 
 def graph_choices(
     values: JointValues,
@@ -83,6 +86,8 @@ def _row(values: JointValues, choice: BudgetChoice, partitioner: str, memory_of:
 def _pair(values: JointValues, plan: Plan) -> GraphPair:
     """Return the forward and the backward graph that a plan leads to."""
     nodes = values.nodes
+    tangent_positions = [n for n, node in enumerate(nodes) if _is_tangent(node)]
+    tangents = [nodes[n] for n in tangent_positions]
     outputs = [nodes[n].name if n >= 0 else "" for n in values.outputs]
     fresh = 1 + max((number for node in nodes for number, _ in node.storages), default=0)
     clones: dict[str, NodeRecord] = {}
@@ -92,13 +97,13 @@ def _pair(values: JointValues, plan: Plan) -> GraphPair:
             own = ((fresh + n, node.spec.nbytes),)
             clones[node.name] = replace(node, name=f"{node.name}_clone", op="call_function", storages=own)
     saved = [clones.get(nodes[n].name, nodes[n]) for n in plan.saved]
-    early = _stored(values, plan.early, {*plan.saved, *values.outputs})
-    late = _stored(values, plan.late, set(values.gradients))
+    inputs = [n for n in plan.early if nodes[n].op == "placeholder"]
+    early = _stored(values, plan.early, inputs, {*plan.saved, *values.outputs})
+    late = _stored(values, plan.late, [*plan.saved, *tangent_positions], values.gradients)
     placeholders = [
         replace(each, name=nodes[n].name, op="placeholder", inputs=())
         for n, each in zip(plan.saved, saved, strict=True)
     ]
-    tangents = [node for node in nodes if _is_tangent(node)]
     returned = (*outputs, *[each.name for each in saved])
     gradients = tuple([nodes[n].name if n >= 0 else "" for n in values.gradients])
     return GraphPair(
@@ -128,25 +133,26 @@ def _is_tangent(node: NodeRecord) -> bool:
     return node.op == "placeholder" and "tangents" in node.target
 
 
-def _stored(values: JointValues, order: Sequence[int], returned: Collection[int]) -> list[NodeRecord]:
+def _stored(
+    values: JointValues, order: Sequence[int], given: Collection[int], returned: Collection[int]
+) -> list[NodeRecord]:
     """Return nodes in the order in which they run, without the storages of values that the compiler fuses away.
 
-    ``returned`` are the values that the graph returns. A node that is a copy of a value reads the value.
+    ``given`` are the inputs of the graph, and ``returned`` its results.
     """
     nodes, fuses = values.nodes, values.fuses
-    inlined: set[int] = set()  # storages
+
+    def storages(some: Iterable[int]) -> set[int]:
+        return {number for n in some if n >= 0 for number, _ in nodes[n].storages}
+
+    inlined: set[int] = set()
+    stored, made = storages(returned), storages(given)
     for n in order:
-        if fuses[n] == 2 and nodes[n].op != "placeholder":
-            inlined.update(number for number, _ in nodes[n].storages)
-    stored = {number for n in returned if n >= 0 for number, _ in nodes[n].storages}
-    made: set[int] = set()
-    for n in order:
-        own = {number for number, _ in nodes[n].storages}
-        if fuses[n] != 2 and nodes[n].op != "placeholder":
-            stored |= own - made
+        own = storages([n])
+        (inlined if fuses[n] == INLINED else stored).update(own - made)
         made |= own
         if fuses[n] == 0:
-            stored |= {number for each in values.inputs[n] for number, _ in nodes[each].storages} - own
+            stored |= storages(values.inputs[n]) - own
     gone = inlined - stored
     return [
         replace(nodes[n], storages=tuple([each for each in nodes[n].storages if each[0] not in gone]))

@@ -45,7 +45,7 @@ def test_slider(lab: Lab, extension: None) -> None:
     for position, row in enumerate(budgets.to_dict("records")):
         slider.evaluate(SLIDE, position)
         assert words.evaluate(SHOWN) == [row["saved_bytes"], row["peak_bytes"], row["recomputed_ops"]]
-        # the composition under the curve is that of the peak
+        # the table under the curve lists the storages at the peak
         shown = content.evaluate(
             "panel => [...panel.querySelectorAll('[data-table=memory] tr[data-bytes]')]"
             ".reduce((sum, row) => sum + Number(row.dataset.bytes), 0)"

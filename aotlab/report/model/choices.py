@@ -1,4 +1,4 @@
-"""Records of the choices of saved values: the values of a joint graph, and what each memory budget saves."""
+"""Records of the choices of saved values: the values of a joint graph, and the choice of each memory budget."""
 
 from __future__ import annotations
 

@@ -122,6 +122,7 @@ export class ChoiceModel {
     const { early, late, saved } = plan;
     const clones = saved.filter(node => this.cloned.has(node));
     const tangents = choices.roles.flatMap((role, node) => (role === TANGENT ? [node] : []));
+    const primals = early.filter(node => choices.roles[node] !== OP);
     const forwardEnd = early.length + clones.length;
     const start = forwardEnd + 1;
     const end = forwardEnd + saved.length + tangents.length + late.length + 1;
@@ -162,7 +163,7 @@ export class ChoiceModel {
     const forward = new Map<number, IStorage>();
     const stored = (nodes: readonly number[]): IStorage[] =>
       nodes.flatMap(node => (choices.storages[node] ?? []).flatMap(number => forward.get(number) ?? []));
-    run(early, 0, forward, this.inlined(early, [...saved, ...choices.outputs, ...choices.writes]));
+    run(early, 0, forward, this.inlined(early, primals, [...saved, ...choices.outputs, ...choices.writes]));
     all.filter(each => each.kind !== 'temporary').forEach(each => (each.end = end));
     const ownClones = new Map(
       clones.map((node, index) => [node, allocate(node, this.cloned.get(node) ?? 0, 'temporary', early.length + index)])
@@ -186,7 +187,12 @@ export class ChoiceModel {
         }
       }
     }
-    run([...tangents, ...late], start + saved.length, backward, this.inlined(late, choices.gradients));
+    run(
+      [...tangents, ...late],
+      start + saved.length,
+      backward,
+      this.inlined(late, [...saved, ...tangents], choices.gradients)
+    );
     const results = [...tangents, ...choices.gradients].flatMap(node =>
       (choices.storages[node] ?? []).flatMap(number => backward.get(number) ?? [])
     );
@@ -272,19 +278,22 @@ export class ChoiceModel {
   }
 
   /** The storages that are not in memory, because the compiler computes their values inside of other kernels. */
-  private inlined(order: readonly number[], returned: readonly number[]): ReadonlySet<number> {
-    const { storages, fuses, roles, inputs } = this.choices;
+  private inlined(
+    order: readonly number[],
+    given: readonly number[],
+    returned: readonly number[]
+  ): ReadonlySet<number> {
+    const { storages, fuses, inputs } = this.choices;
+    const storagesOf = (nodes: readonly number[]): number[] => nodes.flatMap(node => storages[node] ?? []);
     const inlined = new Set<number>();
-    const stored = new Set(returned.flatMap(node => storages[node] ?? []));
-    const made = new Set<number>();
+    const stored = new Set(storagesOf(returned));
+    const made = new Set(storagesOf(given));
     for (const node of order) {
       const own = storages[node] ?? [];
-      if (roles[node] === OP) {
-        own.filter(each => !made.has(each)).forEach(each => (fuses[node] === INLINED ? inlined : stored).add(each));
-      }
+      own.filter(each => !made.has(each)).forEach(each => (fuses[node] === INLINED ? inlined : stored).add(each));
       own.forEach(each => made.add(each));
       if (fuses[node] === 0) {
-        const read = (inputs[node] ?? []).flatMap(each => storages[each] ?? []);
+        const read = storagesOf(inputs[node] ?? []);
         read.filter(each => !own.includes(each)).forEach(each => stored.add(each));
       }
     }

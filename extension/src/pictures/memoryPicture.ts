@@ -178,13 +178,15 @@ class Picture {
         ` – ${listed(shares)}.`
       ),
       h('p', { class: 'al-sentence' }, this.measuredWords(total)),
-      from_code
+      from_code && this.cut.shown === null
         ? soft('The model follows the buffers in the code that the backend generated: buf1 is a name in this code.')
-        : backend === 'inductor'
-          ? soft(
-              'The model has every op of the graph. Inductor fuses ops, so the compiled code has fewer temporary values.'
-            )
-          : null,
+        : backend === 'inductor' && this.cut.shown !== null
+          ? soft('The model of another choice follows the ops, fused as Inductor usually fuses them.')
+          : backend === 'inductor'
+            ? soft(
+                'The model has every op of the graph. Inductor fuses ops, so the compiled code has fewer temporary values.'
+              )
+            : null,
       unknown > 0
         ? soft(
             `The sizes of ${amount(unknown, 'storage')} are unknown, because they are symbolic. They count as 0 bytes.`
