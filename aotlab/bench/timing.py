@@ -32,7 +32,7 @@ import torch
 
 from aotlab.errors import UsageError
 from aotlab.report.model import QUIET, Ratio, TimingRow
-from aotlab.report.text import amount
+from aotlab.report.text import amount, duration
 
 Call = Callable[[], object]
 Parts = Iterator[tuple[str, Call]]
@@ -43,6 +43,10 @@ CLEAR = 2.0
 
 #: A report shows a ratio only after this many rounds. The median and the range of fewer rounds depend on chance.
 FEWEST_ROUNDS = 5
+
+#: A measurement with a limit for the spread has at least this many rounds: the fewest from which the 95 % confidence
+#: interval of a median does not reach from the smallest to the largest value.
+_FEWEST_FOR_SPREAD = 8
 
 #: The largest number of prepared calls in a sample. They and their arguments stay alive until the end of the sample, so
 #: a sample with more of them would measure the allocation of memory.
@@ -131,6 +135,17 @@ class Paired:
     p90: float
     n: int
 
+    @staticmethod
+    def spread(values: Sequence[float]) -> float:
+        """Return half of the width of the median's 95 % confidence interval, divided by the median.
+
+        The interval lies between two order statistics (the sign test), so it needs no assumption about the values.
+        """
+        ordered, count = sorted(values), len(values)
+        reach = 0.98 * math.sqrt(count)
+        low, high = max(math.floor(count / 2 - reach), 0), min(math.ceil(count / 2 + reach), count - 1)
+        return (ordered[high] - ordered[low]) / 2 / abs(float(np.median(ordered)))
+
     @classmethod
     def of(cls, values: Sequence[float]) -> Paired:
         """Compute the statistics of ``values``, which has one value per round."""
@@ -142,12 +157,14 @@ class Paired:
 class Comparison:
     """The result of `compare`: the ``samples`` of each case, and the ``device``.
 
-    ``again`` is the name of the case that was timed twice; None if there was no such case.
+    ``again`` is the name of the case that was timed twice; None if there was no such case. ``ended`` says why the
+    measurement ended, in words: ``"24 rounds, until the ratios varied by at most 2%"``.
     """
 
     samples: tuple[Samples, ...]
     device: str
     again: str | None = None
+    ended: str = ""
 
     def __getitem__(self, name: str) -> Samples:
         for samples in self.samples:
@@ -189,14 +206,14 @@ class Comparison:
     def rows(self, *, frame: str | None = None, graph: int | None = None) -> list[TimingRow]:
         """Return the rows of a report's table ``timings``, one per engine and phase.
 
-        The engines are the cases with the names ``eager``, ``upstream`` and ``aotlab``; other cases are ignored. The
+        The engines are the cases with the names ``eager``, ``upstream``, ``before`` and ``aotlab``. The
         phases are the part ``forward`` and, if the cases have a part ``backward``, also ``backward`` and ``total``.
         Each row except eager's row contains the ratios to the times of eager and of stock ``torch.compile``, if these
         were timed. After fewer than `FEWEST_ROUNDS` rounds, the rows have no ratios, and ``incomparable`` says why.
         ``frame`` and ``graph`` name the graph that was timed.
         """
         names = [samples.name for samples in self.samples]
-        engines = [name for name in ("eager", "upstream", "aotlab") if name in names]
+        engines = [name for name in ("eager", "upstream", "before", "aotlab") if name in names]
         parts = {"forward": " forward", "backward": " backward", "total": ""}
         phases = parts if f"{engines[0]} backward" in names else ("forward",)
         return [self._row(engine, phase, parts[phase], frame, graph) for phase in phases for engine in engines]
@@ -225,6 +242,7 @@ class Comparison:
             graph=graph,
             ratios=tuple(ratios),
             again=0.0 if again is None else round(again.median, 4),
+            ended=self.ended,
             incomparable=f"not comparable: {amount(samples.n, 'round')}" if others and not enough else "",
         )
 
@@ -243,6 +261,7 @@ def compare(
     inner: int | None = None,
     limit_ns: int | None = None,
     fewest: int = 1,
+    spread: float | None = None,
     device: str | torch.device = "cpu",
     again: str | None = None,
 ) -> Comparison:
@@ -265,6 +284,9 @@ def compare(
         A time in ns after which no new pair of rounds begins (a pair has both orders of the cases); None for no limit.
     fewest
         The number of rounds that run even if they take longer than ``limit_ns``.
+    spread
+        If the ratio of each case (and of each of its parts) to the first case is known to this accuracy, no further
+        pair of rounds begins; see `Paired.spread`. None to make all rounds.
     device
         The device on which the cases run. On CUDA, the clock is read only after the device has finished its work.
     again
@@ -305,10 +327,15 @@ def compare(
             # contain the effect of the number of calls.
             lengths.append(lengths[names.index(again)])
         with _what_exists_frozen():
-            begin = time.perf_counter_ns()
+            begin, ended = time.perf_counter_ns(), amount(rounds, "round")
             for turn in range(rounds):
                 late = limit_ns is not None and time.perf_counter_ns() - begin > limit_ns
-                if late and turn >= fewest and turn % 2 == 0:
+                pair = turn % 2 == 0
+                if late and turn >= fewest and pair:
+                    ended = f"{amount(turn, 'round')}, until the budget of {duration(limit_ns)} was spent"
+                    break
+                if spread is not None and pair and turn >= _FEWEST_FOR_SPREAD and _widest(times, cases) <= spread:
+                    ended = f"{amount(turn, 'round')}, until the ratios varied by at most {spread:.0%}"
                     break
                 order = range(len(line_up)) if turn % 2 == 0 else reversed(range(len(line_up)))
                 for index in order:
@@ -316,7 +343,19 @@ def compare(
                     for name, ns in _sample(line_up[index], lengths[index], wait).items():
                         times.setdefault(name, (lengths[index], []))[1].append(ns)
     samples = tuple(Samples(name=name, inner=count, ns=tuple(ns)) for name, (count, ns) in times.items())
-    return Comparison(samples=samples, device=str(device), again=again)
+    return Comparison(samples=samples, device=str(device), again=again, ended=ended)
+
+
+def _widest(times: dict[str, tuple[int, list[float]]], cases: Sequence[Case]) -> float:
+    """Return the largest spread of the ratios of cases, and of their parts, to the first case."""
+    first, *others = [case.name for case in cases]
+    parts = [name.removeprefix(first) for name in times if name == first or name.startswith(f"{first} ")]
+    ratios = [
+        [a / b for a, b in zip(times[other + part][1], times[first + part][1], strict=True)]
+        for other in others
+        for part in parts
+    ]
+    return max((Paired.spread(each) for each in ratios), default=0.0)
 
 
 def doubt(ratio: Paired, again: Paired | None) -> str:

@@ -22,6 +22,7 @@ a measurement and leaves no changes.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -52,8 +53,17 @@ SECONDS = 5.0
 #: The intended duration of a sample, in ns. A sample contains as many calls as the fastest engine makes in this time.
 _SAMPLE_NS = 1_000_000
 
-#: The wanted number of rounds. Usually the time limit ends the measurement earlier.
-_ROUNDS = 30
+#: A measurement ends if the ratios are known to this accuracy; see `aotlab.bench.timing.Paired.spread`.
+_SPREAD = 0.02
+
+#: The largest number of rounds. Usually the accuracy or the time limit ends the measurement earlier.
+_ROUNDS = 1000
+
+#: This many samples of each engine are discarded at first, if they take at most a tenth of the time limit.
+_WARMUP = 2
+
+#: With ``--time``, stock ``torch.compile`` is timed only if aotlab's backend compiled for at most this many seconds.
+STOCK_SECONDS = 12.0
 
 Inputs = tuple[Any, ...]
 Run = Callable[[Inputs], Any]
@@ -86,6 +96,11 @@ class Captured:
     stock
         The name of the ``torch.compile`` backend with which stock ``torch.compile`` compiles the graph for comparison,
         or a function that returns the compiled form. If None, stock ``torch.compile`` is not timed.
+    backend_s
+        The seconds that the backend took to compile aotlab's graphs, an estimate of the time that stock
+        ``torch.compile`` needs.
+    before
+        Another compiled form of the graph and its entry, which are timed as the engine ``"before"``.
     """
 
     frame: str
@@ -96,6 +111,8 @@ class Captured:
     graphs: Mapping[int, int] = field(default_factory=dict)
     engine: str = "aotlab"
     stock: str | Callable[..., Any] | None = None
+    backend_s: float = 0.0
+    before: tuple[Callable[..., Any], Entry] | None = None
 
 
 class _Skipped(Exception):  # noqa: N818  # not an error, but a signal inside of this module
@@ -108,6 +125,7 @@ def measure(
     seconds: float = SECONDS,
     note: Callable[[str], None] | None = None,
     curve: Callable[[MemoryCurve], None] | None = None,
+    stock_seconds: float = math.inf,
 ) -> tuple[TimingRow, ...]:
     """Time each graph's forward, backward and their sum, beside eager and, if requested, stock ``torch.compile``.
 
@@ -126,6 +144,8 @@ def measure(
         fails in eager too, inputs that were replaced. If None, the sentences are dropped.
     curve
         Called with the memory over time of each graph and engine. If None, the memory is not measured.
+    stock_seconds
+        Stock ``torch.compile`` is not timed if its compilations of all graphs probably take longer.
 
     Returns
     -------
@@ -154,9 +174,16 @@ def measure(
         if note is not None:
             note(sentence)
 
+    expected_s = sum(each.backend_s for each in captured if isinstance(each.stock, str))
+    if expected_s > stock_seconds:
+        captured = [replace(each, stock=None) if isinstance(each.stock, str) else each for each in captured]
+        skip(
+            "stock torch.compile was not timed: it would compile for about"
+            f" {expected_s:.0f} s, as long as aotlab did. The button Measure times it"
+        )
     for number, each in enumerate(captured, start=1):
         place = f" ({number} of {len(captured)})" if len(captured) > 1 else ""
-        progress(f"timing {each.frame}{place}")
+        progress(f"timing {each.frame}{place}, at most {seconds / len(captured):.1f} s")
         try:
             rows += _measure_one(each, seconds / len(captured), skip, curve)
         except _Skipped as reason:
@@ -192,8 +219,12 @@ def _measure_one(
                 f"{captured.frame}: stock torch.compile was not timed: the graph resizes a storage, and stock's code"
                 " may read a view's memory after it was freed, which can end the process"
             )
+        runs = {"eager": behaviour.wrap(eager), captured.engine: behaviour.wrap(partial(_spread, called))}
+        if captured.before is not None:
+            before = internals.dynamo_disable(_alone(*captured.before).__call__)
+            runs["before"] = behaviour.wrap(partial(_spread, before))
         timer = _Timer(
-            runs={"eager": behaviour.wrap(eager), captured.engine: behaviour.wrap(partial(_spread, called))},
+            runs=runs,
             stock=stock,
             ready=fresh if behaviour.mutates else _always(fresh()),
             behaviour=behaviour,
@@ -396,10 +427,11 @@ class _Timer:
         return compare(
             cases,
             rounds=_ROUNDS if fits else 1,
-            warmup=0,
+            warmup=_WARMUP if _WARMUP * inner * round_ns <= left_ns / 10 else 0,
             inner=inner,
             limit_ns=left_ns,
             fewest=FEWEST_ROUNDS,
+            spread=_SPREAD,
             device=self.device,
             again=cases[-1].name if fits else None,
         )
@@ -420,7 +452,9 @@ class _Timer:
         Return the cases, and the cost of one call of each case, in ns. If ``backward`` is true, a call has a forward
         and a backward.
         """
-        cases = [self._case(engine, backward) for engine in ("eager", "upstream", "aotlab") if engine in self.runs]
+        cases = [
+            self._case(engine, backward) for engine in ("eager", "upstream", "before", "aotlab") if engine in self.runs
+        ]
         return cases, [self._try(case, seconds) for case in cases]
 
     def _case(self, engine: str, backward: bool) -> Case:
@@ -460,6 +494,21 @@ class _Timer:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter_ns()
+
+
+def call_on_copies(captured: Captured, function: Callable[..., Any]) -> None:
+    """Call another compiled form of a graph on copies of the inputs of ``captured``, so that it is compiled.
+
+    Like a measurement, the call changes neither the user's tensors nor the random state. Raises `UsageError` if there
+    are no inputs.
+    """
+    with random_state_restored(), restored(tuple(captured_tensors(captured.graph))):
+        try:
+            entry, inputs, _ = _entry_for(captured)
+        except _Skipped as reason:
+            raise UsageError(f"{captured.frame} was not compiled: {reason}") from None
+        with _settings(entry):
+            function(*_copy(Cloner(_anything), inputs).inputs)
 
 
 # --- small parts -------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 
 from matplotlib import style
 from matplotlib.axes import Axes
@@ -89,8 +90,7 @@ def timing_figure(report: Report) -> Figure:
         shown = sorted(groups, key=lambda group: -group.slowest_ns)[:MOST_GRAPHS]
         shown = [group for group in groups if group in shown]
         heights = [0.5 + 0.24 * len(group.rows) + 0.12 * len(_phases(group)) for group in shown]
-        figure = Figure(figsize=(6.4, sum(heights) + 0.55), layout="constrained")
-        figure.patch.set_alpha(0.0)
+        figure = new_figure(sum(heights) + 0.55)
         panels = figure.subplots(len(shown), 1, squeeze=False, gridspec_kw={"height_ratios": heights})
         for axes, group in zip(panels[:, 0], shown, strict=True):
             _draw(axes, group)
@@ -100,10 +100,29 @@ def timing_figure(report: Report) -> Figure:
     return figure
 
 
+class _ShownFigure(Figure):
+    """A figure that notebooks display without ``%matplotlib inline``.
+
+    IPython displays other figures only after pyplot was imported.
+    """
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        file = BytesIO()
+        self.savefig(file, format="png", dpi=200)
+        width, height = (round(100 * inches) for inches in self.get_size_inches())
+        return file.getvalue(), {"width": width, "height": height}
+
+
+def new_figure(height: float) -> Figure:
+    """Return a transparent figure of the given height, in inches. Its width fits a page."""
+    figure = _ShownFigure(figsize=(6.4, height), layout="constrained")
+    figure.patch.set_alpha(0.0)
+    return figure
+
+
 def empty_figure(sentence: str) -> Figure:
     """Return a figure with a sentence that says why there is nothing to draw."""
-    figure = Figure(figsize=(6.4, 1.0), layout="constrained")
-    figure.patch.set_alpha(0.0)
+    figure = new_figure(1.0)
     axes = figure.add_subplot()  # IPython shows no figure without axes
     axes.set_axis_off()
     axes.text(0.5, 0.5, sentence, ha="center", va="center")

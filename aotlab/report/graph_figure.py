@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from aotlab.report.figures import INK, empty_figure, own_style, shortened
+from aotlab.report.figures import INK, empty_figure, new_figure, own_style, shortened
 from aotlab.report.markup import clean
 from aotlab.report.model import Frame, Graph, Node, Report
 from aotlab.report.text import data_size, place
@@ -73,8 +73,7 @@ def graph_figure(report: Report) -> Figure:
         frame, graph = max(graphs, key=lambda each: len(_ops(each[1])))
         rows, edges = _rows(graph)
         height = max(row.y for row in rows) + 1
-        figure = Figure(figsize=(6.4, 0.9 + 0.36 * height), layout="constrained")
-        figure.patch.set_alpha(0.0)
+        figure = new_figure(0.9 + 0.36 * height)
         axes = figure.add_subplot()
         _draw_boxes(axes, rows)
         _draw_edges(axes, rows, edges)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from aotlab.report.figures import INK, empty_figure, own_style, shortened
+from aotlab.report.figures import INK, empty_figure, new_figure, own_style, shortened
 from aotlab.report.model import MEMORY_KINDS, Memory, MemoryCurve, Report
 from aotlab.report.text import data_size
 
@@ -39,8 +39,7 @@ def memory_figure(report: Report) -> Figure:
     with own_style():
         if not graphs:
             return empty_figure("The memory over time is unknown: the report has no graphs.")
-        figure = Figure(figsize=(6.4, 2.8 * len(graphs)), layout="constrained")
-        figure.patch.set_alpha(0.0)
+        figure = new_figure(2.8 * len(graphs))
         panels = figure.subplots(len(graphs), 1, squeeze=False)[:, 0]
         for axes, (frame, graph, memory) in zip(panels, graphs, strict=True):
             number = f", graph {graph.index}" if len(frame.graphs) > 1 else ""

@@ -6,18 +6,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from aotlab.report.figures import INK, empty_figure, own_style, shortened
+from aotlab.report.figures import INK, empty_figure, new_figure, own_style, shortened
 from aotlab.report.model import Report, TimelineRow
 from aotlab.report.timeline import GRAPH_BREAK, RECOMPILE
 
 #: The kinds of work, each with its colour (after Okabe and Ito) and its stages. All other stages are aotlab's own.
 _KINDS = {
     "Dynamo": ("#56b4e9", ("dynamo", "guards", "rest of Dynamo")),
-    "backend": ("#009e73", ("compile", "rest of the backend", "lowering", "code generation", "compilation of kernels")),
+    "backend": (
+        "#009e73",
+        ("compile", "header", "kernel", "rest of the backend", "lowering", "code generation", "compilation of kernels"),
+    ),
     "comparison with eager": ("#0072b2", ("verification",)),
     "calls": ("#d55e00", ("compiled", "eager")),
     "stock torch.compile": ("#8c8c8c", ("upstream",)),
-    "the report": ("#f0e442", ("recording", "timing")),
+    "measurement": ("#f0e442", ("timing",)),
+    "the report": ("#999933", ("recording",)),
 }
 _AOTLAB = "tracing and run-time code", "#cc79a7"
 
@@ -43,8 +47,7 @@ def timeline_figure(report: Report) -> Figure:
         if not rows:
             return empty_figure("The time line is empty: nothing was compiled or called.")
         lanes = sorted({(row.process, row.thread, row.depth) for row in rows})
-        figure = Figure(figsize=(6.4, 1.1 + 0.24 * len(lanes)), layout="constrained")
-        figure.patch.set_alpha(0.0)
+        figure = new_figure(1.1 + 0.24 * len(lanes))
         axes = figure.add_subplot()
         kinds: dict[str, str] = {}
         for row in rows:

@@ -126,6 +126,7 @@ function timing(engine: string, median: number): object {
     median_ns: median,
     ...around,
     repeats: 9,
+    ended: '9 rounds',
     frame: 'step',
     graph: 0,
     ratios,

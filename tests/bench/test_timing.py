@@ -358,6 +358,27 @@ def test_few_rounds_give_no_ratio(rounds: int, words: str) -> None:
     assert all(row.median_ns > 0 for row in rows)
 
 
+def test_a_measurement_ends_when_the_ratios_are_known() -> None:
+    """It ends after the fewest rounds if any accuracy suffices, at its budget, or after all rounds; and says which."""
+    cases = [Case(name=name, call=lambda: None) for name in ("eager", "aotlab")]
+    several = {"warmup": 0, "inner": 1}
+    assert compare(cases, rounds=20, spread=1e9, **several).ended == (
+        "8 rounds, until the ratios varied by at most 100000000000%"
+    )
+    assert compare(cases, rounds=12, spread=0.0, **several).ended == "12 rounds"
+    limited = compare(cases, rounds=1000, spread=0.0, limit_ns=1, fewest=5, **several)
+    assert limited.ended == "6 rounds, until the budget of 1 ns was spent"
+    assert limited["eager"].n == 6
+
+
+def test_spread_of_a_median() -> None:
+    """The spread is half of the 95 % confidence interval. Outliers outside of the interval do not change it."""
+    values = [*[1.0] * 4, *[2.0] * 12, *[100.0] * 4]
+    assert Paired.spread(values) == 0.0
+    assert Paired.spread([1.0, 2.0, 3.0]) == 0.5
+    assert Paired.spread([0.9, 1.0] * 50) == pytest.approx(0.05 / 0.95)
+
+
 def test_one_engine_alone_is_not_said_to_be_incomparable() -> None:
     """Where nothing was timed beside an engine, few rounds are no reason for a missing ratio."""
     (row,) = _measured(**{"aotlab": (1.0,), "aotlab forward": (1.0,)}).rows()

@@ -93,7 +93,7 @@ def test_training_graphs_have_all_phases(notebook: Notebook) -> None:
     assert {(row.frame, row.graph, row.device) for row in rows} == {("frame 0", 0, "cpu")}
     assert all(0 < row.min_ns <= row.p10_ns <= row.median_ns <= row.p90_ns for row in rows)
     assert all(row.repeats > 0 for row in rows)
-    assert (notebook.progress, notebook.notes) == (["timing frame 0"], [])
+    assert (notebook.progress, notebook.notes) == ([f"timing frame 0, at most {SECONDS:.1f} s"], [])
     product = 2 * 4 * 4
     for curve, engine in zip(notebook.curves, ("eager", "aotlab"), strict=True):
         assert (curve.engine, curve.frame, curve.graph, curve.device) == (engine, "frame 0", 0, "cpu")
@@ -110,7 +110,9 @@ def test_inference_graphs_have_a_forward_only(notebook: Notebook) -> None:
     with torch.inference_mode():
         notebook.compile(lambda x: x @ weight)(torch.randn(2, 4))
     assert kinds(notebook.measure()) == 3 * FORWARD
-    assert notebook.progress == [f"timing frame {number} ({number + 1} of 3)" for number in range(3)]
+    assert notebook.progress == [
+        f"timing frame {number} ({number + 1} of 3), at most {SECONDS / 3:.1f} s" for number in range(3)
+    ]
 
 
 def test_the_modes_of_the_capture_are_the_measurements(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -556,6 +558,29 @@ def test_stock_is_timed_beside_both(notebook: Notebook) -> None:
     notebook.captured[2].compiled(*notebook.inputs[2])
     assert kinds(notebook.measure()) == kinds(rows)
     assert notebook.notes == []
+
+
+def test_stock_is_left_out_if_it_would_compile_for_long(notebook: Notebook) -> None:
+    """Stock's time is estimated from aotlab's for all graphs together. A form that exists already is timed."""
+    notebook.compile(lambda x: x.sin())(torch.ones(2))
+    taken = notebook.captured[0]
+    stock = replace(taken, stock="aot_eager", backend_s=4.0)
+    for graphs, limit, upstream in (
+        ([stock], 5.0, 1),
+        ([stock, stock], 5.0, 0),
+        ([stock, stock, replace(taken, stock=lambda *_: taken.compiled)], 5.0, 1),
+    ):
+        notes: list[str] = []
+        rows = measure(graphs, notebook.progress.append, SECONDS, notes.append, stock_seconds=limit)
+        assert [row.engine for row in rows].count("upstream") == upstream
+        assert notes == (
+            []
+            if len(graphs) == 1
+            else [
+                "stock torch.compile was not timed: it would compile for about 8 s, as long as aotlab did. The button"
+                " Measure times it"
+            ]
+        )
 
 
 def test_what_stock_cannot_do_is_a_note(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:

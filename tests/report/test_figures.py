@@ -173,3 +173,10 @@ def test_the_users_matplotlib_stays_as_it_is() -> None:
         assert figure.axes[0].get_facecolor()[:3] == (1.0, 1.0, 1.0)
         assert dict(mpl.rcParams) == before
     assert pyplot.get_fignums() == []
+
+
+def test_notebooks_display_the_figure() -> None:
+    """A figure displays itself as a picture, in the size of the page, without pyplot."""
+    picture, size = timing_figure(report(*STEP))._repr_png_()
+    assert picture.startswith(b"\x89PNG")
+    assert size["width"] == 640

@@ -100,6 +100,7 @@ function card(phase: string, rows: readonly TimingRow[], scale: number): HTMLEle
   const noiseRatio = rows.find(row => row.again > 0)?.again;
   const noise = [...new Set(rows.flatMap(row => row.ratios.map(ratio => ratio.noise)))].filter(text => text !== '');
   const repeats = listed([...new Set(rows.map(row => grouped(row.repeats)))]);
+  const ended = listed([...new Set(rows.map(row => row.ended).filter(text => text !== ''))]);
   const ordered = [...rows].sort((a, b) => rank(ENGINES, a.engine) - rank(ENGINES, b.engine));
   return h(
     'table',
@@ -112,7 +113,8 @@ function card(phase: string, rows: readonly TimingRow[], scale: number): HTMLEle
       h(
         'small',
         { title: 'Noise: the difference between two timings of the same code' },
-        repeats === '1' ? '1 repeat' : `${repeats} repeats`,
+        repeats === '1' ? '1 call' : `${repeats} calls`,
+        ended === '' ? '' : ` in ${ended}`,
         noiseRatio === undefined ? '' : `, ${(100 * Math.abs(noiseRatio - 1)).toFixed(0)}% noise`
       ),
       noise.length > 0 ? h('p', { class: 'al-soft', 'data-noise': '' }, `Too close to call: ${noise.join('; ')}.`) : ''
