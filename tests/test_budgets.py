@@ -37,7 +37,7 @@ LIMITS = {
     "runtime": 1_265,
     "subclasses": 1_191,
     "teach": 1_508,
-    "trace": 3_714,
+    "trace": 3_716,
     "upstream": 1_126,
     "verification": 2_252,
 }

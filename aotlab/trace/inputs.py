@@ -105,6 +105,8 @@ def enter_input(
         traced.requires_grad_(True)
         if not real.is_leaf:
             traced = non_leaf(traced, lambda: internals.to_functional(fake))
+        elif real.grad_dtype != real.dtype:
+            traced.grad_dtype = real.grad_dtype  # autograd casts gradients to this dtype
     return note_initial_state(name, real, fake, traced, None)
 
 

@@ -171,3 +171,17 @@ def test_data_in_parallel(unused, frontend):
     assert not [each for each in notices if "DistributedDataParallel" in str(each.message)]
     if frontend == "direct":
         assert f.compiled.calls.compiled == 4
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16])
+def test_dtype_of_gradients(dtype):
+    """A parameter's `grad_dtype` keeps the rounding of its gradient, as FSDP2 needs it for mixed precision."""
+    gradients = []
+    for compiles in (False, True):
+        norm = nn.RMSNorm(32, dtype=torch.bfloat16)
+        norm.weight.grad_dtype = dtype
+        call = aotlab.compile(norm, backend="eager") if compiles else norm
+        call(leaf(8, 32).detach().bfloat16()).square().sum().backward()
+        gradients.append(norm.weight.grad)
+    assert gradients[0].dtype == gradients[1].dtype
+    assert torch.equal(*gradients)
