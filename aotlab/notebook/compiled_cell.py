@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from aotlab import events
+from aotlab import config, events
 from aotlab.errors import UsageError
 from aotlab.notebook import measure as timing
 from aotlab.notebook.cell import CellCode
@@ -58,6 +58,8 @@ class CompiledCell(Views[Report]):
     ----------
     say
         Called with short progress messages while the cell runs.
+    keep
+        Called with each report that is shown, and with each report that has new timings.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class CompiledCell(Views[Report]):
         self.file = file
         self.options = options
         self.say: Callable[[str], None] = lambda _text: None
+        self.keep: Callable[[Report], None] = lambda _report: None
         self.recording = CellRecording(options.name, file)
         self._state = CellState(
             source=source, code=code, file=file, options=options, options_text=options_text, recording=self.recording
@@ -154,15 +157,20 @@ class CompiledCell(Views[Report]):
     def show_in(self, shown: Shown) -> None:
         """Show the report in the output of the present run."""
         self.shown, self._shown_counts = shown, self._counts()
-        if not shown.quiet:
-            shown.report(self.report())
+        self._show(shown)
 
     def show(self) -> None:
         """Show the report in the cell's output again if it has changed since it was shown."""
         counts = self._counts()
         if self.shown is not None and counts != self._shown_counts:
             self._shown_counts = counts
-            self.shown.report(self.report())
+            self._show(self.shown)
+
+    def _show(self, shown: Shown) -> None:
+        if config.save_runs or not shown.quiet:
+            report = self.report()
+            shown.report(report)
+            self.keep(report)
 
     def _counts(self) -> tuple[int, ...]:
         """Return counts from which `show` sees that the report has changed, for example the number of calls."""
@@ -213,7 +221,10 @@ class CompiledCell(Views[Report]):
         self.recording.hear(events.Spent(kind="timing", duration_ns=time.perf_counter_ns() - began))
         with self._lock:
             self._timings, self._curves = rows, tuple(curves)
-        return self.report()
+        report = self.report()
+        if self.shown is not None:  # if not, the report is shown soon
+            self.keep(report)
+        return report
 
 
 def _one_line(error: BaseException) -> str:

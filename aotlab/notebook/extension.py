@@ -11,7 +11,7 @@ from aotlab.notebook import live
 from aotlab.notebook.magic import NAME, Magic, awaiting, complete, help_text
 from aotlab.notebook.session import Session
 from aotlab.notebook.settings import NAME as SETTINGS
-from aotlab.notebook.settings import settings_magic
+from aotlab.notebook.settings import aotlab_magic
 from aotlab.notebook.tracebacks import cleaned
 
 _loaded: weakref.WeakKeyDictionary[Any, tuple[Session, Callable[[list[str]], list[str]]]] = weakref.WeakKeyDictionary()
@@ -32,7 +32,7 @@ def load_ipython_extension(shell: Any) -> None:
     cell_magic.__doc__ = help_text()
     shell.register_magic_function(cell_magic, magic_kind="cell", magic_name=NAME)
     shell.register_magic_function(magic.line, magic_kind="line", magic_name=NAME)
-    shell.register_magic_function(settings_magic, magic_kind="line", magic_name=SETTINGS)
+    shell.register_magic_function(aotlab_magic, magic_kind="line", magic_name=SETTINGS)
     shell.input_transformers_post.append(transform)
     for key in (f"%%{NAME}", f"%{NAME}"):
         shell.set_hook("complete_command", complete, str_key=key)

@@ -274,7 +274,7 @@ class Magic:
                 self._session.keep(key, cell)
             self._session.hear_of(cell)
             live.register(cell)
-        cell.say = shown.progress
+        cell.say, cell.keep = shown.progress, self._session.keep_run
         shown.progress("running")
         try:
             with (

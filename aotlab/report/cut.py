@@ -40,6 +40,7 @@ _TABS = {
     "timeline_rows": "Timing",
     "verification_rows": "Verification",
     "engine_rows": "Engines",
+    "run_rows": "Two runs",
     "memory_curves": "Memory",
     **{name: name.capitalize() for name in ("inputs", "outputs", "stages", "saved", "memory", "kernels")},
 }

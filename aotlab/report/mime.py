@@ -41,6 +41,14 @@ def bundle(report: Report) -> dict[str, object]:
     return found
 
 
+def whole(report: Report) -> dict[str, object]:
+    """Return the compressed form of ``report`` with all of its nodes. `Report.from_dict` reads it."""
+    graphs = [tuple([replace(graph, nodes=()) for graph in frame.graphs]) for frame in report.frames]
+    frames = [replace(frame, graphs=each) for frame, each in zip(report.frames, graphs, strict=True)]
+    nodes = [[_packed_nodes(graph.nodes) for graph in frame.graphs] for frame in report.frames]
+    return pack(replace(report, frames=tuple(frames)).to_dict(sparse=True), nodes)
+
+
 def _packed(report: Report) -> tuple[Report, dict[str, object]]:
     """Return ``report`` as it was cut, and its compressed form without nodes."""
     frames = [replace(frame, graphs=tuple(map(bare, frame.graphs))) for frame in report.frames]

@@ -20,6 +20,7 @@ they do not know, and use the default of a field that is missing.
     │       └── guards
     ├── graph_break_rows
     ├── engine_rows            two engines side by side
+    ├── run_rows               two runs side by side
     ├── timing_rows            added by the caller who measured
     ├── memory_curves          measured memory, added like the timings
     └── verification_rows      added by the caller who verified
@@ -53,6 +54,7 @@ from aotlab.report.model.measured import (
     EngineRow,
     Fact,
     Ratio,
+    RunRow,
     Summary,
     TimelineRow,
     TimeRow,
@@ -115,6 +117,7 @@ __all__ = [
     "Refusal",
     "Report",
     "Result",
+    "RunRow",
     "Saved",
     "Span",
     "Stage",

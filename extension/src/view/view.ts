@@ -22,6 +22,7 @@ import { inputsPanel } from './inputs';
 import { kernelsPanel } from './kernels';
 import { outputsPanel } from './outputs';
 import { environmentText, overviewPanel } from './overview';
+import { runsPanel } from './runs';
 import { savedPanel } from './saved';
 import { Selection } from './selection';
 import type { ITarget } from './selection';
@@ -45,6 +46,7 @@ interface ITab {
 
 const TABS: readonly ITab[] = [
   { name: 'overview', title: 'Overview', draw: overviewPanel, size: () => 1 },
+  { name: 'runs', title: 'Two runs', draw: runsPanel, size: ({ runs }) => runs, optional: true },
   { name: 'engines', title: 'Engines', draw: enginesPanel, size: ({ engines }) => engines, optional: true },
   {
     name: 'inputs',
@@ -229,6 +231,9 @@ class View implements IDisposable {
     const entries = entriesOf(report);
     if (!entries.some(entry => entry.key === this.scope)) {
       this.scope = ALL;
+    }
+    if (!same && report.run_rows.length > 0) {
+      this.tab = 'runs';
     }
     const folded = this.isFolded(report);
     this.root.classList.toggle('al-folded', folded);
