@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from aotlab import __version__, config
+from aotlab.cli import stored
 from aotlab.cli.arguments import check_writable, count, device, jobs, port
 from aotlab.errors import AotlabError, UsageError
 
@@ -81,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_demo,
         _add_lab,
         _add_run,
+        stored.add,
         _add_report,
         _add_verify,
         _add_fuzz,

@@ -55,9 +55,19 @@ def compared(before: Report, after: Report, *, names: tuple[str, str] = ("before
     )
 
 
-def differences(report: Report) -> list[RunRow]:
-    """Return the rows of the table ``runs`` that differ."""
-    return [row for row in report.run_rows if row.same is False]
+def differences(report: Report) -> list[str]:
+    """Write the comparison of two runs as lines of text: the number of differences, and a line for each."""
+    different = [row for row in report.run_rows if row.same is False]
+    words = amount(len(different), "difference") if different else "no differences"
+    lines = [f"{' and '.join(report.run_names)}: {words}, in {amount(len(report.run_rows), 'fact')}"]
+    for row in different[:MOST_ROWS]:
+        where = "" if row.frame is None else f"{row.frame}, graph {row.graph}, "
+        change = f"  ({row.change})" if row.change not in ("", "added", "removed") else ""
+        values = (
+            f"{row.before} → {row.after}" if row.before and row.after else f"{row.change}: {row.before or row.after}"
+        )
+        lines.append(f"  {where}{row.part or row.fact} {row.subject}: {values}{change}")
+    return lines
 
 
 def _run_facts(before: Report, after: Report) -> Iterator[RunRow]:
@@ -77,7 +87,6 @@ def _run_facts(before: Report, after: Report) -> Iterator[RunRow]:
         if not row.same:
             yield row
     yield fact("graph breaks", lambda each: str(sum(not row.library for row in each.graph_break_rows)))
-    yield fact("functions", lambda each: listed([frame.name for frame in each.frames]))
 
 
 def _setting(report: Report, name: str) -> str:
@@ -131,7 +140,8 @@ def _graph_rows(before: Graph | None, after: Graph | None) -> Iterator[RunRow]:
         change = "added" if before is None else "removed"
         yield RunRow(fact="graph", subject="the graph", before=words[0], after=words[1], same=False, change=change)
         return
-    yield _row("graph", "the graph", before.status, after.status)
+    if before.status != after.status:
+        yield _row("graph", "the graph", before.status, after.status)
     for name, part in _PARTS.items():
         nodes = [[node for node in graph.nodes if (node.stage, node.part) == part] for graph in (before, after)]
         if any(nodes):
@@ -147,7 +157,7 @@ def _graph_rows(before: Graph | None, after: Graph | None) -> Iterator[RunRow]:
     yield from _saved_rows(before, after)
     yield from _kernel_rows(before.kernels, after.kernels)
     took = duration(before.duration_ns), duration(after.duration_ns)
-    change = "measured once in each run, so not compared"
+    change = "measured once in each run, not compared"
     yield RunRow(fact="time", part="compilation", subject="aotlab", before=took[0], after=took[1], change=change)
 
 
@@ -181,7 +191,8 @@ def _saved_rows(before: Graph, after: Graph) -> Iterator[RunRow]:
     counts = [Counter(_value(row, graph) for row in graph.saved) for graph in (before, after)]
     for value in dict.fromkeys([*counts[0], *counts[1]]):
         if counts[0][value] != counts[1][value]:
-            yield _row("saved", value, times(counts[0][value]), times(counts[1][value]))
+            change = "" if counts[0][value] and counts[1][value] else "removed" if counts[0][value] else "added"
+            yield _row("saved", value, times(counts[0][value]), times(counts[1][value]), change)
 
 
 def _value(row: Saved, graph: Graph) -> str:
@@ -207,9 +218,8 @@ def _node_rows(part: str, before: Sequence[Node], after: Sequence[Node]) -> Iter
             rows.append(
                 RunRow(fact="node", part=part, subject=name, before=texts[0], after=texts[1], same=False, change=change)
             )
-    counts = Counter("changed" if row.change not in ("added", "removed") else row.change for row in rows)
     words = [amount(sum(node.op == "call_function" for node in nodes), "op") for nodes in (before, after)]
-    change = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+    change = f"{len(rows)} differ{'s' * (len(rows) == 1)}" if rows else ""
     yield replace(_row("node", "all nodes", words[0], words[1], change, part), same=not rows)
     yield from rows[:MOST_ROWS]
     if len(rows) > MOST_ROWS:
@@ -239,8 +249,9 @@ def _node_change(before: Node | None, after: Node | None, partners: dict[str, st
 
 def _words(node: Node) -> str:
     value = f" {node.dtype}{sizes(node.shape)}" if node.dtype is not None and node.shape is not None else ""
-    op = node.target if node.op == "call_function" else node.op
-    return f"{op}({', '.join(node.inputs)}){value}" if node.op == "call_function" else f"{op}{value}"
+    op = node.target.removesuffix(".default") if node.op == "call_function" else node.op
+    inputs = f"({', '.join(node.inputs)})" if node.inputs else ""
+    return f"{op}{inputs}{value}"
 
 
 def aligned(
@@ -332,6 +343,7 @@ def _times(before: Report, after: Report) -> Iterator[RunRow]:
         if (other := earlier.get((names.get(row.frame or "", row.frame), *key))) is not None:
             pairs[row.frame, *key] = other, row
     for (frame, graph, phase, engine), (other, row) in pairs.items():
+        subject = "stock torch.compile" if engine == "upstream" else engine
         change, same = _time_change(other, row)
         if same is False and _machine(before) != _machine(after):
             change, same = "not comparable: other machine", None
@@ -341,7 +353,7 @@ def _times(before: Report, after: Report) -> Iterator[RunRow]:
             if unchanged is False:
                 change, same = f"not comparable: eager is {control}", None
         yield RunRow(
-            frame=frame, graph=graph, fact="time", part=phase, subject=engine,
+            frame=frame, graph=graph, fact="time", part=phase, subject=subject,
             before=_time(other), after=_time(row), same=same, change=change,
         )  # fmt: skip
 

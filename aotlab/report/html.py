@@ -13,6 +13,7 @@ from functools import cache
 from importlib import resources
 
 from aotlab.report.columns import COLUMNS
+from aotlab.report.compare import differences
 from aotlab.report.counts import count_frame, counted, summary
 from aotlab.report.markup import Markup, clean, element, join
 from aotlab.report.model import Frame, Graph, GraphBreakRow, Miss, Report, TimingRow
@@ -103,6 +104,7 @@ def fragment(report: Report, *, footer: bool = True) -> Markup:
         "div",
         element("style", _STYLE),
         _header(report),
+        _runs(report),
         cell_section(report),
         *frames,
         _graph_breaks(report),
@@ -216,6 +218,13 @@ def _timings(rows: Sequence[TimingRow]) -> Markup | None:
 
 def _rank(order: Sequence[str], name: str) -> tuple[int, str]:
     return (order.index(name), "") if name in order else (len(order), name)
+
+
+def _runs(report: Report) -> Markup | None:
+    if not report.run_names:
+        return None
+    title, *lines = differences(report)
+    return join(heading(title), element("pre", "\n".join(lines)))
 
 
 def _differences(report: Report) -> Markup | None:

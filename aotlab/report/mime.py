@@ -6,6 +6,7 @@ import json
 from collections import OrderedDict
 from dataclasses import replace
 
+from aotlab.report.compare import differences
 from aotlab.report.counts import count, counted
 from aotlab.report.cut import whole_or_cut
 from aotlab.report.html import fragment
@@ -155,7 +156,12 @@ def embedded_size(data: dict[str, object]) -> int:
 
 
 def plain(report: Report) -> str:
-    """Return a few lines of text: the verdict, the cell's lines that ran eagerly and why, and one line per graph."""
+    """Return a few lines of text: the verdict, the cell's lines that ran eagerly and why, and one line per graph.
+
+    For a report that compares two runs, return the differences.
+    """
+    if report.run_names:
+        return clean("\n".join(differences(report)))
     lines = [verdict(report).sentence]
     eager = [part for part in report.cell.parts if part.how == "eager"] if report.cell is not None else []
     lines += [f"  {part.lines} ran eagerly: {first_line(part.reason, 300)}" for part in eager[:10]]

@@ -10,12 +10,12 @@ import type { Column } from './table';
 
 /** The headings of the kinds of facts, in the order of the page, with the title of the column of names. */
 const KINDS: readonly (readonly [title: string, remark: string, subject: string, facts: readonly string[]])[] = [
+  ['Code', 'lines that differ', 'line', ['code']],
   ['Times', 'median, and the 10th to the 90th percentile', 'of', ['time']],
   ['Saved for backward', 'values of the same code, element type and sizes', 'value', ['saved']],
   ['Kernels', 'kernels whose source differs', 'kernel', ['kernel']],
   ['Graphs, node by node', 'nodes that differ', 'node', ['graph', 'node']],
   ['Mutations and outputs', 'inputs and outputs that differ', 'of', ['mutation', 'output']],
-  ['Code', 'lines that differ', 'line', ['code']],
   ['Versions and settings', '', 'of', ['run']]
 ];
 
@@ -79,8 +79,7 @@ function columnsOf(rows: readonly RunRow[], subject: string, before: string, aft
 
 function changeOf(row: RunRow): Child {
   if (row.same === false) {
-    return mark(row.change === '' ? 'differs' : row.change, TONES[row.change] ?? 'plain');
+    return mark(row.change || 'differs', TONES[row.change] ?? 'plain');
   }
-  const words = row.change === '' && row.same === true ? 'same' : row.change;
-  return h('span', { class: 'al-soft' }, words);
+  return h('span', { class: 'al-soft' }, row.change === '' && row.same === true ? 'same' : row.change);
 }
