@@ -26,7 +26,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     runs.set_defaults(command=_list, words=[])
     actions = runs.add_subparsers(title="actions", metavar="ACTION")
     find = actions.add_parser("list", help="list the runs", description="List the runs that contain all words.")
-    find.add_argument("words", nargs="*", metavar="WORD", help="a word of the notebook, title, result or versions")
+    find.add_argument(
+        "words", nargs="*", metavar="WORD", help="a word of the notebook, code, title, result or versions"
+    )
     find.set_defaults(command=_list)
     show = actions.add_parser("show", help="print the report of a run", description="Print the report of a run.")
     show.add_argument("run", type=count, nargs="?", metavar="N", help="the number of the run (default: the newest)")
@@ -55,7 +57,9 @@ def _list(options: argparse.Namespace, _: Sequence[str]) -> int:
     from aotlab.runs.listing import listing
 
     rows = listing(options.words)
-    print(rows.to_string() if len(rows) else "no run is stored")
+    print(
+        rows.to_string() if len(rows) else "no stored run contains these words" if options.words else "no stored runs"
+    )
     return 0
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from aotlab import config, events
+from aotlab import events
 from aotlab.errors import UsageError
 from aotlab.notebook import measure as timing
 from aotlab.notebook.cell import CellCode
@@ -167,10 +167,9 @@ class CompiledCell(Views[Report]):
             self._show(self.shown)
 
     def _show(self, shown: Shown) -> None:
-        if config.save_runs or not shown.quiet:
-            report = self.report()
-            shown.report(report)
-            self.keep(report)
+        report = self.report()
+        shown.report(report)
+        self.keep(report)
 
     def _counts(self) -> tuple[int, ...]:
         """Return counts from which `show` sees that the report has changed, for example the number of calls."""

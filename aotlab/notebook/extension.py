@@ -17,10 +17,10 @@ from aotlab.notebook.tracebacks import cleaned
 _loaded: weakref.WeakKeyDictionary[Any, tuple[Session, Callable[[list[str]], list[str]]]] = weakref.WeakKeyDictionary()
 
 
-def load_ipython_extension(shell: Any) -> None:
-    """Add ``%%aotcompile`` and ``%aotlab`` to a shell. A second call does nothing."""
+def load_ipython_extension(shell: Any) -> Session:
+    """Add ``%%aotcompile`` and ``%aotlab`` to a shell, and return its session. A second call adds nothing."""
     if shell in _loaded:
-        return
+        return _loaded[shell][0]
     session = Session(shell)
     magic = Magic(session)
     transform = awaiting(shell)
@@ -40,6 +40,7 @@ def load_ipython_extension(shell: Any) -> None:
     shell.events.register("post_run_cell", session.show_changes)
     live.connect(shell)
     _loaded[shell] = (session, transform)
+    return session
 
 
 def _showing(session: Session, show: Callable[..., None]) -> Callable[..., None]:

@@ -32,6 +32,9 @@ class Session:
     ----------
     notebook
         The path of the notebook; empty if the shell does not know it.
+    collected
+        The last report of each cell, by its identifier, in a program that nobody watches: its cells display no reports.
+        None in a notebook.
     failed
         The error that ended a cell, and the traceback that eager would show. It is None again after the error is shown.
     """
@@ -40,6 +43,7 @@ class Session:
         self.shell = shell
         # Jupyter's server and VS Code tell the kernel the path of the notebook.
         self.notebook = str(shell.user_ns.get("__vsc_ipynb_file__") or os.environ.get("JPY_SESSION_NAME") or "")
+        self.collected: dict[str, Report] | None = None
         self.playground = Playground(shell.user_ns)
         self._cells: OrderedDict[tuple[str, ...], CompiledCell] = OrderedDict()
         self._all: weakref.WeakSet[CompiledCell] = weakref.WeakSet()
@@ -81,6 +85,8 @@ class Session:
     def keep_run(self, report: Report) -> None:
         """Store the report of a cell, so that later sessions find it."""
         saving.keep(report, notebook=self.notebook)
+        if self.collected is not None:
+            self.collected[report.identifier] = report
 
     def show_changes(self, *_event: object) -> None:
         """Show new reports in the outputs of cells that define functions, if another cell has called the functions."""

@@ -29,7 +29,7 @@ def aotlab_magic(line: str) -> object:
         %aotlab config save_runs=False do not store the reports of cells
 
         %aotlab runs                   list the stored runs of all notebooks, the newest first
-        %aotlab runs WORDS             list the runs whose notebook, title, result or versions contain these words
+        %aotlab runs WORDS             list the runs whose notebook, code, result or versions contain these words
         %aotlab show N                 show the report of run N; without N, of the newest run
         %aotlab diff A B               compare run A with run B; without numbers, the two newest runs
         %aotlab export FOLDER          write all runs as Parquet files

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 def listing(words: Iterable[str] = ()) -> pd.DataFrame:
     """Return the table of the runs, the newest first.
 
-    ``words`` chooses the runs whose notebook, title, versions, device, backend or verdict contain all of them. Raises
-    StoreError if the runs cannot be read.
+    ``words`` chooses the runs whose notebook, code, title, versions, device, backend or verdict contain all of them.
+    Raises StoreError if the runs cannot be read.
     """
     import pandas as pd
 
     saving.finish()
-    rows = [_row(run) for run in store.runs()]
-    chosen = [row for row in rows if all(word.lower() in " ".join(map(str, row.values())).lower() for word in words)]
+    texts = [(run, " ".join(map(str, asdict(run).values())).lower()) for run in store.runs()]
+    chosen = [_row(run) for run, text in texts if all(word.lower() in text for word in words)]
     columns = ["run", "when", "notebook", "cell", "title", "result", "took", "backend", "device", "torch"]
     return pd.DataFrame(chosen, columns=columns).set_index("run")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +16,9 @@ from aotlab.report.counts import counted
 from aotlab.report.mime import whole
 from aotlab.runs import store
 from aotlab.runs.store import Run, StoreError
+
+#: A run has at most this many characters of its code, for the search.
+_MOST_CODE = 20_000
 
 _worker: ThreadPoolExecutor | None = None
 _last: Future[None] | None = None
@@ -120,7 +122,7 @@ def _facts(report: Report, notebook: str, nbytes: int) -> Run:
         cell=(report.cell.identifier if report.cell is not None else None) or "",
         execution_count=None if report.cell is None else report.cell.execution_count,
         title=report.name or next((line for line in lines if line and not line.startswith("#")), "")[:200],
-        code=hashlib.sha256(source.encode(errors="replace")).hexdigest(),
+        code=source[:_MOST_CODE],
         verdict="" if summary is None else summary.status,
         duration_ns=report.duration_ns,
         aotlab=environment.aotlab,

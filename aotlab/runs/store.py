@@ -62,7 +62,7 @@ class Run:
     title
         The report's title, or else the first line of the code.
     code
-        The SHA-256 of the code: runs of the same code have the same.
+        The code of the cell or script.
     verdict
         The verdict in a few words.
     duration_ns
@@ -123,10 +123,10 @@ def save(key: str, run: Run, report: str) -> None:
     values = {**asdict(run), "key": key, "report": report}
     del values["number"]
     names, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
-    updates = ", ".join(f"{name} = excluded.{name}" for name in values)
 
     def write(db: sqlite3.Connection) -> None:
-        db.execute(f"INSERT INTO runs ({names}) VALUES ({marks}) ON CONFLICT (key) DO UPDATE SET {updates}", values)
+        if not db.execute(f"UPDATE runs SET ({names}) = ({marks}) WHERE key = :key", values).rowcount:
+            db.execute(f"INSERT INTO runs ({names}) VALUES ({marks})", values)
         db.execute(
             "DELETE FROM runs WHERE number IN (SELECT number FROM (SELECT number, row_number() OVER newest AS place, "
             "sum(nbytes) OVER newest AS total FROM runs WINDOW newest AS (ORDER BY number DESC)) "
