@@ -130,7 +130,8 @@ class CompiledCell(Views[Report]):
             with self.compiler.observing():
                 yield run
         except BaseException as error:
-            run.error, run.error_line = _one_line(error), line_in(error, self.file)
+            if not (isinstance(error, SystemExit) and not error.code):  # sys.exit(0) is no failure
+                run.error, run.error_line = _one_line(error), line_in(error, self.file)
             raise
         finally:
             self.compiler.forget_names()

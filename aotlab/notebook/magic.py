@@ -294,7 +294,7 @@ class Magic:
         cell = self._session.find(key)
         again = cell is not None
         if cell is None:
-            cell = self._new_cell(tree, raw, file, line, options)
+            cell = self._new_cell(tree, raw, file, line, options, calls=number is None)
             if not cell.code.defines_only:
                 self._session.keep(key, cell)
             self._session.hear_of(cell)
@@ -326,7 +326,9 @@ class Magic:
             live.changed(cell.identifier)
         return result
 
-    def _new_cell(self, tree: ast.Module, raw: str, file: str, line: str, options: Options) -> CompiledCell:
+    def _new_cell(
+        self, tree: ast.Module, raw: str, file: str, line: str, options: Options, *, calls: bool
+    ) -> CompiledCell:
         shell = self._shell
         code = take_apart(
             tree,
@@ -335,6 +337,7 @@ class Magic:
             compile_tree=shell.compile,
             interactivity=shell.ast_node_interactivity,
             exact=options.backend == "eager",
+            calls=calls,
         )
         if options.frontend == "direct" and not code.defines_only:
             raise ShellUsageError(

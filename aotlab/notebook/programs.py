@@ -20,6 +20,7 @@ from aotlab.errors import UsageError
 from aotlab.notebook.extension import load_ipython_extension
 from aotlab.notebook.magic import NAME, Magic, parse
 from aotlab.report import Report
+from aotlab.report.verdict import verdict
 
 _CONFIG = Config(HistoryManager={"enabled": False}, InteractiveShell={"colors": "nocolor"})
 
@@ -55,7 +56,7 @@ class Program:
     def reports(self) -> list[Report]:
         """The reports so far, in the order of the cells, without cells in which there is nothing to compile."""
         reports = list((self._session.collected or {}).values())
-        return [each for each in reports if each.frames] or reports[:1]
+        return [each for each in reports if verdict(each).state != "idle"] or reports[:1]
 
     def run_script(self) -> None:
         """Run the file as one cell. Everything that the script raises is raised."""

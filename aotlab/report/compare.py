@@ -110,7 +110,7 @@ def _code(before: Report, after: Report) -> Iterator[RunRow]:
                 RunRow(fact="code", subject=subject, before=texts[0], after=texts[1], same=False, change=change)
             )
     yield from rows[:MOST_ROWS]
-    if not rows:
+    if right and not rows:
         words = amount(len(right), "line")
         yield RunRow(fact="code", subject="all lines", before=words, after=words, same=True)
 
@@ -166,7 +166,7 @@ def _rows(fact: str, things: str, before: Mapping[str, str], after: Mapping[str,
     names = [name for name in dict.fromkeys([*before, *after]) if before.get(name) != after.get(name)]
     if before or after:
         row = _row(fact, f"all {things}", str(len(before)), str(len(after)))
-        yield replace(row, same=not names, change=f"{len(names)} differ" if names else "")
+        yield replace(row, same=not names, change=_differ(len(names)))
     for name in names[:MOST_ROWS]:
         yield _row(fact, name, before.get(name, ""), after.get(name, ""))
 
@@ -175,6 +175,10 @@ def _row(fact: str, subject: str, before: str, after: str, change: str = "", par
     same = before == after
     change = change or ("" if same else "added" if not before else "removed" if not after else "")
     return RunRow(fact=fact, part=part, subject=subject, before=before, after=after, same=same, change=change)
+
+
+def _differ(count: int) -> str:
+    return "" if not count else "1 differs" if count == 1 else f"{count:,} differ"
 
 
 def _ops(graph: Graph) -> str:
@@ -219,8 +223,7 @@ def _node_rows(part: str, before: Sequence[Node], after: Sequence[Node]) -> Iter
                 RunRow(fact="node", part=part, subject=name, before=texts[0], after=texts[1], same=False, change=change)
             )
     words = [amount(sum(node.op == "call_function" for node in nodes), "op") for nodes in (before, after)]
-    change = f"{len(rows)} differ{'s' * (len(rows) == 1)}" if rows else ""
-    yield replace(_row("node", "all nodes", words[0], words[1], change, part), same=not rows)
+    yield replace(_row("node", "all nodes", words[0], words[1], _differ(len(rows)), part), same=not rows)
     yield from rows[:MOST_ROWS]
     if len(rows) > MOST_ROWS:
         more = f"{len(rows) - MOST_ROWS:,} more nodes differ"

@@ -17,19 +17,19 @@ function readData(host: Element): unknown {
   }
 }
 
-/** The title of a report in a page of several reports. */
-function titleOf({ report }: Reading): string {
+/** The title of a report in a page of several reports: the number and the first line of the cell, or the name. */
+function titleOf({ report }: Reading): HTMLElement {
   const cell = report?.cell ?? null;
-  const count = cell?.execution_count ?? null;
   const line = cell?.source.split('\n').find(each => !each.startsWith('%%') && each.trim() !== '') ?? '';
-  return `${count === null ? (report?.name ?? '') : `In [${count}]`}  ${line}`.trim();
+  const count = cell?.execution_count ?? null;
+  return h('h2', {}, count === null ? (report?.name ?? '') : `In [${count}]`, h('code', {}, line));
 }
 
 const hosts = [...document.querySelectorAll('.aotlab-page')];
 for (const host of hosts) {
   void readPacked(readData(host)).then(reading => {
     const place = h('div', { class: 'aotlab-whole' });
-    host.append(...(hosts.length > 1 ? [h('h2', {}, titleOf(reading))] : []), place);
+    host.append(...(hosts.length > 1 ? [titleOf(reading)] : []), place);
     const source = new ReportSource();
     source.update({ reading });
     mount(place, source);
