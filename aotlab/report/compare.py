@@ -371,6 +371,8 @@ def _time_change(before: TimingRow, after: TimingRow) -> tuple[str, bool | None]
     The noise is the range from the 10th to the 90th percentile of both measurements, widened by the difference between
     two measurements of the same code (the A/A ratio).
     """
+    if reason := before.incomparable or after.incomparable:
+        return reason, None
     if min(before.repeats, after.repeats) < _FEWEST_CALLS:
         return f"not comparable: fewer than {_FEWEST_CALLS} calls", None
     noise = max(QUIET, *(abs(each.again - 1) for each in (before, after) if each.again > 0))

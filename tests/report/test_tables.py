@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from aotlab.report import COLUMNS, Report
-from aotlab.report.model import EngineRow, GraphBreakRow, TimelineRow
+from aotlab.report.model import EngineRow, GraphBreakRow, RunRow, TimelineRow
 from aotlab.report.views import Views
 
 
@@ -21,7 +21,10 @@ def full(report: Report) -> Report:
     report = report.with_timings([{**timing, "repeats": 30}])
     row = EngineRow(frame="step", graph=0, fact="output", subject="y", aotlab="a view", upstream="a copy", same=False)
     report = replace(
-        report, engine_rows=(row,), timeline_rows=(TimelineRow(phase="dynamo", start_ns=0, duration_ns=5),)
+        report,
+        engine_rows=(row,),
+        run_rows=(RunRow(fact="node", subject="add", before="", after="aten.add", same=False),),
+        timeline_rows=(TimelineRow(phase="dynamo", start_ns=0, duration_ns=5),),
     )
     return report.with_verification([{"kind": "value", "subject": "out[0]", "equal": True}])
 
