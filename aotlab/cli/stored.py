@@ -55,11 +55,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def _list(options: argparse.Namespace, _: Sequence[str]) -> int:
     from aotlab.runs.listing import listing
+    from aotlab.runs.store import path
 
     rows = listing(options.words)
-    print(
-        rows.to_string() if len(rows) else "no stored run contains these words" if options.words else "no stored runs"
-    )
+    nothing = "no stored run contains these words" if options.words else f"there are no stored runs in {path()}"
+    print(rows.to_string() if len(rows) else nothing)
     return 0
 
 

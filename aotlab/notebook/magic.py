@@ -277,7 +277,7 @@ class Magic:
         file
             The file name of the code.
         line, options
-            The options as the user wrote them, and what they mean.
+            The options as the user wrote them, and after they were read.
         number
             The number of the cell; None for a script.
         began

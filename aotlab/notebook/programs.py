@@ -104,7 +104,7 @@ class Program:
 
 
 class _Shell(InteractiveShell):
-    """A shell that prints errors to stderr, and nothing else of its own."""
+    """A shell without a history that prints errors to stderr."""
 
     message: Any = None
 

@@ -85,7 +85,7 @@ def load(number: int | None = None, *, before: int = 0) -> tuple[Run, Report]:
 def difference(before: int | None = None, after: int | None = None) -> Report:
     """Return the report of the run ``after`` with the table that compares it with the run ``before``.
 
-    Without numbers, the two newest runs are compared. The errors are those of `load`.
+    Without numbers, the two newest runs are compared. It raises the same errors as `load`.
     """
     earlier, later = load(before, before=1), load(after)
     names = [f"run {run.number}" for run, _ in (earlier, later)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,12 +54,13 @@ ENDS = {
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Work in an empty folder, and store the runs in it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AOTLAB_RUNS", str(tmp_path / "runs.sqlite"))
     monkeypatch.setattr(config, "save_runs", True)
-    return tmp_path
+    yield tmp_path
+    saving.finish()
 
 
 def run(*words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str, list[Report]]:
@@ -139,7 +141,7 @@ CELLS = [
     [("raise SystemExit(7)", 7, ""), ("1 / 0", 1, "ZeroDivisionError"), ("x = (", 1, "SyntaxError")],
 )
 def test_a_notebook(folder: Path, capsys: pytest.CaptureFixture[str], end: str, status: int, message: str) -> None:
-    """Each cell is compiled; the output has what the cells print and show; an error ends the run."""
+    """Each cell is compiled; the output has the texts and values that the cells print; an error ends the run."""
     notebook(folder / "n.ipynb", end)
     found, out, err, reports = run("--options", "--backend eager", "n.ipynb", capsys=capsys)
     assert found == status

@@ -1,4 +1,4 @@
-"""Each test has a store of its own."""
+"""A store for each test."""
 
 from __future__ import annotations
 

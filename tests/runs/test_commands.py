@@ -60,7 +60,7 @@ def test_the_runs_of_a_notebook(shell: Any, tmp_path: Path, capsys: pytest.Captu
     text, _ = printed(shell, "%aotlab clear")
     assert text == "2 stored runs are deleted\n"
     assert main(["runs"]) == 0
-    assert capsys.readouterr().out == "no stored runs\n"
+    assert capsys.readouterr().out == f"there are no stored runs in {store.path()}\n"
 
 
 @pytest.mark.parametrize(
