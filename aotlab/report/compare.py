@@ -306,23 +306,34 @@ def _kernel_rows(before: Sequence[Kernel], after: Sequence[Kernel]) -> Iterator[
     """Compare the kernels: their numbers, and those whose source differs."""
     if not before and not after:
         return
-    counts = [Counter(each.language for each in kernels) for kernels in (before, after)]
-    words = [", ".join(f"{count} {language}" for language, count in sorted(each.items())) for each in counts]
+    languages = [Counter(each.language for each in kernels) for kernels in (before, after)]
+    words = [", ".join(f"{count} {language}" for language, count in sorted(each.items())) for each in languages]
+    counts = [Counter(map(_kernel, kernels)) for kernels in (before, after)]
     rows = []
-    for i, j in aligned([_kernel(each) for each in before], [_kernel(each) for each in after]):
-        left, right = None if i is None else before[i], None if j is None else after[j]
-        if left is None or right is None:
-            texts = ["" if each is None else f"{each.kind} {each.language} {each.name}" for each in (left, right)]
-            rows.append(_row("kernel", (right or left).name, *texts))  # type: ignore[union-attr]  # one of them is one
-        elif (numbers := [_resources(each) for each in (left, right)])[0] != numbers[1]:
-            rows.append(_row("kernel", right.name, *numbers))
-    yield replace(_row("kernel", "all kernels", *words), same=not rows)
+    for kernel in (*before, *after):
+        key = _kernel(kernel)
+        numbers = [each.pop(key, 0) for each in counts]
+        if numbers[0] != numbers[1]:
+            texts = [f"{number} × {kernel.kind}, {kernel.language}{_resources(kernel)}" for number in numbers]
+            rows.append(
+                _row(
+                    "kernel",
+                    kernel.name,
+                    *[text if number else "" for text, number in zip(texts, numbers, strict=True)],
+                )
+            )
+    yield replace(_row("kernel", "all kernels", words[0], words[1], _differ(len(rows))), same=not rows)
     yield from rows[:MOST_ROWS]
 
 
-def _kernel(kernel: Kernel) -> tuple[str, str, str]:
-    """Return what two equal kernels have in common: the name of a kernel is in its source, so it is taken out."""
-    return kernel.kind, kernel.language, kernel.source.replace(kernel.name, "")
+def _kernel(kernel: Kernel) -> tuple[str, ...]:
+    """Return the facts that two equal kernels have in common.
+
+    The name of a generated kernel has a number, and is in its source, so it is taken out. The source of a call of a
+    library has the names of buffers, so the name of the function is used.
+    """
+    code = kernel.name if kernel.language == "extern" else kernel.source.replace(kernel.name, "")
+    return kernel.kind, kernel.language, code, _resources(kernel)
 
 
 def _resources(kernel: Kernel) -> str:
@@ -330,7 +341,7 @@ def _resources(kernel: Kernel) -> str:
         "registers": kernel.registers, "bytes shared": kernel.shared_bytes, "bytes spilled": kernel.spilled_bytes,
         "blocks": kernel.blocks,
     }  # fmt: skip
-    return ", ".join(f"{number} {name}" for name, number in numbers.items() if number is not None)
+    return "".join(f", {number} {name}" for name, number in numbers.items() if number is not None)
 
 
 # --- times -------------------------------------------------------------------------------------------------------

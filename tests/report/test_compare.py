@@ -15,7 +15,7 @@ from aotlab.report import Report, TimingRow
 from aotlab.report.compare import aligned, compared, differences
 from aotlab.report.html import page
 from aotlab.report.mime import bundle
-from aotlab.report.model import RunRow
+from aotlab.report.model import Kernel, RunRow
 
 
 def recorded(program: Callable[..., torch.Tensor]) -> Report:
@@ -82,6 +82,34 @@ def test_the_same_program_twice() -> None:
     """Two runs of the same code have no differences, whatever their times are."""
     report = compared(recorded(first), recorded(first))
     assert differences(report) == [f"before and after: no differences, in {len(report.run_rows)} facts"]
+
+
+def test_kernels() -> None:
+    """Kernels are compared by their code, whatever their order, names and buffers are."""
+
+    def kernel(name: str, source: str, language: str = "triton", registers: int | None = None) -> Kernel:
+        return Kernel(
+            name=name, language=language, graph_name="g", kind="forward", source=source, registers=registers
+        )  # fmt: skip
+
+    def with_kernels(*kernels: Kernel) -> Report:
+        (frame,) = base.frames
+        return replace(base, frames=(replace(frame, graphs=(replace(frame.graphs[0], kernels=kernels),)),))
+
+    base = recorded(first)
+    add, mul = kernel("add_0", "def add_0(): a"), kernel("mul_1", "def mul_1(): b", registers=20)
+    before = with_kernels(add, mul, kernel("mm", "mm(buf1)", "extern"))
+    same = with_kernels(kernel("mm", "mm(buf7)", "extern"), replace(mul, name="mul_0", source="def mul_0(): b"), add)
+    assert rows(compared(before, same), "kernel") == []
+    after = with_kernels(
+        add, replace(mul, registers=40), kernel("mm", "mm(buf1)", "extern"), kernel("mm", "", "extern")
+    )
+    assert rows(compared(before, after), "kernel") == [
+        ("all kernels", "1 extern, 2 triton", "2 extern, 2 triton", "3 differ"),
+        ("mul_1", "1 × forward, triton, 20 registers", "", "removed"),
+        ("mm", "1 × forward, extern", "2 × forward, extern", ""),
+        ("mul_1", "", "1 × forward, triton, 40 registers", "added"),
+    ]
 
 
 def timed(report: Report, engine: str, low: int, high: int, *, again: float = 1.0, repeats: int = 50) -> Report:
