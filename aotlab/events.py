@@ -123,10 +123,60 @@ class BackwardCompiled(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GraphStarted(Event):
+    """The backend begins to compile a graph of entry ``entry``: ``"forward"``, ``"backward"`` or ``"inference"``."""
+
+    entry: int
+    graph: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelStarted(Event):
+    """The kernel ``name`` of entry ``entry`` is wanted. Inductor begins to compile it, or to load it.
+
+    ``engine`` is ``"upstream"`` for the kernels of the stock `torch.compile` with which the entry is compared.
+    """
+
+    entry: int
+    name: str
+    engine: str = "aotlab"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelFinished(Event):
+    """The kernel ``name`` of entry ``entry`` is ready. ``cached`` says that it was compiled before, and only loaded.
+
+    Any thread may emit this event, also after the stage ``compile`` was interrupted. ``engine`` is as in
+    `KernelStarted`.
+    """
+
+    entry: int
+    name: str
+    duration_ns: int
+    cached: bool
+    engine: str = "aotlab"
+
+
+#: Kinds of work outside of the pipeline's stages. ``"header"``: Inductor prepares the header of its C++ kernels.
+Work = Literal["dynamo", "upstream", "verification", "timing", "header"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun(Event):
+    """Work outside of the pipeline's stages begins, for example a capture by Dynamo or a comparison with eager.
+
+    ``subject`` is the name of the code that the work is about, if it is known.
+    """
+
+    kind: Work
+    subject: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spent(Event):
     """Work outside of the pipeline's stages has ended, for example a capture by Dynamo or a comparison with eager."""
 
-    kind: Literal["dynamo", "upstream", "verification", "timing"]
+    kind: Work
     duration_ns: int
 
 

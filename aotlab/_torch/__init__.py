@@ -90,6 +90,7 @@ from aotlab._torch.inductor_internals import (
     _lowered, inductor_compile, inductor_decompositions, inductor_draws_as_eager, inductor_joint_passes,
     inductor_keeps_draws_in_order, inductor_replace_random, is_inductors_draw,
 )
+from aotlab._torch.inductor_kernels import KernelEvent, kernels_reported
 from aotlab._torch.dynamo_internals import (
     EXACT_OPTIMIZERS, as_made_by_dynamo, behind_dynamo, dynamo_breaks, dynamo_compile_id, dynamo_disable,
     dynamo_failed_guards, hear_dynamo, keep_argument_checks, leave_frame_to_python, let_dynamo_follow_eager,

@@ -140,6 +140,7 @@ def compile_graph(
     )
     # before the compiler changes the graph
     expected = _TracedOutputs(module, labels, kind) if config.debug_assert else None
+    events.emit(events.GraphStarted(entry=context.number, graph=kind))
     started = time.perf_counter_ns()
     token = _current.set(([name], context.model_name, context.number))
     try:

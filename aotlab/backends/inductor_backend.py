@@ -18,14 +18,14 @@ import json
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx
 
 from aotlab import _torch as internals
-from aotlab import config
+from aotlab import config, events
 from aotlab._torch import FakeTensorMode, HigherOrderOperator
 from aotlab.backends.base import Backend, CompileRequest, KernelSource
 from aotlab.backends.numbers import numbers_as_tensors, takes_numbers
@@ -120,7 +120,12 @@ class InductorBackend(Backend):
         output.meta["user_visible_output_idxs"] = [
             i for i, node in enumerate(outputs_with_strides) if isinstance(node, fx.Node)
         ]
-        with torch.no_grad(), internals.disable_autocast(), internals.tracing_context(request.fake_mode):
+        with (
+            torch.no_grad(),
+            internals.disable_autocast(),
+            internals.tracing_context(request.fake_mode),
+            kernels_announced(request.graph_id),
+        ):
             if request.kind == "forward" and not exact:  # with several segments, `prepare` has not done this
                 internals.inductor_replace_random(module, request.fake_mode)
             if request.kind == "inference":
@@ -153,6 +158,23 @@ class InductorBackend(Backend):
         source = self.source(compiled)
         origins = json.loads(getattr(compiled, "inductor_provenance_mapping_str", None) or "{}")
         return () if source is None else kernels_in(source, origins.get("cppCodeToPost", {}))
+
+
+def kernels_announced(entry: int, engine: str = "aotlab") -> AbstractContextManager[None]:
+    """Emit events about the kernels that Inductor compiles in a block, for the entry with the number ``entry``."""
+
+    def report(what: internals.KernelEvent, name: str, duration_ns: int) -> None:
+        if what == "header begins":
+            events.emit(events.Begun(kind="header"))
+        elif what == "header":
+            events.emit(events.Spent(kind="header", duration_ns=duration_ns))
+        elif what == "kernel begins":
+            events.emit(events.KernelStarted(entry=entry, name=name, engine=engine))
+        else:
+            spent, cached = {"duration_ns": duration_ns}, what == "cached kernel"
+            events.emit(events.KernelFinished(entry=entry, name=name, cached=cached, engine=engine, **spent))
+
+    return internals.kernels_reported(report) if events.listening() else nullcontext()
 
 
 _EXTERN = re.compile(r"^\s*(?:\w+ = )?((?:extern_kernels\.|torch\.ops\.)[\w.]+)\(.*$", re.MULTILINE)

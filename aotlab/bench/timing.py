@@ -206,14 +206,14 @@ class Comparison:
     def rows(self, *, frame: str | None = None, graph: int | None = None) -> list[TimingRow]:
         """Return the rows of a report's table ``timings``, one per engine and phase.
 
-        The engines are the cases with the names ``eager``, ``upstream`` and ``aotlab``; other cases are ignored. The
+        The engines are the cases with the names ``eager``, ``upstream``, ``before`` and ``aotlab``. The
         phases are the part ``forward`` and, if the cases have a part ``backward``, also ``backward`` and ``total``.
         Each row except eager's row contains the ratios to the times of eager and of stock ``torch.compile``, if these
         were timed. After fewer than `FEWEST_ROUNDS` rounds, the rows have no ratios, and ``incomparable`` says why.
         ``frame`` and ``graph`` name the graph that was timed.
         """
         names = [samples.name for samples in self.samples]
-        engines = [name for name in ("eager", "upstream", "aotlab") if name in names]
+        engines = [name for name in ("eager", "upstream", "before", "aotlab") if name in names]
         parts = {"forward": " forward", "backward": " backward", "total": ""}
         phases = parts if f"{engines[0]} backward" in names else ("forward",)
         return [self._row(engine, phase, parts[phase], frame, graph) for phase in phases for engine in engines]

@@ -13,7 +13,7 @@ from aotlab import _torch as internals
 from aotlab.errors import PartialBackwardError
 from aotlab.ir.fx_graphs import placeholders
 from aotlab.partition.partition_stage import Split
-from aotlab.partition.replace_saved import take_from_saved
+from aotlab.partition.replace_saved import run_late, take_from_saved
 from aotlab.trace.live_trace import Trace
 from aotlab.trace.records import Pattern
 
@@ -99,6 +99,7 @@ def write_backward(
         module = trace.tape.graph("Backward", [*first.values(), *trace.symbols, *defined], outputs, same=same)
         numbers = take_from_saved(module.graph, named, split.copies)
         if not any(str(node.target).endswith(_MISSING) for node in placeholders(module.graph)):
+            run_late(module.graph)
             module.recompile()
             return module, numbers
     return None

@@ -272,6 +272,7 @@ def watch_captures() -> None:
 
 def _capture_begins(_event: Any) -> None:
     _began.append((time.perf_counter_ns(), len(internals.dynamo_breaks())))
+    events.emit(events.Begun(kind="dynamo"))
 
 
 def _capture_ends(_event: Any) -> None:

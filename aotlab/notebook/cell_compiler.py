@@ -56,15 +56,12 @@ class CellCompiler:
         The state of the cell. The compiler adds parts, graphs, reasons and notes to it.
     playground
         The notebook's variables, and the globals that Dynamo adds to them.
-    progress
-        Called with progress messages.
     """
 
-    def __init__(self, state: CellState, playground: Playground, progress: Callable[[str], None]) -> None:
+    def __init__(self, state: CellState, playground: Playground) -> None:
         self.state = state
         self.namespace = playground.namespace
         self._playground = playground
-        self._progress = progress
         options = state.options
         backend = options.backend if options.rehearse is None else RehearsalBackend(options.rehearse, draws="eager")
         self._backend = resolve(backend, draws="eager")  # a cell must draw the same random values as in eager
@@ -94,7 +91,6 @@ class CellCompiler:
             device=self._device,
             dynamic=True if self.state.options.dynamic else None,
             verify=self.state.options.verify,
-            progress=self._progress,
             refused=lambda text: part.reasons.setdefault(text),
         )
         self.state.recording.numbers.add(traced.compiled.number)
@@ -154,12 +150,10 @@ class CellCompiler:
             "device": self._device,
             "verify": self.state.options.verify,
             "cell_file": self.state.file,
-            "progress": self._progress,
         }
 
     def _by_stock(self, graph: fx.GraphModule, example_inputs: Sequence[Any], **settings: Any) -> StockGraph:
         """Compile a graph by stock `torch.compile`, in the midst of Dynamo's compilation."""
-        self._progress(f"compiling {settings['name']} with stock torch.compile")
         frame, number = internals.dynamo_compile_id()
         observation = self.state.observation
         assert observation is not None
@@ -188,6 +182,7 @@ class CellCompiler:
         the block only changes the state of the recording.
         """
         recording, options = self.state.recording, self.state.options
+        recording.progress.runs(part.title)
         within, recording.inside = recording.inside, True
         if options.frontend == "direct":
             try:
@@ -299,6 +294,7 @@ class CellCompiler:
         if trial.began or caller is None or caller is original or caller.co_name != original.co_name:
             return
         trial.began = True
+        events.emit(events.Begun(kind="verification", subject=part.title))
         began = time.perf_counter_ns()
         trial.eager_run = run_on_copies(
             trial.function,

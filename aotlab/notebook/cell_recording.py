@@ -6,6 +6,8 @@ import traceback
 from dataclasses import replace
 
 from aotlab import events
+from aotlab.notebook import live
+from aotlab.notebook.progress import Progress
 from aotlab.report import Recording, Report
 from aotlab.report.dynamo_breaks import function_of
 from aotlab.report.model import Frame, GraphBreakRow
@@ -33,6 +35,8 @@ class CellRecording(Recording):
         The numbers by which events identify the functions and code objects of the cell.
     inside
         Whether compiled code of the cell is running now, or being compiled.
+    progress
+        The present activity of the cell, if it runs.
     """
 
     def __init__(self, name: str | None = None, file: str = "") -> None:
@@ -40,6 +44,7 @@ class CellRecording(Recording):
         self._file = file
         self.numbers: set[int] = set()
         self.inside = False
+        self.progress = Progress()
         #: The cell's lines at which Dynamo ended a graph, because of the line itself or of a function that it calls.
         self.stops: set[int] = set()
         #: The cell's lines that call a library that does not use tensors, directly or through a function.
@@ -47,6 +52,16 @@ class CellRecording(Recording):
         #: The calls of such libraries at which Dynamo ended a graph. The key is Dynamo's reason (`why_dynamo_stopped`),
         #: and the value is the description of the call in the report.
         self.libraries: dict[str, str] = {}
+
+    def begin_run(self, began_ns: int, *, again: bool) -> None:
+        """Begin a run of the cell at ``began_ns``."""
+        super().begin_run(began_ns, again=again)
+        self.progress.begin(began_ns)
+
+    def end_run(self) -> None:
+        """Fix the time of the run."""
+        super().end_run()
+        self.progress.end()
 
     def knows(self, entry: int) -> bool:
         """Tell whether an entry belongs to this cell."""
@@ -73,14 +88,17 @@ class CellRecording(Recording):
         match event:
             case events.CompileStarted() | events.CapturedAgain() | events.Called():
                 mine = event.function_id in self.numbers
-            case events.Spent():
+            case events.Spent() | events.Begun():
                 mine = self.inside or event.kind == "timing"
             case events.GraphBreak():
                 mine = self.inside and not (EXPLICIT_BREAK in event.reason and "/torch/" in str(event.stack[-1:]))
             case _:
                 mine = getattr(event, "entry", None) in self._entries
         if mine:
+            self.progress.hear(event)
             super().hear(event)
+            if isinstance(event, events.CompileFinished):
+                live.changed(self.identifier)  # a comparison with eager may follow, which takes long
 
     def _in_cell(self, row: GraphBreakRow, event: events.GraphBreak) -> GraphBreakRow:
         """Return ``row``, the row of a graph break, with the line of the cell at which the graph ended.

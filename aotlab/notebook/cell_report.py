@@ -21,7 +21,7 @@ from aotlab.notebook.traced import TracedFunction
 from aotlab.report import Cell, Report, VerificationRow
 from aotlab.report.engines import engine_rows
 from aotlab.report.groups import input_groups
-from aotlab.report.model import Frame, Graph, Output, Placeholder, Result, Span, Storage, TimelineRow, TimingRow
+from aotlab.report.model import Frame, Graph, Output, Placeholder, Result, Span, Step, Storage, TimelineRow, TimingRow
 from aotlab.report.recompiles import limit_words
 from aotlab.report.rows import tensor_info
 from aotlab.upstream import graph_of, numbered, with_indices
@@ -91,6 +91,14 @@ class CellReporter:
             ]
         )
 
+    def running(self) -> Report | None:
+        """Return a small report with the present activity of the cell, without its graphs; None if it does not run."""
+        state = self._state
+        cell = Cell(source=state.source, identifier=state.run.cell_id, execution_count=state.run.execution_count)
+        report = state.recording.head()
+        running = state.recording.progress.running(state.recording.ended_activities())
+        return None if running is None else replace(report, cell=cell, running=running)
+
     def report(self, timings: tuple[TimingRow, ...]) -> Report:
         """Return the report of all events so far."""
         state, run = self._state, self._state.run
@@ -120,6 +128,7 @@ class CellReporter:
                 notes[
                     f"{graph.name}: the compiled code raised {graph.failure}, but eager did not. Eager's result is used"
                 ] = None
+        running = state.recording.progress.running(state.recording.ended_activities())
         outside, groups = input_groups(run.outside)
         cell = Cell(
             source=state.source,
@@ -129,11 +138,12 @@ class CellReporter:
             kind="definitions" if state.code.defines_only else "statements",
             error=run.error,
             error_line=run.error_line,
-            parts=tuple(cell_parts(state, frames)),
+            stopped=run.stopped,
+            parts=tuple(cell_parts(state, frames)) if running is None else (),  # unknown until the cell ends
             mutated_outside=outside,
             groups=groups,
         )
-        report = replace(base, frames=frames, cell=cell, timing_rows=timings, notes=tuple(notes))
+        report = replace(base, frames=frames, cell=cell, running=running, timing_rows=timings, notes=tuple(notes))
         report = report.with_verification(rows)
         return replace(
             report, engine_rows=engine_rows(report), timeline_rows=tuple(self._timeline(base, frames, stock))
@@ -293,6 +303,10 @@ def _with_names(graph: Graph, names: Mapping[str, str]) -> Graph:
     def storage(each: Storage) -> Storage:
         return replace(each, spans=tuple([span(one) for one in each.spans]))
 
+    def step(each: Step) -> Step:
+        makes = tuple([replace(one, tensor=rename(one.tensor)) for one in each.makes])
+        return each if each.kind == "call" else replace(each, text=rename(each.text), makes=makes)
+
     def placeholder(each: Placeholder) -> Placeholder:
         return replace(each, user_name=rename(each.user_name)) if each.user_name.startswith("grad_of_") else each
 
@@ -302,6 +316,7 @@ def _with_names(graph: Graph, names: Mapping[str, str]) -> Graph:
         results=tuple([result(each) for each in graph.results]),
         outputs=tuple([output(each) for each in graph.outputs]),
         storages=tuple([storage(each) for each in graph.storages]),
+        steps=tuple([step(each) for each in graph.steps]),
     )
 
 

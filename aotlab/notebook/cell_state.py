@@ -174,6 +174,8 @@ class RunState:
         The execution number that the cell's prompt shows, and Jupyter's identifier of the cell.
     error, error_line
         The error that ended the run, in one line, and the cell's line that raised it.
+    stopped
+        When and in which activity the user interrupted the run, in words.
     notes
         Sentences for the report.
     outside
@@ -186,6 +188,7 @@ class RunState:
     cell_id: str | None = None
     error: str | None = None
     error_line: int | None = None
+    stopped: str = ""
     notes: dict[str, None] = field(default_factory=dict)
     outside: tuple[Input, ...] = ()
     finished_lines: int = 0

@@ -6,9 +6,10 @@ import math
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 
 from torch import Tensor
 
@@ -28,8 +29,9 @@ from aotlab.notebook.regions import Region
 from aotlab.notebook.shown import Shown
 from aotlab.notebook.stock_graph import STOCK
 from aotlab.notebook.tracebacks import line_in
-from aotlab.report import Report
-from aotlab.report.model import MemoryCurve, TimingRow, Views
+from aotlab.report import Report, ReportFormatError
+from aotlab.report.codec import decode
+from aotlab.report.model import AppliedChoice, MemoryCurve, TimingRow, Views
 from aotlab.upstream import Observation
 
 
@@ -56,8 +58,6 @@ class CompiledCell(Views[Report]):
 
     Attributes
     ----------
-    say
-        Called with short progress messages while the cell runs.
     keep
         Called with each report that is shown, and with each report that has new timings.
     """
@@ -75,7 +75,6 @@ class CompiledCell(Views[Report]):
         self.code = code
         self.file = file
         self.options = options
-        self.say: Callable[[str], None] = lambda _text: None
         self.keep: Callable[[Report], None] = lambda _report: None
         self.recording = CellRecording(options.name, file)
         self._state = CellState(
@@ -85,17 +84,27 @@ class CompiledCell(Views[Report]):
         self._namespace = playground.namespace
         # The cell's compiled functions refer to the cell through this callback. So the cell lives, and records events,
         # as long as one of these functions lives.
-        self.compiler = CellCompiler(self._state, playground, lambda text: self.say(text))
+        self.compiler = CellCompiler(self._state, playground)
         self._reporter = CellReporter(self._state)
         self._timings: tuple[TimingRow, ...] = ()
         self._curves: tuple[MemoryCurve, ...] = ()
+        self._applied: dict[AppliedChoice, AppliedChoice] = {}
         self._lock = threading.RLock()
         self.python_code: dict[int, types.CodeType] = {}
         self.shown: Shown | None = None
         self._shown_counts: tuple[int, ...] = ()
-        self.regions: dict[int | str, Callable[..., object]] = {}
-        self.regions |= {each.number: Region(self.compiler, each) for each in code.regions}
-        self.regions |= {name: separately_compiled(self.compiler, name, lines) for name, lines in code.called.items()}
+
+    @cached_property
+    def regions(self) -> Mapping[int | str, Callable[..., object]]:
+        """The compiled regions of the cell by number, and its separately compiled functions by name.
+
+        They are made at the first use, because the first one in a process imports Dynamo, which takes a second or more.
+        """
+        code, compiler = self.code, self.compiler
+        return {
+            **{each.number: Region(compiler, each) for each in code.regions},
+            **{name: separately_compiled(compiler, name, lines) for name, lines in code.called.items()},
+        }
 
     @property
     def identifier(self) -> str:
@@ -132,6 +141,7 @@ class CompiledCell(Views[Report]):
         except BaseException as error:
             if not (isinstance(error, SystemExit) and not error.code):  # sys.exit(0) is no failure
                 run.error, run.error_line = _one_line(error), line_in(error, self.file)
+            run.stopped = self.recording.progress.stopped() if isinstance(error, KeyboardInterrupt) else ""
             raise
         finally:
             self.compiler.forget_names()
@@ -146,14 +156,14 @@ class CompiledCell(Views[Report]):
         """Add a sentence to the report."""
         self._state.run.notes[text] = None
 
-    def tell(self, event: events.Event) -> None:
-        """Show a progress message if ``event`` says that the engine compiles a graph of this cell."""
-        if isinstance(event, events.CompileStarted) and event.function_id in self.recording.numbers:
-            self.say(f"compiling {event.function}")
-        elif (
-            isinstance(event, events.StageFinished) and event.stage == "partition" and self.recording.knows(event.entry)
-        ):
-            self.say(f"compiling with {self.options.backend}")
+    @property
+    def version(self) -> int:
+        """A number that grows when the activity of the running cell changes."""
+        return self.recording.progress.version
+
+    def running_report(self) -> Report | None:
+        """Return a small report with the present activity of the cell; None if it does not run."""
+        return self._reporter.running()
 
     def show_in(self, shown: Shown) -> None:
         """Show the report in the output of the present run."""
@@ -182,7 +192,8 @@ class CompiledCell(Views[Report]):
     def report(self) -> Report:
         """Return the current report."""
         with self._lock:
-            return replace(self._reporter.report(self._timings), memory_curves=self._curves)
+            report = self._reporter.report(self._timings)
+            return replace(report, memory_curves=self._curves, applied_rows=tuple(self._applied.values()))
 
     def measure(self, progress: Callable[[str], None], stock_seconds: float = math.inf) -> Report:
         """Time the cell's graphs beside eager now, measure their memory, and return the report with the results.
@@ -225,6 +236,72 @@ class CompiledCell(Views[Report]):
         if self.shown is not None:  # if not, the report is shown soon
             self.keep(report)
         return report
+
+    def apply(self, asked: Mapping[str, object], progress: Callable[[str], None]) -> Report:
+        """Compile a graph with another choice of saved values, and measure it beside the cell's own choice.
+
+        ``asked`` has the frame, the index of the graph, and the choice, as a page sends them. The new form is compared
+        with eager. The cell keeps its own form. The report that is returned has a row about the choice.
+        """
+        choice = asked_choice(asked)
+        frames = [each for each in self.report().frames if each.name == choice.frame]
+        numbers = {graph.entry for frame in frames for graph in frame.graphs if graph.index == choice.graph}
+        graphs = self._state.captured_graphs() if self.options.engine != "upstream" else ()
+        pairs = [(each, entry) for each in graphs for entry in each.compiled.entries if entry.number in numbers]
+        if not pairs:
+            raise UsageError("only a graph that Dynamo captured and aotlab compiled can be compiled again")
+        graph, entry = pairs[0]
+        options = replace(
+            self.options,
+            partitioner=choice.partitioner,
+            memory_budget=1.0 if choice.budget is None else choice.budget,
+            save=choice.save,
+            recompute=choice.recompute,
+        )
+        compiled = graph.compiled_with(options.partition())
+        one = timing.Captured(
+            frame=choice.frame, graph=graph.graph, compiled=graph.compiled, inputs=graph.inputs, whole=graph.whole
+        )
+        began = time.perf_counter_ns()
+        progress(f"compiling {graph.name} with this choice, and comparing it with eager")
+        timing.call_on_copies(one, compiled)
+        new = compiled.entries[0].number
+        curves: dict[str, MemoryCurve] = {}
+        one = replace(one, compiled=compiled, graphs={new: choice.graph}, before=(graph.compiled, entry))
+        rows = timing.measure([one], progress, note=self.note, curve=lambda each: curves.update({each.engine: each}))
+        self.recording.hear(events.Spent(kind="timing", duration_ns=time.perf_counter_ns() - began))
+        compared = graph.verified.get(new)
+        medians = {(row.engine, row.phase): row.median_ns for row in rows}
+        measured = replace(
+            choice,
+            equal=None if compared is None else all(row.equal for row in compared),
+            forward_ns=medians.get(("aotlab", "forward")),
+            backward_ns=medians.get(("aotlab", "backward")),
+            before_forward_ns=medians.get(("before", "forward")),
+            before_backward_ns=medians.get(("before", "backward")),
+            curve=curves.get("aotlab"),
+            before=curves.get("before"),
+        )
+        with self._lock:
+            self._applied[choice] = measured
+        return self.report()
+
+
+def asked_choice(asked: Mapping[str, object]) -> AppliedChoice:
+    """Read the choice in a page's request. Raises `UsageError` if a field is missing or wrong."""
+    names = ("frame", "partitioner", "budget", "save", "recompute")
+    fields = {name: asked[name] for name in names if name in asked}
+    budget = asked.get("budget")
+    if type(budget) is int:  # in JSON, a page's 1.0 is 1
+        fields["budget"] = float(budget)
+    try:
+        choice = decode(AppliedChoice, {**fields, "graph": asked.get("index")}, "the request")
+    except ReportFormatError as error:
+        raise UsageError(f"this choice cannot be applied: {error}") from None
+    by_budget = choice.partitioner == "min-cut" and choice.budget is not None and 0 <= choice.budget <= 1
+    if not by_budget and (choice.partitioner, choice.budget) != ("default", None):
+        raise UsageError(f"this choice cannot be applied: {choice.partitioner} with the budget {choice.budget}")
+    return choice
 
 
 def _one_line(error: BaseException) -> str:

@@ -119,13 +119,14 @@ class Dashboard(anywidget.AnyWidget):
                 self.set_trait("progress", "")
 
     def _answer(self, widget: object, content: object, buffers: object) -> None:
-        """Answer a request from the page: for a measurement, or for an uncut part of the report.
+        """Answer a request from the page: for a measurement, a choice to apply, or an uncut part of the report.
 
         Invalid requests are ignored.
         """
-        kind = content.get("kind") if isinstance(content, dict) else None
-        if kind == "measure":
-            request_measurement(self._identifier, self._receive)
+        asked = content if isinstance(content, dict) else {}
+        kind = asked.get("kind")
+        if kind in ("measure", "apply"):
+            request_measurement(self._identifier, self._receive, asked if kind == "apply" else None)
         elif kind in PARTS:
             send_part(self._identifier, content, self._receive)
 

@@ -10,7 +10,8 @@ import traceback
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from torch import Tensor, fx
 from aotlab import _torch as internals
 from aotlab import events
 from aotlab.backends import Backend
-from aotlab.cache import Entry
+from aotlab.backends.inductor_backend import kernels_announced
+from aotlab.cache import CompiledFunction, Entry, next_number
 from aotlab.errors import RefusedError
 from aotlab.frontends.dynamo_frontend import GraphTarget, compile_graph, frames_of_stack
 from aotlab.frontends.tensor_names import Named, names_on_stack
@@ -103,8 +105,6 @@ class CapturedGraph:
         Whether each entry is compared with eager before it is used.
     cell_file
         The file name of the cell's code.
-    progress
-        Called with progress messages.
     before
         Called with the number of a new entry before the entry is compared with eager.
 
@@ -133,7 +133,6 @@ class CapturedGraph:
         device: torch.device | None,
         verify: bool,
         cell_file: str,
-        progress: Callable[[str], None],
         before: Callable[[int], None],
     ) -> None:
         self.name = name
@@ -152,7 +151,6 @@ class CapturedGraph:
         self._device = device
         self._cell_file = cell_file
         self._inputs: tuple[Any, ...] = ()
-        self._progress = progress
         self._before = before
         self._written: dict[int, list[tuple[str, weakref.ref[Tensor]]]] = {}
         self._argument_names: dict[int, dict[str, str]] = {}
@@ -169,6 +167,21 @@ class CapturedGraph:
         self.calling_lines = {each.line for each in self._target.callers if each.file == cell_file}
         self._verify = verify
         self.compiled: Any = self._compile(number, self._accept if verify or device is not None else None)
+
+    def compiled_with(self, partitioner: Partitioner) -> CompiledFunction:
+        """Return another compiled form of the graph, with another partitioner.
+
+        It compiles at its first call. Each entry is compared with eager before it is used, and refused if it differs.
+        """
+        return compile_graph(
+            self._target,
+            self._backend,
+            partitioner,
+            number=next_number(),
+            raises_refusals=True,
+            warn=False,
+            accept=partial(self._accept, always=True),
+        )
 
     def _compile(self, number: int, accept: Callable[..., str | None] | None) -> Any:
         """Return the compiled form of the graph, an `aotlab.cache.CompiledFunction` or a callable like it.
@@ -312,14 +325,18 @@ class CapturedGraph:
         written = [info for info in infos if info.mutates_data or info.mutates_metadata]
         return [(info.name, _input_of(entry, args, info.index)) for info in written]
 
-    def _accept(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """Compare a new entry with eager on copies of the inputs; return a reason to reject the entry, or None."""
+    def _accept(
+        self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], *, always: bool = False
+    ) -> str | None:
+        """Compare a new entry with eager on copies of the inputs; return a reason to reject the entry, or None.
+
+        ``always`` compares the entry although the user switched the comparison off.
+        """
         elsewhere = self._elsewhere(args)
         if elsewhere is not None:
             return elsewhere
-        if not self._verify:
+        if not (self._verify or always):
             return None
-        self._progress(f"{self.name}: comparing with eager")
         self._before(entry.number)
         missed: list[bool] = []
         exact = self._backend.name == "eager"
@@ -340,16 +357,18 @@ class CapturedGraph:
 
             return call
 
+        events.emit(events.Begun(kind="verification", subject=self.name))
         began = time.perf_counter_ns()
         try:
-            verification = compare(
-                eagerly,
-                args,
-                candidate=by_entry,
-                calls=1,
-                tolerance="exact" if exact else "close",
-                yardstick=None if exact else self.yardstick,
-            )
+            with nullcontext() if exact else kernels_announced(entry.number, "upstream"):
+                verification = compare(
+                    eagerly,
+                    args,
+                    candidate=by_entry,
+                    calls=1,
+                    tolerance="exact" if exact else "close",
+                    yardstick=None if exact else self.yardstick,
+                )
         except Exception as error:  # noqa: BLE001  # an entry whose inputs cannot be copied is used unverified
             self.unverified[entry.number] = f"its inputs cannot be copied: {error}"
             return None

@@ -16,6 +16,9 @@ through `watch`.
                     {"kind": "verification", "rows": […]}                          all rows of the verification
                     {"kind": "outside", "rows": […]}                               all tensors written outside of graphs
     page → kernel   {"kind": "measure"}
+                    {"kind": "apply", "frame": "…", "index": 0,                    compile and measure a graph with
+                     "partitioner": "min-cut", "budget": 0.5,                      another choice of saved values
+                     "save": […], "recompute": […]}
                     {"kind": "graph", "frame": "…", "index": 0}
                     {"kind": "nodes", "frame": "…", "index": 0}
                     {"kind": "verification"}, {"kind": "outside"}
@@ -39,7 +42,7 @@ ends a measurement. While one measurement waits or runs, requests for another ar
 *Pushes.* To push a report is to send it to its viewers because it has changed. A call of `changed` is cheap, because it
 only marks the report. All marked reports are pushed when the running cell ends. If the cell runs for long, a timer
 thread pushes them as well, a quarter of a second after the first call of `changed`. If pushes are slow, the timer waits
-longer, so that pushes take at most a tenth of the time.
+longer, so that pushes take at most one percent of the time of a cell.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from aotlab.errors import UsageError
@@ -79,10 +82,10 @@ MOST_REPORTS = 64
 _MOST_VIEWERS = 16
 
 #: The shortest time, in seconds, between two pushes (sent reports) while a report keeps changing.
-_INTERVAL = 0.25
+INTERVAL = 0.25
 
-#: The share of the time that pushes may take: after a push of 100 ms, the next one waits for at least 900 ms.
-_SHARE = 0.1
+#: The share of the time that pushes may take: after a push of 100 ms, the next one waits for at least 9.9 s.
+SHARE = 0.01
 
 Message = dict[str, object]
 #: A function that sends one message to one page.
@@ -106,6 +109,12 @@ class LiveReport(Protocol):
 
     def measure(self, progress: Callable[[str], None]) -> Report:
         """Time forward and backward beside eager now, and return the report with these timings."""
+
+    def apply(self, asked: Mapping[str, object], progress: Callable[[str], None]) -> Report:
+        """Compile a graph with another choice of saved values and measure it; return the report with the result.
+
+        ``asked`` is a page's request, which may have wrong fields. Then `UsageError` is raised.
+        """
 
 
 # --- reports and viewers -----------------------------------------------------------------------------------------
@@ -245,8 +254,8 @@ def send_report(identifier: str, viewer: Viewer) -> None:
         viewer(_error("the report cannot be made", error))
 
 
-def request_measurement(identifier: str, viewer: Viewer) -> None:
-    """Measure the graphs of a report as soon as no cell runs.
+def request_measurement(identifier: str, viewer: Viewer, asked: Mapping[str, object] | None = None) -> None:
+    """Measure the graphs of a report as soon as no cell runs; if ``asked`` is given, apply this choice to one graph.
 
     All viewers of the report receive the result. If there will be no measurement, only ``viewer`` receives the reason.
     """
@@ -258,7 +267,7 @@ def request_measurement(identifier: str, viewer: Viewer) -> None:
         if _idle.busy:
             _tell(identifier, {"kind": "progress", "text": "waiting for the running cell to end"})
         try:
-            _when_idle(lambda: _measure(identifier))
+            _when_idle(lambda: _measure(identifier, asked))
         except BaseException:
             _measuring.release()
             raise
@@ -267,11 +276,15 @@ def request_measurement(identifier: str, viewer: Viewer) -> None:
 _measuring = threading.Lock()
 
 
-def _measure(identifier: str) -> None:
-    """Measure the graphs of a report now, and send the result to its viewers.
+def _measure(identifier: str, asked: Mapping[str, object] | None) -> None:
+    """Measure the graphs of a report now, or apply a choice, and send the result to its viewers.
 
     Must be called on the thread that runs the cells.
     """
+
+    def progress(text: str) -> None:
+        _tell(identifier, {"kind": "progress", "text": str(text)})
+
     try:
         live = find(identifier)
         if live is None:
@@ -279,7 +292,7 @@ def _measure(identifier: str) -> None:
             return
         try:
             with _interruptible():
-                report = live.measure(lambda text: _tell(identifier, {"kind": "progress", "text": str(text)}))
+                report = live.measure(progress) if asked is None else live.apply(asked, progress)
         except KeyboardInterrupt:
             _tell(identifier, {"kind": "error", "message": "the measurement was interrupted"})
         except UsageError as error:
@@ -337,13 +350,13 @@ class _Pushes:
         with self._lock:
             self._marked[identifier] = None
             if self._timer is None:
-                wait = max(_INTERVAL, self._not_before - time.monotonic())
+                wait = max(INTERVAL, self._not_before - time.monotonic())
                 self._timer = threading.Timer(wait, self.flush)
                 self._timer.daemon = True
                 self._timer.start()
 
-    def flush(self) -> None:
-        """Send the marked reports now."""
+    def flush(self, *, cell_ended: bool = False) -> None:
+        """Send the marked reports now. At the end of a cell, this does not delay the first push of the next cell."""
         # Only one thread sends at a time. Otherwise an older report could arrive after a newer one.
         with self._sending:
             with self._lock:
@@ -356,7 +369,7 @@ class _Pushes:
                 _push(identifier)
             end = time.monotonic()
             with self._lock:
-                self._not_before = end + (end - begin) * (1 / _SHARE - 1)
+                self._not_before = 0 if cell_ended else end + (end - begin) * (1 / SHARE - 1)
 
 
 _pushes = _Pushes()
@@ -511,7 +524,7 @@ def disconnect(shell: Any) -> None:
 
 def _cell_ended(result: object = None) -> None:
     _idle.ended(result)
-    _pushes.flush()
+    _pushes.flush(cell_ended=True)
 
 
 def _opened(comm: Any, message: Any) -> None:
@@ -543,8 +556,8 @@ def _opened(comm: Any, message: Any) -> None:
         content = request.get("content") if isinstance(request, dict) else None
         data = content.get("data") if isinstance(content, dict) else None
         kind = data.get("kind") if isinstance(data, dict) else None
-        if kind == "measure":
-            request_measurement(identifier, viewer)
+        if kind in ("measure", "apply"):
+            request_measurement(identifier, viewer, data if kind == "apply" else None)
         elif kind in PARTS:
             send_part(identifier, data, viewer)
         elif kind == "leave":
@@ -552,7 +565,7 @@ def _opened(comm: Any, message: Any) -> None:
             with contextlib.suppress(Exception):
                 context.copy().run(comm.close)
         else:
-            kinds = ", ".join(map(repr, ("measure", *PARTS, "leave")))
+            kinds = ", ".join(map(repr, ("measure", "apply", *PARTS, "leave")))
             viewer({"kind": "error", "message": f"there is no request {kind!r:.80}. The requests are {kinds}"})
 
     comm.on_msg(received)

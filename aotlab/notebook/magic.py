@@ -44,6 +44,7 @@ from aotlab.notebook.session import Session
 from aotlab.notebook.shown import Shown
 from aotlab.notebook.tracebacks import cleaned
 from aotlab.rehearse.cards import CARDS
+from aotlab.report.model import CellPart
 
 NAME = "aotcompile"
 
@@ -126,6 +127,19 @@ def _add_partitioner(add: Callable[..., object]) -> None:
         metavar="NUMBER",
         help="the memory that min-cut may use: from 0 (least memory) to 1 (default: least time)",
     )
+    add(
+        "--save",
+        metavar="NAMES",
+        default="",
+        help="values that the forward saves in any case: names of nodes, with commas",
+    )
+    add(
+        "--recompute",
+        metavar="NAMES",
+        default="",
+        help="values that the backward computes again in any case: names of nodes, with commas; the report's tab "
+        "Memory writes this option",
+    )
 
 
 _PARSER = _parser()
@@ -144,6 +158,8 @@ FLAGS = (
     "--time",
     "--partitioner",
     "--memory-budget",
+    "--save",
+    "--recompute",
     "--quiet",
     "--help",
 )
@@ -201,8 +217,14 @@ def parse(line: str) -> Options | None:
         time=arguments.time,
         partitioner=arguments.partitioner,
         memory_budget=1.0 if budget is None else budget,
+        save=_names_in(arguments.save),
+        recompute=_names_in(arguments.recompute),
         quiet=arguments.quiet,
     )
+
+
+def _names_in(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.strip("'\"").split(",")))
 
 
 class Magic:
@@ -299,12 +321,12 @@ class Magic:
                 self._session.keep(key, cell)
             self._session.hear_of(cell)
             live.register(cell)
-        cell.say, cell.keep = shown.progress, self._session.keep_run
-        shown.progress("running")
+        cell.keep = self._session.keep_run
         try:
             with (
                 never_lost(),
                 cell.run(execution_count=number, cell_id=_cell_id(shell), again=again, began_ns=began) as run,
+                shown.following(cell),
             ):
                 if moved:
                     cell.note(moved)
@@ -312,13 +334,13 @@ class Magic:
                 if cell.code.defines_only:
                     self._compile_functions(cell)
             if options.time and config.enabled:
-                self._time(cell, shown)
+                with shown.following(cell):
+                    self._time(cell)
         except BaseException as error:
             cleaned(error, cell.file)
             self._session.failed = (error, error.__traceback__)
             raise
         finally:
-            cell.say = _nobody
             cell.recording.end_run()
             if options.output is not None:
                 shell.user_ns[options.output] = cell if cell.code.defines_only else cell.report()
@@ -357,9 +379,12 @@ class Magic:
         __tracebackhide__ = "__ipython_bottom__"
         shell = self._shell
         result: list[Any] = []
+        regions = cell.regions
         for number, statement in enumerate(cell.code.statements):
-            run.begins(statement.end_lineno or statement.lineno)
-            code = linked(self._compiled(cell, number), cell.regions, show=_show, result=result.append)
+            lines = CellPart(first_line=statement.lineno, last_line=statement.end_lineno or statement.lineno, how="")
+            run.begins(lines.last_line)
+            cell.recording.progress.runs(lines.lines)
+            code = linked(self._compiled(cell, number), regions, show=_show, result=result.append)
             if code.co_flags & inspect.CO_COROUTINE:
                 await eval(code, shell.user_global_ns, shell.user_ns)
             else:
@@ -407,9 +432,9 @@ class Magic:
         except DeviceError as error:
             raise ShellUsageError(str(error)) from None
 
-    def _time(self, cell: CompiledCell, shown: Shown) -> None:
+    def _time(self, cell: CompiledCell) -> None:
         try:
-            cell.measure(shown.progress, STOCK_SECONDS)
+            cell.measure(cell.recording.progress.measures, STOCK_SECONDS)
         except Exception as error:  # noqa: BLE001  # the cell itself has succeeded, so the report only notes this
             cell.note(f"not timed: {error}")
 
@@ -479,10 +504,6 @@ def _optimizers(tree: ast.Module, namespace: Mapping[str, Any]) -> list[str]:
             if issubclass(type(each), torch.optim.Optimizer):
                 optimizers.append(f"{path}: {type(each).__module__}.{type(each).__qualname__}")
     return optimizers
-
-
-def _nobody(_text: str) -> None:
-    pass
 
 
 def _show(value: Any) -> None:

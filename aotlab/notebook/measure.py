@@ -99,6 +99,8 @@ class Captured:
     backend_s
         The seconds that the backend took to compile aotlab's graphs, an estimate of the time that stock
         ``torch.compile`` needs.
+    before
+        Another compiled form of the graph and its entry, which are timed as the engine ``"before"``.
     """
 
     frame: str
@@ -110,6 +112,7 @@ class Captured:
     engine: str = "aotlab"
     stock: str | Callable[..., Any] | None = None
     backend_s: float = 0.0
+    before: tuple[Callable[..., Any], Entry] | None = None
 
 
 class _Skipped(Exception):  # noqa: N818  # not an error, but a signal inside of this module
@@ -216,8 +219,12 @@ def _measure_one(
                 f"{captured.frame}: stock torch.compile was not timed: the graph resizes a storage, and stock's code"
                 " may read a view's memory after it was freed, which can end the process"
             )
+        runs = {"eager": behaviour.wrap(eager), captured.engine: behaviour.wrap(partial(_spread, called))}
+        if captured.before is not None:
+            before = internals.dynamo_disable(_alone(*captured.before).__call__)
+            runs["before"] = behaviour.wrap(partial(_spread, before))
         timer = _Timer(
-            runs={"eager": behaviour.wrap(eager), captured.engine: behaviour.wrap(partial(_spread, called))},
+            runs=runs,
             stock=stock,
             ready=fresh if behaviour.mutates else _always(fresh()),
             behaviour=behaviour,
@@ -445,7 +452,9 @@ class _Timer:
         Return the cases, and the cost of one call of each case, in ns. If ``backward`` is true, a call has a forward
         and a backward.
         """
-        cases = [self._case(engine, backward) for engine in ("eager", "upstream", "aotlab") if engine in self.runs]
+        cases = [
+            self._case(engine, backward) for engine in ("eager", "upstream", "before", "aotlab") if engine in self.runs
+        ]
         return cases, [self._try(case, seconds) for case in cases]
 
     def _case(self, engine: str, backward: bool) -> Case:
@@ -485,6 +494,21 @@ class _Timer:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter_ns()
+
+
+def call_on_copies(captured: Captured, function: Callable[..., Any]) -> None:
+    """Call another compiled form of a graph on copies of the inputs of ``captured``, so that it is compiled.
+
+    Like a measurement, the call changes neither the user's tensors nor the random state. Raises `UsageError` if there
+    are no inputs.
+    """
+    with random_state_restored(), restored(tuple(captured_tensors(captured.graph))):
+        try:
+            entry, inputs, _ = _entry_for(captured)
+        except _Skipped as reason:
+            raise UsageError(f"{captured.frame} was not compiled: {reason}") from None
+        with _settings(entry):
+            function(*_copy(Cloner(_anything), inputs).inputs)
 
 
 # --- small parts -------------------------------------------------------------------------------------------------

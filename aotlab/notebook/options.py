@@ -47,6 +47,9 @@ class Options:
         ``"default"`` or ``"min-cut"``: which partitioner chooses the values that the forward saves for the backward.
     memory_budget
         The memory budget of the min-cut partitioner: from 0 (least memory) to 1 (least time).
+    save, recompute
+        The names of values that the forward saves, and of values that the backward computes again, whatever the
+        partitioner chose.
     quiet
         Whether to hide the report.
     """
@@ -63,13 +66,20 @@ class Options:
     time: bool = False
     partitioner: str = "default"
     memory_budget: float = 1.0
+    save: tuple[str, ...] = ()
+    recompute: tuple[str, ...] = ()
     quiet: bool = False
 
     def partition(self) -> Partitioner:
         """Return the partitioner."""
-        if self.partitioner == "default":
-            return default_partition
-        return partial(min_cut_rematerialization_partition, memory_budget=self.memory_budget)
+        budget = None if self.partitioner == "default" else self.memory_budget
+        if self.save or self.recompute:
+            return partial(
+                min_cut_rematerialization_partition, memory_budget=budget, save=self.save, recompute=self.recompute
+            )
+        return (
+            default_partition if budget is None else partial(min_cut_rematerialization_partition, memory_budget=budget)
+        )
 
     def wanted_device(self) -> torch.device | None:
         """Return the device on which graphs must run, or None if any device is allowed.

@@ -101,6 +101,3 @@ class Session:
     def _hear(self, event: events.Event) -> None:
         for cell in list(self._all):
             cell.recording.hear(event)
-        if isinstance(event, events.CompileStarted | events.StageFinished):
-            for cell in list(self._all):
-                cell.tell(event)

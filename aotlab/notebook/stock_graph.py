@@ -74,6 +74,7 @@ class StockFunction:
         self._refusal: RefusedError | None = None
         self._entry: StockEntry | None = None
         self.entry_number = events.next_entry()
+        events.emit(events.Begun(kind="upstream", subject=name))
         began, failure = time.perf_counter_ns(), None
         try:
             run = compile_graph()

@@ -73,8 +73,6 @@ class TracedFunction:
         dynamic.
     verify
         Whether each entry is compared with eager before it is used.
-    progress
-        Called with a progress message.
     refused
         Called with the reason if aotlab refuses a call, which then runs eagerly.
     """
@@ -90,7 +88,6 @@ class TracedFunction:
         device: torch.device | None,
         dynamic: bool | None,
         verify: bool,
-        progress: Callable[[str], None],
         refused: Callable[[str], None],
     ) -> None:
         self.name = name
@@ -104,7 +101,6 @@ class TracedFunction:
         self._backend = backend
         self._device = device
         self._verify = verify
-        self._progress = progress
         self._target = _NotebookFunction(function, name)
         options = pipeline.Options(
             backend=backend, partitioner=partitioner, keep_inference_input_mutations=True, dynamic=dynamic
@@ -164,7 +160,7 @@ class TracedFunction:
         elsewhere = self._elsewhere(args, kwargs)
         if elsewhere is not None or not self._verify:
             return elsewhere
-        self._progress(f"{self.name}: comparing with eager")
+        events.emit(events.Begun(kind="verification", subject=self.name))
         missed: list[bool] = []
         exact = self._backend.name == "eager"
 

@@ -17,15 +17,35 @@ Without this rule, a model with equal layers would stop saving the values of all
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from itertools import pairwise
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from torch import fx
+from aotlab.partition.costs import Cost
 
-from aotlab.partition.joint_analysis import JointAnalysis
+N = TypeVar("N", bound=Hashable)
 
 
-class Choice(NamedTuple):
+class Values(Protocol[N]):
+    """The values that the backward might use, in the graph's order: nodes of a graph, or their positions.
+
+    The attributes are explained at `aotlab.partition.joint_analysis.JointAnalysis`.
+    """
+
+    @property
+    def costs(self) -> Mapping[N, Cost]:
+        """The costs of all values."""
+
+    @property
+    def inputs(self) -> Mapping[N, Sequence[N]]:
+        """The inputs of each value."""
+
+    @property
+    def needed(self) -> Collection[N]:
+        """The values that the backward reads."""
+
+
+class Choice(NamedTuple, Generic[N]):
     """One choice of the values to save.
 
     ``saved`` are these values, in the graph's order. ``weight`` is the sum of their sizes in bytes, times
@@ -34,18 +54,42 @@ class Choice(NamedTuple):
     compute the others again.
     """
 
-    saved: tuple[fx.Node, ...]
+    saved: tuple[N, ...]
     weight: int
     time: int
 
 
-class Chooser:
+def saved_of(values: Values[N], preferred: Collection[N]) -> tuple[N, ...]:
+    """Return the saved values if the backward computes a value again wherever it may, unless the value is preferred.
+
+    Of the ``preferred`` values, those that the backward needs are saved. The other values are computed again. For this,
+    further values may be needed that must not be computed twice (`Cost.ban`); these are saved, too.
+    """
+    again: dict[N, bool] = {}  # whether a value can be computed again
+    for node, cost in values.costs.items():
+        inputs = values.inputs[node]
+        again[node] = cost.recompute is not None and all(
+            again[each] or values.costs[each].save is not None for each in inputs
+        )
+    saved, seen, todo = set(), set(), list(values.needed)
+    while todo:
+        node = todo.pop()
+        if node not in seen:
+            seen.add(node)
+            if values.costs[node].save is not None and (node in preferred or not again[node]):
+                saved.add(node)
+            else:
+                todo += values.inputs[node]
+    return tuple([node for node in values.costs if node in saved])
+
+
+class Chooser(Generic[N]):
     """Finds the cheapest choices of saved values for one joint graph.
 
     It uses the network that the docstring of this module describes.
     """
 
-    def __init__(self, joint: JointAnalysis) -> None:
+    def __init__(self, joint: Values[N]) -> None:
         self.costs = costs = joint.costs
         count = len(costs)
         #: The weight of one saved byte. It is larger than the sum of all numbers that break ties (see `Choice`).
@@ -66,11 +110,11 @@ class Chooser:
             if node in joint.needed:
                 network.edge(value_out, network.sink)
 
-    def fastest(self) -> Choice:
+    def fastest(self) -> Choice[N]:
         """Return the choice that costs the least time."""
         return self._solve(1, 0)
 
-    def within(self, limit: int, larger: Choice) -> Choice:
+    def within(self, limit: int, larger: Choice[N]) -> Choice[N]:
         """Return the fastest choice of at most ``limit`` bytes.
 
         If every choice has more bytes, return the choice with the fewest. ``larger`` is the result of `fastest`, where
@@ -78,7 +122,7 @@ class Chooser:
         """
         return self._walk(limit, larger, self._least())
 
-    def lowered(self, budget: float, larger: Choice) -> Choice:
+    def lowered(self, budget: float, larger: Choice[N]) -> Choice[N]:
         """Return the fastest choice within a memory budget.
 
         ``budget`` is a fraction: 0 allows the bytes of the choice with the fewest bytes, 1 allows the bytes of
@@ -88,18 +132,16 @@ class Chooser:
         least, most = (sum(self.costs[node].nbytes for node in each.saved) for each in (smaller, larger))
         return self._walk(least + int((most - least) * budget), larger, smaller)
 
-    def _least(self) -> Choice:
+    def _least(self) -> Choice[N]:
         # at this price for memory, one saved byte costs more than the time to save and compute all values
         return self._solve(1, 1 + sum((cost.save or 0) + (cost.recompute or 0) for cost in self.costs.values()))
 
-    def _walk(self, limit: int, larger: Choice, smaller: Choice) -> Choice:
+    def _walk(self, limit: int, larger: Choice[N], smaller: Choice[N]) -> Choice[N]:
         if smaller.weight // self.unit >= limit:
             return smaller
         while larger.weight // self.unit > limit:
-            bytes_saved, price = larger.weight - smaller.weight, smaller.time - larger.time
-            between = self._solve(bytes_saved, price)
-            worth = [each.time * bytes_saved + each.weight * price for each in (larger, between)]
-            if worth[1] >= worth[0]:  # the curve has no corner between the two choices
+            between = self._between(larger, smaller)
+            if between is None:
                 return smaller
             if between.weight // self.unit <= limit:
                 smaller = between
@@ -107,7 +149,33 @@ class Chooser:
                 larger = between
         return larger
 
-    def _solve(self, time: int, price: int) -> Choice:
+    def corners(self, larger: Choice[N], most: int) -> list[Choice[N]]:
+        """Return corners of the curve from the choice with the fewest bytes to ``larger``, with rising bytes.
+
+        If the curve has many corners, at most ``most`` corners between the two choices are searched, in the largest
+        gaps first.
+        """
+        corners, edges = [self._least(), larger], set()
+        for _ in range(most):
+            gaps = [(b.weight - a.weight, i) for i, (a, b) in enumerate(pairwise(corners)) if a not in edges]
+            widest, i = max(gaps, default=(0, 0))
+            between = self._between(corners[i + 1], corners[i]) if widest >= self.unit else None
+            if between is not None:
+                corners.insert(i + 1, between)
+            elif widest >= self.unit:
+                edges.add(corners[i])
+            else:
+                break
+        return corners if corners[0].weight < larger.weight else [larger]
+
+    def _between(self, larger: Choice[N], smaller: Choice[N]) -> Choice[N] | None:
+        """Return a corner of the curve between two choices; None if the curve has no corner there."""
+        bytes_saved, price = larger.weight - smaller.weight, smaller.time - larger.time
+        between = self._solve(bytes_saved, price)
+        worth = [each.time * bytes_saved + each.weight * price for each in (larger, between)]
+        return None if worth[1] >= worth[0] else between
+
+    def _solve(self, time: int, price: int) -> Choice[N]:
         """Return the cheapest choice if a byte of traffic costs ``time`` and a unit of `Choice.weight` ``price``."""
         capacities: list[int | None] = []
         weights = self.weights

@@ -171,6 +171,20 @@ def is_cheap(node: fx.Node) -> bool:
     return not (isinstance(target, OpOverload) and target.overloadpacket in flop_registry)
 
 
+def fuses_of(node: fx.Node) -> int:
+    """Tell how Inductor usually fuses an op; see `aotlab.partition.joint_values.JointValues.fuses`."""
+    target = node.target
+    if node.op == "placeholder" or not isinstance(target, OpOverload) or COPY in node.meta or not is_cheap(node):
+        return 2 if node.op == "call_function" and not isinstance(target, OpOverload | HigherOrderOperator) else 0
+    packet, inlined = target.overloadpacket, torch.Tag.pointwise in target.tags or not node.all_input_nodes
+    return 2 if inlined or moves_nothing(target) or packet in _MOVES or packet in _LOOK_UPS else 1
+
+
+def traffic_of(node: fx.Node, flops: dict[object, int]) -> int:
+    """Estimate the memory traffic of running ``node``, in bytes. ``flops`` is the cache of `cost_of`."""
+    return _recompute_cost(node, nbytes(node.meta.get("val")), flops)[0] if node.op == "call_function" else 0
+
+
 def _recompute_cost(node: fx.Node, size: int, flops: dict[object, int]) -> tuple[int, str]:
     """Estimate the memory traffic of running ``node`` again; return it with a description of the kind of op."""
     target = node.target

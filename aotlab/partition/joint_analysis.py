@@ -27,6 +27,9 @@ from aotlab.ir.specs import StorageNumbers
 from aotlab.partition.costs import Cost, cost_of, nbytes, why_once
 from aotlab.partition.default import ancestors, extract, forward_nodes, is_tangent, primals_and_tangents
 
+#: The end of the name of a copy.
+AS_IT_WAS = "_as_it_was"
+
 
 class JointAnalysis:
     """A joint graph with the facts that a partitioner uses.
@@ -243,7 +246,7 @@ def _insert_copy(node: fx.Node) -> fx.Node:
     value = node.meta["val"]
     copied_value = value.clone()  # this may raise, so it is done before the graph is changed
     with node.graph.inserting_after(node):
-        name = f"{node.name}_as_it_was"
+        name = f"{node.name}{AS_IT_WAS}"
         copy = node.graph.create_node("call_function", torch.ops.aten.clone.default, (node,), name=name)
     copy.meta = {**node.meta, "val": copied_value, "phase": "forward", COPY: True}
     copy.meta.update(saved_value=value, saved_name=copy.name)

@@ -16,16 +16,20 @@ choice within that limit is used. If no choice is within the limit, the default 
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence, Set
 from typing import Any
 
 from torch import fx
 
 from aotlab.errors import UsageError
-from aotlab.partition.choice import Choice, Chooser
+from aotlab.partition.choice import Choice, Chooser, saved_of
 from aotlab.partition.costs import ONCE, is_cheap
 from aotlab.partition.default import default_partition, default_parts
 from aotlab.partition.joint_analysis import JointAnalysis, caller_reachable, held_bytes, with_copies
+from aotlab.partition.replace_saved import mask_chain, visible
+
+#: The reason for saving a value that the user chose.
+CHOSEN = "the option `save` names it"
 
 
 def min_cut_rematerialization_partition(
@@ -35,12 +39,14 @@ def min_cut_rematerialization_partition(
     *,
     num_fwd_outputs: int,
     static_lifetime_input_indices: Sequence[int] | None = None,
-    memory_budget: float = 1.0,
+    memory_budget: float | None = 1.0,
+    save: Collection[str] = (),
+    recompute: Collection[str] = (),
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint graph so that saving values for the backward and computing them again cost least together.
 
     The signature equals the one of ``torch._functorch.partitioners.min_cut_rematerialization_partition`` in torch 2.13,
-    with the additional parameter ``memory_budget``.
+    with the additional parameters ``memory_budget``, ``save`` and ``recompute``.
 
     Parameters
     ----------
@@ -55,10 +61,16 @@ def min_cut_rematerialization_partition(
         outputs themselves, as in a checkpoint. If such a tensor was written before the backward, the backward raises.
         After a write that does not move the version counter (to ``x.data``), the backward uses the new values. At 1,
         values are computed again from copies of these tensors. If upstream traced the joint graph, copies are used at
-        every budget, because such a graph does not say which inputs the call overwrites.
+        every budget, because such a graph does not say which inputs the call overwrites. None begins with the choice of
+        the default partitioner; only ``save`` and ``recompute`` change it.
+    save, recompute
+        The names of nodes that are saved, and of nodes that the backward computes again, whatever the budget chose.
+        Names of other graphs have no effect. To compute a node again, further values may be needed that must not be
+        computed twice; these are saved, too.
 
     Returns a forward and a backward, as `default_partition` does. ``meta["kept_because"]`` of each saved node says why
-    it is saved. Raises `UsageError` if the budget is not between 0 and 1.
+    it is saved. Raises `UsageError` if the budget is not between 0 and 1, or if a node in ``recompute`` must not be
+    computed again.
 
     Examples
     --------
@@ -70,29 +82,63 @@ def min_cut_rematerialization_partition(
     >>> saved(aotlab.default_partition), saved(aotlab.min_cut_rematerialization_partition)
     (['add', 'exp'], ['add'])
     """
-    if type(memory_budget) not in (int, float) or not 0 <= memory_budget <= 1:
+    by_default = memory_budget is None and bool(save or recompute)
+    if not by_default and (type(memory_budget) not in (int, float) or not 0 <= (memory_budget or 0) <= 1):
         raise UsageError(f"memory_budget is a number from 0 (least memory) to 1 (least time), not {memory_budget}")
     graph = joint_module.graph
-    most = held_bytes(default_parts(graph, num_fwd_outputs)[2], graph, num_fwd_outputs)
+    saved_by_default = default_parts(graph, num_fwd_outputs)[2]
+    most = held_bytes(saved_by_default, graph, num_fwd_outputs)
     reachable = caller_reachable(graph, num_fwd_outputs)
     # A joint graph that upstream traced does not say which inputs the call overwrites (for example the statistics of a
     # batch norm), so values are computed again from copies at every budget.
     unsure = not any("phase" in node.meta for node in graph.nodes)
     with with_copies(reachable, lambda node: is_cheap(node) and (unsure or memory_budget == 1)):
         joint = JointAnalysis(graph, num_fwd_outputs, static_lifetime_input_indices or (), reachable)
-        chooser = Chooser(joint)
-        choice = chooser.fastest()
-        if _held(joint, choice) > most:
-            choice = chooser.within(most, choice)
-        if memory_budget < 1:
-            choice = chooser.lowered(memory_budget, choice)
-        if _held(joint, choice) <= most:
-            saved = frozenset(choice.saved)
-            return joint.split(joint_module, choice.saved, {node: _reason(node, saved, joint) for node in saved})
+        choice = _chosen(joint, memory_budget, most)
+        if save or recompute:
+            fits = choice is not None and _held(joint, choice) <= most
+            first = choice.saved if choice is not None and fits else _masks(joint, saved_by_default)
+            named = {node.name: joint.same.get(node, node) for node in graph.nodes}
+            wanted = {named[name] for name in save if name in named}
+            unwanted = {named[name] for name in recompute if name in named}
+            saved = saved_of(joint, {*first, *wanted} - unwanted)
+            banned = {node for node in unwanted if node in joint.costs and joint.costs[node].recompute is None}
+            _check_computed_again(joint, banned | unwanted.intersection(saved))
+            reasons = {node: CHOSEN if node in wanted else _reason(node, frozenset(saved), joint) for node in saved}
+            return joint.split(joint_module, saved, reasons)
+        if choice is not None and _held(joint, choice) <= most:
+            nodes = frozenset(choice.saved)
+            return joint.split(joint_module, choice.saved, {node: _reason(node, nodes, joint) for node in nodes})
     return default_partition(joint_module, _joint_inputs, num_fwd_outputs=num_fwd_outputs)
 
 
-def _held(joint: JointAnalysis, choice: Choice) -> int:
+def _chosen(joint: JointAnalysis, budget: float | None, most: int) -> Choice[fx.Node] | None:
+    """Return the fastest choice within a budget and, if possible, within ``most`` bytes."""
+    if budget is None:
+        return None
+    chooser = Chooser(joint)
+    choice = chooser.fastest()
+    if _held(joint, choice) > most:
+        choice = chooser.within(most, choice)
+    return chooser.lowered(budget, choice) if budget < 1 else choice
+
+
+def _masks(joint: JointAnalysis, saved: Sequence[fx.Node]) -> list[fx.Node]:
+    """Replace saved numbers by the bools that they are computed from, as the partition stage does by default."""
+    ends = visible(joint.graph, len(joint.outputs))
+    masks = [mask_chain(node, ends)[-1] for node in saved]
+    return [joint.same.get(node, node) for node in masks]
+
+
+def _check_computed_again(joint: JointAnalysis, refused: Collection[fx.Node]) -> None:
+    """Raise `UsageError` if there are nodes that should be computed again, but must be saved."""
+    for node in refused:
+        bans = [joint.costs[each].ban for each in (node, *joint.inputs[node])]
+        why = next(filter(None, bans), "it depends on an op that must not run twice")
+        raise UsageError(f"`{node.name}` cannot be computed again: {why}")
+
+
+def _held(joint: JointAnalysis, choice: Choice[fx.Node]) -> int:
     return held_bytes(choice.saved, joint.graph, len(joint.outputs))
 
 

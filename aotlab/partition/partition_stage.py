@@ -26,7 +26,14 @@ from aotlab.capture.signals import RunEagerly
 from aotlab.errors import RandomOpError
 from aotlab.ir import fx_graphs as ir
 from aotlab.partition.default import default_partition
-from aotlab.partition.replace_saved import save_clones, save_further, save_masks, save_roots_of_views, take_sizes
+from aotlab.partition.replace_saved import (
+    run_late,
+    save_clones,
+    save_further,
+    save_masks,
+    save_roots_of_views,
+    take_sizes,
+)
 from aotlab.partition.saved_descriptions import FOR_DERIVATIVES, SavedValue, describe_saved
 from aotlab.trace.live_trace import Trace
 from aotlab.trace.records import TraceRecord
@@ -41,7 +48,9 @@ class PartitionRecord:
 
     If nothing is differentiated, ``backward`` is None and nothing is saved. The forward returns ``num_forward_outputs``
     outputs, then the saved values. ``saved_inputs`` has the positions, in ``saved``, of the values that are inputs of
-    the graph. The caller may resize such a tensor before the backward runs, so the run-time code checks it.
+    the graph. The caller may resize such a tensor before the backward runs, so the run-time code checks it. ``joint``
+    is the joint graph that was split (None if nothing is differentiated), and ``static`` are the positions of
+    parameters and buffers among its primals.
     """
 
     partitioner: str
@@ -50,6 +59,8 @@ class PartitionRecord:
     saved: tuple[SavedValue, ...]
     num_forward_outputs: int
     saved_inputs: tuple[int, ...] = ()
+    joint: fx.GraphModule | None = None
+    static: tuple[int, ...] = ()
 
     @property
     def op_count(self) -> int:
@@ -106,6 +117,7 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
     ir.drop_unused(backward.graph, lambda node: node.op in ("placeholder", "output"))
     if function is default_partition:  # it saves what autograd saves, with a mask where that takes no more time
         save_masks(forward, backward, count)
+        run_late(backward.graph)
         save_further(forward, backward, _saved_for_derivatives(forward, count, trace), FOR_DERIVATIVES)
     save_roots_of_views(forward, backward, count, _placeholders_of(forward, trace, trace.bases))
     save_clones(forward, _placeholders_of(forward, trace, trace.overwritten), count)
@@ -133,6 +145,8 @@ def run(trace_record: TraceRecord, trace: Trace, partitioner: Partitioner) -> tu
         saved=describe_saved(forward, backward, count, trace, split.saved_names, split.copies),
         num_forward_outputs=count,
         saved_inputs=tuple(n for n, node in enumerate(saved) if node.op == "placeholder"),
+        joint=trace_record.module,
+        static=tuple(static),
     )
     return record, split
 

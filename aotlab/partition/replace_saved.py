@@ -8,6 +8,7 @@ the number of forward outputs, after which the forward returns its saved values.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Sequence
 
 import torch
@@ -22,8 +23,8 @@ def save_roots_of_views(forward: fx.GraphModule, backward: fx.GraphModule, count
 
     Saved views of the synthetic ``bases`` are not replaced here; `save_clones` clones them later.
     """
-    visible = _visible(forward, count) - bases
-    _save_roots(forward, backward, count, lambda node: view_chain(node, visible) or [node])
+    ends = visible(forward.graph, count) - bases
+    _save_roots(forward, backward, count, lambda node: view_chain(node, ends) or [node])
 
 
 def save_masks(forward: fx.GraphModule, backward: fx.GraphModule, count: int) -> None:
@@ -31,28 +32,41 @@ def save_masks(forward: fx.GraphModule, backward: fx.GraphModule, count: int) ->
 
     For example, a dropout's mask is saved in place of its scaled mask, and the backward scales the mask again.
     """
-    visible = _visible(forward, count)
+    visible_nodes = visible(forward.graph, count)
 
     def chain_to_mask(node: fx.Node) -> list[fx.Node]:
-        chain = [node]
-        while node not in visible and node.meta["val"].dtype is not torch.bool:
-            if not _is_elementwise_of_one(node):
-                return chain[:1]
-            node = node.all_input_nodes[0]
-            chain.append(node)
-        if node.meta["val"].dtype is not torch.bool:
-            return chain[:1]
+        chain = mask_chain(node, visible_nodes)
         if len(chain) > 1:
-            node.meta["kept_because"] = "bools take less memory than the numbers that are computed from them"
+            chain[-1].meta["kept_because"] = "bools take less memory than the numbers that are computed from them"
         return chain
 
     _save_roots(forward, backward, count, chain_to_mask)
 
 
-def _visible(forward: fx.GraphModule, count: int) -> set[fx.Node]:
+def mask_chain(node: fx.Node, ends: Collection[fx.Node]) -> list[fx.Node]:
+    """Return the nodes from a saved value back to the tensor of bools that is saved in its place, if there is one.
+
+    The search does not go beyond the nodes in ``ends``. Without a tensor of bools, the list has only ``node``.
+    """
+    chain = [node]
+    while isinstance(value := chain[-1].meta["val"], Tensor) and value.dtype is not torch.bool:
+        if chain[-1] in ends or not _is_elementwise_of_one(chain[-1]):
+            return chain[:1]
+        chain.append(chain[-1].all_input_nodes[0])
+    return chain
+
+
+def run_late(graph: fx.Graph) -> None:
+    """Move the ops of the forward in a backward graph to their first use. Before it, their results are not alive."""
+    for node in reversed(list(graph.nodes)):
+        is_op = isinstance(node.target, OpOverload) or node.target is operator.getitem
+        if is_op and node.users and ir.phase_of(node) == "forward" and not ir.must_stay(node):
+            min(node.users).prepend(node)
+
+
+def visible(graph: fx.Graph, count: int) -> set[fx.Node]:
     """Return the nodes of tensors that the caller can see: inputs and the first ``count`` outputs."""
-    outputs = ir.output_args(forward.graph)[:count]
-    return {*ir.placeholders(forward.graph), *(node for node in outputs if node is not None)}
+    return {*ir.placeholders(graph), *(node for node in ir.output_args(graph)[:count] if node is not None)}
 
 
 def _is_elementwise_of_one(node: fx.Node) -> bool:

@@ -56,6 +56,13 @@ def _graph_figure(report: Report) -> object:
     return graph_figure(report)
 
 
+def _budgets_figure(report: Report) -> object:
+    """Draw the memory budgets; see `_figure`."""
+    from aotlab.report.budgets_figure import budgets_figure
+
+    return budgets_figure(report)
+
+
 def _timeline_figure(report: Report) -> object:
     """Draw the time line; see `_figure`."""
     from aotlab.report.timeline_figure import timeline_figure
@@ -63,10 +70,19 @@ def _timeline_figure(report: Report) -> object:
     return timeline_figure(report)
 
 
+def _storages_figure(report: Report) -> object:
+    """Draw the storages; see `_figure`."""
+    from aotlab.report.storages_figure import storages_figure
+
+    return storages_figure(report)
+
+
 DRAWING.update(
+    budgets_figure=_budgets_figure,
     figure=_figure,
     graph_figure=_graph_figure,
     memory_figure=_memory_figure,
+    storages_figure=_storages_figure,
     timeline_figure=_timeline_figure,
 )
 DRAWING.update(export=export, exported=exported_html)

@@ -12,9 +12,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from aotlab.report.choices import graph_choices
 from aotlab.report.groups import input_groups, storage_groups
 from aotlab.report.memory import graph_memory
-from aotlab.report.model import AutogradNode, Group, Input, Memory, Output, Placeholder, Result, Span, Storage, Written
+from aotlab.report.model import (
+    Access,
+    AutogradNode,
+    Choices,
+    Group,
+    Input,
+    Memory,
+    Output,
+    Placeholder,
+    Result,
+    Span,
+    Step,
+    Storage,
+    Written,
+)
 from aotlab.report.rows import (
     InputOrOutput,
     TraceFacts,
@@ -27,6 +42,7 @@ from aotlab.report.rows import (
     with_written_bytes,
 )
 from aotlab.report.snapshots import Snapshot
+from aotlab.report.steps import located, step_rows
 from aotlab.report.wrappers import marked_inputs, names_of_results, outputs_of, with_wrappers
 
 if TYPE_CHECKING:
@@ -50,6 +66,7 @@ class Joined:
     inputs: tuple[Input, ...] = ()
     outputs: tuple[Output, ...] = ()
     storages: tuple[Storage, ...] = ()
+    steps: tuple[Step, ...] = ()
     autograd: tuple[AutogradNode, ...] = ()
     input_groups: tuple[Group, ...] = ()
     storage_groups: tuple[Group, ...] = ()
@@ -104,6 +121,17 @@ def _memory(snapshots: Sequence[Snapshot], joined: Joined) -> Memory | None:
     )
 
 
+def choices_of(snapshots: Sequence[Snapshot], joined: Joined) -> Choices | None:
+    """Model the choices of saved values of an entry; None if it saves nothing."""
+    split = next((each for each in snapshots if each.values is not None), None)
+    compiled = [graph for each in snapshots for graph in each.compiled]
+    if split is None or split.values is None:
+        return None
+    fuses = any(graph.backend == "inductor" for graph in compiled)
+    names = {row.name for row in split.saved}
+    return graph_choices(split.values, names, split.partitioner, joined.inputs, joined.results, fuses=fuses)
+
+
 def _backwards(
     snapshots: Sequence[Snapshot], whole: tuple[NodeRecord, ...], count: int
 ) -> list[tuple[NodeRecord, ...]]:
@@ -129,14 +157,31 @@ def _tangents(nodes: Sequence[NodeRecord]) -> tuple[str, ...]:
     return tuple([node.name for node in nodes if node.op == "placeholder" and node.target.startswith("tangents")])
 
 
-def numbered(joined: Joined, numbers: Mapping[int, int]) -> Joined:
-    """Renumber the storages; ``numbers`` maps a storage's number within the entry to its number in the report."""
+def temporaries(joined: Joined) -> int:
+    """Return the number of storages that exist only while the program of an entry runs."""
+    return -min([each.storage for step in joined.steps for each in step.makes], default=0)
+
+
+def numbered(joined: Joined, numbers: Mapping[int, int], before: int = 0) -> Joined:
+    """Renumber the storages; ``numbers`` maps a storage's number within the entry to its number in the report.
+
+    ``before`` is the number of temporary storages in earlier entries.
+    """
 
     def moved(row: InputOrOutput) -> InputOrOutput:
         return row if row.storage is None else replace(row, storage=numbers[row.storage])
 
+    def moved_access(access: Access) -> Access:
+        number = access.storage
+        return replace(access, storage=number - before if number < 0 else numbers[number])
+
+    def moved_step(step: Step) -> Step:
+        reads, writes, makes = (tuple(map(moved_access, each)) for each in (step.reads, step.writes, step.makes))
+        return replace(step, reads=reads, writes=writes, makes=makes)
+
     return replace(
         joined,
+        steps=tuple(map(moved_step, joined.steps)),
         inputs=tuple(map(moved, joined.inputs)),
         outputs=tuple(map(moved, joined.outputs)),
         storages=tuple([replace(each, number=numbers[each.number]) for each in joined.storages]),
@@ -171,6 +216,7 @@ def _joined(snapshots: Iterable[Snapshot]) -> Joined:
     outputs, owners = output_rows(
         facts.metadata, kept_inputs, first=1 + max((i.storage for i in inputs if i.storage is not None), default=-1)
     )
+    outputs = located(facts, kept_inputs, outputs)
     storages = storage_rows(inputs, outputs, sizes, owners)
     written: dict[int | None, list[Written]] = {}
     for row, windows in zip(kept_inputs, facts.written, strict=False):
@@ -179,6 +225,7 @@ def _joined(snapshots: Iterable[Snapshot]) -> Joined:
     storages = tuple([with_written_bytes(each, written.get(each.number, ()), tensors_of) for each in storages])
     placeholders = tuple(placeholder_rows(inputs, tensors, dedupe, facts))
     results = tuple(result_rows(inputs, facts))
+    steps = step_rows(facts, kept_inputs, outputs, results, storages)
     inputs, outputs = _in_graph(inputs, outputs, placeholders, results)
     if wrapped is not None:
         inputs = with_wrappers(inputs, wrapped)
@@ -191,6 +238,7 @@ def _joined(snapshots: Iterable[Snapshot]) -> Joined:
         inputs=inputs,
         outputs=outputs,
         storages=storages,
+        steps=steps,
         autograd=facts.autograd,
     )
 

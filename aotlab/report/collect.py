@@ -20,10 +20,24 @@ from typing import NamedTuple
 
 from aotlab import config, events
 from aotlab.errors import RefusedError, UserLine
-from aotlab.report.assemble import Joined, assemble, numbered
+from aotlab.report.assemble import Joined, assemble, choices_of, numbered, temporaries
 from aotlab.report.dynamo_breaks import DYNAMO, RESUMED, STEPPED, dynamo_reasons, graph_break
 from aotlab.report.environment import environment, switch_value
-from aotlab.report.model import Call, Calls, Frame, Graph, GraphBreakRow, Guard, Miss, Refusal, Report, Stage, Switch
+from aotlab.report.model import (
+    Call,
+    Calls,
+    Choices,
+    Frame,
+    Graph,
+    GraphBreakRow,
+    Guard,
+    Miss,
+    Refusal,
+    Report,
+    Stage,
+    Switch,
+    TimelineRow,
+)
 from aotlab.report.recompiles import misses
 from aotlab.report.snapshots import Snapshot, backward_snapshot, snapshot
 from aotlab.report.spent import Spent
@@ -34,6 +48,10 @@ from aotlab.report.views import Views
 
 #: The number of calls per frame that a report stores one by one; the counters count all calls.
 RECENT_CALLS = 1000
+
+#: The activities that the report of a running cell lists, and how many of them.
+STEPS = ("dynamo", "upstream", "trace", "partition", "header", "compile", "backward", "verification", "timing")
+MOST_STEPS = 100
 
 
 class _CallNote(NamedTuple):
@@ -66,6 +84,14 @@ class _EntryLog:
     # the key changes, the rows are made again.
     assembled: tuple[object, Joined] | None = None
     joined: tuple[object, Joined] | None = None  # like `assembled`, but storages have their numbers in the report
+
+    choices: tuple[Choices | None] | None = None  # the result of `choices_of`, in a cache
+
+    def choices_with(self, joined: Joined) -> Choices | None:
+        """Return the choices of saved values. The first call takes a while, so it is made when the report is read."""
+        if self.choices is None:
+            self.choices = (choices_of(self.snapshots, joined),)
+        return self.choices[0]
 
     def alone(self, stage: Stage, event: events.StageFinished | events.BackwardCompiled) -> Stage:
         """Return ``stage`` without the time of the backwards that were derived while the stage ran.
@@ -175,9 +201,15 @@ class Recording(Views[Report]):
 
     def hear(self, event: events.Event) -> None:
         """Record one event; this is the listener that `aotlab.events` calls."""
-        if type(event) is events.Called:
+        if isinstance(event, events.Begun | events.GraphStarted | events.KernelStarted):
+            return
+        if isinstance(event, events.Called | events.KernelFinished):
             with self._lock:
-                self._called(event)
+                if isinstance(event, events.Called):
+                    self._called(event)
+                else:
+                    name = f"{event.name} (from a cache)" if event.cached else event.name
+                    self._spent.add_kernel(name, event.at_ns, event.duration_ns, event.entry, event.engine)
             return
         try:
             # Take the snapshot before taking the lock, because converting graphs takes time. The snapshot needs no
@@ -301,27 +333,45 @@ class Recording(Views[Report]):
 
     def _build(self) -> Report:
         end_ns = self._end_ns if self._end_ns is not None else time.perf_counter_ns()
-        seen: dict[str, int] = {}
         spent = self._spent.rows(end_ns)
         self._join()
-        frames = []
-        for log in self._frames.values():
-            function = RESUMED.sub(r"\1 after line \2", log.function)
-            seen[function] = seen.get(function, 0) + 1
-            name = function if seen[function] == 1 else f"{function} #{seen[function]}"
-            frames.append(self._build_frame(name, function, log))
+        frames = [self._build_frame(*each) for each in self._named_frames()]
+        return replace(
+            self.head(),
+            duration_ns=sum(row.duration_ns for row in spent),
+            frames=tuple(frames),
+            graph_break_rows=tuple(self._breaks),
+            time_rows=spent,
+            timeline_rows=with_moments(self._spent.timeline(self._places()), frames, self._breaks),
+            notes=tuple(self._notes),
+        )
+
+    def head(self) -> Report:
+        """Return a report that has only the name, the identifier, the time and the environment."""
         return Report(
             name=self._name,
             identifier=self.identifier,
             created=self._created,
-            duration_ns=sum(row.duration_ns for row in spent),
             environment=environment(self._config),
-            frames=tuple(frames),
-            graph_break_rows=tuple(self._breaks),
-            time_rows=spent,
-            timeline_rows=with_moments(self._spent.timeline(frames), frames, self._breaks),
-            notes=tuple(self._notes),
         )
+
+    def ended_activities(self) -> tuple[TimelineRow, ...]:
+        """Return the captures, the longer stages and the comparisons that have ended: the latest `MOST_STEPS`."""
+        with self._lock:
+            return tuple([row for row in self._spent.timeline(self._places()) if row.stage in STEPS][-MOST_STEPS:])
+
+    def _named_frames(self) -> Iterator[tuple[str, str, _FrameLog]]:
+        """Yield the name of each frame in the report, the name of its function, and its events."""
+        seen: dict[str, int] = {}
+        for log in self._frames.values():
+            function = RESUMED.sub(r"\1 after line \2", log.function)
+            seen[function] = seen.get(function, 0) + 1
+            yield function if seen[function] == 1 else f"{function} #{seen[function]}", function, log
+
+    def _places(self) -> dict[int, tuple[str, int]]:
+        """Map the numbers of all entries to the keys of their graphs in the report: frame and index."""
+        frames = list(self._named_frames())
+        return {entry: (name, index) for name, _, log in frames for index, entry in enumerate(log.entries)}
 
     def _join(self) -> None:
         """Join the snapshots of each entry, and number the storages for the whole report.
@@ -329,6 +379,7 @@ class Recording(Views[Report]):
         If several entries use a storage, it has the same number in all of them.
         """
         numbers: dict[object, int] = {}
+        before = 0
         for log in self._entries.values():
             made_of = len(log.snapshots), log.storage_ids
             if log.assembled is None or log.assembled[0] != made_of:
@@ -339,8 +390,9 @@ class Recording(Views[Report]):
                 number: numbers.setdefault((log.entry, number) if key is None else key, len(numbers))
                 for number, key in keys.items()
             }
-            if log.joined is None or log.joined[0] != (made_of, storage_keys):
-                log.joined = (made_of, storage_keys), numbered(joined, storage_keys)
+            if log.joined is None or log.joined[0] != (made_of, storage_keys, before):
+                log.joined = (made_of, storage_keys, before), numbered(joined, storage_keys, before)
+            before += temporaries(joined)
 
     def _build_frame(self, name: str, function: str, log: _FrameLog) -> Frame:
         indices: dict[int | None, int] = {entry: index for index, entry in enumerate(log.entries)}
@@ -394,6 +446,7 @@ class Recording(Views[Report]):
             inputs=joined.inputs,
             outputs=joined.outputs,
             storages=joined.storages,
+            steps=joined.steps,
             input_groups=joined.input_groups,
             storage_groups=joined.storage_groups,
             saved=tuple([value for each in log.snapshots for value in each.saved]),
@@ -402,6 +455,7 @@ class Recording(Views[Report]):
             guards=_guards(log.finished),
             autograd=joined.autograd,
             memory=joined.memory,
+            choices=None if log.finished is None else log.choices_with(joined),
             random_ops=() if trace is None else trace.random_ops,
             static_since="" if trace is None else trace.static_since,
             reused=log.reused,

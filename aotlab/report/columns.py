@@ -167,6 +167,21 @@ COLUMNS: dict[str, dict[str, Column]] = {
         ),
         "part_of": (_TEXT, "the outermost argument or output that wraps the tensor"),
     },
+    "steps": {
+        **_KEY,
+        "index": (_COUNT, "position of the step in the program"),
+        "kind": (
+            _TEXT,
+            "call (the program called a torch function), graph (the graph copies a new value into an input), or "
+            "epilogue (the epilogue copies a value into an input, changes its sizes, or makes a view again)",
+        ),
+        "step": (_TEXT, "the call or the statement of the epilogue, as code"),
+        "nodes": (_TEXT, "the nodes of the traced graph for this step, separated by commas"),
+        "reads": (_TEXT, "the bytes that the step reads: the storage and the positions; t1 is a temporary storage"),
+        "writes": (_TEXT, "the bytes that the step writes"),
+        "makes": (_TEXT, "the bytes of the tensors that the step makes"),
+        **LINE,
+    },
     "stages": {
         **_KEY,
         "index": (_COUNT, "position of the stage in the pipeline"),
@@ -246,6 +261,29 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "at_peak": (_TRUTH, "whether the storage is alive at the step with the most bytes"),
         "module": (_TEXT, "the path of the module that allocated the storage"),
         **LINE,
+    },
+    "budgets": {
+        **_KEY,
+        "partitioner": (
+            _TEXT,
+            "the partitioner that chooses the saved values: default (eager's values) or min-cut",
+        ),
+        "memory_budget": (
+            _NUMBER,
+            "the memory budget from 0 (least memory) to 1; missing for the default partitioner",
+        ),
+        "save": (_TEXT, "values that are saved in any case, separated by commas"),
+        "recompute": (_TEXT, "values that the backward computes again in any case, separated by commas"),
+        "current": (_TRUTH, "whether the graph was compiled with this choice"),
+        "saved_values": (_COUNT, "number of saved values"),
+        "saved_bytes": (_COUNT, "memory in bytes that is held only for the backward, by the model"),
+        "peak_bytes": (_COUNT, "peak in bytes of the memory of a training step, by the model"),
+        "recomputed_ops": (_COUNT, "number of ops that the backward computes again, without views"),
+        "recompute_cost": (_NUMBER, "estimated time of these ops, as a fraction of forward and backward"),
+        "measured_peak_bytes": (_COUNT, "measured peak in bytes, with parameters and inputs; missing if not measured"),
+        "forward_ns": (_COUNT, "measured median time of the forward, in ns"),
+        "backward_ns": (_COUNT, "measured median time of the backward, in ns"),
+        "equal": (_TRUTH, "whether the measured results equal eager's; missing if not compared"),
     },
     "memory_curve": {
         **_KEY,
@@ -367,7 +405,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
             "stock torch.compile for the phases that torch logged",
         ),
         "phase": (_TEXT, "the activity, or torch's name for the phase of the compilation"),
-        "stage": (_TEXT, "the kind in the table time to which the phase's own time belongs"),
+        "stage": (_TEXT, "the kind in the table time to which the phase's own time belongs; kernel for a kernel"),
         "start_ns": (
             _COUNT,
             "the begin of the phase, in ns since the recording began; in a report that was read from logs, since the "

@@ -163,7 +163,7 @@ def _facts(report: Report) -> Iterator[Fact]:
     if report.cell is not None and report.cell.error is not None:
         at = "" if report.cell.error_line is None else f" (line {report.cell.error_line})"
         key, title = ("interrupted", "interrupted") if interrupted(report.cell) else ("error", "ended with")
-        yield Fact(key=key, title=title, sentence=report.cell.error + at)
+        yield Fact(key=key, title=title, sentence=(report.cell.stopped or report.cell.error) + at)
     for frame in report.frames:
         if frame.limit and frame.calls.eager:
             eager = f"{frame.calls.eager} of {amount(frame.calls.total, 'call')} of {frame.name} ran eagerly"

@@ -18,7 +18,18 @@ from typing import TypeVar, cast
 from aotlab.report.counts import counted
 from aotlab.report.groups import most_telling
 from aotlab.report.markup import clean
-from aotlab.report.model import Graph, Input, Memory, Report, Saved, Storage, TimelineRow, VerificationRow
+from aotlab.report.model import (
+    Choices,
+    Graph,
+    Input,
+    Memory,
+    Report,
+    Saved,
+    Step,
+    Storage,
+    TimelineRow,
+    VerificationRow,
+)
 from aotlab.report.text import amount, listed
 
 R = TypeVar("R")
@@ -30,6 +41,7 @@ _UNSEEN = frozenset({"nodes", "autograd", "compiled", "results"})
 _TABS = {
     "mutated_outside": "Inputs",
     "storages": "Storage map",
+    "steps": "Storage map",
     "codes": "Stages",
     "text": "Stages",
     "source": "Kernels",
@@ -42,6 +54,8 @@ _TABS = {
     "engine_rows": "Engines",
     "run_rows": "Two runs",
     "memory_curves": "Memory",
+    "choices": "Memory",
+    "applied_rows": "Memory",
     **{name: name.capitalize() for name in ("inputs", "outputs", "stages", "saved", "memory", "kernels")},
 }
 #: The tab that shows all other fields: graphs, guards, placeholders, calls and refusals.
@@ -208,8 +222,8 @@ class _Cutter:
             return cast("R", self._text(name, value))
         if isinstance(value, tuple):
             return cast("R", tuple([self.visit(name, item) for item in self._table(name, value)]))
-        if isinstance(value, Memory):
-            return cast("R", self._memory(value))
+        if isinstance(value, Memory | Choices):
+            return cast("R", self._whole(name, value))
         if isinstance(value, Graph) and self._limits is not None:
             value = cast("R", replace(value, cut=True))
         if is_dataclass(value) and not isinstance(value, type):
@@ -220,14 +234,17 @@ class _Cutter:
             return cast("R", kind(**visited))
         return value
 
-    def _memory(self, value: Memory) -> Memory | None:
-        """Return the record without changes, or None if it is long. With missing storages the curve would be wrong."""
+    def _whole(self, field: str, value: Memory | Choices) -> Memory | Choices | None:
+        """Return the record without changes, or None if it is long. With missing items the curve would be wrong.
+
+        ``field`` is the field of the graph that contains the record.
+        """
         count = len(value.names)
         if self._limits is None or count <= 10 * self._limits.rows:
             whole = _Cutter(None)
-            return Memory(**{name: whole.visit(name, getattr(value, name)) for name in _names_of(Memory)})
-        _, total = self._rows.get("memory", (0, 0))
-        self._rows["memory"] = (0, total + count)
+            return replace(value, **{name: whole.visit(name, getattr(value, name)) for name in value.__slots__})
+        _, total = self._rows.get(field, (0, 0))
+        self._rows[field] = (0, total + count)
         return None
 
     def _text(self, name: str, value: str) -> str:
@@ -252,9 +269,9 @@ class _Cutter:
             return rows
         if name == "notes":
             return rows[:20]
-        # Tuples of plain values (such as shapes) and the field `written` belong to one row, so they are not shortened.
-        # Nor are the facts, because they are few, and the page needs all of them.
-        if not is_dataclass(rows[0]) or name in ("facts", "written"):
+        # Tuples of plain values (such as shapes), the field `written` and the tensors of a step belong to one row, so
+        # they are not shortened. Nor are the facts, because they are few, and the page needs all of them.
+        if not is_dataclass(rows[0]) or name in ("facts", "written", "reads", "writes", "makes"):
             return rows
         most = self._limits.graphs if name in ("frames", "graphs") else self._limits.rows
         if len(rows) <= most:
@@ -267,6 +284,10 @@ class _Cutter:
             phases = cast("tuple[TimelineRow, ...]", rows)
             longest = set(sorted(range(len(phases)), key=lambda n: -phases[n].duration_ns)[:most])
             return tuple([phase for n, phase in enumerate(phases) if n in longest])
+        if isinstance(rows[0], Step):
+            steps = cast("tuple[Step, ...]", rows)
+            order = sorted(range(len(steps)), key=lambda n: steps[n].kind == "call" and not steps[n].writes)
+            return tuple([steps[n] for n in sorted(order[:most])])
         if isinstance(rows[0], VerificationRow):
             # The reader must see the differences, so they come first.
             rows = tuple(sorted(rows, key=lambda row: cast("VerificationRow", row).equal))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from dataclasses import replace
+from html import escape
 
 from aotlab.report.compare import differences
 from aotlab.report.counts import count, counted
@@ -48,6 +49,14 @@ def whole(report: Report) -> dict[str, object]:
     frames = [replace(frame, graphs=each) for frame, each in zip(report.frames, graphs, strict=True)]
     nodes = [[_packed_nodes(graph.nodes) for graph in frame.graphs] for frame in report.frames]
     return pack(replace(report, frames=tuple(frames)).to_dict(sparse=True), nodes)
+
+
+def running_bundle(report: Report) -> dict[str, object]:
+    """Return the MIME bundle of the small report of a running cell, which the bundle of the final report replaces."""
+    assert report.running is not None
+    line = f"aotlab · {report.running.text} …"
+    data = counted(report).to_dict(sparse=True)
+    return {MIME_TYPE: data, "text/html": f"<i>{escape(clean(line))}</i>", "text/plain": clean(line)}
 
 
 def _packed(report: Report) -> tuple[Report, dict[str, object]]:
@@ -109,7 +118,7 @@ def _html(report: Report) -> str:
     """
     frames = []
     for frame in report.frames:
-        graphs = [replace(each, guards=(), kernels=(), saved=(), stages=()) for each in frame.graphs]
+        graphs = [replace(each, guards=(), kernels=(), saved=(), stages=(), steps=()) for each in frame.graphs]
         frames.append(replace(frame, graphs=tuple(graphs)))
     different = tuple([row for row in report.verification_rows if not row.equal])
     report = replace(report, frames=tuple(frames), verification_rows=different, timeline_rows=())

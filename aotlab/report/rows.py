@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from aotlab.capture.call import ArgumentRecord, CaptureRecord
     from aotlab.capture.dedupe import DedupeRecord
     from aotlab.capture.synthetic_bases import SyntheticBasesRecord
+    from aotlab.trace.program_calls import Program
     from aotlab.trace.records import SizeOf
 
 
@@ -33,7 +34,7 @@ class TraceFacts:
 
     Attributes
     ----------
-    training, metadata, random_ops, bases, sizes, static_since
+    training, metadata, random_ops, bases, sizes, static_since, program
         The fields of `aotlab.trace.records.TraceRecord` of these names.
     autograd
         The autograd nodes that a call adds to the caller's autograd graph.
@@ -53,6 +54,8 @@ class TraceFacts:
         The names of the ``copy_`` nodes with which the graph itself writes mutated inputs.
     gradients
         For each gradient that the traced graph returns: the name of the input, output or node that receives it.
+    operation_nodes
+        The nodes of the traced graph that were written for each recorded op, by the op's index on the tape.
     """
 
     training: bool
@@ -70,6 +73,8 @@ class TraceFacts:
     copies: tuple[str, ...] = ()
     gradients: tuple[str | None, ...] = ()
     static_since: str = ""
+    program: Program | None = None
+    operation_nodes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 def tensor_info(spec: TensorSpec) -> TensorInfo:

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import torch
+from torch import fx
 
 from aotlab.ir.fx_graphs import NodeRecord, node_records, output_args, readable
 from aotlab.ir.metadata import MutationType
+from aotlab.partition.joint_values import JointValues, joint_values
 from aotlab.report.inductor_nodes import inductor_nodes
 from aotlab.report.memory import GraphPair
 from aotlab.report.model import AutogradNode, Code, CompiledGraph, Kernel, Node, Saved, Stage
@@ -59,7 +61,9 @@ class Snapshot:
     compiled: tuple[CompiledGraph, ...] = ()
     kernels: tuple[Kernel, ...] = ()
     pair: GraphPair | None = None
+    values: JointValues | None = None
     generated: tuple[tuple[str, tuple[NodeRecord, ...]], ...] = ()
+    partitioner: str = ""
 
 
 def snapshot(event: StageFinished) -> Snapshot:
@@ -173,9 +177,19 @@ def _trace(stage: Stage, record: TraceRecord) -> Snapshot:
             results=record.outputs,
             gradients=tuple([each for node in record.autograd_nodes for each in node.gradients]),
             returned=tuple(["" if node is None else node.name for node in output_args(record.module.graph)]),
+            program=record.program,
+            operation_nodes=_operation_nodes(record.module.graph),
             copies=tuple([node.name for node in record.module.graph.nodes if node.target is _COPY]),
         ),
     )
+
+
+def _operation_nodes(graph: fx.Graph) -> dict[int, tuple[str, ...]]:
+    names: dict[int, list[str]] = {}
+    for node in graph.nodes:
+        if "operation" in node.meta:
+            names.setdefault(node.meta["operation"], []).append(node.name)
+    return {index: tuple(each) for index, each in names.items()}
 
 
 def _partition(stage: Stage, record: PartitionRecord) -> Snapshot:
@@ -217,6 +231,8 @@ def _partition(stage: Stage, record: PartitionRecord) -> Snapshot:
             output_count=record.num_forward_outputs,
             saved_names=tuple([node.name for node in records.get("backward", ())][: len(saved)]),
         ),
+        values=None if record.joint is None else joint_values(record.joint, record.num_forward_outputs, record.static),
+        partitioner=record.partitioner,
     )
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from aotlab.report.model import Frame, TimelineRow, TimeRow
+from aotlab.report.model import TimelineRow, TimeRow
 
 #: The number of latest intervals that `Spent` stores, because an interval that ends later may contain them.
 _OPEN = 10_000
@@ -21,6 +21,9 @@ _SHOWN = 1000
 #: Shorter intervals of the report itself are not shown.
 _SHORT_NS = 1_000_000
 REST = "rest"
+#: The stage of the rows of kernels on the time line. They have no `TimeRow`, because kernels compile at the same time
+#: as each other, while the compiling thread waits for them in the stage ``compile``.
+KERNEL = "kernel"
 #: The kinds of activity in the order in which a report lists them, each with the name that a page shows.
 KINDS = {
     "dynamo": "Dynamo captures",
@@ -31,6 +34,7 @@ KINDS = {
     "trace": "trace",
     "partition": "partition",
     "compile": "compilation by the backend",
+    "header": "the header of the C++ kernels is prepared",
     "runtime": "the run-time function is written",
     "subclasses": "wrapping of tensor subclasses",
     "between": "guards, and between the stages",
@@ -45,13 +49,18 @@ KINDS = {
 
 
 class _Interval(NamedTuple):
-    """An activity of one thread. ``entry`` is the compiled entry that it belongs to; None if it belongs to no entry."""
+    """An activity of one thread. ``entry`` is the compiled entry that it belongs to; None if it belongs to no entry.
+
+    ``name`` is the name of a kernel, and empty for all other activities. ``engine`` is the engine that needs it.
+    """
 
     begin_ns: int
     end_ns: int
     kind: str
     entry: int | None
     thread: int
+    name: str = ""
+    engine: str = "aotlab"
 
 
 class Spent:
@@ -66,6 +75,7 @@ class Spent:
         self._ended: deque[tuple[int, int, int]] = deque(maxlen=_OPEN)  # begin, end, time of Dynamo captures in it
         self._sums: dict[str, list[int]] = {}
         self._intervals: list[_Interval] = []
+        self._kernels: list[_Interval] = []
         self._rest: int | None = None
 
     def end(self, end_ns: int) -> None:
@@ -103,6 +113,12 @@ class Spent:
             captured = 0
         self._ended.append((outer, end_ns, captured + (max(own_ns, 0) if kind == "dynamo" else 0)))
 
+    def add_kernel(self, name: str, end_ns: int, duration_ns: int, entry: int, engine: str = "aotlab") -> None:
+        """Add the compilation of a kernel to the time line. Its time is a part of the time of the stage."""
+        begin_ns = max(end_ns - duration_ns, self._begin_ns)
+        if len(self._kernels) < _SHOWN:
+            self._kernels.append(_Interval(begin_ns, end_ns, KERNEL, entry, 0, name, engine))
+
     def _left(self, end_ns: int) -> int:
         return max(end_ns - self._begin_ns - sum(spent_ns for spent_ns, _ in self._sums.values()), 0)
 
@@ -127,37 +143,50 @@ class Spent:
             ]
         )
 
-    def timeline(self, frames: Sequence[Frame]) -> tuple[TimelineRow, ...]:
+    def timeline(self, graphs: Mapping[int, tuple[str, int]]) -> tuple[TimelineRow, ...]:
         """Return the activities on the clock, in the order of their begins. Times count from the begin of the run.
 
-        ``frames`` have the graphs of the report, to which the activities belong.
+        ``graphs`` maps the numbers of entries to the keys of their graphs in the report: frame and index.
         """
-        graphs: dict[int | None, tuple[str, int]] = {
-            graph.entry: (frame.name, graph.index) for frame in frames for graph in frame.graphs
-        }
-        threads = {each: n for n, each in enumerate(dict.fromkeys(each.thread for each in self._intervals))}
+        numbers = {each: n for n, each in enumerate(dict.fromkeys(each.thread for each in self._intervals))}
+        threads: list[list[_Interval]] = [[] for _ in numbers]
+        for interval in self._intervals:
+            threads[numbers[interval.thread]].append(interval)
+        threads += _without_overlap(self._kernels)
         rows = []
-        for thread, number in threads.items():
-            ours = sorted([each for each in self._intervals if each.thread == thread], key=lambda i: (i[0], -i[1]))
-            rows += [self._row(*nested, number, graphs) for nested in _nested(ours)]
+        for number, intervals in enumerate(threads):
+            ordered = sorted(intervals, key=lambda i: (i[0], -i[1]))
+            rows += [self._row(*nested, number, graphs) for nested in _nested(ordered)]
         return tuple(sorted(rows, key=lambda row: row.start_ns))
 
     def _row(
-        self, interval: _Interval, depth: int, own_ns: int, thread: int, graphs: Mapping[int | None, tuple[str, int]]
+        self, interval: _Interval, depth: int, own_ns: int, thread: int, graphs: Mapping[int, tuple[str, int]]
     ) -> TimelineRow:
-        frame, graph = graphs.get(interval.entry, (None, None))
+        frame, graph = graphs.get(-1 if interval.entry is None else interval.entry, (None, None))
         return TimelineRow(
             frame=frame,
             graph=graph,
-            phase=KINDS.get(interval.kind, interval.kind),
+            phase=interval.name or KINDS.get(interval.kind, interval.kind),
             stage=interval.kind,
             start_ns=interval.begin_ns - self._begin_ns,
             duration_ns=interval.end_ns - interval.begin_ns,
-            own_ns=own_ns,
+            own_ns=0 if interval.kind == KERNEL else own_ns,
             thread=thread,
             depth=depth,
-            engine="upstream" if interval.kind == "upstream" else "aotlab",
+            engine="upstream" if interval.kind == "upstream" else interval.engine,
         )
+
+
+def _without_overlap(intervals: Iterable[_Interval]) -> list[list[_Interval]]:
+    """Divide intervals into as few lists as possible, so that no two intervals in one list overlap."""
+    lists: list[list[_Interval]] = []
+    for interval in sorted(intervals):
+        free = next((each for each in lists if each[-1].end_ns <= interval.begin_ns), None)
+        if free is None:
+            lists.append([interval])
+        else:
+            free.append(interval)
+    return lists
 
 
 def _nested(intervals: Iterable[_Interval]) -> Iterator[tuple[_Interval, int, int]]:

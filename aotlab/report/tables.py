@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from aotlab.errors import UserLine
 from aotlab.ir.specs import Size, SymExpr
 from aotlab.report.columns import COLUMNS, LINE, TENSOR, meanings
-from aotlab.report.model import MEMORY_KINDS, Frame, Graph, Input, Placeholder, Report, TensorInfo
+from aotlab.report.model import MEMORY_KINDS, AppliedChoice, Frame, Graph, Input, Placeholder, Report, TensorInfo
+from aotlab.report.steps import shown_bytes
 from aotlab.report.text import place, sizes
 
 if TYPE_CHECKING:
@@ -148,6 +149,23 @@ def _storage_rows(report: Report) -> Iterator[Row]:
                 }
 
 
+def _step_rows(report: Report) -> Iterator[Row]:
+    for _, graph, key in _graphs(report):
+        for index, step in enumerate(graph.steps):
+            yield {
+                **key,
+                "index": index,
+                "kind": step.kind,
+                "step": step.text,
+                "nodes": ", ".join(step.nodes) or None,
+                **{
+                    name: "; ".join(map(shown_bytes, getattr(step, name))) or None
+                    for name in ("reads", "writes", "makes")
+                },
+                **_line(step.line),
+            }
+
+
 def _stage_rows(report: Report) -> Iterator[Row]:
     for _, graph, key in _graphs(report):
         for index, stage in enumerate(graph.stages):
@@ -253,6 +271,42 @@ def _memory_rows(report: Report) -> Iterator[Row]:
                 "module": row.module or None,
                 **_line(row.line),
             }
+
+
+def _budget_rows(report: Report) -> Iterator[Row]:
+    for frame, graph, key in _graphs(report):
+        base = 0 if graph.memory is None else graph.memory.base_bytes
+        applied = {
+            (each.partitioner, each.budget, each.save, each.recompute): each
+            for each in report.applied_rows
+            if (each.frame, each.graph) == (frame.name, graph.index)
+        }
+        for row in () if graph.choices is None else graph.choices.rows:
+            found = applied.pop((row.partitioner, row.budget, (), ()), None)
+            modelled = {
+                "current": row.current,
+                "saved_values": len(row.saved),
+                "saved_bytes": row.saved_bytes,
+                "peak_bytes": row.peak_bytes,
+                "recomputed_ops": row.recomputed,
+                "recompute_cost": row.cost,
+            }
+            yield {**key, **_choice(row.partitioner, row.budget), **modelled, **_measured(found, base)}
+        for each in applied.values():
+            choice = _choice(each.partitioner, each.budget, each.save, each.recompute)
+            missing = dict.fromkeys(COLUMNS["budgets"])
+            yield {**missing, **key, "current": False, **choice, **_measured(each, base)}
+
+
+def _choice(partitioner: str, budget: float | None, save: Iterable[str] = (), recompute: Iterable[str] = ()) -> Row:
+    lists = {"save": ",".join(save) or None, "recompute": ",".join(recompute) or None}
+    return {"partitioner": partitioner, "memory_budget": budget, **lists}
+
+
+def _measured(choice: AppliedChoice | None, base: int) -> Row:
+    peak = None if choice is None or choice.curve is None else base + choice.curve.peak_bytes
+    names = ("forward_ns", "backward_ns", "equal")
+    return {"measured_peak_bytes": peak, **{name: getattr(choice, name, None) for name in names}}
 
 
 def _memory_curve_rows(report: Report) -> Iterator[Row]:
@@ -411,12 +465,14 @@ _ROWS: dict[str, Callable[[Report], Iterable[Row]]] = {
     "inputs": _input_rows,
     "outputs": _output_rows,
     "storages": _storage_rows,
+    "steps": _step_rows,
     "stages": _stage_rows,
     "nodes": _node_rows,
     "signature": _signature_rows,
     "autograd": _autograd_rows,
     "saved": _saved_rows,
     "memory": _memory_rows,
+    "budgets": _budget_rows,
     "memory_curve": _memory_curve_rows,
     "kernels": _kernel_rows,
     "guards": _guard_rows,

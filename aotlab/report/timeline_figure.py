@@ -13,7 +13,10 @@ from aotlab.report.timeline import GRAPH_BREAK, RECOMPILE
 #: The kinds of work, each with its colour (after Okabe and Ito) and its stages. All other stages are aotlab's own.
 _KINDS = {
     "Dynamo": ("#56b4e9", ("dynamo", "guards", "rest of Dynamo")),
-    "backend": ("#009e73", ("compile", "rest of the backend", "lowering", "code generation", "compilation of kernels")),
+    "backend": (
+        "#009e73",
+        ("compile", "header", "kernel", "rest of the backend", "lowering", "code generation", "compilation of kernels"),
+    ),
     "comparison with eager": ("#0072b2", ("verification",)),
     "calls": ("#d55e00", ("compiled", "eager")),
     "stock torch.compile": ("#8c8c8c", ("upstream",)),

@@ -13,7 +13,7 @@ from aotlab.report.engines import UPSTREAM, serving
 from aotlab.report.model import Cell, CellPart, Frame, Graph, Refusal, Report, TimingRow
 from aotlab.report.text import RECOMPILE_LIMIT, amount, duration, first_line, listed, place_in
 
-State = Literal["verified", "unverified", "different", "partly", "nothing", "idle"]
+State = Literal["verified", "unverified", "different", "partly", "nothing", "idle", "running"]
 
 #: Before its first use, a graph is compared with eager. If it differs, it is refused, and the message of the refusal
 #: begins with these words.
@@ -56,9 +56,9 @@ class Verdict:
     state
         ``"verified"``, ``"unverified"``, ``"different"`` (the results of compiled code differ from eager, or the
         results of a graph differ and the graph was therefore not used), ``"partly"`` (something was compiled, but
-        something else was refused, ran eagerly or was not compared with eager), ``"nothing"`` (nothing was compiled) or
+        something else was refused, ran eagerly or was not compared with eager), ``"nothing"`` (nothing was compiled),
         ``"idle"`` (nothing was compiled, and this is not a fault: the cell computes nothing with tensors, only defines
-        functions, or was interrupted).
+        functions, or was interrupted) or ``"running"`` (the cell has not ended).
     status
         The verdict in a few words: ``"equal to eager"``.
     """
@@ -73,6 +73,8 @@ def verdict(report: Report) -> Verdict:
     if report.summary is not None and report.summary.state in get_args(State):
         head = report.summary
         return Verdict(sentence=head.sentence, state=cast("State", head.state), status=head.status)
+    if report.running is not None:
+        return Verdict(sentence=_running(report), state="running", status="running")
     ours = serving(report)
     if ours is not report:
         result = verdict(ours)
@@ -136,6 +138,18 @@ def verdict(report: Report) -> Verdict:
 def served(graph: Graph) -> bool:
     """Return whether a graph was compiled in this run of the cell, or was compiled earlier and used in this run."""
     return graph.status == "compiled" and (not graph.reused or graph.calls > 0)
+
+
+def _running(report: Report) -> str:
+    """Say how many graphs a running cell has so far, and whether they were compared with eager."""
+    ours = serving(report)
+    graphs = [graph for frame in ours.frames for graph in frame.graphs if served(graph)]
+    if not graphs:
+        return "The cell is running."
+    compared = {(row.frame, row.graph) for row in ours.verification_rows}
+    waiting = sum((frame.name, graph.index) not in compared for frame in ours.frames for graph in frame.graphs)
+    ending = f"{waiting} not yet compared with eager" if waiting else _verified(ours)[1]
+    return f"The cell is running. {amount(len(graphs), 'graph')} compiled, {ending}."
 
 
 # Compiled code
@@ -417,7 +431,8 @@ def interrupted(cell: Cell) -> bool:
 
 def _ended(cell: Cell) -> str:
     at = "" if cell.error_line is None else f" at line {cell.error_line}"
-    return f"was interrupted{at}" if interrupted(cell) else f"ended{at} with {_gist(cell.error or '')}"
+    after = f" {cell.stopped}" if cell.stopped else ""
+    return f"was interrupted{at}{after}" if interrupted(cell) else f"ended{at} with {_gist(cell.error or '')}"
 
 
 def _by_design(report: Report, cell: Cell) -> list[str]:

@@ -87,6 +87,11 @@ class Views(Generic[R_co]):
         return self._table("signature")
 
     @property
+    def steps(self) -> pd.DataFrame:
+        """One row per call of the program and per step of the epilogue, with the bytes that it reads and writes."""
+        return self._table("steps")
+
+    @property
     def autograd(self) -> pd.DataFrame:
         """One row per autograd node that a call adds to the caller's graph and per receiver of its gradients."""
         return self._table("autograd")
@@ -112,6 +117,14 @@ class Views(Generic[R_co]):
         ``%%aotcompile --time`` and `aotlab.bench.memory_curve` do.
         """
         return self._table("memory_curve")
+
+    @property
+    def budgets(self) -> pd.DataFrame:
+        """One row per choice of saved values: its saved bytes, its peak, and the ops that the backward computes again.
+
+        The rows are choices of memory budgets, from the least memory to the most, and the default partitioner's choice.
+        """
+        return self._table("budgets")
 
     @property
     def kernels(self) -> pd.DataFrame:
@@ -228,9 +241,19 @@ class Views(Generic[R_co]):
         figure: Figure = DRAWING["memory_figure"](self.report())
         return figure
 
+    def plot_budgets(self) -> Figure:
+        """Draw the memory budgets as a matplotlib figure: saved bytes and peak against the work that is done again."""
+        figure: Figure = DRAWING["budgets_figure"](self.report())
+        return figure
+
     def plot_timeline(self) -> Figure:
         """Draw the time line as a matplotlib figure: what ran when, with graph breaks and recompiles as lines."""
         figure: Figure = DRAWING["timeline_figure"](self.report())
+        return figure
+
+    def plot_storages(self) -> Figure:
+        """Draw the shared and written storages as a matplotlib figure: the bytes that each step reads and writes."""
+        figure: Figure = DRAWING["storages_figure"](self.report())
         return figure
 
     def to_html(self, path: str | Path) -> Path:

@@ -328,11 +328,11 @@ def _joined(windows: Iterable[Written]) -> tuple[Written, ...]:
                 joined[_folded(start, counts, steps, length, certain=certain)] = None
     if len(joined) > MOST_WINDOWS:
         start = min(each.start for each in joined)
-        return (Written(start=start, length=max(map(_stop, joined)) - start, certain=False),)
+        return (Written(start=start, length=max(map(stop_of, joined)) - start, certain=False),)
     return tuple(sorted(joined, key=lambda each: (each.start, not each.certain)))
 
 
-def _stop(window: Written) -> int:
+def stop_of(window: Written) -> int:
     """Return the position after the last byte of a window."""
     steps = zip(window.counts, window.steps, strict=True)
     return window.start + window.length + sum((count - 1) * step for count, step in steps)
@@ -358,7 +358,7 @@ def bytes_written(extent: Sequence[Written], windows: Sequence[Written]) -> tupl
         len(extent) == 1
         and not extent[0].counts
         and extent[0].start <= first
-        and max(map(_stop, windows)) <= _stop(extent[0])
+        and max(map(stop_of, windows)) <= stop_of(extent[0])
     )
     if not (apart and inside):
         return None, 0

@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from aotlab import _torch as internals
@@ -20,11 +19,12 @@ from aotlab.errors import DataDependentError, RefusedError
 from aotlab.guards.user_code import called, user_line
 from aotlab.trace import boundary
 from aotlab.trace.inputs import TracedInput
+from aotlab.trace.program_calls import ProgramCalls
 from aotlab.trace.records import Hook
 from aotlab.trace.running_recorder import note_checkpoint, note_random_state, strides_are_certain
 from aotlab.trace.storage_notes import InputStorage, StorageNotes
 from aotlab.trace.tape import tensors_in
-from aotlab.trace.write_calls import overlaps_itself, run, share_memory
+from aotlab.trace.write_calls import WRITES_STATISTICS, overlaps_itself, run, share_memory
 
 _READS_DATA = Tensor.data.__get__  # type: ignore[attr-defined]  # a slot wrapper
 
@@ -36,7 +36,7 @@ class EscapeGuard(TorchFunctionMode):
     ``hooks`` are the hooks that the function registered, by the id of their handle. Each compiled call registers them
     again. ``storages`` and ``inputs`` describe the traced inputs. Both are empty while a backward is derived.
     ``claims`` maps each claimed function to the handler of a quirk. ``writable`` and ``resized`` are those of the
-    `Deriver` while a backward is derived.
+    `Deriver` while a backward is derived. ``calls`` notes the calls of the program for a report.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class EscapeGuard(TorchFunctionMode):
         claims: Mapping[Any, Handler] | None = None,
         writable: Mapping[int, Tensor] = MappingProxyType({}),
         resized: dict[int, bool] | None = None,
+        calls: ProgramCalls | None = None,
     ) -> None:
         super().__init__()
         self.storage_notes = StorageNotes(storages or {})
@@ -56,6 +57,7 @@ class EscapeGuard(TorchFunctionMode):
         # storage depends on that base, which the trace does not have.
         self._unknown_histories = {item.storage for item in inputs if internals.is_leaf_by_its_base(item.real)}
         self._claims = claims or {}
+        self._calls = calls
         self.writable = {id(traced): k for k, traced in writable.items()}
         self.resized = {} if resized is None else resized
         self._inference = torch.is_inference_mode_enabled()
@@ -87,6 +89,7 @@ class EscapeGuard(TorchFunctionMode):
         # in hooks of a backward two of these modes are active, and the other one must not see the engine's own calls
         with internals.disable_torch_function():
             self.storage_notes.check_uses((args, kwargs), locked=func == internals.HOOKS_SETTER)
+            begun = None if self._calls is None else self._calls.begin(func, args, kwargs or {})
         try:
             result = self._call(func, args, kwargs or {})
         except (TraceEnds, RefusedError) as error:
@@ -103,6 +106,8 @@ class EscapeGuard(TorchFunctionMode):
                 self.storage_notes.aliased.add(internals.storage_key(args[0]))
                 if self._inference and func == _READS_DATA:  # a write to the result changes no counter
                     self.storage_notes.forbid_writes(args[0], "has its `.data` read under inference_mode")
+            if self._calls is not None and begun is not None:
+                self._calls.end(begun, result)
         return result
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -120,7 +125,7 @@ class EscapeGuard(TorchFunctionMode):
         if op in boundary.EAGER_FUNCTIONS:
             case, facts = boundary.EAGER_FUNCTIONS[op]
             raise RunEagerly(case, op=op, at=user_line(), **facts)
-        if func in _WRITES_STATISTICS and share_memory(tensors_in((args, kwargs))):
+        if func in WRITES_STATISTICS and share_memory(tensors_in((args, kwargs))):
             raise RunEagerly("writes-one-of-aliases", op=name, at=user_line())
         if func is internals.SET_GRAD_ENABLED and args[0] and torch.is_inference_mode_enabled():
             # in this combination, custom Functions make inference tensors that have an autograd history
@@ -217,9 +222,5 @@ _SEES_AS_DTYPE = frozenset(
 _MAY_COPY = frozenset(
     (Tensor.reshape, torch.reshape, Tensor.reshape_as, Tensor.flatten, torch.flatten, Tensor.ravel, torch.ravel)
 ) | {Tensor.contiguous}
-#: Functions that write the running mean and the running variance.
-_WRITES_STATISTICS = frozenset(
-    (functional.batch_norm, functional.instance_norm, torch.batch_norm, torch.instance_norm, torch.native_batch_norm)
-)
 #: Functions that make aliases that autograd does not treat as views.
 _MAKES_ALIASES = frozenset((Tensor.detach, torch.detach, _READS_DATA))

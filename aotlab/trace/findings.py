@@ -12,6 +12,7 @@ from aotlab.capture.dedupe import DedupeRecord
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.trace.inputs import TracedInput
 from aotlab.trace.output_aliases import Outputs
+from aotlab.trace.program_calls import Program
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import Hook
 from aotlab.trace.storage_notes import StorageNotes
@@ -41,3 +42,5 @@ class Findings:
     #: A function that returns a context manager in which the user's modules hold the traced parameters and buffers
     #: (`Target.holder`).
     holder: Callable[[], AbstractContextManager[None]]
+    #: The calls of the program; None if nobody records a report.
+    program: Program | None

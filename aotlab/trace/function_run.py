@@ -15,6 +15,7 @@ from aotlab.capture.call import Call
 from aotlab.capture.caller_objects import caller_objects, check_containers
 from aotlab.capture.dedupe import DedupeRecord
 from aotlab.capture.signals import RunEagerly
+from aotlab.events import listening
 from aotlab.guards.user_code import user_code_position
 from aotlab.ir.metadata import InputAliasInfo
 from aotlab.ir.specs import StorageNumbers
@@ -23,6 +24,7 @@ from aotlab.trace.escapes import EscapeGuard
 from aotlab.trace.findings import Findings
 from aotlab.trace.inputs import TracedInput, bases_of, input_info
 from aotlab.trace.output_aliases import OutputReader, Outputs
+from aotlab.trace.program_calls import ProgramCalls
 from aotlab.trace.quirk import Quirk, claims_of
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.storage_notes import InputStorage
@@ -46,7 +48,9 @@ def run_function(
     unchanged = surroundings.global_state_checked(recorder, call.state.settings)
     with unchanged, surroundings.trace_failures(), surroundings.tracing(recorder):
         try:
-            escapes = _escape_guard(inputs, quirks)
+            named = [(item.name, item.traced) for item in inputs]
+            calls = ProgramCalls(recorder.tape, named) if listening() else None
+            escapes = _escape_guard(inputs, quirks, calls)
             outside = surroundings.outside_of_inference_mode(call.outside)
             with surroundings.warnings_noted() as warned, outside, escapes, surroundings.clocks_watched(), symbols:
                 # in a copied context, so that a refused call cannot change the caller's context variables
@@ -83,6 +87,7 @@ def run_function(
         offsets_read=tuple(sorted(escapes.storage_notes.offsets_read)),
         storage_notes=escapes.storage_notes,
         hooks=tuple(escapes.hooks.values()),
+        program=None if calls is None else calls.program(outputs.tensors),
         holder=call.target.holder(lifted),
     )
     for quirk in quirks:
@@ -133,7 +138,7 @@ def _check_made_to_require_grad(
             raise RunEagerly("changes-requires-grad", name=item.name)
 
 
-def _escape_guard(inputs: Sequence[TracedInput], quirks: Sequence[Quirk]) -> EscapeGuard:
+def _escape_guard(inputs: Sequence[TracedInput], quirks: Sequence[Quirk], calls: ProgramCalls | None) -> EscapeGuard:
     storages = {i.storage: InputStorage((k,), i.name, i.traced) for k, i in enumerate(inputs) if i.base is None}
     for k, item in enumerate(inputs):
         if item.has_views:
@@ -143,7 +148,7 @@ def _escape_guard(inputs: Sequence[TracedInput], quirks: Sequence[Quirk]) -> Esc
         assert base.traced is not None
         first = inputs[base.members[0]]
         storages[first.storage] = InputStorage(base.members, first.name, base.traced, is_base=True, is_synthetic=True)
-    return EscapeGuard(storages, inputs, claims=claims_of(quirks))
+    return EscapeGuard(storages, inputs, claims=claims_of(quirks), calls=calls)
 
 
 def _input_infos(recorder: Recorder, inputs: list[TracedInput]) -> tuple[InputAliasInfo, ...]:

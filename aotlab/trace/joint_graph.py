@@ -34,6 +34,7 @@ from aotlab.trace.history import (
 )
 from aotlab.trace.inputs import owner_of, value_of
 from aotlab.trace.live_trace import GraphInputs, ProgramOutputs, SavingNodes, SideEffects, Trace
+from aotlab.trace.program_calls import Program
 from aotlab.trace.quirk import Quirk
 from aotlab.trace.recorder import Recorder
 from aotlab.trace.records import AutogradNode, SizeOf, Source, TraceFailed, TraceRecord
@@ -117,7 +118,7 @@ def make_joint(
     if trace.training or torch.is_grad_enabled():
         _check_view_bases(trace, findings)
     _check_strides(trace, findings)
-    return _record(trace, forward), trace
+    return _record(trace, forward, findings.program), trace
 
 
 def _families(view_of: Mapping[int, int]) -> list[tuple[int, ...]]:
@@ -413,7 +414,7 @@ def _slots(
     return [[*first, *(exit_ for exit_ in exits if exit_ not in first)]]
 
 
-def _record(trace: Trace, forward: ForwardOutputs) -> TraceRecord:
+def _record(trace: Trace, forward: ForwardOutputs, program: Program | None) -> TraceRecord:
     tape, training = trace.tape, trace.training
     gradients = [gradient for number in sorted(trace.deriver.full) for gradient in trace.deriver.full[number]]
     tangents = [(f"tangents_{n + 1}", fake) for n, fake in enumerate(trace.tangents.fakes)]
@@ -439,6 +440,7 @@ def _record(trace: Trace, forward: ForwardOutputs) -> TraceRecord:
             *trace.inputs.families,
         ),
         sizes=tuple(source for source in trace.inputs.sources if isinstance(source, SizeOf)),
+        program=program,
     )
 
 

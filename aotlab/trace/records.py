@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 from aotlab.errors import UserLine
 from aotlab.ir.metadata import ViewAndMutationMeta
+from aotlab.trace.program_calls import Program
 
 #: The defined tangents of a segment's backward. For each tangent of the segment it has False (not defined), True
 #: (defined, with the strides of the traced tangent), or the other strides that the tangent has.
@@ -34,6 +35,7 @@ class TraceRecord:
       itself a kept input is the first of its group.
     - ``sizes`` are the graph inputs that are symbolic sizes. They are the last inputs of the graph.
     - ``static_since`` is the reason why sizes or numbers that should be dynamic are not.
+    - ``program`` has the calls of the program; None if nobody records a report.
     """
 
     module: fx.GraphModule
@@ -47,6 +49,7 @@ class TraceRecord:
     bases: tuple[tuple[int, ...], ...] = ()
     sizes: tuple[SizeOf, ...] = ()
     static_since: str = ""
+    program: Program | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

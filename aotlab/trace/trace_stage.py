@@ -29,7 +29,8 @@ gradient, as in eager.
 Read the modules in this order. Each of the other files is about one topic, and you can read them later:
 
     entering, inputs                the traced tensors of the inputs, and the mutations of the inputs
-    function_run, recorder, tape    the run and its tape; `escapes` and `storage_notes` see each torch function called
+    function_run, recorder, tape    the run and its tape; `escapes` and `storage_notes` see each torch function called,
+                                    and `program_calls` notes them for a report
     output_aliases, view_ops        the classification of outputs, and the view ops that make them
     forward_outputs                 the outputs of the forward graph
     sources, segments               the edges of the autograd graph that the caller can reach, and the cuts there

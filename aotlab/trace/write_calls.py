@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from aotlab import _torch as internals
 from aotlab._torch import OpOverload
@@ -34,6 +35,11 @@ _UNKNOWN_TO_AUTOCAST = frozenset(("__setitem__", "index_copy_", "index_put_", "s
 _OWN_OUT = frozenset(("empty", "empty_permuted", "empty_strided", "fft_ihfftn", "kron", "linear"))
 #: Functions that with `out` treat a tensor with gaps in its memory as if it were contiguous.
 _MISREADS_GAPS = frozenset(("narrow_copy", "gelu", "avg_pool3d", "native_batch_norm"))
+
+#: Functions that write the running mean and the running variance.
+WRITES_STATISTICS = frozenset(
+    (functional.batch_norm, functional.instance_norm, torch.batch_norm, torch.instance_norm, torch.native_batch_norm)
+)
 
 
 @functools.cache

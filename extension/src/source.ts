@@ -7,6 +7,16 @@
 
 import type { Node, Reading } from './model/report';
 
+/** A choice of saved values of one graph, by the options of `%%aotcompile`. */
+export type AskedChoice = {
+  readonly frame: string;
+  readonly index: number;
+  readonly partitioner: string;
+  readonly budget: number | null;
+  readonly save: string[];
+  readonly recompute: string[];
+};
+
 export interface ISource {
   /** The report at this moment, or the reason why it cannot be read. */
   readonly reading: Reading;
@@ -32,6 +42,11 @@ export interface ISource {
    * live.
    */
   askRows(kind: 'verification' | 'outside'): void;
+  /**
+   * Ask the kernel to compile a graph again with another choice of saved values, and to measure it; has an effect only
+   * while live.
+   */
+  apply(choice: AskedChoice): void;
   /** Ask the kernel to time the report's graphs beside eager; has an effect only while live. */
   measure(): void;
 }

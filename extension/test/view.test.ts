@@ -1191,6 +1191,59 @@ test('only a live report offers to measure, and says how far it is', () => {
   assert.equal(all('[data-action=measure]').length, 0);
 });
 
+const STEP = { phase: 'trace', stage: 'trace', frame: 'step', graph: 0, start_ns: 1e9, duration_ns: 2e9 };
+
+/** What a running cell does: the second of two steps. */
+function runningState(text: string, done: number): IJson {
+  return { text, kind: 'compile', since_ns: 3e9, elapsed_ns: 65e9, kernels: 7, kernels_done: done, steps: [STEP] };
+}
+
+test('a running cell says what it does, with seconds, steps and kernels', () => {
+  show({ ...sample(), running: runningState('Inductor compiles f', 2) });
+  assert.match(text('.al-status'), /^◌ 1 min 5 s · Inductor compiles f$/);
+  const rows = all('[data-table=steps] tr').map(row => [...row.children].map(cell => cell.textContent));
+  assert.deepEqual(rows, [
+    ['✓ Trace', 'step · graph 0', '2.00 s'],
+    ['◌ Inductor compiles f', '', '1 min 2 s']
+  ]);
+  const bar = one('progress') as HTMLProgressElement;
+  assert.deepEqual([bar.value, bar.max], [2, 7]);
+});
+
+test('a change of the running cell leaves the rest of the page in its place', () => {
+  show({ ...sample(), running: runningState('first', 0) });
+  source.update({ live: true });
+  const { running } = readReport({ ...sample(), running: runningState('second', 5) }).report ?? { running: null };
+  const [chip, panel] = [one('[data-chip=inputs]'), one('[data-table=cell]')];
+  source.follow(running);
+  assert.match(text('.al-status'), /second$/);
+  assert.match(text('[data-name=now]'), /second/);
+  assert.deepEqual([one('[data-chip=inputs]'), one('[data-table=cell]')], [chip, panel]);
+  source.receive({ kind: 'report', report: counted(sample()) });
+  assert.equal(all('.al-now, [data-table=steps]').length, 0);
+  // A late message about the run does not bring the running cell back.
+  source.follow(running);
+  assert.equal(all('.al-now, [data-table=steps]').length, 0);
+});
+
+test('the seconds go on while the kernel answers, and stand still if it does not', async () => {
+  const before = performance.now.bind(performance);
+  let now = 1000;
+  performance.now = () => now;
+  try {
+    show({ ...sample(), running: runningState('f', 0) });
+    now += 3000;
+    await new Promise(resolve => setTimeout(resolve, 700));
+    assert.equal(text('.al-now time'), '1 min 5 s');
+    source.update({ live: true });
+    now += 3000;
+    await new Promise(resolve => setTimeout(resolve, 700));
+    assert.equal(text('.al-now time'), '1 min 11 s');
+  } finally {
+    performance.now = before;
+  }
+});
+
 test('a report that cannot be read is one line, and the next report is drawn', () => {
   const root = show({ version: 99, environment: {} });
   assert.equal(root.dataset['state'], 'unreadable');

@@ -123,7 +123,7 @@ def test_the_oldest_reports_are_forgotten() -> None:
 
 def test_changes_are_pushed_together(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes in quick succession reach a viewer as one message, with the last state; no change is no message."""
-    monkeypatch.setattr(live, "_INTERVAL", 3600)  # the cell ends before that
+    monkeypatch.setattr(live, "INTERVAL", 3600)  # the cell ends before that
     eye = Eye(fake.identifier)
     for number in range(10):
         fake.note(f"change {number}")
@@ -146,7 +146,7 @@ def test_a_long_cell_is_followed(fake: Fake) -> None:
 
 
 def test_what_costs_much_is_pushed_rarely(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a push that took long, the next one waits for nine times as long."""
+    """After a push that took long, the next one waits for 99 times as long, unless the cell ended."""
     waits: list[float] = []
 
     class Timer(threading.Thread):
@@ -172,10 +172,13 @@ def test_what_costs_much_is_pushed_rarely(fake: Fake, monkeypatch: pytest.Monkey
     fake.note("x")
     pushes.mark(fake.identifier)
     pushes.mark(fake.identifier)
-    assert waits == [live._INTERVAL]
+    assert waits == [live.INTERVAL]
     pushes.flush()
     pushes.mark(fake.identifier)
-    assert waits == [live._INTERVAL, pytest.approx(18.0)]
+    assert waits == [live.INTERVAL, pytest.approx(198.0)]
+    pushes.flush(cell_ended=True)
+    pushes.mark(fake.identifier)
+    assert waits[2:] == [live.INTERVAL]
 
 
 def test_who_stops_looking_is_told_no_more(fake: Fake) -> None:
@@ -535,13 +538,13 @@ def test_changes_come_at_the_end_of_the_cell(kernel: Kernel, known: str) -> None
     """
     comm = Comm(kernel, {"identifier": known})
     comm.next()
-    kernel.run("live._INTERVAL, interval = 3600, live._INTERVAL")  # only the cells' ends push
+    kernel.run("live.INTERVAL, interval = 3600, live.INTERVAL")  # only the cells' ends push
     kernel.run("known.note('one'); known.note('two')")
     assert comm.next()["report"].get("notes", ()) == ["one", "two"]
     kernel.run("live.changed(known.identifier)")
     kernel.run("known.note('three')")
     assert comm.next()["report"].get("notes", ()) == ["one", "two", "three"]
-    kernel.run("live._INTERVAL = interval")
+    kernel.run("live.INTERVAL = interval")
 
 
 def test_a_front_end_that_leaves(kernel: Kernel, known: str) -> None:

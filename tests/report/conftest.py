@@ -41,6 +41,7 @@ from aotlab.partition.partition_stage import PartitionRecord
 from aotlab.partition.saved_descriptions import SavedValue
 from aotlab.report import Recording, Report
 from aotlab.runtime.runtime_stage import RuntimeRecord
+from aotlab.trace.program_calls import Layout, Program, ProgramCall, Touched
 from aotlab.trace.records import AutogradNode, TraceRecord
 
 FILE = "/home/ada/work/model.py"
@@ -200,7 +201,19 @@ class Story:
             random_ops=(),
             operations=4,
             autograd_nodes=(AutogradNode(number=0, makes=("mutated input x", "out[0]"), goes_to=("x", "w")),),
+            program=self.program(),
         )
+
+    def program(self) -> Program:
+        """Describe the one write of the program."""
+        sizes = {"weight": (5, 3), "x": (4, 5), "y": (3, 2), "z": (2, 2)}
+        inputs = {
+            name: Touched(n, 0, name, Layout(0, shape, (shape[1], 1), 4))
+            for n, (name, shape) in enumerate(sizes.items())
+        }
+        x = inputs["x"]
+        call = ProgramCall(text="x.mul_(2)", line=self.line, reads=(x,), writes=(x,), made=(), operations=range(1))
+        return Program(calls=(call,), inputs=tuple(inputs.values()), outputs=())
 
     def graphs(self) -> tuple[fx.GraphModule, fx.GraphModule, fx.GraphModule]:
         """Make a forward, a joint and a backward graph, as far as a report looks at them."""

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from aotlab.report import COLUMNS, Report
-from aotlab.report.model import EngineRow, GraphBreakRow, RunRow, TimelineRow
+from aotlab.report.model import AppliedChoice, EngineRow, GraphBreakRow, RunRow, TimelineRow
 from aotlab.report.views import Views
 
 
@@ -20,6 +20,9 @@ def full(report: Report) -> Report:
     timing = {"engine": "eager", "phase": "forward", "median_ns": 5, "min_ns": 4, "p10_ns": 4, "p90_ns": 7}
     report = report.with_timings([{**timing, "repeats": 30}])
     row = EngineRow(frame="step", graph=0, fact="output", subject="y", aotlab="a view", upstream="a copy", same=False)
+    frame = report.frames[0]
+    applied = AppliedChoice(frame=frame.name, graph=frame.graphs[0].index, partitioner="min-cut", budget=0.5)
+    report = replace(report, applied_rows=(applied,))
     report = replace(
         report,
         engine_rows=(row,),

@@ -25,12 +25,28 @@ def test_activities_are_nested() -> None:
     spent.add("trace", 150, 20, entry=3)
     spent.add("between", 170, 55, entry=3)
     spent.add("compiled", 180, 75, entry=3)
-    rows = [(row.stage, row.start_ns, row.duration_ns, row.own_ns, row.depth) for row in spent.timeline(())]
+    rows = [(row.stage, row.start_ns, row.duration_ns, row.own_ns, row.depth) for row in spent.timeline({})]
     assert rows == [
         ("compiled", 5, 75, 15, 0),
         ("capture", 10, 10, 10, 1),
         ("between", 20, 50, 30, 1),
         ("trace", 30, 20, 20, 2),
+    ]
+
+
+def test_kernels_that_overlap_are_in_separate_rows() -> None:
+    """Kernels that compile at the same time have different threads; the stage that waits for them is in thread 0."""
+    spent = Spent(0)
+    spent.add_kernel("first", 30, 20, entry=3)
+    spent.add_kernel("second", 25, 10, entry=3)
+    spent.add_kernel("third", 40, 10, entry=3, engine="upstream")
+    spent.add("compile", 50, 45, entry=3)
+    rows = [(row.phase, row.start_ns, row.thread, row.depth, row.engine) for row in spent.timeline({3: ("f", 0)})]
+    assert rows == [
+        ("compilation by the backend", 5, 0, 0, "aotlab"),
+        ("first", 10, 1, 0, "aotlab"),
+        ("second", 15, 2, 0, "aotlab"),
+        ("third", 30, 1, 0, "upstream"),
     ]
 
 

@@ -14,8 +14,10 @@ they do not know, and use the default of a field that is missing.
     │       ├── stages         wall time, size, and the code that the stage produced
     │       ├── nodes          per stage, with the user's line
     │       ├── inputs, outputs, storages, autograd, saved
+    │       ├── steps          the calls of the program, and the epilogue, with the bytes that each reads and writes
     │       ├── compiled       the graphs that the backend compiled
     │       ├── memory         the modelled lifetimes of the storages
+    │       ├── choices        the values that could be saved, and the choice of each memory budget
     │       ├── kernels        the kernels of these graphs
     │       └── guards
     ├── graph_break_rows
@@ -23,6 +25,7 @@ they do not know, and use the default of a field that is missing.
     ├── run_rows               two runs side by side
     ├── timing_rows            added by the caller who measured
     ├── memory_curves          measured memory, added like the timings
+    ├── applied_rows           choices of saved values that were compiled and measured
     └── verification_rows      added by the caller who verified
 
 A field that holds a size in bytes has "bytes" in its name. All times are in nanoseconds. An ``at_ns`` counts from the
@@ -34,7 +37,8 @@ from __future__ import annotations
 
 from aotlab.errors import UserLine
 from aotlab.report.model.calls import Call, Calls, Frame, FrameCounts, Refusal
-from aotlab.report.model.cells import Cell, CellPart, GraphBreakRow
+from aotlab.report.model.cells import Cell, CellPart, GraphBreakRow, Running
+from aotlab.report.model.choices import AppliedChoice, BudgetRow, Choices
 from aotlab.report.model.environment import Device, Environment, Switch
 from aotlab.report.model.graphs import (
     AutogradNode,
@@ -63,6 +67,7 @@ from aotlab.report.model.measured import (
 )
 from aotlab.report.model.memory import MEMORY_KINDS, LiveTensor, Memory, MemoryCurve
 from aotlab.report.model.report import MIME_TYPE, SCHEMA_ID, VERSION, Report, report_schema
+from aotlab.report.model.steps import Access, Step
 from aotlab.report.model.tensors import (
     PLAIN_TYPES,
     Group,
@@ -85,11 +90,15 @@ __all__ = [
     "QUIET",
     "SCHEMA_ID",
     "VERSION",
+    "Access",
+    "AppliedChoice",
     "AutogradNode",
+    "BudgetRow",
     "Call",
     "Calls",
     "Cell",
     "CellPart",
+    "Choices",
     "Code",
     "CompiledGraph",
     "Counts",
@@ -118,9 +127,11 @@ __all__ = [
     "Report",
     "Result",
     "RunRow",
+    "Running",
     "Saved",
     "Span",
     "Stage",
+    "Step",
     "Storage",
     "Summary",
     "Switch",

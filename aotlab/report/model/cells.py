@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aotlab.errors import UserLine
+from aotlab.report.model.measured import TimelineRow
 from aotlab.report.model.tensors import Group, Input
 
 
@@ -72,6 +73,9 @@ class Cell:
         The exception that ended the cell, as one line; None if the cell ran to its end.
     error_line
         The number of the cell's line that raised the exception; None if the line is unknown.
+    stopped
+        When and in which activity the user interrupted the cell: ``"after 12 s, in Dynamo"``. Empty if the cell was not
+        interrupted.
     parts
         How the lines of the cell ran, in the order of the lines.
     mutated_outside
@@ -88,6 +92,7 @@ class Cell:
     kind: str = "statements"
     error: str | None = None
     error_line: int | None = None
+    stopped: str = ""
     parts: tuple[CellPart, ...] = ()
     mutated_outside: tuple[Input, ...] = ()
     groups: tuple[Group, ...] = ()
@@ -128,3 +133,31 @@ class GraphBreakRow:
     words: str = ""
     reason: str
     at_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """The activity of a cell that still runs.
+
+    Attributes
+    ----------
+    text
+        The activity in words: ``"Dynamo captures lines 3–5"``.
+    kind
+        The kind of the activity, as in the column ``stage`` of the time line; empty for the cell's own Python.
+    since_ns, elapsed_ns
+        When the activity began, and the time of this report. Both count from the begin of the run.
+    kernels, kernels_done
+        The number of kernels in the graph that the backend compiles now, as far as it is known, and the number of those
+        that are ready. Both are 0 if no backend compiles.
+    steps
+        The stages, captures and comparisons that have ended.
+    """
+
+    text: str
+    kind: str = ""
+    since_ns: int
+    elapsed_ns: int
+    kernels: int = 0
+    kernels_done: int = 0
+    steps: tuple[TimelineRow, ...] = ()

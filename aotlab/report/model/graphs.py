@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from aotlab.errors import UserLine
 from aotlab.ir.specs import Size
+from aotlab.report.model.choices import Choices
 from aotlab.report.model.memory import Memory
+from aotlab.report.model.steps import Step
 from aotlab.report.model.tensors import Group, Input, Output, Placeholder, Result, Storage, TensorInfo
 from aotlab.report.text import known_size
 
@@ -355,7 +357,7 @@ class Graph:
         When the compilation began, counted from the beginning of the recording, and how long it took.
     calls
         The number of calls that the graph served during the recording.
-    stages, nodes, placeholders, results, inputs, outputs, storages, autograd, saved, compiled, kernels, guards
+    stages, nodes, placeholders, results, inputs, outputs, storages, steps, autograd, saved, compiled, kernels, guards
         The rows of the graph's tables; the record of each row explains them.
     input_groups, storage_groups
         The groups of inputs and the groups of storages that a page shows as one row each.
@@ -374,6 +376,8 @@ class Graph:
     memory
         The memory of a training step with this graph, modelled from its ops; None if the graphs are unknown, or if the
         record was left out because the report was cut.
+    choices
+        The choices of saved values; None if nothing is saved, or if the record was left out because the report was cut.
     """
 
     index: int
@@ -394,6 +398,7 @@ class Graph:
     inputs: tuple[Input, ...] = ()
     outputs: tuple[Output, ...] = ()
     storages: tuple[Storage, ...] = ()
+    steps: tuple[Step, ...] = ()
     autograd: tuple[AutogradNode, ...] = ()
     saved: tuple[Saved, ...] = ()
     compiled: tuple[CompiledGraph, ...] = ()
@@ -407,3 +412,4 @@ class Graph:
     counts: Counts | None = None
     cut: bool = False
     memory: Memory | None = None
+    choices: Choices | None = None

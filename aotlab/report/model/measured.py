@@ -18,8 +18,9 @@ class TimeRow:
     ----------
     kind
         The name of a stage, or ``"dynamo"`` (capture), ``"between"`` (guards, and the time between stages),
-        ``"backward"`` (compiled after the forward), ``"verification"``, ``"timing"``, ``"recording"`` (the report
-        itself), ``"compiled"`` and ``"eager"`` (calls), or ``"rest"`` (Python and everything else).
+        ``"backward"`` (compiled after the forward), ``"header"`` (the header of Inductor's C++ kernels),
+        ``"upstream"`` (compilation by stock `torch.compile`), ``"verification"``, ``"timing"``, ``"recording"`` (the
+        report itself), ``"compiled"`` and ``"eager"`` (calls), or ``"rest"`` (Python and everything else).
     duration_ns
         The time of this work, without the time of other kinds of work inside of it, which have separate rows.
     count
@@ -48,7 +49,8 @@ class TimelineRow:
     phase
         The activity, or torch's name for the phase.
     stage
-        The ``kind`` of the `TimeRow` to which the phase's own time belongs.
+        The ``kind`` of the `TimeRow` to which the phase's own time belongs; ``"kernel"`` for the compilation of one
+        kernel, which has no `TimeRow`, because the compiling thread waits for it in another stage.
     start_ns, duration_ns
         When the phase began, counted from the begin of the recording, and how long it took. In a report that was read
         from logs, times count from the begin of the first phase.

@@ -12,7 +12,8 @@ from typing import TypeVar
 from aotlab.errors import UsageError
 from aotlab.report.codec import ReportFormatError, decode, encode, schema
 from aotlab.report.model.calls import Frame
-from aotlab.report.model.cells import Cell, GraphBreakRow
+from aotlab.report.model.cells import Cell, GraphBreakRow, Running
+from aotlab.report.model.choices import AppliedChoice
 from aotlab.report.model.environment import Environment
 from aotlab.report.model.measured import EngineRow, RunRow, Summary, TimelineRow, TimeRow, TimingRow, VerificationRow
 from aotlab.report.model.memory import MemoryCurve
@@ -53,6 +54,8 @@ class Report(Views["Report"]):
         How long the recording took.
     cell
         The notebook cell; None if the report is not about a cell.
+    running
+        The present activity of the cell; None if it does not run.
     environment
         The versions, the devices and the settings.
     frames
@@ -65,6 +68,8 @@ class Report(Views["Report"]):
         for a report of one run.
     memory_curves
         The measured memory over time of the engines.
+    applied_rows
+        The choices of saved values that were compiled and measured.
     notes
         Sentences about the report itself: events that could not be recorded, rows that were cut.
     summary
@@ -89,6 +94,7 @@ class Report(Views["Report"]):
     created: str = ""
     duration_ns: int = 0
     cell: Cell | None = None
+    running: Running | None = None
     environment: Environment
     frames: tuple[Frame, ...] = ()
     graph_break_rows: tuple[GraphBreakRow, ...] = ()
@@ -96,6 +102,7 @@ class Report(Views["Report"]):
     timeline_rows: tuple[TimelineRow, ...] = ()
     timing_rows: tuple[TimingRow, ...] = ()
     memory_curves: tuple[MemoryCurve, ...] = ()
+    applied_rows: tuple[AppliedChoice, ...] = ()
     verification_rows: tuple[VerificationRow, ...] = ()
     engine_rows: tuple[EngineRow, ...] = ()
     run_names: tuple[str, ...] = ()

@@ -5,8 +5,8 @@
  */
 
 import { readGraph, readNodes, readOutside, readReport, readVerification } from '../model/report';
-import type { Graph, Node, Reading, Report } from '../model/report';
-import type { ISource } from '../source';
+import type { Graph, Node, Reading, Report, Running } from '../model/report';
+import type { AskedChoice, ISource } from '../source';
 
 /** A message from a kernel about a report. */
 export type Message =
@@ -54,6 +54,7 @@ export function readMessage(data: unknown): Message | null {
 /** A request from a view to the kernel. */
 export type Request =
   | { readonly kind: 'measure' }
+  | ({ readonly kind: 'apply' } & AskedChoice)
   | { readonly kind: 'graph' | 'nodes'; readonly frame: string; readonly index: number }
   | { readonly kind: 'verification' | 'outside' };
 
@@ -110,10 +111,19 @@ export class ReportSource implements ISource {
   }
 
   measure(): void {
+    this.askBusy({ kind: 'measure' });
+  }
+
+  apply(choice: AskedChoice): void {
+    this.askBusy({ kind: 'apply', ...choice });
+  }
+
+  /** Send a request that keeps the kernel busy. */
+  private askBusy(request: Request): void {
     if (this.live && !this.busy) {
       // Set this before the kernel answers, so that a second click sends no second request.
       this.update({ progress: 'asking the kernel …', busy: true, failure: '' });
-      this.onAsk?.({ kind: 'measure' });
+      this.onAsk?.(request);
     }
   }
 
@@ -148,6 +158,14 @@ export class ReportSource implements ISource {
     const { reading } = this.state;
     if (reading.report !== null && this.live) {
       this.replace({ reading: { ...reading, report: { ...reading.report, ...change(reading.report) } } });
+    }
+  }
+
+  /** Take over what a running cell does now; the rest of the report stays. */
+  follow(running: Running | null): void {
+    const { reading } = this.state;
+    if (reading.report !== null && reading.report.running !== null && running !== null) {
+      this.replace({ reading: { ...reading, report: { ...reading.report, running } } });
     }
   }
 

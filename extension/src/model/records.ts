@@ -4,6 +4,52 @@
 import { flag, list, maybe, number, orNumber, plain, record, text } from './reading';
 import type { Reader } from './reading';
 
+export type Access = {
+  readonly storage: number;
+  readonly tensor: string;
+  readonly bytes: Written | null;
+  readonly nbytes: number | null;
+};
+
+export const readAccess: Reader<Access> = record(() => ({
+  storage: number(),
+  tensor: text(),
+  bytes: maybe(readWritten),
+  nbytes: maybe(number())
+}));
+
+export type AppliedChoice = {
+  readonly frame: string;
+  readonly graph: number;
+  readonly partitioner: string;
+  readonly budget: number | null;
+  readonly save: ReadonlyArray<string>;
+  readonly recompute: ReadonlyArray<string>;
+  readonly equal: boolean | null;
+  readonly forward_ns: number | null;
+  readonly backward_ns: number | null;
+  readonly before_forward_ns: number | null;
+  readonly before_backward_ns: number | null;
+  readonly curve: MemoryCurve | null;
+  readonly before: MemoryCurve | null;
+};
+
+export const readAppliedChoice: Reader<AppliedChoice> = record(() => ({
+  frame: text(),
+  graph: number(),
+  partitioner: text(),
+  budget: maybe(number()),
+  save: list(text()),
+  recompute: list(text()),
+  equal: maybe(flag()),
+  forward_ns: maybe(number()),
+  backward_ns: maybe(number()),
+  before_forward_ns: maybe(number()),
+  before_backward_ns: maybe(number()),
+  curve: maybe(readMemoryCurve),
+  before: maybe(readMemoryCurve)
+}));
+
 export type AutogradNode = {
   readonly number: number;
   readonly makes: ReadonlyArray<string>;
@@ -14,6 +60,30 @@ export const readAutogradNode: Reader<AutogradNode> = record(() => ({
   number: number(),
   makes: list(text()),
   goes_to: list(text())
+}));
+
+export type BudgetRow = {
+  readonly partitioner: string;
+  readonly budget: number | null;
+  readonly saved: ReadonlyArray<number>;
+  readonly copies: boolean;
+  readonly saved_bytes: number;
+  readonly peak_bytes: number;
+  readonly recomputed: number;
+  readonly cost: number;
+  readonly current: boolean;
+};
+
+export const readBudgetRow: Reader<BudgetRow> = record(() => ({
+  partitioner: text(),
+  budget: maybe(number()),
+  saved: list(number()),
+  copies: flag(),
+  saved_bytes: number(),
+  peak_bytes: number(),
+  recomputed: number(),
+  cost: number(),
+  current: flag()
 }));
 
 export type Call = {
@@ -54,6 +124,7 @@ export type Cell = {
   readonly kind: string;
   readonly error: string | null;
   readonly error_line: number | null;
+  readonly stopped: string;
   readonly parts: ReadonlyArray<CellPart>;
   readonly mutated_outside: ReadonlyArray<Input>;
   readonly groups: ReadonlyArray<Group>;
@@ -67,6 +138,7 @@ export const readCell: Reader<Cell> = record(() => ({
   kind: text("statements"),
   error: maybe(text()),
   error_line: maybe(number()),
+  stopped: text(),
   parts: list(readCellPart),
   mutated_outside: list(readInput),
   groups: list(readGroup)
@@ -90,6 +162,62 @@ export const readCellPart: Reader<CellPart> = record(() => ({
   reason: text(),
   compared: text(),
   ways: list(text())
+}));
+
+export type Choices = {
+  readonly names: ReadonlyArray<string>;
+  readonly roles: ReadonlyArray<number>;
+  readonly inputs: ReadonlyArray<ReadonlyArray<number>>;
+  readonly storages: ReadonlyArray<ReadonlyArray<number>>;
+  readonly nbytes: ReadonlyArray<number>;
+  readonly again: ReadonlyArray<number>;
+  readonly bans: ReadonlyArray<number>;
+  readonly fuses: ReadonlyArray<number>;
+  readonly lines: ReadonlyArray<number>;
+  readonly modules: ReadonlyArray<number>;
+  readonly storage_bytes: ReadonlyArray<number>;
+  readonly needed: ReadonlyArray<number>;
+  readonly early: ReadonlyArray<number>;
+  readonly late: ReadonlyArray<number>;
+  readonly outputs: ReadonlyArray<number>;
+  readonly writes: ReadonlyArray<number>;
+  readonly gradients: ReadonlyArray<number>;
+  readonly copies: ReadonlyArray<number>;
+  readonly cloned: ReadonlyArray<number>;
+  readonly cloned_bytes: ReadonlyArray<number>;
+  readonly ban_table: ReadonlyArray<string>;
+  readonly line_table: ReadonlyArray<UserLine>;
+  readonly module_table: ReadonlyArray<string>;
+  readonly traffic: number;
+  readonly rows: ReadonlyArray<BudgetRow>;
+};
+
+export const readChoices: Reader<Choices> = record(() => ({
+  names: list(text()),
+  roles: list(number()),
+  inputs: list(list(number())),
+  storages: list(list(number())),
+  nbytes: list(number()),
+  again: list(number()),
+  bans: list(number()),
+  fuses: list(number()),
+  lines: list(number()),
+  modules: list(number()),
+  storage_bytes: list(number()),
+  needed: list(number()),
+  early: list(number()),
+  late: list(number()),
+  outputs: list(number()),
+  writes: list(number()),
+  gradients: list(number()),
+  copies: list(number()),
+  cloned: list(number()),
+  cloned_bytes: list(number()),
+  ban_table: list(text()),
+  line_table: list(readUserLine),
+  module_table: list(text()),
+  traffic: number(),
+  rows: list(readBudgetRow)
 }));
 
 export type Code = {
@@ -285,6 +413,7 @@ export type Graph = {
   readonly inputs: ReadonlyArray<Input>;
   readonly outputs: ReadonlyArray<Output>;
   readonly storages: ReadonlyArray<Storage>;
+  readonly steps: ReadonlyArray<Step>;
   readonly autograd: ReadonlyArray<AutogradNode>;
   readonly saved: ReadonlyArray<Saved>;
   readonly compiled: ReadonlyArray<CompiledGraph>;
@@ -298,6 +427,7 @@ export type Graph = {
   readonly counts: Counts | null;
   readonly cut: boolean;
   readonly memory: Memory | null;
+  readonly choices: Choices | null;
 };
 
 export const readGraph: Reader<Graph> = record(() => ({
@@ -319,6 +449,7 @@ export const readGraph: Reader<Graph> = record(() => ({
   inputs: list(readInput),
   outputs: list(readOutput),
   storages: list(readStorage),
+  steps: list(readStep),
   autograd: list(readAutogradNode),
   saved: list(readSaved),
   compiled: list(readCompiledGraph),
@@ -331,7 +462,8 @@ export const readGraph: Reader<Graph> = record(() => ({
   reused: flag(),
   counts: maybe(readCounts),
   cut: flag(),
-  memory: maybe(readMemory)
+  memory: maybe(readMemory),
+  choices: maybe(readChoices)
 }));
 
 export type GraphBreakRow = {
@@ -669,6 +801,7 @@ export type Report = {
   readonly created: string;
   readonly duration_ns: number;
   readonly cell: Cell | null;
+  readonly running: Running | null;
   readonly environment: Environment;
   readonly frames: ReadonlyArray<Frame>;
   readonly graph_break_rows: ReadonlyArray<GraphBreakRow>;
@@ -676,6 +809,7 @@ export type Report = {
   readonly timeline_rows: ReadonlyArray<TimelineRow>;
   readonly timing_rows: ReadonlyArray<TimingRow>;
   readonly memory_curves: ReadonlyArray<MemoryCurve>;
+  readonly applied_rows: ReadonlyArray<AppliedChoice>;
   readonly verification_rows: ReadonlyArray<VerificationRow>;
   readonly engine_rows: ReadonlyArray<EngineRow>;
   readonly run_names: ReadonlyArray<string>;
@@ -691,6 +825,7 @@ export const readReport: Reader<Report> = record(() => ({
   created: text(),
   duration_ns: number(),
   cell: maybe(readCell),
+  running: maybe(readRunning),
   environment: readEnvironment,
   frames: list(readFrame),
   graph_break_rows: list(readGraphBreakRow),
@@ -698,6 +833,7 @@ export const readReport: Reader<Report> = record(() => ({
   timeline_rows: list(readTimelineRow),
   timing_rows: list(readTimingRow),
   memory_curves: list(readMemoryCurve),
+  applied_rows: list(readAppliedChoice),
   verification_rows: list(readVerificationRow),
   engine_rows: list(readEngineRow),
   run_names: list(text()),
@@ -742,6 +878,26 @@ export const readRunRow: Reader<RunRow> = record(() => ({
   after: text(),
   same: maybe(flag()),
   change: text()
+}));
+
+export type Running = {
+  readonly text: string;
+  readonly kind: string;
+  readonly since_ns: number;
+  readonly elapsed_ns: number;
+  readonly kernels: number;
+  readonly kernels_done: number;
+  readonly steps: ReadonlyArray<TimelineRow>;
+};
+
+export const readRunning: Reader<Running> = record(() => ({
+  text: text(),
+  kind: text(),
+  since_ns: number(),
+  elapsed_ns: number(),
+  kernels: number(),
+  kernels_done: number(),
+  steps: list(readTimelineRow)
 }));
 
 export type Saved = {
@@ -806,6 +962,26 @@ export const readStage: Reader<Stage> = record(() => ({
   node_count: maybe(number()),
   summary: text(),
   codes: list(readCode)
+}));
+
+export type Step = {
+  readonly kind: string;
+  readonly text: string;
+  readonly line: UserLine | null;
+  readonly nodes: ReadonlyArray<string>;
+  readonly reads: ReadonlyArray<Access>;
+  readonly writes: ReadonlyArray<Access>;
+  readonly makes: ReadonlyArray<Access>;
+};
+
+export const readStep: Reader<Step> = record(() => ({
+  kind: text(),
+  text: text(),
+  line: maybe(readUserLine),
+  nodes: list(text()),
+  reads: list(readAccess),
+  writes: list(readAccess),
+  makes: list(readAccess)
 }));
 
 export type Storage = {

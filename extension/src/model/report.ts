@@ -3,7 +3,18 @@
 import { list } from './reading';
 import type { IDamage, Reader } from './reading';
 import * as records from './records';
-import type { Counts, Frame, FrameCounts, Graph, Input, Node, Report, SymExpr, VerificationRow } from './records';
+import type {
+  Counts,
+  Frame,
+  FrameCounts,
+  Graph,
+  Input,
+  Node,
+  Report,
+  Saved,
+  SymExpr,
+  VerificationRow
+} from './records';
 
 export type * from './records';
 
@@ -43,6 +54,11 @@ export function readGraph(value: unknown): Graph {
 /** Read the nodes of a graph that a kernel sent separately. */
 export function readNodes(value: unknown): readonly Node[] {
   return readPart(list(records.readNode), value);
+}
+
+/** Make the row of a saved value from some of its fields. */
+export function readSaved(value: object): Saved {
+  return readPart(records.readSaved, value);
 }
 
 /** Read the rows about changes outside of the graphs that a kernel sent separately. */

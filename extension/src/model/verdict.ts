@@ -6,7 +6,7 @@ import { readSummary } from './records';
 import type { Report, Summary } from './report';
 import { amount, dataSize, grouped } from './words';
 
-export const STATES = ['verified', 'unverified', 'different', 'partly', 'nothing', 'idle'] as const;
+export const STATES = ['verified', 'unverified', 'different', 'partly', 'nothing', 'idle', 'running'] as const;
 
 /** The verdict's state; `Verdict` in `aotlab/report/verdict.py` explains each value. */
 export type State = (typeof STATES)[number];
@@ -18,7 +18,8 @@ export const SYMBOLS: Readonly<Record<State, string>> = {
   different: '✗',
   partly: '!',
   nothing: '!',
-  idle: '○'
+  idle: '○',
+  running: '◌'
 };
 
 /** The head of a report, with a known state. */

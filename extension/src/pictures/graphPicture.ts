@@ -12,6 +12,7 @@ import { h, soft, svg, uniqueId } from '../view/dom';
 import type { Child } from '../view/dom';
 import { cutGraphsNotice, graphFacts } from '../view/graph';
 import type { Selection } from '../view/selection';
+import { choiceNotice, withChoice } from './choice';
 import { detailsOf, legendOf, linkIds, stageList } from './graphDetails';
 import { boxesOf, drawBox, drawCut, drawEdgesOf, labelOf, sceneOf } from './graphDrawing';
 import type { IScene, IShown } from './graphDrawing';
@@ -44,13 +45,14 @@ const pictures = new WeakMap<Selection, Map<string, Picture>>();
 
 /** Draw the panel. */
 export function graphPanel(context: IContext): Child[] {
-  const entries = context.chosen.filter(({ graph }) => countsOf(graph).nodes > 0 || graph.nodes.length > 0);
+  const traced = context.chosen.filter(({ graph }) => countsOf(graph).nodes > 0 || graph.nodes.length > 0);
+  const entries = traced.map(entry => withChoice(context, entry));
   const [first] = entries;
   if (first === undefined) {
     return [soft('Nothing was traced, so there is no graph.')];
   }
   if (entries.length === 1) {
-    return [pictureOf(context, first), cutGraphsNotice(context)];
+    return [...choiceNotice(context), pictureOf(context, first), cutGraphsNotice(context)];
   }
   const folds = entries.map((entry, index) =>
     fold(
@@ -61,7 +63,7 @@ export function graphPanel(context: IContext): Child[] {
       index === 0
     )
   );
-  return [...folds, cutGraphsNotice(context)];
+  return [...choiceNotice(context), ...folds, cutGraphsNotice(context)];
 }
 
 function pictureOf(context: IContext, entry: IEntry): HTMLElement {

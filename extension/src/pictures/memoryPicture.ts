@@ -17,9 +17,11 @@ import type { IContext, IEntry } from '../view/context';
 import { fold } from '../view/context';
 import { dotted, h, soft, svg, uniqueId } from '../view/dom';
 import type { Child } from '../view/dom';
-import { cutGraphsNotice, graphHeading, userName } from '../view/graph';
+import { cutGraphsNotice, graphHeading } from '../view/graph';
 import { table } from '../view/table';
 import type { Column } from '../view/table';
+import { CutPanel } from './cutPanel';
+import { engineOf, legendItem, percent, placeOf, swatch, unitOf } from './memoryParts';
 
 /** The page draws at most this many graphs; a fold has the rest. */
 const MOST_GRAPHS = 4;
@@ -27,13 +29,6 @@ const MOST_GRAPHS = 4;
 /** In pixels: the size of the picture, if its width is not known yet, and the margins around the areas. */
 const [WIDTH, HEIGHT] = [940, 260];
 const MARGIN = { top: 20, right: 22, bottom: 34, left: 66 };
-
-/** The engines of measured curves, with the dashes of their lines and their names. */
-const ENGINES: Readonly<Record<string, readonly [string, string]>> = {
-  aotlab: ['', 'aotlab, measured'],
-  eager: ['2 3', 'eager, measured'],
-  upstream: ['8 4', 'stock torch.compile, measured']
-};
 
 /** The key in `folds` of the choice to group by layer. */
 const LAYERS = 'memory by layer';
@@ -81,11 +76,14 @@ function memoryOf(context: IContext, entry: IEntry): Child[] {
 
 class Picture {
   readonly parts: Child[];
-  private readonly storages: readonly ILive[];
-  private readonly steps: readonly IStep[];
-  private readonly peak: number;
+  private storages: readonly ILive[] = [];
+  private steps: readonly IStep[] = [];
+  private forwardSteps = 0;
+  private peak = 0;
   /** The bytes that the caller holds during the whole step. */
   private readonly base: number;
+  private readonly sentence = h('div');
+  private readonly cut: CutPanel;
   private readonly figure = h('figure', { class: 'al-memory' });
   private readonly words = h('p', { class: 'al-sentence', role: 'status' });
   private readonly composition = h('div');
@@ -98,26 +96,46 @@ class Picture {
     private readonly memory: Memory,
     private readonly measured: readonly MemoryCurve[]
   ) {
-    this.storages = storagesOf(memory);
-    this.steps = stepsOf(memory.steps, this.storages);
-    this.peak = peakOf(this.steps);
-    const callers = this.storages.filter(({ kind }) => kind === 'parameters' || kind === 'inputs');
+    const callers = storagesOf(memory).filter(({ kind }) => kind === 'parameters' || kind === 'inputs');
     this.base = callers.reduce((sum, each) => sum + each.bytes, 0);
     this.key = `${context.report.identifier} ${entry.key}`;
     this.figure.dataset['frame'] = entry.frame.name;
     this.figure.dataset['graph'] = String(entry.graph.index);
     this.figure.addEventListener('click', event => this.onClick(event));
     this.figure.addEventListener('keydown', event => this.onKey(event));
+    this.cut = new CutPanel(context, entry, () => this.use());
+    this.use();
     this.watchWidth();
-    this.draw();
     this.parts = [
       graphHeading(context, entry, `Memory over time, modelled from ${amount(this.storages.length, 'allocation')}`),
-      ...this.sentences(),
+      this.sentence,
+      ...this.cut.parts,
       this.legend(),
       this.figure,
       this.words,
       this.composition
     ];
+  }
+
+  /** Show the memory of the reader's choice of saved values, or of this run. */
+  private use(): void {
+    const { memory } = this;
+    const { shown } = this.cut;
+    this.storages = shown?.storages ?? storagesOf(memory);
+    this.steps = stepsOf(shown?.steps ?? memory.steps, this.storages);
+    this.forwardSteps = shown?.forwardSteps ?? memory.forward_steps;
+    this.peak = peakOf(this.steps);
+    this.sentence.replaceChildren(...this.sentences().filter(each => each !== null));
+    this.draw();
+  }
+
+  /** The measured curves; if the reader chose other saved values, the measurement of this choice. */
+  private get curves(): readonly MemoryCurve[] {
+    if (this.cut.shown === null) {
+      return this.measured;
+    }
+    const curve = this.cut.applied?.curve ?? null;
+    return [...this.measured.filter(each => each.engine !== 'aotlab'), ...(curve === null ? [] : [curve])];
   }
 
   private get step(): number {
@@ -160,13 +178,15 @@ class Picture {
         ` – ${listed(shares)}.`
       ),
       h('p', { class: 'al-sentence' }, this.measuredWords(total)),
-      from_code
+      from_code && this.cut.shown === null
         ? soft('The model follows the buffers in the code that the backend generated: buf1 is a name in this code.')
-        : backend === 'inductor'
-          ? soft(
-              'The model has every op of the graph. Inductor fuses ops, so the compiled code has fewer temporary values.'
-            )
-          : null,
+        : backend === 'inductor' && this.cut.shown !== null
+          ? soft('The model of another choice follows the ops, fused as Inductor usually fuses them.')
+          : backend === 'inductor'
+            ? soft(
+                'The model has every op of the graph. Inductor fuses ops, so the compiled code has fewer temporary values.'
+              )
+            : null,
       unknown > 0
         ? soft(
             `The sizes of ${amount(unknown, 'storage')} are unknown, because they are symbolic. They count as 0 bytes.`
@@ -176,14 +196,14 @@ class Picture {
   }
 
   private measuredWords(modelled: number): string {
-    const peaks = this.measured.map(curve => {
+    const peaks = this.curves.map(curve => {
       const bytes = this.base + Math.max(0, ...curve.forward, ...curve.backward);
       const engine = curve.engine === 'upstream' ? 'stock torch.compile' : curve.engine;
       const off = `${modelled >= bytes ? '+' : '−'}${Math.abs((100 * (modelled - bytes)) / bytes).toFixed(1)} %`;
       return `${dataSize(bytes)} with ${engine}${curve.engine === 'aotlab' ? ` (the model differs by ${off})` : ''}`;
     });
     return peaks.length > 0
-      ? `The measured peak is ${listed(peaks)}, on ${this.measured[0]?.device ?? ''}.`
+      ? `The measured peak is ${listed(peaks)}, on ${this.curves[0]?.device ?? ''}.`
       : 'The memory was not measured. The button Measure of the tab Timing measures it, and so does %%aotcompile --time.';
   }
 
@@ -193,7 +213,7 @@ class Picture {
       'p',
       { class: 'al-key' },
       ...present.map(kind => legendItem(kind, svg('rect', { width: 10, height: 10, class: `al-memory-${kind}` }))),
-      ...this.measured.map(({ engine }) =>
+      ...this.curves.map(({ engine }) =>
         legendItem(
           engineOf(engine)[1],
           svg('path', { d: 'M0,5H22', class: 'al-curve', 'stroke-dasharray': engineOf(engine)[0] }),
@@ -205,19 +225,19 @@ class Picture {
 
   /** Draw the areas and the lines, and then the chosen step. */
   private draw(): void {
-    const { memory, steps } = this;
-    const measured = this.measured.map(curve => ({ engine: curve.engine, points: this.pointsOf(curve) }));
+    const { steps } = this;
+    const measured = this.curves.map(curve => ({ engine: curve.engine, points: this.pointsOf(curve) }));
     const highest = Math.max(
       1,
       steps[this.peak]?.total ?? 0,
       ...measured.flatMap(({ points }) => points.map(each => each[1]))
     );
     const [unit, length] = unitOf(highest);
-    const x = scaleLinear([0, memory.steps], [MARGIN.left, this.width - MARGIN.right]);
+    const x = scaleLinear([0, steps.length], [MARGIN.left, this.width - MARGIN.right]);
     const y = scaleLinear([0, highest / length], [HEIGHT - MARGIN.bottom, MARGIN.top]).nice(5);
     const shown = thinned(steps);
     const last = shown.at(-1);
-    const points = last === undefined ? [] : [...shown, { ...last, step: memory.steps }];
+    const points = last === undefined ? [] : [...shown, { ...last, step: steps.length }];
     const layers = stack<IStep, Kind>()
       .keys(KINDS)
       .value((each, kind) => each.of[kind] / length)(points);
@@ -247,6 +267,7 @@ class Picture {
       ...layers.map(layer =>
         svg('path', { d: shape(layer) ?? '', class: `al-memory-${layer.key}`, 'data-kind': layer.key })
       ),
+      ...this.outline(path),
       ...measured.flatMap(({ engine, points: all }) =>
         ['al-curve-halo', 'al-curve'].map(kind =>
           svg('path', {
@@ -266,7 +287,7 @@ class Picture {
     );
     const axes = select(picture).append('g').attr('class', 'al-axes');
     const ticks = axisBottom(x)
-      .ticks(Math.min(8, memory.steps))
+      .ticks(Math.min(8, steps.length))
       .tickFormat(step => grouped(Number(step)))
       .tickSizeOuter(0);
     axes.append('g').attr('transform', `translate(0,${bottom})`).call(ticks);
@@ -285,9 +306,26 @@ class Picture {
     this.show(this.step);
   }
 
+  /** The curve of this run as a line, if the picture shows another choice. */
+  private outline(path: (points: (readonly [number, number])[]) => string | null): SVGElement[] {
+    const { before } = this.cut;
+    if (before === null) {
+      return [];
+    }
+    const totals = thinned(stepsOf(before.steps, before.storages));
+    const parts = [true, false].map(early =>
+      totals.filter(each => each.step < before.forwardSteps === early).map(each => each.total - this.base)
+    );
+    const [forward = [], backward = []] = parts;
+    return [svg('path', { d: path(this.pointsOf({ forward, backward })) ?? '', class: 'al-outline' })];
+  }
+
   /** The names of the parts, and the line between forward and backward. */
   private regions(x: (step: number) => number, bottom: number): SVGElement[] {
-    const { steps, forward_steps: border } = this.memory;
+    const {
+      steps: { length: steps },
+      forwardSteps: border
+    } = this;
     const name = (text: string, at: number): SVGElement =>
       svg('text', { x: at + 4, y: MARGIN.top - 8, class: 'al-region' }, text);
     const about = svg('text', { x: x(steps / 2), y: HEIGHT - 3, 'text-anchor': 'middle' }, 'op that allocates memory');
@@ -302,8 +340,11 @@ class Picture {
   }
 
   /** The points of a measured curve: its forward and its backward have the same places on the axis as the model's. */
-  private pointsOf({ forward, backward }: MemoryCurve): (readonly [number, number])[] {
-    const { steps, forward_steps: border } = this.memory;
+  private pointsOf({ forward, backward }: Pick<MemoryCurve, 'forward' | 'backward'>): (readonly [number, number])[] {
+    const {
+      steps: { length: steps },
+      forwardSteps: border
+    } = this;
     const placed = (values: readonly number[], begin: number, end: number): (readonly [number, number])[] =>
       values.map(
         (bytes, index) => [begin + ((end - begin) * (index + 0.5)) / values.length, this.base + bytes] as const
@@ -312,7 +353,7 @@ class Picture {
   }
 
   private partOf(step: number): string {
-    return step < this.memory.forward_steps ? 'forward' : 'backward';
+    return step < this.forwardSteps ? 'forward' : 'backward';
   }
 
   /** The storage that the op at a step allocates: the largest one, if there are several. */
@@ -324,7 +365,7 @@ class Picture {
   private onClick(event: MouseEvent): void {
     const box = this.figure.getBoundingClientRect();
     const part = (event.clientX - box.left - MARGIN.left) / (this.width - MARGIN.left - MARGIN.right);
-    this.choose(Math.floor(part * this.memory.steps));
+    this.choose(Math.floor(part * this.steps.length));
   }
 
   private onKey(event: KeyboardEvent): void {
@@ -359,7 +400,7 @@ class Picture {
     const { selection } = this.context;
     const total = this.steps[step]?.total ?? 0;
     const allocated = this.allocatedAt(step);
-    const x = MARGIN.left + ((step + 0.5) / this.memory.steps) * (this.width - MARGIN.left - MARGIN.right);
+    const x = MARGIN.left + ((step + 0.5) / this.steps.length) * (this.width - MARGIN.left - MARGIN.right);
     const cursor = this.figure.querySelector('.al-cursor');
     cursor?.setAttribute('x1', String(x));
     cursor?.setAttribute('x2', String(x));
@@ -454,33 +495,4 @@ class Picture {
       data: { 'data-frame': entry.frame.name, 'data-graph': String(entry.graph.index) }
     });
   }
-}
-
-/** The module that allocated storages; without a module, the names of the storages. */
-function placeOf(entry: IEntry, { module, names }: IHolder): Child {
-  const [first = ''] = names;
-  const others = names.length > 1 ? ` and ${amount(names.length - 1, 'other')}` : '';
-  return module !== '' ? dotted(module) : h('span', {}, userName(entry, first), others);
-}
-
-function legendItem(title: string, shape: SVGElement, width = 10): HTMLElement {
-  return h('span', {}, svg('svg', { width, height: 10, class: 'al-swatch', 'aria-hidden': 'true' }, shape), title);
-}
-
-function engineOf(engine: string): readonly [string, string] {
-  return ENGINES[engine] ?? ['1 2', `${engine}, measured`];
-}
-
-function swatch(kind: Kind): SVGElement {
-  const square = svg('rect', { width: 10, height: 10, class: `al-memory-${kind}` });
-  return svg('svg', { width: 10, height: 10, class: 'al-swatch', 'aria-hidden': 'true' }, square);
-}
-
-function percent(part: number, whole: number): string {
-  return `${((100 * part) / Math.max(whole, 1)).toFixed(1)} %`;
-}
-
-function unitOf(bytes: number): readonly [string, number] {
-  const units = [['GiB', 2 ** 30] as const, ['MiB', 2 ** 20] as const, ['KiB', 2 ** 10] as const];
-  return units.find(([, length]) => bytes >= length) ?? ['B', 1];
 }

@@ -9,6 +9,7 @@ import type { IContext } from './context';
 import { fold } from './context';
 import { h, heading, mark, prose, soft } from './dom';
 import type { Child } from './dom';
+import { runningSteps } from './running';
 import { table } from './table';
 import type { Column } from './table';
 
@@ -17,6 +18,7 @@ export function overviewPanel(context: IContext): Child[] {
   const { report } = context;
   return [
     h('p', { class: 'al-sentence' }, prose(context.head.sentence)),
+    runningSteps(report, context.source),
     ...factList(context.head),
     ...notes(context),
     ...(report.cell === null ? [] : cellSource(context, report.cell)),
@@ -242,7 +244,7 @@ function frameTable(context: IContext): Child[] {
   const { report } = context;
   const count = context.head.frames;
   if (count === 0) {
-    return [soft('No function was compiled or called.')];
+    return [soft(report.running === null ? 'No function was compiled or called.' : 'No function is compiled yet.')];
   }
   return [
     heading('Functions', amount(count, 'function')),

@@ -9,6 +9,9 @@ import { countsOf } from '../model/report';
 import type { Graph, Group, Input, Output, Span, Storage, TensorInfo } from '../model/report';
 import { inTrees } from '../model/rows';
 import { amount, cutNotice, dataSize, grouped, listed, sizeValue } from '../model/words';
+import { stepPlayer } from '../pictures/stepPlayer';
+import { AXIS, BAR, BOX, ROW, axis, hatchPatterns, hatchRect, hatchRects } from './bars';
+import type { IMarks } from './bars';
 import { fold } from './context';
 import type { IContext, IEntry } from './context';
 import { h, soft, svg, uniqueId } from './dom';
@@ -23,26 +26,11 @@ const MOST_STORAGES = 40;
 /** If a storage has at most this many elements, lines separate them. */
 const FEW_ELEMENTS = 64;
 
-/** Gaps smaller than this fraction of the width are not drawn, because they would be invisible. */
-const FINEST = 1 / 1500;
-
 const OWNERS: Readonly<Record<string, string>> = {
   input: 'the caller’s',
   intermediate: 'made by the graph',
   output: 'made by the graph for one output'
 };
-
-/** Heights in pixels: the bar of a storage, the row of a tensor, the box in the row, and the axis. */
-const BAR = 16;
-const ROW = 30;
-const BOX = 11;
-const AXIS = 18;
-
-/** The bytes that are written: in the ranges of `all`, every byte; in the ranges of `some`, perhaps not every byte. */
-interface IMarks {
-  readonly all: readonly IRange[];
-  readonly some: readonly IRange[];
-}
 
 /** A tensor in a storage (`span`), with the bytes that belong to it and the bytes that are written. */
 interface IDrawn {
@@ -51,7 +39,7 @@ interface IDrawn {
   readonly stop: number;
   /** The runs of bytes that belong to the tensor; null if only the first and the last byte are known. */
   readonly runs: readonly IRange[] | null;
-  readonly marks: IMarks;
+  readonly marks: Required<Omit<IMarks, 'read'>>;
   /** The number of bytes that belong to the tensor. */
   readonly size: number;
   /** The number of bytes of an element; null if unknown. */
@@ -63,7 +51,7 @@ export function storagesPanel(context: IContext): Child[] {
   if (context.chosen.length === 0) {
     return [soft('Nothing was compiled, so no storages were recorded.')];
   }
-  return [shapeLegend(), ...context.chosen.flatMap(entry => storagesOf(context, entry)), cutGraphsNotice(context)];
+  return [...context.chosen.flatMap(entry => storagesOf(context, entry)), cutGraphsNotice(context)];
 }
 
 function storagesOf(context: IContext, entry: IEntry): Child[] {
@@ -80,9 +68,8 @@ function storagesOf(context: IContext, entry: IEntry): Child[] {
   const foldedStorages = drawn.slice(MOST_STORAGES);
   const counts = countsOf(entry.graph);
   const cutCount = counts.storages - drawn.length - groups.reduce((sum, group) => sum + group.count, 0);
-  return [
-    graphHeading(context, entry, `${amount(counts.storages, 'storage')}, ${grouped(counts.shared)} shared`),
-    wrappers(context, entry),
+  const whole = [
+    drawn.length > 0 && entry === context.chosen[0] ? shapeLegend() : null,
     drawn.length > 0 ? map(drawn.slice(0, MOST_STORAGES)) : null,
     foldedStorages.length > 0
       ? fold(
@@ -94,6 +81,11 @@ function storagesOf(context: IContext, entry: IEntry): Child[] {
       : null,
     ...groups.map((group, number) => groupFold(context, entry, group, number)),
     cutCount > 0 ? soft(cutNotice(cutCount, 'storage')) : null
+  ];
+  return [
+    graphHeading(context, entry, `${amount(counts.storages, 'storage')}, ${grouped(counts.shared)} shared`),
+    wrappers(context, entry),
+    ...stepPlayer(context, entry, whole)
   ];
 }
 
@@ -225,7 +217,8 @@ function shapeLegend(): HTMLElement {
     sample('input', 'input: solid'),
     sample('output', 'output: outlined'),
     sample('all', 'bytes that the function writes: hatched'),
-    sample('some', 'some of these bytes: hatched lightly')
+    sample('some', 'some of these bytes: hatched lightly'),
+    h('span', {}, 'Each bar has its own scale; its axis counts bytes.')
   );
 }
 
@@ -259,7 +252,7 @@ function storageFigure(storage: Storage, tensors: ReadonlyMap<string, TensorInfo
 }
 
 /** The bytes of a storage that are written; null if the report knows only which tensors are written. */
-function marksOf(storage: Storage): IMarks | null {
+function marksOf(storage: Storage): IDrawn['marks'] | null {
   if (storage.written === null) {
     return null;
   }
@@ -269,7 +262,7 @@ function marksOf(storage: Storage): IMarks | null {
   return { all: ranges(true), some: ranges(false) };
 }
 
-function drawnSpan(span: Span, tensor: TensorInfo | undefined, marks: IMarks | null): IDrawn[] {
+function drawnSpan(span: Span, tensor: TensorInfo | undefined, marks: IDrawn['marks'] | null): IDrawn[] {
   const { start, stop } = span;
   if (start === null || stop === null) {
     return [];
@@ -320,7 +313,7 @@ function picture(
   description: string,
   drawn: readonly IDrawn[],
   total: number,
-  marks: IMarks | null
+  marks: IDrawn['marks'] | null
 ): SVGSVGElement {
   const id = uniqueId();
   const percent = (bytes: number): string => `${(100 * bytes) / total}%`;
@@ -411,61 +404,5 @@ function elementMarks(
         y2: y + BOX - 1
       })
     )
-  );
-}
-
-function hatchRects(marks: IMarks, y: number, height: number, total: number, id: string): SVGElement[] {
-  return (['some', 'all'] as const).flatMap(kind =>
-    union(marks[kind], total * FINEST).map(range =>
-      hatchRect(range, y, height, bytes => `${(100 * bytes) / total}%`, id, kind)
-    )
-  );
-}
-
-function hatchRect(
-  range: IRange,
-  y: number,
-  height: number,
-  percent: (bytes: number) => string,
-  id: string,
-  kind: 'all' | 'some'
-): SVGElement {
-  const width = percent(range.stop - range.start);
-  const look = { class: `al-hatch al-hatch-${kind}`, fill: `url(#${id}-${kind})` };
-  return svg('rect', { ...look, x: percent(range.start), y, width, height });
-}
-
-function hatchPatterns(id: string): SVGDefsElement {
-  const shape = (kind: string, side: number): Record<string, string | number> => ({
-    ...{ id: `${id}-${kind}`, width: side, height: side },
-    ...{ patternUnits: 'userSpaceOnUse', patternTransform: 'rotate(45)' }
-  });
-  return svg(
-    'defs',
-    {},
-    svg('pattern', shape('all', 5), svg('rect', { class: 'al-hatch-line', width: 2, height: 5 })),
-    svg('pattern', shape('some', 9), svg('rect', { class: 'al-hatch-line', width: 1, height: 9 }))
-  );
-}
-
-/** The axis below a storage, with about five ticks at multiples of a power of two. */
-function axis(y: number, total: number, percent: (bytes: number) => string): SVGGElement {
-  const step = 2 ** Math.max(Math.ceil(Math.log2(total / 5)), 0);
-  const ticks = [0];
-  for (let tick = step; tick < total - step * 0.45; tick += step) {
-    ticks.push(tick);
-  }
-  ticks.push(total);
-  return svg(
-    'g',
-    { class: 'al-axis', 'aria-hidden': 'true' },
-    ...ticks.flatMap(tick => [
-      svg('line', { x1: percent(tick), x2: percent(tick), y1: y + 1, y2: y + 5 }),
-      svg(
-        'text',
-        { x: percent(tick), y: y + 15, 'text-anchor': tick === 0 ? 'start' : tick === total ? 'end' : 'middle' },
-        tick === total ? `${grouped(tick)} B` : grouped(tick)
-      )
-    ])
   );
 }

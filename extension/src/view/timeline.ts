@@ -35,7 +35,7 @@ const LAYERS: readonly (readonly [string, string, readonly string[]])[] = [
     'Inductor',
     ['pre-grad passes', 'joint passes', 'post-grad passes', 'lowering', 'code generation', 'rest of Inductor']
   ],
-  ['kernels', 'compilation of kernels', ['compilation of kernels']],
+  ['kernels', 'compilation of kernels', ['compilation of kernels', 'kernel', 'header']],
   ['autotuning', 'autotuning', ['autotuning']],
   ['caches', 'caches', ['caches']]
 ];
@@ -241,7 +241,8 @@ function linesOf(rows: readonly TimelineRow[]): { name: string; y: number; rows:
   let y = AXIS;
   return ordered.flatMap(([, depths]) => {
     const first = depths.flat()[0];
-    const thread = first === undefined || first.thread === 0 ? '' : 'another thread';
+    const other = first?.stage === 'kernel' ? 'kernels' : 'another thread';
+    const thread = first === undefined || first.thread === 0 ? '' : other;
     const process = several && first?.process === '' && thread === '' ? 'this run' : (first?.process ?? '');
     const name = threads.size < 2 ? '' : [process, thread].filter(each => each !== '').join(', ');
     y += name === '' ? 0 : NAME;

@@ -5,79 +5,21 @@ import type { Report } from '../model/report';
 import { chips, headOf, SYMBOLS } from '../model/verdict';
 import type { Head } from '../model/verdict';
 import { amount, cutNotice, grouped } from '../model/words';
-import { graphPanel } from '../pictures/graphPicture';
 import type { IDisposable, ISource } from '../source';
-import { memoryPanel } from '../pictures/memoryPicture';
-import { breaksPanel } from './breaks';
-import { callsPanel } from './calls';
 import { revealLine } from './code';
 import { entriesOf, servingOf } from './context';
 import type { IContext, IEntry } from './context';
 import { h, uniqueId } from './dom';
-import type { Child } from './dom';
-import { enginesPanel } from './engines';
 import { foldButton, isFolded, setFolded } from './folded';
 import { graphFacts } from './graph';
-import { inputsPanel } from './inputs';
-import { kernelsPanel } from './kernels';
-import { outputsPanel } from './outputs';
-import { environmentText, overviewPanel } from './overview';
-import { runsPanel } from './runs';
-import { savedPanel } from './saved';
+import { environmentText } from './overview';
+import { Clock, runningSteps, runningWords } from './running';
 import { Selection } from './selection';
 import type { ITarget } from './selection';
-import { stagesPanel } from './stages';
-import { storagesPanel } from './storages';
 import type { ITableState } from './table';
-import { measureLine, timingPanel } from './timing';
-import { verificationPanel } from './verification';
-
-interface ITab {
-  readonly name: string;
-  readonly title: string;
-  readonly draw: (context: IContext) => Child[];
-  /** The number of rows or other things in the tab. If it is 0, the tab's title is dimmed. */
-  readonly size: (head: Head, report: Report) => number;
-  /** Whether the tab's title shows the number. */
-  readonly counted?: boolean;
-  /** Whether the tab is left out if there is nothing in it. */
-  readonly optional?: boolean;
-}
-
-const TABS: readonly ITab[] = [
-  { name: 'overview', title: 'Overview', draw: overviewPanel, size: () => 1 },
-  { name: 'runs', title: 'Two runs', draw: runsPanel, size: ({ runs }) => runs, optional: true },
-  { name: 'engines', title: 'Engines', draw: enginesPanel, size: ({ engines }) => engines, optional: true },
-  {
-    name: 'inputs',
-    title: 'Inputs',
-    draw: inputsPanel,
-    size: ({ counts, outside }) => counts.inputs || outside,
-    counted: true
-  },
-  { name: 'outputs', title: 'Outputs', draw: outputsPanel, size: ({ counts }) => counts.outputs, counted: true },
-  { name: 'graph', title: 'Graph', draw: graphPanel, size: ({ counts }) => counts.nodes },
-  { name: 'storages', title: 'Storage map', draw: storagesPanel, size: ({ counts }) => counts.storages },
-  { name: 'stages', title: 'Stages', draw: stagesPanel, size: ({ counts }) => counts.stages },
-  { name: 'saved', title: 'Saved', draw: savedPanel, size: ({ counts }) => counts.saved, counted: true },
-  { name: 'memory', title: 'Memory', draw: memoryPanel, size: ({ counts }) => counts.stages },
-  { name: 'kernels', title: 'Kernels', draw: kernelsPanel, size: ({ counts }) => counts.kernels, counted: true },
-  { name: 'breaks', title: 'Graph breaks', draw: breaksPanel, size: ({ breaks }) => breaks, counted: true },
-  { name: 'calls', title: 'Recompiles & calls', draw: callsPanel, size: ({ frames }) => frames },
-  {
-    name: 'timing',
-    title: 'Timing',
-    draw: timingPanel,
-    size: (_, report) => report.timing_rows.length + report.timeline_rows.length
-  },
-  {
-    name: 'verification',
-    title: 'Verification',
-    draw: verificationPanel,
-    size: ({ compared }) => compared,
-    counted: true
-  }
-];
+import { TABS, WHOLE_GRAPHS } from './tabs';
+import type { ITab } from './tabs';
+import { measureLine } from './timing';
 
 /** Keys that a focused control uses, and that a notebook would handle as commands. */
 const KEYS: ReadonlySet<string> = new Set([
@@ -91,19 +33,6 @@ const KEYS: ReadonlySet<string> = new Set([
   'PageDown',
   'Enter',
   ' '
-]);
-
-/** The tabs that show rows or code of graphs. If these were cut, the view asks the kernel for the whole graphs. */
-const WHOLE_GRAPHS: ReadonlySet<string> = new Set([
-  'inputs',
-  'outputs',
-  'graph',
-  'storages',
-  'stages',
-  'saved',
-  'memory',
-  'kernels',
-  'calls'
 ]);
 
 /** The view requests at most this many graphs of one function. */
@@ -132,6 +61,7 @@ class View implements IDisposable {
   private readonly selection: Selection;
   private readonly tables = new Map<string, ITableState>();
   private readonly unsubscribe: () => void;
+  private readonly clock: Clock;
   private tab = 'overview';
   private scope = ALL;
   private drawnReport: Report | null = null;
@@ -153,11 +83,13 @@ class View implements IDisposable {
     });
     this.root.addEventListener('keydown', this.onKey);
     this.unsubscribe = source.onChange(() => this.onChange());
+    this.clock = new Clock(this.root, source);
     this.draw();
   }
 
   dispose(): void {
     this.unsubscribe();
+    this.clock.dispose();
     this.root.removeEventListener('keydown', this.onKey);
     this.root.remove();
   }
@@ -189,9 +121,29 @@ class View implements IDisposable {
     if (reading === this.lastState?.reading && live === this.lastState.live) {
       // Only the progress of a measurement changed. This is frequent, so only the words about it are drawn again.
       this.root.querySelector('.al-measuring')?.replaceWith(measureLine(this.source, this.drawnReport));
-    } else {
+    } else if (!this.drawRunning(reading.report)) {
       this.draw();
     }
+  }
+
+  /** Draw only what the cell does now, if nothing else has changed; return whether this was so. */
+  private drawRunning(report: Report | null): boolean {
+    const drawn = this.drawnReport;
+    const { reading, live } = this.source;
+    if (report === null || report.running === null || !drawn?.running) {
+      return false;
+    }
+    if (report.frames !== drawn.frames || live !== this.lastState?.live) {
+      return false;
+    }
+    this.lastState = { reading, live };
+    this.drawnReport = report;
+    this.root.querySelector('.al-now')?.replaceWith(runningWords(report.running, live));
+    const steps = runningSteps(report, this.source);
+    if (steps !== null) {
+      this.root.querySelector('.al-steps')?.replaceWith(steps);
+    }
+    return true;
   }
 
   private select(name: string, focus: boolean): void {
@@ -210,6 +162,7 @@ class View implements IDisposable {
   private draw(): void {
     const { reading, live } = this.source;
     this.lastState = { reading, live };
+    this.clock.follow();
     const focused = this.focusedKey();
     const { report } = reading;
     const scroll = this.panel()?.scrollTop ?? 0;
@@ -280,7 +233,9 @@ class View implements IDisposable {
 
   /** The line with the status and the counts. Each is a button that opens its tab. */
   private verdictLine(head: Head, folded: boolean): HTMLElement {
-    const status = { tab: 'verification', text: `${SYMBOLS[head.state]} ${head.status}`, tone: 'status' };
+    const running = this.drawnReport?.running ?? null;
+    const tab = running === null ? 'verification' : 'overview';
+    const status = { tab, text: `${SYMBOLS[head.state]} ${head.status}`, tone: 'status' };
     const buttons = [status, ...chips(head)].map(({ tab, text, tone }) => {
       const title = TABS.find(each => each.name === tab)?.title ?? tab;
       const button = h(
@@ -292,7 +247,9 @@ class View implements IDisposable {
           'data-key': `chip ${tab} ${tone ?? ''}`,
           title: `Open ${title}`
         },
-        text
+        ...(running !== null && tone === 'status'
+          ? [`${SYMBOLS.running} `, runningWords(running, this.source.live)]
+          : [text])
       );
       button.addEventListener('click', () => {
         this.fold(false);
