@@ -210,7 +210,8 @@ def _value(row: Saved, graph: Graph) -> str:
 
 def _node_rows(part: str, before: Sequence[Node], after: Sequence[Node]) -> Iterator[RunRow]:
     """Compare the nodes of two graphs: first their number, then each node that differs."""
-    pairs = aligned([_key(node) for node in before], [_key(node) for node in after], loosely=_op)
+    keys = [_key(node) for node in before], [_key(node) for node in after]
+    pairs = _with_moved(aligned(*keys, loosely=_op), *keys)
     partners = {before[i].name: after[j].name for i, j in pairs if i is not None and j is not None}
     rows = []
     for i, j in pairs:
@@ -228,6 +229,19 @@ def _node_rows(part: str, before: Sequence[Node], after: Sequence[Node]) -> Iter
     if len(rows) > MOST_ROWS:
         more = f"{len(rows) - MOST_ROWS:,} more nodes differ"
         yield RunRow(fact="node", part=part, subject="…", before=more, after=more, same=False)
+
+
+def _with_moved(
+    pairs: list[tuple[int | None, int | None]], before: Sequence[Hashable], after: Sequence[Hashable]
+) -> list[tuple[int | None, int | None]]:
+    """Pair equal nodes at other positions: a node that was removed at one place and added at another has moved."""
+    lost: dict[Hashable, list[int]] = {}
+    for i, j in reversed(pairs):
+        if i is not None and j is None:
+            lost.setdefault(before[i], []).append(i)
+    found = [(lost[after[j]].pop() if i is None and j is not None and lost.get(after[j]) else i, j) for i, j in pairs]
+    moved = {i for (i, _), (old, _) in zip(found, pairs, strict=True) if i is not None and old is None}
+    return [(i, j) for i, j in found if j is not None or i not in moved]
 
 
 def _key(node: Node) -> tuple[Hashable, ...]:
