@@ -5,9 +5,11 @@ Change them by assignment (``aotlab.config.recompile_limit = 16``), or temporari
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal
 
 #: Whether functions are compiled and entries are used. Read at every call; set by `aotlab.disable` and `aotlab.enable`.
@@ -49,12 +51,28 @@ saved_tensors_hooks: Literal["eager", "apply"] = "eager"
 #: ``%aotlab config open=verdict`` sets it.
 open: Literal["report", "verdict"] = "report"
 
+#: Whether aotlab stores the reports of cells and of ``aotlab run`` in the user's data directory, where ``%aotlab runs``
+#: finds them (see `aotlab.runs`). Read when a cell or a script has run. The environment variable ``AOTLAB_RUNS=off``
+#: sets it to False.
+save_runs: bool = os.environ.get("AOTLAB_RUNS", "").lower() != "off"
+
 #: The rare cases that are compiled, by the name of their file in `aotlab.quirks`. A call that needs a quirk that is not
 #: in this list runs eagerly.
 quirks: tuple[str, ...] = (
     "hooks", "metadata_changes", "storage_offsets", "gradients", "warnings", "random_order", "lstm", "kernels", "hops",
     "storage_sizes", "other_memory",
 )  # fmt: skip
+
+
+def data_folder() -> Path:
+    """Return the folder for aotlab's files in the user's data directory. The folder need not exist."""
+    if sys.platform == "win32":
+        home = Path(os.environ.get("APPDATA") or Path.home())
+    elif sys.platform == "darwin":
+        home = Path.home() / "Library" / "Application Support"
+    else:
+        home = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return home / "aotlab"
 
 
 def disable() -> None:

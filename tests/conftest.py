@@ -17,6 +17,8 @@ from types import SimpleNamespace
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"aotlab-tests-{os.getuid()}"))
 # Inductor would start a pool of compile workers in every xdist worker.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# The tests store no runs in the developer's own data directory, nor do their subprocesses.
+os.environ["AOTLAB_RUNS"] = "off"
 # A shell starts what runs in its background deaf to ctrl-C, which some tests send.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

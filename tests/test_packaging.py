@@ -113,6 +113,6 @@ def test_readme_knows_the_commands() -> None:
     from aotlab import cli
 
     known = set(re.findall(r"^    (\w+)\b", cli._parser().format_help(), re.MULTILINE))
-    named = set(re.findall(r"aotlab (demo|bench|doctor|lab|verify|report|run|fuzz|acceptance)\b", README))
+    named = set(re.findall(r"aotlab (demo|bench|doctor|lab|verify|report|runs|run|fuzz|acceptance)\b", README))
     assert named <= known
     assert known <= named

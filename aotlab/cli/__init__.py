@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from aotlab import __version__, config
-from aotlab.cli.arguments import check_writable, count, device, jobs, port
+from aotlab.cli import running, stored
+from aotlab.cli.arguments import add_report_files, check_writable, count, device, jobs, port, report_files
 from aotlab.errors import AotlabError, UsageError
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     for add in (
         _add_demo,
         _add_lab,
-        _add_run,
+        running.add,
+        stored.add,
         _add_report,
         _add_verify,
         _add_fuzz,
@@ -108,24 +110,13 @@ def _add_demo(commands: _Commands) -> None:
         default="inductor",
         help="the compiler of the graphs (default: inductor)",
     )
-    _add_report_files(demo)
+    add_report_files(demo)
     demo.add_argument(
         "--rehearse",
         metavar="CARD",
         help="show the kernels for a GPU that this machine does not have (h100, …)",
     )
     demo.set_defaults(command=_demo)
-
-
-def _add_report_files(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", type=Path, metavar="PATH", help="also write the report as JSON to this file")
-    command.add_argument(
-        "--html",
-        type=Path,
-        metavar="PATH",
-        default=Path("aotlab-report.html"),
-        help="the file for the HTML report (default: ./aotlab-report.html)",
-    )
 
 
 def _add_lab(commands: _Commands) -> None:
@@ -145,27 +136,6 @@ def _add_lab(commands: _Commands) -> None:
     lab.set_defaults(command=_lab)
 
 
-def _add_run(commands: _Commands) -> None:
-    run = commands.add_parser(
-        "run",
-        allow_abbrev=False,
-        usage="aotlab run [--observe] [--no-caches] [--json PATH] [--html PATH] SCRIPT ...",
-        help="run a script, and make a page of what is compiled",
-        description="Run a Python script, print a summary of what is compiled, and write the report as one HTML page. "
-        "The arguments after SCRIPT are the script's own. The exit status is the script's.",
-    )
-    run.add_argument(
-        "--observe", action="store_true", help="report what stock torch.compile compiles (default: what aotlab does)"
-    )
-    run.add_argument(
-        "--no-caches", action="store_true", help="with --observe: take no graphs from the caches of earlier runs"
-    )
-    _add_report_files(run)
-    run.add_argument("script", type=Path, metavar="SCRIPT", help="the Python file")
-    run.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    run.set_defaults(command=_run)
-
-
 def _add_report(commands: _Commands) -> None:
     report = commands.add_parser(
         "report",
@@ -175,7 +145,7 @@ def _add_report(commands: _Commands) -> None:
         "write the report as one HTML page. The machine needs neither the recorded program nor its GPU.",
     )
     report.add_argument("directory", type=Path, metavar="DIR", help="the folder, or one log file")
-    _add_report_files(report)
+    add_report_files(report)
     report.set_defaults(command=_report)
 
 
@@ -323,32 +293,12 @@ def _add_fuzz(commands: _Commands) -> None:
     fuzz.set_defaults(command=_fuzz)
 
 
-def _run(options: argparse.Namespace, _: Sequence[str]) -> int:
-    json, html = _report_files(options)
-    if not options.script.is_file():
-        raise UsageError(f"there is no file {options.script}")
-    if options.no_caches and not options.observe:
-        raise UsageError("--no-caches is about the caches of stock torch.compile: add --observe")
-    from aotlab.cli import script
-
-    report, status = script.run(options.script, options.arguments, stock=options.observe, caches=not options.no_caches)
-    _write_report(report.report(), json, html)
-    return status
-
-
 def _report(options: argparse.Namespace, _: Sequence[str]) -> int:
-    json, html = _report_files(options)
+    json, html = report_files(options)
     from aotlab.upstream import read_trace
 
     _write_report(read_trace(options.directory), json, html)
     return OK
-
-
-def _report_files(options: argparse.Namespace) -> tuple[Path | None, Path]:
-    """Return the files for the report as JSON and HTML. A script may change the folder, so the paths are absolute."""
-    for path in (options.json, options.html):
-        check_writable(path)
-    return None if options.json is None else options.json.absolute(), options.html.absolute()
 
 
 def _write_report(report: Report, json: Path | None, html: Path) -> None:

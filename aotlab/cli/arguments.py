@@ -49,3 +49,22 @@ def check_writable(path: Path | None) -> None:
         raise UsageError(f"{path} cannot be written: it is a folder; name a file in it")
     if not os.access(path if path.exists() else folder, os.W_OK):
         raise UsageError(f"{path} cannot be written: permission denied")
+
+
+def add_report_files(command: argparse.ArgumentParser) -> None:
+    """Add the options for the files of a report."""
+    command.add_argument("--json", type=Path, metavar="PATH", help="also write the report as JSON to this file")
+    command.add_argument(
+        "--html",
+        type=Path,
+        metavar="PATH",
+        default=Path("aotlab-report.html"),
+        help="the file for the HTML report (default: ./aotlab-report.html)",
+    )
+
+
+def report_files(options: argparse.Namespace) -> tuple[Path | None, Path]:
+    """Return the files for the report as JSON and HTML. A script may change the folder, so the paths are absolute."""
+    for path in (options.json, options.html):
+        check_writable(path)
+    return None if options.json is None else options.json.absolute(), options.html.absolute()

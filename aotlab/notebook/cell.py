@@ -110,8 +110,8 @@ class CellCode:
         The names of the functions that the cell defines at its outermost level.
     called
         The functions of the cell that are not compiled as a part of a region: their first and last lines, by name.
-        Such a function is called by a line that Python runs, because this line depends on a number that changes in
-        each round of a loop.
+        Such a function is called by a line that Python runs, for example because this line depends on a number that
+        changes in each round of a loop.
     bound
         The names that the cell binds.
     """
@@ -133,6 +133,7 @@ def take_apart(
     compile_tree: Compile,
     interactivity: Interactivity = "last_expr",
     exact: bool = False,
+    calls: bool = False,
 ) -> CellCode:
     """Split a cell into statements for Python and regions for Dynamo.
 
@@ -151,6 +152,10 @@ def take_apart(
     exact
         Whether results must be bitwise equal to eager's. If so, Python runs the optimizer steps whose captured form
         rounds differently.
+    calls
+        Whether all lines that Python runs call the compiled forms of the functions that the code defines. If not, only
+        lines do that depend on a number that changes in each round of a loop. A script needs it for
+        ``sys.exit(main())``.
     """
     body = list(tree.body)
     if interactivity == "last_expr_or_assign" and body:
@@ -169,7 +174,11 @@ def take_apart(
             functions=functions,
         )
     splitter = _Splitter(
-        Scope(namespace, exact=exact, batched=batches_derivatives(tree)), file, looks_at_tracebacks(tree), compile_tree
+        Scope(namespace, exact=exact, batched=batches_derivatives(tree)),
+        file,
+        looks_at_tracebacks(tree),
+        compile_tree,
+        calls,
     )
     names = bound_names(body)
     statements = splitter.split(body, shown=shown, last=body[-1] if body else None)
@@ -210,7 +219,8 @@ def linked(
 class _Splitter:
     """Splits the statements of one cell for `take_apart`.
 
-    ``scope`` has the meanings of the cell's names. ``tracebacks`` is true if the cell's text uses tracebacks.
+    ``scope`` has the meanings of the cell's names. ``tracebacks`` is true if the cell's text uses tracebacks. ``calls``
+    is described at `take_apart`.
     ``regions`` and ``python`` collect the results while the statements are split. ``defined`` has the functions that
     the statements so far define, with their first and last lines. ``called`` has the functions that are compiled apart
     from all regions (see `CellCode.called`).
@@ -220,6 +230,7 @@ class _Splitter:
     file: str
     tracebacks: bool
     compile_tree: Compile
+    calls: bool
     regions: list[RegionCode] = field(default_factory=list)
     python: list[PythonLines] = field(default_factory=list)
     defined: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -307,7 +318,7 @@ class _Splitter:
             if lifted is not None:
                 return lifted
             advice = self.scope.advice(statement, reason, in_loop=in_loop)
-            if reason.endswith(VARIES):
+            if self.calls or reason.endswith(VARIES):
                 calls = _OwnCalls(self.defined, self.scope)
                 statement = calls.visit(copy.deepcopy(statement))
                 self.called |= {name: self.defined[name] for name in calls.replaced}
@@ -431,8 +442,9 @@ class _OwnCalls(ast.NodeTransformer):
         return node
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
-        """Visit the children of a node, unless the node opens a scope (a lambda or a comprehension)."""
-        return node if isinstance(node, _SCOPES) else super().generic_visit(node)
+        """Visit the children of a node, unless the node opens a scope (a function, a class or a comprehension)."""
+        scopes = (*_SCOPES, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        return node if isinstance(node, scopes) else super().generic_visit(node)
 
 
 class _Replaced(ast.NodeTransformer):

@@ -55,6 +55,11 @@ class CompiledCell(Views[Report]):
         The notebook's variables, and the globals that Dynamo adds to them.
     options_text
         The options as the user wrote them.
+
+    Attributes
+    ----------
+    keep
+        Called with each report that is shown, and with each report that has new timings.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class CompiledCell(Views[Report]):
         self.code = code
         self.file = file
         self.options = options
+        self.keep: Callable[[Report], None] = lambda _report: None
         self.recording = CellRecording(options.name, file)
         self._state = CellState(
             source=source, code=code, file=file, options=options, options_text=options_text, recording=self.recording
@@ -133,7 +139,8 @@ class CompiledCell(Views[Report]):
             with self.compiler.observing():
                 yield run
         except BaseException as error:
-            run.error, run.error_line = _one_line(error), line_in(error, self.file)
+            if not (isinstance(error, SystemExit) and not error.code):  # sys.exit(0) is no failure
+                run.error, run.error_line = _one_line(error), line_in(error, self.file)
             run.stopped = self.recording.progress.stopped() if isinstance(error, KeyboardInterrupt) else ""
             raise
         finally:
@@ -161,15 +168,19 @@ class CompiledCell(Views[Report]):
     def show_in(self, shown: Shown) -> None:
         """Show the report in the output of the present run."""
         self.shown, self._shown_counts = shown, self._counts()
-        if not shown.quiet:
-            shown.report(self.report())
+        self._show(shown)
 
     def show(self) -> None:
         """Show the report in the cell's output again if it has changed since it was shown."""
         counts = self._counts()
         if self.shown is not None and counts != self._shown_counts:
             self._shown_counts = counts
-            self.shown.report(self.report())
+            self._show(self.shown)
+
+    def _show(self, shown: Shown) -> None:
+        report = self.report()
+        shown.report(report)
+        self.keep(report)
 
     def _counts(self) -> tuple[int, ...]:
         """Return counts from which `show` sees that the report has changed, for example the number of calls."""
@@ -221,7 +232,10 @@ class CompiledCell(Views[Report]):
         self.recording.hear(events.Spent(kind="timing", duration_ns=time.perf_counter_ns() - began))
         with self._lock:
             self._timings, self._curves = rows, tuple(curves)
-        return self.report()
+        report = self.report()
+        if self.shown is not None:  # if not, the report is shown soon
+            self.keep(report)
+        return report
 
     def apply(self, asked: Mapping[str, object], progress: Callable[[str], None]) -> Report:
         """Compile a graph with another choice of saved values, and measure it beside the cell's own choice.

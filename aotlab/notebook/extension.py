@@ -11,16 +11,16 @@ from aotlab.notebook import live
 from aotlab.notebook.magic import NAME, Magic, awaiting, complete, help_text
 from aotlab.notebook.session import Session
 from aotlab.notebook.settings import NAME as SETTINGS
-from aotlab.notebook.settings import settings_magic
+from aotlab.notebook.settings import aotlab_magic
 from aotlab.notebook.tracebacks import cleaned
 
 _loaded: weakref.WeakKeyDictionary[Any, tuple[Session, Callable[[list[str]], list[str]]]] = weakref.WeakKeyDictionary()
 
 
-def load_ipython_extension(shell: Any) -> None:
-    """Add ``%%aotcompile`` and ``%aotlab`` to a shell. A second call does nothing."""
+def load_ipython_extension(shell: Any) -> Session:
+    """Add ``%%aotcompile`` and ``%aotlab`` to a shell, and return its session. A second call adds nothing."""
     if shell in _loaded:
-        return
+        return _loaded[shell][0]
     session = Session(shell)
     magic = Magic(session)
     transform = awaiting(shell)
@@ -32,7 +32,7 @@ def load_ipython_extension(shell: Any) -> None:
     cell_magic.__doc__ = help_text()
     shell.register_magic_function(cell_magic, magic_kind="cell", magic_name=NAME)
     shell.register_magic_function(magic.line, magic_kind="line", magic_name=NAME)
-    shell.register_magic_function(settings_magic, magic_kind="line", magic_name=SETTINGS)
+    shell.register_magic_function(aotlab_magic, magic_kind="line", magic_name=SETTINGS)
     shell.input_transformers_post.append(transform)
     for key in (f"%%{NAME}", f"%{NAME}"):
         shell.set_hook("complete_command", complete, str_key=key)
@@ -40,6 +40,7 @@ def load_ipython_extension(shell: Any) -> None:
     shell.events.register("post_run_cell", session.show_changes)
     live.connect(shell)
     _loaded[shell] = (session, transform)
+    return session
 
 
 def _showing(session: Session, show: Callable[..., None]) -> Callable[..., None]:

@@ -282,20 +282,46 @@ class Magic:
         except SyntaxError as error:
             self._session.failed = (error, None)
             raise
+        result = await self.run_code(tree, raw, file=file, line=line, options=options, number=number, began=began)
+        return None if _ends_with_semicolon(shell, body) else result
+
+    async def run_code(
+        self, tree: ast.Module, raw: str, *, file: str, line: str, options: Options, number: int | None, began: int
+    ) -> Any:
+        """Run code, and return the value that it displays.
+
+        Parameters
+        ----------
+        tree
+            The syntax tree of the code.
+        raw
+            The code as the user sees it.
+        file
+            The file name of the code.
+        line, options
+            The options as the user wrote them, and after they were read.
+        number
+            The number of the cell; None for a script.
+        began
+            When the run began, in ns.
+        """
+        __tracebackhide__ = "__ipython_bottom__"
+        shell = self._shell
         moved = self._move(tree, options)
 
         # The optimizers' classes affect how a cell is split, so they belong to the key under which the compiled cell is
         # stored. If one of these classes changes, the cell is split and compiled again.
         key = (line, raw, shell.ast_node_interactivity, _cell_id(shell) or "", *_optimizers(tree, shell.user_ns))
-        shown = Shown(shell, quiet=options.quiet)
+        shown = Shown(shell, quiet=options.quiet or self._session.collected is not None)
         cell = self._session.find(key)
         again = cell is not None
         if cell is None:
-            cell = self._new_cell(tree, raw, file, line, options)
+            cell = self._new_cell(tree, raw, file, line, options, calls=number is None)
             if not cell.code.defines_only:
                 self._session.keep(key, cell)
             self._session.hear_of(cell)
             live.register(cell)
+        cell.keep = self._session.keep_run
         try:
             with (
                 never_lost(),
@@ -320,9 +346,11 @@ class Magic:
                 shell.user_ns[options.output] = cell if cell.code.defines_only else cell.report()
             cell.show_in(shown)
             live.changed(cell.identifier)
-        return None if _ends_with_semicolon(shell, body) else result
+        return result
 
-    def _new_cell(self, tree: ast.Module, raw: str, file: str, line: str, options: Options) -> CompiledCell:
+    def _new_cell(
+        self, tree: ast.Module, raw: str, file: str, line: str, options: Options, *, calls: bool
+    ) -> CompiledCell:
         shell = self._shell
         code = take_apart(
             tree,
@@ -331,6 +359,7 @@ class Magic:
             compile_tree=shell.compile,
             interactivity=shell.ast_node_interactivity,
             exact=options.backend == "eager",
+            calls=calls,
         )
         if options.frontend == "direct" and not code.defines_only:
             raise ShellUsageError(

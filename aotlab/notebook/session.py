@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import types
 import weakref
@@ -12,7 +13,8 @@ from typing import Any
 from aotlab import events
 from aotlab.notebook.compiled_cell import CompiledCell
 from aotlab.notebook.playground import Playground
-from aotlab.report import text
+from aotlab.report import Report, text
+from aotlab.runs import saving
 
 #: How many compiled cells a session keeps, so that they need not be compiled again if they run again unchanged.
 MOST_CELLS = 64
@@ -28,12 +30,20 @@ class Session:
 
     Attributes
     ----------
+    notebook
+        The path of the notebook; empty if the shell does not know it.
+    collected
+        The last report of each cell, by its identifier, in a program that nobody watches: its cells display no reports.
+        None in a notebook.
     failed
         The error that ended a cell, and the traceback that eager would show. It is None again after the error is shown.
     """
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
+        # Jupyter's server and VS Code tell the kernel the path of the notebook.
+        self.notebook = str(shell.user_ns.get("__vsc_ipynb_file__") or os.environ.get("JPY_SESSION_NAME") or "")
+        self.collected: dict[str, Report] | None = None
         self.playground = Playground(shell.user_ns)
         self._cells: OrderedDict[tuple[str, ...], CompiledCell] = OrderedDict()
         self._all: weakref.WeakSet[CompiledCell] = weakref.WeakSet()
@@ -71,6 +81,12 @@ class Session:
         self._cells[key] = cell
         while len(self._cells) > MOST_CELLS:
             self._cells.popitem(last=False)
+
+    def keep_run(self, report: Report) -> None:
+        """Store the report of a cell, so that later sessions find it."""
+        saving.keep(report, notebook=self.notebook)
+        if self.collected is not None:
+            self.collected[report.identifier] = report
 
     def show_changes(self, *_event: object) -> None:
         """Show new reports in the outputs of cells that define functions, if another cell has called the functions."""

@@ -336,6 +336,17 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "upstream": (_TEXT, "the fact for stock torch.compile"),
         "same": (_TRUTH, "whether the engines agree; missing if the facts cannot be compared, such as times"),
     },
+    "runs": {
+        "frame": (_TEXT, "the function's name; missing if the row is about the whole run"),
+        "graph": (_COUNT, "the number of the graph within its frame; missing if the row is about no graph"),
+        "fact": (_TEXT, "run, code, graph, node, mutation, output, saved, kernel or time"),
+        "part": (_TEXT, "for a node, the graph that contains it; for a time, the phase"),
+        "subject": (_TEXT, "the thing that the fact is about"),
+        "before": (_TEXT, "the fact for the earlier run; empty if this run does not have the thing"),
+        "after": (_TEXT, "the fact for the later run; empty if this run does not have the thing"),
+        "same": (_TRUTH, "whether the runs agree; missing if the facts cannot be compared"),
+        "change": (_TEXT, "the difference in a few words, or the reason why times cannot be compared"),
+    },
     "calls": {
         **_KEY,
         "at_ns": (_COUNT, "the end of the call, in ns since the recording began"),

@@ -109,6 +109,8 @@ def summary(report: Report) -> Summary:
         different=sum(not row.equal for row in report.verification_rows),
         engines=len(report.engine_rows),
         apart=sum(row.same is False for row in report.engine_rows),
+        runs=len(report.run_rows),
+        runs_apart=sum(row.same is False for row in report.run_rows),
         graphs=sum(map(served, graphs)),
         recompiles=sum(bool(graph.misses) for graph in graphs),
         refused=sum(count_frame(frame).refusals for frame in report.frames),

@@ -52,6 +52,7 @@ _TABS = {
     "timeline_rows": "Timing",
     "verification_rows": "Verification",
     "engine_rows": "Engines",
+    "run_rows": "Two runs",
     "memory_curves": "Memory",
     "choices": "Memory",
     "applied_rows": "Memory",

@@ -98,10 +98,11 @@ def _mutations(frame: Frame, ours: Graph, theirs: Graph) -> Iterator[EngineRow]:
     for name in names:
         pair = rows.get(name), others.get(name)
         if any(row is not None and row.mutated for row in pair):
-            yield _row(frame, ours, "mutation", name, _mutation(pair[0]), _mutation(pair[1]))
+            yield _row(frame, ours, "mutation", name, mutation(pair[0]), mutation(pair[1]))
 
 
-def _mutation(row: Input | None) -> str:
+def mutation(row: Input | None) -> str:
+    """Write in words how an input of a graph is mutated."""
     if row is None:
         return "no input of the graph"
     kinds = (("data", row.mutates_data), ("metadata", row.mutates_metadata), ("storage", row.mutates_storage))
@@ -123,10 +124,10 @@ def _saved(frame: Frame, ours: Graph, theirs: Graph) -> Iterator[EngineRow]:
     if not ours.saved and not theirs.saved:
         return
     left, right = [Counter(_value(row, each) for row in each.saved) for each in (ours, theirs)]
-    yield _row(frame, ours, "saved", "all values", _memory(ours.saved), _memory(theirs.saved))
+    yield _row(frame, ours, "saved", "all values", memory(ours.saved), memory(theirs.saved))
     # those that differ come first
     for value in sorted(dict.fromkeys([*left, *right]), key=lambda each: left[each] == right[each]):
-        yield _row(frame, ours, "saved", value, _times(left[value]), _times(right[value]))
+        yield _row(frame, ours, "saved", value, times(left[value]), times(right[value]))
 
 
 def _value(row: Saved, graph: Graph) -> str:
@@ -138,11 +139,13 @@ def _value(row: Saved, graph: Graph) -> str:
     return f"{row.tensor.dtype}{sizes(row.tensor.shape)}{f' of {origin}' if origin else ''}"
 
 
-def _times(count: int) -> str:
+def times(count: int) -> str:
+    """Write how often a value is saved."""
     return "not saved" if not count else "saved" if count == 1 else f"saved {count} times"
 
 
-def _memory(rows: Sequence[Saved]) -> str:
+def memory(rows: Sequence[Saved]) -> str:
+    """Write the number of saved values, and their bytes."""
     total = sum(known_size(row.nbytes) for row in rows)
     return f"{amount(len(rows), 'value')}, {data_size(total)}"
 

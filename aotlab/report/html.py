@@ -13,6 +13,7 @@ from functools import cache
 from importlib import resources
 
 from aotlab.report.columns import COLUMNS
+from aotlab.report.compare import differences
 from aotlab.report.counts import count_frame, counted, summary
 from aotlab.report.markup import Markup, clean, element, join
 from aotlab.report.model import Frame, Graph, GraphBreakRow, Miss, Report, TimingRow
@@ -41,35 +42,43 @@ _ENGINES = ("eager", "upstream", "aotlab")
 _PHASES = ("forward", "backward", "total")
 
 
-def page(report: Report) -> str:
-    """Write ``report`` as an HTML document that needs no other file.
+def page(*reports: Report) -> str:
+    """Write reports as an HTML document that needs no other file.
 
-    The document contains the report as compressed JSON (see `aotlab.report.packing`), and the page's script, which
-    draws the report. If the package was installed without the script, the document contains the summary and all tables
-    instead. A browser without JavaScript shows the summary.
+    The document contains each report as compressed JSON (see `aotlab.report.packing`), and the page's script, which
+    draws the reports. If the package was installed without the script, the document contains the summaries and all
+    tables instead. A browser without JavaScript shows the summaries.
     """
-    script, style, told = _built("page.js"), _built("page.css"), summary(report)
+    script, style = _built("page.js"), _built("page.css")
     if script is not None and style is not None:
-        data = json.dumps(pack(counted(report).to_dict(sparse=True)))
-        body = join(
-            element("div", id="aotlab-page"),
-            element("noscript", fragment(report)),
-            # Escape "<", so that no text in the report can end the element early.
-            element("script", Markup(data.replace("<", "\\u003c")), type="application/json", id="aotlab-data"),
-            element("script", script, type="module"),
-        )
+        body = join(*[_data(report) for report in reports], element("script", script, type="module"))
     else:
-        style, body = _PAGE_STYLE, join(fragment(report, footer=False), _tables(report))
-    name = report.name or listed([frame.name for frame in report.frames], 3)
+        style = _PAGE_STYLE
+        body = join(*[join(fragment(report, footer=False), _tables(report)) for report in reports])
+    names = [report.name or listed([frame.name for frame in report.frames], 3) for report in reports]
+    name = listed(list(dict.fromkeys(filter(None, names))), 3)
+    told = " ".join([summary(report).sentence for report in reports])
     head = element(
         "head",
         element("meta", charset="utf-8"),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("title", f"{name} – aotlab report" if name else "aotlab report"),
-        element("meta", name="description", content=told.sentence),
+        element("meta", name="description", content=told),
         element("style", style),
     )
     return f"<!DOCTYPE html>\n{element('html', head, element('body', body), lang='en')}\n"
+
+
+def _data(report: Report) -> Markup:
+    """Write the place where the page's script draws ``report``, with the report's data."""
+    data = json.dumps(pack(counted(report).to_dict(sparse=True)))
+    return element(
+        "div",
+        element("noscript", fragment(report)),
+        # Escape "<", so that no text in the report can end the element early.
+        element("script", Markup(data.replace("<", "\\u003c")), type="application/json"),
+        kind="aotlab-page",
+    )
 
 
 @cache
@@ -103,6 +112,7 @@ def fragment(report: Report, *, footer: bool = True) -> Markup:
         "div",
         element("style", _STYLE),
         _header(report),
+        _runs(report),
         cell_section(report),
         *frames,
         _graph_breaks(report),
@@ -216,6 +226,13 @@ def _timings(rows: Sequence[TimingRow]) -> Markup | None:
 
 def _rank(order: Sequence[str], name: str) -> tuple[int, str]:
     return (order.index(name), "") if name in order else (len(order), name)
+
+
+def _runs(report: Report) -> Markup | None:
+    if not report.run_names:
+        return None
+    title, *lines = differences(report)
+    return join(heading(title), element("pre", "\n".join(lines)))
 
 
 def _differences(report: Report) -> Markup | None:

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from dataclasses import replace
 from html import escape
 
+from aotlab.report.compare import differences
 from aotlab.report.counts import count, counted
 from aotlab.report.cut import whole_or_cut
 from aotlab.report.html import fragment
@@ -40,6 +41,14 @@ def bundle(report: Report) -> dict[str, object]:
     found: dict[str, object] = {MIME_TYPE: data, "text/html": _html(small), "text/plain": plain(small)}
     data["gzip_nodes"] = _nodes(small, report, CAP - embedded_size(found))
     return found
+
+
+def whole(report: Report) -> dict[str, object]:
+    """Return the compressed form of ``report`` with all of its nodes. `Report.from_dict` reads it."""
+    graphs = [tuple([replace(graph, nodes=()) for graph in frame.graphs]) for frame in report.frames]
+    frames = [replace(frame, graphs=each) for frame, each in zip(report.frames, graphs, strict=True)]
+    nodes = [[_packed_nodes(graph.nodes) for graph in frame.graphs] for frame in report.frames]
+    return pack(replace(report, frames=tuple(frames)).to_dict(sparse=True), nodes)
 
 
 def running_bundle(report: Report) -> dict[str, object]:
@@ -156,7 +165,12 @@ def embedded_size(data: dict[str, object]) -> int:
 
 
 def plain(report: Report) -> str:
-    """Return a few lines of text: the verdict, the cell's lines that ran eagerly and why, and one line per graph."""
+    """Return a few lines of text: the verdict, the cell's lines that ran eagerly and why, and one line per graph.
+
+    For a report that compares two runs, return the differences.
+    """
+    if report.run_names:
+        return clean("\n".join(differences(report)))
     lines = [verdict(report).sentence]
     eager = [part for part in report.cell.parts if part.how == "eager"] if report.cell is not None else []
     lines += [f"  {part.lines} ran eagerly: {first_line(part.reason, 300)}" for part in eager[:10]]

@@ -456,6 +456,11 @@ def _engine_rows(report: Report) -> Iterator[Row]:
         yield {name: getattr(row, name) for name in COLUMNS["engines"]}
 
 
+def _run_rows(report: Report) -> Iterator[Row]:
+    for row in report.run_rows:
+        yield {name: getattr(row, name) for name in COLUMNS["runs"]}
+
+
 _ROWS: dict[str, Callable[[Report], Iterable[Row]]] = {
     "inputs": _input_rows,
     "outputs": _output_rows,
@@ -480,4 +485,5 @@ _ROWS: dict[str, Callable[[Report], Iterable[Row]]] = {
     "timings": _timing_rows,
     "verification": _verification_rows,
     "engines": _engine_rows,
+    "runs": _run_rows,
 }

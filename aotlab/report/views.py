@@ -62,6 +62,11 @@ class Views(Generic[R_co]):
         return self._table("engines")
 
     @property
+    def runs(self) -> pd.DataFrame:
+        """One row per fact about two runs that are compared; see `aotlab.runs.difference`."""
+        return self._table("runs")
+
+    @property
     def storages(self) -> pd.DataFrame:
         """One row per storage and tensor with this storage, with the range of bytes that the tensor covers."""
         return self._table("storages")

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from aotlab.config import data_folder
 from aotlab.teach.shown import Shown
 
 #: The hardest level of practice.
@@ -31,13 +31,7 @@ def path() -> Path:
     """Return the path of the progress file."""
     if configured := os.environ.get("AOTLAB_PROGRESS"):
         return Path(configured)
-    if sys.platform == "win32":
-        home = Path(os.environ.get("APPDATA") or Path.home())
-    elif sys.platform == "darwin":
-        home = Path.home() / "Library" / "Application Support"
-    else:
-        home = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return home / "aotlab" / "progress.json"
+    return data_folder() / "progress.json"
 
 
 def read() -> dict[str, dict[str, dict[str, Any]]]:

@@ -138,7 +138,7 @@ test('there is one tab and one panel per part, and one panel is shown', () => {
   assert.deepEqual(
     all('[role=tabpanel]')
       .map(each => each.dataset['panel'])
-      .filter(name => name !== 'engines'),
+      .filter(name => name !== 'engines' && name !== 'runs'),
     NAMES
   );
   for (const name of NAMES) {
@@ -202,6 +202,49 @@ test('two engines are side by side, and the other tabs show aotlab’s graphs', 
   assert.deepEqual(
     [...new Set(all('[data-panel=inputs] tr[data-frame]').map(each => each.dataset['frame']))],
     ['step [upstream]']
+  );
+});
+
+test('two runs are side by side at first, and a change has its word', () => {
+  const row = (fact: string, subject: string, same: boolean | null, change = ''): IJson => ({
+    ...{
+      frame: 'step',
+      graph: 0,
+      fact,
+      part: '',
+      subject,
+      same,
+      change,
+      before: `old ${subject}`,
+      after: `new ${subject}`
+    }
+  });
+  const rows = [
+    row('node', '<b>', false, 'added'),
+    row('saved', 'all values', false, '+1.5 MiB'),
+    row('time', 'aotlab', true, 'no difference beyond the noise'),
+    row('run', 'torch', true)
+  ];
+  const report = { ...sample(), run_names: ['run 3', 'run 8'], run_rows: rows, summary: { runs: 4, runs_apart: 2 } };
+  show(report);
+  assert.equal(one('[data-chip=runs]').textContent, '2 facts differ between the runs');
+  assert.equal(one('[role=tab][aria-selected=true]').textContent, 'Two runs');
+  assert.deepEqual(
+    all('[data-panel=runs] tbody tr').map(each =>
+      ['subject', 'before', 'after', 'change'].map(name => each.querySelector(`[data-column=${name}]`)?.textContent)
+    ),
+    [
+      ['aotlab', 'old aotlab', 'new aotlab', 'no difference beyond the noise'],
+      ['all values', 'old all values', 'new all values', '+1.5 MiB'],
+      ['<b>', 'old <b>', 'new <b>', 'added'],
+      ['torch', 'old torch', 'new torch', 'same']
+    ]
+  );
+  assert.deepEqual(
+    all('[data-panel=runs] table:first-of-type thead th')
+      .slice(1, 3)
+      .map(each => each.textContent),
+    ['run 3', 'run 8']
   );
 });
 

@@ -74,7 +74,7 @@ def training_step() -> Report:
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write the page of the training step."""
     path = training_step().to_html(tmp_path_factory.mktemp("graph") / "graph.html")
-    if "aotlab-data" not in path.read_text(encoding="utf-8"):
+    if 'class="aotlab-page"' not in path.read_text(encoding="utf-8"):
         pytest.skip("the extension is not built here: `cd extension && npm run build:widget`")
     return path
 

@@ -33,7 +33,7 @@ _CLICK = """element => new Promise(done => {
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write the page."""
     path = large(NODES).to_html(tmp_path_factory.mktemp("large") / "large.html")
-    if "aotlab-data" not in path.read_text(encoding="utf-8"):
+    if 'class="aotlab-page"' not in path.read_text(encoding="utf-8"):
         pytest.skip("the extension is not built here: `cd extension && npm run build:widget`")
     return path
 

@@ -292,7 +292,7 @@ def test_help_needs_no_torch(tmp_path: Path) -> None:
     done = bare(empty, tmp_path, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     names = re.findall(r"^ {4}(\w+)\b", done.stdout, re.MULTILINE)
-    assert sorted(names) == ["acceptance", "bench", "demo", "doctor", "fuzz", "lab", "report", "run", "verify"]
+    assert sorted(names) == ["acceptance", "bench", "demo", "doctor", "fuzz", "lab", "report", "run", "runs", "verify"]
 
 
 def test_bare_checkout(bare_site: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from aotlab.report.model import Report
 from aotlab.report.packing import unpack
 from tests.teach.pages import PAGES
 
@@ -241,10 +242,25 @@ def promises_of_what_runs_eagerly(run: Session) -> None:
 
 
 #: Notebook → what to check after it ran.
+def promises_of_gallery(run: Session) -> None:
+    """Each method of a report that draws has one example, which displays a picture; the last one is empty."""
+    examples = ("graph", "memory", "budgets", "storages", "timeline", "timings")
+    methods = [run.cell(identifier).source.partition("plot_")[2] for identifier in examples]
+    assert sorted(methods) == sorted(f"{name[5:]}()" for name in dir(Report) if name.startswith("plot_"))
+    for identifier in (*examples, "empty"):
+        (output,) = run.cell(identifier).outputs
+        assert output.data["image/png"]
+    assert run.answer("print(open('memory.pdf', 'rb').read(5))").strip() == "b'%PDF-'"
+    assert run.answer("print(x[0].tolist(), x[1].tolist())").strip() == "[2.0, 2.0, 3.0] [8.0, 5.0, 6.0]"
+    axes = "print([text.get_text() for text in writes.plot_timings().axes[0].texts])"
+    assert run.answer(axes).strip() == "['There are no timings: nothing was measured.']"
+
+
 PROMISES: dict[str, Callable[[Session], None]] = {
     "00_start.ipynb": promises_of_start,
     **PAGES,
     "differences.ipynb": promises_of_differences,
+    "gallery.ipynb": promises_of_gallery,
     "index.ipynb": promises_of_index,
     "upstream_findings.ipynb": promises_of_upstream_findings,
     "what_runs_eagerly.ipynb": promises_of_what_runs_eagerly,

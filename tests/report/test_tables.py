@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from aotlab.report import COLUMNS, Report
-from aotlab.report.model import AppliedChoice, EngineRow, GraphBreakRow, TimelineRow
+from aotlab.report.model import AppliedChoice, EngineRow, GraphBreakRow, RunRow, TimelineRow
 from aotlab.report.views import Views
 
 
@@ -24,7 +24,10 @@ def full(report: Report) -> Report:
     applied = AppliedChoice(frame=frame.name, graph=frame.graphs[0].index, partitioner="min-cut", budget=0.5)
     report = replace(report, applied_rows=(applied,))
     report = replace(
-        report, engine_rows=(row,), timeline_rows=(TimelineRow(phase="dynamo", start_ns=0, duration_ns=5),)
+        report,
+        engine_rows=(row,),
+        run_rows=(RunRow(fact="node", subject="add", before="", after="aten.add", same=False),),
+        timeline_rows=(TimelineRow(phase="dynamo", start_ns=0, duration_ns=5),),
     )
     return report.with_verification([{"kind": "value", "subject": "out[0]", "equal": True}])
 

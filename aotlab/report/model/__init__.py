@@ -22,6 +22,7 @@ they do not know, and use the default of a field that is missing.
     │       └── guards
     ├── graph_break_rows
     ├── engine_rows            two engines side by side
+    ├── run_rows               two runs side by side
     ├── timing_rows            added by the caller who measured
     ├── memory_curves          measured memory, added like the timings
     ├── applied_rows           choices of saved values that were compiled and measured
@@ -57,6 +58,7 @@ from aotlab.report.model.measured import (
     EngineRow,
     Fact,
     Ratio,
+    RunRow,
     Summary,
     TimelineRow,
     TimeRow,
@@ -124,6 +126,7 @@ __all__ = [
     "Refusal",
     "Report",
     "Result",
+    "RunRow",
     "Running",
     "Saved",
     "Span",

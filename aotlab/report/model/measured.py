@@ -271,6 +271,43 @@ class EngineRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """One fact about two runs, in the words for each run.
+
+    Attributes
+    ----------
+    frame, graph
+        The frame and the index of the graph in the later run, or in the earlier run if only that run has it. They are
+        None if the fact is about the whole run.
+    fact
+        ``"run"`` (versions, devices, verdict), ``"code"`` (a line of the cell), ``"graph"``, ``"node"``,
+        ``"mutation"``, ``"output"``, ``"saved"``, ``"kernel"`` or ``"time"``.
+    part
+        For a node, the graph that contains it: ``"forward graph"``, ``"backward graph"`` or ``"inference graph"``. For
+        a time, the phase.
+    subject
+        The name of the thing that the fact is about.
+    before, after
+        The fact for the earlier and for the later run; empty if a run does not have the thing.
+    same
+        Whether the runs agree; None if the facts cannot be compared.
+    change
+        The difference in a few words: ``"added"``, ``"other shape"``, ``"-1.5 MB"``, ``"1.4× faster"``. For times that
+        cannot be compared, the reason.
+    """
+
+    frame: str | None = None
+    graph: int | None = None
+    fact: str
+    part: str = ""
+    subject: str
+    before: str
+    after: str
+    same: bool | None = None
+    change: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """The head of the page, computed before anything was cut from the report.
 
@@ -317,6 +354,9 @@ class Summary:
     engines, apart
         The number of facts about which two engines are compared, and the number of facts in which they differ; 0 in a
         report of one engine.
+    runs, runs_apart
+        The number of facts about which two runs are compared, and the number of facts in which they differ; 0 in a
+        report of one run.
     counts
         The sums of the counts of all graphs, with two exceptions. The saved memory is the memory that one call of each
         function saves. A storage that several graphs use is counted once.
@@ -342,5 +382,7 @@ class Summary:
     against: str = ""
     engines: int = 0
     apart: int = 0
+    runs: int = 0
+    runs_apart: int = 0
     counts: Counts = Counts()  # noqa: RUF009  # the record is frozen
     listed: int = 0

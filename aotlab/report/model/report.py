@@ -15,7 +15,7 @@ from aotlab.report.model.calls import Frame
 from aotlab.report.model.cells import Cell, GraphBreakRow, Running
 from aotlab.report.model.choices import AppliedChoice
 from aotlab.report.model.environment import Environment
-from aotlab.report.model.measured import EngineRow, Summary, TimelineRow, TimeRow, TimingRow, VerificationRow
+from aotlab.report.model.measured import EngineRow, RunRow, Summary, TimelineRow, TimeRow, TimingRow, VerificationRow
 from aotlab.report.model.memory import MemoryCurve
 from aotlab.report.packing import unpack
 from aotlab.report.views import DRAWING, Views
@@ -60,8 +60,12 @@ class Report(Views["Report"]):
         The versions, the devices and the settings.
     frames
         The functions that were compiled or called.
-    graph_break_rows, time_rows, timeline_rows, timing_rows, verification_rows, engine_rows
-        The rows of the tables ``graph_breaks``, ``time``, ``timeline``, ``timings``, ``verification`` and ``engines``.
+    graph_break_rows, time_rows, timeline_rows, timing_rows, verification_rows, engine_rows, run_rows
+        The rows of the tables ``graph_breaks``, ``time``, ``timeline``, ``timings``, ``verification``, ``engines`` and
+        ``runs``.
+    run_names
+        The names of the two runs that the table ``runs`` compares: the earlier run, and the run of this report. Empty
+        for a report of one run.
     memory_curves
         The measured memory over time of the engines.
     applied_rows
@@ -101,6 +105,8 @@ class Report(Views["Report"]):
     applied_rows: tuple[AppliedChoice, ...] = ()
     verification_rows: tuple[VerificationRow, ...] = ()
     engine_rows: tuple[EngineRow, ...] = ()
+    run_names: tuple[str, ...] = ()
+    run_rows: tuple[RunRow, ...] = ()
     notes: tuple[str, ...] = ()
     summary: Summary | None = None
 

@@ -812,6 +812,8 @@ export type Report = {
   readonly applied_rows: ReadonlyArray<AppliedChoice>;
   readonly verification_rows: ReadonlyArray<VerificationRow>;
   readonly engine_rows: ReadonlyArray<EngineRow>;
+  readonly run_names: ReadonlyArray<string>;
+  readonly run_rows: ReadonlyArray<RunRow>;
   readonly notes: ReadonlyArray<string>;
   readonly summary: Summary | null;
 };
@@ -834,6 +836,8 @@ export const readReport: Reader<Report> = record(() => ({
   applied_rows: list(readAppliedChoice),
   verification_rows: list(readVerificationRow),
   engine_rows: list(readEngineRow),
+  run_names: list(text()),
+  run_rows: list(readRunRow),
   notes: list(text()),
   summary: maybe(readSummary)
 }));
@@ -850,6 +854,30 @@ export const readResult: Reader<Result> = record(() => ({
   kind: text(),
   target: text(),
   in_graph: flag()
+}));
+
+export type RunRow = {
+  readonly frame: string | null;
+  readonly graph: number | null;
+  readonly fact: string;
+  readonly part: string;
+  readonly subject: string;
+  readonly before: string;
+  readonly after: string;
+  readonly same: boolean | null;
+  readonly change: string;
+};
+
+export const readRunRow: Reader<RunRow> = record(() => ({
+  frame: maybe(text()),
+  graph: maybe(number()),
+  fact: text(),
+  part: text(),
+  subject: text(),
+  before: text(),
+  after: text(),
+  same: maybe(flag()),
+  change: text()
 }));
 
 export type Running = {
@@ -997,6 +1025,8 @@ export type Summary = {
   readonly against: string;
   readonly engines: number;
   readonly apart: number;
+  readonly runs: number;
+  readonly runs_apart: number;
   readonly counts: Counts;
   readonly listed: number;
 };
@@ -1022,6 +1052,8 @@ export const readSummary: Reader<Summary> = record(() => ({
   against: text(),
   engines: number(),
   apart: number(),
+  runs: number(),
+  runs_apart: number(),
   counts: readCounts,
   listed: number()
 }));

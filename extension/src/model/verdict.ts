@@ -68,6 +68,14 @@ export function chips(head: Head): IChip[] {
     },
     { tab: 'saved', count: counts.saved, text: `${saved} saved` },
     {
+      tab: 'runs',
+      count: head.runs,
+      text:
+        head.runs_apart > 0
+          ? `${amount(head.runs_apart, 'fact')} differ${head.runs_apart === 1 ? 's' : ''} between the runs`
+          : 'same in both runs'
+    },
+    {
       tab: 'engines',
       count: head.engines,
       text:

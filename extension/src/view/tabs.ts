@@ -13,6 +13,7 @@ import { inputsPanel } from './inputs';
 import { kernelsPanel } from './kernels';
 import { outputsPanel } from './outputs';
 import { overviewPanel } from './overview';
+import { runsPanel } from './runs';
 import { savedPanel } from './saved';
 import { stagesPanel } from './stages';
 import { storagesPanel } from './storages';
@@ -33,6 +34,7 @@ export interface ITab {
 
 export const TABS: readonly ITab[] = [
   { name: 'overview', title: 'Overview', draw: overviewPanel, size: () => 1 },
+  { name: 'runs', title: 'Two runs', draw: runsPanel, size: ({ runs }) => runs, optional: true },
   { name: 'engines', title: 'Engines', draw: enginesPanel, size: ({ engines }) => engines, optional: true },
   {
     name: 'inputs',

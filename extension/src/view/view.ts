@@ -185,6 +185,9 @@ class View implements IDisposable {
     if (!entries.some(entry => entry.key === this.scope)) {
       this.scope = ALL;
     }
+    if (!same && report.run_rows.length > 0) {
+      this.tab = 'runs';
+    }
     const folded = this.isFolded(report);
     this.root.classList.toggle('al-folded', folded);
     const lines = [
