@@ -71,7 +71,7 @@ CELLS = {
     ),
     "alias": ("", MUTATE, "x = torch.arange(6.0).view(2, 3)\ny, z = mutate(x), mutate(torch.zeros(4, 4))"),
 }
-#: The tabs with pictures, and what each picture draws.
+#: The tabs with pictures, and a selector of an element of each picture.
 PICTURES = {
     "graph": ".al-graph-view .al-graph-shape",
     "storages": ".al-player input",
@@ -135,7 +135,7 @@ def test_every_picture_is_drawn_and_can_be_read(page: Any, pages: Path, name: st
 
 
 def test_the_pictures_agree_with_the_tables(pages: Path, shared: Shared) -> None:
-    """The steps of the storage map, the memory's peak, and the marks of the time line are those of the tables."""
+    """The storage map has the steps of the table, Memory has the peak, and the time line has a mark per recompile."""
     context = shared.browser.new_context(viewport={"width": 1400, "height": 1000})
     page = context.new_page()
     for name in CELLS:

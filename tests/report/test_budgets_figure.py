@@ -1,4 +1,4 @@
-"""The figure of the memory budgets draws the rows of `report.budgets`, or says that there are none."""
+"""The figure of the memory budgets draws the rows of `report.budgets`, and has a sentence if the table is empty."""
 
 from __future__ import annotations
 
