@@ -37,7 +37,7 @@ KINDS = {
     "header": "the header of the C++ kernels is prepared",
     "runtime": "the run-time function is written",
     "subclasses": "wrapping of tensor subclasses",
-    "between": "guards, and between the stages",
+    "between": "guards, and work between the stages",
     "backward": "further backwards are derived",
     "verification": "comparison with eager",
     "recording": "the report itself",
@@ -46,6 +46,10 @@ KINDS = {
     "timing": "measurements for --time",
     REST: "Python, backward, everything else",
 }
+
+
+#: The names of activities on the time line, where each row is one of them, with the activities inside of it.
+_PHASES = {"between": "compilation", "compiled": "compiled call", "eager": "call that runs eagerly"}
 
 
 class _Interval(NamedTuple):
@@ -162,11 +166,14 @@ class Spent:
     def _row(
         self, interval: _Interval, depth: int, own_ns: int, thread: int, graphs: Mapping[int, tuple[str, int]]
     ) -> TimelineRow:
+        phase = interval.name or _PHASES.get(interval.kind) or KINDS.get(interval.kind, interval.kind)
+        if interval.kind == "compiled" and 2 * own_ns < interval.end_ns - interval.begin_ns:
+            phase = "call that compiles"
         frame, graph = graphs.get(-1 if interval.entry is None else interval.entry, (None, None))
         return TimelineRow(
             frame=frame,
             graph=graph,
-            phase=interval.name or KINDS.get(interval.kind, interval.kind),
+            phase=phase,
             stage=interval.kind,
             start_ns=interval.begin_ns - self._begin_ns,
             duration_ns=interval.end_ns - interval.begin_ns,

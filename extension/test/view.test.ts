@@ -797,7 +797,7 @@ const phase = (name: string, start: number, length: number, fields: object = {})
 
 const phases = (): string[] =>
   all('.al-phase').map(bar => {
-    const label = bar.querySelector('text')?.textContent ?? '';
+    const label = bar.querySelector('.al-phase-label')?.textContent ?? '';
     return [bar.dataset['name'], bar.getAttribute('x'), bar.getAttribute('width'), bar.getAttribute('y'), label].join(
       ' '
     );
@@ -889,7 +889,10 @@ test('graph breaks and recompiles are marks of the time line, with their reasons
   );
   assert.deepEqual(
     all('.al-moments li').map(each => each.textContent),
-    ['✂ 20 ns graph break: `print()` is called, at In [1], line 6', `↻ 50 ns recompile of step · graph 0: ${reason}`]
+    [
+      '✂ 20 ns graph break: print() is called, at In [1], line 6',
+      `↻ 50 ns recompile of step · graph 0: ${reason.replaceAll('`', '')}`
+    ]
   );
 });
 

@@ -1,7 +1,7 @@
-/** Stages: where the time went, and the result of each stage of the pipeline. */
+/** Stages: the result of each stage of the pipeline. */
 
 import { countsOf } from '../model/report';
-import type { Code, Stage, TimeRow } from '../model/report';
+import type { Code, Stage } from '../model/report';
 import { amount, duration, grouped } from '../model/words';
 import { codeBlock } from './code';
 import { fold } from './context';
@@ -13,16 +13,16 @@ import { nodesFold } from './nodes';
 import { codeKey, partOf } from './selection';
 import { table } from './table';
 import type { Column } from './table';
+import { SHARE_HELP, share } from './timeTable';
 
-/** Draw the panel: where the time went, and the stages of each graph; several graphs have a fold each. */
+/** Draw the panel: the stages of each graph; several graphs have a fold each. */
 export function stagesPanel(context: IContext): Child[] {
   const [firstEntry] = context.chosen;
-  const time = timeTable(context);
   if (firstEntry === undefined) {
-    return [...time, soft('Nothing was compiled, so there are no stages.')];
+    return [soft('Nothing was compiled, so there are no stages.')];
   }
   if (context.chosen.length === 1) {
-    return [...time, ...graphStages(context, firstEntry)];
+    return graphStages(context, firstEntry);
   }
   const graphs = context.chosen.map((entry, index) =>
     fold(
@@ -33,81 +33,7 @@ export function stagesPanel(context: IContext): Child[] {
       index === 0
     )
   );
-  return [...time, ...graphs, cutGraphsNotice(context)];
-}
-
-/** The names of the kinds of `TimeRow`. */
-const TIME: Readonly<Record<string, string>> = {
-  dynamo: 'Dynamo captures',
-  capture: 'capture of the arguments',
-  dedupe: 'duplicates',
-  synthetic_bases: 'synthetic bases',
-  trace: 'trace',
-  partition: 'partition',
-  compile: 'compilation by the backend',
-  runtime: 'the run-time function is written',
-  between: 'guards, and between the stages',
-  backward: 'further backwards are derived',
-  verification: 'comparison with eager',
-  recording: 'the report itself',
-  compiled: 'compiled calls',
-  eager: 'calls that run eagerly',
-  timing: 'measurements for --time',
-  rest: 'Python, backward, everything else'
-};
-
-/** The names of the kinds of `TimeRow` in a report of stock `torch.compile`, if they are not the stages' names. */
-const UPSTREAM_TIME: Readonly<Record<string, string>> = { rest: 'other phases' };
-
-/**
- * A table of the time that each kind of work took. The rows add up to the time of the cell or of the recording, or in a
- * report of stock `torch.compile` to the time of the compilations.
- */
-function timeTable(context: IContext): Child[] {
-  const { report } = context;
-  const rows = report.time_rows.filter(row => row.duration_ns > 0);
-  const total = rows.reduce((sum, row) => sum + row.duration_ns, 0);
-  if (rows.length < 2) {
-    return [];
-  }
-  return [
-    heading('Where the time went', `${duration(total)}, each moment counted once`),
-    table<TimeRow>(context, {
-      name: 'time',
-      label: 'Where the time went',
-      columns: [
-        {
-          name: 'kind',
-          title: 'what',
-          kind: 'words',
-          cell: row => (row.engine === 'upstream' ? UPSTREAM_TIME : TIME)[row.kind] ?? row.kind
-        },
-        {
-          name: 'count',
-          title: 'times',
-          kind: 'number',
-          value: row => (row.kind === 'rest' ? null : row.count),
-          cell: row => (row.kind === 'rest' ? null : grouped(row.count))
-        },
-        {
-          name: 'share',
-          title: 'share',
-          help: SHARE_HELP,
-          value: row => row.duration_ns,
-          cell: row => share(row.duration_ns, total)
-        },
-        {
-          name: 'duration_ns',
-          title: 'time',
-          kind: 'number',
-          value: row => row.duration_ns,
-          cell: row => duration(row.duration_ns)
-        }
-      ],
-      rows,
-      key: row => `${row.engine} ${row.kind}`
-    })
-  ];
+  return [...graphs, cutGraphsNotice(context)];
 }
 
 function graphStages(context: IContext, entry: IEntry): Child[] {
@@ -122,8 +48,6 @@ function graphStages(context: IContext, entry: IEntry): Child[] {
 function hasManyBackwards({ graph }: IEntry): boolean {
   return graph.stages.filter(stage => stage.name === 'backward').length > 1;
 }
-
-const SHARE_HELP = 'Its share of the whole time';
 
 const STAGE_COLUMNS = (total: number): readonly Column<Stage>[] => [
   { name: 'stage', title: 'stage', kind: 'code', cell: row => row.name },
@@ -151,13 +75,6 @@ const STAGE_COLUMNS = (total: number): readonly Column<Stage>[] => [
   },
   { name: 'summary', title: 'what it did', kind: 'words', cell: row => row.summary }
 ];
-
-function share(part: number, total: number): HTMLElement {
-  const percent = total > 0 ? (100 * part) / total : 0;
-  const bar = h('i');
-  bar.style.width = `${percent}%`;
-  return h('span', { class: 'al-track', title: `${percent.toFixed(0)} % of the time` }, bar);
-}
 
 function stageTable(context: IContext, entry: IEntry): Child[] {
   const { stages } = entry.graph;

@@ -7,7 +7,7 @@
 import type { TimelineRow } from '../model/report';
 import { amount, duration, short } from '../model/words';
 import type { IContext } from './context';
-import { h, heading, svg } from './dom';
+import { h, heading, prose, svg } from './dom';
 import type { Child } from './dom';
 import { allGraphsChosen } from './graph';
 
@@ -110,7 +110,7 @@ function momentList(moments: readonly TimelineRow[]): Child {
         'ul',
         { class: 'al-moments', 'aria-label': 'Graph breaks and recompiles' },
         ...moments.map(row =>
-          h('li', {}, h('b', {}, `${MOMENTS[row.stage]} ${duration(row.start_ns)} `), momentText(row))
+          h('li', {}, h('b', {}, `${MOMENTS[row.stage]} ${duration(row.start_ns)} `), prose(momentText(row)))
         )
       );
 }
@@ -164,8 +164,11 @@ class Picture {
     const spans = axis(shown, begin, end);
     const lines = linesOf(shown);
     this.bars = lines.flatMap(({ rows }, line) => barsOf(rows, line, spans));
+    const leftOut = spans.length > 1 ? ' A dashed line leaves out idle time.' : '';
     this.words.textContent =
-      zoomed === null ? 'Choose a phase to enlarge it. Arrow keys move between the phases.' : about(zoomed.rows);
+      zoomed === null
+        ? `Choose a phase to enlarge it. Arrow keys move between the phases.${leftOut}`
+        : about(zoomed.rows);
     const height = Math.max(...lines.map(line => line.y)) + ROW + 1;
     const picture = svg(
       'svg',
@@ -331,7 +334,9 @@ function drawn(bar: IBar, index: number, y: number): SVGElement {
     },
     svg('title', {}, title),
     svg('rect', { width: '100%', height: '100%' }),
-    bar.width < 2 || first === undefined ? null : svg('text', { x: 4, y: 12 }, label(first))
+    bar.width < 2 || first === undefined
+      ? null
+      : svg('foreignObject', { width: '100%', height: ROW - 1 }, h('div', { class: 'al-phase-label' }, label(first)))
   );
 }
 

@@ -1,4 +1,4 @@
-/** Timing: the time line of compilations; eager, stock torch.compile and aotlab side by side, for each phase; and the button that measures. */
+/** Timing: the time line of compilations; where the time went; eager, stock torch.compile and aotlab side by side, for each phase; and the button that measures. */
 
 import type { Report, TimingRow } from '../model/report';
 import { duration, grouped, listed, short } from '../model/words';
@@ -8,6 +8,7 @@ import { h, heading } from './dom';
 import type { Child } from './dom';
 import { allGraphsChosen } from './graph';
 import { timeline } from './timeline';
+import { timeTable } from './timeTable';
 
 const ENGINES = ['eager', 'upstream', 'aotlab'];
 const PHASES = ['forward', 'backward', 'total'];
@@ -20,7 +21,7 @@ export function timingPanel(context: IContext): Child[] {
   const rows = report.timing_rows.filter(
     row => allChosen || row.frame === null || row.graph === null || chosen.has(`${row.frame}/${row.graph}`)
   );
-  const drawn: Child[] = [...timeline(context), measureLine(source, report)];
+  const drawn: Child[] = [...timeline(context), ...timeTable(context), measureLine(source, report)];
   const groups = new Map<string, TimingRow[]>();
   for (const row of rows) {
     const key = `${row.frame ?? ''}/${row.graph ?? ''}/${row.device}`;
@@ -55,7 +56,7 @@ export function measureLine(source: ISource, report: Report | null): HTMLElement
     row.append(
       report !== null && report.cell === null
         ? 'Not measured. Graphs of a cell under %%aotcompile can be measured here; report.with_timings(…) adds measurements of your own.'
-        : 'Not measured. It can be while the kernel that ran the cell is alive, and with the option --time.'
+        : 'Not measured. Run the cell again with the option --time.'
     );
   }
   return row;
