@@ -27,7 +27,7 @@ export function breaksPanel(context: IContext): Child[] {
       ? [
           heading(
             'Graph breaks that are no faults',
-            'calls of libraries without tensors, and steps of optimizers: Python runs them'
+            'Python runs calls of libraries without tensors, and steps of optimizers'
           ),
           breakTable(context, 'library_breaks', 'Graph breaks that are no faults', others, others.length)
         ]
