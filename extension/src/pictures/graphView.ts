@@ -139,9 +139,8 @@ export class GraphView {
   include({ x, y, width, height }: IRect): void {
     const { k } = this.transform;
     const [left, top] = this.transform.apply([x, y]);
-    this.move(
-      this.transform.translate(shift(left, width * k, this.width) / k, shift(top, height * k, this.height) / k)
-    );
+    const end = this.height - this.map.clientHeight; // the minimap covers the rest
+    this.move(this.transform.translate(shift(left, width * k, this.width) / k, shift(top, height * k, end) / k));
   }
 
   private move(transform: ZoomTransform): void {
