@@ -167,6 +167,33 @@ test('the graph is drawn where there are no workers, and a box that is activated
   assert.equal(box.getAttribute('aria-selected'), 'false');
 });
 
+test('the edges of a node lead from its inputs to its users, and the search knows its marks', async () => {
+  const report = sample();
+  const node = (name: string, inputs: string[], module: string): IJson => ({
+    ...{ stage: 'trace', part: 'joint', name, op: 'call_function', target: 'aten.t', phase: 'backward', inputs, module }
+  });
+  const graph = firstGraph(report);
+  const chain = [node('first', [], ''), node('second', ['first'], 'net'), node('third', ['second'], 'net')];
+  graph['nodes'] = [...(graph['nodes'] as IJson[]), ...chain];
+  show(report);
+  tab('graph');
+  await new Promise(resolve => setTimeout(resolve));
+  press(one('[data-panel=graph] [data-id="backward second"]'), 'Enter');
+  const chosen = all('.al-graph-chosen > path').map(path => path.getAttribute('d') ?? '');
+  const heights = chosen.map(d => [...d.matchAll(/,([\d.]+)/g)].map(([, y]) => Number(y)));
+  // The backward goes up.
+  assert.deepEqual(
+    heights.map(each => (each[0] ?? 0) > (each.at(-1) ?? 0)),
+    [true, true]
+  );
+  // The edge to its neighbour is the edge of the picture, which it covers.
+  assert.ok(all('.al-graph-edge:not(.al-graph-chosen > *)').some(path => path.getAttribute('d') === chosen[1]));
+  const field = one('[data-panel=graph] .al-search') as HTMLInputElement;
+  field.value = 'Saved';
+  field.dispatchEvent(new dom.window.Event('input'));
+  assert.equal(text('.al-graph-tools > [role=status]'), '1 of 1');
+});
+
 test('two engines are side by side, and the other tabs show aotlab’s graphs', () => {
   const report = sample();
   const [ours] = report['frames'] as IJson[];
@@ -365,6 +392,13 @@ test('a break and an error are marked at their own lines', () => {
   assert.ok(all('.al-chip').some(each => each.textContent === '3 breaks'));
   one('[data-tab=breaks]').click();
   assert.equal(all('table[data-table=graph_breaks] tbody tr').length, 3);
+  assert.match(text('table[data-table=library_breaks] td[data-column=reason]'), /^calls pandas/);
+  view.dispose();
+  show({ ...report, graph_break_rows: [libraryRow] });
+  assert.equal(one('[data-tab=breaks]').textContent, 'Graph breaks');
+  assert.ok(!one('[data-tab=breaks]').classList.contains('al-empty'));
+  tab('breaks');
+  assert.match(text('[data-panel=breaks]'), /^Graph breaks that are no faults.*calls pandas/s);
 });
 
 test('a cell that failed has a chip, and the reason stands at the line that failed', () => {

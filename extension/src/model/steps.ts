@@ -29,7 +29,7 @@ export interface IStepStorage {
   readonly tensors: readonly IStepTensor[];
 }
 
-const OWNERS: Readonly<Record<string, string>> = { input: 'the caller’s', intermediate: 'the base of outputs' };
+const OWNERS: Readonly<Record<string, string>> = { input: 'memory of the caller', intermediate: 'the base of outputs' };
 
 /** All storages that a step reads, writes or makes. */
 export function storagesIn(step: Step): readonly number[] {

@@ -24,6 +24,12 @@ export function valueText({ row }: IItem): string {
   return row.shape === null ? '' : `${row.dtype ?? ''}${sizes(row.shape)}`;
 }
 
+/** The words of a node that the search compares. */
+export function searchText({ title, row, marks }: IItem): string {
+  const words = [title, row.name, row.target, row.module, ...marks.flatMap(({ kind, text }) => [kind, text])];
+  return words.join('\n').toLowerCase();
+}
+
 /** The bytes that the forward saves of the nodes of a box. */
 export function savedBytes(items: readonly IItem[]): number {
   return items.reduce((sum, { saved }) => sum + (saved === null ? 0 : newBytes(saved)), 0);

@@ -42,11 +42,18 @@ export interface IShown {
   readonly level: number;
 }
 
+/** An edge between two boxes of one half: their ids, and its path. */
+interface IEdge {
+  readonly from: string;
+  readonly to: string;
+  readonly d: string;
+}
+
 /** All visible boxes with their positions, and their edges. */
 export interface IScene {
   /** The visible boxes by their ids, each group before its members. */
   readonly boxes: ReadonlyMap<string, IShown>;
-  readonly edges: readonly { readonly d: string }[];
+  readonly edges: readonly IEdge[];
   readonly links: ILinks;
   readonly width: number;
   readonly height: number;
@@ -74,14 +81,14 @@ export function boxesOf(tree: IStageTree, isOpen: IsOpen, compared: boolean): IB
 /** Combine the layouts of the halves: the forward is on the left, the backward on the right. */
 export function sceneOf(tree: IStageTree, isOpen: IsOpen, placed: readonly IPlaced[]): IScene {
   const boxes = new Map<string, IShown>();
-  const edges: { d: string }[] = [];
+  const edges: IEdge[] = [];
   const add = (branch: Branch, { x, y, ...rest }: IPlaced, left: number, top: number, level: number): void => {
     const open = isGroup(branch) && isOpen(branch);
     const [boxLeft, boxTop] = [left + x, top + y];
     const rect = { x: boxLeft, y: boxTop, width: rest.width, height: rest.height };
     boxes.set(rest.id, { branch, rect, open, level });
-    for (const { points } of rest.edges) {
-      edges.push({ d: spline(points.map(point => ({ x: point.x + boxLeft, y: point.y + boxTop }))) ?? '' });
+    for (const { from, to, points } of rest.edges) {
+      edges.push({ from, to, d: spline(points.map(point => ({ x: point.x + boxLeft, y: point.y + boxTop }))) ?? '' });
     }
     const children = isGroup(branch) ? branch.children : [];
     rest.children.forEach((child, index) => {
@@ -109,7 +116,8 @@ export function sceneOf(tree: IStageTree, isOpen: IsOpen, placed: readonly IPlac
 
 function secondLine(item: IItem): string {
   const [mark] = item.marks;
-  return mark?.text ?? valueText(item);
+  // The details say more about a recomputed node than its box has room for.
+  return mark?.kind === 'recomputed' ? mark.kind : (mark?.text ?? valueText(item));
 }
 
 function clipped(text: string, width: number): string {
@@ -194,20 +202,21 @@ export function drawCut(scene: IScene): SVGElement[] {
   return [...scene.links.across.flatMap(link => drawLink(link, scene)), ...labels];
 }
 
-/** Draw the edges of one node, each from box to box. */
+/** Draw the edges of one node, each from box to box. An edge that the scene has covers the edge of the scene. */
 export function drawEdgesOf(item: IItem, scene: IScene, isOpen: IsOpen): SVGElement[] {
-  const rectOf = (each: IItem): IRect | undefined => scene.boxes.get(idOf(shownOf(each, isOpen)))?.rect;
   const edge = (source: IItem, target: IItem): SVGElement[] => {
-    const [from, to] = [rectOf(source), rectOf(target)];
+    const [fromId, toId] = [idOf(shownOf(source, isOpen)), idOf(shownOf(target, isOpen))];
+    const [from, to] = [scene.boxes.get(fromId)?.rect, scene.boxes.get(toId)?.rect];
     if (from === undefined || to === undefined || from === to) {
       return [];
     }
     const across = source.half !== target.half;
-    const [first, second] = from.y < to.y ? [from, to] : [to, from];
-    const d = across
+    const isDown = from.y < to.y;
+    const direct = across
       ? acrossPath({ source: middle(from, from.x < to.x ? 1 : 0, 0.5), target: middle(to, from.x < to.x ? 0 : 1, 0.5) })
-      : downPath({ source: middle(first, 0.5, 1), target: middle(second, 0.5, 0) });
-    return [svg('path', { class: 'al-graph-edge', d: d ?? '' })];
+      : downPath({ source: middle(from, 0.5, isDown ? 1 : 0), target: middle(to, 0.5, isDown ? 0 : 1) });
+    const drawn = scene.edges.find(each => each.from === fromId && each.to === toId);
+    return [svg('path', { class: 'al-graph-edge', d: drawn?.d ?? direct ?? '' })];
   };
   return [...item.inputs.flatMap(input => edge(input, item)), ...item.users.flatMap(user => edge(item, user))];
 }

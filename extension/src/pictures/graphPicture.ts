@@ -13,7 +13,7 @@ import type { Child } from '../view/dom';
 import { cutGraphsNotice, graphFacts } from '../view/graph';
 import type { Selection } from '../view/selection';
 import { choiceNotice, withChoice } from './choice';
-import { detailsOf, legendOf, linkIds, stageList } from './graphDetails';
+import { detailsOf, legendOf, linkIds, searchText, stageList } from './graphDetails';
 import { boxesOf, drawBox, drawCut, drawEdgesOf, labelOf, sceneOf } from './graphDrawing';
 import type { IScene, IShown } from './graphDrawing';
 import { groupsAround } from './graphLinks';
@@ -196,8 +196,9 @@ class Picture {
     const field = h('input', {
       type: 'search',
       class: 'al-search',
-      placeholder: 'Search name, op or module',
-      'aria-label': 'Search for a node by its name, op or module',
+      placeholder: 'Search',
+      title: 'Search for nodes by name, op, module or mark, such as saved',
+      'aria-label': 'Search for a node by its name, op, module or mark',
       'data-key': `graph search ${this.entry.key}`
     });
     const choose = (key: string): void => {
@@ -283,9 +284,7 @@ class Picture {
 
   private find(text: string): void {
     const words = text.trim().toLowerCase();
-    const has = ({ title, row }: IItem): boolean =>
-      `${title}\n${row.name}\n${row.target}\n${row.module}`.toLowerCase().includes(words);
-    this.matches = words === '' ? [] : this.tree().items.filter(has);
+    this.matches = words === '' ? [] : this.tree().items.filter(item => searchText(item).includes(words));
     this.match = -1;
     this.status.textContent = words === '' ? '' : amount(this.matches.length, 'node');
     this.nextMatch(1);
@@ -312,7 +311,10 @@ class Picture {
 
   // --- the picture
 
-  /** Compute the layout and draw it. Move `shown` to the middle; without it, keep the box `anchor` in its place. */
+  /**
+   * Compute the layout and draw it. Move `shown` to the middle; without it, keep the box `anchor` in its place, unless
+   * the box is open and partly outside.
+   */
   private async draw(shown?: IItem, anchor = ''): Promise<void> {
     this.turn += 1;
     const { turn } = this;
@@ -333,6 +335,9 @@ class Picture {
     const newRect = scene.boxes.get(anchor)?.rect;
     if (oldRect !== undefined && newRect !== undefined) {
       this.view.keep(oldRect, newRect);
+      if (scene.boxes.get(anchor)?.open === true) {
+        this.view.include(newRect);
+      }
     }
     const rect = shown === undefined ? undefined : scene.boxes.get(idOf(this.visible(shown)))?.rect;
     if (rect !== undefined) {

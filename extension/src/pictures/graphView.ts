@@ -135,6 +135,14 @@ export class GraphView {
     this.move(this.transform.translate(before.x - after.x, before.y - after.y));
   }
 
+  /** Move a box into the visible part, with all its members if there is room, and else with its begin. */
+  include({ x, y, width, height }: IRect): void {
+    const { k } = this.transform;
+    const [left, top] = this.transform.apply([x, y]);
+    const end = this.height - this.map.clientHeight; // the minimap covers the rest
+    this.move(this.transform.translate(shift(left, width * k, this.width) / k, shift(top, height * k, end) / k));
+  }
+
   private move(transform: ZoomTransform): void {
     this.behaviour.transform(select(this.picture), transform);
   }
@@ -162,4 +170,9 @@ export class GraphView {
       event.preventDefault();
     }
   }
+}
+
+/** The distance by which an interval must move to be between 0 and `end`; if it is too long, to begin there. */
+function shift(begin: number, length: number, end: number): number {
+  return Math.max(MARGIN, Math.min(begin, end - MARGIN - length)) - begin;
 }

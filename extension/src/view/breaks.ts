@@ -1,6 +1,6 @@
 /** Graph breaks: where Dynamo stopped and Python took over, and why. */
 
-import type { GraphBreakRow } from '../model/report';
+import type { GraphBreakRow, Report } from '../model/report';
 import { amount, duration } from '../model/words';
 import { AT_HELP } from './calls';
 import { fold } from './context';
@@ -9,48 +9,73 @@ import { h, heading, prose, soft } from './dom';
 import type { Child } from './dom';
 import { table } from './table';
 
-/** Draw the panel: one row per graph break, without calls of libraries that have no tensors. */
+/** Draw the panel: the graph breaks, and then those that are no faults. */
 export function breaksPanel(context: IContext): Child[] {
+  const others = libraryBreaks(context.report);
   const rows = context.report.graph_break_rows.filter(row => row.library === '');
   const breakCount = context.head.breaks;
-  if (breakCount === 0) {
-    return [soft(whyNoBreaks(context))];
-  }
   return [
-    heading('Graph breaks', `${amount(breakCount, 'place')} where Dynamo stopped and Python took over`),
-    table(context, {
-      name: 'graph_breaks',
-      label: 'Graph breaks',
-      columns: [
-        {
-          name: 'cell_line',
-          title: 'line',
-          kind: 'number',
-          value: row => row.cell_line,
-          cell: row => (row.cell_line === null ? null : String(row.cell_line))
-        },
-        {
-          name: 'frame',
-          title: 'where',
-          help: 'The line where Dynamo stopped, in the cell or in code that it calls',
-          kind: 'code',
-          cell: placeCell
-        },
-        { name: 'reason', title: 'why', kind: 'words', cell: row => whyCell(context, row) },
-        {
-          name: 'at_ns',
-          title: 'at',
-          help: AT_HELP,
-          kind: 'number',
-          value: row => row.at_ns,
-          cell: row => duration(row.at_ns)
-        }
-      ],
-      rows,
-      total: breakCount,
-      key: row => row.frame
-    })
+    ...(breakCount > 0
+      ? [
+          heading('Graph breaks', `${amount(breakCount, 'place')} where Dynamo stopped and Python took over`),
+          breakTable(context, 'graph_breaks', 'Graph breaks', rows, breakCount)
+        ]
+      : others.length > 0
+        ? []
+        : [soft(whyNoBreaks(context))]),
+    ...(others.length > 0
+      ? [
+          heading(
+            'Graph breaks that are no faults',
+            'Python runs calls of libraries without tensors, and steps of optimizers'
+          ),
+          breakTable(context, 'library_breaks', 'Graph breaks that are no faults', others, others.length)
+        ]
+      : [])
   ];
+}
+
+/** The graph breaks at calls of libraries without tensors, and at the steps of optimizers. They are not counted. */
+export function libraryBreaks(report: Report): GraphBreakRow[] {
+  return report.graph_break_rows.filter(row => row.library !== '');
+}
+
+function breakTable(
+  context: IContext,
+  name: string,
+  label: string,
+  rows: readonly GraphBreakRow[],
+  total: number
+): HTMLElement {
+  return table(context, {
+    ...{ name, meanings: 'graph_breaks', label, rows, total },
+    key: row => row.frame,
+    columns: [
+      {
+        name: 'cell_line',
+        title: 'line',
+        kind: 'number',
+        value: row => row.cell_line,
+        cell: row => (row.cell_line === null ? null : String(row.cell_line))
+      },
+      {
+        name: 'frame',
+        title: 'where',
+        help: 'The line where Dynamo stopped, in the cell or in code that it calls',
+        kind: 'code',
+        cell: placeCell
+      },
+      { name: 'reason', title: 'why', kind: 'words', cell: row => whyCell(context, row) },
+      {
+        name: 'at_ns',
+        title: 'at',
+        help: AT_HELP,
+        kind: 'number',
+        value: row => row.at_ns,
+        cell: row => duration(row.at_ns)
+      }
+    ]
+  });
 }
 
 /** Say why there are no graph breaks: Dynamo may have captured everything, or nothing. */

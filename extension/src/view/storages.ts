@@ -27,7 +27,7 @@ const MOST_STORAGES = 40;
 const FEW_ELEMENTS = 64;
 
 const OWNERS: Readonly<Record<string, string>> = {
-  input: 'the caller’s',
+  input: 'memory of the caller',
   intermediate: 'made by the graph',
   output: 'made by the graph for one output'
 };

@@ -4,7 +4,7 @@ import type { Report } from '../model/report';
 import type { Head } from '../model/verdict';
 import { graphPanel } from '../pictures/graphPicture';
 import { memoryPanel } from '../pictures/memoryPicture';
-import { breaksPanel } from './breaks';
+import { breaksPanel, libraryBreaks } from './breaks';
 import { callsPanel } from './calls';
 import type { IContext } from './context';
 import type { Child } from './dom';
@@ -24,10 +24,12 @@ export interface ITab {
   readonly name: string;
   readonly title: string;
   readonly draw: (context: IContext) => Child[];
-  /** The number of rows or other things in the tab. If it is 0, the tab's title is dimmed. */
+  /** The number of rows or other things in the tab. If it is 0 without `others`, the tab's title is dimmed. */
   readonly size: (head: Head, report: Report) => number;
   /** Whether the tab's title shows the number. */
   readonly counted?: boolean;
+  /** The number of rows that the tab shows and does not count. */
+  readonly others?: (report: Report) => number;
   /** Whether the tab is left out if there is nothing in it. */
   readonly optional?: boolean;
 }
@@ -50,7 +52,14 @@ export const TABS: readonly ITab[] = [
   { name: 'saved', title: 'Saved', draw: savedPanel, size: ({ counts }) => counts.saved, counted: true },
   { name: 'memory', title: 'Memory', draw: memoryPanel, size: ({ counts }) => counts.stages },
   { name: 'kernels', title: 'Kernels', draw: kernelsPanel, size: ({ counts }) => counts.kernels, counted: true },
-  { name: 'breaks', title: 'Graph breaks', draw: breaksPanel, size: ({ breaks }) => breaks, counted: true },
+  {
+    name: 'breaks',
+    title: 'Graph breaks',
+    draw: breaksPanel,
+    size: ({ breaks }) => breaks,
+    counted: true,
+    others: report => libraryBreaks(report).length
+  },
   { name: 'calls', title: 'Recompiles & calls', draw: callsPanel, size: ({ frames }) => frames },
   {
     name: 'timing',

@@ -308,7 +308,7 @@ class View implements IDisposable {
 
   private tabList(head: Head, report: Report): HTMLElement {
     const list = h('div', { role: 'tablist', 'aria-label': 'Parts of the report' });
-    for (const { name, title, size, counted, optional } of TABS) {
+    for (const { name, title, size, counted, others, optional } of TABS) {
       const chosen = name === this.tab;
       const count = size(head, report);
       if (optional === true && count === 0) {
@@ -320,7 +320,7 @@ class View implements IDisposable {
           type: 'button',
           role: 'tab',
           id: `${this.prefix}-tab-${name}`,
-          class: count > 0 ? null : 'al-empty',
+          class: count + (others?.(report) ?? 0) > 0 ? null : 'al-empty',
           'data-tab': name,
           'data-key': `tab ${name}`,
           'aria-selected': String(chosen),
