@@ -22,28 +22,33 @@ export function againFold(context: IContext, entry: IEntry, { ops }: IPlan): HTM
     return null;
   }
   const { names, modules, module_table, lines, line_table } = choices;
-  return fold(context, `again ${entry.key}`, [`The ${amount(ops.length, 'op')} that the backward computes again`], () => [
-    table<number>(context, {
-      name: 'again',
-      label: 'Ops that the backward computes again',
-      columns: [
-        { name: 'name', title: 'op', kind: 'code', cell: node => names[node] ?? '' },
-        {
-          name: 'module',
-          title: 'module',
-          kind: 'code',
-          cell: node => dotted(module_table[modules[node] ?? 0] ?? '')
-        },
-        {
-          name: 'line',
-          title: 'line',
-          kind: 'code',
-          cell: node => context.selection.lineButton(line_table[lines[node] ?? -1] ?? null)
-        }
-      ],
-      rows: ops,
-      key: node => names[node] ?? '',
-      data: { 'data-frame': entry.frame.name, 'data-graph': String(entry.graph.index) }
-    })
-  ]);
+  return fold(
+    context,
+    `again ${entry.key}`,
+    [`The ${amount(ops.length, 'op')} that the backward computes again`],
+    () => [
+      table<number>(context, {
+        name: 'again',
+        label: 'Ops that the backward computes again',
+        columns: [
+          { name: 'name', title: 'op', kind: 'code', cell: node => names[node] ?? '' },
+          {
+            name: 'module',
+            title: 'module',
+            kind: 'code',
+            cell: node => dotted(module_table[modules[node] ?? 0] ?? '')
+          },
+          {
+            name: 'line',
+            title: 'line',
+            kind: 'code',
+            cell: node => context.selection.lineButton(line_table[lines[node] ?? -1] ?? null)
+          }
+        ],
+        rows: ops,
+        key: node => names[node] ?? '',
+        data: { 'data-frame': entry.frame.name, 'data-graph': String(entry.graph.index) }
+      })
+    ]
+  );
 }
