@@ -14,6 +14,7 @@ from aotlab import config
 from aotlab.cli import main
 from aotlab.report import Report
 from aotlab.runs import saving, store
+from tests.notebook.plain_shells import unloaded_afterwards
 
 pytestmark = pytest.mark.tier("full")  # they compile
 
@@ -51,6 +52,13 @@ ENDS = {
     "main(); 1 / 0": (1, "ZeroDivisionError"),
     "main(); raise KeyboardInterrupt": (130, "KeyboardInterrupt"),
 }
+
+
+@pytest.fixture(autouse=True)
+def _unloaded() -> Iterator[None]:
+    """Unload the extension after each test."""
+    with unloaded_afterwards():
+        yield
 
 
 @pytest.fixture

@@ -20,8 +20,18 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 from torch.optim import sgd
 
+from aotlab.notebook import extension
 from tests.notebook import shells
 from tests.notebook.shells import Notebook
+
+
+@contextmanager
+def unloaded_afterwards() -> Iterator[None]:
+    """Unload the extension after a block from all shells that the block has made, so that nobody listens any more."""
+    before = set(extension._loaded)
+    yield
+    for shell in set(extension._loaded) - before:
+        extension.unload_ipython_extension(shell)
 
 
 def plain_shell(*, loaded: bool = True) -> InteractiveShell:
