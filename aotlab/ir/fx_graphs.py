@@ -55,6 +55,11 @@ class NodeRecord:
     storages: tuple[tuple[int, Size], ...] = ()
 
 
+def shares_memory(node: NodeRecord, inputs: Iterable[NodeRecord]) -> bool:
+    """Tell whether a node that reads ``inputs`` allocates no memory: its result is a view, or an item of a result."""
+    return node.op == "call_function" and set(node.storages).issubset(each for one in inputs for each in one.storages)
+
+
 def target_name(target: object) -> str:
     """Return the name of a node's target: ``aten.add.Tensor``, ``operator.getitem``, or an attribute path."""
     if isinstance(target, str | OpOverload):

@@ -6,14 +6,11 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from aotlab.errors import UserLine
-from aotlab.ir.fx_graphs import NodeRecord
+from aotlab.ir.fx_graphs import NodeRecord, shares_memory
 from aotlab.partition.joint_values import BudgetChoice, JointValues, Plan
 from aotlab.report.memory import GraphPair, graph_memory
 from aotlab.report.model import BudgetRow, Choices, Input, Memory, Result
 from aotlab.report.text import in_cell, known_size
-
-#: The cost of computing a view again. Views are not counted as ops that the backward computes again.
-_VIEW = 1
 
 #: The value of `JointValues.fuses` of a value that is computed inside of the kernels that read it.
 INLINED = 2
@@ -70,7 +67,7 @@ def _alike(row: BudgetRow, *others: BudgetRow) -> bool:
 def _row(values: JointValues, choice: BudgetChoice, partitioner: str, memory_of: Callable[[Plan], Memory]) -> BudgetRow:
     view = values if choice.copies else values.without_copies()
     plan = view.plan(choice.saved)
-    costs = [values.costs[n].recompute or 0 for n in plan.again]
+    costs = {n: values.costs[n].recompute or 0 for n in plan.again}
     return BudgetRow(
         partitioner=partitioner,
         budget=choice.budget,
@@ -78,8 +75,11 @@ def _row(values: JointValues, choice: BudgetChoice, partitioner: str, memory_of:
         copies=choice.copies,
         saved_bytes=values.held_bytes(plan.saved),
         peak_bytes=max(memory_of(plan).totals()),
-        recomputed=sum(cost > _VIEW for cost in costs),
-        cost=round(sum(costs) / max(values.traffic, 1), 4),
+        recomputed=sum(
+            cost > 0 and not shares_memory(values.nodes[n], [values.nodes[each] for each in view.inputs[n]])
+            for n, cost in costs.items()
+        ),
+        cost=round(sum(costs.values()) / max(values.traffic, 1), 4),
     )
 
 

@@ -204,6 +204,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "device": (_TEXT, "device of the node's result"),
         "inputs": (_TEXT, "the nodes that this node reads, separated by commas"),
         "users": (_COUNT, "number of nodes that read this node"),
+        "view": (_TRUTH, "whether the node allocates no memory, because its result is a view"),
         "module": (_TEXT, "the path of the module that called the op"),
         **LINE,
     },

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import fx
 
-from aotlab.ir.fx_graphs import NodeRecord, node_records, output_args, readable
+from aotlab.ir.fx_graphs import NodeRecord, node_records, output_args, readable, shares_memory
 from aotlab.ir.metadata import MutationType
 from aotlab.partition.joint_values import JointValues, joint_values
 from aotlab.report.inductor_nodes import inductor_nodes
@@ -312,6 +312,7 @@ def _ops(nodes: Sequence[NodeRecord]) -> int:
 
 def _nodes(stage: str, part: str, records: Sequence[NodeRecord]) -> tuple[Node, ...]:
     nodes = []
+    by_name = {record.name: record for record in records}
     for record in records:
         spec = record.spec
         nodes.append(
@@ -330,6 +331,7 @@ def _nodes(stage: str, part: str, records: Sequence[NodeRecord]) -> tuple[Node, 
                 users=record.users,
                 line=None if record.line is None else in_cell(record.line),
                 module=record.module,
+                view=shares_memory(record, [by_name[name] for name in record.inputs if name in by_name]),
             )
         )
     return tuple(nodes)

@@ -196,6 +196,7 @@ def _node_rows(report: Report) -> Iterator[Row]:
                 "device": node.device,
                 "inputs": ", ".join(node.inputs),
                 "users": node.users,
+                "view": node.view,
                 "module": node.module or None,
                 **_line(node.line),
             }

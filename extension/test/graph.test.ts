@@ -87,6 +87,8 @@ test('saved, recomputed, mutated and aliased values have marks, and values cross
   assert.deepEqual(marks('forward primals_1'), ['mutated', 'aliased']);
   assert.deepEqual(marks('forward b'), ['saved']);
   assert.deepEqual(marks('backward a'), ['recomputed']);
+  const viewed = tree(NODES.map(each => (each['name'] === 'a' ? { ...each, view: true } : each)));
+  assert.deepEqual(viewed.items.find(item => item.key === 'backward a')?.marks, []);
   assert.deepEqual(marks('backward g'), ['gradient']);
   const across = linksOf(stage, () => false).across.map(({ from, to, values }) => [
     ...[idOf(from), idOf(to)],

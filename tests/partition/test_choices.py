@@ -86,6 +86,9 @@ def test_the_model_agrees_with_the_graphs(program):
         assert graph.choices is not None
         current = next(each for each in graph.choices.rows if each.current)
         assert (current.saved, current.recomputed) == (row.saved, row.recomputed)
+        again = [node for node in graph.nodes if (node.stage, node.part) == ("partition", "backward")]
+        again = [node for node in again if (node.op, node.phase, node.view) == ("call_function", "forward", False)]
+        assert len(again) == row.recomputed
 
 
 def test_choices_are_followed_bit_for_bit():

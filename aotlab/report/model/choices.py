@@ -27,7 +27,7 @@ class BudgetRow:
     peak_bytes
         The peak of the modelled memory of a training step.
     recomputed
-        The number of ops that the backward computes again, without views.
+        The number of ops that the backward computes again. Views and items of results are not counted.
     cost
         The estimated time of these ops, as a fraction of the time of forward and backward without them.
     current

@@ -83,6 +83,8 @@ class Node:
     module
         The path of the module that ran the op, for example ``transformer.h.3.mlp``. For a node of the backward, it is
         the path for the forward op. Empty if no module ran it.
+    view
+        Whether the value has only memory of the node's inputs, as a view has.
     """
 
     stage: str
@@ -99,6 +101,7 @@ class Node:
     users: int = 0
     line: UserLine | None = None
     module: str = ""
+    view: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

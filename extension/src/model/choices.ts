@@ -15,8 +15,6 @@ const PARAMETER = 1;
 export const TANGENT = 3;
 /** A value that the compiler computes inside of the kernels that read it. */
 const INLINED = 2;
-/** The cost of computing a view again. Views are not counted as ops. */
-const VIEW = 1;
 
 /** A choice: the values that are saved as far as the backward needs them. All others are computed again if possible. */
 export interface IChoice {
@@ -31,12 +29,12 @@ export interface IPlan {
   /** The nodes of the forward and of the backward, in the order in which they run. */
   readonly early: readonly number[];
   readonly late: readonly number[];
-  /** The nodes of the forward that the backward computes again. */
+  /** The nodes of the forward that the backward computes again; `ops` are those that allocate memory, so no views. */
   readonly again: readonly number[];
+  readonly ops: readonly number[];
   /** The memory that is held only for the backward, in bytes. */
   readonly heldBytes: number;
-  /** The number of ops that are computed again, and their estimated time as a fraction of forward and backward. */
-  readonly recomputed: number;
+  /** The estimated time of computing again, as a fraction of forward and backward. */
   readonly cost: number;
 }
 
@@ -110,8 +108,8 @@ export class ChoiceModel {
       early: inOrder(body),
       late,
       again: recomputed,
+      ops: recomputed.filter(node => (choices.again[node] ?? 0) > 0 && this.allocates(node, copies)),
       heldBytes: this.heldBytes(saved),
-      recomputed: costs.filter(cost => cost > VIEW).length,
       cost: costs.reduce((sum, cost) => sum + cost, 0) / Math.max(choices.traffic, 1)
     };
   }
@@ -214,6 +212,11 @@ export class ChoiceModel {
     });
     this.computables.set(copies, can);
     return can;
+  }
+
+  private allocates(node: number, copies: boolean): boolean {
+    const read = new Set(this.inputsOf(node, copies).flatMap(each => this.choices.storages[each] ?? []));
+    return (this.choices.storages[node] ?? []).some(each => !read.has(each));
   }
 
   private inputsOf(node: number, copies: boolean): readonly number[] {

@@ -689,6 +689,7 @@ export type Node = {
   readonly users: number;
   readonly line: UserLine | null;
   readonly module: string;
+  readonly view: boolean;
 };
 
 export const readNode: Reader<Node> = record(() => ({
@@ -705,7 +706,8 @@ export const readNode: Reader<Node> = record(() => ({
   inputs: list(text()),
   users: number(),
   line: maybe(readUserLine),
-  module: text()
+  module: text(),
+  view: flag()
 }));
 
 export type Output = {

@@ -91,6 +91,11 @@ export class Choosing {
     return row === undefined ? { preferred: new Set(), copies: false } : this.model.choiceOf(row);
   }
 
+  /** The plan of this run. */
+  now(): IPlan {
+    return this.model.plan(this.choiceAt(this.current));
+  }
+
   plan(): IPlan {
     const { preferred, copies } = this.choiceAt(this.position);
     const chosen = new Set(preferred);

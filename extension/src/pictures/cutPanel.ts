@@ -8,9 +8,9 @@ import { scaleLinear } from 'd3-scale';
 import { select } from 'd3-selection';
 
 import type { ILifetimes, IPlan } from '../model/choices';
-import { peakOf, stepsOf } from '../model/memory';
+import { KINDS, peakOf, stepsOf, storagesOf } from '../model/memory';
 import type { AppliedChoice } from '../model/report';
-import { amount, dataSize, duration } from '../model/words';
+import { amount, dataSize, duration, grouped, listed } from '../model/words';
 import type { IContext, IEntry } from '../view/context';
 import { fold } from '../view/context';
 import { copyText } from '../view/copy';
@@ -18,12 +18,16 @@ import { dotted, h, mark, prose, svg, uniqueId } from '../view/dom';
 import type { Child } from '../view/dom';
 import { userName } from '../view/graph';
 import { table } from '../view/table';
+import { againFold, againSentence } from './again';
 import { Choosing } from './choice';
 import { percent, unitOf } from './memoryParts';
 
 /** In pixels: the height of the chart, and the margins around its bars. */
 const HEIGHT = 130;
 const MARGIN = { top: 16, right: 22, bottom: 18, left: 66 };
+
+/** A sentence names at most this many values. */
+const MOST_NAMED = 3;
 
 /** A value in the table: its position, and the memory that saving it takes. */
 interface IValue {
@@ -112,7 +116,7 @@ export class CutPanel {
     }
     const { model } = choosing;
     const plan = choosing.plan();
-    const now = model.plan(choosing.choiceAt(choosing.current));
+    const now = choosing.now();
     // In a large graph, lifetimes take a while to compute. The lifetimes of this run are in the report.
     this.shown = choosing.isOther ? model.lifetimes(plan) : null;
     this.before = choosing.isOther ? model.lifetimes(now) : null;
@@ -124,6 +128,7 @@ export class CutPanel {
     this.actions.replaceChildren(...this.buttons());
     this.drawChart();
     this.values.replaceChildren(
+      againFold(this.context, this.entry, plan) ?? '',
       fold(this.context, `cut values ${this.entry.key}`, ['Choose for each value'], () => [this.valueTable(plan, now)])
     );
   }
@@ -151,16 +156,22 @@ export class CutPanel {
     const data = this.words.dataset;
     data['held'] = String(plan.heldBytes);
     data['peak'] = String(peak);
-    data['recomputed'] = String(plan.recomputed);
+    data['recomputed'] = String(plan.ops.length);
     return [
       h('b', {}, `${name.slice(0, 1).toUpperCase()}${name.slice(1)}`),
       changes > 0 ? `, with ${amount(changes, 'value')} chosen by you` : '',
       choosing.isOther ? ': ' : ' (this run): ',
       `the forward holds ${dataSize(plan.heldBytes)} for the backward${than(plan.heldBytes, now.heldBytes)}. `,
       `The peak is ${dataSize(peak)}${than(peak, peakNow)}, by the model of the ops. `,
-      plan.recomputed === 0
-        ? 'The backward computes no op again.'
-        : `The backward computes ${amount(plan.recomputed, 'op')} again, about ${percent(plan.cost, 1)} more work.`,
+      ...(this.shown === null || this.before === null || peak <= peakNow
+        ? []
+        : whyHigher(
+            this.shown,
+            this.before,
+            plan.again.map(node => choosing.model.choices.names[node] ?? '')
+          )),
+      ...runWords(this.entry, peakNow),
+      againSentence(plan),
       ...(applied === undefined ? [] : [' ', ...measuredWords(applied, baseBytes(this.entry))])
     ];
   }
@@ -392,6 +403,46 @@ function measuredWords(applied: AppliedChoice, base: number): (Node | string)[] 
 function peakBytes({ steps, storages }: ILifetimes): number {
   const all = stepsOf(steps, storages);
   return all[peakOf(all)]?.total ?? 0;
+}
+
+/** Why the peak of a choice is higher than this run's. `again` has the names of the values that are computed again. */
+function whyHigher(shown: ILifetimes, before: ILifetimes, again: readonly string[]): (Node | string)[] {
+  const steps = stepsOf(shown.steps, shown.storages);
+  const at = peakOf(steps);
+  const names = new Set(again);
+  const alive = shown.storages
+    .filter(({ name, begin, end }) => names.has(name) && begin >= shown.forwardSteps && begin <= at && at <= end)
+    .sort((a, b) => b.bytes - a.bytes);
+  const bytes = alive.reduce((sum, each) => sum + each.bytes, 0);
+  if ((steps[at]?.total ?? 0) - bytes <= peakBytes(before)) {
+    const shares = alive.slice(0, MOST_NAMED).map(each => `${each.name} (${dataSize(each.bytes)})`);
+    const rest = alive.length > MOST_NAMED ? [amount(alive.length - MOST_NAMED, 'other')] : [];
+    return [
+      `It is higher than this run’s, because ${amount(alive.length, 'value')} that the backward computes again ` +
+        `${alive.length === 1 ? 'is' : 'are'} in memory together at step ${grouped(at + 1)}, ${dataSize(bytes)}: ` +
+        `${listed([...shares, ...rest])}. `
+    ];
+  }
+  const all = stepsOf(before.steps, before.storages);
+  const then = all[peakOf(all)];
+  const more = KINDS.map(kind => [kind, (steps[at]?.of[kind] ?? 0) - (then?.of[kind] ?? 0)] as const)
+    .filter(([, difference]) => difference > 0)
+    .map(([kind, difference]) => `${dataSize(difference)} more of the kind ${kind}`);
+  return [`It is higher than this run’s: at its peak, step ${grouped(at + 1)}, there are ${listed(more)}. `];
+}
+
+/** The words about the peak of the run itself, if the model with the graphs of the run has another peak. */
+function runWords({ graph: { memory, autograd } }: IEntry, peakNow: number): string[] {
+  const all = memory === null ? [] : stepsOf(memory.steps, storagesOf(memory));
+  const peak = all[peakOf(all)]?.total ?? peakNow;
+  const why = memory?.from_code
+    ? 'with the code that the backend generated for this run'
+    : autograd.length > 1
+      ? `with the ${amount(autograd.length, 'autograd node')} whose backwards this run called one after another`
+      : 'with the graphs of this run';
+  return dataSize(peak) === dataSize(peakNow)
+    ? []
+    : [`All choices, also this run’s, are modelled with one backward; ${why}, the peak is ${dataSize(peak)}. `];
 }
 
 /** The bytes that the caller holds during the whole step, which a measured curve does not count. */

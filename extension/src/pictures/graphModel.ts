@@ -159,7 +159,7 @@ export function treeOf(graph: Graph, stage: IStage, before: IStage | null): ISta
   for (const [key, row] of [...rows, ...removed]) {
     const half = halfOf(row);
     const change = earlierRows === null ? 'same' : rows.has(key) ? changeOf(row, earlierRows.get(key)) : 'removed';
-    const recomputed = half === 'backward' && row.op !== 'placeholder' && row.phase === 'forward';
+    const recomputed = half === 'backward' && row.op !== 'placeholder' && row.phase === 'forward' && !row.view;
     items.set(key, {
       ...{ key, row, half, change, path: [], parent: null, inputs: [], users: [] },
       title: names.get(row.name) ?? row.name,

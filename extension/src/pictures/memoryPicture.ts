@@ -21,7 +21,7 @@ import { cutGraphsNotice, graphHeading } from '../view/graph';
 import { table } from '../view/table';
 import type { Column } from '../view/table';
 import { CutPanel } from './cutPanel';
-import { engineOf, legendItem, percent, placeOf, swatch, unitOf } from './memoryParts';
+import { engineOf, legendItem, measuredWords, percent, placeOf, swatch, unitOf, withModules } from './memoryParts';
 
 /** The page draws at most this many graphs; a fold has the rest. */
 const MOST_GRAPHS = 4;
@@ -83,6 +83,7 @@ class Picture {
   /** The bytes that the caller holds during the whole step. */
   private readonly base: number;
   private readonly sentence = h('div');
+  private readonly keys = h('p', { class: 'al-key' });
   private readonly cut: CutPanel;
   private readonly figure = h('figure', { class: 'al-memory' });
   private readonly words = h('p', { class: 'al-sentence', role: 'status' });
@@ -110,7 +111,7 @@ class Picture {
       graphHeading(context, entry, `Memory over time, modelled from ${amount(this.storages.length, 'allocation')}`),
       this.sentence,
       ...this.cut.parts,
-      this.legend(),
+      this.keys,
       this.figure,
       this.words,
       this.composition
@@ -121,11 +122,13 @@ class Picture {
   private use(): void {
     const { memory } = this;
     const { shown } = this.cut;
-    this.storages = shown?.storages ?? storagesOf(memory);
+    const own = storagesOf(memory);
+    this.storages = shown === null ? own : withModules(shown.storages, own);
     this.steps = stepsOf(shown?.steps ?? memory.steps, this.storages);
     this.forwardSteps = shown?.forwardSteps ?? memory.forward_steps;
     this.peak = peakOf(this.steps);
     this.sentence.replaceChildren(...this.sentences().filter(each => each !== null));
+    this.keys.replaceChildren(...this.legend());
     this.draw();
   }
 
@@ -177,7 +180,7 @@ class Picture {
         ...(allocated?.line ? [' by ', selection.lineButton(allocated.line)] : []),
         ` – ${listed(shares)}.`
       ),
-      h('p', { class: 'al-sentence' }, this.measuredWords(total)),
+      h('p', { class: 'al-sentence' }, measuredWords(this.curves, this.base, total, this.context.source.live)),
       from_code && this.cut.shown === null
         ? soft('The model follows the buffers in the code that the backend generated: buf1 is a name in this code.')
         : backend === 'inductor' && this.cut.shown !== null
@@ -195,41 +198,28 @@ class Picture {
     ];
   }
 
-  private measuredWords(modelled: number): string {
-    const peaks = this.curves.map(curve => {
-      const bytes = this.base + Math.max(0, ...curve.forward, ...curve.backward);
-      const engine = curve.engine === 'upstream' ? 'stock torch.compile' : curve.engine;
-      const off = `${modelled >= bytes ? '+' : '−'}${Math.abs((100 * (modelled - bytes)) / bytes).toFixed(1)} %`;
-      return `${dataSize(bytes)} with ${engine}${curve.engine === 'aotlab' ? ` (the model differs by ${off})` : ''}`;
-    });
-    return peaks.length > 0
-      ? `The measured peak is ${listed(peaks)}, on ${this.curves[0]?.device ?? ''}.`
-      : 'The memory was not measured. The button Measure of the tab Timing measures it, and so does %%aotcompile --time.';
-  }
-
-  private legend(): HTMLElement {
+  private legend(): HTMLElement[] {
     const present = KINDS.filter(kind => this.storages.some(each => each.kind === kind));
-    return h(
-      'p',
-      { class: 'al-key' },
+    const line = (title: string, attributes: Record<string, string>): HTMLElement =>
+      legendItem(title, svg('path', { d: 'M0,5H22', ...attributes }), 22);
+    return [
       ...present.map(kind => legendItem(kind, svg('rect', { width: 10, height: 10, class: `al-memory-${kind}` }))),
+      ...(this.cut.before === null ? [] : [line('this run', { class: 'al-outline' })]),
       ...this.curves.map(({ engine }) =>
-        legendItem(
-          engineOf(engine)[1],
-          svg('path', { d: 'M0,5H22', class: 'al-curve', 'stroke-dasharray': engineOf(engine)[0] }),
-          22
-        )
+        line(engineOf(engine)[1], { class: 'al-curve', 'stroke-dasharray': engineOf(engine)[0] })
       )
-    );
+    ];
   }
 
   /** Draw the areas and the lines, and then the chosen step. */
   private draw(): void {
     const { steps } = this;
     const measured = this.curves.map(curve => ({ engine: curve.engine, points: this.pointsOf(curve) }));
+    const before = this.pointsBefore();
     const highest = Math.max(
       1,
       steps[this.peak]?.total ?? 0,
+      ...before.map(each => each[1]),
       ...measured.flatMap(({ points }) => points.map(each => each[1]))
     );
     const [unit, length] = unitOf(highest);
@@ -267,7 +257,7 @@ class Picture {
       ...layers.map(layer =>
         svg('path', { d: shape(layer) ?? '', class: `al-memory-${layer.key}`, 'data-kind': layer.key })
       ),
-      ...this.outline(path),
+      before.length === 0 ? null : svg('path', { d: path(before) ?? '', class: 'al-outline' }),
       ...measured.flatMap(({ engine, points: all }) =>
         ['al-curve-halo', 'al-curve'].map(kind =>
           svg('path', {
@@ -306,18 +296,16 @@ class Picture {
     this.show(this.step);
   }
 
-  /** The curve of this run as a line, if the picture shows another choice. */
-  private outline(path: (points: (readonly [number, number])[]) => string | null): SVGElement[] {
+  /** The points of this run's curve, if the picture shows another choice. */
+  private pointsBefore(): (readonly [number, number])[] {
     const { before } = this.cut;
     if (before === null) {
       return [];
     }
     const totals = thinned(stepsOf(before.steps, before.storages));
-    const parts = [true, false].map(early =>
-      totals.filter(each => each.step < before.forwardSteps === early).map(each => each.total - this.base)
-    );
-    const [forward = [], backward = []] = parts;
-    return [svg('path', { d: path(this.pointsOf({ forward, backward })) ?? '', class: 'al-outline' })];
+    const part = (early: boolean): number[] =>
+      totals.filter(each => each.step < before.forwardSteps === early).map(each => each.total - this.base);
+    return this.pointsOf({ forward: part(true), backward: part(false) });
   }
 
   /** The names of the parts, and the line between forward and backward. */
@@ -421,10 +409,15 @@ class Picture {
     this.composition.replaceChildren(this.grouping(), this.tableAt(step, total));
   }
 
+  /** Whether the table is grouped by layer. At first it is, if there are modules. */
+  private get byLayer(): boolean {
+    return this.context.folds.get(LAYERS) ?? this.storages.some(each => each.module !== '');
+  }
+
   /** The button that groups the table by layer, or by line and module. */
   private grouping(): HTMLElement {
     const { folds } = this.context;
-    const pressed = folds.get(LAYERS) === true;
+    const pressed = this.byLayer;
     const button = h(
       'button',
       { type: 'button', class: 'al-button', 'data-action': 'layers', 'aria-pressed': String(pressed) },
@@ -442,10 +435,11 @@ class Picture {
   private tableAt(step: number, total: number): HTMLElement {
     const { context, entry } = this;
     const { selection } = context;
-    const byLayer = context.folds.get(LAYERS) === true;
+    const { byLayer } = this;
     return table<IHolder>(context, {
       name: 'memory',
       label: 'What holds the memory at the chosen step',
+      search: true,
       columns: [
         {
           name: 'module',

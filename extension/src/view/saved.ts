@@ -3,6 +3,8 @@
 import { frameCountsOf } from '../model/report';
 import type { Saved } from '../model/report';
 import { amount, dataSize, newMemory, sizeValue } from '../model/words';
+import { againFold, againSentence } from '../pictures/again';
+import { Choosing } from '../pictures/choice';
 import type { IContext } from './context';
 import { dotted, h, heading, mark, prose, soft } from './dom';
 import type { Child } from './dom';
@@ -79,6 +81,10 @@ export function savedPanel(context: IContext): Child[] {
   const rows = [...rowsOf(context, graph => graph.saved)].sort(
     (a, b) => (sizeValue(b.row.nbytes) ?? 0) - (sizeValue(a.row.nbytes) ?? 0)
   );
+  const plans = context.chosen.flatMap(entry => {
+    const plan = Choosing.of(context, entry)?.now();
+    return plan === undefined ? [] : [{ entry, plan }];
+  });
   return [
     heading(
       'Saved for backward',
@@ -86,8 +92,16 @@ export function savedPanel(context: IContext): Child[] {
         (heldBytes > 0 ? `; ${dataSize(heldBytes)} that the caller holds anyway` : '')
     ),
     rows.some(({ row }) => row.reason.endsWith(RECOMPUTES_NOTHING))
-      ? soft('This partitioner recomputes nothing: all forward values that the backward needs are saved.')
+      ? soft(
+          plans.some(({ plan }) => plan.ops.length > 0)
+            ? 'This partitioner saves all forward values that the backward needs. A tensor of bools is saved in place of numbers that are computed from it, and the backward computes these numbers again.'
+            : 'This partitioner recomputes nothing: all forward values that the backward needs are saved.'
+        )
       : null,
+    ...plans.flatMap(({ entry, plan }) => [
+      soft(`${plans.length > 1 ? `${entry.title}: ` : ''}${againSentence(plan)}`),
+      againFold(context, entry, plan)
+    ]),
     table(context, {
       name: 'saved',
       label: 'Values that are kept for the backward',

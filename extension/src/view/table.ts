@@ -52,6 +52,8 @@ export interface ITableOptions<T> {
   readonly tone?: (row: T) => string | null;
   /** More attributes of a row. */
   readonly rowData?: (row: T) => Readonly<Record<string, string>>;
+  /** Whether it can be searched even if it has few rows now, because its rows change. */
+  readonly search?: boolean;
   /** More attributes of the table. */
   readonly data?: Readonly<Record<string, string>>;
 }
@@ -187,7 +189,7 @@ class Table<T> {
         setTimeout(() => copy.replaceChildren('Copy'), 1500);
       });
     });
-    if (this.singleRows.length <= FEW_ROWS && this.state.search === '') {
+    if (this.singleRows.length <= FEW_ROWS && this.state.search === '' && this.options.search !== true) {
       return h('div', { class: 'al-tools al-few' }, copy);
     }
     const input = h('input', {
