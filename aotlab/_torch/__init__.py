@@ -41,7 +41,7 @@ from aotlab._torch.fake import (
     quiet_fake_tensors, storage_id, storage_key, suggest_memory_format,
 )
 from aotlab._torch.module_internals import (
-    MODULE_DICTIONARIES, backward_hooks_held, bucket_capacities, buffers_held, children_held,
+    FORWARD_HOOKS, MODULE_DICTIONARIES, backward_hooks_held, bucket_capacities, buffers_held, children_held,
     global_backward_hooks_held, global_hooks_held, has_backward_hooks, hooks_held, module_call, own_hooks_only,
     parameters_held, parametrization_cache, registered_container, set_module_call, talks_to_processes,
 )

@@ -29,9 +29,11 @@ MODULE_DICTIONARIES = (
 parameters_held: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter("_parameters")
 buffers_held: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter("_buffers")
 children_held: Callable[[nn.Module], dict[str, nn.Module | None]] = attrgetter("_modules")
+#: The attribute that holds a module's forward hooks.
+FORWARD_HOOKS = "_forward_hooks"
 #: Returns the dictionaries of a module's forward hooks and forward pre-hooks.
 hooks_held: Callable[[nn.Module], tuple[dict[int, Any], dict[int, Any]]] = attrgetter(
-    "_forward_hooks", "_forward_pre_hooks"
+    FORWARD_HOOKS, "_forward_pre_hooks"
 )
 #: Returns the dictionaries of a module's backward hooks and backward pre-hooks.
 backward_hooks_held: Callable[[nn.Module], tuple[dict[int, Any], dict[int, Any]]] = attrgetter(

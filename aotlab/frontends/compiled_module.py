@@ -25,7 +25,15 @@ from typing import Any, cast
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
-from aotlab._torch import MODULE_DICTIONARIES, children_held, hooks_held, is_sharded, own_hooks_only, share_sharding
+from aotlab._torch import (
+    FORWARD_HOOKS,
+    MODULE_DICTIONARIES,
+    children_held,
+    hooks_held,
+    is_sharded,
+    own_hooks_only,
+    share_sharding,
+)
 
 #: The attributes that every module has in its ``__dict__``. A compiled module has its own values of these attributes,
 #: for example its own forward hooks, except that it shares the dictionaries in `MODULE_DICTIONARIES` with the original.
@@ -90,7 +98,7 @@ class AotModule(nn.Module):
         """
         original = self.orig_module
         if is_dynamo_compiling():
-            shares_hooks = self._forward_hooks is original._forward_hooks
+            shares_hooks = getattr(self, FORWARD_HOOKS) is getattr(original, FORWARD_HOOKS)
             return (original.forward if shares_hooks else original)(*args, **kwargs)
         is_called_by_torch = sys._getframe(2).f_code.co_filename == _CALLS
         if not is_called_by_torch and (any(hooks_held(original)) or type(original).__call__ is not nn.Module.__call__):

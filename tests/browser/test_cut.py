@@ -57,9 +57,9 @@ def test_slider(lab: Lab, extension: None) -> None:
     lab.page.keyboard.press("Home")
     assert slider.input_value() == "0"
     assert "--partitioner min-cut --memory-budget 0" in content.locator(".al-cut-actions code").inner_text()
-    assert content.locator("path.al-outline").count() == 1
+    assert content.locator("figure.al-memory path.al-outline").count() == 1
     held, _, recomputed = words.evaluate(SHOWN)
-    content.locator(".al-cut summary").click()
+    content.locator(".al-cut summary[data-key^='fold cut values']").click()
     switch = content.locator("tr[data-saved=false] [data-action=switch]").first
     node = switch.evaluate("button => button.closest('tr').dataset.node")
     switch.click()

@@ -32,6 +32,7 @@ def test_memory_picture(lab: Lab, extension: None) -> None:
     drawn = lab.cell(0).locator(DRAWN)
     drawn.wait_for()
     content = panel(drawn, "memory")
+    content.locator("[data-action=layers]").click()  # from layers to lines and modules
     storages, totals = report.memory, report.memory_curve["total_bytes"].tolist()
 
     def shown() -> tuple[int, list[int]]:
