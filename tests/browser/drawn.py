@@ -231,13 +231,14 @@ def totals(report: Any) -> dict[str, Any]:
         }"""
     )
     said["headings"] = {"overview": overview.locator(".al-heading").all_text_contents()}
-    for tab in ("inputs", "outputs", "saved", "kernels", "breaks", "calls", "timing"):
+    for tab in ("inputs", "outputs", "stages", "saved", "kernels", "breaks", "calls"):
         said["headings"][tab] = panel(report, tab).locator(".al-heading").all_text_contents()
     said["compared"] = panel(report, "verification").locator(".al-counts .al-mark").all_text_contents()
     timing = panel(report, "timing")
     took = timing.locator("table[data-table=time] td[data-column=duration_ns]").all_text_contents()
     said["times"] = [seconds(each) for each in took]
-    (whole,) = [each for each in said["headings"]["timing"] if each.startswith("Where the time went")]
+    headings = timing.locator(".al-heading").all_text_contents()
+    (whole,) = [each for each in headings if each.startswith("Where the time went")]
     said["whole"] = seconds(whole.removeprefix("Where the time went ").partition(",")[0])
     return said
 
