@@ -7,18 +7,19 @@ the memory of the parameters and fill it. Other hooks free this memory after the
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 
 from aotlab._torch.fake import storage_id
 
-#: The ids of the storages that FSDP2 frees and fills again, as `is_gathered` last saw them.
-_gathered: set[int | None] = set()
+#: The tensors whose storages FSDP2 frees and fills again, by the id of the storage, as `is_gathered` last saw them.
+_gathered: dict[int | None, weakref.ref[Tensor]] = {}
 
 
-def is_sharded(module: object) -> bool:
+def is_sharded(module: object) -> TypeGuard[nn.Module]:
     """Tell whether ``fully_shard`` was called on a module."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
@@ -34,10 +35,17 @@ def is_gathered(tensor: Tensor) -> bool:
     """Tell whether FSDP2 frees the memory of a tensor after the forward, and has filled it again."""
     if tensor.data_ptr() == 0:
         return False
-    if (storage := storage_id(tensor)) not in _gathered:
+    storage = storage_id(tensor)
+    if not _is_held(storage):
         _gathered.clear()
-        _gathered.update(map(storage_id, _gathered_tensors()))
+        _gathered.update({storage_id(each): weakref.ref(each) for each in _gathered_tensors()})
     return storage in _gathered
+
+
+def _is_held(storage: int | None) -> bool:
+    """Tell whether a tensor in `_gathered` still has this storage. If not, another storage may have its id now."""
+    tensor = _gathered[storage]() if storage in _gathered else None
+    return tensor is not None and storage_id(tensor) == storage
 
 
 def _states() -> Any:

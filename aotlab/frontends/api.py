@@ -197,7 +197,7 @@ def _compiled_part(fn: Function) -> Function:
 
     The compiled module runs the hooks of FSDP2 around the compiled ``forward``.
     """
-    return fn.forward if is_sharded(fn) else fn  # type: ignore[attr-defined]  # a module
+    return fn.forward if is_sharded(fn) else fn
 
 
 def _compiled(

@@ -16,7 +16,7 @@ import operator
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -26,6 +26,8 @@ from aotlab.ir.fx_graphs import COPY, is_size, moves_nothing, output_args, phase
 from aotlab.ir.specs import StorageNumbers
 from aotlab.partition.costs import Cost, cost_of, nbytes, why_once
 from aotlab.partition.default import ancestors, extract, forward_nodes, is_tangent, primals_and_tangents
+
+N = TypeVar("N", bound=Hashable)
 
 #: The end of the name of a copy.
 AS_IT_WAS = "_as_it_was"
@@ -108,21 +110,28 @@ class JointAnalysis:
 
     def _late_order(self, saved: Sequence[fx.Node]) -> list[fx.Node]:
         """Return the backward's nodes in an order in which each value is computed again just before its first use."""
-        order: list[fx.Node] = []
-        done = {*saved, *placeholders(self.graph)}
         ends = {node for node in self.gradients if node is not None} | self.backward
-        for node in self.graph.nodes:
-            if node in ends:
-                todo = [self.same.get(node, node)]
-                while todo:
-                    if todo[-1] in done:
-                        todo.pop()
-                    elif missing := [each for each in self.inputs[todo[-1]] if each not in done]:
-                        todo += missing
-                    else:
-                        done.add(todo[-1])
-                        order.append(todo.pop())
-        return order
+        wanted = [self.same.get(node, node) for node in self.graph.nodes if node in ends]
+        return just_before_use(wanted, self.inputs, {*saved, *placeholders(self.graph)})
+
+
+def just_before_use(ends: Iterable[N], inputs: Mapping[N, Sequence[N]], done: set[N]) -> list[N]:
+    """Return ``ends`` and everything that they need in an order in which each value is computed just before its use.
+
+    ``inputs`` maps each value to the values that it is computed from, and ``done`` are the values that exist already.
+    """
+    order: list[N] = []
+    for end in ends:
+        todo = [end]
+        while todo:
+            if todo[-1] in done:
+                todo.pop()
+            elif missing := [each for each in inputs[todo[-1]] if each not in done]:
+                todo += missing
+            else:
+                done.add(todo[-1])
+                order.append(todo.pop())
+    return order
 
 
 def memory_of(node: fx.Node, storages: StorageNumbers) -> int | None:

@@ -16,7 +16,14 @@ from aotlab.ir.fx_graphs import COPY, NodeRecord, node_records
 from aotlab.partition.choice import Choice, Chooser, saved_of
 from aotlab.partition.costs import Cost, fuses_of, is_cheap, traffic_of
 from aotlab.partition.default import default_parts, primals_and_tangents
-from aotlab.partition.joint_analysis import AS_IT_WAS, JointAnalysis, caller_reachable, held_bytes, with_copies
+from aotlab.partition.joint_analysis import (
+    AS_IT_WAS,
+    JointAnalysis,
+    caller_reachable,
+    held_bytes,
+    just_before_use,
+    with_copies,
+)
 from aotlab.partition.replace_saved import mask_chain, visible
 
 #: At most this many choices between the least and the most memory are searched in a graph with a thousand values. A
@@ -119,17 +126,7 @@ class JointValues:
                 body.add(node)
                 todo += self.inputs[node]
         done = {*saved, *(n for n, node in enumerate(self.nodes) if node.op == "placeholder")}
-        late: list[int] = []
-        for end in sorted(self.late.union(self.gradients) - {-1}):
-            todo = [end]
-            while todo:
-                if todo[-1] in done:
-                    todo.pop()
-                elif missing := [each for each in self.inputs[todo[-1]] if each not in done]:
-                    todo += missing
-                else:
-                    done.add(todo[-1])
-                    late.append(todo.pop())
+        late = just_before_use(sorted(self.late.union(self.gradients) - {-1}), self.inputs, done)
         return Plan(saved, tuple(sorted(body)), tuple(late), tuple([each for each in late if each not in self.late]))
 
     def held_bytes(self, saved: Collection[int]) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from importlib import import_module
+
 from aotlab.report.codec import ReportFormatError
 from aotlab.report.collect import Recording, record
 from aotlab.report.columns import COLUMNS, describe
@@ -35,56 +38,23 @@ __all__ = [
 ]
 
 
-def _figure(report: Report) -> object:
-    """Draw the timings; import matplotlib only now, because that takes a while and few users need it."""
-    from aotlab.report.figures import timing_figure
-
-    return timing_figure(report)
-
-
-def _memory_figure(report: Report) -> object:
-    """Draw the memory over time; see `_figure`."""
-    from aotlab.report.memory_figure import memory_figure
-
-    return memory_figure(report)
+#: The functions that draw a report with matplotlib, each with its module in this room.
+_FIGURES = {
+    "budgets_figure": "budgets_figure",
+    "graph_figure": "graph_figure",
+    "memory_figure": "memory_figure",
+    "storages_figure": "storages_figure",
+    "timeline_figure": "timeline_figure",
+    "timing_figure": "figures",
+}
 
 
-def _graph_figure(report: Report) -> object:
-    """Draw the largest graph; see `aotlab.report.graph_figure.graph_figure`."""
-    from aotlab.report.graph_figure import graph_figure
-
-    return graph_figure(report)
+def _figure(name: str, report: Report) -> object:
+    """Draw a figure. Its module imports matplotlib, which takes a while, so it is imported at the first use."""
+    return getattr(import_module(f"aotlab.report.{_FIGURES[name]}"), name)(report)
 
 
-def _budgets_figure(report: Report) -> object:
-    """Draw the memory budgets; see `_figure`."""
-    from aotlab.report.budgets_figure import budgets_figure
-
-    return budgets_figure(report)
-
-
-def _timeline_figure(report: Report) -> object:
-    """Draw the time line; see `_figure`."""
-    from aotlab.report.timeline_figure import timeline_figure
-
-    return timeline_figure(report)
-
-
-def _storages_figure(report: Report) -> object:
-    """Draw the storages; see `_figure`."""
-    from aotlab.report.storages_figure import storages_figure
-
-    return storages_figure(report)
-
-
-DRAWING.update(
-    budgets_figure=_budgets_figure,
-    figure=_figure,
-    graph_figure=_graph_figure,
-    memory_figure=_memory_figure,
-    storages_figure=_storages_figure,
-    timeline_figure=_timeline_figure,
-)
+DRAWING.update({name: partial(_figure, name) for name in _FIGURES})
 DRAWING.update(export=export, exported=exported_html)
 DRAWING.update(verdict=verdict, page=page, plain=plain, bundle=bundle, table=table, describe=describe, record=record)
 DRAWING.update(perfetto=write_perfetto)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
+from functools import partial
 from itertools import zip_longest
 
 from aotlab.report.engines import memory, mutation, times
@@ -83,13 +84,13 @@ def _run_facts(before: Report, after: Report) -> Iterator[RunRow]:
     yield fact("Python", lambda each: each.environment.python)
     yield fact("machine", _machine)
     for name in [each.name for each in after.environment.config]:
-        row = fact(f"config.{name}", lambda each, name=name: _setting(each, name))  # type: ignore[misc]
+        row = fact(f"config.{name}", partial(_setting, name))
         if not row.same:
             yield row
     yield fact("graph breaks", lambda each: str(sum(not row.library for row in each.graph_break_rows)))
 
 
-def _setting(report: Report, name: str) -> str:
+def _setting(name: str, report: Report) -> str:
     return next((repr(each.value) for each in report.environment.config if each.name == name), "")
 
 
@@ -218,7 +219,7 @@ def _node_rows(part: str, before: Sequence[Node], after: Sequence[Node]) -> Iter
         left, right = None if i is None else before[i], None if j is None else after[j]
         change = _node_change(left, right, partners)
         if change:
-            name = (right or left).name  # type: ignore[union-attr]  # one of them is a node
+            name = next(node.name for node in (right, left) if node is not None)
             texts = ["" if node is None else _words(node) for node in (left, right)]
             rows.append(
                 RunRow(fact="node", part=part, subject=name, before=texts[0], after=texts[1], same=False, change=change)

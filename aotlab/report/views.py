@@ -225,7 +225,7 @@ class Views(Generic[R_co]):
 
     def plot_timings(self) -> Figure:
         """Draw the timings of forward and backward beside eager as a matplotlib figure, with one panel per graph."""
-        figure: Figure = DRAWING["figure"](self.report())
+        figure: Figure = DRAWING["timing_figure"](self.report())
         return figure
 
     def plot_graph(self) -> Figure:

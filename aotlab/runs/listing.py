@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,10 +74,8 @@ def export(folder: Path) -> list[Path]:
     """
     import pandas as pd
 
-    try:
-        import pyarrow  # noqa: F401  # only to check that it is installed
-    except ImportError:
-        raise UsageError("Parquet files need pyarrow: pip install 'aotlab[parquet]'") from None
+    if find_spec("pyarrow") is None:
+        raise UsageError("Parquet files need pyarrow: pip install 'aotlab[parquet]'")
     saving.finish()
     stored = store.runs()
     folder.mkdir(parents=True, exist_ok=True)

@@ -35,28 +35,15 @@ _LONGEST, _LONGEST_NAME = 90, 40
 #: The dots in a name after which an attribute or a method follows.
 _PART = re.compile(r"\.(?=[A-Za-z_])")
 #: Functions that write all bytes of a tensor and do not read them before.
-_OVERWRITES = frozenset(
-    (
-        *("__setitem__", "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"),
-        *("cauchy_", "geometric_", "log_normal_"),
-    )
-)
+_OVERWRITES = frozenset((
+    "__setitem__", "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_",
+    "geometric_", "log_normal_",
+))  # fmt: skip
 #: In-place functions that write only the elements which an index or a mask selects.
-_SELECTS = frozenset(
-    (
-        *(
-            "index_put_",
-            "index_copy_",
-            "index_fill_",
-            "index_add_",
-            "index_reduce_",
-            "put_",
-            "scatter_",
-            "scatter_add_",
-        ),
-        *("scatter_reduce_", "masked_fill_", "masked_scatter_", "fill_diagonal_", "tril_", "triu_"),
-    )
-)
+_SELECTS = frozenset((
+    "index_put_", "index_copy_", "index_fill_", "index_add_", "index_reduce_", "put_", "scatter_", "scatter_add_",
+    "scatter_reduce_", "masked_fill_", "masked_scatter_", "fill_diagonal_", "tril_", "triu_",
+))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,8 +56,8 @@ export class ReportRenderer extends Widget implements IRenderMime.IRenderer {
     if (this.isDisposed || data !== this.drawnData) {
       return;
     }
-    // While the view is live, keep the kernel's version of the report: it is at least as new, and not cut. What a
-    // running cell does now comes with the output.
+    // While the view is live, keep the kernel's version of the report: it is at least as new, and not cut. The
+    // present activity of a running cell comes with the output.
     if (this.source.live && reading.report?.identifier === this.source.identifier) {
       this.source.follow(reading.report.running);
     } else {

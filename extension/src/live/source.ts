@@ -161,7 +161,7 @@ export class ReportSource implements ISource {
     }
   }
 
-  /** Take over what a running cell does now; the rest of the report stays. */
+  /** Show the present activity of a running cell; the rest of the report stays. */
   follow(running: Running | null): void {
     const { reading } = this.state;
     if (reading.report !== null && reading.report.running !== null && running !== null) {

@@ -15,7 +15,7 @@ export function againSentence(plan: IPlan): string {
     : `The backward computes ${amount(plan.ops.length, 'op')} again, without views: about ${percent(plan.cost, 1)} more work.`;
 }
 
-/** A fold with the ops that are computed again; null if there are none. */
+/** A fold with the ops that are computed again; null if no op is computed again. */
 export function againFold(context: IContext, entry: IEntry, { ops }: IPlan): HTMLElement | null {
   const choices = Choosing.of(context, entry)?.model.choices;
   if (choices === undefined || ops.length === 0) {

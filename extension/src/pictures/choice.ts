@@ -40,7 +40,7 @@ export class Choosing {
     );
   }
 
-  /** The choices of a graph; null if the report has none. */
+  /** The choices of a graph; null if the report does not contain them. */
   static of(context: IContext, entry: IEntry): Choosing | null {
     const { choices } = entry.graph;
     const known = models.get(entry.graph);

@@ -86,7 +86,7 @@ export function markRects(marks: IStepMarks, y: number, height: number, total: n
   ];
 }
 
-/** Say what a step reads, writes and makes, in all storages or in one. */
+/** Describe the bytes that a step reads, writes and makes, in all storages or in one. */
 export function accessText(step: Step, number: number | null = null): string {
   const ofStorage = (accesses: readonly Access[]): readonly Access[] =>
     accesses.filter(each => number === null || each.storage === number);

@@ -1,4 +1,4 @@
-/** What a running cell does now, with the seconds, and the steps that have ended. */
+/** The activity of a running cell, with its seconds, and the steps that have ended. */
 
 import type { Report, Running, TimelineRow } from '../model/report';
 import { duration, short } from '../model/words';

@@ -126,7 +126,7 @@ class View implements IDisposable {
     }
   }
 
-  /** Draw only what the cell does now, if nothing else has changed; return whether this was so. */
+  /** If only the activity of the cell has changed, draw only the activity, and return true. */
   private drawRunning(report: Report | null): boolean {
     const drawn = this.drawnReport;
     const { reading, live } = this.source;
