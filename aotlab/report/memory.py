@@ -121,10 +121,11 @@ def graph_memory(
     lifetimes.run(forward, 0, {}, "inputs")
     lifetimes.keep([node.name for node in forward if node.op == "placeholder"], end)
     modules = {_module_of(row) for row in inputs if _is_parameter(row)} - {""}
+    tops = {node.module.partition(".")[0] for node in forward} - {""}
     for row in inputs:
         if _is_parameter(row) or _module_of(row) in modules:
             for each in lifetimes.of_nodes.get(row.placeholder, ()):
-                each.kind, each.module = "parameters", _module_of(row)
+                each.kind, each.module = "parameters", below(_module_of(row), tops)
     lifetimes.keep(returned, forward_end)
     writes = {row.name for row in results if row.kind.startswith("mutated") and not row.in_graph}
     is_write = [name in writes for name in pair.returned[: pair.output_count]]
@@ -200,6 +201,15 @@ def _is_parameter(row: Input) -> bool:
 def _module_of(row: Input) -> str:
     """Return the path of the module that an argument belongs to, in the form in which nodes have it."""
     return row.name.rpartition(".")[0].removeprefix("self.").removeprefix("fn.")
+
+
+def below(path: str, tops: Collection[str]) -> str:
+    """Return the part of a module's path that begins with one of ``tops``, or else the whole path.
+
+    The paths of nodes begin at the module whose code Dynamo captured, which may be a part of the user's module.
+    """
+    parts = path.split(".")
+    return next((".".join(parts[n:]) for n, part in enumerate(parts) if part in tops), path)
 
 
 def _temporary(storages: Iterable[_Storage]) -> list[_Storage]:

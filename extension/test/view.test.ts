@@ -398,7 +398,7 @@ test('a break and an error are marked at their own lines', () => {
   assert.equal(one('[data-tab=breaks]').textContent, 'Graph breaks');
   assert.ok(!one('[data-tab=breaks]').classList.contains('al-empty'));
   tab('breaks');
-  assert.match(text('[data-panel=breaks]'), /^Graph breaks that are no faults.*calls pandas/s);
+  assert.match(text('[data-panel=breaks]'), /^Graph breaks in libraries and optimizers.*calls pandas/s);
 });
 
 test('a cell that failed has a chip, and the reason stands at the line that failed', () => {

@@ -15,6 +15,7 @@ from aotlab.backends.base import KernelSource
 from aotlab.bench import memory_curve
 from aotlab.report.cut import cleaned, fitting
 from aotlab.report.inductor_nodes import inductor_nodes
+from aotlab.report.memory import below
 from aotlab.report.model import MEMORY_KINDS, Memory, MemoryCurve, Report
 
 FLOAT = 4
@@ -215,3 +216,18 @@ def test_generated_code() -> None:
     assert nodes["buf0"].line is not None
     assert "x @ w" in nodes["buf0"].line.code
     assert inductor_nodes(replace(graph, wrapper="no code")) == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("gpt.transformer.h.0", "transformer.h.0"),
+        ("transformer.h.0", "transformer.h.0"),
+        ("gpt.lm_head", "lm_head"),
+        ("other.h.0", "other.h.0"),
+        ("", ""),
+    ],
+)
+def test_parameters_have_the_paths_of_nodes(path: str, expected: str) -> None:
+    """If Dynamo captured a part of a module, the path of a parameter begins where the paths of nodes begin."""
+    assert below(path, {"transformer", "lm_head"}) == expected

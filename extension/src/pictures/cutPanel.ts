@@ -435,14 +435,14 @@ function whyHigher(shown: ILifetimes, before: ILifetimes, again: readonly string
 function runWords({ graph: { memory, autograd } }: IEntry, peakNow: number): string[] {
   const all = memory === null ? [] : stepsOf(memory.steps, storagesOf(memory));
   const peak = all[peakOf(all)]?.total ?? peakNow;
-  const why = memory?.from_code
-    ? 'with the code that the backend generated for this run'
+  const own = memory?.from_code
+    ? `With the code that the backend generated, the peak of this run is ${dataSize(peak)}.`
     : autograd.length > 1
-      ? `with the ${amount(autograd.length, 'autograd node')} whose backwards this run called one after another`
-      : 'with the graphs of this run';
+      ? `This run has ${amount(autograd.length, 'autograd node')}, whose backwards run one after another, and its peak is ${dataSize(peak)}.`
+      : `With the graphs of this run, the peak is ${dataSize(peak)}.`;
   return dataSize(peak) === dataSize(peakNow)
     ? []
-    : [`All choices, also this run’s, are modelled with one backward; ${why}, the peak is ${dataSize(peak)}. `];
+    : [`${own} So that they can be compared, all choices are modelled with one backward. `];
 }
 
 /** The bytes that the caller holds during the whole step, which a measured curve does not count. */

@@ -9,7 +9,7 @@ import { h, heading, prose, soft } from './dom';
 import type { Child } from './dom';
 import { table } from './table';
 
-/** Draw the panel: the graph breaks, and then those that are no faults. */
+/** Draw the panel: the graph breaks, and then those in libraries and optimizers. */
 export function breaksPanel(context: IContext): Child[] {
   const others = libraryBreaks(context.report);
   const rows = context.report.graph_break_rows.filter(row => row.library === '');
@@ -26,10 +26,10 @@ export function breaksPanel(context: IContext): Child[] {
     ...(others.length > 0
       ? [
           heading(
-            'Graph breaks that are no faults',
-            'Python runs calls of libraries without tensors, and steps of optimizers'
+            'Graph breaks in libraries and optimizers',
+            'Not counted: Python runs calls of libraries without tensors, and steps of optimizers'
           ),
-          breakTable(context, 'library_breaks', 'Graph breaks that are no faults', others, others.length)
+          breakTable(context, 'library_breaks', 'Graph breaks in libraries and optimizers', others, others.length)
         ]
       : [])
   ];
