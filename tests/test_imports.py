@@ -66,14 +66,25 @@ def imports(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
 
 
 def string_imports(tree: ast.AST) -> Iterator[tuple[int, str | None]]:
-    """Yield (line, module) of the calls that import by name; None if the name is not written there."""
+    """Yield (line, module) of the calls that import by name; None if the name is not written there.
+
+    A call that reads its name from a module's table of strings, as ``import_module(_LAZY[name])`` does, yields each of
+    the table's names.
+    """
+    tables = {
+        node.targets[0].id: [value.value for value in node.value.values if isinstance(value, ast.Constant)]
+        for node in getattr(tree, "body", ())
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.Dict)
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if called in {"import_module", "__import__"}:
                 target = node.args[0] if node.args else None
                 literal = isinstance(target, ast.Constant) and isinstance(target.value, str)
-                yield node.lineno, target.value if literal else None
+                table = getattr(target.value, "id", "") if isinstance(target, ast.Subscript) else ""
+                for name in tables.get(table) or [target.value if literal else None]:
+                    yield node.lineno, name
 
 
 @cache

@@ -38,20 +38,20 @@ __all__ = [
 ]
 
 
-#: The functions that draw a report with matplotlib, each with its module in this room.
+#: The functions that draw a report with matplotlib, each with its module.
 _FIGURES = {
-    "budgets_figure": "budgets_figure",
-    "graph_figure": "graph_figure",
-    "memory_figure": "memory_figure",
-    "storages_figure": "storages_figure",
-    "timeline_figure": "timeline_figure",
-    "timing_figure": "figures",
+    "budgets_figure": "aotlab.report.budgets_figure",
+    "graph_figure": "aotlab.report.graph_figure",
+    "memory_figure": "aotlab.report.memory_figure",
+    "storages_figure": "aotlab.report.storages_figure",
+    "timeline_figure": "aotlab.report.timeline_figure",
+    "timing_figure": "aotlab.report.figures",
 }
 
 
 def _figure(name: str, report: Report) -> object:
     """Draw a figure. Its module imports matplotlib, which takes a while, so it is imported at the first use."""
-    return getattr(import_module(f"aotlab.report.{_FIGURES[name]}"), name)(report)
+    return getattr(import_module(_FIGURES[name]), name)(report)
 
 
 DRAWING.update({name: partial(_figure, name) for name in _FIGURES})

@@ -37,7 +37,15 @@ _PAGE_STYLE = Markup(
     ":is(td,th){padding:2px 10px 2px 0}pre,code{font-family:ui-monospace,monospace}"
 )
 
-_SYMBOLS = {"verified": "✓", "unverified": "●", "different": "✗", "partly": "!", "nothing": "!", "idle": "○"}
+_SYMBOLS = {
+    "verified": "✓",
+    "unverified": "●",
+    "different": "✗",
+    "partly": "!",
+    "nothing": "!",
+    "idle": "○",
+    "running": "◌",
+}
 _ENGINES = ("eager", "upstream", "aotlab")
 _PHASES = ("forward", "backward", "total")
 

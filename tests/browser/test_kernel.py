@@ -38,7 +38,7 @@ def test_interrupt(lab: Lab, extension: None, doing: str) -> None:
     lab.open("interrupt.ipynb")
     lab.run_cell(0)
     lab.start_cell(1)
-    lab.cell(1).locator(".jp-OutputArea-output", has_text="begun").wait_for()
+    lab.cell(1).locator(".jp-RenderedText", has_text="begun").wait_for()
     lab.interrupt()
     lab.wait_until_done(timeout=30)
     assert "KeyboardInterrupt" in [output.get("ename") for output in lab.outputs(1)]
