@@ -90,7 +90,7 @@ _LIMITS = (
     Limits(code=400_000, rows=2000, graphs=150, text=50_000),
     Limits(code=120_000, rows=1000, graphs=100, text=20_000),
     Limits(code=60_000, rows=1000, graphs=50, text=20_000),
-    Limits(code=40_000, rows=500, graphs=50, text=20_000),
+    Limits(code=40_000, rows=1000, graphs=50, text=20_000),
     Limits(code=25_000, rows=400, graphs=30, text=10_000),
     Limits(code=15_000, rows=300, graphs=30, text=5000),
     Limits(code=15_000, rows=200, graphs=20, text=2000),

@@ -23,7 +23,7 @@ CAP = 300_000
 
 #: The compressed report, without nodes, has at most this many bytes, and the HTML at most that many. The nodes may have
 #: the rest.
-_MOST_PACKED, _MOST_HTML = 210_000, 80_000
+_MOST_PACKED, _MOST_HTML = 165_000, 80_000
 
 #: A report with more characters of JSON is cut before it is written as HTML, because that would take seconds.
 _MOST_WRITTEN = 200_000
