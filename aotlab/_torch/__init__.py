@@ -75,7 +75,7 @@ from aotlab._torch.cpp_guards import (
 from aotlab._torch.version_counters import (
     BASE_GETTER, HOOKS_SETTER, VERSION_GETTER, base_of, first_view_copies, is_call_of_several_views, is_hooked,
     is_leaf_by_its_base, is_one_of_several_views, is_over_another, is_strided_view, keeps_through_writes,
-    may_be_written, set_version, share_version, version_of, versions_of, was_made_under_no_grad,
+    may_be_written, set_version, share_version, version_of, versions_of, was_made_in_function, was_made_under_no_grad,
 )
 from aotlab._torch.saved_tensors import (
     CHECKPOINT, CHECKPOINT_CONTEXTS, SPENT_CACHE, cache_is_written, caches_kept, checkpoint_settings, hooks_are_foreign,
@@ -85,7 +85,7 @@ from aotlab._torch.saved_tensors import (
 from aotlab._torch.nodes import (
     always_raises, arrivals, current_graph_task, current_node, current_node_sequence, edge_metadata, fills_by_mask,
     is_copy_slices, is_custom_function_node, is_to_be_run, keeps_graph, leaf_of, pass_on, run_node, sequence_number,
-    sequence_of, turns, with_common_node, with_own_node,
+    sequence_of, turns, view_in_function, with_common_node, with_own_node,
 )
 from aotlab._torch.inductor_internals import (
     _lowered, inductor_compile, inductor_decompositions, inductor_draws_as_eager, inductor_joint_passes,
@@ -105,6 +105,7 @@ from aotlab._torch.workbench import (
 from aotlab._torch.structured_trace import compiling_without_caches, interned_files, structured_trace
 from aotlab._torch.samples import module_database, op_database, samples_do_not_seed
 from aotlab._torch.callers_symbols import ADMITTED, error_for_symbols, guards_of_program, marked, symbols_among
+from aotlab._torch.sharded_tensors import shapes_computed_apart
 from aotlab._torch.wrapper_subclasses import (
     BACKWARD_OF_BAGS, MAKES_SPARSE, SPARSE, functionalization_again, functionalization_left_out, is_opaque, is_wrapper,
     make_wrapper, padding_of_lookup, parts_of, same_size, view_again,

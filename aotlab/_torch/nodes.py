@@ -46,6 +46,28 @@ def with_own_node(tensor: Tensor) -> Tensor:
     return _lift(tensor)  # type: ignore[no-any-return]  # `lift` returns this very tensor
 
 
+class _ViewInFunction(torch.autograd.Function):
+    """The autograd function of `view_in_function`."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        """Return a view of a tensor without history."""
+        ctx.set_materialize_grads(False)
+        plain = tensor.detach()
+        return plain.view_as(plain)
+
+    @staticmethod
+    @unseen_by_dynamo
+    def backward(ctx: Any, gradient: Tensor | None) -> Tensor | None:
+        """Return the gradient unchanged."""
+        return gradient
+
+
+def view_in_function(tensor: Tensor) -> Tensor:
+    """Return ``tensor`` as a view that a custom Function made: autograd raises if such a view is written in place."""
+    return _ViewInFunction.apply(tensor)  # type: ignore[no-any-return, no-untyped-call]  # untyped in torch
+
+
 class _CommonNode(torch.autograd.Function):
     """An identity function of several tensors with one autograd node.
 

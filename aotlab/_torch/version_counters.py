@@ -128,6 +128,12 @@ def was_made_under_no_grad(tensor: Tensor) -> bool:
     return _was_created(tensor, kinds.NO_GRAD_MODE) or _was_created(tensor, kinds.INFERENCE_MODE)
 
 
+def was_made_in_function(tensor: Tensor) -> bool:
+    """Tell whether ``tensor`` is a view that a custom Function made of a tensor that does not require grad."""
+    made = _was_created(tensor, torch._C._autograd.CreationMeta.IN_CUSTOM_FUNCTION)
+    return made and _base_with_grad(tensor) is None
+
+
 def _was_created(tensor: Tensor, how: Any) -> bool:
     """Tell whether a tensor is a view for which autograd has stored the ``CreationMeta`` ``how``."""
     return tensor._base is not None and torch._C._autograd._get_creation_meta(tensor) == how

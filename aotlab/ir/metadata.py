@@ -112,7 +112,8 @@ class OutputAliasInfo:
     the view was made, so the epilogue makes this view before it writes the input. ``made_together`` identifies the
     call that made the view. Several views have the same number if one call, for example of ``unbind``, made them,
     because they then share one autograd node. ``is_new_leaf`` marks a leaf that the function made with
-    ``requires_grad_()``.
+    ``requires_grad_()``. ``made_in_function`` marks a view that a custom Function made of an intermediate that does not
+    require grad.
     """
 
     index: int
@@ -128,6 +129,7 @@ class OutputAliasInfo:
     precedes_write: bool = False
     made_together: int | None = None
     is_new_leaf: bool = False
+    made_in_function: bool = False
 
     @property
     def aliases_intermediate(self) -> bool:

@@ -199,6 +199,10 @@ class ForwardCall:
         draft.cut_edges.update(cut_edges)
         entries = list(zip(segment.entries, [*positions, *(None for _ in carried)], strict=True))
         OwnNodes(draft, number, entries).write([*names, *cut_edges])
+        for i, name in zip(positions, names, strict=True):
+            if (output := draft.returned_output(i)) is not None and output.made_in_function:
+                made = w.shared("view_in_function", internals.view_in_function)
+                draft.with_grad(f"{name} = {made}({name})")
         if draft.parts.after_node is not None:
             draft.parts.after_node(draft, positions)
         edges_of_returned = [

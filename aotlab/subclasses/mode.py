@@ -45,6 +45,7 @@ class AboveFunctionalization(internals.TorchDispatchMode):
         """Switch functionalization off."""
         stack = ExitStack()
         stack.enter_context(internals.functionalization_left_out())
+        stack.enter_context(internals.shapes_computed_apart())
         self._open.append(stack)
         return super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
 

@@ -131,6 +131,7 @@ class OutputReader:
             made_under_no_grad=bool(views) and internals.was_made_under_no_grad(leaf),
             precedes_write=item is not None and self._precedes_write(i, item),
             is_new_leaf=view_ops.is_new_leaf(leaf) and kind is not OutputType.IS_INPUT,
+            made_in_function=kind is OutputType.NON_ALIAS and internals.was_made_in_function(leaf),
             made_together=None if several is None else self._calls.setdefault(several, len(self._calls)),
         )
 
@@ -258,6 +259,8 @@ class OutputReader:
         """
         output = self.leaves[i]
         if internals.base_of(output) is None or internals.is_inference(output):
+            return False
+        if internals.was_made_in_function(output):
             return False
         return output.requires_grad or view_ops.base_value(self.tape, self.values[i]) is not self.values[i]
 

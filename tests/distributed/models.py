@@ -13,20 +13,20 @@ class Attention(nn.Module):
 
     def __init__(self, width, heads):
         super().__init__()
-        self.heads = heads
+        self.size = width // heads
         self.q, self.k, self.v, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Attend from each position to the earlier ones."""
-        batch, length, width = x.shape
-        q, k, v = (layer(x).view(batch, length, self.heads, -1).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        # Under tensor parallelism each process has some of the heads, so their number is not that of the whole layer.
+        q, k, v = (layer(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for layer in (self.q, self.k, self.v))
 
         def rotate(heads):
             first, second = heads.chunk(2, -1)
             return heads * cos + torch.cat([-second, first], -1) * sin
 
         mixed = functional.scaled_dot_product_attention(rotate(q), rotate(k), v, is_causal=True)
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
 
 class LlamaBlock(nn.Module):

@@ -1,4 +1,4 @@
-"""Run a test's function in two processes, with a limit on the time, and train beside eager."""
+"""Run a test's function in two or more processes, with a limit on the time, and train beside eager."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _IMPORTED_ONCE = ["aotlab", "torch._dynamo", "torch._inductor.config", "torch.di
 SECONDS = 180.0
 
 
-def run(function, meeting, *args):
-    """Call ``function(rank, *args)`` in two processes of one group. Fail if one of them raises or hangs."""
+def run(function, meeting, *args, count=2):
+    """Call ``function(rank, *args)`` in ``count`` processes of one group. Fail if one of them raises or hangs."""
     multiprocessing.set_forkserver_preload(_IMPORTED_ONCE)
-    settings = {"nprocs": 2, "join": False, "start_method": "forkserver"}
-    group = processes.start_processes(_process, args=(function, str(meeting), args), **settings)
+    settings = {"nprocs": count, "join": False, "start_method": "forkserver"}
+    group = processes.start_processes(_process, args=(function, str(meeting), count, args), **settings)
     end = time.monotonic() + SECONDS
     while not group.join(timeout=1.0):
         if time.monotonic() > end:
             for process in group.processes:
                 process.kill()
-            pytest.fail(f"the two processes took longer than {SECONDS:.0f} s")
+            pytest.fail(f"the processes took longer than {SECONDS:.0f} s")
 
 
-def _process(rank, function, meeting, args):
+def _process(rank, function, meeting, count, args):
     torch.set_num_threads(1)
     meeting = f"file://{meeting}"
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2, timeout=WAITING)
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=count, timeout=WAITING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", RuntimeWarning)  # such as a notice that a call runs eagerly

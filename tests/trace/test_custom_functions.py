@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from aotlab.errors import RefusedError
@@ -122,3 +123,38 @@ def test_custom_functions_of_all_styles():
     for backward in ("all", "first", "each"):
         same(lambda x: Split.apply(x, 3.0), leaf(3), backward=backward)
         same(lambda x: Fills.apply(x), leaf(3), backward=backward)
+
+
+class _ViewOfNew(torch.autograd.Function):
+    """Returns a view of a tensor that it makes, as `DTensor.to_local` does."""
+
+    @staticmethod
+    def forward(ctx, x):
+        """Return a view of a new tensor."""
+        ctx.save_for_backward(x)
+        new = x.detach() ** 2
+        return new.view_as(new)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return twice the input, times the gradient."""
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient
+
+
+def test_view_of_a_tensor_that_a_custom_function_makes():
+    """The output is a view, and autograd forbids a write to it, as in eager; all derivatives are eager's."""
+    for program in (_ViewOfNew.apply, lambda x: (_ViewOfNew.apply(x), x * 3, _ViewOfNew.apply(x + 1))):
+        same(program, leaf(3))
+        ours = compiled(program)
+        for call in (program, ours):
+            x = leaf(3)
+            out = call(x)
+            first = out[0] if isinstance(out, tuple) else out
+            assert (first._is_view(), first._base.requires_grad) == (True, False)
+            with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+                first.mul_(2)
+            (once,) = torch.autograd.grad(call(x)[0].sum(), x, create_graph=True)
+            (twice,) = torch.autograd.grad(once.sum(), x)
+            assert torch.equal(twice, 2 * torch.ones(3) if isinstance(out, tuple) else torch.tensor([2.0, 0, 0]))
+        assert ours.calls.eager == 0
