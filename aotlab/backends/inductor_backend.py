@@ -145,6 +145,7 @@ class InductorBackend(Backend):
                 shared=request.shared,
                 exact_random=any(map(is_random, targets)) and not any(map(internals.is_inductors_draw, targets)),
                 max_autotune=self._max_autotune,
+                shows_passes=events.listening(),
             )
         return _adapted(compiled, floats, groups, request.visible_outputs) if floats or groups is not None else compiled
 
