@@ -119,6 +119,8 @@ def inductor_compile(
     in common. If ``shared`` is empty, this function fills it. With ``exact_random``, random ops draw from torch's
     generators, as in eager. Otherwise Inductor computes random numbers from seeds. With ``shows_passes``, the graph is
     changed by Inductor's passes even if Inductor takes the kernels from its cache on disk.
+
+    The result has the attribute ``from_cache``, which says whether Inductor took the kernels from there.
     """
     from torch._inductor import config, debug, list_mode_options
     from torch._inductor.compile_fx import compile_fx_inner
@@ -153,7 +155,8 @@ def inductor_compile(
             graph_id=graph_id,
             **shared,
         )
-        if shows_passes and _cache_hits() > hits:
+        compiled.from_cache = _cache_hits() > hits  # type: ignore[union-attr]  # our attribute
+        if compiled.from_cache and shows_passes:  # type: ignore[union-attr]
             _apply_passes(module, inputs, is_inference=is_inference)
         return compiled
 

@@ -29,12 +29,13 @@ def test_a_second_compilation_takes_both_graphs_from_the_cache() -> None:
 
     with fresh_cache():
         first, report = step()
-        assert (2, 0) == (counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"])
+        assert (counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"]) == (2, 0)
         second, report_of_hit = step()
-        assert (0, 2) == (counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"])
+        assert (counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"]) == (0, 2)
     torch.testing.assert_close(first, second, rtol=0, atol=0)
     passed = report.nodes.query("stage == 'passes'")
     assert "aten.reshape.default" in passed.target.tolist()
+    assert (set(report.kernels.from_cache), set(report_of_hit.kernels.from_cache)) == ({False}, {True})
     for table in ("nodes", "kernels"):
         columns = (
             ["part", "stage", "name", "target", "shape"] if table == "nodes" else ["kind", "name", "language", "source"]
@@ -54,4 +55,4 @@ def test_kernels_for_other_outputs_are_not_used() -> None:
         graph.output((x, x)).meta["user_visible_output_idxs"] = visible
         with inductor_internals._distinguished(fx.GraphModule({}, graph)):
             keys.add(config.cache_key_tag)
-    assert 3 == len(keys)
+    assert len(keys) == 3
