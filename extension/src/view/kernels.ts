@@ -64,12 +64,7 @@ function measures(kernel: Kernel): HTMLElement | null {
 }
 
 function kernelFold(context: IContext, entry: IEntry, kernel: Kernel, index: number): HTMLElement {
-  const facts = [
-    kernel.language,
-    kernel.kind,
-    kernel.graph_name,
-    kernel.from_cache ? 'from the cache on disk' : ''
-  ]
+  const facts = [kernel.language, kernel.kind, kernel.graph_name, kernel.from_cache ? 'from the cache on disk' : '']
     .filter(fact => fact !== '')
     .join(' · ');
   const { selection } = context;
