@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -146,7 +148,7 @@ def inductor_compile(
         _distinguished(module),
     ):
         hits = _cache_hits()
-        compiled = compile_fx_inner(
+        compiled: Any = compile_fx_inner(
             module,
             inputs,
             is_inference=is_inference,
@@ -155,8 +157,8 @@ def inductor_compile(
             graph_id=graph_id,
             **shared,
         )
-        compiled.from_cache = _cache_hits() > hits  # type: ignore[union-attr]  # our attribute
-        if compiled.from_cache and shows_passes:  # type: ignore[union-attr]
+        compiled.from_cache = _cache_hits() > hits
+        if compiled.from_cache and shows_passes:
             _apply_passes(module, inputs, is_inference=is_inference)
         return compiled
 
@@ -220,13 +222,20 @@ def _writes_before_reads() -> Iterator[None]:
 def _distinguished(module: fx.GraphModule) -> contextlib.AbstractContextManager[Any]:
     """Change the key of Inductor's cache on disk, so that kernels are used only if they were compiled in the same way.
 
-    Inductor's own key contains neither our corrections nor the positions of the outputs whose strides must be kept.
+    Inductor's own key contains neither our corrections, which are in this file, nor the positions of the outputs whose
+    strides must be kept.
     """
     from torch.compiler import config
 
     visible = module.graph.output_node().meta.get("user_visible_output_idxs")
-    tag = f"{config.cache_key_tag}aotlab: writes before reads, origins, effects, {visible}"
+    tag = f"{config.cache_key_tag}aotlab: {_corrections()}, {visible}"
     return config.patch(cache_key_tag=tag)  # type: ignore[attr-defined,no-any-return]
+
+
+@functools.cache
+def _corrections() -> str:
+    """Return a hash of this file."""
+    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """The command ``aotlab bench disk``: the first result of a second process, which finds Inductor's cache on disk.
 
-A process compiles a model and runs its first forward and backward. The time is that of these steps, without the import
-of torch and aotlab. The first process of an engine starts with an empty cache, and the second one starts with the files
+A process compiles a model and runs its first forward and backward. These steps are timed, but not the import of torch
+and aotlab. The first process of an engine starts with an empty cache, and the second one starts with the files
 that the first process wrote. The engines are aotlab with the direct frontend, aotlab behind Dynamo, and stock
 `torch.compile` with all of its caches. They run in turns, each with its own cache.
 """
