@@ -1,9 +1,12 @@
 """The command ``aotlab bench disk``: the first result of a second process, which finds Inductor's cache on disk.
 
-A process compiles a model and runs its first forward and backward. These steps are timed, but not the import of torch
-and aotlab. The first process of an engine starts with an empty cache, and the second one starts with the files
-that the first process wrote. The engines are aotlab with the direct frontend, aotlab behind Dynamo, and stock
-`torch.compile` with all of its caches. They run in turns, each with its own cache.
+A process compiles a model and runs its first forward and backward. The import of torch and aotlab is not measured. The
+first process of an engine starts with an empty cache, and the second one starts with the files that the first process
+wrote. The engines are aotlab with the direct frontend, aotlab behind Dynamo, and stock `torch.compile` with all of its
+caches. They run in turns, each with its own cache.
+
+The time is CPU time, because other programs on the machine change it less than the time of a clock. It includes the C++
+compiler, which runs in the process's only compile thread.
 """
 
 from __future__ import annotations
@@ -15,7 +18,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TextIO
@@ -37,7 +39,7 @@ _CHILD = "import sys; from aotlab.maintenance.bench import disk; disk.print_firs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskFigure:
-    """One row of the result: the times of two processes, in seconds.
+    """One row of the result: the CPU times of two processes, in seconds.
 
     ``problem`` describes a difference between the losses of the two processes, or is empty.
     """
@@ -50,17 +52,17 @@ class DiskFigure:
 
 
 def print_first_result(model: str, engine: str, backend: str, size: str) -> None:
-    """Print the seconds until a model's first loss has been differentiated, and the loss, as JSON.
+    """Print the CPU seconds until a model's first loss has been differentiated, and the loss, as JSON.
 
     ``engine`` is a key of `ENGINES`, and ``size`` is ``"small"`` or ``"full"``.
     """
     trained = next(each for each in trained_models(small=size == "small") if each.name == model)
     torch.manual_seed(0)
     module, batch = trained.model(), trained.batch(torch.Generator().manual_seed(1))
-    started = time.perf_counter()
+    started = sum(os.times()[:4])
     loss = trained.loss(api.compile(module, backend=backend, **ENGINES[engine])(**batch))  # type: ignore[arg-type]
     loss.backward()
-    print(json.dumps([time.perf_counter() - started, loss.item()]))
+    print(json.dumps([sum(os.times()[:4]) - started, loss.item()]))
 
 
 def measure(models: Sequence[str], backend: str, size: str) -> Iterator[DiskFigure]:
@@ -75,8 +77,8 @@ def measure(models: Sequence[str], backend: str, size: str) -> Iterator[DiskFigu
 
 
 def _run(model: str, engine: str, backend: str, size: str, folder: str) -> tuple[float, float]:
-    """Return the seconds and the loss of a new process, whose cache is in ``folder``."""
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder}
+    """Return the CPU seconds and the loss of a new process, whose cache is in ``folder``."""
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     command = [sys.executable, "-c", _CHILD, model, engine, backend, size]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     seconds, loss = json.loads(done.stdout.splitlines()[-1])
@@ -100,7 +102,9 @@ def markdown(figures: Sequence[DiskFigure]) -> str:
 def main(argv: Sequence[str], out: TextIO | None = None) -> int:
     """Run ``aotlab bench disk ARGV``; return 1 if the two processes of an engine have different losses."""
     names, out = [each.name for each in trained_models()], sys.stdout if out is None else out
-    parser = argparse.ArgumentParser(prog="aotlab bench disk", description="Time the first result of a second process.")
+    parser = argparse.ArgumentParser(
+        prog="aotlab bench disk", description="Measure the first result of a second process."
+    )
     parser.add_argument("--only", metavar="NAME", nargs="+", choices=names, default=names, help=", ".join(names))
     parser.add_argument("--backend", choices=["inductor", "eager"], default="inductor", help="default: inductor")
     parser.add_argument("--small", action="store_true", help="the sizes of the tests")
