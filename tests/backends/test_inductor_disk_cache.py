@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -148,37 +145,3 @@ def test_a_damaged_cache_is_compiled_again(damage: Callable[[bytes], bytes]) -> 
         counters.clear()
         assert torch.equal(expected, aotlab.compile(lambda x: x.sin() + 2)(x))
         assert counters["inductor"]["fxgraph_cache_hit"] == 0
-
-
-_PROGRAM = """
-import torch, aotlab
-x = torch.arange(6.0).requires_grad_()
-aotlab.compile(lambda x: (x.sin() * 3).relu())(x).sum().backward()
-print(x.grad.tolist())
-"""
-
-
-@pytest.mark.tier("long")
-def test_eight_processes_at_once_of_which_four_are_killed(tmp_path: Path) -> None:
-    """Processes that use one cache at the same time, and one that comes later, compute eager's gradients."""
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", _PROGRAM]
-    x = torch.arange(6.0)
-    expected = torch.where(x.sin() > 0, 3 * x.cos(), 0.0)
-
-    def start() -> subprocess.Popen[str]:
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-
-    processes = [start() for _ in range(8)]
-    with ExitStack() as stack:
-        for process in processes:
-            stack.enter_context(process)
-        for n, process in enumerate(processes[4:]):
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(10 * n + 10)
-            process.kill()
-        outputs = [process.communicate()[0] for process in processes[:4]]
-    with start() as last:
-        outputs.append(last.communicate()[0])
-    for output in outputs:
-        torch.testing.assert_close(torch.tensor(json.loads(output)), expected)
