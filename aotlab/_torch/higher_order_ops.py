@@ -100,15 +100,16 @@ HIGHER_ORDER = (COND, FLEX_ATTENTION, FLEX_ATTENTION_BACKWARD, LOOP_BACKWARD, MA
 
 
 @contextmanager
-def symbols_for_loops(module: fx.GraphModule, fake_mode: FakeTensorMode) -> Iterator[None]:
-    """Prepare a graph with loops for Inductor, and let Inductor make symbols for the length of a block.
+def with_shape_environment(module: fx.GraphModule, fake_mode: FakeTensorMode) -> Iterator[None]:
+    """Prepare a graph for Inductor, and let Inductor make symbols for the length of a block.
 
-    Inductor needs symbols for scalar values in loops. If the fake mode has no shape environment, it gets one.
+    Inductor needs symbols for scalar values in loops. If the fake mode has no shape environment, it gets one, because
+    Inductor does not use its cache on disk without one.
     """
     before = fake_mode.shape_env
     settings: Any = before and before.settings
+    fake_mode.shape_env = env = before or ShapeEnv()
     if any(node.target in HIGHER_ORDER for node in module.graph.nodes):
-        fake_mode.shape_env = env = before or ShapeEnv()
         env.settings = dataclasses.replace(env.settings, allow_scalar_outputs=True)
         _expand(module)
     try:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -14,7 +16,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from aotlab._torch.higher_order_ops import symbols_for_loops
+from aotlab._torch.higher_order_ops import with_shape_environment
 from aotlab._torch.replaced import replaced
 from aotlab._torch.undocumented_ops import WITH_EFFECTS
 
@@ -110,13 +112,17 @@ def inductor_compile(
     shared: dict[str, Any],
     exact_random: bool,
     max_autotune: bool,
+    shows_passes: bool,
 ) -> Any:
     """Compile one graph with Inductor's ``compile_fx_inner`` and return its boxed callable.
 
     ``static_inputs`` are the positions of the inputs whose addresses are the same in each call, and ``graph_id`` is
     Inductor's number for the graph. ``shared`` holds the settings that the forward and the backward of one entry have
     in common. If ``shared`` is empty, this function fills it. With ``exact_random``, random ops draw from torch's
-    generators, as in eager. Otherwise Inductor computes random numbers from seeds.
+    generators, as in eager. Otherwise Inductor computes random numbers from seeds. With ``shows_passes``, the graph is
+    changed by Inductor's passes even if Inductor takes the kernels from its cache on disk.
+
+    The result has the attribute ``from_cache``, which says whether Inductor took the kernels from there.
     """
     from torch._inductor import config, debug, list_mode_options
     from torch._inductor.compile_fx import compile_fx_inner
@@ -124,6 +130,7 @@ def inductor_compile(
     from torch._inductor.utils import BoxedBool
     from torch._inductor.virtualized import V
 
+    inputs = list(example_inputs)
     if not shared:
         shared["cudagraphs"] = BoxedBool(config.triton.cudagraphs)
         shared["boxed_forward_device_index"] = BoxedDeviceIndex(None)
@@ -134,20 +141,43 @@ def inductor_compile(
         V.set_fake_mode(fake_mode),
         replaced(fake_mode, "allow_non_fake_inputs", value=True),  # a graph may have real tensors as constants
         fake_mode,
-        symbols_for_loops(module, fake_mode),
+        with_shape_environment(module, fake_mode),
         _lowered(module),
         _falling_back(),
         _writes_before_reads(),
+        _distinguished(module),
     ):
-        return compile_fx_inner(
+        hits = _cache_hits()
+        compiled: Any = compile_fx_inner(
             module,
-            list(example_inputs),
+            inputs,
             is_inference=is_inference,
             is_backward=is_backward,
             static_input_idxs=list(static_inputs),
             graph_id=graph_id,
             **shared,
         )
+        compiled.from_cache = _cache_hits() > hits
+        if compiled.from_cache and shows_passes:
+            _apply_passes(module, inputs, is_inference=is_inference)
+        return compiled
+
+
+def _cache_hits() -> int:
+    """Return the number of graphs that Inductor has taken from its cache on disk in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["inductor"]["fxgraph_cache_hit"])
+
+
+def _apply_passes(module: fx.GraphModule, example_inputs: list[Tensor], *, is_inference: bool) -> None:
+    """Apply the passes to a graph that Inductor applies, in place, before it generates kernels."""
+    from torch._inductor.compile_fx import _recursive_post_grad_passes, fake_tensor_prop
+    from torch._inductor.fx_passes.post_grad import view_to_reshape
+
+    view_to_reshape(module)
+    fake_tensor_prop(module, example_inputs)
+    _recursive_post_grad_passes(module, is_inference=is_inference)
 
 
 class _Ordering(threading.local):
@@ -182,15 +212,30 @@ def _writes_before_reads() -> Iterator[None]:
     """Make Inductor's C++ kernels read a buffer only after the in-place op that fills it, for the length of a block.
 
     When Inductor fuses loops, it forgets that one of the loops reads a buffer that ``bernoulli`` or ``index_put`` wrote
-    in place (torch 2.11 to 2.14). Then, for example, the mask of a dropout is read before it is drawn. The block also
-    changes the key of Inductor's cache, so that kernels that were cached without this correction are not used.
+    in place (torch 2.11 to 2.14). Then, for example, the mask of a dropout is read before it is drawn.
+    """
+    _remember_writes()
+    with replaced(_ordering, "active", value=True):
+        yield
+
+
+def _distinguished(module: fx.GraphModule) -> contextlib.AbstractContextManager[Any]:
+    """Change the key of Inductor's cache on disk, so that kernels are used only if they were compiled in the same way.
+
+    Inductor's own key contains neither our corrections, which are in this file, nor the positions of the outputs whose
+    strides must be kept.
     """
     from torch.compiler import config
 
-    _remember_writes()
-    tag = f"{config.cache_key_tag}aotlab: writes before reads, origins, effects"
-    with replaced(_ordering, "active", value=True), config.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
-        yield
+    visible = module.graph.output_node().meta.get("user_visible_output_idxs")
+    tag = f"{config.cache_key_tag}aotlab: {_corrections()}, {visible}"
+    return config.patch(cache_key_tag=tag)  # type: ignore[attr-defined,no-any-return]
+
+
+@functools.cache
+def _corrections() -> str:
+    """Return a hash of this file."""
+    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 
 
 @contextlib.contextmanager

@@ -23,8 +23,9 @@ class KernelSource:
     """A kernel that a compiler generated, or the call of a library kernel (then ``language`` is ``extern``).
 
     ``source`` is the text of the kernel or of the call. ``graph`` is the name of the compiled graph, and ``nodes`` are
-    the names of its nodes that the kernel computes. ``measures`` are numbers about the compiled kernel (its registers,
-    for example), each with the name that a report shows.
+    the names of its nodes that the kernel computes. ``from_cache`` says whether the compiler took the kernel's graph
+    from its cache on disk. ``measures`` are numbers about the compiled kernel (its registers, for example), each with
+    the name that a report shows.
     """
 
     name: str
@@ -32,6 +33,7 @@ class KernelSource:
     source: str
     graph: str = ""
     nodes: tuple[str, ...] = ()
+    from_cache: bool = False
     measures: tuple[tuple[str, int], ...] = ()
 
 

@@ -34,9 +34,8 @@ class CompiledGraphRecord:
     """One compiled graph.
 
     ``code`` and ``nodes`` are the graph as readable Python and its nodes, before the compiler changed it. ``passed``
-    are the nodes after the compiler's passes; empty if the compiler changed no op, for example because it took the
-    kernels from its cache. ``wrapper`` is the code that the compiler generated around the kernels, or None.
-    ``compile_ns`` is the compiler's time in nanoseconds.
+    are the nodes after the compiler's passes; empty if the compiler changed no op. ``wrapper`` is the code that the
+    compiler generated around the kernels, or None. ``compile_ns`` is the compiler's time in nanoseconds.
     """
 
     kind: GraphKind

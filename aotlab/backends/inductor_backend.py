@@ -19,6 +19,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -145,6 +146,7 @@ class InductorBackend(Backend):
                 shared=request.shared,
                 exact_random=any(map(is_random, targets)) and not any(map(internals.is_inductors_draw, targets)),
                 max_autotune=self._max_autotune,
+                shows_passes=events.listening(),
             )
         return _adapted(compiled, floats, groups, request.visible_outputs) if floats or groups is not None else compiled
 
@@ -157,7 +159,8 @@ class InductorBackend(Backend):
         """Find the kernels in Inductor's output code, and their nodes in the mapping that Inductor stores with it."""
         source = self.source(compiled)
         origins = json.loads(getattr(compiled, "inductor_provenance_mapping_str", None) or "{}")
-        return () if source is None else kernels_in(source, origins.get("cppCodeToPost", {}))
+        kernels = () if source is None else kernels_in(source, origins.get("cppCodeToPost", {}))
+        return tuple(replace(kernel, from_cache=compiled.from_cache) for kernel in kernels)
 
 
 def kernels_announced(entry: int, engine: str = "aotlab") -> AbstractContextManager[None]:
@@ -260,7 +263,7 @@ def _adapted(compiled: Any, floats: Sequence[int], groups: list[int | None] | No
         return results
 
     call._boxed_call = True  # type: ignore[attr-defined]  # the mark that upstream's users look for
-    for name in ("source_code", "inductor_provenance_mapping_str"):  # Inductor's own attributes
+    for name in ("source_code", "inductor_provenance_mapping_str", "from_cache"):
         setattr(call, name, getattr(compiled, name, None))
     return call
 

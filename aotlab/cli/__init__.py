@@ -204,6 +204,10 @@ def _add_bench(commands: _Commands) -> None:
         "symbolic", add_help=False, help="trace time and call time with dynamic sizes, compared with static sizes"
     )
     symbolic.set_defaults(command=_bench_symbolic, takes_more=True)
+    disk = suites.add_parser(
+        "disk", add_help=False, help="first result of a second process, which finds Inductor's cache on disk"
+    )
+    disk.set_defaults(command=_bench_disk, takes_more=True)
     partitioners = suites.add_parser(
         "partitioners", add_help=False, help="time and saved memory of aotlab's and upstream's partitioners"
     )
@@ -441,6 +445,12 @@ def _bench_symbolic(_options: argparse.Namespace, arguments: Sequence[str]) -> i
     from aotlab.maintenance.bench import symbolic
 
     return symbolic.main(arguments)
+
+
+def _bench_disk(_options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    from aotlab.maintenance.bench import disk
+
+    return disk.main(arguments)
 
 
 def _bench_partitioners(_options: argparse.Namespace, arguments: Sequence[str]) -> int:

@@ -292,7 +292,7 @@ def check_triton() -> Finding:
 
 
 def check_caches() -> Finding:
-    """Check that Inductor's cache folder for compiled kernels is writable."""
+    """Check that Inductor's cache folder for compiled kernels is writable; show its size and its number of graphs."""
     folder = inductor_cache()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -313,7 +313,10 @@ def check_caches() -> Finding:
             seen=f"{folder}: {free:.1f} GB left on that disk",
             advice="free some disk space, or set TORCHINDUCTOR_CACHE_DIR to a folder on another disk",
         )
-    return Finding(subject="kernel cache", status="ok", seen=f"{folder} ({free:.0f} GB free)")
+    sizes = {file: file.stat().st_size for file in folder.rglob("*") if file.is_file()}
+    graphs = sum(folder / "fxgraph" in file.parents for file in sizes)
+    seen = f"{folder} ({graphs} graphs, {sum(sizes.values()) / 1e6:.0f} MB; {free:.0f} GB free)"
+    return Finding(subject="kernel cache", status="ok", seen=seen)
 
 
 def check_assertions() -> Finding:

@@ -310,6 +310,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "name": (_TEXT, "the kernel's name"),
         "language": (_TEXT, "triton, c++, python or extern"),
         "source": (_TEXT, "the kernel's source"),
+        "from_cache": (_TRUTH, "whether Inductor took the compiled graph with this kernel from its cache on disk"),
         "registers": (
             _COUNT,
             "GPU registers of a thread; this column and the following ones have values only for kernels that were "

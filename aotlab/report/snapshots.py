@@ -274,6 +274,7 @@ def _compile(stage: Stage, graphs: Sequence[CompiledGraphRecord]) -> Snapshot:
             source=kernel.source,
             # Inductor moves nodes that must run in a fixed order to a separate graph, and gives them this prefix.
             nodes=tuple(dict.fromkeys(name.removeprefix("subgraph_") for name in kernel.nodes)),
+            from_cache=kernel.from_cache,
             **dict(kernel.measures),
         )
         for graph in graphs

@@ -347,6 +347,7 @@ def _kernel_rows(report: Report) -> Iterator[Row]:
                 "name": row.name,
                 "language": row.language,
                 "source": row.source,
+                "from_cache": row.from_cache,
                 "registers": row.registers,
                 "shared_bytes": row.shared_bytes,
                 "spilled_bytes": row.spilled_bytes,

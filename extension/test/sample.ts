@@ -234,7 +234,16 @@ function graph(index: number): object {
     storage_groups: [{ title: '1 storage with one tensor, unwritten', count: 1, nbytes: 48 }],
     nodes: [{ stage: 'trace', part: 'joint', name: 'mm', op: 'call_function', target: 'aten.mm', phase: 'forward' }],
     saved: [{ name: 'mm', tensor: tensor([2, 4], [4, 1]), nbytes: 32, reason: 'read by relu’s backward' }],
-    kernels: [{ name: 'kernel_0', language: 'c++', graph_name: 'g', kind: 'forward', source: 'int main() {}' }],
+    kernels: [
+      {
+        name: 'kernel_0',
+        language: 'c++',
+        graph_name: 'g',
+        kind: 'forward',
+        source: 'int main() {}',
+        from_cache: true
+      }
+    ],
     guards: [{ kind: 'shape', subject: 'x', sentence: '`x` has shape (2, 3)' }]
   };
 }

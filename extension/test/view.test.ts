@@ -779,7 +779,7 @@ test('stages, saved tensors, kernels and graph breaks have tabs of their own', (
     ['mm', '', 'float32[2, 4]', '32 B', 'read by relu’s backward']
   );
   tab('kernels');
-  assert.equal(all('details[data-kernel=kernel_0]').length, 1);
+  assert.equal(text('details[data-kernel=kernel_0] small'), 'c++ · forward · g · from the cache on disk');
   tab('breaks');
   assert.match(text('table[data-table=graph_breaks] td[data-column=reason]'), /^print\(\) is called/);
 });

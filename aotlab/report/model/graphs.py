@@ -189,6 +189,8 @@ class Kernel:
         The kernel's source code.
     nodes
         The names of the nodes that the kernel computes; empty if the backend does not report them.
+    from_cache
+        Whether Inductor took the compiled graph with this kernel from its cache on disk.
     registers, shared_bytes, spilled_bytes, blocks
         Only for a kernel that was compiled for a GPU that this machine does not have (a rehearsal): the number of GPU
         registers of a thread, the shared memory of a thread block, the bytes that a thread spills, and the number of
@@ -203,6 +205,7 @@ class Kernel:
     kind: str
     source: str
     nodes: tuple[str, ...] = ()
+    from_cache: bool = False
     registers: int | None = None
     shared_bytes: int | None = None
     spilled_bytes: int | None = None

@@ -581,6 +581,7 @@ export type Kernel = {
   readonly kind: string;
   readonly source: string;
   readonly nodes: ReadonlyArray<string>;
+  readonly from_cache: boolean;
   readonly registers: number | null;
   readonly shared_bytes: number | null;
   readonly spilled_bytes: number | null;
@@ -596,6 +597,7 @@ export const readKernel: Reader<Kernel> = record(() => ({
   kind: text(),
   source: text(),
   nodes: list(text()),
+  from_cache: flag(),
   registers: maybe(number()),
   shared_bytes: maybe(number()),
   spilled_bytes: maybe(number()),

@@ -64,7 +64,9 @@ function measures(kernel: Kernel): HTMLElement | null {
 }
 
 function kernelFold(context: IContext, entry: IEntry, kernel: Kernel, index: number): HTMLElement {
-  const facts = [kernel.language, kernel.kind, kernel.graph_name].filter(fact => fact !== '').join(' · ');
+  const facts = [kernel.language, kernel.kind, kernel.graph_name, kernel.from_cache ? 'from the cache on disk' : '']
+    .filter(fact => fact !== '')
+    .join(' · ');
   const { selection } = context;
   const origins = selection.lines(true);
   const ids = origins.idsOfKernel(entry, kernel);
