@@ -31,6 +31,10 @@ from aotlab.verification import Comparison
 STOCK = "stock torch.compile"
 
 
+#: An input or output in texts: ``inputs[0]``, ``out[0]``, or ``out[1]['y']`` for a variable of a traced region.
+_PLACE = re.compile(r"((?:out|inputs)\[\d+\])((?:\['\w+'\])?)")
+
+
 class CellReporter:
     """Makes the reports of a cell, with the notebook's names for the results of its graphs.
 
@@ -107,7 +111,8 @@ class CellReporter:
         # If a region was refused as a whole and then ran piece by piece, the report shows the pieces. But a graph
         # that gave wrong results is always shown.
         replaced = [graph for part in state.parts.values() if part.replaced for graph in part.graphs]
-        numbers = {each.compiled.number for each in replaced if not _differs(each)}
+        numbers = state.declined | {each.compiled.number for each in replaced if not _differs(each)}
+        numbers -= {each.compiled.number for each in graphs if _differs(each)}
         stock = state.stock_graphs()
         frames = tuple([self._frame(frame, stock) for frame in state.recording.frames_without(base, numbers)])
         ours = [frame for frame in frames if frame.engine == "aotlab"]
@@ -324,6 +329,6 @@ def _renamer(names: Mapping[str, str]) -> Callable[[str], str]:
     def rename(text: str) -> str:
         if "out[" not in text and "inputs[" not in text:
             return text
-        return re.sub(r"(?:out|inputs)\[\d+\]", lambda match: names.get(match[0], match[0]), text)
+        return _PLACE.sub(lambda match: names.get(match[0]) or names.get(match[1], match[1]) + match[2], text)
 
     return rename

@@ -37,8 +37,10 @@ _FOREIGN = frozenset((
     "requests", "scipy", "seaborn", "shutil", "sklearn", "subprocess", "sys", "threading", "time", "tqdm",
     "typing", "warnings",
 ))  # fmt: skip
+#: Those of these packages whose functions may have effects on other things than Python's objects and torch.
+EFFECTS = _FOREIGN - {"aotlab", "collections", "copy", "dataclasses", "enum", "numpy", "typing", "warnings"}
 #: Builtin functions that are left to Python: a statement that calls one of them does not go to Dynamo.
-_PLAIN_BUILTINS = frozenset((
+PLAIN_BUILTINS = frozenset((
     "__import__", "breakpoint", "compile", "delattr", "dir", "display", "eval", "exec", "exit", "get_ipython",
     "globals", "hash", "help", "id", "input", "iter", "locals", "next", "open", "print", "quit", "repr",
     "setattr", "vars",
@@ -123,10 +125,15 @@ class Scope:
         Whether results must be bitwise equal to eager's.
     batched
         Whether the cell computes derivatives of derivatives in batches (``is_grads_batched``, ``vectorize``).
+    traced
+        Whether the direct frontend tries statements before Dynamo.
     """
 
-    def __init__(self, namespace: Mapping[str, Any], *, exact: bool = False, batched: bool = False) -> None:
+    def __init__(
+        self, namespace: Mapping[str, Any], *, exact: bool = False, batched: bool = False, traced: bool = False
+    ) -> None:
         self._namespace = namespace
+        self._traced = traced
         self._exact = exact
         self._batched = batched
         self.kinds: dict[str, Kind] = {}
@@ -386,7 +393,7 @@ class Scope:
         if any(keyword.arg == "requires_grad" for keyword in node.keywords):
             yield "makes a leaf"
         value = self.value(function)
-        if isinstance(function, ast.Name) and function.id in _PLAIN_BUILTINS and function.id not in self.kinds:
+        if isinstance(function, ast.Name) and function.id in PLAIN_BUILTINS and function.id not in self.kinds:
             yield f"calls {function.id}"
         if isinstance(value, type) and not issubclass(value, (*_CONTAINERS, *_GRAD_MODES)):
             yield f"makes a {value.__name__}"
@@ -412,9 +419,10 @@ class Scope:
             yield f"calls .{name}()"
         elif name == "step" and isinstance(owner, torch.optim.lr_scheduler.LRScheduler):
             yield "steps a scheduler"
-        elif name == "step" and isinstance(owner, torch.optim.Optimizer) and self._exact:
-            if type(owner) not in EXACT_OPTIMIZERS:
-                yield f"steps {type(owner).__name__}, {ROUNDS}"
+        elif name == "step" and isinstance(owner, torch.optim.Optimizer) and self._exact and type(owner) not in EXACT_OPTIMIZERS:
+            yield f"steps {type(owner).__name__}, {ROUNDS}"
+        elif name == "step" and self._traced and (owner is _UNKNOWN or isinstance(owner, torch.optim.Optimizer)):
+            yield "steps an optimizer"
         elif name in ("to", "cpu") and isinstance(owner, torch.nn.Module):
             yield "moves a module"
 
@@ -438,6 +446,36 @@ def bound_names(statements: Sequence[ast.AST]) -> dict[str, None]:
         elif isinstance(node, ast.MatchMapping) and node.rest:
             names[node.rest] = None
     return names
+
+
+def read_first(statements: Sequence[ast.stmt], settled: set[str]) -> Iterator[str]:
+    """Yield the names that ``statements`` may read in their own scope before they bind them, in the order of the text.
+
+    ``settled`` are the names that are bound already. Names that the statements bind in any case are added.
+    """
+    for each in statements:
+        heads: Sequence[ast.AST] = [each]
+        if isinstance(each, ast.For):
+            heads = [each.iter]
+        elif isinstance(each, ast.If):
+            heads = [each.test]
+        elif isinstance(each, ast.With):
+            heads = each.items
+        for node in own_nodes(heads):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in settled:
+                yield node.id
+        if isinstance(each, ast.AugAssign) and isinstance(each.target, ast.Name) and each.target.id not in settled:
+            yield each.target.id
+        if isinstance(each, ast.For):
+            yield from read_first(each.body, settled | bound_names([each.target]).keys())
+        elif isinstance(each, ast.If):
+            yield from read_first(each.body, set(settled))
+            yield from read_first(each.orelse, set(settled))
+        elif isinstance(each, ast.With):
+            settled.update(bound_names(each.items))
+            yield from read_first(each.body, settled)
+        elif isinstance(each, ast.Assign | ast.AugAssign):
+            settled.update(bound_names([each.target] if isinstance(each, ast.AugAssign) else each.targets))
 
 
 def batches_derivatives(tree: ast.Module) -> bool:

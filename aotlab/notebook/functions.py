@@ -15,6 +15,7 @@ from aotlab.notebook.cell_compiler import CellCompiler
 from aotlab.notebook.cell_state import Trial
 from aotlab.notebook.graphs import RunInstead
 from aotlab.notebook.names import watch_arguments
+from aotlab.notebook.traced import NotTraced, TracedFunction
 from aotlab.notebook.tracebacks import cleaned
 from aotlab.trace.running_recorder import is_tracing
 
@@ -55,6 +56,13 @@ def compiled_function(compiler: CellCompiler, name: str, function: object, lines
         # If a trace of the calling function is running, that trace records the writes.
         watched = [] if is_tracing() else watch_arguments(args, kwargs)
         try:
+            if isinstance(call, TracedFunction):
+                try:
+                    with compiler.compiling(part, traced=True):
+                        return call(*args, **kwargs)
+                except NotTraced as declined:
+                    compiler.decline(part, call, str(declined))
+                    call = compiler.compile(function, part)
             with compiler.compiling(part):
                 trial = Trial(function=function, args=args, kwargs=kwargs, calls_before=part.calls_by_graph())
                 with compiler.trying(part, trial):
