@@ -37,8 +37,12 @@ _FOREIGN = frozenset((
     "requests", "scipy", "seaborn", "shutil", "sklearn", "subprocess", "sys", "threading", "time", "tqdm",
     "typing", "warnings",
 ))  # fmt: skip
-#: Those of these packages whose functions may have effects on other things than Python's objects and torch.
-EFFECTS = _FOREIGN - {"aotlab", "collections", "copy", "dataclasses", "enum", "numpy", "typing", "warnings"}
+#: Packages whose functions may have effects that a trace does not see. The packages of the second set have no such
+#: effects, or the direct frontend notices them.
+EFFECTS = (_FOREIGN | sys.stdlib_module_names) - frozenset((
+    "__main__", "abc", "aotlab", "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses", "enum",
+    "functools", "itertools", "math", "numbers", "numpy", "operator", "re", "string", "types", "typing", "warnings",
+))  # fmt: skip
 #: Builtin functions that are left to Python: a statement that calls one of them does not go to Dynamo.
 PLAIN_BUILTINS = frozenset((
     "__import__", "breakpoint", "compile", "delattr", "dir", "display", "eval", "exec", "exit", "get_ipython",
@@ -469,8 +473,10 @@ def read_first(statements: Sequence[ast.stmt], settled: set[str]) -> Iterator[st
         if isinstance(each, ast.For):
             yield from read_first(each.body, settled | bound_names([each.target]).keys())
         elif isinstance(each, ast.If):
-            yield from read_first(each.body, set(settled))
-            yield from read_first(each.orelse, set(settled))
+            then, otherwise = set(settled), set(settled)
+            yield from read_first(each.body, then)
+            yield from read_first(each.orelse, otherwise)
+            settled |= then & otherwise
         elif isinstance(each, ast.With):
             settled.update(bound_names(each.items))
             yield from read_first(each.body, settled)

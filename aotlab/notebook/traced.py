@@ -30,6 +30,7 @@ from aotlab.guards.objects import is_installed, root_of
 from aotlab.guards.reached import Reached
 from aotlab.guards.user_code import is_users
 from aotlab.notebook.classify import EFFECTS, PLAIN_BUILTINS
+from aotlab.notebook.eager_run import UNSAFE, UNSAFE_BEGINNINGS
 from aotlab.notebook.graphs import renamed, wrong_device
 from aotlab.partition.partition_stage import Partitioner
 from aotlab.runtime.draft import MISS
@@ -86,8 +87,6 @@ class _TracedOrCaptured(_NotebookFunction):
     def __init__(self, function: types.FunctionType, name: str, bound: Sequence[str] | None) -> None:
         super().__init__(function, name)
         self._bound = frozenset(bound or ())
-        # The statements of a region were checked before it became a region.
-        self._unchecked: list[Any] = [function] if bound is None else []
 
     def reached(self) -> tuple[Reached, ...]:
         """Return the values that the function may read.
@@ -95,9 +94,11 @@ class _TracedOrCaptured(_NotebookFunction):
         Raises `RefusedError` if the code of the user may have effects that the trace does not see.
         """
         state = super().reached()
-        for function in (*self._unchecked, *(each.value for each in state)):
-            if isinstance(function, types.FunctionType) and (objection := _objection(function)) is not None:
+        for value in (self.function, *(each.value for each in state)):
+            if isinstance(value, types.FunctionType) and (objection := _objection(value)) is not None:
                 raise RefusedError(objection)
+            if isinstance(value, BaseException):
+                raise RefusedError("it uses an exception, whose notes and traceback no guard can check")
         for place in (*(each.place for each in state), *(slot.place for slot in self._slots)):
             names = place.key if place.kind == "absent" else {place.key} if place.kind == "item" else ()
             if place.owner is self.function.__globals__ and not self._bound.isdisjoint(names):
@@ -106,7 +107,7 @@ class _TracedOrCaptured(_NotebookFunction):
 
     def _run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = super()._run(lifted, args, kwargs)
-        for leaf in nesting.flatten(((result,), {}))[0]:
+        for leaf in nesting.flatten_result(result, {})[0]:
             if not (isinstance(leaf, Tensor | torch.SymInt | torch.SymFloat | torch.SymBool) or is_plain(leaf)):
                 raise RefusedError(f"it makes a `{type(leaf).__qualname__}`, and each call has to make a new one")
         return result
@@ -122,12 +123,13 @@ def _objection(function: types.FunctionType) -> str | None:
     if not is_users(code) or is_installed(code.co_filename):
         return None
     names = names_in(code)
-    if "backward" in names.attributes:
-        return "it calls `backward()`"
+    for name in sorted(names.attributes - {"set_grad_enabled"}):
+        if name in UNSAFE or name.startswith(UNSAFE_BEGINNINGS):
+            return f"it uses `.{name}`, which a trace cannot repeat"
     for name in (*names.globals, *names.imports):
         value = function.__globals__.get(name, vars(builtins).get(name))
         module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
-        if name in PLAIN_BUILTINS or root_of(name if name in names.imports else module).lstrip("_") in EFFECTS:
+        if name in PLAIN_BUILTINS - {"locals"} or root_of(name if name in names.imports else module).lstrip("_") in EFFECTS:
             return f"it uses `{name}`, which may have an effect that a trace does not see"
     return None
 
