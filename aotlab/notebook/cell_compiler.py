@@ -112,10 +112,10 @@ class CellCompiler:
 
     def decline(self, part: PartState, traced: TracedFunction, reason: str) -> None:
         """Record why the direct frontend has declined a part, which Dynamo captures from now on."""
-        self.state.declined.add(traced.compiled.number)
         self.state.run.notes[f"{part.title}: not traced directly, so Dynamo captures it: {reason}"] = None
         if not (traced.served_calls or traced.verified):
             part.graphs.remove(traced)
+            self.state.recording.forget(traced.compiled.number)
 
     def compile(self, function: types.FunctionType, part: PartState) -> Any:
         """Return the form of ``function`` that Dynamo compiles. The captured graphs are added to ``part``."""

@@ -111,8 +111,7 @@ class CellReporter:
         # If a region was refused as a whole and then ran piece by piece, the report shows the pieces. But a graph
         # that gave wrong results is always shown.
         replaced = [graph for part in state.parts.values() if part.replaced for graph in part.graphs]
-        numbers = state.declined | {each.compiled.number for each in replaced if not _differs(each)}
-        numbers -= {each.compiled.number for each in graphs if _differs(each)}
+        numbers = {each.compiled.number for each in replaced if not _differs(each)}
         stock = state.stock_graphs()
         frames = tuple([self._frame(frame, stock) for frame in state.recording.frames_without(base, numbers)])
         ours = [frame for frame in frames if frame.engine == "aotlab"]

@@ -226,8 +226,6 @@ class CellState:
     twins, stock_families
         With ``--engine both``: the graphs that stock `torch.compile` compiled for comparison, and their numbers and
         names, as in ``families``.
-    declined
-        The numbers in events of the regions and functions that the direct frontend has declined.
     run
         The state of the present run.
     """
@@ -243,7 +241,6 @@ class CellState:
     observation: Observation | None = None
     twins: list[StockGraph] = field(default_factory=list)
     stock_families: dict[int, tuple[int, str]] = field(default_factory=dict)
-    declined: set[int] = field(default_factory=set)
     run: RunState = field(default_factory=RunState)
 
     def graphs(self) -> list[CapturedGraph | TracedFunction]:

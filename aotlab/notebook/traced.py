@@ -120,7 +120,8 @@ class _TracedOrCaptured(_NotebookFunction):
 def _objection(function: types.FunctionType) -> str | None:
     """Say which effect a function of the user may have that a trace does not see; None if there is no such effect."""
     code = function.__code__
-    if not is_users(code) or is_installed(code.co_filename):
+    file = function.__globals__.get("__file__") if code.co_filename == "<string>" else code.co_filename
+    if not is_users(code) or is_installed(str(file)):
         return None
     names = names_in(code)
     for name in sorted(names.attributes - {"set_grad_enabled"}):
@@ -234,7 +235,7 @@ class TracedFunction:
             if here.eager:
                 raise
             if self._declines and isinstance(error, AotlabError):
-                raise NotTraced(str(error)) from None
+                raise NotTraced(error.seen if isinstance(error, RefusedError) else str(error)) from None
             # A compiled form that fails has changed nothing yet. Run eagerly: eager gives the right result or error.
             failure = f"{type(error).__name__}: {error}"
         else:
