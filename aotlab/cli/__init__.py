@@ -209,7 +209,9 @@ def _add_bench(commands: _Commands) -> None:
     )
     partitioners.set_defaults(command=_bench_partitioners, takes_more=True)
     cells = suites.add_parser(
-        "cells", add_help=False, help="the first run of notebook cells with each frontend, eager and stock torch.compile"
+        "cells",
+        add_help=False,
+        help="the first run of notebook cells with each frontend, eager and stock torch.compile",
     )
     cells.set_defaults(command=_bench_cells, takes_more=True)
 

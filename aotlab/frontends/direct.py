@@ -79,10 +79,6 @@ class _DirectTarget(Target):
         """
         return partial(_held, self._modules(), self._slots, lifted, self._changed, self._reach_once().state)
 
-    def replaced(self, lifted: Sequence[Tensor]) -> AbstractContextManager[None]:
-        """Return a context manager in which the tensors ``lifted`` replace the lifted inputs of the latest trace."""
-        return tensors_replaced(self._modules(), self._slots, lifted)
-
     def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
         """Return the name and kind of each lifted input."""
         return [(slot.name, slot.kind) for slot in self._slots]

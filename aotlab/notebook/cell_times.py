@@ -173,7 +173,7 @@ def seconds(program: CellProgram, form: str) -> tuple[float, Report | None]:
     """
     torch.compiler.reset()
     config = Config(HistoryManager={"enabled": False})
-    shell: Any = InteractiveShell(user_module=types.ModuleType("__main__"), config=config)  # type: ignore[no-untyped-call]  # IPython's
+    shell: Any = InteractiveShell(user_module=types.ModuleType("__main__"), config=config)
     load_ipython_extension(shell)
     text = program.cell
     if form in FORMS:
@@ -185,7 +185,7 @@ def seconds(program: CellProgram, form: str) -> tuple[float, Report | None]:
         if form == "stock":
             shell.run_cell(program.stock).raise_error()
         began = time.process_time()
-        with capture_output():  # type: ignore[no-untyped-call]  # IPython's
+        with capture_output():
             result = shell.run_cell(text)
         spent = time.process_time() - began
         if form == "stock" and result.error_in_exec is not None:
@@ -209,7 +209,10 @@ def main(argv: Sequence[str], out: TextIO | None = None) -> int:
         seconds(PROGRAMS[-1], form)
     where = machine(torch.device("cpu"))
     print("\n".join(f"{key:>7}: {value}" for key, value in where.items()), file=stream)
-    print("\nCPU seconds of eager and of stock torch.compile; the forms divided by the latter, median (range)\n", file=stream)
+    print(
+        "\nCPU seconds of eager and of stock torch.compile; the forms divided by the latter, median (range)\n",
+        file=stream,
+    )
     print(f"| cell | eager, s | stock, s | {' | '.join(FORMS)} | auto captured by |", file=stream)
     print(f"| --- | {' | '.join('---:' for _ in ('eager', 'stock', *FORMS))} | --- |", file=stream)
     for program in PROGRAMS:

@@ -423,7 +423,12 @@ class Scope:
             yield f"calls .{name}()"
         elif name == "step" and isinstance(owner, torch.optim.lr_scheduler.LRScheduler):
             yield "steps a scheduler"
-        elif name == "step" and isinstance(owner, torch.optim.Optimizer) and self._exact and type(owner) not in EXACT_OPTIMIZERS:
+        elif (
+            name == "step"
+            and isinstance(owner, torch.optim.Optimizer)
+            and self._exact
+            and type(owner) not in EXACT_OPTIMIZERS
+        ):
             yield f"steps {type(owner).__name__}, {ROUNDS}"
         elif name == "step" and self._traced and (owner is _UNKNOWN or isinstance(owner, torch.optim.Optimizer)):
             yield "steps an optimizer"

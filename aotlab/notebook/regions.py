@@ -13,9 +13,9 @@ from aotlab.notebook.cell import RegionCode
 from aotlab.notebook.cell_compiler import CellCompiler
 from aotlab.notebook.cell_state import PartState, Trial
 from aotlab.notebook.graphs import RunInstead
+from aotlab.notebook.tracebacks import cleaned, walk
 from aotlab.notebook.traced import NotTraced
 from aotlab.notebook.traced_region import TracedRegion
-from aotlab.notebook.tracebacks import cleaned, walk
 
 #: How often a region that raises is compiled again. With this limit, a region that raises in every round of a loop runs
 #: eagerly in the end.

@@ -16,14 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from aotlab import events, pipeline
 from aotlab.backends import Backend
 from aotlab.cache import CompiledFunction, Declined, Entry
 from aotlab.capture import nesting
 from aotlab.errors import AotlabError, RefusedError
-from aotlab.frontends.direct import FunctionTarget
+from aotlab.frontends.direct import FunctionTarget, tensors_replaced
 from aotlab.guards.code_names import names_in
 from aotlab.guards.guarded_values import is_plain
 from aotlab.guards.objects import is_installed, root_of
@@ -53,6 +53,11 @@ class _Comparing(threading.local):
 _comparing = _Comparing()
 
 
+def is_inside_a_trace() -> bool:
+    """Tell whether a trace or a comparison of a calling function or region is running in this thread."""
+    return is_tracing() or _comparing.on
+
+
 class _NotebookFunction(FunctionTarget):
     """A function of a cell, for the direct frontend. ``here.eager`` is set if a call on this thread runs eagerly.
 
@@ -63,6 +68,15 @@ class _NotebookFunction(FunctionTarget):
         super().__init__(function)
         self.name = name
         self.here = threading.local()
+        self._traced_modules: list[tuple[str, nn.Module]] = []
+
+    def _run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._traced_modules = self._modules()
+        return super()._run(lifted, args, kwargs)
+
+    def replaced(self, lifted: Sequence[Tensor]) -> contextlib.AbstractContextManager[None]:
+        """Return a context manager in which the tensors ``lifted`` replace the lifted inputs of the latest trace."""
+        return tensors_replaced(self._traced_modules, self._slots, lifted)
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the function eagerly."""
@@ -130,7 +144,10 @@ def _objection(function: types.FunctionType) -> str | None:
     for name in (*names.globals, *names.imports):
         value = function.__globals__.get(name, vars(builtins).get(name))
         module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
-        if name in PLAIN_BUILTINS - {"locals"} or root_of(name if name in names.imports else module).lstrip("_") in EFFECTS:
+        if (
+            name in PLAIN_BUILTINS - {"locals"}
+            or root_of(name if name in names.imports else module).lstrip("_") in EFFECTS
+        ):
             return f"it uses `{name}`, which may have an effect that a trace does not see"
     return None
 
@@ -224,7 +241,7 @@ class TracedFunction:
 
         Raises `NotTraced` if Dynamo captures the calls that cannot be traced, and this call cannot.
         """
-        if is_tracing() or _comparing.on:
+        if is_inside_a_trace():
             return self.function(*args, **kwargs)  # the trace or the comparison of the caller includes this call
         here = self._target.here
         here.eager = False
