@@ -72,7 +72,8 @@ class RegionCode:
     traced
         The code of a function for the direct frontend, or None if only Dynamo captures the region. The names that the
         region binds are variables of this function. Its arguments are the names among them whose values from before the
-        region the statements may read. It returns a pair: what ``code`` returns, and a dictionary of its variables.
+        region the statements may read. It returns a tuple: the value that ``code`` returns, if it is displayed, and
+        last a dictionary of the variables.
     """
 
     number: int
@@ -418,11 +419,10 @@ class _Splitter:
     def _traced_code(self, statements: Sequence[ast.stmt], bound: Sequence[str]) -> types.CodeType:
         """Return the code of a region's function for the direct frontend (see `RegionCode.traced`)."""
         last = statements[-1]
-        value = last.value if isinstance(last, ast.Return) else None
-        variables = ast.Call(ast.Name("locals", ast.Load()), [], [])
-        pair = ast.Tuple([value or ast.Constant(None), variables], ast.Load())
-        returned = ast.copy_location(ast.Return(ast.copy_location(pair, last)), last)
-        body = [*(statements if value is None else statements[:-1]), returned]
+        value = [last.value] if isinstance(last, ast.Return) and last.value is not None else []
+        results = ast.Tuple([*value, ast.Call(ast.Name("locals", ast.Load()), [], [])], ast.Load())
+        returned = ast.copy_location(ast.Return(ast.copy_location(results, last)), last)
+        body = [*(statements[:-1] if value else statements), returned]
         before = set(read_first(statements, set()))
         return self._function_code([name for name in bound if name in before], body)
 

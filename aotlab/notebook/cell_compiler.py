@@ -103,6 +103,7 @@ class CellCompiler:
             "device": self._device,
             "dynamic": True if options.dynamic else None if part.function is not None else False,
             "verify": options.verify,
+            "names": self._present_names,
         }
 
     def _traced(self, part: PartState, traced: _Traced) -> _Traced:

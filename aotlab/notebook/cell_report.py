@@ -31,7 +31,7 @@ from aotlab.verification import Comparison
 STOCK = "stock torch.compile"
 
 
-#: An input or output in texts: ``inputs[0]``, ``out[0]``, or ``out[1]['y']`` for a variable of a traced region.
+#: An input or output in texts: ``inputs[0]``, ``out[0]``, or ``out[0]['y']`` for a variable of a traced region.
 _PLACE = re.compile(r"((?:out|inputs)\[\d+\])((?:\['\w+'\])?)")
 
 

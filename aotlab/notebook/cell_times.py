@@ -106,8 +106,9 @@ class UNet(nn.Module):
     def __init__(self, width=8):
         super().__init__()
         self.first, self.second = double(3, width), double(width, 2 * width)
-        self.bottom, self.up_second = double(2 * width, 4 * width), nn.ConvTranspose2d(4 * width, 2 * width, 2, stride=2)
-        self.join_second, self.up_first = double(4 * width, 2 * width), nn.ConvTranspose2d(2 * width, width, 2, stride=2)
+        self.bottom, self.join_second = double(2 * width, 4 * width), double(4 * width, 2 * width)
+        self.up_second = nn.ConvTranspose2d(4 * width, 2 * width, 2, stride=2)
+        self.up_first = nn.ConvTranspose2d(2 * width, width, 2, stride=2)
         self.join_first, self.head = double(2 * width, width), nn.Conv2d(width, 4, 1)
     def forward(self, images):
         first = self.first(images)

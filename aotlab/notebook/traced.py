@@ -22,8 +22,10 @@ from aotlab import events, pipeline
 from aotlab.backends import Backend
 from aotlab.cache import CompiledFunction, Declined, Entry
 from aotlab.capture import nesting
+from aotlab.capture.call import ArgumentKind
 from aotlab.errors import AotlabError, RefusedError
 from aotlab.frontends.direct import FunctionTarget, tensors_replaced
+from aotlab.frontends.tensor_names import Named
 from aotlab.guards.code_names import names_in
 from aotlab.guards.guarded_values import is_plain
 from aotlab.guards.objects import is_installed, root_of
@@ -96,11 +98,33 @@ class _TracedOrCaptured(_NotebookFunction):
         For a region, the names that its statements bind; None for a function. The traced function of a region binds
         variables instead. So the region is declined if a function that it calls may read one of the names in the
         notebook.
+    names
+        As for `aotlab.notebook.graphs.NotebookTarget`.
     """
 
-    def __init__(self, function: types.FunctionType, name: str, bound: Sequence[str] | None) -> None:
+    def __init__(
+        self,
+        function: types.FunctionType,
+        name: str,
+        bound: Sequence[str] | None,
+        names: Callable[[Sequence[Any]], Named],
+    ) -> None:
         super().__init__(function, name)
+        self._present = names
         self._bound = frozenset(bound or ())
+
+    def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
+        """Return the name and kind of each lifted input. The names are those of the notebook's variables."""
+        names, kinds = zip(*super().lifted_names(), strict=True) if self._slots else ((), ())
+        return [*zip(self._named(self.lifted(), names), kinds, strict=True)]
+
+    def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        """Return the names of the flat arguments; the names of tensors are those of the notebook's variables."""
+        return self._named(nesting.flatten((args, kwargs))[0], super().argument_names(args, kwargs))
+
+    def _named(self, values: Sequence[Any], names: Sequence[str]) -> list[str]:
+        present = self._present(())
+        return [present[id(each)][0] if id(each) in present else name for each, name in zip(values, names, strict=True)]
 
     def reached(self) -> tuple[Reached, ...]:
         """Return the values that the function may read.
@@ -179,6 +203,8 @@ class TracedFunction:
     refused
         Called with the reason if aotlab refuses a call, which then runs eagerly. If None, the call raises `NotTraced`
         instead, because Dynamo captures it.
+    names
+        As for `aotlab.notebook.graphs.NotebookTarget`.
     bound
         For a region, the names that it binds; None for a function.
     """
@@ -195,6 +221,7 @@ class TracedFunction:
         dynamic: bool | None,
         verify: bool,
         refused: Callable[[str], None] | None,
+        names: Callable[[Sequence[Any]], Named],
         bound: Sequence[str] | None = None,
     ) -> None:
         self.name = name
@@ -212,7 +239,9 @@ class TracedFunction:
         self._verify = verify
         self._declines = refused is None
         self._target = (
-            _NotebookFunction(function, name) if refused is not None else _TracedOrCaptured(function, name, bound)
+            _NotebookFunction(function, name)
+            if refused is not None
+            else _TracedOrCaptured(function, name, bound, names)
         )
         options = pipeline.Options(
             backend=backend, partitioner=partitioner, keep_inference_input_mutations=True, dynamic=dynamic
