@@ -33,9 +33,9 @@ from aotlab.notebook.classify import (
     bound_names,
     looks_at_tracebacks,
     own_nodes,
-    read_first,
 )
 from aotlab.notebook.playground import TORCH
+from aotlab.notebook.reads import read_first
 
 #: IPython's setting that says which expressions of a cell are displayed (``InteractiveShell.ast_node_interactivity``).
 Interactivity = Literal["all", "last", "last_expr", "none", "last_expr_or_assign"]

@@ -3,8 +3,8 @@
 Each program is a cell with a step of a training. All forms of a cell run in one process, one after the other, several
 times. Before each run, everything that was compiled is dropped, and the setup of the program runs again. So each run is
 cold, but torch, Dynamo and aotlab are imported already. The time is the CPU time of the process, in seconds, because
-other programs may use the machine, too. The backend runs torch's own kernels, so the time is that of the capture, the
-compilation, the comparison with eager and the report.
+other programs may use the machine, too. The backend runs torch's own kernels, so the capture, the compilation, the
+comparison with eager and the report take nearly all of the time.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def main(argv: Sequence[str], out: TextIO | None = None) -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=[each.name for each in PROGRAMS], help="programs")
     options = parser.parse_args(argv)
     stream = sys.stdout if out is None else out
-    for form in ("eager", "stock", *FORMS):  # imports what the forms need
+    for form in ("eager", "stock", *FORMS):  # import the modules that the forms need
         seconds(PROGRAMS[-1], form)
     where = machine(torch.device("cpu"))
     print("\n".join(f"{key:>7}: {value}" for key, value in where.items()), file=stream)

@@ -114,12 +114,12 @@ class _TracedOrCaptured(_NotebookFunction):
         self._bound = frozenset(bound or ())
 
     def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
-        """Return the name and kind of each lifted input. The names are those of the notebook's variables."""
+        """Return the name and kind of each lifted input. A name is the name of a variable of the notebook."""
         names, kinds = zip(*super().lifted_names(), strict=True) if self._slots else ((), ())
         return [*zip(self._named(self.lifted(), names), kinds, strict=True)]
 
     def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-        """Return the names of the flat arguments; the names of tensors are those of the notebook's variables."""
+        """Return the names of the flat arguments; tensors are named after the notebook's variables."""
         return self._named(nesting.flatten((args, kwargs))[0], super().argument_names(args, kwargs))
 
     def _named(self, values: Sequence[Any], names: Sequence[str]) -> list[str]:

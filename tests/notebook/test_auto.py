@@ -1,4 +1,4 @@
-"""``--frontend auto``: a cell's lines are traced directly, and Dynamo captures what the direct trace declines."""
+"""``--frontend auto``: a cell's lines are traced directly. If a line cannot be traced, Dynamo captures it."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_cell_is_what_it_is_in_eager(shell: InteractiveShell, name: str, tmp_p
 
 
 def test_the_report_names_what_dynamos_report_names(shell: InteractiveShell) -> None:
-    """Inputs, outputs, writes, modules and lines are those of the cell, and the frontend is told for each part."""
+    """The report has the cell's inputs, outputs, writes and lines, and names the frontend of each part."""
     cell = "hidden = x @ model[0].weight.t()\ny = model[1](hidden)\nitems[0].add_(1)\nz = y[0]"
     reports = {}
     for frontend in ("dynamo", "auto"):
@@ -146,7 +146,7 @@ def test_the_report_names_what_dynamos_report_names(shell: InteractiveShell) -> 
     theirs, ours = reports["dynamo"], reports["auto"]
     assert frontends(ours) == ["direct"]
     columns = ["name", "mutates_data", "shape"]
-    # the direct frontend lifts everything that the lines reach, Dynamo only what they use
+    # The direct frontend lifts all tensors that the lines reach. Dynamo lifts only the tensors that they use.
     assert set(map(str, theirs.inputs[columns].values)) <= set(map(str, ours.inputs[columns].values))
     assert {"hidden", "y", "z"} == set(ours.outputs["name"])
     assert [(part.lines, part.how, part.compared) for part in ours.cell.parts] == [("lines 2–5", "compiled", "python")]
@@ -208,7 +208,7 @@ def test_an_interrupt_of_a_trace(shell: InteractiveShell, monkeypatch: pytest.Mo
 
 
 def test_what_the_namespace_changes_is_noticed(shell: InteractiveShell) -> None:
-    """Another number, function, module or size gives another graph; what is the same again is served by the old one."""
+    """Another number, function, module or size gives another graph; an old graph serves the values of an earlier run."""
     execute(shell, SETUP)
     execute(shell, "def f(v):\n    return v + 1")
     cell = "y = f(model(x)) * scale"
