@@ -174,7 +174,8 @@ def seconds(program: CellProgram, form: str) -> tuple[float, Report | None]:
     """
     torch.compiler.reset()
     config = Config(HistoryManager={"enabled": False})
-    shell: Any = InteractiveShell(user_module=types.ModuleType("__main__"), config=config)
+    main = types.ModuleType("__main__")
+    shell: Any = InteractiveShell(user_module=main, config=config)  # type: ignore[no-untyped-call]  # IPython's
     load_ipython_extension(shell)
     text = program.cell
     if form in FORMS:

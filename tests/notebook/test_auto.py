@@ -208,7 +208,7 @@ def test_an_interrupt_of_a_trace(shell: InteractiveShell, monkeypatch: pytest.Mo
 
 
 def test_what_the_namespace_changes_is_noticed(shell: InteractiveShell) -> None:
-    """Another number, function, module or size gives another graph; an old graph serves the values of an earlier run."""
+    """Another number, function, module or size gives another graph; an old graph serves values of an earlier run."""
     execute(shell, SETUP)
     execute(shell, "def f(v):\n    return v + 1")
     cell = "y = f(model(x)) * scale"

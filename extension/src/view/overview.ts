@@ -149,9 +149,7 @@ function capturedBy({ cell, frames }: Report, part: CellPart): HTMLElement[] {
   if (cell?.kind !== 'statements' || !traced || graphs.length === 0) {
     return [];
   }
-  return [
-    h('div', {}, graphs.every(graph => graph.frontend === 'direct') ? 'traced directly' : 'captured by Dynamo')
-  ];
+  return [h('div', {}, graphs.every(graph => graph.frontend === 'direct') ? 'traced directly' : 'captured by Dynamo')];
 }
 
 function containsLine(part: CellPart, line: number): boolean {
