@@ -150,7 +150,7 @@ def test_the_report_names_what_dynamos_report_names(shell: InteractiveShell) -> 
     assert set(map(str, theirs.inputs[columns].values)) <= set(map(str, ours.inputs[columns].values))
     assert {"hidden", "y", "z"} == set(ours.outputs["name"])
     assert [(part.lines, part.how, part.compared) for part in ours.cell.parts] == [("lines 2–5", "compiled", "python")]
-    assert set(ours.nodes["line"].dropna()) == set(theirs.nodes["line"].dropna())
+    assert {2, 3, 4} <= set(ours.nodes["line"].dropna()) <= set(theirs.nodes["line"].dropna())
     html = ours._repr_mimebundle_()["text/html"]
     assert "1 call, traced directly" in html
 
