@@ -212,6 +212,12 @@ def _add_bench(commands: _Commands) -> None:
         "partitioners", add_help=False, help="time and saved memory of aotlab's and upstream's partitioners"
     )
     partitioners.set_defaults(command=_bench_partitioners, takes_more=True)
+    cells = suites.add_parser(
+        "cells",
+        add_help=False,
+        help="the first run of notebook cells with each frontend, eager and stock torch.compile",
+    )
+    cells.set_defaults(command=_bench_cells, takes_more=True)
 
 
 def _add_acceptance(commands: _Commands) -> None:
@@ -457,6 +463,12 @@ def _bench_partitioners(_options: argparse.Namespace, arguments: Sequence[str]) 
     from aotlab.maintenance.bench import partitioners
 
     return partitioners.main(arguments)
+
+
+def _bench_cells(_options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    from aotlab.notebook import cell_times
+
+    return cell_times.main(arguments)
 
 
 def _acceptance(options: argparse.Namespace, _arguments: Sequence[str]) -> int:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import collections
 import enum
 import sys
+import types
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -139,6 +140,34 @@ class Value:
             expected = "nothing" if self.value is MISSING else shown(self.value)
             return path, f"is {shown(current)} where the compiled entry expects {expected}"
         return path, "is missing" if current is MISSING else "is another object"
+
+
+@dataclass(slots=True, eq=False)
+class Function:
+    """The snapshot of a function without state (see `is_stateless`). Another function with the same code is accepted.
+
+    A notebook's cell that defines a function makes a new object at each run.
+    """
+
+    value: types.FunctionType
+
+    def holds(self, current: Any) -> bool:
+        """Compare the code and the globals."""
+        return current is self.value or (
+            is_stateless(current)
+            and current.__code__ is self.value.__code__
+            and current.__globals__ is self.value.__globals__
+        )
+
+    def difference(self, current: Any, path: str) -> tuple[str, str]:
+        """Return ``path``, and a text about the present value."""
+        return path, "is missing" if current is MISSING else "is another object"
+
+
+def is_stateless(value: Any) -> TypeGuard[types.FunctionType]:
+    """Tell whether a value is a function that holds nothing but its code: no closure, defaults or attributes."""
+    is_function = type(value) is types.FunctionType
+    return is_function and not (value.__closure__ or value.__defaults__ or value.__kwdefaults__ or vars(value))
 
 
 @dataclass(slots=True, eq=False)

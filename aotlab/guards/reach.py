@@ -225,9 +225,12 @@ class _Walk:
         if is_slot:
             self.slots.append(Slot(label, "input", place))
         try:
-            expected = guarded_values.snapshot(
-                value, label, self.mentioned, is_slot=is_slot, numbers=self._numbers.keys()
-            )
+            if guarded_values.is_stateless(value) and place.owner is value.__globals__:
+                expected: guarded_values.Snapshot = guarded_values.Function(value)
+            else:
+                expected = guarded_values.snapshot(
+                    value, label, self.mentioned, is_slot=is_slot, numbers=self._numbers.keys()
+                )
         except guarded_values.CannotBeWatched as error:
             if not incidental:
                 self._cannot_watch(str(error))

@@ -35,6 +35,7 @@ from aotlab.notebook.classify import (
     own_nodes,
 )
 from aotlab.notebook.playground import TORCH
+from aotlab.notebook.reads import read_first
 
 #: IPython's setting that says which expressions of a cell are displayed (``InteractiveShell.ast_node_interactivity``).
 Interactivity = Literal["all", "last", "last_expr", "none", "last_expr_or_assign"]
@@ -68,6 +69,11 @@ class RegionCode:
         The names that the region binds, in the order of the text.
     first_line, last_line
         The lines of the region in the cell.
+    traced
+        The code of a function for the direct frontend, or None if only Dynamo captures the region. The names that the
+        region binds are variables of this function. Its arguments are the names among them whose values from before the
+        region the statements may read. It returns a tuple: the value that ``code`` returns, if it is displayed, and
+        last a dictionary of the variables.
     """
 
     number: int
@@ -76,6 +82,7 @@ class RegionCode:
     bound: tuple[str, ...]
     first_line: int
     last_line: int
+    traced: types.CodeType | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +141,7 @@ def take_apart(
     interactivity: Interactivity = "last_expr",
     exact: bool = False,
     calls: bool = False,
+    traced: bool = False,
 ) -> CellCode:
     """Split a cell into statements for Python and regions for Dynamo.
 
@@ -156,6 +164,8 @@ def take_apart(
         Whether all lines that Python runs call the compiled forms of the functions that the code defines. If not, only
         lines do that depend on a number that changes in each round of a loop. A script needs it for
         ``sys.exit(main())``.
+    traced
+        Whether the direct frontend tries the regions before Dynamo. If so, Python runs the steps of optimizers.
     """
     body = list(tree.body)
     if interactivity == "last_expr_or_assign" and body:
@@ -174,11 +184,12 @@ def take_apart(
             functions=functions,
         )
     splitter = _Splitter(
-        Scope(namespace, exact=exact, batched=batches_derivatives(tree)),
+        Scope(namespace, exact=exact, batched=batches_derivatives(tree), traced=traced),
         file,
         looks_at_tracebacks(tree),
         compile_tree,
         calls,
+        traced,
     )
     names = bound_names(body)
     statements = splitter.split(body, shown=shown, last=body[-1] if body else None)
@@ -220,7 +231,7 @@ class _Splitter:
     """Splits the statements of one cell for `take_apart`.
 
     ``scope`` has the meanings of the cell's names. ``tracebacks`` is true if the cell's text uses tracebacks. ``calls``
-    is described at `take_apart`.
+    and ``traced`` are described at `take_apart`.
     ``regions`` and ``python`` collect the results while the statements are split. ``defined`` has the functions that
     the statements so far define, with their first and last lines. ``called`` has the functions that are compiled apart
     from all regions (see `CellCode.called`).
@@ -231,6 +242,7 @@ class _Splitter:
     tracebacks: bool
     compile_tree: Compile
     calls: bool
+    traced: bool
     regions: list[RegionCode] = field(default_factory=list)
     python: list[PythonLines] = field(default_factory=list)
     defined: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -387,37 +399,54 @@ class _Splitter:
         try:
             whole = self._region_code(statements)
             pieces = tuple([self._region_code([each]) for each in statements]) if len(statements) > 1 else ()
+            traced = self._traced_code(statements, whole.bound) if self.traced else None
         except SyntaxError:
             return None
-        self.regions.append(replace(whole, pieces=pieces))
+        self.regions.append(replace(whole, pieces=pieces, traced=traced))
         return _called(_REGION.format(whole.number), statements[0])
 
     def _region_code(self, statements: Sequence[ast.stmt]) -> RegionCode:
         bound = list(bound_names(statements))
         body: list[ast.stmt] = [ast.Global(bound)] if bound else []
+        return RegionCode(
+            number=len(self.regions),
+            code=self._function_code([], [*body, *statements]),
+            bound=tuple(bound),
+            first_line=statements[0].lineno,
+            last_line=max(each.end_lineno or each.lineno for each in statements),
+        )
+
+    def _traced_code(self, statements: Sequence[ast.stmt], bound: Sequence[str]) -> types.CodeType:
+        """Return the code of a region's function for the direct frontend (see `RegionCode.traced`)."""
+        last = statements[-1]
+        value = [last.value] if isinstance(last, ast.Return) and last.value is not None else []
+        results = ast.Tuple([*value, ast.Call(ast.Name("locals", ast.Load()), [], [])], ast.Load())
+        returned = ast.copy_location(ast.Return(ast.copy_location(results, last)), last)
+        body = [*(statements[:-1] if value else statements), returned]
+        before = set(read_first(statements, set()))
+        return self._function_code([name for name in bound if name in before], body)
+
+    def _function_code(self, arguments: Sequence[str], body: Sequence[ast.stmt]) -> types.CodeType:
+        """Return the code of a function with the given names of arguments and the given body."""
         function = ast.FunctionDef(
             name="region",
-            args=ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[]),
-            body=[*body, *statements],
+            args=ast.arguments(
+                posonlyargs=[], args=[ast.arg(name) for name in arguments], kwonlyargs=[], kw_defaults=[], defaults=[]
+            ),
+            body=list(body),
             decorator_list=[],
         )
         # IPython's tracebacks count the source lines from the first line of the code object. Code at module level
         # starts at line 1, so this function must start at line 1, too.
         function.lineno, function.col_offset = 1, 0
-        function.end_lineno, function.end_col_offset = statements[-1].end_lineno, statements[-1].end_col_offset
+        function.end_lineno, function.end_col_offset = body[-1].end_lineno, body[-1].end_col_offset
         if hasattr(function, "type_params"):
             function.type_params = []
         module = ast.fix_missing_locations(ast.Module(body=[function], type_ignores=[]))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             outer = self.compile_tree(module, self.file, "exec")
-        return RegionCode(
-            number=len(self.regions),
-            code=_at_module_level(next(each for each in outer.co_consts if isinstance(each, types.CodeType))),
-            bound=tuple(bound),
-            first_line=statements[0].lineno,
-            last_line=max(each.end_lineno or each.lineno for each in statements),
-        )
+        return _at_module_level(next(each for each in outer.co_consts if isinstance(each, types.CodeType)))
 
 
 class _OwnCalls(ast.NodeTransformer):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -25,6 +25,7 @@ from aotlab.frontends.dynamo_frontend import prepare_dynamo, watch_captures
 from aotlab.frontends.tensor_names import Named, named_tensors
 from aotlab.ir.fx_graphs import copied_graph
 from aotlab.notebook import live
+from aotlab.notebook.cell import RegionCode
 from aotlab.notebook.cell_recording import EXPLICIT_BREAK
 from aotlab.notebook.cell_state import CellState, Limit, PartState, Trial
 from aotlab.notebook.eager_run import run_on_copies
@@ -34,6 +35,7 @@ from aotlab.notebook.playground import Playground
 from aotlab.notebook.quiet import quiet_dynamo
 from aotlab.notebook.stock_graph import StockGraph
 from aotlab.notebook.traced import TracedFunction
+from aotlab.notebook.traced_region import TracedRegion
 from aotlab.rehearse import RehearsalBackend
 from aotlab.report.dynamo_breaks import function_of
 from aotlab.report.engines import UPSTREAM
@@ -45,6 +47,8 @@ from aotlab.verification import eager
 #: towards the recompile limit of the same function in another cell.
 _ISOLATED = "isolate_recompiles"
 _LIMIT_OPTIONS: dict[str, Any] = {_ISOLATED: True} if _ISOLATED in inspect.signature(torch.compile).parameters else {}
+
+_Traced = TypeVar("_Traced", bound=TracedFunction)
 
 
 class CellCompiler:
@@ -79,23 +83,40 @@ class CellCompiler:
         """
         part = PartState(first_line=lines[0], last_line=lines[1], function=name)
         self.state.parts[name] = part
-        return self._trace(function, part) if self.state.options.frontend == "direct" else self.compile(function, part)
+        frontend = self.state.options.frontend
+        if frontend == "dynamo":
+            return self.compile(function, part)
+        refused = part.reasons.setdefault if frontend == "direct" else None
+        return self._traced(part, TracedFunction(function, refused=refused, **self._settings_of_trace(part)))
 
-    def _trace(self, function: types.FunctionType, part: PartState) -> TracedFunction:
-        traced = TracedFunction(
-            function,
-            name=str(part.function),
-            backend=self._backend,
-            partitioner=self.state.options.partition(),
-            number=next_number(),
-            device=self._device,
-            dynamic=True if self.state.options.dynamic else None,
-            verify=self.state.options.verify,
-            refused=lambda text: part.reasons.setdefault(text),
-        )
+    def trace_region(self, code: RegionCode, part: PartState) -> TracedRegion:
+        """Return the form of a region that the direct frontend compiles. It is added to the graphs of ``part``."""
+        return self._traced(part, TracedRegion(code, self.namespace, **self._settings_of_trace(part)))
+
+    def _settings_of_trace(self, part: PartState) -> dict[str, Any]:
+        options = self.state.options
+        return {
+            "name": part.title,
+            "backend": self._backend,
+            "partitioner": options.partition(),
+            "number": next_number(),
+            "device": self._device,
+            "dynamic": True if options.dynamic else None if part.function is not None else False,
+            "verify": options.verify,
+            "names": self._present_names,
+        }
+
+    def _traced(self, part: PartState, traced: _Traced) -> _Traced:
         self.state.recording.numbers.add(traced.compiled.number)
         part.graphs.append(traced)
         return traced
+
+    def decline(self, part: PartState, traced: TracedFunction, reason: str) -> None:
+        """Record why the direct frontend has declined a part, which Dynamo captures from now on."""
+        self.state.run.notes[f"{part.title}: not traced directly, so Dynamo captures it: {reason}"] = None
+        if not (traced.served_calls or traced.verified):
+            part.graphs.remove(traced)
+            self.state.recording.forget(traced.compiled.number)
 
     def compile(self, function: types.FunctionType, part: PartState) -> Any:
         """Return the form of ``function`` that Dynamo compiles. The captured graphs are added to ``part``."""
@@ -175,18 +196,21 @@ class CellCompiler:
             self._observes = False
 
     @contextmanager
-    def compiling(self, part: PartState, bound: Sequence[str] = ()) -> Iterator[None]:
+    def compiling(self, part: PartState, bound: Sequence[str] = (), *, traced: bool = False) -> Iterator[None]:
         """Prepare Dynamo for a block that calls the compiled form of ``part``, and record why its graphs break.
 
-        ``bound`` are the variables that the code of ``part`` binds. The direct frontend does not use Dynamo, so for it
-        the block only changes the state of the recording.
+        ``bound`` are the variables that the code of ``part`` binds. If ``traced`` is true, the direct frontend made the
+        compiled form. It does not use Dynamo, so the block only changes the state of the recording.
         """
         recording, options = self.state.recording, self.state.options
         recording.progress.runs(part.title)
         within, recording.inside = recording.inside, True
-        if options.frontend == "direct":
+        if traced:
             try:
                 yield
+            except KeyboardInterrupt:
+                part.interrupted = True
+                raise
             finally:
                 recording.inside = within
                 self.forget_names()

@@ -48,13 +48,13 @@ def cell_parts(state: CellState, frames: Sequence[Frame]) -> Iterator[CellPart]:
 
 
 def _traced_lines(frame: Frame, file: str) -> set[int]:
-    """Return the lines of the cell that the direct frontend has traced for the function of ``frame``."""
+    """Return the lines of the cell that the direct frontend has traced for the function or region of ``frame``."""
     lines: set[int] = set()
     for node in [node for graph in frame.graphs for node in graph.nodes if graph.frontend == "direct"]:
         for line in () if node.line is None else (node.line, *node.line.callers):
             if is_of_cell(line, file):
                 lines.add(line.line)
-            if line.function == frame.name:  # the remaining lines belong to the callers of the function
+            if line.function in (frame.name, "<module>"):  # the remaining lines belong to the callers
                 break
     return lines
 

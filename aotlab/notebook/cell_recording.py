@@ -67,6 +67,15 @@ class CellRecording(Recording):
         """Tell whether an entry belongs to this cell."""
         return entry in self._entries
 
+    def forget(self, number: int) -> None:
+        """Drop all records about the function or region with this number, because the direct frontend declined it."""
+        with self._lock:
+            self.numbers.discard(number)
+            for key in [key for key in self._frames if key[0] == number]:
+                for entry in self._frames.pop(key).entries:
+                    self._entries.pop(entry, None)
+            self._built = None
+
     def frames_without(self, report: Report, numbers: set[int]) -> tuple[Frame, ...]:
         """Return the frames of ``report``, except the frames of some functions that have no compiled graph.
 

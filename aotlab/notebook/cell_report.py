@@ -31,6 +31,10 @@ from aotlab.verification import Comparison
 STOCK = "stock torch.compile"
 
 
+#: An input or output in texts: ``inputs[0]``, ``out[0]``, or ``out[0]['y']`` for a variable of a traced region.
+_PLACE = re.compile(r"((?:out|inputs)\[\d+\])((?:\['\w+'\])?)")
+
+
 class CellReporter:
     """Makes the reports of a cell, with the notebook's names for the results of its graphs.
 
@@ -324,6 +328,6 @@ def _renamer(names: Mapping[str, str]) -> Callable[[str], str]:
     def rename(text: str) -> str:
         if "out[" not in text and "inputs[" not in text:
             return text
-        return re.sub(r"(?:out|inputs)\[\d+\]", lambda match: names.get(match[0], match[0]), text)
+        return _PLACE.sub(lambda match: names.get(match[0]) or names.get(match[1], match[1]) + match[2], text)
 
     return rename

@@ -37,8 +37,14 @@ _FOREIGN = frozenset((
     "requests", "scipy", "seaborn", "shutil", "sklearn", "subprocess", "sys", "threading", "time", "tqdm",
     "typing", "warnings",
 ))  # fmt: skip
+#: Packages whose functions may have effects that a trace does not see. The packages of the second set have no such
+#: effects, or the direct frontend notices them.
+EFFECTS = (_FOREIGN | sys.stdlib_module_names) - frozenset((
+    "__main__", "abc", "aotlab", "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses", "enum",
+    "functools", "itertools", "math", "numbers", "numpy", "operator", "re", "string", "types", "typing", "warnings",
+))  # fmt: skip
 #: Builtin functions that are left to Python: a statement that calls one of them does not go to Dynamo.
-_PLAIN_BUILTINS = frozenset((
+PLAIN_BUILTINS = frozenset((
     "__import__", "breakpoint", "compile", "delattr", "dir", "display", "eval", "exec", "exit", "get_ipython",
     "globals", "hash", "help", "id", "input", "iter", "locals", "next", "open", "print", "quit", "repr",
     "setattr", "vars",
@@ -123,10 +129,15 @@ class Scope:
         Whether results must be bitwise equal to eager's.
     batched
         Whether the cell computes derivatives of derivatives in batches (``is_grads_batched``, ``vectorize``).
+    traced
+        Whether the direct frontend tries statements before Dynamo.
     """
 
-    def __init__(self, namespace: Mapping[str, Any], *, exact: bool = False, batched: bool = False) -> None:
+    def __init__(
+        self, namespace: Mapping[str, Any], *, exact: bool = False, batched: bool = False, traced: bool = False
+    ) -> None:
         self._namespace = namespace
+        self._traced = traced
         self._exact = exact
         self._batched = batched
         self.kinds: dict[str, Kind] = {}
@@ -386,7 +397,7 @@ class Scope:
         if any(keyword.arg == "requires_grad" for keyword in node.keywords):
             yield "makes a leaf"
         value = self.value(function)
-        if isinstance(function, ast.Name) and function.id in _PLAIN_BUILTINS and function.id not in self.kinds:
+        if isinstance(function, ast.Name) and function.id in PLAIN_BUILTINS and function.id not in self.kinds:
             yield f"calls {function.id}"
         if isinstance(value, type) and not issubclass(value, (*_CONTAINERS, *_GRAD_MODES)):
             yield f"makes a {value.__name__}"
@@ -412,9 +423,15 @@ class Scope:
             yield f"calls .{name}()"
         elif name == "step" and isinstance(owner, torch.optim.lr_scheduler.LRScheduler):
             yield "steps a scheduler"
-        elif name == "step" and isinstance(owner, torch.optim.Optimizer) and self._exact:
-            if type(owner) not in EXACT_OPTIMIZERS:
-                yield f"steps {type(owner).__name__}, {ROUNDS}"
+        elif (
+            name == "step"
+            and isinstance(owner, torch.optim.Optimizer)
+            and self._exact
+            and type(owner) not in EXACT_OPTIMIZERS
+        ):
+            yield f"steps {type(owner).__name__}, {ROUNDS}"
+        elif name == "step" and self._traced and (owner is _UNKNOWN or isinstance(owner, torch.optim.Optimizer)):
+            yield "steps an optimizer"
         elif name in ("to", "cpu") and isinstance(owner, torch.nn.Module):
             yield "moves a module"
 

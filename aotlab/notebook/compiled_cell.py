@@ -148,7 +148,7 @@ class CompiledCell(Views[Report]):
             written: dict[str, Tensor | None] = {}
             for graph in self._state.graphs():
                 written |= graph.written()
-            moved = {name for graph in self._state.captured_graphs() for name in graph.moved}
+            moved = {name for graph in self._state.graphs() for name in graph.moved}
             run.outside = watch.written(written, moved)
             self._reporter.name_results(self._namespace)
 
@@ -222,10 +222,8 @@ class CompiledCell(Views[Report]):
             for each in self._state.captured_graphs()
             if each.compiled.entries
         ]
-        if not every and self.options.frontend == "direct":
-            raise UsageError(
-                "functions that the direct frontend traced are not timed here; see aotlab.compile and bench"
-            )
+        if not every and self.options.frontend != "dynamo":
+            raise UsageError("what the direct frontend traced is not timed here; use --frontend dynamo")
         began = time.perf_counter_ns()
         curves: list[MemoryCurve] = []
         rows = timing.measure(every, progress, stock_seconds=stock_seconds, note=self.note, curve=curves.append)

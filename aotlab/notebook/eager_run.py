@@ -45,8 +45,8 @@ _SAFE = frozenset({"__class__", "graph_break"}).union(
 )
 #: Names of attributes that code must not use, because copies do not support them, or because they change state that is
 #: not copied.
-_UNSAFE = (PLAIN_METHODS | PLAIN_TORCH) - {"grad", "requires_grad"}
-_UNSAFE_BEGINNINGS = ("manual_seed", "register_", "set_", "use_")
+UNSAFE = (PLAIN_METHODS | PLAIN_TORCH) - {"grad", "requires_grad"}
+UNSAFE_BEGINNINGS = ("manual_seed", "register_", "set_", "use_")
 #: Bytecode instructions that code must not contain if it runs on copies.
 _NEVER = frozenset((
     "DELETE_ATTR", "DELETE_GLOBAL", "DELETE_NAME", "GET_AWAITABLE", "IMPORT_NAME", "LOAD_BUILD_CLASS", "STORE_NAME",
@@ -280,7 +280,7 @@ class _Reader:
                     self.function(member)
 
     def _attribute(self, name: str) -> None:
-        if name in _UNSAFE or name.startswith(_UNSAFE_BEGINNINGS):
+        if name in UNSAFE or name.startswith(UNSAFE_BEGINNINGS):
             raise _SeenError
         self.undoable = self.undoable and name not in _MUTATORS
         held = name in _SAFE

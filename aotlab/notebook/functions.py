@@ -16,7 +16,7 @@ from aotlab.notebook.cell_state import Trial
 from aotlab.notebook.graphs import RunInstead
 from aotlab.notebook.names import watch_arguments
 from aotlab.notebook.tracebacks import cleaned
-from aotlab.trace.running_recorder import is_tracing
+from aotlab.notebook.traced import NotTraced, TracedFunction, is_inside_a_trace
 
 #: How often a function is passed to Dynamo again if none of its calls has been captured yet.
 MOST_TRIES = 8
@@ -42,6 +42,8 @@ def compiled_function(compiler: CellCompiler, name: str, function: object, lines
     def run(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         nonlocal call, tries
+        if is_inside_a_trace():
+            return function(*args, **kwargs)  # the trace or the comparison of the caller includes this call
         if part.calls and not part.graphs and tries < MOST_TRIES:
             # Dynamo tries to capture a code object only once. If it captured nothing at the first call, a later call
             # may still compute with tensors. So the function gets a new code object.
@@ -52,9 +54,15 @@ def compiled_function(compiler: CellCompiler, name: str, function: object, lines
         if part.off or part.differs:
             part.in_eager = True
             return function(*args, **kwargs)
-        # If a trace of the calling function is running, that trace records the writes.
-        watched = [] if is_tracing() else watch_arguments(args, kwargs)
+        watched = watch_arguments(args, kwargs)
         try:
+            if isinstance(call, TracedFunction):
+                try:
+                    with compiler.compiling(part, traced=True):
+                        return call(*args, **kwargs)
+                except NotTraced as declined:
+                    compiler.decline(part, call, str(declined))
+                    call = compiler.compile(function, part)
             with compiler.compiling(part):
                 trial = Trial(function=function, args=args, kwargs=kwargs, calls_before=part.calls_by_graph())
                 with compiler.trying(part, trial):

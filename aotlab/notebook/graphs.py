@@ -320,10 +320,9 @@ class CapturedGraph:
 
     def _mutated(self, entry: Any, args: Sequence[Any]) -> list[tuple[str, Tensor]]:
         """Return the names and tensors of the inputs that an entry writes, and add to `moved`."""
-        infos = entry.records.trace.metadata.input_info
-        self.moved |= {info.name for info in infos if info.mutates_metadata}
-        written = [info for info in infos if info.mutates_data or info.mutates_metadata]
-        return [(info.name, _input_of(entry, args, info.index)) for info in written]
+        written, moved = written_inputs(entry, args)
+        self.moved |= moved
+        return written
 
     def _accept(
         self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], *, always: bool = False
@@ -481,6 +480,17 @@ def _first_of(functions: Collection[str], frames: Iterable[tuple[str, str]], cel
     """Return the first function in ``frames`` that the cell defines, or "". A frame is a pair (file, function)."""
     names = (function_of(name) for file, name in frames if file == cell_file)
     return next((name for name in names if name in functions), "")
+
+
+def written_inputs(entry: Entry, args: Sequence[Any]) -> tuple[list[tuple[str, Tensor]], set[str]]:
+    """Return the names and tensors of the inputs that an entry writes, and the names of those with new metadata.
+
+    ``args`` are the flat arguments of a call that the entry serves, the lifted inputs first.
+    """
+    infos = entry.records.trace.metadata.input_info
+    written = [info for info in infos if info.mutates_data or info.mutates_metadata]
+    tensors = [(info.name, _input_of(entry, args, info.index)) for info in written]
+    return tensors, {info.name for info in infos if info.mutates_metadata}
 
 
 def _input_of(entry: Entry, args: Sequence[Any], index: int) -> Tensor:

@@ -70,10 +70,11 @@ def _parser() -> Any:
     )
     add(
         "--frontend",
-        choices=["dynamo", "direct"],
+        choices=["dynamo", "auto", "direct"],
         default="dynamo",
-        help="the code that captures: Dynamo (default), or a trace of the call itself, for cells that define functions "
-        "(such a function prints only while it is traced)",
+        help="the code that captures: Dynamo (default); auto (a trace of the lines and calls themselves, and Dynamo "
+        "where they cannot be traced); or direct (only a trace, for cells that define functions; such a function "
+        "prints only while it is traced)",
     )
     add(
         "--backend",
@@ -166,7 +167,7 @@ FLAGS = (
 #: The values that tab completion offers for some options.
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "--engine": ("aotlab", "upstream", "both"),
-    "--frontend": ("dynamo", "direct"),
+    "--frontend": ("dynamo", "auto", "direct"),
     "--backend": ("inductor", "eager"),
     "--device": ("auto", "cpu", "cuda"),
     "--rehearse": tuple(sorted(CARDS)),
@@ -196,8 +197,8 @@ def parse(line: str) -> Options | None:
         raise ShellUsageError(f"-o {arguments.output}: this is not a variable name")
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", arguments.device):
         raise ShellUsageError(f"--device {arguments.device}: use auto, cpu, cuda or cuda:N")
-    if arguments.engine != "aotlab" and (arguments.frontend == "direct" or arguments.rehearse is not None):
-        other = "--frontend direct" if arguments.frontend == "direct" else "--rehearse"
+    if arguments.engine != "aotlab" and (arguments.frontend != "dynamo" or arguments.rehearse is not None):
+        other = f"--frontend {arguments.frontend}" if arguments.frontend != "dynamo" else "--rehearse"
         raise ShellUsageError(f"--engine {arguments.engine}: stock torch.compile does not work with {other}")
     budget = arguments.memory_budget
     if budget is not None and not (0 <= budget <= 1 and arguments.partitioner == "min-cut"):
@@ -360,6 +361,7 @@ class Magic:
             interactivity=shell.ast_node_interactivity,
             exact=options.backend == "eager",
             calls=calls,
+            traced=options.frontend == "auto",
         )
         if options.frontend == "direct" and not code.defines_only:
             raise ShellUsageError(

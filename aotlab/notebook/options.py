@@ -27,7 +27,7 @@ class Options:
         ``"aotlab"``, ``"upstream"`` (stock `torch.compile`), or ``"both"``: aotlab's graphs serve the calls, and stock
         `torch.compile` compiles the same graphs for comparison.
     frontend
-        ``"dynamo"`` or ``"direct"``.
+        ``"dynamo"``, ``"direct"`` or ``"auto"``: Dynamo captures only what the direct frontend declines.
     backend
         ``"inductor"`` or ``"eager"``.
     device

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from aotlab.notebook.cell_compiler import CellCompiler
 from aotlab.notebook.cell_state import PartState, Trial
 from aotlab.notebook.graphs import RunInstead
 from aotlab.notebook.tracebacks import cleaned, walk
+from aotlab.notebook.traced import NotTraced
+from aotlab.notebook.traced_region import TracedRegion
 
 #: How often a region that raises is compiled again. With this limit, a region that raises in every round of a loop runs
 #: eagerly in the end.
@@ -40,8 +42,15 @@ class Region:
         statements = tuple([(each.first_line, each.last_line) for each in code.pieces])
         self._part = PartState(first_line=code.first_line, last_line=code.last_line, statements=statements)
         compiler.state.parts[code.number if key is None else key] = self._part
-        self._compiled = compiler.compile(self._function, self._part)
         self._pieces: list[Region] = []
+        self._traced: TracedRegion | None = None
+        self._compiled: Callable[[], Any] | None = None
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Make the compiled form: the traced form, or Dynamo's form if the region cannot be traced directly."""
+        self._traced = None if self._code.traced is None else self._compiler.trace_region(self._code, self._part)
+        self._compiled = self._compiler.compile(self._function, self._part) if self._traced is None else None
 
     def __call__(self) -> Any:
         """Run the region. Return the value of its last expression, if the cell displays this value, or None."""
@@ -56,6 +65,16 @@ class Region:
         if self._pieces:
             return self._piece_by_piece()
         compiler.forget_names()
+        if self._traced is not None:
+            try:
+                with compiler.compiling(part, traced=True):
+                    return self._traced.run()
+            except RunInstead:
+                return self._in_python()
+            except NotTraced as declined:
+                compiler.decline(part, self._traced, str(declined))
+                self._traced = None
+        self._compiled = self._compiled or compiler.compile(self._function, part)
         before = {name: namespace[name] for name in self._code.bound if name in namespace}
         trial = Trial(
             function=self._function, bound=self._code.bound, values=before, calls_before=part.calls_by_graph()
@@ -82,9 +101,12 @@ class Region:
             return result
         if refused and self._code.pieces:
             return self._piece_by_piece()
-        # The graph failed before the region had any effect, so the whole region can run eagerly.
+        return self._in_python()
+
+    def _in_python(self) -> Any:
+        """Run the whole region eagerly, because a graph failed before the region had any effect."""
         result = self._function()
-        for each in part.graphs:
+        for each in self._part.graphs:
             each.surprising = each.surprising or each.failure is not None
         return result
 
@@ -109,7 +131,7 @@ class Region:
         part = self._part
         if part.errors < MOST_ERRORS:
             self._function = types.FunctionType(self._code.code.replace(), self._compiler.namespace)
-            self._compiled = self._compiler.compile(self._function, part)
+            self._prepare()
             part.mended, part.errors = True, part.errors + 1
 
     def _undone(self, error: Exception, trial: Trial) -> bool:

@@ -1,30 +1,49 @@
-"""Functions of a cell that are captured by tracing their calls (``--frontend direct``), with their verification."""
+"""Functions and regions of a cell that are captured by tracing their calls, with their verification.
+
+``--frontend direct`` traces only functions. A call that cannot be traced runs eagerly. ``--frontend auto`` traces
+regions, too. If a call cannot be traced, it has had no effect yet, and Dynamo captures it.
+"""
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import io
 import threading
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from aotlab import events, pipeline
 from aotlab.backends import Backend
 from aotlab.cache import CompiledFunction, Declined, Entry
 from aotlab.capture import nesting
-from aotlab.frontends.direct import FunctionTarget
-from aotlab.notebook.graphs import wrong_device
+from aotlab.capture.call import ArgumentKind
+from aotlab.errors import AotlabError, RefusedError
+from aotlab.frontends.direct import FunctionTarget, tensors_replaced
+from aotlab.frontends.tensor_names import Named
+from aotlab.guards.code_names import names_in
+from aotlab.guards.guarded_values import is_plain
+from aotlab.guards.objects import is_installed, root_of
+from aotlab.guards.reached import Reached
+from aotlab.guards.user_code import is_users
+from aotlab.notebook.classify import EFFECTS, PLAIN_BUILTINS
+from aotlab.notebook.eager_run import UNSAFE, UNSAFE_BEGINNINGS
+from aotlab.notebook.graphs import renamed, wrong_device
 from aotlab.partition.partition_stage import Partitioner
 from aotlab.runtime.draft import MISS
 from aotlab.runtime.forward_call import ForwardFailed
 from aotlab.subclasses import compile_call as compile_apart
 from aotlab.trace.running_recorder import is_tracing
 from aotlab.verification import Comparison, compare
+
+
+class NotTraced(Exception):  # noqa: N818  # a signal to the code that then lets Dynamo capture the call
+    """Raised if the direct frontend declines a call, which then has had no effect. The message is the reason."""
 
 
 class _Comparing(threading.local):
@@ -34,6 +53,11 @@ class _Comparing(threading.local):
 
 
 _comparing = _Comparing()
+
+
+def is_inside_a_trace() -> bool:
+    """Tell whether a trace or a comparison of a calling function or region is running in this thread."""
+    return is_tracing() or _comparing.on
 
 
 class _NotebookFunction(FunctionTarget):
@@ -46,11 +70,114 @@ class _NotebookFunction(FunctionTarget):
         super().__init__(function)
         self.name = name
         self.here = threading.local()
+        self._traced_modules: list[tuple[str, nn.Module]] = []
+
+    def _run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._traced_modules = self._modules()
+        return super()._run(lifted, args, kwargs)
+
+    def replaced(self, lifted: Sequence[Tensor]) -> contextlib.AbstractContextManager[None]:
+        """Return a context manager in which the tensors ``lifted`` replace the lifted inputs of the latest trace."""
+        return tensors_replaced(self._traced_modules, self._slots, lifted)
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the function eagerly."""
         self.here.eager = True
         return super().eager(args, kwargs)
+
+
+class _TracedOrCaptured(_NotebookFunction):
+    """A function or region of a cell that Dynamo captures if the direct frontend declines it.
+
+    It is declined more often than by `FunctionTarget`, because a trace does not see effects outside of Python's objects
+    and torch, for example the writes to a file.
+
+    Parameters
+    ----------
+    bound
+        For a region, the names that its statements bind; None for a function. The traced function of a region binds
+        variables instead. So the region is declined if a function that it calls may read one of the names in the
+        notebook.
+    names
+        As for `aotlab.notebook.graphs.NotebookTarget`.
+    """
+
+    def __init__(
+        self,
+        function: types.FunctionType,
+        name: str,
+        bound: Sequence[str] | None,
+        names: Callable[[Sequence[Any]], Named],
+    ) -> None:
+        super().__init__(function, name)
+        self._present = names
+        self._bound = frozenset(bound or ())
+
+    def lifted_names(self) -> Sequence[tuple[str, ArgumentKind]]:
+        """Return the name and kind of each lifted input. A name is the name of a variable of the notebook."""
+        names, kinds = zip(*super().lifted_names(), strict=True) if self._slots else ((), ())
+        return [*zip(self._named(self.lifted(), names), kinds, strict=True)]
+
+    def argument_names(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        """Return the names of the flat arguments; tensors are named after the notebook's variables."""
+        return self._named(nesting.flatten((args, kwargs))[0], super().argument_names(args, kwargs))
+
+    def _named(self, values: Sequence[Any], names: Sequence[str]) -> list[str]:
+        present = self._present(())
+        return [present[id(each)][0] if id(each) in present else name for each, name in zip(values, names, strict=True)]
+
+    def reached(self) -> tuple[Reached, ...]:
+        """Return the values that the function may read.
+
+        Raises `RefusedError` if the code of the user may have effects that the trace does not see.
+        """
+        state = super().reached()
+        for value in (self.function, *(each.value for each in state)):
+            if isinstance(value, types.FunctionType) and (objection := _objection(value)) is not None:
+                raise RefusedError(objection)
+            if isinstance(value, BaseException):
+                raise RefusedError("it uses an exception, whose notes and traceback no guard can check")
+        for place in (*(each.place for each in state), *(slot.place for slot in self._slots)):
+            names = place.key if place.kind == "absent" else {place.key} if place.kind == "item" else ()
+            if place.owner is self.function.__globals__ and not self._bound.isdisjoint(names):
+                raise RefusedError("a function that it calls may read a variable that the same lines bind")
+        return state
+
+    def _run(self, lifted: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = super()._run(lifted, args, kwargs)
+        for leaf in nesting.flatten_result(result, {})[0]:
+            if not (isinstance(leaf, Tensor | torch.SymInt | torch.SymFloat | torch.SymBool) or is_plain(leaf)):
+                raise RefusedError(f"it makes a `{type(leaf).__qualname__}`, and each call has to make a new one")
+        return result
+
+    def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Raise `RefusedError`, because the caller runs the call in another way."""
+        raise RefusedError("its ops must be visible to code that runs around it")
+
+
+def _objection(function: types.FunctionType) -> str | None:
+    """Say which effect a function of the user may have that a trace does not see; None if there is no such effect."""
+    code = function.__code__
+    file = function.__globals__.get("__file__") if code.co_filename == "<string>" else code.co_filename
+    if not is_users(code) or is_installed(str(file)):
+        return None
+    names = names_in(code)
+    for name in sorted(names.attributes - {"set_grad_enabled"}):
+        if name in UNSAFE or name.startswith(UNSAFE_BEGINNINGS):
+            return f"it uses `.{name}`, which a trace cannot repeat"
+    for name in (*names.globals, *names.imports):
+        value = function.__globals__.get(name, vars(builtins).get(name))
+        module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+        if (
+            name in PLAIN_BUILTINS - {"locals"}
+            or root_of(name if name in names.imports else module).lstrip("_") in EFFECTS
+        ):
+            return f"it uses `{name}`, which may have an effect that a trace does not see"
+    return None
+
+
+def _call(inputs: list[Any]) -> None:
+    """Give `compare` the name of the argument; see `TracedFunction._compare`."""
 
 
 class TracedFunction:
@@ -74,12 +201,17 @@ class TracedFunction:
     verify
         Whether each entry is compared with eager before it is used.
     refused
-        Called with the reason if aotlab refuses a call, which then runs eagerly.
+        Called with the reason if aotlab refuses a call, which then runs eagerly. If None, the call raises `NotTraced`
+        instead, because Dynamo captures it.
+    names
+        As for `aotlab.notebook.graphs.NotebookTarget`.
+    bound
+        For a region, the names that it binds; None for a function.
     """
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: types.FunctionType,
         *,
         name: str,
         backend: Backend,
@@ -88,7 +220,9 @@ class TracedFunction:
         device: torch.device | None,
         dynamic: bool | None,
         verify: bool,
-        refused: Callable[[str], None],
+        refused: Callable[[str], None] | None,
+        names: Callable[[Sequence[Any]], Named],
+        bound: Sequence[str] | None = None,
     ) -> None:
         self.name = name
         self.function = function
@@ -98,10 +232,17 @@ class TracedFunction:
         self.failure: str | None = None
         self.refused: str | None = None
         self.surprising = False
+        self.moved: set[str] = set()  # the names of inputs whose metadata the entries change
+        self._names: dict[int, dict[str, str]] = {}
         self._backend = backend
         self._device = device
         self._verify = verify
-        self._target = _NotebookFunction(function, name)
+        self._declines = refused is None
+        self._target = (
+            _NotebookFunction(function, name)
+            if refused is not None
+            else _TracedOrCaptured(function, name, bound, names)
+        )
         options = pipeline.Options(
             backend=backend, partitioner=partitioner, keep_inference_input_mutations=True, dynamic=dynamic
         )
@@ -110,21 +251,26 @@ class TracedFunction:
             try:
                 return compile_apart(options, *arguments)
             except Declined as declined:
-                refused(str(declined.refusal))  # no event reports a call that is refused before it is traced
+                if refused is not None:
+                    refused(str(declined.refusal))  # no event reports a call that is refused before it is traced
                 raise
 
         self.compiled = CompiledFunction(
             self._target,
             compile_call,
+            raises_refusals=self._declines,
             backend_name=backend.name,
             number=number,
             warn=False,
-            accept=self._accept if verify or device is not None else None,
+            accept=self._accept if verify or device is not None or self._declines else None,
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Serve one call from the user's code."""
-        if is_tracing() or _comparing.on:
+        """Serve one call from the user's code.
+
+        Raises `NotTraced` if Dynamo captures the calls that cannot be traced, and this call cannot.
+        """
+        if is_inside_a_trace():
             return self.function(*args, **kwargs)  # the trace or the comparison of the caller includes this call
         here = self._target.here
         here.eager = False
@@ -134,15 +280,21 @@ class TracedFunction:
         except Exception as error:
             if here.eager:
                 raise
+            if self._declines and isinstance(error, AotlabError):
+                raise NotTraced(error.seen if isinstance(error, RefusedError) else str(error)) from None
             # A compiled form that fails has changed nothing yet. Run eagerly: eager gives the right result or error.
             failure = f"{type(error).__name__}: {error}"
         else:
             self.served_calls += not here.eager
             return result
         torch.set_rng_state(random)
-        result = self.function(*args, **kwargs)
+        result = self._python(args, kwargs, failure)
         self.failure, self.surprising = failure, True  # eager did not raise
         return result
+
+    def _python(self, args: tuple[Any, ...], kwargs: dict[str, Any], _failure: str) -> Any:
+        """Run a call eagerly, because the compiled form failed."""
+        return self.function(*args, **kwargs)
 
     def written(self) -> dict[str, Tensor | None]:
         """Return no names: calls of the function may write inputs, but the cell that defines the function does not."""
@@ -152,55 +304,84 @@ class TracedFunction:
         """Do nothing, because this object saves no values of inputs."""
 
     def result_names(self, present: Mapping[int, tuple[str, Tensor]]) -> dict[int, dict[str, str]]:
-        """Return no names, because the results belong to the callers, and not to the cell that defines the function."""
-        return {}
+        """Return the names of the inputs in the comparisons with eager, by the entry's number.
+
+        The results have no names, because they belong to the callers, and not to the cell that defines the function.
+        """
+        return self._names
 
     def _accept(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """Compare a new entry with the function on copies of the arguments; return a reason to reject it, or None."""
         elsewhere = self._elsewhere(args, kwargs)
+        if elsewhere is None and self._declines and entry.printed:
+            elsewhere = "it prints, and each call has to print"
         if elsewhere is not None or not self._verify:
             return elsewhere
         events.emit(events.Begun(kind="verification", subject=self.name))
         missed: list[bool] = []
-        exact = self._backend.name == "eager"
-
-        def by_entry(function: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*inputs: Any, **named: Any) -> Any:
-                # If the compiled forward raises in a call of the user, the call runs eagerly. Do the same here.
-                with contextlib.suppress(ForwardFailed):
-                    result = entry.run(inputs, named)
-                    if result is not MISS:
-                        return result
-                    missed.append(True)
-                return function(*inputs, **named)
-
-            return call
-
         _comparing.on = True
         began = time.perf_counter_ns()
         try:
             # The trace has already printed the function's output, so the comparison does not print it again.
             with contextlib.redirect_stdout(io.StringIO()):
-                verification = compare(
-                    self.function,
-                    args,
-                    kwargs,
-                    candidate=by_entry,
-                    calls=1,
-                    tolerance="exact" if exact else "close",
-                    yardstick=None if exact else partial(torch.compile, dynamic=False),
-                )
+                rows = self._compare(entry, args, kwargs, missed)
         except Exception as error:  # noqa: BLE001  # an entry whose arguments cannot be copied is used unverified
             self.unverified[entry.number] = f"its arguments cannot be copied: {error}"
-            return None
         finally:
             _comparing.on = False
             events.emit(events.Spent(kind="verification", duration_ns=time.perf_counter_ns() - began))
         if missed:
             self.unverified[entry.number] = "copies of its arguments do not meet its guards"
-            return None
-        self.verified[entry.number] = verification.comparisons
-        return None if verification.ok else f"its compiled form differs from eager: {verification.first}"
+        if entry.number in self.unverified:
+            return self.unverified.pop(entry.number) if self._declines else None
+        self.verified[entry.number] = rows
+        first = next((row.sentence for row in rows if not row.equal), None)
+        names = list(self._names[entry.number].values())
+        return None if first is None else f"its compiled form differs from eager: {renamed(first, names)}"
+
+    def _compare(
+        self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], missed: list[bool]
+    ) -> tuple[Comparison, ...]:
+        """Compare an entry with the function. Append to ``missed`` if the entry does not accept copies of the inputs.
+
+        The copies of the lifted inputs stay in their places until the gradients of the call have been compared.
+        """
+        exact = self._backend.name == "eager"
+        leaves, tree = nesting.flatten((args, kwargs))
+        lifted = list(self._target.lifted())
+        names = [*(name for name, _ in self._target.lifted_names()), *self._target.argument_names(args, kwargs)]
+        self._names[entry.number] = {f"inputs[{i}]": name for i, name in enumerate(names)}
+
+        def serve(*inputs: Any, **named: Any) -> Any:
+            # If the compiled forward raises in a call of the user, the call runs eagerly. Do the same here.
+            with contextlib.suppress(ForwardFailed):
+                result = entry.run(inputs, named)
+                if result is not MISS:
+                    return result
+                missed.append(True)
+            return self.function(*inputs, **named)
+
+        with contextlib.ExitStack() as places:
+
+            def on_copies(function: Callable[..., Any]) -> Callable[..., Any]:
+                def call(inputs: list[Any]) -> Any:
+                    places.close()
+                    places.enter_context(self._target.replaced(inputs[: len(lifted)]))
+                    copied_args, copied_kwargs = nesting.unflatten(inputs[len(lifted) :], tree)
+                    return function(*copied_args, **copied_kwargs)
+
+                return call
+
+            verification = compare(
+                _call,
+                ([*lifted, *leaves],),
+                candidate=lambda _: on_copies(serve),
+                reference=lambda _: on_copies(self.function),
+                calls=1,
+                tolerance="exact" if exact else "close",
+                yardstick=None if exact else lambda _: on_copies(torch.compile(self.function, dynamic=False)),
+            )
+        return verification.comparisons
 
     def _elsewhere(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         if self._device is None:

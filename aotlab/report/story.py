@@ -119,6 +119,8 @@ def _service(frame: Frame) -> str:
     """Say how many graphs serve a function, whether an earlier run compiled them, and how often they ran."""
     counts = count_frame(frame)
     facts = [amount(counts.served, "graph"), amount(frame.calls.compiled, "call")]
+    if any(graph.frontend == "direct" for graph in frame.graphs):
+        facts.append("traced directly")
     if counts.reused:
         all_reused = counts.reused == counts.served
         facts.append("compiled in an earlier run" if all_reused else f"{counts.reused} from an earlier run")

@@ -193,6 +193,10 @@ class HeldOutput:
     def __exit__(self, *error: object) -> None:
         sys.stdout, sys.stderr = self._streams
 
+    def __bool__(self) -> bool:
+        """Tell whether there is output that was held back."""
+        return bool(self._held)
+
     def release(self) -> None:
         """Write the output that was held back."""
         held, self._held = self._held, []

@@ -7,6 +7,7 @@ that the comparison can fail.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -74,6 +75,16 @@ def test_a_cell_is_under_the_magic_what_it_is_in_eager(
 def test_a_notebook_of_nothing_but_magic_cells_is_what_it_is_in_eager(cell: Cell) -> None:
     """Cells under the magic meet each other's functions, classes, hooks and graphs; nothing tells the runs apart."""
     _assert_the_same(run(cell), run(cell, aotlab_loaded, everywhere=True))
+
+
+@pytest.mark.parametrize(
+    "cell", _params([cell for cell in CELLS if not (cell.known or "engine" in cell.options)][2::6])
+)
+def test_a_cell_that_is_traced_directly_is_what_it_is_in_eager(cell: Cell) -> None:
+    """With ``--frontend auto``, too, a user observes no difference from eager."""
+    magic = run(replace(cell, options=f"{cell.options} --frontend auto".strip()), aotlab_loaded)
+    _assert_the_same(run(cell), magic)
+    assert magic.report is None or "NOT equal to eager: " not in str(magic.report.verdict)
 
 
 @pytest.mark.parametrize("cell", _params([cell for cell in CELLS if not cell.known][1::16]))

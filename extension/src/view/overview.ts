@@ -1,7 +1,7 @@
 /** Overview: the cell and how each line ran, and facts about the user's tensors, in a few lines. */
 
 import { frameCountsOf } from '../model/report';
-import type { Cell, CellPart, Environment, Frame, GraphBreakRow } from '../model/report';
+import type { Cell, CellPart, Environment, Frame, GraphBreakRow, Report } from '../model/report';
 import { howLineRan, WAYS } from '../model/rows';
 import type { Head } from '../model/verdict';
 import { amount, dataSize, duration, grouped, place, short } from '../model/words';
@@ -137,8 +137,19 @@ function reasons({ report }: IContext, cell: Cell, line: number, part: CellPart 
     ...(cell.error !== null && cell.error_line === line ? [errorEvent(cell, cell.error)] : []),
     ...[...breaksHere].map(words => eventLine('break', 'warn', 'Dynamo stopped here, and Python took over', words)),
     ...[...libraryCalls].map(words => h('div', {}, prose(words))),
+    ...(part?.first_line === line ? capturedBy(report, part) : []),
     ...(reason === '' ? [] : [h('div', {}, prose(reason))])
   ];
+}
+
+/** If the direct frontend traced a part of the cell: the frontend whose graphs ran `part`. */
+function capturedBy({ cell, frames }: Report, part: CellPart): HTMLElement[] {
+  const graphs = frames.filter(frame => part.frames.includes(frame.name)).flatMap(frame => frame.graphs);
+  const traced = frames.some(frame => frame.graphs.some(graph => graph.frontend === 'direct'));
+  if (cell?.kind !== 'statements' || !traced || graphs.length === 0) {
+    return [];
+  }
+  return [h('div', {}, graphs.every(graph => graph.frontend === 'direct') ? 'traced directly' : 'captured by Dynamo')];
 }
 
 function containsLine(part: CellPart, line: number): boolean {
