@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aotlab.errors import UserLine
 from aotlab.ir.specs import Size, SymExpr
-from aotlab.report.columns import COLUMNS, LINE, TENSOR, meanings
+from aotlab.report.columns import COLUMNS, LINE, RANK, TENSOR
 from aotlab.report.model import MEMORY_KINDS, AppliedChoice, Frame, Graph, Input, Placeholder, Report, TensorInfo
 from aotlab.report.steps import shown_bytes
 from aotlab.report.text import place, sizes
@@ -28,12 +28,16 @@ def table(report: Report, name: str) -> pd.DataFrame:
     """Return the table ``name`` of ``report``, with the columns and dtypes in `COLUMNS`."""
     import pandas as pd
 
-    columns = COLUMNS[name]
-    rows = [[row[column] for column in columns] for row in _ROWS[name](report)]
+    columns = COLUMNS[name] if report.rank is None else {"rank": RANK, **COLUMNS[name]}
+    rows = [
+        [row[column] for column in columns]
+        for each in (report, *report.rank_reports)
+        for row in ({"rank": each.rank, **row} for row in _ROWS[name](each))
+    ]
     # Start with dtype object, because pandas would convert a column of integers with missing values to floats.
     frame = pd.DataFrame(rows, columns=list(columns), dtype=object)
     frame = frame.astype({column: dtype for column, (dtype, _) in columns.items()})
-    frame.attrs["columns"] = meanings()[name]
+    frame.attrs["columns"] = {column: meaning for column, (_, meaning) in columns.items()}
     return frame
 
 
@@ -462,6 +466,18 @@ def _run_rows(report: Report) -> Iterator[Row]:
         yield {name: getattr(row, name) for name in COLUMNS["runs"]}
 
 
+def _rank_rows(report: Report) -> Iterator[Row]:
+    for row in report.rank_rows:
+        yield {name: getattr(row, name) for name in COLUMNS["ranks"]}
+
+
+def _collective_rows(report: Report) -> Iterator[Row]:
+    for _, graph, key in _graphs(report):
+        for each in graph.collectives:
+            values = {name: getattr(each, name) for name in ("part", "name", "op", "input_bytes", "output_bytes")}
+            yield {**key, **values, **_line(each.line)}
+
+
 _ROWS: dict[str, Callable[[Report], Iterable[Row]]] = {
     "inputs": _input_rows,
     "outputs": _output_rows,
@@ -487,4 +503,6 @@ _ROWS: dict[str, Callable[[Report], Iterable[Row]]] = {
     "verification": _verification_rows,
     "engines": _engine_rows,
     "runs": _run_rows,
+    "ranks": _rank_rows,
+    "collectives": _collective_rows,
 }
