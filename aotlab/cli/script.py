@@ -19,7 +19,6 @@ from aotlab.report.html import page
 from aotlab.runs import saving
 from aotlab.upstream import observe
 
-
 #: The variables of the scripts that ended. Python frees the variables of a script when the process ends. If a DDP model
 #: is freed earlier, after its process group, torch may wait for ever for a thread of gloo.
 _finished: list[dict[str, object]] = []

@@ -366,6 +366,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "expected": (_TEXT, "the fact for the reference; empty if it does not have the thing"),
         "change": (_TEXT, "the difference in a few words"),
         "sentence": (_TEXT, "the difference as a sentence, if it can stop the whole job"),
+        "suggestion": (_TEXT, "for a recompile: a change that would avoid it"),
     },
     "collectives": {
         **_KEY,

@@ -32,6 +32,7 @@ class _Event(NamedTuple):
     subject: str
     reason: str
     took: str = ""
+    suggestion: str = ""
 
 
 #: For each kind of event: the words for a rank on which it happened, and for a rank on which it did not.
@@ -100,7 +101,9 @@ def _recompiles(report: Report) -> Iterator[_Event]:
         for graph in frame.graphs:
             if graph.misses and graph.status != "refused":
                 miss = graph.misses[0]
-                yield _Event(frame.name, graph.index, miss.subject, miss.sentence, duration(graph.duration_ns))
+                yield _Event(
+                    frame.name, graph.index, miss.subject, miss.sentence, duration(graph.duration_ns), miss.suggestion
+                )
 
 
 def _refusals(report: Report) -> Iterator[_Event]:
@@ -148,6 +151,7 @@ def _events_apart(
                 expected="" if happened else event.reason,
                 change=f"{_short(fact, happened=happened)}{' alone' if len(ranks) == 1 else ''}",
                 sentence=_sentence(fact, ranks, event, happened=happened),
+                suggestion=event.suggestion,
             )
 
 

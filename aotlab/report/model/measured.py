@@ -328,6 +328,8 @@ class RankRow:
     sentence
         The difference as a sentence, for facts that can stop the whole job: the facts from ``"missing"`` to
         ``"graph break"``. Empty for all other facts.
+    suggestion
+        For a recompile: a change that would avoid it.
     """
 
     rank: int
@@ -341,6 +343,7 @@ class RankRow:
     expected: str = ""
     change: str = ""
     sentence: str = ""
+    suggestion: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -788,6 +788,7 @@ export type RankRow = {
   readonly expected: string;
   readonly change: string;
   readonly sentence: string;
+  readonly suggestion: string;
 };
 
 export const readRankRow: Reader<RankRow> = record(() => ({
@@ -801,7 +802,8 @@ export const readRankRow: Reader<RankRow> = record(() => ({
   value: text(),
   expected: text(),
   change: text(),
-  sentence: text()
+  sentence: text(),
+  suggestion: text()
 }));
 
 export type Ratio = {
