@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -228,3 +229,17 @@ def test_the_command_starts_the_processes(tmp_path, how):
     )
     assert ("rank 1 ended with exit status 3" in done.stderr) == (how == "fails")
     assert 'type="application/json"' in (tmp_path / "aotlab-report.html").read_text()
+
+
+def test_readme(tmp_path):
+    """The script in the README's section on several processes works with torchrun and with ``aotlab run --nproc``."""
+    (source,) = re.findall(r"^```py\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "train.py").write_text(source)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "aotlab", "run", "--nproc", "2", "train.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "2 ranks: no differences between the ranks" in done.stderr
+    assert {path.name for path in tmp_path.glob("*.html")} == {"aotlab-report.html", "rank-0.html", "rank-1.html"}

@@ -1,7 +1,7 @@
 /** Ranks: the processes of a distributed job, their differences, and their collectives. */
 
 import { frameCountsOf } from '../model/report';
-import type { RankRow, Report, TimeRow } from '../model/report';
+import type { RankRow, Report } from '../model/report';
 import { headOf } from '../model/verdict';
 import { amount, dataSize, duration, grouped, listed, short } from '../model/words';
 import type { IContext } from './context';
@@ -99,7 +99,6 @@ function rankTable(context: IContext): HTMLElement {
     {
       name: 'rank',
       title: 'rank',
-      kind: 'number',
       value: ({ rank }) => rank,
       cell: ({ rank, report }) => {
         if (report === null) {
@@ -140,7 +139,7 @@ function rankTable(context: IContext): HTMLElement {
       sum(report, frame => frameCountsOf(frame).compile_ns)
     ),
     timeColumn('called_ns', 'compiled calls took', 'Wall time of compiled calls, without the compilations', report =>
-      report.time_rows.filter(isCall).reduce((total, row) => total + row.duration_ns, 0)
+      report.time_rows.filter(row => row.kind === 'compiled').reduce((total, row) => total + row.duration_ns, 0)
     ),
     timeColumn('duration_ns', 'recorded', 'Wall time of the recording', report => report.duration_ns),
     {
@@ -159,10 +158,6 @@ function rankTable(context: IContext): HTMLElement {
     rows: [...present, ...lost].sort((one, other) => one.rank - other.rank),
     key: ({ rank }) => `rank ${rank}`
   });
-}
-
-function isCall(row: TimeRow): boolean {
-  return row.kind === 'compiled';
 }
 
 // The other differences
